@@ -338,7 +338,7 @@ def run(args: argparse.Namespace) -> Soak:
                 seen.trouble.append(f"a process was left behind: {what[-200:]}")
         finally:
             server.kill()
-            server.wait()
+            server.communicate()
     if seen.asked != seen.answered + seen.left + sum("lost" in each or "wrong" in each for each in seen.trouble):
         seen.trouble.append(f"{seen.asked} requests, but {seen.answered} answers and {seen.left} clients that left")
     return seen

@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     from foretrace.plan.pipelines.cut import CutModel
     from foretrace.plan.placement.place import Placement
     from foretrace.plan.result import Answer, OptimiseRequest
-    from foretrace.serving.llm.ask import Serving, Simulated
-    from foretrace.serving.llm.capacity import Capacities
-    from foretrace.serving.llm.engine import EngineRules
-    from foretrace.serving.llm.verify import VerifiedEngine
+    from foretrace.serving.llm.ask import Simulated
     from foretrace.simulate.check import CheckReport
     from foretrace.simulate.compare import Comparison
     from foretrace.simulate.folding import Scaling
@@ -525,21 +522,6 @@ def serve(**how: Any) -> Simulated:
     from foretrace.serving.llm.ask import Serving, simulated
 
     return simulated(Serving(**how))
-
-
-def capacity(ask: Serving, **how: Any) -> Capacities:
-    """Find the highest rate that keeps the limits, for every deployment; `how` as `capacities` says."""
-    from foretrace.serving.llm.capacity import capacities
-
-    return capacities(ask, **how)
-
-
-def verify_engine(rules: EngineRules, *, blocks: int = 256, **how: Any) -> VerifiedEngine:
-    """Serve requests with a real engine and hold predictions against it; `how` as `verify` says."""
-    from foretrace.serving.llm.live import LiveEngine
-    from foretrace.serving.llm.verify import verify
-
-    return verify(LiveEngine(blocks=blocks), rules, **how)
 
 
 # --- in a notebook, a result shows what the command that asks the same prints ------------------------------

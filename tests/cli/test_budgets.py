@@ -38,6 +38,7 @@ HELD = {
         "tests/plan/rewrite/test_search.py::test_a_search_is_deterministic_and_keeps_to_its_budget_and_time"
     ],
     "serve load --seconds": ["tests/serving/server/test_load.py::test_a_closed_loop_keeps_to_its_time"],
+    "llm capacity --seconds": ["tests/serving/llm/test_capacity.py::test_search_stops_and_goes_on"],
     "plan place --memory-limit": ["tests/plan/placement/test_command.py::test_what_cannot_be"],
     "plan pipeline --memory-limit": ["tests/plan/pipelines/test_cut.py::test_what_does_not_fit_is_said"],
     "plan place --seconds": ["tests/plan/placement/test_small.py::test_integer_program_has_the_time_that_is_given"],
@@ -63,6 +64,8 @@ LIMITS = re.compile(r"--(.*-)?(seconds|budget|limit|within|timeout|calls|measure
 TELLS = re.compile(r"at most|stop after|time to spend|for the search|for running|for all epochs|may measure", re.I)
 OTHERS = {
     "llm simulate --seconds": "how long requests come, in the simulation",
+    "llm capacity --devices": "which engines are tried",
+    "llm verify --token-budget": "what a step of the engine holds",
     "llm simulate --token-budget": "what a step of the engine holds",
     "fleet run --measure": "which jobs a mean is over",
     "compression advise --measure": "whether anything is timed",

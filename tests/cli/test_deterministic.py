@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "tests" / "data" / "recommender.json.gz"
 JOBS = ROOT / "examples" / "jobs.csv"
 SMALL = f"{JOBS} --cluster 2x4x8"
+REQUESTS = ROOT / "tests" / "data" / "serving" / "requests.csv"
 # How each command is asked; T is a folder that both processes have empty, D the recordings of other machines.
 ASKED = {
     "show": f"{RUN}",
@@ -52,6 +53,7 @@ ASKED = {
     "plan pipeline": "bert --size tiny --device a100 --devices 2",
     "serve plan": "bert --profile D/serving/packrat/packrat_profile.csv --threads 16 --batch 64",
     "network check": "D/network/vtrain_allreduce_v100/AR_GPU7_1M_1024M.csv.gz --on nccl:V100-SXM2",
+    "llm capacity": f"llama-3-8b --device h100 --devices 1 --slo ttft=1s --seconds 600 --requests {REQUESTS}",
     "llm simulate": "llama-3-8b --device h100 --seconds 30",
     "llm calibrate": f"{ROOT / 'tests' / 'data' / 'serving' / 'vllm_bench.json'} --model llama-3-8b --device h100",
     "fleet run": f"{SMALL} --policy las",
@@ -83,6 +85,7 @@ MEASURE = {
     "record": "records a run",
     "serve run": "serves until it is stopped",
     "serve load": "times a server",
+    "llm verify": "runs an engine",
 }
 ELSEWHERE = {
     "ledger": "prints measured rows as they were stored: tests/verify",

@@ -154,7 +154,7 @@ def test_mistakes_of_calibrate(cli: Cli, words: list[str], says: str) -> None:
 
 def test_devices(cli: Cli) -> None:
     answer = cli("devices")
-    assert answer.code == 0 and answer.out.startswith("35 devices") and "H100-SXM5-80GB" in answer.out
+    assert answer.code == 0 and answer.out.startswith("36 devices") and "H100-SXM5-80GB" in answer.out
     one = cli("devices", "h200")
     assert "confirmed by aiconfigurator" in one.out and "unconfirmed" in one.out
     found = cli("devices", "t4", "--json").json["devices"]

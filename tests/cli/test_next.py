@@ -58,6 +58,8 @@ NOT_ASKED = {
     "record": "runs a script; what it suggests is asked by the tour in the README",
     "align": "suggests nothing",
     "llm simulate": "suggests nothing",
+    "llm capacity": "suggests `llm simulate` of its best engine, asked in tests/serving/llm",
+    "llm verify": "measures; suggests `ledger`",
     "llm calibrate": "needs runs of a server; suggests `llm simulate` with what it kept, asked in its own test",
     "plan place": "suggests nothing",
     "plan transformer": "suggests nothing",

@@ -10,12 +10,13 @@ from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, answers, group
 from foretrace.cli.options import argument, option
 from foretrace.cli.verify import LedgerFile, NoLedger
-from foretrace.report.views import Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-llm = group("llm", "Engines that serve large language models: simulate them under requests, find their capacity.")
+    from foretrace.report.views import Result
+
+llm = group("llm", "Engines of large language models under requests.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,7 @@ def capacity(
     seconds: float = option(60.0, "S", "For the search.", least=0),
     dtype: str = option("bf16", "NAME", "Of the weights: bf16, fp8, fp4 or int4."),
     price: float = option(0.0, "USD", "Of a device per hour; by default that of the cheapest machine known.", least=0),
-    state: Path | None = option(None, "FILE", "Keep what was found, and go on from there next time."),
+    state: Path | None = option(None, "FILE", "Keep what was found; the next search begins there."),
     seed: int = option(0, "N", "Of what is drawn."),
     top: options.Top = 12,
     on: str = option("here", "here|ray", "Where deployments are simulated: on this machine's cores, or a Ray cluster."),
@@ -127,13 +128,13 @@ def capacity(
 
     Example: foretrace llm capacity llama-3-8b --device h100 --devices 2 --slo "ttft.p99=0.5s tpot.p99=50ms"
     """
-    from foretrace import flow
     from foretrace.report.llm_capacity import llm_capacity
     from foretrace.serving.llm.ask import Serving
+    from foretrace.serving.llm.capacity import capacities
 
     ask = Serving(model=model, device=device, asked=requests, layout={"dtype": dtype}, slo=slo, seed=seed, on=on)
     with options.progress(f"searching deployments of {model}") as progress:
-        found = flow.capacity(ask, devices=devices, seconds=seconds, price=price, state=state, progress=progress)
+        found = capacities(ask, devices=devices, seconds=seconds, price=price, state=state, progress=progress)
     return llm_capacity(found)
 
 
@@ -153,15 +154,17 @@ def verify(
 
     Example: foretrace llm verify --runs 3 --sequences 8 --no-ledger
     """
-    from foretrace import flow
     from foretrace.experiment.ledger import Ledger
     from foretrace.report.llm_verify import llm_verified
     from foretrace.serving.llm.engine import EngineRules
+    from foretrace.serving.llm.live import LiveEngine
+    from foretrace.serving.llm.verify import verify as verified
 
     kept = None if no_ledger else Ledger(ledger).checked()
     with options.stages() as tell:
-        found = flow.verify_engine(EngineRules(**asdict(scheduling)), blocks=blocks, runs=runs, load=load, seed=seed,
-                                   tell=tell)  # fmt: skip
+        found = verified(
+            LiveEngine(blocks=blocks), EngineRules(**asdict(scheduling)), runs=runs, load=load, seed=seed, tell=tell
+        )
     if kept is not None:
         kept.add(found.rows())
     return llm_verified(found, "" if kept is None else str(kept.path))

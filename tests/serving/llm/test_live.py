@@ -61,7 +61,7 @@ def test_simulator_makes_the_same_steps(engine: LiveEngine) -> None:
     real = engine.serve(trial, RULES, steps=steps)
     served = simulate(trial, steps, replace(RULES, utilisation=1.0), log=10_000)
     assert served.preemptions == real.served.preemptions > 0
-    for column in ("size", "tokens", "prompts", "decodes", "context", "used", "waiting", "evicted"):
+    for column in ("members", "tokens", "prompts", "decodes", "context", "used", "waiting", "evicted"):
         assert served.log[column].tolist() == real.served.log[column].tolist()
     assert len(real.expected_s) == len(real.step_s) == served.steps
     calibrated = calibrate(steps, real)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+FUZZ = Path(__file__).parents[3] / "benchmarks" / "serve_fuzz.py"
 pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
@@ -22,9 +29,12 @@ def test_no_answer_is_lost_or_wrong_while_everything_goes_wrong() -> None:
 
 @pytest.mark.slow("hundreds of drawn requests for a server")
 def test_what_nobody_should_send_is_answered_as_the_description_says() -> None:
-    pytest.importorskip("schemathesis")
-    import serve_fuzz
-
-    found = serve_fuzz.run(400)
-    assert not found.trouble
-    assert found.drawn > 100 and found.changed == 200 and {"200", "400", "422"} <= found.statuses.keys()
+    if importlib.util.find_spec("schemathesis") is None:
+        pytest.skip("schemathesis is not installed")
+    # In a process of its own: pytest rewrites its plug-ins, and schemathesis, which is one, nests too deeply for that.
+    run = subprocess.run(
+        [sys.executable, str(FUZZ), "--requests", "400", "--json"], capture_output=True, text=True, check=False
+    )
+    found = json.loads(run.stdout)
+    assert (run.returncode, found["trouble"]) == (0, []), run.stderr
+    assert found["drawn"] > 100 and found["changed"] == 200 and {"200", "400", "422"} <= found["statuses"].keys()

@@ -108,7 +108,7 @@ def capacities(
         devices: most that one engine has.
         seconds: for the search.
         price: of a device per hour, US dollars; 0: the cheapest machine of the catalog that has it.
-        state: a file of what was found; it is read first, and written as the search goes on.
+        state: a file of what was found; it is read first, and written after each round.
         progress: called with the share of the deployments that are done.
 
     Raises:

@@ -41,7 +41,7 @@ class Chunk:
     blocks: Sequence[int]  # of the cache, in order; they hold context and tokens
 
 
-class Layer(nn.Module):
+class PagedLayer(nn.Module):
     """One layer of a decoder."""
 
     def __init__(self, size: DecoderSize) -> None:
@@ -65,7 +65,7 @@ class PagedDecoder(nn.Module):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.embedding = nn.Embedding(size.vocabulary, size.width)
-            self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
+            self.layers = nn.ModuleList(PagedLayer(size) for _ in range(size.layers))
             self.norm = nn.RMSNorm(size.width)
             self.head = nn.Linear(size.width, size.vocabulary, bias=False)
         self.size = size
@@ -89,7 +89,7 @@ class PagedDecoder(nn.Module):
         size, hidden = self.size, self.embedding(tokens)
         rotation = _rotation(positions, size.head_width, hidden.dtype)
         for layer, cache in zip(self.layers, self.cache, strict=True):
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, PagedLayer)
             normed = layer.attention_norm(hidden)
             queries = _rotate(layer.queries(normed).view(-1, size.heads, size.head_width), rotation)
             keys, values = layer.keys_values(normed).view(-1, 2, size.kv_heads, size.head_width).unbind(1)

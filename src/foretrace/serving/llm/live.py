@@ -86,7 +86,7 @@ class LiveEngine:
                 )
                 for i in who
             ]
-            row = (e["size"], e.tokens, e.prompts, e.decodes, e.context, e.outputs, 0, e.total - e.free,
+            row = (e.members, e.tokens, e.prompts, e.decodes, e.context, e.outputs, 0, e.total - e.free,
                    e.waiting, e.evicted)  # fmt: skip
             for i, chunk, token in zip(who, chunks, self.decoder(chunks).argmax(dim=1).tolist(), strict=True):
                 if chunk.context + len(chunk.tokens) == len(known[i]):

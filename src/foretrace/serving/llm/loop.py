@@ -47,7 +47,7 @@ RUN = record(
     "stages flying oldest stuck end steps rows most_used",
     "start busy area now swap send send_per_token since until used ran waited",
 )
-STEP = record("size tokens prompts decodes context outputs moved used waiting evicted", "start end")
+STEP = record("members tokens prompts decodes context outputs moved used waiting evicted", "start end")
 
 
 class RunArrays(NamedTuple):
@@ -98,7 +98,7 @@ def _note(state: EngineArrays, run: RunArrays, start: float, end: float) -> None
     if r.rows < len(run.log):
         row = run.log[r.rows]
         row.start, row.end = start, end
-        row.size, row.tokens, row.prompts, row.decodes = e.size, e.tokens, e.prompts, e.decodes
+        row.members, row.tokens, row.prompts, row.decodes = e.members, e.tokens, e.prompts, e.decodes
         row.context, row.outputs, row.moved = e.context, e.outputs, e.moved
         row.used, row.waiting, row.evicted = used, e.waiting, e.evicted
         r.rows += 1
@@ -150,7 +150,7 @@ def step_seconds(state: EngineArrays, table: TimeTable, end: int, swap: float) -
                 beyond = max(beyond, s.chunk / table.chunk[-1], s.computed / table.context[-1])
     if e.decodes:
         attention += _decode(table, e.decodes, e.context)
-    seconds = fixed_seconds(table, e.tokens, e.size, e.outputs) + attention + swap * e.moved
+    seconds = fixed_seconds(table, e.tokens, e.members, e.outputs) + attention + swap * e.moved
     return in_range(table, seconds, beyond, end)
 
 
@@ -166,7 +166,7 @@ def _begin(state: EngineArrays, run: RunArrays, table: TimeTable) -> None:
         _note(state, run, r.start, end)
     run.stage_free[0] = r.start = end
     if r.stages > 1:
-        later = seconds - in_range(table, table.host_s + table.host_per_sequence_s * e.size, 1.0, r.end)
+        later = seconds - in_range(table, table.host_s + table.host_per_sequence_s * e.members, 1.0, r.end)
         for stage in range(1, r.stages):
             end = max(end + r.send + r.send_per_token * e.tokens, run.stage_free[stage]) + later
             run.stage_free[stage] = end

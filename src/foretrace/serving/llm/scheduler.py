@@ -1,7 +1,7 @@
 """What is in the next step of an engine: one scheduler for the simulator's compiled loop, its twin and a live engine.
 
     push(state, i)                  request i waits
-    schedule(state)                 decides: `chunk` of every sequence that takes part, and `state.e[0].size` of them
+    schedule(state)                 decides: `chunk` of every sequence that takes part, and `state.e[0].members` of them
     complete(state, number, now)    the step with this number has ended: tokens come out, sequences finish
 
 Iteration-level scheduling (Yu et al., Orca, OSDI 2022) over a paged cache (Kwon et al., PagedAttention, SOSP 2023).
@@ -44,14 +44,14 @@ def record(integers: str, floats: str = "") -> np.dtype[Any]:
 # total (blocks), watermark (blocks that stay free when a sequence is let in), preemption, share (blocks of an entry of
 # the prefix cache; 0: none), following (closed loop: who comes when one is done, up to `last`).
 # Blocks: free, idle (of entries that nobody uses), oldest and newest of these; swap: free blocks of host memory.
-# Queue: head, tail, waiting. The step: number, size (sequences), tokens, prompts (chunks), decodes, context (tokens
+# Queue: head, tail, waiting. The step: number, members (sequences), tokens, prompts (chunks), decodes, context (tokens
 # that decodes attend to), outputs (tokens that come out), evicted (sequences), moved (tokens swapped); news: the
 # next decision may let somebody in, though nothing is done until then.
 # So far: preemptions, done, refused, hits (tokens found in the prefix cache), computed and emitted tokens.
 ENGINE = record(
     "policy budget slots batch block total watermark preemption share following stride "
     "free idle oldest newest swap head tail waiting running "
-    "number size tokens prompts decodes context outputs news evicted moved "
+    "number members tokens prompts decodes context outputs news evicted moved "
     "preemptions done refused hits computed emitted"
 )
 # blocks: of its own; held: entries of the prefix cache; flight: number of the step that it is in; swapped: blocks in
@@ -109,16 +109,16 @@ def schedule(state: EngineArrays) -> int:
     """Decide the next step; the sequences in it, 0 where there is nothing to do."""
     e = state.e[0]
     e.number += 1
-    e.size = e.tokens = e.prompts = e.decodes = e.context = e.outputs = e.news = e.evicted = e.moved = 0
+    e.members = e.tokens = e.prompts = e.decodes = e.context = e.outputs = e.news = e.evicted = e.moved = 0
     if e.policy == PREFILL_FIRST:
         _admit(state)
         if e.prompts == 0:
             _go_on(state)
     else:
         _go_on(state)
-        if e.evicted == 0 and (e.policy != STATIC or e.size == e.running == 0):
+        if e.evicted == 0 and (e.policy != STATIC or e.members == e.running == 0):
             _admit(state)
-    return int(e.size)
+    return int(e.members)
 
 
 @njit()
@@ -126,7 +126,7 @@ def _go_on(state: EngineArrays) -> None:
     """Take the running sequences into the step; the youngest give up their blocks where there are too few."""
     e = state.e[0]
     k = 0
-    while k < e.running and e.size < e.batch and e.tokens < e.budget:
+    while k < e.running and e.members < e.batch and e.tokens < e.budget:
         i = state.running[k]
         s = state.seqs[i]
         if s.flight == 0:
@@ -160,7 +160,7 @@ def _youngest(state: EngineArrays, k: int) -> int:
 def _admit(state: EngineArrays) -> None:
     """Let those in who waited longest, while the first of them fits."""
     e = state.e[0]
-    while e.waiting and e.running < e.slots and e.size < e.batch and e.tokens < e.budget:
+    while e.waiting and e.running < e.slots and e.members < e.batch and e.tokens < e.budget:
         i = e.head
         s = state.seqs[i]
         known = s.prompt + s.generated
@@ -171,7 +171,7 @@ def _admit(state: EngineArrays) -> None:
         chunk = known - computed
         if e.policy == CHUNKED:
             chunk = min(chunk, e.budget - e.tokens)
-        elif e.size and e.tokens + chunk > e.budget:
+        elif e.members and e.tokens + chunk > e.budget:
             break
         need = blocks_of(e, s.prompt + s.output - 1 if reserves(e) else known) - found * e.share
         if e.free + e.idle - unused * e.share - need < e.watermark:
@@ -197,7 +197,7 @@ def _join(state: EngineArrays, i: int, chunk: int) -> None:
     """Sequence i takes part in the step with `chunk` tokens."""
     e, s = state.e[0], state.seqs[i]
     s.chunk, s.flight = chunk, e.number
-    e.size += 1
+    e.members += 1
     e.tokens += chunk
     last = s.computed + chunk == s.prompt + s.generated
     if last:

@@ -39,7 +39,7 @@ def steps_graph(run: Served, steps: StepTimes, rules: EngineRules) -> TaskGraph:
     before = -1.0
     for row in run.log:
         parts = _parts(row, steps, swap_s)
-        host = steps.host_s + steps.host_per_sequence_s * row.size
+        host = steps.host_s + steps.host_per_sequence_s * row.members
         idle = row.start > before + 1e-9  # then it waited for a request, else for the step before
         release = round(row.start * 1e9) if idle else NO_RELEASE
         before = row.end
@@ -82,7 +82,7 @@ def _parts(row: Any, steps: StepTimes, swap_s: float) -> list[float]:
     t = steps.table
     linear, output = along(t.tokens, t.linear_s, row.tokens), along(t.sequences, t.output_s, row.outputs)
     decode = across(t.batch, t.mean_context, t.decode_s, row.decodes, row.context / row.decodes) if row.decodes else 0.0
-    host = steps.host_s + steps.host_per_sequence_s * row.size
+    host = steps.host_s + steps.host_per_sequence_s * row.members
     prompts = (row.end - row.start) - host - linear - output - decode - swap_s * row.moved
     return [linear, max(prompts, 0.0) if row.prompts else 0.0, decode, output, swap_s * row.moved]
 
