@@ -77,9 +77,24 @@ def _play_calibration(path: Path, way: int) -> Iterator[Figure]:
     yield "steps", [*steps.linear_s, steps.host_s, steps.request_s, steps.low, steps.high]
 
 
+FOUND = {
+    "engine": {"tp": 1, "pp": 1, "policy": "chunked", "token_budget": 512, "sequences": 32}, "requests_per_s": 4.5,
+    "tokens_per_s_device": 90.0, "tokens_per_s_user": 30.0,
+}  # fmt: skip
+STATES = {"state.json": json.dumps({"question": "asked", "found": [FOUND]}).encode()}
+
+
+def _play_state(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.serving.llm.capacity import read_state
+
+    for one in read_state(path, "asked"):
+        yield "rates", [one.requests_per_s, one.tokens_per_s_device, one.tokens_per_s_user]
+
+
 def serving_readers() -> Iterator[Reader]:
     """One for each kind of file."""
     yield Reader(name="requests", covers=("serving.llm.requests",), samples=lambda: TRACES, play=_play_requests)
     yield Reader(name="engine-runs", covers=("serving.llm.calibrate",), samples=lambda: RUNS, play=_play_runs)
     yield Reader(name="engine-calibration", covers=("serving.llm.calibration",), samples=lambda: CALIBRATIONS,
                  play=_play_calibration)  # fmt: skip
+    yield Reader(name="engine-capacities", covers=("serving.llm.capacity",), samples=lambda: STATES, play=_play_state)

@@ -30,7 +30,7 @@ def page_file(tracks: list[Track], tmp_path_factory: pytest.TempPathFactory) -> 
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     """Headless Chromium; tests that look at the page skip without it."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

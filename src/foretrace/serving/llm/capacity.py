@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import isfinite
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ from foretrace.errors import ForetraceError
 from foretrace.files import write_text
 from foretrace.hardware.devices import named
 from foretrace.hardware.instances import instances
-from foretrace.reading import read_text
+from foretrace.reading import read_bytes
 from foretrace.serving.llm.ask import Serving
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import Served, simulate
@@ -123,7 +124,7 @@ def capacities(
         raise ForetraceError(f"`devices=` must be 1 or more, got {devices}.")
     asked = _paced(ask)
     question = repr((ask.model, ask.device, ask.asked, ask.seconds, ask.slo, ask.seed, ask.rules, ask.layout))
-    done = {each.engine: each for each in _read(state, question)}
+    done = {each.engine: each for each in read_state(state, question)}
     order = np.random.default_rng(ask.seed).permutation(len(every := list(deployments(devices))))
     todo = [every[i] for i in order if every[i] not in done]
     limit, step = Deadline(seconds), int(_TOGETHER * executor.cores())
@@ -244,13 +245,18 @@ def _price(device: str) -> tuple[float, str]:
     return least.price_per_h / least.devices, f"{least.name} of {least.provider}, {least.date}"
 
 
-def _read(state: Path | None, question: str) -> tuple[EngineCapacity, ...]:
+def read_state(state: Path | None, question: str) -> tuple[EngineCapacity, ...]:
+    """What a search has kept, nothing where there is no file. Raises ForetraceError for a file of another question."""
     if state is None or not state.exists():
         return ()
     try:
-        kept = msgspec.json.decode(read_text(state, mend="give another file"), type=_Kept)
-    except msgspec.MsgspecError as error:
+        kept = msgspec.json.decode(read_bytes(state), type=_Kept)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ForetraceError(f"{state} is no state of a capacity search ({error}); give another file.") from None
     if kept.question != question:
         raise ForetraceError(f"{state} answers another question; give another `state=`, or remove that file.")
+    for one in kept.found:
+        numbers = [each for each in msgspec.structs.astuple(one) if isinstance(each, (int, float))]
+        if not all(isfinite(each) and each >= 0 for each in numbers) or min(one.engine.tp, one.engine.pp) < 1:
+            raise ForetraceError(f"{state} holds a number that no search finds; remove that file.")
     return kept.found
