@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,3 +44,6 @@ def browser() -> Iterator[Any]:
             pytest.skip(f"no Chromium to look at the page with: {str(error).splitlines()[0]}")
         yield started
         started.close()
+    with warnings.catch_warnings():  # what Playwright leaves unclosed is no mistake of the test that comes next
+        warnings.simplefilter("ignore")
+        gc.collect()
