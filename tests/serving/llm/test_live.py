@@ -98,3 +98,5 @@ def test_what_a_live_engine_cannot(engine: LiveEngine, rules: EngineRules, trial
 def test_too_few_runs(engine: LiveEngine) -> None:
     with pytest.raises(ForetraceError, match="`runs=` must be 3 or more"):
         verify(engine, RULES, runs=2)
+    with pytest.raises(ForetraceError, match="`load=` must be above 0"):
+        verify(engine, RULES, load=float("nan"))

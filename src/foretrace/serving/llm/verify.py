@@ -112,11 +112,13 @@ def verify(
         tell: called with what is going on, and the share that is done.
 
     Raises:
-        ForetraceError: fewer than 3 runs, or rules that no live engine has.
+        ForetraceError: fewer than 3 runs, a load that cannot be, or rules that no live engine has.
 
     """
     if runs < 3:
         raise ForetraceError(f"`runs=` must be 3 or more for a median, got {runs}.")
+    if not 0 < load < 10:
+        raise ForetraceError(f"`load=` must be above 0 and below 10, got {load}.")
     rules = replace(rules, utilisation=1.0, prefix_cache=False)
     lengths = f"{lengths} requests={number}"
     burst = requests(f"burst {lengths}", seed=seed + _CALIBRATING)
