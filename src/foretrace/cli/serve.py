@@ -40,7 +40,7 @@ def run(
     ),
     split: str = option("", "NxT:B+...", "N instances with T threads and batch B each; by default one with all cores."),
     plan: list[Path] | None = option(None, "FILE", "JSON of serve plan; of several the one for the load; several."),
-    batch: int = option(8, "N", "Samples that the one instance runs at once.", least=1),
+    batch: int | None = option(None, "N", "Samples that the one instance runs at once; by default 8.", least=1),
     threads: int | None = option(None, "N", "Threads of the one instance.", least=1),
     input: Inputs = None,
     size: options.Size = "full",
@@ -63,14 +63,18 @@ def run(
 
     if sum((bool(split), bool(plan))) > 1:
         raise ForetraceError("`split=` and `plan=` both say how to split the cores; give one of them.")
+    if (split or plan) and (batch or threads):
+        raise ForetraceError(
+            "`split=` and `plan=` say threads and batches themselves; leave out `batch=` and `threads=`."
+        )
     if (certificate is None) != (key is None):
         raise ForetraceError("`certificate=` and `key=` go together; give both, or neither.")
     cores = server.usable()
     if plan:
         splits = server.read_plans(plan)
     else:
-        fat = f"1x{threads or len(cores)}:{batch}"
-        splits = {batch: CoreSplit.parse(split or fat)}
+        fat = f"1x{threads or len(cores)}:{batch or 8}"
+        splits = {batch or 8: CoreSplit.parse(split or fat)}
     settings = server.ServerSettings(
         source=ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, input or ()))), splits=splits,
         every_s=every_s, host=host, port=port, token=server.read_token(token_file), certificate=certificate, key=key,
