@@ -49,6 +49,7 @@ ASKED = {
     "utilisation": "gpt2 --size tiny --device a100",
     "rewrite": "actor-critic --size tiny --device a100 --no-measure --budget 3",
     "plan place": "bert --size tiny --device a100 --devices 4 --objective latency --seconds 0",
+    "plan rows": "'zipf:1.1 tables=3 rows=900 samples=64 batches=6' --devices 3 --memory 400KB --inference",
     "plan transformer": "gpt2-xl --device a100-80gb --devices 16 --batch 64",
     "plan pipeline": "bert --size tiny --device a100 --devices 2",
     "serve plan": "bert --profile D/serving/packrat/packrat_profile.csv --threads 16 --batch 64",

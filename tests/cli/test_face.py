@@ -125,7 +125,7 @@ MEANINGS = {
     "--types": "instance types", "--unequal": "stages that differ", "--utilisation": "share of the memory",
     "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
     "--warmup": "steps with the profiler prepared", "--within": "hours", "--workers": "how many workers",
-    "--write": "write the configuration", "--zero": "stage of ZeRO",
+    "--width": "numbers in a row", "--write": "write the configuration", "--zero": "stage of ZeRO",
 }  # fmt: skip
 # Where an option means something else, and what; a new one needs a reason as good as these.
 ELSEWHERE = {
@@ -135,6 +135,7 @@ ELSEWHERE = {
     ("fleet run", "--measure"): "jobs that means are over",
     ("fleet slots", "--size"): "GPUs of a job",
     ("fleet export", "--to"): "the scheduler that files are for",
+    ("plan rows", "--memory"): "for tables, of a device",
     ("plan transformer", "--export"): "the launcher that a plan is written for",
     ("llm simulate", "--seconds"): "how long requests come",
     ("llm capacity", "--devices"): "most of one engine",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,6 +88,35 @@ def pipeline(
             memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size, progress=tell,
         )  # fmt: skip
     return report.pipelined(found, model)
+
+
+@plan.command("rows")
+@answers
+def rows(
+    source: str = argument(..., "TRACE", "Ids that samples read (NPZ, Parquet), or zipf:1.05 tables=26 pooling=1."),
+    devices: Devices = 4,
+    memory: str = option("", "SIZE", "For tables, of a device, as 2GB; by default any.", "--memory"),
+    width: int = option(64, "N", "Numbers in a row of a table.", least=1),
+    inference: options.Inference = False,
+    samples: int = option(0, "N", "Of a batch of a file, over all devices; by default 512.", least=0),
+    out: Path | None = option(None, "FILE", "Write the placement (NPZ), too."),
+    top: options.Top = 8,
+) -> Reply:
+    """Place rows of embedding tables on devices: what each keeps, what it sends, and how far from the best that is.
+
+    Example: foretrace plan rows "zipf:1.05 tables=26 pooling=1 samples=2048" --devices 4 --memory 2GB
+    """
+    from foretrace.plan.result import size
+    from foretrace.plan.rows.plan import plan_rows
+    from foretrace.report.plan_rows import planned_rows
+    from foretrace.training.rows.lookups import read
+
+    writable(out)
+    lookups = read(source, samples=samples)
+    found = plan_rows(
+        lookups, devices=devices, memory=size(memory, "memory") or inf, width=width, training=not inference
+    )
+    return Reply(result=planned_rows(found, source), files={out: found.placement.save})
 
 
 @plan.command("transformer")
