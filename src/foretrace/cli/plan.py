@@ -13,6 +13,7 @@ from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
+    from foretrace.experiment.rows import RanPlacement
     from foretrace.report.views import Result
 
 Devices = Annotated[int, option(..., "N", "How many there are.", least=1)]
@@ -100,6 +101,8 @@ def rows(
     inference: options.Inference = False,
     samples: int = option(0, "N", "Of a batch of a file, over all devices; by default 512.", least=0),
     out: Path | None = option(None, "FILE", "Write the placement (NPZ), too."),
+    run: bool = flag("--run", "Also run it and others on real processes, and compare them with whole tables."),
+    between: str = option("", "RATE", "With --run: of the link between processes, as 50mbit; predicts seconds, too."),
     top: options.Top = 8,
 ) -> Reply:
     """Place rows of embedding tables on devices: what each keeps, what it sends, and how far from the best that is.
@@ -107,7 +110,7 @@ def rows(
     Example: foretrace plan rows "zipf:1.05 tables=26 pooling=1 samples=2048" --devices 4 --memory 2GB
     """
     from foretrace.plan.result import size
-    from foretrace.plan.rows.plan import plan_rows
+    from foretrace.plan.rows.plan import plan_rows, run_rows
     from foretrace.report.plan_rows import planned_rows
     from foretrace.training.rows.lookups import read
 
@@ -116,7 +119,13 @@ def rows(
     found = plan_rows(
         lookups, devices=devices, memory=size(memory, "memory") or inf, width=width, training=not inference
     )
-    return Reply(result=planned_rows(found, source), files={out: found.placement.save})
+    ran: tuple[RanPlacement, ...] = ()
+    if between and not run:
+        raise ForetraceError("`between=RATE` is the link of a run; add `run=`.")
+    if run:
+        with options.progress(f"running {source}") as tell:
+            ran = run_rows(found, source, samples, link=between, tell=tell)
+    return Reply(result=planned_rows(found, source, ran), files={out: found.placement.save})
 
 
 @plan.command("transformer")

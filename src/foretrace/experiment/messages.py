@@ -87,7 +87,17 @@ class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag="inspect"):
     name: str
 
 
-Request = Verify | Join | Collectives | Record | Make | RunSteps | Inspect
+class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-rows"):
+    """Read batches of lookups from tables that are divided as a placement says, and in training send gradients back."""
+
+    placement: str  # file
+    lookups: str  # as `lookups.read` takes them
+    samples: int
+    batches: tuple[int, ...]
+    check: bool  # whether to compare with whole tables instead of timing
+
+
+Request = Verify | Join | Collectives | Record | Make | RunSteps | Inspect | ExchangeRows
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
@@ -130,6 +140,15 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True, tag="buckets"):
     world: int
 
 
+class ExchangedRows(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged-rows"):
+    """What a process exchanged in each batch, and seconds per batch, or how its sums and gradients compare."""
+
+    bytes: tuple[int, ...]
+    wall_s: float
+    equal: bool  # sums, bit by bit
+    gradient_error: float  # largest difference over the largest gradient
+
+
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """A mistake in what was asked for, or a technique that does not fit."""
 
@@ -145,4 +164,4 @@ class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
     script: bool
 
 
-Answer = Progress | Verified | Done | Recorded | TimedSteps | Buckets | Refusal | Crashed
+Answer = Progress | Verified | Done | Recorded | TimedSteps | Buckets | ExchangedRows | Refusal | Crashed

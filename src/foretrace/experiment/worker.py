@@ -31,6 +31,8 @@ from foretrace.experiment.messages import (
     Collectives,
     Crashed,
     Done,
+    ExchangedRows,
+    ExchangeRows,
     Inspect,
     Join,
     Make,
@@ -106,6 +108,8 @@ def _answer(worker: Worker, request: Request) -> Answer:
                 return worker.steps(request)
             case Inspect():
                 return worker.inspect(request)
+            case ExchangeRows():
+                return worker.exchange_rows(request)
     except ForetraceError as error:
         return Refusal(sentence=str(error))
     except Exception as error:
@@ -213,6 +217,12 @@ class Worker:
     def inspect(self, request: Inspect) -> Buckets:
         """The buckets of an arm."""
         return self.arms[request.name].buckets()
+
+    def exchange_rows(self, request: ExchangeRows) -> ExchangedRows:
+        """Exchange rows of embedding tables."""
+        from foretrace.experiment.rows import exchange
+
+        return exchange(request, self.rank)
 
 
 if __name__ == "__main__":

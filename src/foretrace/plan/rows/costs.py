@@ -44,8 +44,9 @@ class RowCosts:
         base = RowPlacement(devices=devices, width=width, training=training, tables=())
         asked = WORD * (profile.samples + profile.ids)
         self.items = base.row_bytes * profile.reads  # (items, devices) if each is read from elsewhere
-        self.pooled = asked + base.floats_bytes * width * profile.samples  # (tables, devices)
-        shares = np.where(columns > 0, asked[..., None] + base.floats_bytes * np.outer(profile.samples, columns), 0)
+        number = FLOAT * (1 + training)  # bytes, there and in training back
+        self.pooled = asked + number * width * profile.samples  # (tables, devices)
+        shares = np.where(columns > 0, asked[..., None] + number * np.outer(profile.samples, columns), 0)
         shares[:, np.arange(devices), np.arange(devices)] = 0  # (tables, reader, owner)
         self.columns = shares.sum(axis=1) + shares.sum(axis=2)
         self.counts = 2.0 * WORD * (devices - 1)  # of a table by rows, on each device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -10,6 +11,8 @@ import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
+from foretrace.experiment.ledger import Ledger
+from foretrace.experiment.rows import RanPlacement, run
 from foretrace.experiment.statistics import LEVEL, RESAMPLES
 from foretrace.plan.rows.baselines import baselines
 from foretrace.plan.rows.bound import bound
@@ -18,6 +21,9 @@ from foretrace.plan.rows.place import choose
 from foretrace.plan.rows.profile import profile
 from foretrace.training.rows.lookups import Lookups
 from foretrace.training.rows.placement import RowPlacement
+
+_COMPARED = ("table-wise", "column-wise", "rows by number")
+_RUN = 4  # batches
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,6 +40,7 @@ class RowPlan:
     """A placement of rows, what it costs, and what others would."""
 
     placement: RowPlacement
+    others: dict[str, RowPlacement]  # that fit
     busiest: Judged
     expected_bytes: float  # from the profile
     bound_bytes: float  # that no placement is below, by the same profile
@@ -76,6 +83,7 @@ def plan_rows(
         placement, expected = costs.placement(choice), float(costs.loads(choice).max())
     return RowPlan(
         placement=placement,
+        others={name: each for name, each in others.items() if each is not None},
         busiest=judge(placement.exchanged(lookups, held), seed),
         expected_bytes=expected,
         bound_bytes=bound(costs, memory, expected),
@@ -93,3 +101,24 @@ def judge(exchanged: Float64, seed: int) -> Judged:
     low, high = np.quantile(exchanged[drawn].mean(axis=1).max(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     found = float(exchanged.mean(axis=0).max())
     return Judged(bytes=found, low=min(low, found), high=max(high, found))
+
+
+def run_rows(
+    plan: RowPlan, source: str, samples: int, *, link: str = "", tell: Callable[[float], None] | None = None
+) -> tuple[RanPlacement, ...]:
+    """Run the plan beside the placements of `_COMPARED` that fit, on held-out batches; rows go to the user's ledger.
+
+    The ledger keeps predicted against measured seconds, which only a `link` gives. Raises ForetraceError as
+    `experiment.rows.run`.
+    """
+    if plan.placement.devices < 2:
+        raise ForetraceError("One device exchanges nothing; give `devices=` of 2 or more to run.")
+    ledger = Ledger().checked() if link else None
+    arms = {"plan": plan.placement} | {name: plan.others[name] for name in _COMPARED if name in plan.others}
+    batches = range(plan.batches[0], plan.batches[0] + min(plan.batches[1], _RUN))
+    ran = run(arms, source, samples, batches, link=link, tell=tell)
+    if ledger is not None:
+        ledger.add(
+            each.row(f"{source}, {plan.placement.devices} workers, {link}", plan.placement.devices) for each in ran
+        )
+    return ran

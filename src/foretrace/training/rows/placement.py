@@ -106,12 +106,7 @@ class RowPlacement:
     @property
     def row_bytes(self) -> int:
         """Of one row that is asked for: its id, its numbers, and in training its gradient."""
-        return WORD + self.floats_bytes * self.width
-
-    @property
-    def floats_bytes(self) -> int:
-        """Of one number that is exchanged, there and in training back."""
-        return FLOAT * (1 + self.training)
+        return WORD + FLOAT * self.width * (1 + self.training)
 
     def memory(self) -> Int64:
         """Bytes of the tables on every device: (devices,)."""
@@ -134,34 +129,57 @@ class RowPlacement:
         Ids, lengths and counts are included. Of a table in `rows`, an id that a device reads several times in a batch
         is asked for once. Raises ForetraceError where the tables are others.
         """
+        self.check(lookups)
+        whole = sum(FLOAT * self.width * table.rows for table in self.tables if table.mode == "data-parallel")
+        ring = self.training * 4 * (self.devices - 1) / self.devices * whole  # reduce-scatter, all-gather; in and out
+        found = []
+        for batch in batches:
+            asked, sent = self.pairs(lookups, batch)
+            both = asked + sent * (1 + self.training)
+            found.append(both.sum(axis=0) + both.sum(axis=1) + ring)
+        return np.array(found, np.float64)
+
+    def busiest_link(self, lookups: Lookups, batch: int) -> float:
+        """Bytes of a batch through the busiest end of a link, each device with one that carries both ways at once.
+
+        What is asked for, rows and sums, and in training gradients are exchanged one after the other.
+        """
+        asked, sent = self.pairs(lookups, batch)
+        ends = [max(each.sum(axis=0).max(), each.sum(axis=1).max()) for each in (asked, sent)]
+        return float(ends[0] + ends[1] * (1 + self.training))
+
+    def check(self, lookups: Lookups) -> None:
+        """Raises ForetraceError for lookups of other tables."""
         if [(each.name, each.rows) for each in lookups.tables] != [(each.name, each.rows) for each in self.tables]:
             raise ForetraceError("The placement is of other tables than the lookups; plan these first.")
-        pairs = np.zeros((len(batches), self.devices, self.devices))  # from reader to owner and back
-        ring = 0.0
+
+    def pairs(self, lookups: Lookups, batch: int) -> tuple[Float64, Float64]:
+        """Bytes of ids, lengths and counts that readers send to owners, and of floats that come: (reader, owner)."""
+        asked, sent = np.zeros((2, self.devices, self.devices))
         columns = column_shares(self.width, self.devices)
-        for at, batch in enumerate(batches):
-            for reader in range(self.devices):
-                to = pairs[at, reader]
-                for table, (ids, offsets) in zip(self.tables, lookups.read(batch, reader, self.devices), strict=True):
-                    samples = len(offsets) - 1
-                    asked = WORD * (samples + len(ids))
-                    match table.mode:
-                        case "pooled":
-                            to[table.owner] += asked + self.floats_bytes * self.width * samples
-                        case "columns":
-                            to += np.where(columns > 0, asked + self.floats_bytes * columns * samples, 0)
-                        case "row-wise":
-                            own = np.bincount(table.owners_of(ids), minlength=self.devices)
-                            to += WORD * (samples + own) + self.floats_bytes * self.width * samples
-                        case "rows":
-                            owners = table.owners_of(np.unique(ids))
-                            own = np.bincount(owners[owners >= 0], minlength=self.devices)
-                            to += WORD * table.exchanges + self.row_bytes * own
-        if self.training:
-            whole = sum(FLOAT * self.width * table.rows for table in self.tables if table.mode == "data-parallel")
-            ring = 4 * (self.devices - 1) / self.devices * whole  # reduce-scatter and all-gather, in and out
-        pairs[:, np.arange(self.devices), np.arange(self.devices)] = 0
-        return np.asarray(pairs.sum(axis=1) + pairs.sum(axis=2) + ring, np.float64)
+        for reader in range(self.devices):
+            read = lookups.read(batch, reader, self.devices)
+            for table, (ids, offsets) in zip(self.tables, read, strict=True):
+                samples = len(offsets) - 1
+                match table.mode:
+                    case "pooled":
+                        asked[reader, table.owner] += WORD * (samples + len(ids))
+                        sent[reader, table.owner] += FLOAT * self.width * samples
+                    case "columns":
+                        asked[reader] += np.where(columns > 0, WORD * (samples + len(ids)), 0)
+                        sent[reader] += FLOAT * columns * samples
+                    case "row-wise":
+                        own = np.bincount(table.owners_of(ids), minlength=self.devices)
+                        asked[reader] += WORD * (samples + own)
+                        sent[reader] += FLOAT * self.width * samples
+                    case "rows":
+                        owners = table.owners_of(np.unique(ids))
+                        own = np.bincount(owners[owners >= 0], minlength=self.devices)
+                        asked[reader] += WORD * (table.exchanges + own)
+                        sent[reader] += FLOAT * self.width * own
+        np.fill_diagonal(asked, 0)
+        np.fill_diagonal(sent, 0)
+        return asked, sent
 
     def save(self, path: Path) -> None:
         """Write it as an NPZ file. Raises ForetraceError where that cannot be."""
