@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from foretrace.arrays import Float32
@@ -20,14 +20,14 @@ from foretrace.experiment.messages import ExchangedRows, ExchangeRows
 from foretrace.experiment.processes import Workers, together
 from foretrace.experiment.statistics import Ratio, paired_ratio
 from foretrace.hardware.cluster import parse_link
-from foretrace.training.rows.lookups import Lookups, read
+from foretrace.training.rows.lookups import read
 from foretrace.training.rows.placement import FLOAT, RowPlacement
 
 _MOST_BYTES = 1 << 30  # of whole tables, which every process makes
 _SCALE = 0.1  # gradients of the sums are this times the sums
 _ROUNDS = 5
-_PAYLOAD = 0.94  # share of a link that is no header, and the range of it
-_PAYLOADS = (0.85, 1.0)
+_AGAIN = " again"
+_ALONE = 3  # blocks without a link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class RanPlacement:
     gradient_error: float
     rounds_s: tuple[float, ...]
     again_s: tuple[float, ...]  # of a second copy of it
-    predicted_s: float  # 0 without a link
+    predicted_s: float  # 0 without a link, and of the placement that the link was calibrated with
     interval_s: tuple[float, float]
 
     @property
@@ -69,8 +69,9 @@ def run(
 ) -> tuple[RanPlacement, ...]:  # fmt: skip
     """Run placements in turns, each twice per round, on processes that are joined by this machine or by shaped links.
 
-    On a `link`, a batch is predicted to take what it takes without one, and its bytes through the busiest end of a
-    link. Raises ForetraceError for tables that do not fit into each process whole, and where there can be no rig.
+    On a `link`, a batch is predicted to take what it takes without one, and the busiest device's bytes in and out, at
+    the rate that the last placement reaches. Raises ForetraceError for tables that do not fit into each
+    process whole, and where there can be no rig.
     """
     first = next(iter(arms.values()))
     if (whole := FLOAT * first.width * sum(each.rows for each in first.tables)) > _MOST_BYTES:
@@ -89,56 +90,56 @@ def run(
             )
         with together(first.devices) as workers:
             checks = {name: _asked(workers, each, check=True) for name, each in requests.items()}
-            alone = {name: _slowest(_asked(workers, each)) for name, each in requests.items()}
-        times: dict[str, list[float]] = {f"{name}{copy}": [] for name in arms for copy in ("", " again")}
-        with ExitStack() as stack:
-            if link:
-                workers = stack.enter_context(
-                    netns.running(stack.enter_context(netns.made(first.devices, parse_link(link))))
-                )
-            else:
-                workers = stack.enter_context(together(first.devices))
-            order = list(times)
-            for number in range(rounds + 1):
-                for each in order:
-                    answers = _asked(workers, requests[each.removesuffix(" again")])
-                    if number:  # the first round is not counted
-                        times[each].append(_slowest(answers))
-                order = order[1:] + order[:1]
-                if tell is not None:
-                    tell((number + 1) / (rounds + 1))
-    return tuple(_ran(name, arms[name], lookups, batches, checks[name], alone[name], times, link) for name in arms)
+            alone = {name: [_slowest(_asked(workers, each)) for _ in range(_ALONE)] for name, each in requests.items()}
+            times = {} if link else _turns(workers, requests, rounds, tell)
+        if link:
+            with netns.made(first.devices, parse_link(link)) as net, netns.running(net) as workers:
+                times = _turns(workers, requests, rounds, tell)
+    busiest = {name: float(each.exchanged(lookups, batches).mean(axis=0).max()) for name, each in arms.items()}
+    reference = list(arms)[-1]
+    wires = np.maximum(np.array(times[reference]) - np.median(alone[reference]), 1e-9) / max(busiest[reference], 1.0)
+    found = []
+    for name in arms:
+        predicted_s, low_s, high_s = 0.0, 0.0, 0.0
+        if link and name != reference:
+            # Computing is hidden behind the messages of others, or takes up to twice as long beside them.
+            wire = wires * busiest[name]
+            predicted_s = float(np.median(wire) + np.median(alone[name]))
+            low_s, high_s = float(wire.min()), float(wire.max() + 2 * max(alone[name]))
+        found.append(
+            RanPlacement(
+                name=name,
+                predicted_bytes=busiest[name],
+                counted_bytes=float(np.array([each.bytes for each in checks[name]]).mean(axis=1).max()),
+                equal=all(each.equal for each in checks[name]),
+                gradient_error=max(each.gradient_error for each in checks[name]),
+                rounds_s=tuple(times[name]),
+                again_s=tuple(times[name + _AGAIN]),
+                predicted_s=predicted_s,
+                interval_s=(low_s, high_s),
+            )
+        )
+    return tuple(found)
 
 
-def _ran(
-    name: str, placement: RowPlacement, lookups: Lookups, batches: Sequence[int], checks: Sequence[ExchangedRows],
-    alone_s: float, times: Mapping[str, Sequence[float]], link: str,
-) -> RanPlacement:  # fmt: skip
-    predicted_s, interval_s = 0.0, (0.0, 0.0)
-    if link:
-        wire = parse_link(link)
-        nbytes = float(np.mean([placement.busiest_link(lookups, each) for each in batches]))
-        delay_s = (3 + placement.training) * wire.latency_s
-        predicted_s = alone_s + delay_s + nbytes / (_PAYLOAD * wire.bytes_per_s)
-        # Computing takes from nothing (hidden behind others' messages) to twice as long as it took with all at once.
-        slow, fast = (nbytes / (share * wire.bytes_per_s) for share in _PAYLOADS)
-        interval_s = fast + delay_s, slow + 4 * delay_s + 2 * alone_s
-    return RanPlacement(
-        name=name,
-        predicted_bytes=float(placement.exchanged(lookups, batches).mean(axis=0).max()),
-        counted_bytes=float(np.array([each.bytes for each in checks]).mean(axis=1).max()),
-        equal=all(each.equal for each in checks),
-        gradient_error=max(each.gradient_error for each in checks),
-        rounds_s=tuple(times[name]),
-        again_s=tuple(times[f"{name} again"]),
-        predicted_s=predicted_s,
-        interval_s=interval_s,
-    )
+def _turns(
+    workers: Workers, requests: Mapping[str, ExchangeRows], rounds: int, tell: Callable[[float], None] | None
+) -> dict[str, list[float]]:
+    """Seconds of a batch by round, of two copies of each; who begins changes. The first round is not counted."""
+    times: dict[str, list[float]] = {f"{name}{copy}": [] for name in requests for copy in ("", _AGAIN)}
+    order = list(times)
+    for number in range(rounds + 1):
+        for each in order:
+            seconds = _slowest(_asked(workers, requests[each.removesuffix(_AGAIN)]))
+            if number:
+                times[each].append(seconds)
+        order = order[1:] + order[:1]
+        if tell is not None:
+            tell((number + 1) / (rounds + 1))
+    return times
 
 
 def _asked(workers: Workers, request: ExchangeRows, *, check: bool = False) -> list[ExchangedRows]:
-    import msgspec
-
     request = msgspec.structs.replace(request, check=check)
     return workers.ask(request, "exchanging rows", ExchangedRows, seconds=60)
 

@@ -31,7 +31,7 @@ class RanPlacementView(msgspec.Struct, frozen=True, kw_only=True):
     equal: bool  # sums are those of whole tables bit by bit
     gradient_error: float  # largest difference over the largest gradient
     step_s: float  # median
-    predicted_s: float  # 0 without a link
+    predicted_s: float  # 0 without a link, and of the placement that it was calibrated with
     interval_s: tuple[float, float]
 
 

@@ -22,7 +22,7 @@ from foretrace.plan.rows.profile import profile
 from foretrace.training.rows.lookups import Lookups
 from foretrace.training.rows.placement import RowPlacement
 
-_COMPARED = ("table-wise", "column-wise", "rows by number")
+_COMPARED = ("table-wise", "rows by number", "column-wise")  # the last calibrates the link
 _RUN = 4  # batches
 
 
@@ -118,7 +118,6 @@ def run_rows(
     batches = range(plan.batches[0], plan.batches[0] + min(plan.batches[1], _RUN))
     ran = run(arms, source, samples, batches, link=link, tell=tell)
     if ledger is not None:
-        ledger.add(
-            each.row(f"{source}, {plan.placement.devices} workers, {link}", plan.placement.devices) for each in ran
-        )
+        size = f"{source}, {plan.placement.devices} workers, {link}"
+        ledger.add(each.row(size, plan.placement.devices) for each in ran if each.predicted_s)
     return ran

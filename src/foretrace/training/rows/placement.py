@@ -139,15 +139,6 @@ class RowPlacement:
             found.append(both.sum(axis=0) + both.sum(axis=1) + ring)
         return np.array(found, np.float64)
 
-    def busiest_link(self, lookups: Lookups, batch: int) -> float:
-        """Bytes of a batch through the busiest end of a link, each device with one that carries both ways at once.
-
-        What is asked for, rows and sums, and in training gradients are exchanged one after the other.
-        """
-        asked, sent = self.pairs(lookups, batch)
-        ends = [max(each.sum(axis=0).max(), each.sum(axis=1).max()) for each in (asked, sent)]
-        return float(ends[0] + ends[1] * (1 + self.training))
-
     def check(self, lookups: Lookups) -> None:
         """Raises ForetraceError for lookups of other tables."""
         if [(each.name, each.rows) for each in lookups.tables] != [(each.name, each.rows) for each in self.tables]:

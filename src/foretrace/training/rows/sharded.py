@@ -123,9 +123,9 @@ class ShardedTables:
         for values, found, (ids, offsets) in zip(whole, sums, own, strict=True):
             equal &= torch.equal(found, bag(values, torch.from_numpy(ids), torch.from_numpy(offsets)))
         for at, (rows, found) in enumerate(gradients):
-            ids, offsets = (torch.from_numpy(each) for each in lookups.read(batch)[at])
-            by_id = (scale * bag(whole[at], ids, offsets)).repeat_interleave(offsets.diff(), dim=0)
-            expected = torch.zeros_like(whole[at]).index_add_(0, ids, by_id)[torch.from_numpy(self.ids[at])]
+            every, starts = (torch.from_numpy(each) for each in lookups.read(batch)[at])
+            by_id = (scale * bag(whole[at], every, starts)).repeat_interleave(starts.diff(), dim=0)
+            expected = torch.zeros_like(whole[at]).index_add_(0, every, by_id)[torch.from_numpy(self.ids[at])]
             if self.placement.tables[at].mode == "columns":
                 expected = expected.split(self.widths, dim=1)[self.rank]
             if len(self.weights[at]) and expected.numel():
