@@ -139,6 +139,15 @@ class RowPlacement:
             found.append(both.sum(axis=0) + both.sum(axis=1) + ring)
         return np.array(found, np.float64)
 
+    def one_way(self, lookups: Lookups, batch: int) -> float:
+        """How uneven the directions are: from 1, where the busiest device sends what it gets, to 2, where all is sent.
+
+        What is asked for, rows and sums, and in training gradients are exchanged one after the other.
+        """
+        stages = (*self.pairs(lookups, batch), *self.pairs(lookups, batch)[1:][: self.training])
+        ends = sum(max(each.sum(axis=0).max(), each.sum(axis=1).max()) for each in stages)
+        return float(2 * ends / max(self.exchanged(lookups, [batch]).max(), 1.0))
+
     def check(self, lookups: Lookups) -> None:
         """Raises ForetraceError for lookups of other tables."""
         if [(each.name, each.rows) for each in lookups.tables] != [(each.name, each.rows) for each in self.tables]:
