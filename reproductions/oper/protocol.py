@@ -110,7 +110,7 @@ def page(cells: Sequence[Cell], command: str) -> str:
     parts.append(
         "*Reached* compares with the best of table-wise, column-wise, row-wise and torchrec's planner by its formula "
         "(`shard_estimators.py`), which places for a machine of GPUs; – does not fit. *Locality* is the share of reads "
-        "that are redrawn among rows of the reader. *Held out ÷ expected* tells how well the profile foretells.\n"
+        "that are redrawn among rows of the reader. *Held out ÷ expected* shows how well the profile foretells.\n"
     )
     return "\n".join(parts)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.plan.rows.baselines import baselines, torchrec
 from foretrace.plan.rows.bound import bound
-from foretrace.plan.rows.costs import COLUMNS, POOLED, ROWS, Choice, RowCosts
+from foretrace.plan.rows.costs import COLUMNS, POOLED, ROWS, RowChoice, RowCosts
 from foretrace.plan.rows.place import assign, choose
 from foretrace.plan.rows.plan import plan_rows
 from foretrace.plan.rows.profile import AccessProfile, profile
@@ -139,7 +139,7 @@ def brute_force(costs: RowCosts, memory: float) -> float:
         items = [own if modes[at] == ROWS else (0,) for at in costs.table]
         for tables in product(*pooled):
             for owners in product(*items):
-                found = Choice(modes=np.array(modes), tables=np.array(tables), items=np.array(owners))
+                found = RowChoice(modes=np.array(modes), tables=np.array(tables), items=np.array(owners))
                 if costs.memory(found).max() <= memory:
                     best = min(best, costs.loads(found).max())
     return best
@@ -232,7 +232,7 @@ def test_a_choice_keeps_memory_and_stands_between_its_bounds(
     whole = baselines(costs, memory)["table-wise"]
     if whole is not None:
         tables = np.array([each.owner for each in whole.tables])
-        by_table = Choice(modes=np.full(3, POOLED), tables=tables, items=np.zeros(30, np.int64))
+        by_table = RowChoice(modes=np.full(3, POOLED), tables=tables, items=np.zeros(30, np.int64))
         assert busiest <= costs.loads(by_table).max() * (1 + 1e-9)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from foretrace.arrays import Float64, Int64
 from foretrace.errors import MissingExtraError
-from foretrace.plan.rows.costs import COLUMNS, POOLED, ROWS, Choice, RowCosts
+from foretrace.plan.rows.costs import COLUMNS, POOLED, ROWS, RowChoice, RowCosts
 from foretrace.training.rows.placement import EVERYWHERE
 
 _CUTS = 150
@@ -56,7 +56,7 @@ def bound(costs: RowCosts, memory: float, busiest: float = inf) -> float:
     return min(highest, busiest)
 
 
-def cheapest(costs: RowCosts, prices: Float64, rents: Float64, memory: float) -> Choice:
+def cheapest(costs: RowCosts, prices: Float64, rents: Float64, memory: float) -> RowChoice:
     """What every row and table chooses where a byte in or out of a device costs `prices`, and one kept `rents`."""
     owned = _owners(costs.items, costs.item_memory, prices, rents)
     items, paid = owned.argmin(axis=1), owned.min(axis=1)
@@ -72,7 +72,7 @@ def cheapest(costs: RowCosts, prices: Float64, rents: Float64, memory: float) ->
         items = np.where((all_copied < rows)[costs.table], EVERYWHERE, items)
         rows = np.minimum(rows, all_copied)
     modes = np.array([POOLED, COLUMNS, ROWS])[np.argmin([whole.min(axis=1), columns, rows], axis=0)]
-    return Choice(modes=modes, tables=whole.argmin(axis=1), items=items)
+    return RowChoice(modes=modes, tables=whole.argmin(axis=1), items=items)
 
 
 def _owners(values: Float64, memory: Int64, prices: Float64, rents: Float64) -> Float64:

@@ -23,11 +23,11 @@ from foretrace.training.rows.placement import (
 )
 
 Choosable = Literal["pooled", "columns", "rows"]
-POOLED, COLUMNS, ROWS = range(3)  # of `Choice.modes`
+POOLED, COLUMNS, ROWS = range(3)  # of `RowChoice.modes`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class RowChoice:
     """A mode per table (tables,), an owner per pooled table (tables,) and one per item (items,), which may be all."""
 
     modes: Int64
@@ -64,7 +64,7 @@ class RowCosts:
         """Bytes (tables,) of the counts of each table by rows, on each device; none where no item is kept apart."""
         return np.where(self.per_table(apart) > 0, self.counts, 0.0)
 
-    def loads(self, choice: Choice) -> Float64:
+    def loads(self, choice: RowChoice) -> Float64:
         """Bytes in and out of every device: (devices,)."""
         rows, pooled = choice.modes == ROWS, choice.modes == POOLED
         apart = rows[self.table] & (choice.items != EVERYWHERE)
@@ -72,7 +72,7 @@ class RowCosts:
         found = found + _owned(self.items, choice.items, apart)
         return np.asarray(np.maximum(found + _owned(self.pooled, choice.tables, pooled), 0.0), np.float64)
 
-    def memory(self, choice: Choice) -> Int64:
+    def memory(self, choice: RowChoice) -> Int64:
         """Bytes on every device: (devices,)."""
         rows = (choice.modes == ROWS)[self.table]
         everywhere = rows & (choice.items == EVERYWHERE)
@@ -82,7 +82,7 @@ class RowCosts:
         found = found + np.bincount(choice.tables[pooled], self.table_memory[pooled], minlength=devices)
         return np.asarray(found, np.int64)
 
-    def placement(self, choice: Choice) -> RowPlacement:
+    def placement(self, choice: RowChoice) -> RowPlacement:
         """The placement that a choice means."""
         tables, starts = [], self.profile.starts.tolist()
         for at, (table, seen) in enumerate(zip(self.profile.tables, self.profile.seen, strict=True)):

@@ -18,7 +18,7 @@ import numpy as np
 
 from foretrace.arrays import Float64, Int64, Mask
 from foretrace.compiled import njit
-from foretrace.plan.rows.costs import COLUMNS, POOLED, ROWS, Choice, RowCosts
+from foretrace.plan.rows.costs import COLUMNS, POOLED, ROWS, RowChoice, RowCosts
 from foretrace.training.rows.placement import EVERYWHERE
 
 _SHARPNESS = (4.0, 16.0, 64.0, 256.0)  # of the smooth maximum, pass by pass
@@ -61,7 +61,7 @@ def assign(
     return True
 
 
-def choose(costs: RowCosts, memory: float) -> Choice | None:
+def choose(costs: RowCosts, memory: float) -> RowChoice | None:
     """The best choice found whose devices keep `memory` bytes each at most (inf: any); None where none was found."""
     saved = 2 * (costs.items.sum(axis=1) - costs.items.max(axis=1, initial=0)) / costs.item_memory  # of a byte copied
     none = np.zeros(len(saved), np.bool_)
@@ -74,7 +74,7 @@ def choose(costs: RowCosts, memory: float) -> Choice | None:
         copies = copies[
             : _most(len(copies), lambda count: _has_room(costs, modes, _mask(none, copies[:count]), memory))
         ]
-    found: list[Choice | None] = []
+    found: list[RowChoice | None] = []
     for share in _FEWER:  # the others need room where they are read; of few rows, fewer copies may be better
         copied = _mask(none, copies[: int(share * len(copies))])
         found += [_owned(costs, each, copied, memory) for each in (*_cut(costs, modes, copied, memory), modes)]
@@ -170,7 +170,7 @@ def _dealt(costs: RowCosts, values: Float64, which: Mask, load: Float64, free: F
     return owners if fits else None
 
 
-def _owned(costs: RowCosts, modes: Int64, copied: Mask, memory: float) -> Choice | None:
+def _owned(costs: RowCosts, modes: Int64, copied: Mask, memory: float) -> RowChoice | None:
     """Owners for these modes and copies; None where they do not fit."""
     base = _pooled(costs, modes, copied, memory)
     if base is None:
@@ -180,7 +180,7 @@ def _owned(costs: RowCosts, modes: Int64, copied: Mask, memory: float) -> Choice
     order = np.flatnonzero((modes == ROWS)[costs.table] & ~copied)
     order = order[np.argsort(-costs.items[order].sum(axis=1), kind="stable")]
     tight = costs.item_memory[order].sum() > _TIGHT * free.sum()
-    found: list[Choice] = []
+    found: list[RowChoice] = []
     for by_size in (False, True) if tight else (False,):
         owners, loads, left, rows = items.copy(), load.copy(), free.copy(), order
         if by_size:  # parts of many rows go where most room is left, whoever reads them
@@ -194,7 +194,7 @@ def _owned(costs: RowCosts, modes: Int64, copied: Mask, memory: float) -> Choice
             own = costs.items[parts].sum(axis=1) - 2 * costs.items[parts, owners[parts]]
             loads += np.bincount(owners[parts], own, minlength=len(loads))
         if assign(costs.items, costs.item_memory, rows, loads, left, np.array(_SHARPNESS), owners):
-            found.append(Choice(modes=modes, tables=tables, items=owners))
+            found.append(RowChoice(modes=modes, tables=tables, items=owners))
     return min(found, key=lambda each: costs.loads(each).max(), default=None)
 
 

@@ -76,7 +76,7 @@ def _expected(counts: Float64, left: int) -> tuple[Float64, Float64]:
 
     What is taken off every row, n1 / (n1 + 2 n2) with n1 rows read once and n2 twice, is the discount of Ney, Essen
     and Kneser (Computer Speech and Language 8, 1994). Readers of a row are taken as Dirichlet-multinomial around those
-    of the table: two reads of one row agree on the device more often than two of the table, which tells how much.
+    of the table: two reads of one row agree on the device more often than two of the table, which shows how much.
     """
     totals = counts.sum(axis=1)
     if not len(counts):

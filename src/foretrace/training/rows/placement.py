@@ -24,7 +24,7 @@ from foretrace.training.rows.lookups import Lookups
 
 Mode = Literal["pooled", "columns", "rows", "row-wise", "data-parallel"]
 EVERYWHERE = -1  # in place of an owner
-WORD = 8  # bytes of an id, and of a length or count that tells how many follow
+WORD = 8  # bytes of an id, and of a length or count
 FLOAT = 4
 
 
