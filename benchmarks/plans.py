@@ -35,8 +35,8 @@ def rows() -> list[tuple[str, ...]]:
         layers = ", ".join(str(each.layers) for each in unequal.stages)
         found.append((
             f"{model}, {devices} × {device}, {plan.space.on.network / 1e9:g} GB/s, batch {batch}",
-            f"{best:.3g}" if best else "–", f"{unequal.equal_s:.4g}", f"{unequal.seconds:.4g}",
-            f"{100 * (unequal.equal_s / unequal.seconds - 1):.1f}", layers, f"{spent:.1f}",
+            f"{best:.3g}" if best else "–", f"{unequal.equal_s:.4g}", f"{unequal.step_s:.4g}",
+            f"{100 * (unequal.equal_s / unequal.step_s - 1):.1f}", layers, f"{spent:.1f}",
         ))  # fmt: skip
     return found
 

@@ -43,15 +43,15 @@ def test_a_pass_takes_as_long_as_its_host(model: PlaceableModel) -> None:
 
 def test_schedules_are_in_order_with_their_ranges(model: PlaceableModel) -> None:
     found = cut(model, micro_batches=4)
-    known = [each.found.batch_s for each in found.schedules if each.found is not None]
+    known = [each.batch_s for each in found.schedules if each.batch_s is not None]
     assert known == sorted(known)
-    assert {each.name for each in found.schedules if each.found is None} == {"interleaved"}
+    assert {each.name for each in found.schedules if each.batch_s is None} == {"interleaved"}
     for each in found.schedules:
-        if each.found is not None and each.interval_s is not None:
-            assert each.interval_s[0] <= each.found.batch_s <= each.interval_s[1]
+        if each.batch_s is not None and each.interval_s is not None:
+            assert each.interval_s[0] <= each.batch_s <= each.interval_s[1]
             # No schedule is faster than the slowest stage's work.
-            slowest = max(4 * (cost.forward_s + cost.backward_s) for cost in found.costs)
-            assert each.found.batch_s >= slowest * (1 - 1e-6)
+            slowest = max(4 * (cost.forward_s + cost.backward_s) for cost in found.stages)
+            assert each.batch_s >= slowest * (1 - 1e-6)
 
 
 def test_what_cannot_be_is_said(model: PlaceableModel) -> None:

@@ -32,7 +32,7 @@ from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.expand import stage_cost, stage_costs
 from foretrace.plan.transformers.model import Parallelism, configuration_of, fields_of
 from foretrace.plan.transformers.space import ParallelismSpace
-from foretrace.simulate.timeline import Timeline, simulate
+from foretrace.simulate.timeline import simulate
 from foretrace.training.pipeline.schedules import one_f_one_b_flush
 
 _GAIN = 1e-4  # share of a step that a better one has to gain
@@ -66,15 +66,9 @@ class UnequalPlan:
 
     stages: tuple[UnequalStage, ...]
     micro_batches: int
-    timeline: Timeline
-    low_s: float
-    high_s: float
+    step_s: float
+    interval_s: tuple[float, float]
     equal_s: float  # of the best pipeline of equal stages, simulated; infinite where none fits
-
-    @property
-    def seconds(self) -> float:
-        """Of a step."""
-        return self.timeline.window_ns / 1e9
 
 
 @njit()
@@ -220,7 +214,7 @@ def unequal_stages(space: ParallelismSpace) -> UnequalPlan:
     found = list[tuple[tuple[UnequalStage, ...], int]]()
     for at in space.sweep(1).configurations():
         found.append((_equal_stages(space, at), space.batch // (at.data * at.micro)))
-    equal = [_simulated(*each) for each in found]
+    equal = [_simulated_s(*each) for each in found]
     best, count = (_step_s(*found[0]), found[0][1]) if found else (inf, 1)
     samples = [each for each in range(1, space.batch + 1) if space.batch % each == 0]
     for each in sorted(samples, key=lambda each: abs(space.batch // each - count)):
@@ -231,14 +225,12 @@ def unequal_stages(space: ParallelismSpace) -> UnequalPlan:
         raise ForetraceError(
             f"{space.model.name} does not fit on {space.devices} devices in stages of any size; give more devices."
         )
-    timelines = equal + [_simulated(*each) for each in found[len(equal) :]]
-    timeline, (stages, count) = min(zip(timelines, found, strict=True), key=lambda each: each[0].window_ns)
-    low, high = (
-        exp(each) * timeline.window_ns / 1e9 for each in space.software.range_on(space.on.device, scored=False)
-    )
+    times = equal + [_simulated_s(*each) for each in found[len(equal) :]]
+    step_s, (stages, count) = min(zip(times, found, strict=True), key=lambda each: each[0])
+    low, high = space.software.range_on(space.on.device, scored=False)
     return UnequalPlan(
-        stages=stages, micro_batches=count, timeline=timeline, low_s=low, high_s=high,
-        equal_s=equal[0].window_ns / 1e9 if equal else inf,
+        stages=stages, micro_batches=count, step_s=step_s, interval_s=(exp(low) * step_s, exp(high) * step_s),
+        equal_s=equal[0] if equal else inf,
     )  # fmt: skip
 
 
@@ -303,7 +295,7 @@ def _step_s(stages: Sequence[UnequalStage], count: int) -> float:
     return sum(paces) + (count - 1) * max(paces) + max(each.cost.update_s for each in stages)
 
 
-def _simulated(stages: Sequence[UnequalStage], count: int) -> Timeline:
-    """A step on the simulator, one device per stage."""
+def _simulated_s(stages: Sequence[UnequalStage], count: int) -> float:
+    """Of a step on the simulator, one device per stage."""
     costs = [each.cost for each in stages]
-    return simulate(lower(one_f_one_b_flush(len(costs), count, 1), costs))
+    return simulate(lower(one_f_one_b_flush(len(costs), count, 1), costs)).window_ns / 1e9
