@@ -45,8 +45,8 @@ def section() -> str:
     """What stands between the marks of the page."""
     header = ("model", "best of all, s", "equal stages, s", "unequal, s", "gain, %", "layers", "CPU s")
     return (
-        f"*{today()}, simulated steps, `python benchmarks/plans.py --write`; the best of all may have virtual stages "
-        f"and context parallelism.*\n\n{table(header, rows())}\n"
+        f"*{today()}, simulated steps, `python benchmarks/plans.py --write`; the best of all may have virtual stages.*"
+        f"\n\n{table(header, rows())}\n"
     )
 
 

@@ -211,6 +211,7 @@ class UnequalStageView(msgspec.Struct, frozen=True, kw_only=True):
     devices: int
     tensor: int
     sequence: int
+    context: int
     data: int
     expert: int
     recompute: int
@@ -324,7 +325,7 @@ def _differing(view: UnequalPlanView) -> Iterator[Block]:
         f"{in_unit(view.step_s, unit)} {unit.name} ({between(*view.interval_s, unit)}) with stages that may differ and "
         f"{count(view.micro_batches)} micro-batches{equal}, simulated"
     )
-    names = ("layers", "devices", "tensor", "data", "recompute", "zero")
+    names = ("layers", "devices", "tensor", "context", "data", "recompute", "zero")
     yield table(
         ["stage", *(Column(each, "count") for each in names), Column("passes", "time"), Column("memory", right=True)],
         [
