@@ -60,8 +60,8 @@ def test_models_of_other_kinds_are_planned(model: str, capsys: pytest.CaptureFix
 
 
 _WRONG: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
-    ({"maxSizePerFPGA": 0.9e9}, (), "what must stay together with node 0 has 1 GB; give --memory-limit at least that"),
-    ({"maxFPGAs": 1}, (), "does not fit on 1 accelerator of 2 GB; give --devices 2"),
+    ({"maxSizePerFPGA": 0.9e9}, (), "what must stay together with node 0 has 1 GB; give --memory-limit 2001MB"),
+    ({"maxFPGAs": 1}, (), "does not fit on 1 accelerator of 2 GB; give --memory-limit 4001MB or --devices 2"),
     ({"nodes": []}, (), "has no nodes"),
     ({"edges": [{"sourceId": 0, "destId": 9, "cost": 1}]}, (), "an edge names node 9"),
     ({"edges": [{"sourceId": 0, "destId": 1, "cost": 1}, {"sourceId": 1, "destId": 0, "cost": 1}]}, (),

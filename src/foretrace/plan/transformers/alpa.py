@@ -137,7 +137,7 @@ class _Ways:
     @cached_property
     def devices(self) -> Int64:
         """Of each row."""
-        return self.rows[:, [kernels.TENSOR, kernels.CONTEXT, kernels.DATA]].prod(axis=1)
+        return self.rows[:, kernels.TENSOR] * self.rows[:, kernels.CONTEXT] * self.rows[:, kernels.DATA]
 
     def _configurations(self) -> Iterator[Parallelism]:
         space, model = self.space, self.space.model

@@ -164,9 +164,10 @@ def _misfit(space: ParallelismSpace, found: SweptSpace) -> ForetraceError:
     larger = (n << power for power in range(1, 13))
     enough = next((each for each in larger if _sweep(space, devices=each).fitting), None)
     change = f"give {enough} devices, or" if enough else "choose"
+    each = "a device" if n == 1 else f"each of {n} devices"
     return ForetraceError(
-        f"{name} does not fit into {space.on.capacity / 1e9:g} GB of each of {n} devices in any of {found.valid} "
-        f"configurations; {change} devices with {_least_memory(space) / 1e9:.1f} GB."
+        f"{name} does not fit into {space.on.capacity / 1e9:g} GB of {each} in any of {found.valid} configurations; "
+        f"{change} devices with {_least_memory(space) / 1e9:.1f} GB."
     )
 
 
