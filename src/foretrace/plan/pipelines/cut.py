@@ -20,7 +20,7 @@ _BATCHES = 4  # of a simulation: without a flush, what a batch adds settles afte
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScheduledPipeline:
-    """A schedule of the stages, and what `PipelinePrediction` says of it; `why` it cannot be instead."""
+    """A schedule of the stages with figures as in `PipelinePrediction`; without them, `why` it cannot be."""
 
     name: str
     batch_s: float | None = None

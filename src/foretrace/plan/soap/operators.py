@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from foretrace.errors import ForetraceError
 
-DIMENSIONS = ("sample", "attribute", "attribute", "parameter")  # which kind of split each of the four is
 Sizes = tuple[int, int, int, int]
 
 
