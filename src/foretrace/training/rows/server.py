@@ -73,7 +73,7 @@ def send(
         to.sendall(sent[at : at + CHUNK])
 
 
-def receive(of: socket.socket, dtype: type[np.generic]) -> tuple[RowRequest, int, int, Int64, memoryview]:
+def receive(of: socket.socket, dtype: type[np.generic]) -> tuple[int, int, int, Int64, memoryview]:
     """Read one message: what, rank, batch, row numbers and the bytes of values.
 
     Raises EOFError where the other end is gone, ValueError for what is no message.
@@ -82,7 +82,7 @@ def receive(of: socket.socket, dtype: type[np.generic]) -> tuple[RowRequest, int
     if max(size, count) > _MOST_BYTES:
         raise ValueError(f"a message of {size} bytes")
     ids = np.frombuffer(take(of, count * np.dtype(dtype).itemsize), dtype).astype(np.int64)
-    return RowRequest(what), rank, batch, ids, take(of, size)
+    return what, rank, batch, ids, take(of, size)
 
 
 def take(of: socket.socket, size: int) -> memoryview:
@@ -117,7 +117,7 @@ class RowServer:
         self.complete = begin  # batches that are in the table
         self.folder, self.every = folder, every
         self._changed = threading.Condition()
-        self._staged: dict[int, dict[int, tuple[RowRequest, Int64, Float32]]] = {}
+        self._staged: dict[int, dict[int, tuple[int, Int64, Float32]]] = {}
         self._lost = ""
         self._open: set[socket.socket] = set()
         self._listening = socket.create_server((host, port))
@@ -175,7 +175,7 @@ class RowServer:
     def _reply(self, connection: socket.socket, values: Array | bytes, what: RowRequest = RowRequest.DONE) -> None:
         send(connection, (what, 0, 0), np.empty(0, np.uint32), values, lambda: None)
 
-    def _answer(self, what: RowRequest, rank: int, batch: int, ids: Int64, sent: memoryview) -> Array | bytes:
+    def _answer(self, what: int, rank: int, batch: int, ids: Int64, sent: memoryview) -> Array | bytes:
         width = self.rows.width
         if what == RowRequest.PUSH_GRADIENTS and self.optimizer is not None:
             width -= self.optimizer.state
@@ -206,7 +206,7 @@ class RowServer:
                 f"{self.complete} batches."
             )
 
-    def _stage(self, what: RowRequest, rank: int, batch: int, ids: Int64, values: Float32) -> None:
+    def _stage(self, what: int, rank: int, batch: int, ids: Int64, values: Float32) -> None:
         """Keep one rank's part of a batch, and apply the batch once it is whole."""
         parts = self._staged.setdefault(batch, {})
         if not 0 <= rank < self.trainers or batch < self.complete or rank in parts:
@@ -221,7 +221,7 @@ class RowServer:
                 keep_rows(self.folder, self.rows, self.complete)
             self._changed.notify_all()
 
-    def _apply(self, parts: dict[int, tuple[RowRequest, Int64, Float32]]) -> None:
+    def _apply(self, parts: dict[int, tuple[int, Int64, Float32]]) -> None:
         gradients = [parts[rank][1:] for rank in sorted(parts) if parts[rank][0] == RowRequest.PUSH_GRADIENTS]
         if gradients:
             if self.optimizer is None:
