@@ -124,14 +124,18 @@ def check_workers(workers: int) -> None:
 
 
 @contextmanager
-def made(workers: int, link: Link) -> Iterator[Net]:
+def made(workers: int, link: Link, *, servers: int = 0) -> Iterator[Net]:
     """So many namespaces joined by `link`, removed again however the block ends.
 
+    `servers` more come behind them, whose own interface is as fast as the machine: then each worker's is shaped in both
+    directions, so that what a server sends it passes its link, too.
     Raises ForetraceError where the machine lacks something, or for a link or a number of workers that cannot be.
     """
-    check_workers(workers)
+    check_workers(workers + servers)
     check_link(link)
     able = require()
+    if link.latency_s and servers:
+        raise ForetraceError(f"a link to a server has a rate alone here, no {link.latency_us:g} us; leave them out.")
     if link.latency_s and not able.delay:
         raise ForetraceError(
             f"a latency of {link.latency_us:g} us needs netem, which this kernel lacks; give the rate alone."
@@ -141,12 +145,15 @@ def made(workers: int, link: Link) -> Iterator[Net]:
     hub = f"{base}-hub"
     if hub in _namespaces():
         raise ForetraceError("this process has a rig already; end it before it makes another one.")
-    names = tuple(f"{base}-w{i}" for i in range(workers))
+    names = tuple(f"{base}-w{i}" for i in range(workers + servers))
     try:
         _ip("netns", "add", hub)
         _ip("-n", hub, "link", "add", "bridge0", "type", "bridge")
         _ip("-n", hub, "link", "set", "bridge0", "up")
-        addresses = tuple(_join(hub, name, number, link) for number, name in enumerate(names))
+        addresses = tuple(
+            _join(hub, name, number, link if number < workers else None, both=servers > 0)
+            for number, name in enumerate(names)
+        )
         yield Net(namespaces=names, addresses=addresses, link=link)
     finally:
         _remove([*names, hub])
@@ -158,9 +165,15 @@ def running(net: Net, *, threads: int = 1) -> Iterator[Workers]:
 
     Raises ForetraceError where they do not come up.
     """
-    inside = [("ip", "netns", "exec", name) for name in net.namespaces]
-    with started(inside, threads, INTERFACE) as workers:
+    with inside(net, threads=threads) as workers:
         join(workers, net.addresses[0], PORT, threads)
+        yield workers
+
+
+@contextmanager
+def inside(net: Net, *, threads: int = 1) -> Iterator[Workers]:
+    """One process in every namespace, which has joined no other; ended with the block."""
+    with started([("ip", "netns", "exec", name) for name in net.namespaces], threads, INTERFACE) as workers:
         yield workers
 
 
@@ -177,8 +190,8 @@ def clean() -> tuple[str, ...]:
     return found
 
 
-def _join(hub: str, name: str, number: int, link: Link) -> str:
-    """One worker's namespace with its shaped end of a veth pair; its address."""
+def _join(hub: str, name: str, number: int, link: Link | None, *, both: bool) -> str:
+    """One worker's namespace with its end of a veth pair, shaped (in `both` directions) to a link; its address."""
     address, port = f"10.77.0.{number + 1}", f"port{number}"
     _ip("netns", "add", name)
     _ip("-n", hub, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
@@ -187,7 +200,11 @@ def _join(hub: str, name: str, number: int, link: Link) -> str:
     _ip("-n", name, "link", "set", INTERFACE, "up")
     _ip("-n", name, "link", "set", "lo", "up")
     _congestion(name)
+    if link is None:
+        return address
     _shape(name, link)
+    if both:
+        _shape(hub, link, port)
     if link.latency_s:  # on the way to the worker, so that the token bucket stays what it was measured to be
         delay = f"{link.latency_us:g}us"
         _tc(
@@ -197,10 +214,10 @@ def _join(hub: str, name: str, number: int, link: Link) -> str:
     return address
 
 
-def _shape(name: str, link: Link) -> None:
+def _shape(name: str, link: Link, device: str = INTERFACE) -> None:
     rate, burst = f"{round(1e6 * link.gbit_s)}kbit", f"{burst_bytes(link)}b"
     _tc(
-        *("-n", name, "qdisc", "replace", "dev", INTERFACE, "root"),
+        *("-n", name, "qdisc", "replace", "dev", device, "root"),
         *("tbf", "rate", rate, "burst", burst, "latency", f"{_LATENCY_MS}ms"),
     )
 
