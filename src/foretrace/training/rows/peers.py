@@ -13,10 +13,9 @@ import numpy as np
 
 from foretrace.arrays import Array, Float32
 from foretrace.errors import ForetraceError
-from foretrace.training.rows.server import PATIENCE_S, Address, receive, send
+from foretrace.training.rows.server import PATIENCE_S, SMALL_BUFFER, Address, receive, send
 
 _NOTHING = np.empty(0, np.uint32)
-_BUFFER = 16 << 10  # bytes of a message that is not urgent which may wait in the kernel, ahead of an urgent one
 
 
 class Peers:
@@ -60,7 +59,7 @@ class Peers:
             each.settimeout(None)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if lane:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
             threading.Thread(target=self._listen, args=(other, each), daemon=True).start()
 
     def send(self, to: int, kind: int, batch: int, *parts: Float32, pace: Callable[[], object] = lambda: None) -> None:

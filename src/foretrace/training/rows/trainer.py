@@ -82,10 +82,10 @@ class RowTrainer:
         self.job, self.lookups, self.settings, self.peers = job, lookups, settings, peers
         self.rank, self.trainers = peers.rank, peers.trainers
         self._pace = _Pace()
-        self._fetching = self._keeping = 0  # batches that the two threads below are at
-        self.fetches, self.pushes = (
-            RemoteRows(server, token=token, rank=self.rank, pace=pace)
-            for pace in (lambda: None, lambda: self._pace.wait(self._keeping + LAG))
+        self._keeping = 0  # batch whose later rows are being exchanged
+        self.fetches = RemoteRows(server, token=token, rank=self.rank)
+        self.pushes = RemoteRows(
+            server, token=token, rank=self.rank, pace=lambda: self._pace.wait(self._keeping + LAG), urgent=False
         )
         self._parameters = tuple(job.module.parameters())
         self.dense = torch.nn.utils.parameters_to_vector(self._parameters).detach().clone()
@@ -118,9 +118,10 @@ class RowTrainer:
         turns = [plan.turn(batch, self.rank) for batch in range(begin, end)]
         lock, ends = threading.Lock(), [time.perf_counter()]
         depth = min(look_ahead, FETCHED_AHEAD)
-        with ThreadPoolExecutor(1) as fetcher, ThreadPoolExecutor(1) as keeper:
+        with ThreadPoolExecutor(1) as fetcher, ThreadPoolExecutor(1) as keeper, ThreadPoolExecutor(1) as pusher:
             fetched: dict[int, Future[Float32]] = {}
-            kept: dict[int, Future[None]] = {}
+            kept: dict[int, Future[Future[None]]] = {}
+            pushed: dict[int, Future[None]] = {}
             try:
                 for batch, read, turn in zip(range(begin, end), reads, turns, strict=True):
                     self._pace.at(batch)
@@ -128,7 +129,9 @@ class RowTrainer:
                         after = max(coming - look_ahead, begin)
                         fetched[coming] = fetcher.submit(self._fetch, coming, after, turns[coming - begin].fetch)
                     if batch - LAG >= begin:
-                        kept.pop(batch - LAG).result()
+                        pushed[batch - LAG] = kept.pop(batch - LAG).result()
+                    if batch - depth - LAG >= begin:
+                        pushed.pop(batch - depth - LAG).result()
                     rows = fetched.pop(batch).result()
                     with lock:
                         cache.begin(turn, rows)
@@ -138,9 +141,9 @@ class RowTrainer:
                         cache.poison(read.ids)  # until they are updated, here or by their owner
                     with self._pace.urgent():
                         self._exchange(batch, dense, read.soon, read.ids, values, gradients, cache, lock)
-                    kept[batch] = keeper.submit(self._keep, batch, read, values, gradients, cache, lock)
+                    kept[batch] = keeper.submit(self._keep, batch, read, values, gradients, cache, lock, pusher)
                     ends.append(time.perf_counter())
-                for each in kept.values():
+                for each in (*pushed.values(), *(each.result() for each in kept.values())):
                     each.result()
             except BaseException:
                 self.peers.close()  # nobody waits for this trainer, nor does it for others
@@ -216,12 +219,12 @@ class RowTrainer:
         self.dense -= self.settings.dense_rate * torch.from_numpy(np.concatenate(pieces))
 
     def _keep(
-        self, batch: int, read: _Reads, values: Float32, gradients: Float32, cache: LookAheadRows, lock: threading.Lock
-    ) -> None:
-        """Exchange, update and write back all rows of a batch that the next one does not need."""
+        self, batch: int, read: _Reads, values: Float32, gradients: Float32, cache: LookAheadRows, lock: threading.Lock,
+        pusher: ThreadPoolExecutor,
+    ) -> Future[None]:  # fmt: skip
+        """Exchange and update all rows of a batch that the next one does not need; the writing back of some."""
         turn = read.later
         assert turn is not None
-        self._keeping = batch
         others = [each for each in range(self.trainers) if each != self.rank]
 
         def pace() -> None:
@@ -236,18 +239,24 @@ class RowTrainer:
         new = self._update(turn, given, read.ids, values, gradients)
         with lock:
             cache.put(turn.owned, new)
+        back = new[np.searchsorted(turn.owned, turn.write_back)]
+        pushed = pusher.submit(self._push, batch, turn.write_back, back)
         for to in others:
             self.peers.send(
                 to, _Kind.LATER_VALUES, batch, new[np.searchsorted(turn.owned, turn.values_to[to])], pace=pace
             )
-        back = new[np.searchsorted(turn.owned, turn.write_back)]
-        self.pushes.push(batch, turn.write_back, back, gradients=False)
         for of in others:
             found = self.peers.receive(of, _Kind.LATER_VALUES, batch).reshape(-1, cache.width)
             with lock:
                 cache.admit(turn.values_from[of], found)
         with lock:
             cache.evict(turn.evict)
+        return pushed
+
+    def _push(self, batch: int, ids: Int64, values: Float32) -> None:
+        """Write back what nobody reads within the window."""
+        self._keeping = batch
+        self.pushes.push(batch, ids, values, gradients=False)
 
     def _update(
         self, turn: TrainerTurn, given: dict[int, Float32], ids: Int64, values: Float32, gradients: Float32
