@@ -13,6 +13,7 @@ import numpy as np
 
 from foretrace.arrays import Array, Float64
 from foretrace.training.rows.lookahead import LAG, LookAheadPlan
+from foretrace.training.rows.server import CHUNK
 
 NUMBER = 4  # bytes of a row's number and of a weight
 
@@ -29,6 +30,7 @@ class RowTraffic:
     values_in: Float64
     later_out: Float64
     later_in: Float64
+    back_out: Float64  # rows that go back to the server
 
     @property
     def now(self) -> Float64:
@@ -39,7 +41,7 @@ class RowTraffic:
     @property
     def all(self) -> Float64:
         """Bytes of the busier direction."""
-        out = self.gradients_out + self.values_out + self.later_out + self.fetch_out
+        out = self.gradients_out + self.values_out + self.later_out + self.fetch_out + self.back_out
         return np.maximum(out, self.gradients_in + self.values_in + self.later_in + self.fetch_in)
 
 
@@ -73,6 +75,7 @@ def traffic(plan: LookAheadPlan, step: RowStep, *, cached: bool) -> RowTraffic:
         return RowTraffic(
             fetch_out=NUMBER * used, fetch_in=row * used, gradients_out=(NUMBER + gradient) * used + dense,
             gradients_in=dense, values_out=dense, values_in=dense, later_out=0 * used, later_in=0 * used,
+            back_out=0 * used,
         )  # fmt: skip
     mine = plan.owner[:, None] == np.arange(trainers)
     others = plan.users.sum(1, keepdims=True) - 1  # gradients that an owner gets
@@ -97,8 +100,8 @@ def traffic(plan: LookAheadPlan, step: RowStep, *, cached: bool) -> RowTraffic:
     later = exchanged(~soon)
     return RowTraffic(
         fetch_out=NUMBER * fetched, fetch_in=row * fetched, gradients_out=g_out + dense, gradients_in=g_in + dense,
-        values_out=v_out + dense, values_in=v_in + dense, later_out=later[0] + later[2] + (NUMBER + row) * back,
-        later_in=later[1] + later[3],
+        values_out=v_out + dense, values_in=v_in + dense, later_out=later[0] + later[2],
+        later_in=later[1] + later[3], back_out=(NUMBER + row) * back,
     )  # fmt: skip
 
 
@@ -116,6 +119,9 @@ def cached_s(moved: RowTraffic, step: RowStep, *, ahead: int) -> Float64:
     rate, batches = step.bytes_per_s, len(moved.later_out)
     now = np.maximum(moved.gradients_out, moved.gradients_in).max(1)
     now = (now + np.maximum(moved.values_out, moved.values_in).max(1)) / rate + 2 * step.latency_s
+    under_way = (
+        2 * CHUNK / rate
+    )  # of what is not urgent, when something urgent comes: one piece here, one in the kernel
     waiting: dict[int, Float64] = {}  # by batch that needs them: bytes (2, trainers) sent, received
     found = []
 
@@ -145,6 +151,7 @@ def cached_s(moved: RowTraffic, step: RowStep, *, ahead: int) -> Float64:
             fetched += 1
         late = drain(0.0, batch)
         drain(step.compute_s + step.host_s)
-        found.append(late + step.compute_s + step.host_s + now[batch])
+        found.append(late + step.compute_s + step.host_s + now[batch] + bool(waiting) * under_way)
         add(batch + LAG, moved.later_out[batch], moved.later_in[batch])
+        add(batch + LAG + ahead, moved.back_out[batch], 0 * moved.back_out[batch])
     return np.array(found)

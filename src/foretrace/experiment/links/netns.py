@@ -47,6 +47,7 @@ class Net:
     namespaces: tuple[str, ...]
     addresses: tuple[str, ...]
     link: Link
+    shaped: tuple[tuple[str, str], ...] = ()  # namespace and interface of every token bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +155,9 @@ def made(workers: int, link: Link, *, servers: int = 0) -> Iterator[Net]:
             _join(hub, name, number, link if number < workers else None, both=servers > 0)
             for number, name in enumerate(names)
         )
-        yield Net(namespaces=names, addresses=addresses, link=link)
+        shaped = [(name, INTERFACE) for name in names[:workers]]
+        shaped += [(hub, f"port{number}") for number in range(workers)] if servers else []
+        yield Net(namespaces=names, addresses=addresses, link=link, shaped=tuple(shaped))
     finally:
         _remove([*names, hub])
 
@@ -175,6 +178,16 @@ def inside(net: Net, *, threads: int = 1) -> Iterator[Workers]:
     """One process in every namespace, which has joined no other; ended with the block."""
     with started([("ip", "netns", "exec", name) for name in net.namespaces], threads, INTERFACE) as workers:
         yield workers
+
+
+@contextmanager
+def unshaped(net: Net) -> Iterator[None]:
+    """Let the links of a rig be as fast as the machine meanwhile. Raises ForetraceError."""
+    for name, device in net.shaped:
+        _tc("-n", name, "qdisc", "del", "dev", device, "root")
+    yield
+    for name, device in net.shaped:
+        _shape(name, net.link, device)
 
 
 def leftovers() -> tuple[str, ...]:

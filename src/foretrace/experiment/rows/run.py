@@ -50,8 +50,8 @@ class RowWeights:
 class RowRun:
     """Trainers and their server, ready. Made by `running`."""
 
-    def __init__(self, workers: Workers, setup: RowSetup) -> None:
-        self._workers, self.setup, self.done = workers, setup, setup.begin
+    def __init__(self, workers: Workers, setup: RowSetup, net: netns.Net | None) -> None:
+        self._workers, self.setup, self.net, self.done = workers, setup, net, setup.begin
 
     def train(self, arm: str, begin: int, end: int, *, seconds: float = 0.0) -> list[TrainedRows]:
         """Train batches of an arm; by trainer. Raises ForetraceError where a process ends."""
@@ -107,6 +107,7 @@ def running(lookups: Lookups, setup: RowSetup, *, link: str = "") -> Iterator[Ro
             setup, lookups=str(folder / _LOOKUPS), samples=lookups.samples, token=secrets.token_hex(16),
             rows={table.name: table.rows for table in lookups.tables}, begin=_begin(setup),
         )  # fmt: skip
+        net = None
         if parsed is None:
             workers = stack.enter_context(alone(setup.trainers + 1))
             hosts = ["127.0.0.1"] * (setup.trainers + 1)
@@ -120,7 +121,7 @@ def running(lookups: Lookups, setup: RowSetup, *, link: str = "") -> Iterator[Ro
         peers = tuple((host, each.ports[""]) for host, each in zip(hosts, trainers, strict=False))
         meet = MeetRows(server=hosts[-1], ports=server.ports, trainers=peers)
         workers.ask_each([meet] * setup.trainers, "meeting", Done, patience_s=START_S)
-        yield RowRun(workers, setup)
+        yield RowRun(workers, setup, net)
 
 
 def train(lookups: Lookups, setup: RowSetup, *, batches: int = 0, link: str = "") -> RowWeights:
