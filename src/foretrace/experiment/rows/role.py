@@ -164,7 +164,7 @@ class _Trainer(RowRole):
             ends = trainer.ahead(request.begin, request.end, look_ahead)
         else:
             ends = trainer.uncached(request.begin, request.end)
-        counters = trainer.cache.counters if look_ahead else trainer.fetches.counters
+        counters = trainer.cache.counters if look_ahead else trainer.fetches[0].counters
         if self.setup.folder and not self.rank and self.setup.every and not request.end % self.setup.every:
             write_bytes(dense_file(Path(self.setup.folder), request.end), trainer.dense.numpy().tobytes())
         return TrainedRows(

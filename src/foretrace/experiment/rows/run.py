@@ -52,6 +52,7 @@ class RowRun:
 
     def __init__(self, workers: Workers, setup: RowSetup, net: netns.Net | None) -> None:
         self._workers, self.setup, self.net, self.done = workers, setup, net, setup.begin
+        self.hit_rate = 0.0  # of the last batches that looked ahead
 
     def train(self, arm: str, begin: int, end: int, *, seconds: float = 0.0) -> list[TrainedRows]:
         """Train batches of an arm; by trainer. Raises ForetraceError where a process ends."""
@@ -61,6 +62,9 @@ class RowRun:
         except DeadError as error:
             raise ForetraceError(self._ended(error, begin)) from None
         self.done = end
+        if self.setup.look_ahead[arm]:
+            hits = sum(each.hits for each in found)
+            self.hit_rate = hits / max(hits + sum(each.misses for each in found), 1)
         return found
 
     def time(self, rows: Sequence[int], repetitions: int) -> list[RowTimes]:

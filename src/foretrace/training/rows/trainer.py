@@ -27,6 +27,7 @@ from foretrace.training.rows.optimizers import RowOptimizer, add_up
 from foretrace.training.rows.peers import Peers
 from foretrace.training.rows.server import CHUNK, Address, RemoteRows
 
+FETCHERS = 2  # requests for rows of later batches that are under way: one travels while another is answered
 FETCHED_AHEAD = 8  # batches whose rows may lie ready, at most
 
 
@@ -83,7 +84,7 @@ class RowTrainer:
         self.rank, self.trainers = peers.rank, peers.trainers
         self._pace = _Pace()
         self._keeping = 0  # batch whose later rows are being exchanged
-        self.fetches = RemoteRows(server, token=token, rank=self.rank)
+        self.fetches = tuple(RemoteRows(server, token=token, rank=self.rank) for _ in range(FETCHERS))
         self.pushes = RemoteRows(
             server, token=token, rank=self.rank, pace=lambda: self._pace.wait(self._keeping + LAG), urgent=False
         )
@@ -94,20 +95,20 @@ class RowTrainer:
 
     def close(self) -> None:
         """Let go of the server; the peers stay."""
-        self.fetches.close()
-        self.pushes.close()
+        for each in (*self.fetches, self.pushes):
+            each.close()
 
     def uncached(self, begin: int, end: int) -> list[float]:
         """Every batch fetches its rows, and the server applies the gradients that all push."""
         reads, ends = [self._reads(batch) for batch in range(begin, end)], [time.perf_counter()]
         for batch, read in enumerate(reads, begin):
-            values = self.fetches.get_after(batch, read.ids)
+            values = self.fetches[0].get_after(batch, read.ids)
             gradients, dense = self._passes(batch, read, values)
             self._keeping = -LAG  # nothing is more urgent
             self.pushes.push(batch, read.ids, gradients, gradients=True, width=self.settings.width)
             self._exchange(batch, dense, None, read.ids, values, gradients)
             ends.append(time.perf_counter())
-        self.fetches.get_after(end, np.empty(0, np.int64))
+        self.fetches[0].get_after(end, np.empty(0, np.int64))
         return ends
 
     def ahead(self, begin: int, end: int, look_ahead: int, capacity: int = 0) -> list[float]:
@@ -118,7 +119,7 @@ class RowTrainer:
         turns = [plan.turn(batch, self.rank) for batch in range(begin, end)]
         lock, ends = threading.Lock(), [time.perf_counter()]
         depth = min(look_ahead, FETCHED_AHEAD)
-        with ThreadPoolExecutor(1) as fetcher, ThreadPoolExecutor(1) as keeper, ThreadPoolExecutor(1) as pusher:
+        with ThreadPoolExecutor(FETCHERS) as fetcher, ThreadPoolExecutor(1) as keeper, ThreadPoolExecutor(1) as pusher:
             fetched: dict[int, Future[Float32]] = {}
             kept: dict[int, Future[Future[None]]] = {}
             pushed: dict[int, Future[None]] = {}
@@ -149,7 +150,7 @@ class RowTrainer:
                 self.peers.close()  # nobody waits for this trainer, nor does it for others
                 fetcher.shutdown(wait=False, cancel_futures=True)
                 raise
-        self.fetches.get_after(end, np.empty(0, np.int64))
+        self.fetches[0].get_after(end, np.empty(0, np.int64))
         return ends
 
     def _reads(self, batch: int, plan: LookAheadPlan | None = None) -> _Reads:
@@ -176,10 +177,11 @@ class RowTrainer:
 
     def _fetch(self, batch: int, after: int, ids: Int64) -> Float32:
         """Rows of a later batch, piece by piece while nothing urgent is under way."""
-        found, rows = np.empty((len(ids), self.fetches.width), np.float32), max(CHUNK // (4 * self.fetches.width), 1)
+        table = self.fetches[batch % FETCHERS]
+        found, rows = np.empty((len(ids), table.width), np.float32), max(CHUNK // (4 * table.width), 1)
         for at in range(0, len(ids), rows):
             self._pace.wait(batch)
-            found[at : at + rows] = self.fetches.get_after(after, ids[at : at + rows])
+            found[at : at + rows] = table.get_after(after, ids[at : at + rows])
         return found
 
     def _exchange(

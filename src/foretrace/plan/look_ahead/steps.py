@@ -1,8 +1,8 @@
 """What a step of synchronous training takes over rows of an embedding server, uncached and with look-ahead.
 
-Every batch is played with the bytes that the plan of `training.rows.lookahead` gives each trainer, in the order in which
-`training.rows.trainer` sends them: what the next batch needs at once, all else behind the computation and before it is
-needed. A link carries `bytes_per_s` in each direction.
+Every batch is played with the bytes that the plan of `training.rows.lookahead` gives each trainer, in the order in
+which `training.rows.trainer` sends them: what the next batch needs at once, all else behind the computation and before
+it is needed. A link carries `bytes_per_s` in each direction.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class RowStep:
     compute_s: float
     bytes_per_s: float
     latency_s: float = 0.0  # of a request or message
+    burst_bytes: int = 0  # that a direction which was idle carries at once (the token bucket of a shaped link)
     host_s: float = 0.0  # of Python and NumPy per step that nothing overlaps
 
 
@@ -109,49 +110,51 @@ def uncached_s(moved: RowTraffic, step: RowStep) -> Float64:
     """Seconds of every batch: fetch, compute, push and exchange, one after the other."""
     rate, latency = step.bytes_per_s, step.latency_s
     fetch = (moved.fetch_out + moved.fetch_in).max(1)
-    exchange = np.maximum(moved.gradients_out, moved.gradients_in).max(1)
-    exchange += np.maximum(moved.values_out, moved.values_in).max(1)
-    return (fetch + exchange) / rate + step.compute_s + step.host_s + 4 * latency
+    fetch = np.maximum(fetch - step.burst_bytes, 0)
+    push = np.maximum(np.maximum(moved.gradients_out, moved.gradients_in).max(1) - step.burst_bytes, 0)
+    exchange = np.maximum(moved.values_out, moved.values_in).max(1)
+    return (fetch + push + exchange) / rate + step.compute_s + step.host_s + 4 * latency
 
 
 def cached_s(moved: RowTraffic, step: RowStep, *, ahead: int) -> Float64:
     """Seconds of every batch; rows are fetched up to `ahead` batches before they are needed."""
     rate, batches = step.bytes_per_s, len(moved.later_out)
-    now = np.maximum(moved.gradients_out, moved.gradients_in).max(1)
-    now = (now + np.maximum(moved.values_out, moved.values_in).max(1)) / rate + 2 * step.latency_s
-    under_way = (
-        2 * CHUNK / rate
-    )  # of what is not urgent, when something urgent comes: one piece here, one in the kernel
+    soon = np.maximum(moved.gradients_out, moved.gradients_in).max(1)
+    soon += np.maximum(moved.values_out, moved.values_in).max(1)
+    busy_s = step.compute_s + step.host_s
     waiting: dict[int, Float64] = {}  # by batch that needs them: bytes (2, trainers) sent, received
-    found = []
+    found, fetched = [], 0
 
-    def drain(seconds: float, until: int | None = None) -> float:
-        """Move what waits, the most urgent first; seconds that it takes to get everything for batch `until`."""
+    def add(needed: int, out: Float64, into: Float64 | float) -> None:
+        waiting[needed] = waiting.get(needed, 0.0) + np.stack([out, into + 0 * out])
+
+    def drain(seconds: float, until: int = 1 << 62) -> float:
+        """Move what waits, the most urgent first, for so long or until all that batch `until` needs is there."""
         spent = 0.0
-        for batch in sorted(waiting):
-            if until is not None and batch > until:
-                break
-            left = waiting[batch] / rate
-            took = min(float(left.max()), seconds - spent) if until is None else float(left.max())
-            waiting[batch] = np.maximum(waiting[batch] - took * rate, 0)
+        for needed in sorted(each for each in waiting if each <= until):
+            took = min(float(waiting[needed].max()) / rate, seconds - spent)
+            waiting[needed] = np.maximum(waiting[needed] - took * rate, 0.0)
             spent += took
-            if not waiting[batch].any():
-                del waiting[batch]
-            elif until is None:
+            if waiting[needed].any():
                 break
+            del waiting[needed]
         return spent
 
-    def add(batch: int, out: Float64, into: Float64) -> None:
-        waiting[batch] = waiting.get(batch, 0) + np.stack([out, into])
-
-    fetched = 0
     for batch in range(batches):
         while fetched <= min(batch + ahead, batches - 1):
             add(fetched, moved.fetch_out[fetched], moved.fetch_in[fetched])
             fetched += 1
-        late = drain(0.0, batch)
-        drain(step.compute_s + step.host_s)
-        found.append(late + step.compute_s + step.host_s + now[batch] + bool(waiting) * under_way)
+        late_s = drain(np.inf, batch)
+        drain(busy_s)
+        # What is under way goes first: a piece in this process and one in the kernel. An idle link has saved up.
+        extra = 2 * CHUNK if waiting else -min(step.burst_bytes, float(soon[batch]) / 2)
+        found.append(late_s + busy_s + (float(soon[batch]) + extra) / rate + 2 * step.latency_s)
         add(batch + LAG, moved.later_out[batch], moved.later_in[batch])
-        add(batch + LAG + ahead, moved.back_out[batch], 0 * moved.back_out[batch])
+        add(batch + LAG + ahead, moved.back_out[batch], 0.0)
     return np.array(found)
+
+
+def bound_s(moved: RowTraffic, step: RowStep) -> float:
+    """The least that a mean step can take: max(c + now / R, all / R), without a host or latencies."""
+    now, every = float(moved.now.max(1).mean()), float(moved.all.max(1).mean())
+    return max(step.compute_s + now / step.bytes_per_s, every / step.bytes_per_s)
