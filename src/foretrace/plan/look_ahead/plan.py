@@ -54,6 +54,7 @@ class Conditions:
     bytes_per_s: Range
     host_s: dict[bool, Range]  # by whether it looks ahead
     compute_s: Range
+    free_s: Range = (0.0, 0.0, 0.0)  # of a step that looks ahead over links without a limit: it cannot be shorter
     latency_s: float = 0.0
     burst_bytes: int = 0
 
@@ -125,23 +126,26 @@ def plan_cache(
     moved = float(_after(plain, warm).all.max(1).mean())
     if conditions is None:
         conditions = _unmeasured(question, moved)
-    without = {corner: float(uncached_s(plain, corner[0])[warm:].mean()) for corner in _corners(step, conditions)}
-    looked = tuple(_looked(each, own, without, conditions, warm, step) for each, own in found.values())
+    corners = list(_corners(step, conditions))
+    without = [float(uncached_s(plain, own)[warm:].mean()) for own, _ in corners]
+    looked = tuple(
+        _looked(each, own, without, [own for _, own in corners], conditions, warm, step) for each, own in found.values()
+    )
     chosen = next(each for each in looked if each.look_ahead == question.look_ahead)
     return CachePlan(
-        question=question, conditions=conditions, batches=batches, warm=warm, uncached=_ranged(list(without.values())),
+        question=question, conditions=conditions, batches=batches, warm=warm, uncached=_ranged(without),
         uncached_bytes=moved, chosen=chosen, others=tuple(each for each in looked if each is not chosen),
         notes=tuple(_notes(question, warm)),
     )  # fmt: skip
 
 
 def _looked(
-    plan: LookAheadPlan, moved: RowTraffic, without: dict[tuple[RowStep, RowStep], float], conditions: Conditions,
+    plan: LookAheadPlan, moved: RowTraffic, without: list[float], corners: list[RowStep], conditions: Conditions,
     warm: int, step: RowStep,
 ) -> LookedAhead:  # fmt: skip
     ahead = min(plan.look_ahead, FETCHED_AHEAD)
-    steps = [float(cached_s(moved, own, ahead=ahead)[warm:].mean()) for _, own in without]
-    ratios = [before / after for before, after in zip(without.values(), steps, strict=True)]
+    steps = [max(float(cached_s(moved, own, ahead=ahead)[warm:].mean()), own.least_s) for own in corners]
+    ratios = [before / after for before, after in zip(without, steps, strict=True)]
     late = _after(moved, warm)
     middle = replace(step, bytes_per_s=conditions.bytes_per_s[0], compute_s=conditions.compute_s[0])
     hits = plan.hit[plan.starts[warm] :]
@@ -166,7 +170,7 @@ def _corners(step: RowStep, conditions: Conditions) -> Iterator[tuple[RowStep, R
         )  # fmt: skip
         yield (
             replace(base, host_s=conditions.host_s[False][host]),
-            replace(base, host_s=conditions.host_s[True][host]),
+            replace(base, host_s=conditions.host_s[True][host], least_s=conditions.free_s[host]),
         )
 
 

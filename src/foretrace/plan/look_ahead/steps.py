@@ -57,6 +57,7 @@ class RowStep:
     latency_s: float = 0.0  # of a request or message
     burst_bytes: int = 0  # that a direction which was idle carries at once (the token bucket of a shaped link)
     host_s: float = 0.0  # of Python and NumPy per step that nothing overlaps
+    least_s: float = 0.0  # that a step takes on any link
 
 
 def traffic(plan: LookAheadPlan, step: RowStep, *, cached: bool) -> RowTraffic:

@@ -1,7 +1,8 @@
 """Run both ways of a cache plan in turns on shaped links, after the prediction was made, and judge it by them.
 
-First the links are as fast as the machine: what a step then takes beyond its passes and its bytes is what Python, NumPy
-and the kernel take. Then the links are shaped and timed, and the step is predicted; only then the arms run on them.
+In every round the links are first as fast as the machine: what a step then takes beyond its passes and its bytes is
+what Python, NumPy and the kernel take. From that and the timed links the step is predicted; only then the arms run on
+them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ from foretrace.training.rows.optimizers import row_optimizer
 
 PAIRS = 3
 MOST_BATCHES = 24  # of a block beyond those that fill caches
-HOST_RANGE = (0.5, 1.5)  # of the measured host time: it was measured while bytes cost the processor alone
+# Which part of the host's time hides behind the bytes of a shaped link. Uncached one thing follows the other, and what
+# hides is the copying; with look-ahead half of it, give or take the other half.
+HOST: dict[bool, Range] = {False: (1.0, 0.5, 1.5), True: (0.5, 0.0, 1.0)}
+FREE: Range = (1.0, 0.9, 1.1)
 MODEL_RANGE = 0.05  # of a step: what the links' model leaves out
 _SIZES, _REPEATS = (256, 8192), 7
 _ARMS = {"uncached": False, "look-ahead": True}
@@ -62,19 +66,14 @@ class RunArm:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTrial:
-    """A plan and what became of it; `plan` is that with the conditions as measured."""
+    """What became of a plan, predicted once more from what the processor and the links alone take."""
 
-    plan: CachePlan
+    question: CacheQuestion
     arms: tuple[RunArm, RunArm]  # uncached, look-ahead
     speedup: Ratio
     hit_rate: float
     mbit_s: float  # payload, each way
     weights: RowWeights  # which both arms ended with
-
-    @property
-    def compute_s(self) -> float:
-        """That every batch took at least."""
-        return self.plan.conditions.compute_s[0]
 
 
 def try_cache(question: CacheQuestion, tell: Callable[[str, float], None] | None = None) -> CacheTrial:
@@ -89,54 +88,54 @@ def try_cache(question: CacheQuestion, tell: Callable[[str, float], None] | None
         look_ahead={"uncached": 0, "look-ahead": question.look_ahead}, optimizer=question.optimizer,
         compute_s=compute_s,
     )  # fmt: skip
-    with running(repeated(question.lookups, block, 1 + PAIRS), setup, link=question.link) as run:
+    with running(repeated(question.lookups, block, 2 * PAIRS), setup, link=question.link) as run:
         net = run.net
         assert net is not None
-        say("timing without links", 0.1)
-        with netns.unshaped(net):
-            free = _rate(run.time(_SIZES, _REPEATS), question)
-            steps = _round(run, 0, block, list(_ARMS), plan_cache(question, batches=block, alone=True).warm)
         nothing: Range = (0.0, 0.0, 0.0)
         known: Range = (compute_s, compute_s, compute_s)
-        ideal = plan_cache(
-            question, Conditions(bytes_per_s=free, host_s={False: nothing, True: nothing}, compute_s=known),
-            batches=block, alone=True,
-        )  # fmt: skip
-        host = {True: steps["look-ahead"] - ideal.chosen.step.step_s, False: steps["uncached"] - ideal.uncached.step_s}
-        say("timing the links", 0.2)
+        say("timing the links", 0.1)
+        with netns.unshaped(net):
+            unlimited = _rate(run.time(_SIZES, _REPEATS), question)
         rate = _rate(run.time(_SIZES, _REPEATS), question)
-        plan = plan_cache(
-            question,
-            Conditions(
-                bytes_per_s=rate, compute_s=known, burst_bytes=netns.burst_bytes(net.link),
-                host_s={ahead: _host(seconds) for ahead, seconds in host.items()},
-            ),
-            batches=block,
-        )  # fmt: skip
+        bare = Conditions(bytes_per_s=unlimited, host_s={False: nothing, True: nothing}, compute_s=known)
+        ideal = plan_cache(question, bare, batches=block, alone=True)
+        plans: list[CachePlan] = []
         rounds: list[dict[str, float]] = []
-        hits = 0.0
-        for number in range(1, PAIRS + 1):
-            say("running both ways in turns", 0.2 + 0.8 * number / (PAIRS + 1))
-            order = list(_ARMS)[:: 1 if number % 2 else -1]
-            rounds.append(_round(run, number * block, block, order, plan.warm))
+        for number in range(PAIRS):
+            say("running both ways in turns", 0.2 + 0.8 * number / PAIRS)
+            order = list(_ARMS)[:: -1 if number % 2 else 1]
+            with netns.unshaped(net):
+                free = _round(run, 2 * number * block, block, order, ideal.warm)
+            beyond = {
+                False: free["uncached"] - ideal.uncached.step_s,
+                True: free["look-ahead"] - ideal.chosen.step.step_s,
+            }
+            found = replace(
+                bare, bytes_per_s=rate, burst_bytes=netns.burst_bytes(net.link),
+                host_s={ahead: _times(max(seconds, 0.0), HOST[ahead]) for ahead, seconds in beyond.items()},
+                free_s=_times(free["look-ahead"], FREE),
+            )  # fmt: skip
+            plans.append(plan_cache(question, found, batches=block, alone=True))
+            rounds.append(_round(run, (2 * number + 1) * block, block, order, ideal.warm))
             hits = run.hit_rate
         weights = run.weights()
     if weights["uncached"] != weights["look-ahead"]:
         raise RuntimeError(f"look-ahead changed the weights: {weights}")
-    predicted = {"uncached": plan.uncached, "look-ahead": plan.chosen.step}
-    uncached, ahead = (
-        RunArm(name=arm, predicted=_widened(predicted[arm]), steps_s=tuple(each[arm] for each in rounds))
-        for arm in _ARMS
-    )
+    arms = (
+        RunArm(name=arm, predicted=_middle([each.chosen.step if ahead else each.uncached for each in plans]),
+               steps_s=tuple(each[arm] for each in rounds))
+        for arm, ahead in _ARMS.items()
+    )  # fmt: skip
+    uncached, ahead = arms
     return CacheTrial(
-        plan=plan, arms=(uncached, ahead), speedup=paired_ratio(ahead.steps_s, uncached.steps_s), hit_rate=hits,
-        mbit_s=8e-6 * rate[0], weights=weights["uncached"],
+        question=question, arms=(uncached, ahead), speedup=paired_ratio(ahead.steps_s, uncached.steps_s),
+        hit_rate=hits, mbit_s=8e-6 * rate[0], weights=weights["uncached"],
     )  # fmt: skip
 
 
 def rows_of(trial: CacheTrial) -> tuple[Row, ...]:
     """A row of the ledger per arm; the residual is its error."""
-    question = trial.plan.question
+    question = trial.question
     return tuple(
         figure_row(
             f"plan-cache {arm.name}", model=question.source, size=f"{question.trainers} trainers, {question.link}",
@@ -190,10 +189,14 @@ def _rate(times: Sequence[RowTimes], question: CacheQuestion) -> Range:
     return value, min(value, *middle), max(value, *middle)
 
 
-def _host(seconds: float) -> Range:
-    seconds = max(seconds, 0.0)
-    return seconds, HOST_RANGE[0] * seconds, HOST_RANGE[1] * seconds
+def _times(seconds: float, shares: Range) -> Range:
+    value, low, high = (seconds * each for each in shares)
+    return value, low, high
 
 
-def _widened(step: PredictedStep) -> PredictedStep:
-    return replace(step, low_s=step.low_s * (1 - MODEL_RANGE), high_s=step.high_s * (1 + MODEL_RANGE))
+def _middle(steps: Sequence[PredictedStep]) -> PredictedStep:
+    """The median over rounds, with the range of all and of what the model leaves out."""
+    return PredictedStep(
+        step_s=median(each.step_s for each in steps), low_s=min(each.low_s for each in steps) * (1 - MODEL_RANGE),
+        high_s=max(each.high_s for each in steps) * (1 + MODEL_RANGE),
+    )  # fmt: skip
