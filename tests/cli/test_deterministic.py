@@ -50,6 +50,7 @@ ASKED = {
     "rewrite": "actor-critic --size tiny --device a100 --no-measure --budget 3",
     "plan place": "bert --size tiny --device a100 --devices 4 --objective latency --seconds 0",
     "plan transformer": "gpt2-xl --device a100-80gb --devices 16 --batch 64",
+    "plan cache": "zipf:1.05 --link 50mbit",
     "plan pipeline": "bert --size tiny --device a100 --devices 2",
     "serve plan": "bert --profile D/serving/packrat/packrat_profile.csv --threads 16 --batch 64",
     "network check": "D/network/vtrain_allreduce_v100/AR_GPU7_1M_1024M.csv.gz --on nccl:V100-SXM2",

@@ -168,7 +168,7 @@ class _Trainer(RowRole):
         if self.setup.folder and not self.rank and self.setup.every and not request.end % self.setup.every:
             write_bytes(dense_file(Path(self.setup.folder), request.end), trainer.dense.numpy().tobytes())
         return TrainedRows(
-            ends_s=tuple(each - ends[0] for each in ends[1:]), 
+            ends_s=tuple(each - ends[0] for each in ends[1:]),
             hits=counters.hits, misses=counters.misses,
         )  # fmt: skip
 

@@ -23,6 +23,7 @@ Range = tuple[float, float, float]  # value, low, high
 PAYLOAD: Range = (0.955, 0.90, 0.97)  # of a shaped link's rate (Ethernet and TCP headers; measured 0.94 to 0.955)
 HOST_S_PER_BYTE: Range = (10e-9, 0.0, 30e-9)  # of Python, NumPy and the kernel that nothing overlaps
 COMPUTE_S: Range = (0.040, 0.020, 0.080)
+MOST_COMPUTE_S = 60.0
 WIDTH, LAYERS = 32, (32,)
 OTHERS = (4, 16, 64)  # batches that are looked ahead in comparison
 
@@ -37,7 +38,15 @@ class CacheQuestion:
     link: str
     look_ahead: int
     optimizer: str = "sgd"
-    compute_s: float = 0.0  # of a batch; 0 where it is not known
+    compute_s: float | None = None  # of a batch; None where it is not known
+
+    def __post_init__(self) -> None:
+        row_optimizer(self.optimizer)
+        if self.compute_s is not None and not 0 <= self.compute_s < MOST_COMPUTE_S:
+            raise ForetraceError(
+                f"The passes of a batch must take 0 to {MOST_COMPUTE_S:g} s, got {self.compute_s:g}; change "
+                "`compute_ms=`."
+            )
 
     @property
     def dense(self) -> int:
@@ -178,11 +187,11 @@ def _unmeasured(question: CacheQuestion, moved: float) -> Conditions:
     """What is known of a link's rate alone; `moved` bytes of an uncached step."""
     rate = parse_link(question.link).bytes_per_s
     value, low, high = (2 * moved * each for each in HOST_S_PER_BYTE)
-    compute = (question.compute_s,) * 3 if question.compute_s else COMPUTE_S
+    compute: Range = COMPUTE_S if question.compute_s is None else (question.compute_s,) * 3
     return Conditions(
         bytes_per_s=(rate * PAYLOAD[0], rate * PAYLOAD[1], rate * PAYLOAD[2]),
         host_s={False: (value, low, high), True: (value / 2, low, high)},
-        compute_s=(compute[0], compute[1], compute[2]), latency_s=parse_link(question.link).latency_s,
+        compute_s=compute, latency_s=parse_link(question.link).latency_s,
     )  # fmt: skip
 
 
@@ -196,7 +205,7 @@ def _after(moved: RowTraffic, batch: int) -> RowTraffic:
 
 
 def _notes(question: CacheQuestion, warm: int) -> Iterator[str]:
-    if not question.compute_s:
+    if question.compute_s is None:
         yield (
             f"How long the passes of a batch take was not given: {1e3 * COMPUTE_S[0]:g} ms ({1e3 * COMPUTE_S[1]:g} – "
             f"{1e3 * COMPUTE_S[2]:g}) is assumed; give `compute_ms=`."

@@ -80,7 +80,7 @@ def try_cache(question: CacheQuestion, tell: Callable[[str, float], None] | None
     """Run both arms, PAIRS times each. Raises ForetraceError where this machine cannot have shaped links."""
     say = tell or (lambda what, share: None)
     netns.require()
-    compute_s = question.compute_s or COMPUTE_S[0]
+    compute_s = COMPUTE_S[0] if question.compute_s is None else question.compute_s
     question = replace(question, compute_s=compute_s)
     block = min(question.lookups.batches, question.look_ahead + MOST_BATCHES)
     setup = RowSetup(
