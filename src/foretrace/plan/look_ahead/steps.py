@@ -123,35 +123,38 @@ def cached_s(moved: RowTraffic, step: RowStep, *, ahead: int) -> Float64:
     soon = np.maximum(moved.gradients_out, moved.gradients_in).max(1)
     soon += np.maximum(moved.values_out, moved.values_in).max(1)
     busy_s = step.compute_s + step.host_s
-    waiting: dict[int, Float64] = {}  # by batch that needs them: bytes (2, trainers) sent, received
+    waiting: list[tuple[int, Float64]] = []  # which batch needs it; bytes (sent or received, trainers) in their order
     found, fetched = [], 0
 
-    def add(needed: int, out: Float64, into: Float64 | float) -> None:
-        waiting[needed] = waiting.get(needed, 0.0) + np.stack([out, into + 0 * out])
+    def add(needed: int, out: Float64, into: Float64) -> None:
+        waiting.append((needed, np.stack([out, into])))
 
-    def drain(seconds: float, until: int = 1 << 62) -> float:
-        """Move what waits, the most urgent first, for so long or until all that batch `until` needs is there."""
-        spent = 0.0
-        for needed in sorted(each for each in waiting if each <= until):
-            took = min(float(waiting[needed].max()) / rate, seconds - spent)
-            waiting[needed] = np.maximum(waiting[needed] - took * rate, 0.0)
-            spent += took
-            if waiting[needed].any():
-                break
-            del waiting[needed]
-        return spent
+    def drain(seconds: float) -> None:
+        """Move what waits for so long, what came first first, each direction by itself."""
+        room = np.full((2, moved.later_out.shape[1]), seconds * rate)
+        for number, (needed, left) in enumerate(waiting):
+            took = np.minimum(left, room)
+            waiting[number] = needed, left - took
+            room -= took
+        waiting[:] = [each for each in waiting if each[1].any()]
+
+    def get(batch: int) -> float:
+        """Move all that a batch needs; seconds that it takes."""
+        due = sum((left for needed, left in waiting if needed <= batch), np.zeros(1))
+        waiting[:] = [each for each in waiting if each[0] > batch]
+        return float(due.max()) / rate
 
     for batch in range(batches):
         while fetched <= min(batch + ahead, batches - 1):
             add(fetched, moved.fetch_out[fetched], moved.fetch_in[fetched])
             fetched += 1
-        late_s = drain(np.inf, batch)
+        late_s = get(batch)
         drain(busy_s)
         # What is under way goes first: a piece in this process and one in the kernel. An idle link has saved up.
         extra = 2 * CHUNK if waiting else -min(step.burst_bytes, float(soon[batch]) / 2)
         found.append(late_s + busy_s + (float(soon[batch]) + extra) / rate + 2 * step.latency_s)
         add(batch + LAG, moved.later_out[batch], moved.later_in[batch])
-        add(batch + LAG + ahead, moved.back_out[batch], 0.0)
+        add(batch + LAG + ahead, moved.back_out[batch], 0 * moved.back_out[batch])
     return np.array(found)
 
 
