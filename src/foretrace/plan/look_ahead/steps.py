@@ -114,7 +114,8 @@ def uncached_s(moved: RowTraffic, step: RowStep) -> Float64:
     fetch = np.maximum(fetch - step.burst_bytes, 0)
     push = np.maximum(np.maximum(moved.gradients_out, moved.gradients_in).max(1) - step.burst_bytes, 0)
     exchange = np.maximum(moved.values_out, moved.values_in).max(1)
-    return (fetch + push + exchange) / rate + step.compute_s + step.host_s + 4 * latency
+    found: Float64 = (fetch + push + exchange) / rate + step.compute_s + step.host_s + 4 * latency
+    return found
 
 
 def cached_s(moved: RowTraffic, step: RowStep, *, ahead: int) -> Float64:

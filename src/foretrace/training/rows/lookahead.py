@@ -156,7 +156,8 @@ def _owners(users: Mask, next_users: Mask, turn: Int64) -> Int64:
     both = users & next_users
     may = np.where(both.any(1, keepdims=True), both, users)
     which = turn % may.sum(1)
-    return np.argmax(np.cumsum(may, axis=1) > which[:, None], axis=1).astype(np.int64)
+    found: Int64 = np.argmax(np.cumsum(may, axis=1) > which[:, None], axis=1).astype(np.int64)
+    return found
 
 
 class LookAheadRows(Rows):

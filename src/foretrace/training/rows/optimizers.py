@@ -51,8 +51,6 @@ class RowOptimizer(ABC):
 class SGDRows(RowOptimizer):
     """Stochastic gradient descent."""
 
-    rate: float = 0.1
-
     def apply(self, rows: Float32, gradients: Float32) -> Float32:
         return rows - np.float32(self.rate) * gradients
 
@@ -61,7 +59,6 @@ class SGDRows(RowOptimizer):
 class AdagradRows(RowOptimizer):
     """Row-wise Adagrad: one sum of mean squared gradients per row, as FBGEMM's EXACT_ROWWISE_ADAGRAD."""
 
-    rate: float = 0.02
     epsilon: float = 1e-8
     state = 1
 
@@ -73,7 +70,9 @@ class AdagradRows(RowOptimizer):
         return found
 
 
-_KINDS = {"sgd": SGDRows, "adagrad": AdagradRows}
+_KINDS: dict[str, type[RowOptimizer]] = {"sgd": SGDRows, "adagrad": AdagradRows}
+
+_RATES = {"sgd": 0.1, "adagrad": 0.02}
 
 
 def row_optimizer(text: str) -> RowOptimizer:
@@ -81,9 +80,8 @@ def row_optimizer(text: str) -> RowOptimizer:
     kind, *words = text.split() or [""]
     if kind not in _KINDS:
         raise ForetraceError(f"An optimizer of rows must be {' or '.join(_KINDS)}, got {text!r}.")
-    found = _KINDS[kind]()
     try:
-        rate = float(keyed(words, {"rate": found.rate}, kind).get("rate", found.rate))
+        rate = float(keyed(words, {"rate"}, kind).get("rate", _RATES[kind]))
     except ValueError:
         rate = 0.0
     if not rate > 0:

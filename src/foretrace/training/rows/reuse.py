@@ -37,7 +37,7 @@ class ReuseHistogram:
 def read_reuse(path: Path) -> tuple[ReuseHistogram, ...]:
     """The data sets of a file. Raises ForetraceError for what is no such file."""
     text = read_text(path, mend=_MEND)
-    found = []
+    found = list[ReuseHistogram]()
     for part in re.split(r"\n\s*\n", text.strip()):
         mean, bins = _MEAN.search(part), [float(each) for each in _BIN.findall(part)]
         half = len(bins) // 2

@@ -10,8 +10,10 @@ waits are done here, once for all of them.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
@@ -78,7 +80,8 @@ class Rows(ABC):
     def _read(self, how: Callable[[Int64], Float32], ids: Int64) -> Float32:
         ids = self._checked(ids)
         begin = perf_counter()
-        found = how(ids)
+        with _recorded("rows.get", ids, self.width):
+            found = how(ids)
         self.counters.wait_s += perf_counter() - begin
         self.counters.gets += 1
         self.counters.rows_read += len(ids)
@@ -94,7 +97,8 @@ class Rows(ABC):
         if len(distinct(ids)) != len(ids):
             raise ForetraceError("Rows of one write must be distinct; add up what belongs to the same row first.")
         begin = perf_counter()
-        how(ids, np.asarray(values, np.float32))
+        with _recorded("rows.put", ids, width):
+            how(ids, np.asarray(values, np.float32))
         self.counters.wait_s += perf_counter() - begin
         self.counters.writes += 1
         self.counters.rows_written += len(ids)
@@ -118,10 +122,22 @@ class Rows(ABC):
         self.close()
 
 
+def _recorded(what: str, ids: Int64, width: int) -> AbstractContextManager[object]:
+    """A range in the recording of this thread, if there is one: the graph has it as a task with this name."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.autograd._profiler_enabled():
+        return nullcontext()
+    range_: AbstractContextManager[object] = torch.profiler.record_function(f"{what} {len(ids)} x {width}")
+    return range_
+
+
 def distinct(ids: Int64) -> Int64:
     """The different numbers among `ids` (n,), sorted; np.unique, which hashes them, takes ten times as long."""
     ordered = np.sort(ids)
-    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ids)]]
+    first = np.ones(len(ids), np.bool_)
+    first[1:] = ordered[1:] != ordered[:-1]
+    found: Int64 = ordered[first]
+    return found
 
 
 class RowsInMemory(Rows):

@@ -61,13 +61,7 @@ def send(
     to: socket.socket, header: tuple[int, int, int], ids: Array, values: Array | bytes, pace: Callable[[], object]
 ) -> None:
     """Write one message; `pace` is called before every CHUNK and may wait."""
-    sent = (
-        memoryview(values)
-        if isinstance(values, bytes)
-        else memoryview(np.ascontiguousarray(values)).cast("B")
-        if values.size
-        else b""
-    )
+    sent = memoryview(values if isinstance(values, bytes) else values.tobytes())
     to.sendall(_HEADER.pack(*header, len(ids), len(sent)) + ids.tobytes())
     for at in range(0, len(sent), CHUNK):
         pace()

@@ -43,7 +43,9 @@ class _Kind(IntEnum):
 class RowJob(Protocol):
     """What is trained: a dense network, and the loss of one trainer's samples of a batch."""
 
-    module: nn.Module
+    @property
+    def module(self) -> nn.Module:
+        """The dense network."""
 
     def loss(self, batch: int, trainer: int, trainers: int, looked: Tensor) -> Tensor:
         """Loss over `looked` (samples, tables, width), divided by the samples of *all* trainers."""
@@ -156,7 +158,7 @@ class RowTrainer:
     def _reads(self, batch: int, plan: LookAheadPlan | None = None) -> _Reads:
         read, offsets = numbered(self.lookups, batch, self.rank, self.trainers)
         ids, places = np.unique(read, return_inverse=True)
-        soon, later = (plan and plan.turn(batch, self.rank, soon=each) for each in (True, False))
+        soon, later = (plan.turn(batch, self.rank, soon=each) if plan else None for each in (True, False))
         return _Reads(
             ids=ids, places=torch.from_numpy(places.reshape(-1)), offsets=torch.from_numpy(offsets), soon=soon,
             later=later,
