@@ -175,7 +175,7 @@ class _Trainer(RowRole):
 
 def _kept(file: Path, shape: tuple[int, ...]) -> Float32:
     """Numbers of a file. Raises ForetraceError where they are not so many."""
-    data = read_bytes(file, mend="continue from another folder, or begin anew")
+    data = read_bytes(file, mend="choose another folder")
     if len(data) != 4 * int(np.prod(shape)):
         raise ForetraceError(f"{file} must hold {int(np.prod(shape))} numbers for this training, got {len(data) // 4}.")
     return np.frombuffer(data, np.float32).reshape(shape).copy()
