@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from tests.fuzz.readers import Figure, Reader
+from tests.fuzz.reader import Figure, Reader
 
 LATENCIES = "model,threads,batch,latency_ms,samples_ms,origin\n" + "".join(
     f"m,{threads},{batch},{2.0 * batch / threads},{batch / threads} {2 * batch / threads} {9 * batch / threads},here\n"
