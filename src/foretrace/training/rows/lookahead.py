@@ -207,7 +207,7 @@ class LookAheadRows(Rows):
         self.counters.misses += len(turn.fetch)
 
     def end(self, turn: TrainerTurn) -> None:
-        """Write back what no batch within the window reads, and let go of it."""
+        """Write back what no batch within the window reads, and release it."""
         self.inner.put(turn.write_back, self.get(turn.write_back))
         self.evict(turn.evict)
 
@@ -229,7 +229,7 @@ class LookAheadRows(Rows):
         self._values.view(np.uint32)[self._places[np.searchsorted(self._ids, ids)]] = POISON
 
     def evict(self, ids: Int64) -> None:
-        """Let go of held rows (n,), whose places are poisoned."""
+        """Release held rows (n,), whose places are poisoned."""
         self.poison(ids)
         at = np.searchsorted(self._ids, ids)
         self._free[self._left : self._left + len(ids)] = self._places[at]

@@ -81,7 +81,7 @@ class Peers:
             return np.frombuffer(self._messages.pop(key), np.float32)
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for each in (*self._sockets.values(), self._listening):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

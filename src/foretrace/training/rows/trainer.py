@@ -96,7 +96,7 @@ class RowTrainer:
         self._shares = np.linspace(0, len(self.dense), self.trainers + 1).astype(int)
 
     def close(self) -> None:
-        """Let go of the server; the peers stay."""
+        """Close the connections with the server; those with peers stay."""
         for each in (*self.fetches, self.pushes):
             each.close()
 
