@@ -63,6 +63,7 @@ NOT_ASKED = {
     "llm calibrate": "needs runs of a server; suggests `llm simulate` with what it kept, asked in its own test",
     "plan place": "suggests nothing",
     "plan rows": "suggests nothing",
+    "plan cache": "suggests itself with --run, which shapes real links",
     "plan transformer": "suggests nothing",
     "plan pipeline": "suggests nothing",
     "serve plan": "measures; suggests `serve`, which runs until Ctrl-C",

@@ -99,12 +99,34 @@ def _play_lookups(path: Path, way: int) -> Iterator[Figure]:
     yield "tables", [[table.rows, table.pooling] for table in found.tables]
 
 
+def _play_reuse(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.training.rows.reuse import read_reuse, reused
+
+    for each in read_reuse(path):
+        yield "histogram", [each.mean, *each.rows, *each.lookups]
+        yield "ids", reused(each, samples=4 + way, batches=2, pooling=8).tables[0].ids
+
+
+REUSE = """fbgemm.pt
+Avg col size: 2.0
+Histogram of col sizes:
+(0, 1]: 0.500
+(1, 2]: 0.250
+(2+: 0.250
+Ratio of index distribution at different column sizes:
+(0, 1]: 0.250
+(1, 2]: 0.250
+(2+: 0.500
+"""
+
+
 def plan_readers() -> Iterator[Reader]:
     """The readers of this file."""
     files = {
         "placement": ("plan.placement.problem", "problem.json", json.dumps(PROBLEM), _play_problem),
         "latencies": ("serving.server.latencies", "profile.csv", LATENCIES, _play_latencies),
         "arrivals": ("serving.server.load", "log.csv", ARRIVALS, _play_arrivals),
+        "reuse": ("training.rows.reuse", "stats.txt", REUSE, _play_reuse),
         "serve-plan": ("serving.server.run", "plan.json", json.dumps(SERVE_PLAN), _play_serve_plan),
         "search-state": ("search.minimise", "state.json", json.dumps(STATE), _play_state),
     }

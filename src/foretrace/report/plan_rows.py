@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from foretrace.experiment.rows import RanPlacement
+from foretrace.experiment.rows.placed import RanPlacement
 from foretrace.plan.rows.plan import Judged, RowPlan
 from foretrace.report.blocks import About, Block, Column, Line, listing, table
 from foretrace.report.units import count, digits, nbytes, things

@@ -12,7 +12,7 @@ import numpy as np
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger
-from foretrace.experiment.rows import RanPlacement, run
+from foretrace.experiment.rows.placed import RanPlacement, run
 from foretrace.experiment.statistics import LEVEL, RESAMPLES
 from foretrace.plan.rows.baselines import baselines
 from foretrace.plan.rows.bound import bound
@@ -109,7 +109,7 @@ def run_rows(
     """Run the plan beside the placements of `_COMPARED` that fit, on held-out batches; rows go to the user's ledger.
 
     The ledger keeps predicted against measured seconds, which only a `link` gives. Raises ForetraceError as
-    `experiment.rows.run`.
+    `experiment.rows.placed.run`.
     """
     if plan.placement.devices < 2:
         raise ForetraceError("One device exchanges nothing; give `devices=` of 2 or more to run.")

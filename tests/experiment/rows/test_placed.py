@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment.rows import run
+from foretrace.experiment.rows.placed import run
 from foretrace.training.rows.lookups import parse
 from foretrace.training.rows.placement import Mode, PlacedTable, RowPlacement
 
