@@ -25,7 +25,8 @@ class ConstrainedBayes:
 
     Objective and excess have Gaussian processes of their own. The kernel is Matérn's with ν = 5/2, in part a sum over
     coordinates, in part of all together. Its lengths, its parts and the noise are drawn from a prior, and what the
-    draws predict is averaged by their likelihood. Until a point keeps the limit, the probability alone counts.
+    draws predict is averaged by their likelihood. Until a point keeps the limit, the probability alone counts; where
+    costs are plain numbers there is no limit.
     """
 
     begin: int = 2  # points before the process is asked: the starts, then random ones
@@ -36,6 +37,7 @@ class ConstrainedBayes:
     clip: float = inf  # what is further above the best, or above the limit, counts as so far
     candidates: int = 512  # random points that are compared; those of a space this small are all taken
     near: int = 64  # and neighbours of the best one
+    most: int = 100  # points that the processes know: the best and the last ones
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
         """Point by point."""
@@ -55,17 +57,22 @@ class ConstrainedBayes:
     def _next(self, space: Space[Point], met: dict[Hashable, tuple[Point, float]], rng: Random) -> list[Point]:
         best, least = min(met.values(), key=lambda each: each[1])
         new = candidates(space, met, best, rng, self.candidates, self.near)
-        known = [(at, cost) for at, cost in met.values() if isinstance(cost, Constrained)]
+        known = [(at, cost) for at, cost in met.values() if isinstance(cost, Constrained) or cost < inf]
         if not new or not known:
             return new[:1] or ([best] if space.size > len(met) else [])
+        if len(known) > self.most:
+            half = self.most // 2
+            known = sorted(known[:-half], key=lambda each: each[1])[:half] + known[-half:]
         x, at = (np.array([space.encode(each) for each in points]) for points in ([at for at, _ in known], new))
-        excess = np.array([cost.excess for _, cost in known])
-        mean, spread, weight = self._predict(x, np.minimum(excess, max(excess.min(), 0.0) + self.clip), at)
-        gain = weight @ normal_cdf(-mean / spread)
+        gain = np.ones(len(new))
+        if limited := [cost for _, cost in known if isinstance(cost, Constrained)]:
+            excess = np.array([cost.excess for cost in limited])
+            where = x[[isinstance(cost, Constrained) for _, cost in known]]
+            mean, spread, weight = self._predict(where, np.minimum(excess, max(excess.min(), 0.0) + self.clip), at)
+            gain = weight @ normal_cdf(-mean / spread)
         if least < inf:
-            objective = np.array([cost.objective for _, cost in known])
-            objective = np.minimum(objective, max(least, objective.min()) + 2 * self.clip)
-            mean, spread, weight = self._predict(x, objective, at)
+            objective = np.array([cost.objective if isinstance(cost, Constrained) else cost for _, cost in known])
+            mean, spread, weight = self._predict(x, np.minimum(objective, least + 2 * self.clip), at)
             below = (least - self.gain - mean) / spread
             density = np.exp(-0.5 * below**2) / sqrt(2 * pi)
             gain = gain * (weight @ (spread * (below * normal_cdf(below) + density)))
