@@ -62,4 +62,4 @@ def co2_g(energy_j: float, grid: float | None) -> float | None:
 
 def carbon(grams: float, grid: float | None) -> str:
     """As in "12.0 g of CO2 at 400 g/kWh"."""
-    return f"{digits(grams)} g of CO2 at {digits(grid or 0.0)} g/kWh"
+    return f"{grams:.3g} g of CO2 at {digits(grid or 0.0)} g/kWh"

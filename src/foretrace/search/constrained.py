@@ -33,7 +33,6 @@ class ConstrainedBayes:
     length: float = 0.6  # median of the prior of lengths, of coordinates from 0 to 1
     joint: tuple[float, float] = (0.0, 1.0)  # share of the variance that is of all coordinates together
     noise: tuple[float, float] = (1e-4, 1e-2)  # of the variance
-    gain: float = 0.0  # improvement of the objective that is worth a point
     clip: float = inf  # what is further above the best, or above the limit, counts as so far
     candidates: int = 512  # random points that are compared; those of a space this small are all taken
     near: int = 64  # and neighbours of the best one
@@ -73,7 +72,7 @@ class ConstrainedBayes:
         if least < inf:
             objective = np.array([cost.objective if isinstance(cost, Constrained) else cost for _, cost in known])
             mean, spread, weight = self._predict(x, np.minimum(objective, least + 2 * self.clip), at)
-            below = (least - self.gain - mean) / spread
+            below = (least - mean) / spread
             density = np.exp(-0.5 * below**2) / sqrt(2 * pi)
             gain = gain * (weight @ (spread * (below * normal_cdf(below) + density)))
         return [new[int(np.argmax(gain))]]

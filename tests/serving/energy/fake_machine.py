@@ -1,4 +1,4 @@
-"""A tree as Linux has it under /sys, for machines that have none; run as a script, it holds settings until it is ended."""
+"""A tree as Linux has it under /sys; run as a script, this holds changed settings in it until it is ended."""
 
 from __future__ import annotations
 

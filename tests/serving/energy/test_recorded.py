@@ -10,7 +10,7 @@ import pytest
 from foretrace.errors import ForetraceError
 from foretrace.serving.energy import recorded
 from foretrace.serving.energy.tune import limit, tune
-from tests.cli.conftest import Cli, cli  # noqa: F401
+from tests.cli.conftest import DATA, Cli, cli  # noqa: F401
 
 # GPU, workload: setting, energy and time of the least energy, of the least time, and within 1.1 times the least time.
 OPTIMA = {
@@ -104,6 +104,12 @@ def test_other_files(small: Path, tmp_path: Path) -> None:
         recorded.read([f"zeus:{small / 'summary_power_x1.csv'}", "workload=toy", "target=0.5"])
     with pytest.raises(ForetraceError, match="has no summary_power_GPU"):
         recorded.read([f"zeus:{tmp_path / 'nowhere'}", "workload=toy"])
+
+
+def test_no_more_settings_are_measured_than_asked() -> None:
+    found = recorded.read([f"zeus:{DATA / 'energy'}", "workload=squad"])
+    for evaluations in (1, 2, 7):
+        assert len(tune(found, "1.2x", evaluations=evaluations).measured) == evaluations
 
 
 def test_limits_are_read() -> None:

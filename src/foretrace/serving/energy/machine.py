@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -166,13 +167,15 @@ def _packages(root: Path) -> list[Path]:
 
 def _number(file: Path) -> float:
     try:
-        return float(file.read_text())
+        if 0 <= (found := float(file.read_text())) < inf:
+            return found
     except OSError as error:
         raise ForetraceError(
             f"cannot read {file} ({error.strerror or error}); run as root, or have it made readable."
         ) from None
     except ValueError:
-        raise ForetraceError(f"{file} holds no number; is its driver loaded?") from None
+        pass
+    raise ForetraceError(f"{file} holds no number; is its driver loaded?")
 
 
 def _write(file: Path, text: str) -> None:

@@ -13,7 +13,7 @@ from foretrace.search.strategy import SearchStrategy
 from foretrace.serving.energy.environment import EnergyProblem, Measured, Setting, TunedEnvironment
 from foretrace.serving.energy.recorded import RecordedTraining
 
-STRATEGY = ConstrainedBayes()
+STRATEGY = ConstrainedBayes(length=0.9, noise=(1e-4, 1e-1), clip=1.0)  # benchmarks/energy_tune.py --select
 EVALUATIONS = 16
 
 
