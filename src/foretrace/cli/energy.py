@@ -72,7 +72,7 @@ def measure(
     from foretrace.report import energy as report
     from foretrace.serving.energy.command import CommandEnvironment, meters
 
-    found = CommandEnvironment(command=tuple(target), knobs=(), setters={}, meters=meters())
+    found = CommandEnvironment(name=" ".join(target), command=tuple(target), knobs=(), setters={}, meters=meters())
     return report.measured(found.name, found.measure(()), tuple(each.name for each in found.meters), grid)
 
 

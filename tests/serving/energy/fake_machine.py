@@ -43,7 +43,7 @@ if __name__ == "__main__":
     tree, journal = Path(sys.argv[1]), Path(sys.argv[2])
     setters = [setter(name, tree) for name in ("cpu-frequency", "cpu-power-limit")]
     with held(setters, journal, lambda name: setter(name, tree)):
-        setters[0].write(800)
-        setters[1].write(50)
+        setters[0].set(800)
+        setters[1].set(50)
         print("changed", flush=True)
         time.sleep(60)

@@ -45,7 +45,7 @@ def test_levels_and_limits_are_the_devices(root: Path) -> None:
     before = fake_machine.settings(root)
     for each, value in ((frequency, 3000), (power, 126), (power, 1)):
         with pytest.raises(ForetraceError, match="must be"):
-            each.write(value)
+            each.set(value)
     assert fake_machine.settings(root) == before
 
 
@@ -86,7 +86,7 @@ def test_every_start_of_a_tune_restores(root: Path, tmp_path: Path, monkeypatch:
 def test_an_error_inside_restores(root: Path, tmp_path: Path) -> None:
     before, each = fake_machine.settings(root), setter("cpu-frequency", root)
     with pytest.raises(ZeroDivisionError), held([each], tmp_path / "journal", lambda name: setter(name, root)):
-        each.write(1200)
+        each.set(1200)
         1 / 0  # noqa: B018
     assert fake_machine.settings(root) == before
 
@@ -126,7 +126,7 @@ def test_what_the_system_refuses_is_one_sentence(root: Path) -> None:
         file.unlink()
         file.mkdir()
     with pytest.raises(ForetraceError, match="run as root"):
-        each.write(1200)
+        each.set(1200)
 
 
 def test_a_command_is_tuned_by_what_the_counters_say(root: Path, tmp_path: Path) -> None:

@@ -17,27 +17,20 @@ from foretrace.cost.operators import store
 from foretrace.errors import ForetraceError
 from foretrace.names import question
 from foretrace.serving.energy import machine, nvml
-from foretrace.serving.energy.environment import Knob, Measured, Setting
+from foretrace.serving.energy.environment import Knob, Measured, Setting, TunedEnvironment
 from foretrace.serving.energy.held import held, recover
-from foretrace.serving.energy.machine import SYSFS, Meter, Setter
+from foretrace.serving.energy.machine import SYSFS, Meter, Setter, beyond
 
 _CPU_KNOBS = {"cpu-frequency": machine.cpu_frequency, "cpu-power-limit": machine.cpu_power_limit}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandEnvironment:
-    """A command, and what can be set around it."""
+class CommandEnvironment(TunedEnvironment):
+    """A command, and what can be set around it; its name is how it was written."""
 
     command: tuple[str, ...]
-    knobs: tuple[Knob, ...]
     setters: Mapping[str, Setter]  # of the knobs that are the machine's
     meters: tuple[Meter, ...]
-    only: tuple[Setting, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The command."""
-        return " ".join(self.command)
 
     def measure(self, setting: Setting) -> Measured:
         """Set what is to be set, and run the command. Raises ForetraceError where it fails or nothing is metered."""
@@ -48,7 +41,7 @@ class CommandEnvironment:
             )
         values = {knob.name: value for knob, value in zip(self.knobs, setting, strict=True)}
         for name, setter in self.setters.items():
-            setter.write(values[name])
+            setter.set(values[name])
         words = [_filled(word, values) for word in self.command]
         before = [meter.read() for meter in self.meters]
         began = perf_counter()
@@ -86,8 +79,8 @@ def environment(
             knobs.append(Knob(name=name, unit="", levels=tuple(sorted(set(given))), default=given[0]))
             continue
         setters[name] = found = setter(name, root)
-        for value in given:
-            machine.check_limits(found, value)
+        if wrong := [value for value in given if not found.low <= value <= found.high]:
+            raise beyond(found, wrong[0])
         now = found.now()
         knobs.append(
             Knob(name=name, unit=found.unit, levels=tuple(sorted({*(given or found.levels), now})), default=now)
@@ -97,7 +90,9 @@ def environment(
             f"`set=` must say what may be changed: a word that the command has in braces, or "
             f"{', '.join((*_CPU_KNOBS, *nvml.GPU_KNOBS))}."
         )
-    return CommandEnvironment(command=tuple(command), knobs=tuple(knobs), setters=setters, meters=meters(root))
+    return CommandEnvironment(
+        name=" ".join(command), command=tuple(command), knobs=tuple(knobs), setters=setters, meters=meters(root)
+    )
 
 
 def journal(root: Path = SYSFS) -> Path:

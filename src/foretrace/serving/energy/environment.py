@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from typing import Protocol
 
 from foretrace.search.space import Constrained, Levels, Problem
 
@@ -30,16 +29,17 @@ class Measured:
     time_s: float
 
 
-class TunedEnvironment(Protocol):
-    """Work whose energy and time depend on settings."""
+@dataclass(frozen=True, kw_only=True)
+class TunedEnvironment:
+    """Work whose energy and time depend on settings: override `measure`."""
 
     name: str
     knobs: tuple[Knob, ...]
-    only: tuple[Setting, ...]  # the combinations that there are; empty: all of the levels
+    only: tuple[Setting, ...] = ()  # the combinations that there are; empty: all of the levels
 
     def measure(self, setting: Setting) -> Measured:
         """Do the work so. Raises ForetraceError where that cannot be."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} cannot be measured")
 
 
 class EnergyProblem(Problem[Setting]):

@@ -18,8 +18,9 @@ _SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the highest, where the driver lis
 State = Mapping[str, str]
 
 
-class Setter(Protocol):
-    """One setting of the machine."""
+@dataclass(frozen=True, kw_only=True)
+class Setter:
+    """One setting of the machine: its limits and levels; kinds of hardware override the methods."""
 
     name: str
     unit: str
@@ -29,32 +30,32 @@ class Setter(Protocol):
 
     def now(self) -> float:
         """What it is set to."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} does not tell what it is set to")
 
     def state(self) -> State:
         """All that `restore` needs."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} cannot be kept")
 
-    def write(self, value: float) -> None:
-        """Set it, within its limits. Raises ForetraceError."""
-        ...
+    def set(self, value: float) -> None:
+        """Set it. Raises ForetraceError for a value beyond its limits, before anything is written."""
+        if not self.low <= value <= self.high:
+            raise beyond(self, value)
+        self._write(value)
 
     def restore(self, state: State) -> None:
         """As it was. Raises ForetraceError."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} cannot be restored")
+
+    def _write(self, value: float) -> None:
+        raise NotImplementedError(f"{type(self).__name__} cannot be set")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SysfsSetter:
+class SysfsSetter(Setter):
     """A setting that lies in one file per core or package."""
 
-    name: str
-    unit: str
     scale: float  # of the files, over `unit`
     files: tuple[Path, ...]
-    low: float
-    high: float
-    levels: tuple[float, ...]
 
     def now(self) -> float:
         """Of the first file."""
@@ -64,9 +65,7 @@ class SysfsSetter:
         """The text of every file."""
         return {str(file): file.read_text().strip() for file in self.files}
 
-    def write(self, value: float) -> None:
-        """The same into every file."""
-        check_limits(self, value)
+    def _write(self, value: float) -> None:
         for file in self.files:
             _write(file, str(round(value * self.scale)))
 
@@ -83,12 +82,11 @@ class SysfsSetter:
             raise errors[0]
 
 
-def check_limits(setter: Setter, value: float) -> None:
-    """Raises ForetraceError for a value that the device does not take."""
-    if not setter.low <= value <= setter.high:
-        raise ForetraceError(
-            f"{setter.name} must be {setter.low:g} to {setter.high:g} {setter.unit}, got {value:g}; choose another one."
-        )
+def beyond(setter: Setter, value: float) -> ForetraceError:
+    """What is said of a value that the device does not take."""
+    return ForetraceError(
+        f"{setter.name} must be {setter.low:g} to {setter.high:g} {setter.unit}, got {value:g}; choose another one."
+    )
 
 
 def cpu_frequency(root: Path = SYSFS) -> SysfsSetter | None:
@@ -125,7 +123,10 @@ def cpu_power_limit(root: Path = SYSFS) -> SysfsSetter | None:
 class Meter(Protocol):
     """Energy that hardware counts."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What is counted."""
+        ...
 
     def read(self) -> Sequence[float]:
         """The counters, in joules."""

@@ -8,14 +8,14 @@ from importlib import import_module
 from typing import Any
 
 from foretrace.errors import ForetraceError, MissingExtraError
-from foretrace.serving.energy.machine import State, check_limits
+from foretrace.serving.energy.machine import Setter, State
 
 GPU_KNOBS = ("gpu-power-limit", "gpu-frequency", "gpu-memory-frequency")
 _MW = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
-class NvmlSetter:
+class NvmlSetter(Setter):
     """A power limit (W), or the highest clock (MHz) of cores or memory.
 
     NVML does not tell to which range clocks are locked, so they are restored by unlocking them.
@@ -23,11 +23,6 @@ class NvmlSetter:
 
     library: Any
     handle: Any
-    name: str
-    unit: str
-    low: float
-    high: float
-    levels: tuple[float, ...]
 
     def now(self) -> float:
         """The limit, or the highest clock."""
@@ -39,9 +34,7 @@ class NvmlSetter:
         """The limit, where NVML tells it."""
         return {"limit": f"{self.now():.3f}"} if self.name == "gpu-power-limit" else {}
 
-    def write(self, value: float) -> None:
-        """Set the limit, or lock clocks up to it."""
-        check_limits(self, value)
+    def _write(self, value: float) -> None:
         if self.name == "gpu-power-limit":
             _asked(self.library, "nvmlDeviceSetPowerManagementLimit", self.handle, round(value * _MW))
         else:
@@ -52,7 +45,7 @@ class NvmlSetter:
         if self.name != "gpu-power-limit":
             _asked(self.library, f"nvmlDeviceReset{self._clocks}LockedClocks", self.handle)
         elif "limit" in state:
-            self.write(float(state["limit"]))
+            self.set(float(state["limit"]))
 
     @property
     def _clocks(self) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from foretrace.errors import ForetraceError
 from foretrace.names import keyed, question
 from foretrace.reading import read_text
-from foretrace.serving.energy.environment import Knob, Measured, Setting
+from foretrace.serving.energy.environment import Knob, Measured, Setting, TunedEnvironment
 
 PREFIX = "zeus:"
 _POWER = "summary_power_"
@@ -29,12 +29,9 @@ _USUAL = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedTraining:
+class RecordedTraining(TunedEnvironment):
     """A training on one GPU to a target, at the batch sizes and power limits that were recorded."""
 
-    name: str
-    knobs: tuple[Knob, ...]
-    only: tuple[Setting, ...]
     points: Mapping[Setting, Measured]
 
     def measure(self, setting: Setting) -> Measured:
@@ -67,7 +64,7 @@ def read(words: Sequence[str]) -> RecordedTraining:
     if "target" in given or not target:
         target = _number(given.get("target", ""), "`target=` of a recorded training")
     epochs = _epochs(power.parent, workload, target)
-    points = {}
+    points: dict[Setting, Measured] = {}
     for row in rows:
         if row["dataset"] != workload or (reached := epochs.get((row["batch_size"], row["optimizer"]))) is None:
             continue
