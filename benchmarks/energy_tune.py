@@ -33,6 +33,7 @@ WORKLOADS = ("cifar100", "imagenet", "librispeech", "movielens-1m", "squad", "se
 GPUS = ("v100", "a40")
 SLO = 1.1
 NEAR = 1.02
+FEW = 10  # of the seeds, every so many-th where a run is slow
 
 
 def trainings(traces: Path) -> dict[tuple[str, str], RecordedTraining]:
@@ -142,9 +143,9 @@ def said(strategy: ConstrainedBayes) -> str:
 
 
 def measured_runs(training: RecordedTraining, seeds: int) -> list[list[int]]:
-    """Evaluations of ours, of random search and of TPE."""
+    """Evaluations of ours, of random search and, for every tenth seed, of TPE, which is slow."""
     ours, random = ([evaluations(training, each, seed) for seed in range(seeds)] for each in (STRATEGY, RandomSearch()))
-    return [ours, random, [tpe(training, seed) for seed in range(seeds)]]
+    return [ours, random, [tpe(training, seed) for seed in range(0, seeds, FEW)]]
 
 
 def _runs(job: tuple[RecordedTraining, int]) -> list[list[int]]:
@@ -153,14 +154,14 @@ def _runs(job: tuple[RecordedTraining, int]) -> list[list[int]]:
 
 def evaluation_table(them: dict[tuple[str, str], RecordedTraining], seeds: int) -> str:
     """Medians with quartiles; the last line counts trainings."""
-    found = np.array(executor.map(_runs, [(each, seeds) for each in them.values()]))  # trainings x strategies x seeds
+    found = executor.map(_runs, [(each, seeds) for each in them.values()])  # trainings x strategies x seeds
     rows = []
     for (gpu, name), training, runs in zip(them, them.values(), found, strict=True):
-        quartiles = np.quantile(runs, [0.25, 0.5, 0.75], axis=1).T
+        quartiles = [np.quantile(each, [0.25, 0.5, 0.75]) for each in runs]
         kept = sum(each.time_s <= SLO * training.points[training.fastest].time_s for each in training.points.values())
         rows.append([f"{name}, {gpu}", str(len(training.points)), str(kept)])
         rows[-1] += [f"{middle:g} ({low:g} – {high:g})" for low, middle, high in quartiles]
-    medians = np.median(found, axis=2)
+    medians = np.array([[np.median(each) for each in runs] for runs in found])
     rows.append(["at most 10", "", "", *(f"{(each <= 10).sum()} of {len(medians)}" for each in medians.T)])
     rows.append(["worst", "", "", *(f"{each.max():g}" for each in medians.T)])
     return table(["training", "settings", "within the limit", "Bayesian", "random", "TPE"], rows)
@@ -170,7 +171,7 @@ def savings_table(them: dict[tuple[str, str], RecordedTraining], seeds: int) -> 
     """What 16 evaluations save: medians over the seeds."""
     rows = []
     for (gpu, name), training in them.items():
-        runs = [tune(training, f"{SLO}x", seed=seed) for seed in range(seeds)]
+        runs = [tune(training, f"{SLO}x", seed=seed) for seed in range(0, seeds, FEW)]
         optimum = training.points[runs[0].optimum or default(training)]
         fastest, before = training.points[training.fastest], training.points[default(training)]
         saved = np.median([1 - run.at_best.energy_j / before.energy_j for run in runs])
@@ -266,13 +267,14 @@ Written by `python benchmarks/energy_tune.py TRACES` from Zeus' recordings (You 
 of MLPerf Training.
 """
 EVALUATIONS = """Settings measured until one is within 2 % of the least energy of all that keep 1.1 times the fastest
-time, both known by enumeration; median (quartiles) over seeds. Every search begins at the default setting (published
+time, both known by enumeration; median (quartiles) over seeds, of TPE over every tenth. Every search begins at the default setting (published
 batch size, highest power limit) and goes on with random points. TPE is optuna's, with the limit as a constraint; it
-begins with three random points. The kernel's prior, clipping and noise were chosen by `--select` as those with the
-fewest evaluations; with a workload left out on both GPUs, the other five choose nearly the same (printed by that
-command). Still, the six workloads were seen.
+begins with three random points. Kernel, clipping and noise are those with the lowest worst median among settings
+within 1 % of the fewest evaluations on average (`--select`). All six workloads were seen by that choice, so the figures
+may be optimistic: with a workload left out on both GPUs, what the other five choose by the fewest evaluations took a
+median of at most 9 on V100 and, on A40, 17 (cifar100), 11.5 (librispeech) and at most 8 (others), with 20 seeds.
 """
-SAVINGS = """After 16 evaluations: medians over seeds. The limit is 1.1 times the fastest time. The default is the
+SAVINGS = """After 16 evaluations: medians over every tenth seed. The limit is 1.1 times the fastest time. The default is the
 published batch size at the highest power limit, which is slow where another batch size needs fewer epochs: most of what
 is saved there is time. The last column is what the limit's 10 % alone buy. PolyThrottle's 36 % are of inference on
 Jetson boards, against their default: other work and other knobs.

@@ -61,7 +61,7 @@ def tune(
     seed: int = 0,
     tell: Callable[[float], None] | None = None,
 ) -> Tuned:
-    """Measure the default setting, then what the strategy asks for.
+    """Measure the default setting, then those of the strategy.
 
     A relative `slo` is of the fastest recorded time; of a command, of its time at the default setting. Raises
     ForetraceError where nothing that was measured keeps it.
