@@ -267,14 +267,16 @@ Written by `python benchmarks/energy_tune.py TRACES` from Zeus' recordings (You 
 of MLPerf Training.
 """
 EVALUATIONS = """Settings measured until one is within 2 % of the least energy of all that keep 1.1 times the fastest
-time, both known by enumeration; median (quartiles) over seeds, of TPE over every tenth. Every search begins at the default setting (published
+time, both known by enumeration; median (quartiles) over seeds, of TPE over every tenth. Every
+search begins at the default setting (published
 batch size, highest power limit) and goes on with random points. TPE is optuna's, with the limit as a constraint; it
 begins with three random points. Kernel, clipping and noise are those with the lowest worst median among settings
 within 1 % of the fewest evaluations on average (`--select`). All six workloads were seen by that choice, so the figures
 may be optimistic: with a workload left out on both GPUs, what the other five choose by the fewest evaluations took a
 median of at most 9 on V100 and, on A40, 17 (cifar100), 11.5 (librispeech) and at most 8 (others), with 20 seeds.
 """
-SAVINGS = """After 16 evaluations: medians over every tenth seed. The limit is 1.1 times the fastest time. The default is the
+SAVINGS = """After 16 evaluations: medians over every tenth seed.
+The limit is 1.1 times the fastest time. The default is the
 published batch size at the highest power limit, which is slow where another batch size needs fewer epochs: most of what
 is saved there is time. The last column is what the limit's 10 % alone buy. PolyThrottle's 36 % are of inference on
 Jetson boards, against their default: other work and other knobs.

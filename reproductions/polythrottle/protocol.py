@@ -86,7 +86,8 @@ def page(traces: Path, seeds: int) -> str:
         "Time is seconds per epoch times the mean number of epochs of runs that reached the target; energy is that "
         "times the average power.\n",
         table(header, [[f"{name}, {gpu}", *enumerated(each)] for (gpu, name), each in them.items()]),
-        f"\n## What 16 measurements save\n\nMedians over every tenth of {seeds} seeds, in %.\n", savings_table(them, seeds), "",
+        f"\n## What 16 measurements save\n\nMedians over every tenth of {seeds} seeds, in %.\n",
+        savings_table(them, seeds), "",
     ])  # fmt: skip
 
 

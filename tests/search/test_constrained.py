@@ -12,10 +12,10 @@ import pytest
 
 from foretrace.search.constrained import ConstrainedBayes, normal_cdf
 from foretrace.search.minimise import SearchState, minimise
-from foretrace.search.space import Constrained, Levels, Problem
+from foretrace.search.space import Constrained, Problem, RatioChoices
 from foretrace.search.strategies import Exhaustive
 
-SPACE = Levels((tuple(2.0**i for i in range(8)), (100.0, 125.0, 150.0, 200.0, 250.0)))
+SPACE = RatioChoices((tuple(2.0**i for i in range(8)), (100.0, 125.0, 150.0, 200.0, 250.0)))
 
 
 class Machine(Problem[tuple[float, float]]):
@@ -72,7 +72,7 @@ def test_nothing_keeps_a_limit_that_nothing_can() -> None:
 
 def test_levels_are_near_by_their_ratio() -> None:
     assert SPACE.encode((16.0, 100.0)) == pytest.approx((4 / 7, 0.0))
-    some = Levels(SPACE.values, only=((1.0, 100.0), (2.0, 250.0)))
+    some = RatioChoices(SPACE.values, only=((1.0, 100.0), (2.0, 250.0)))
     assert some.size == 2 and list(some.points()) == [(1.0, 100.0), (2.0, 250.0)]
 
 

@@ -12,7 +12,7 @@ from foretrace.report.units import digits, scaled, seconds, share, span, things
 from foretrace.report.views import Report, taken
 from foretrace.serving.energy.colocate import Colocation
 from foretrace.serving.energy.command import CommandEnvironment
-from foretrace.serving.energy.environment import Measured, Setting, TunedEnvironment
+from foretrace.serving.energy.environment import EnergyUse, Setting, TunedEnvironment
 from foretrace.serving.energy.tune import Tuned, words
 
 
@@ -226,7 +226,7 @@ def dry_run(environment: CommandEnvironment, *, slo: str) -> EnergyTuneView:
     )  # fmt: skip
 
 
-def measured(target: str, found: Measured, meters: tuple[str, ...], grid: float | None) -> EnergyMeasureView:
+def measured(target: str, found: EnergyUse, meters: tuple[str, ...], grid: float | None) -> EnergyMeasureView:
     """The answer about one run."""
     power_w = found.energy_j / found.time_s
     return EnergyMeasureView(

@@ -133,7 +133,7 @@ class Choices(Space[tuple[Any, ...]]):
 
 
 @dataclass(frozen=True)
-class Levels(Choices):
+class RatioChoices(Choices):
     """Positive numbers per dimension, near where their ratio is near 1; of `only` these combinations, if given."""
 
     only: tuple[tuple[float, ...], ...] = ()

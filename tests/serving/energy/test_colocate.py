@@ -10,12 +10,14 @@ import pytest
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger
 from foretrace.report.energy import colocated
-from foretrace.serving.energy.colocate import ARMS, UNKNOWN, InterferenceLaw, Work, colocate
+from foretrace.serving.energy.colocate import ARMS, UNKNOWN, InterferenceLaw, PassWork, colocate
 from foretrace.serving.server.run import usable
 
 BATCHES = (1, 2, 4, 8, 16)
-REQUESTS = {n: Work(batch=n, forward_flops=1e8 * n, backward_flops=0.0, intensity=5 * n / (n + 4)) for n in BATCHES}
-STEPS = {n: Work(batch=n, forward_flops=3e8 * n, backward_flops=6e8 * n, intensity=9 * n / (n + 8)) for n in BATCHES}
+REQUESTS = {n: PassWork(batch=n, forward_flops=1e8 * n, backward_flops=0.0, intensity=5 * n / (n + 4)) for n in BATCHES}
+STEPS = {
+    n: PassWork(batch=n, forward_flops=3e8 * n, backward_flops=6e8 * n, intensity=9 * n / (n + 8)) for n in BATCHES
+}
 
 
 def latency_s(request: int, step: int) -> float:

@@ -42,7 +42,7 @@ _ROUNDS = 9  # of every pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class PassWork:
     """A forward pass, or a training step, at a batch size."""
 
     batch: int
@@ -61,7 +61,7 @@ class InterferenceLaw:
     error: float  # largest of the fitted pairs, each predicted without itself, of the logarithm
 
     @classmethod
-    def fit(cls, pairs: Sequence[tuple[Work, Work]], latency_s: Sequence[float]) -> InterferenceLaw:
+    def fit(cls, pairs: Sequence[tuple[PassWork, PassWork]], latency_s: Sequence[float]) -> InterferenceLaw:
         """By ridge regression; how strong a ridge is what predicts each pair best from the others.
 
         Raises ForetraceError for fewer than four pairs.
@@ -82,13 +82,13 @@ class InterferenceLaw:
         assert best is not None
         return cls(weights=best[1], center=center, scale=np.where(scale > 0, scale, 1.0), error=best[0])
 
-    def latency_s(self, request: Work, step: Work) -> tuple[float, float, float]:
+    def latency_s(self, request: PassWork, step: PassWork) -> tuple[float, float, float]:
         """Seconds of a request with that step in flight, and where they lie."""
         x = np.array([1.0, *((np.array(_features(request, step)) - self.center) / self.scale)])
         value, width = float(np.exp(x @ self.weights)), max(float(np.expm1(self.error)), _LEAST_RANGE)
         return value, value / (1 + width), value * (1 + width)
 
-    def admitted(self, request: Work, steps: Sequence[Work], limit_s: float) -> Work | None:
+    def admitted(self, request: PassWork, steps: Sequence[PassWork], limit_s: float) -> PassWork | None:
         """The largest step beside which the request keeps the limit even at the upper end; None where none is."""
         kept = [step for step in steps if self.latency_s(request, step)[2] <= limit_s]
         return max(kept, key=lambda step: step.batch, default=None)
@@ -243,17 +243,17 @@ def colocate(
     )  # fmt: skip
 
 
-def work_of(model: str, batch: int, *, size: str, train: bool) -> Work:
+def work_of(model: str, batch: int, *, size: str, train: bool) -> PassWork:
     """FLOPs and intensity of a step or forward pass, without running it."""
     graph = operators_of(model, size=size, batch=batch, training=train, like="cpu")
     backward = sum(node.flops for node in graph.nodes if node.phase == Phase.BACKWARD)
-    return Work(
+    return PassWork(
         batch=batch, forward_flops=graph.flops - backward, backward_flops=backward,
         intensity=graph.flops / max(graph.nbytes, 1.0),
     )  # fmt: skip
 
 
-def _features(request: Work, step: Work) -> tuple[float, ...]:
+def _features(request: PassWork, step: PassWork) -> tuple[float, ...]:
     amounts = (
         request.forward_flops, request.intensity, request.batch,
         step.forward_flops, step.backward_flops, step.intensity, step.batch,

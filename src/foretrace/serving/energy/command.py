@@ -17,7 +17,7 @@ from foretrace.cost.operators import store
 from foretrace.errors import ForetraceError
 from foretrace.names import question
 from foretrace.serving.energy import machine, nvml
-from foretrace.serving.energy.environment import Knob, Measured, Setting, TunedEnvironment
+from foretrace.serving.energy.environment import EnergyUse, Knob, Setting, TunedEnvironment
 from foretrace.serving.energy.held import held, recover
 from foretrace.serving.energy.machine import SYSFS, Meter, Setter, beyond
 
@@ -32,7 +32,7 @@ class CommandEnvironment(TunedEnvironment):
     setters: Mapping[str, Setter]  # of the knobs that are the machine's
     meters: tuple[Meter, ...]
 
-    def measure(self, setting: Setting) -> Measured:
+    def measure(self, setting: Setting) -> EnergyUse:
         """Set what is to be set, and run the command. Raises ForetraceError where it fails or nothing is metered."""
         if not self.meters:
             raise ForetraceError(
@@ -51,7 +51,7 @@ class CommandEnvironment(TunedEnvironment):
         energy_j = sum(meter.between(a, b) for meter, a, b in zip(self.meters, before, after, strict=True))
         if not energy_j > 0:
             raise ForetraceError(f"{self.name} took less energy than the counter tells; give it more work.")
-        return Measured(energy_j, time_s)
+        return EnergyUse(energy_j, time_s)
 
     @contextmanager
     def restored(self, journal: Path, root: Path = SYSFS) -> Iterator[None]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
-from foretrace.search.space import Constrained, Levels, Problem
+from foretrace.search.space import Constrained, Problem, RatioChoices
 
 Setting = tuple[float, ...]  # a value per knob
 
@@ -22,7 +22,7 @@ class Knob:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class EnergyUse:
     """What the work takes at a setting."""
 
     energy_j: float
@@ -37,7 +37,7 @@ class TunedEnvironment:
     knobs: tuple[Knob, ...]
     only: tuple[Setting, ...] = ()  # the combinations that there are; empty: all of the levels
 
-    def measure(self, setting: Setting) -> Measured:
+    def measure(self, setting: Setting) -> EnergyUse:
         """Do the work so. Raises ForetraceError where that cannot be."""
         raise NotImplementedError(f"{type(self).__name__} cannot be measured")
 
@@ -45,9 +45,9 @@ class TunedEnvironment:
 class EnergyProblem(Problem[Setting]):
     """The least energy within `limit_s`: costs are logarithms, and each setting is measured once."""
 
-    def __init__(self, environment: TunedEnvironment, limit_s: float, measured: dict[Setting, Measured]) -> None:
+    def __init__(self, environment: TunedEnvironment, limit_s: float, measured: dict[Setting, EnergyUse]) -> None:
         self.environment, self.limit_s, self.measured = environment, limit_s, measured
-        self.space = Levels(tuple(knob.levels for knob in environment.knobs), environment.only)
+        self.space = RatioChoices(tuple(knob.levels for knob in environment.knobs), environment.only)
 
     def costs(self, points: Sequence[Setting]) -> list[float]:
         """Of every setting, with by how much it is above the limit."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from foretrace.errors import ForetraceError
 from foretrace.names import keyed, question
 from foretrace.reading import read_text
-from foretrace.serving.energy.environment import Knob, Measured, Setting, TunedEnvironment
+from foretrace.serving.energy.environment import EnergyUse, Knob, Setting, TunedEnvironment
 
 PREFIX = "zeus:"
 _POWER = "summary_power_"
@@ -32,9 +32,9 @@ _USUAL = {
 class RecordedTraining(TunedEnvironment):
     """A training on one GPU to a target, at the batch sizes and power limits that were recorded."""
 
-    points: Mapping[Setting, Measured]
+    points: Mapping[Setting, EnergyUse]
 
-    def measure(self, setting: Setting) -> Measured:
+    def measure(self, setting: Setting) -> EnergyUse:
         """As recorded."""
         return self.points[setting]
 
@@ -64,7 +64,7 @@ def read(words: Sequence[str]) -> RecordedTraining:
     if "target" in given or not target:
         target = _number(given.get("target", ""), "`target=` of a recorded training")
     epochs = _epochs(power.parent, workload, target)
-    points: dict[Setting, Measured] = {}
+    points: dict[Setting, EnergyUse] = {}
     for row in rows:
         if row["dataset"] != workload or (reached := epochs.get((row["batch_size"], row["optimizer"]))) is None:
             continue
@@ -74,7 +74,7 @@ def read(words: Sequence[str]) -> RecordedTraining:
         )
         if all(isfinite(each) and each > 0 for each in (watts, per_epoch, size, limit)):
             time_s = per_epoch * reached
-            points[size, limit] = Measured(time_s * watts, time_s)
+            points[size, limit] = EnergyUse(time_s * watts, time_s)
     if not points:
         raise ForetraceError(f"no run of {workload} in {power.parent} reached `target={target:g}`; give another one.")
     sizes, limits = (tuple(sorted(set(each))) for each in zip(*points, strict=True))

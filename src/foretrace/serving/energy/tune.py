@@ -10,7 +10,7 @@ from foretrace.errors import ForetraceError
 from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.minimise import minimise
 from foretrace.search.strategy import SearchStrategy
-from foretrace.serving.energy.environment import EnergyProblem, Measured, Setting, TunedEnvironment
+from foretrace.serving.energy.environment import EnergyProblem, EnergyUse, Setting, TunedEnvironment
 from foretrace.serving.energy.recorded import RecordedTraining
 
 STRATEGY = ConstrainedBayes(length=0.9, noise=(1e-4, 1e-1), clip=1.0)  # benchmarks/energy_tune.py --select
@@ -25,16 +25,16 @@ class Tuned:
     limit_s: float
     best: Setting
     default: Setting
-    measured: dict[Setting, Measured]
+    measured: dict[Setting, EnergyUse]
     optimum: Setting | None  # by enumeration; None where not everything was recorded
 
     @property
-    def at_best(self) -> Measured:
+    def at_best(self) -> EnergyUse:
         """What the work takes at the best setting."""
         return self.measured[self.best]
 
     @property
-    def at_default(self) -> Measured:
+    def at_default(self) -> EnergyUse:
         """And at the setting to begin with."""
         return self.measured[self.default]
 
@@ -91,7 +91,7 @@ def words(setting: Setting, environment: TunedEnvironment) -> str:
     return " ".join(f"{knob.name}={value:g}" for knob, value in zip(environment.knobs, setting, strict=True))
 
 
-def _nothing(slo: str, met: dict[Setting, Measured], environment: TunedEnvironment) -> ForetraceError:
+def _nothing(slo: str, met: dict[Setting, EnergyUse], environment: TunedEnvironment) -> ForetraceError:
     fastest = min(met, key=lambda at: met[at].time_s)
     return ForetraceError(
         f"none of {len(met)} settings of {environment.name} keeps `slo={slo}`: the fastest, "
