@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from math import inf, pi, sqrt
+from math import inf, log, pi, sqrt
 from random import Random
 
 import numpy as np
@@ -82,7 +82,7 @@ class ConstrainedBayes:
         rng = np.random.default_rng(0)  # the same draws every time
         lengths = self.length * np.exp(0.8 * rng.standard_normal((_DRAWS, x.shape[1])))
         joint, shares = rng.uniform(*self.joint, _DRAWS), rng.dirichlet(np.ones(x.shape[1]), _DRAWS)
-        noise = np.exp(rng.uniform(*np.log(self.noise), _DRAWS))
+        noise = np.exp(rng.uniform(log(self.noise[0]), log(self.noise[1]), _DRAWS))
         scale = y.std() or 1.0
         z = (y - y.mean()) / scale
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
 
@@ -91,7 +91,7 @@ def words(setting: Setting, environment: TunedEnvironment) -> str:
     return " ".join(f"{knob.name}={value:g}" for knob, value in zip(environment.knobs, setting, strict=True))
 
 
-def _nothing(slo: str, met: dict[Setting, EnergyUse], environment: TunedEnvironment) -> ForetraceError:
+def _nothing(slo: str, met: Mapping[Setting, EnergyUse], environment: TunedEnvironment) -> ForetraceError:
     fastest = min(met, key=lambda at: met[at].time_s)
     return ForetraceError(
         f"none of {len(met)} settings of {environment.name} keeps `slo={slo}`: the fastest, "
