@@ -201,8 +201,8 @@ def tuned(found: Tuned, *, slo: str) -> EnergyTuneView:
         default_energy_j=before.energy_j,
         default_time_s=before.time_s,
         optimum=None if found.optimum is None else _named(found.optimum, found.environment),
-        optimum_j=optimum and optimum.energy_j,
-        optimum_time_s=optimum and optimum.time_s,
+        optimum_j=optimum.energy_j if optimum else None,
+        optimum_time_s=optimum.time_s if optimum else None,
         measured=tuple(
             taken(SettingView, each, setting=_named(at, found.environment), within_slo=each.time_s <= found.limit_s)
             for at, each in found.measured.items()
