@@ -60,9 +60,10 @@ def test_known_optima(traces: Path, key: tuple[str, str]) -> None:
     for at, (setting, energy_j, time_s) in zip(
         (found.optimum(np.inf), found.fastest, found.optimum(limit_s)), OPTIMA[key], strict=True
     ):
-        assert at == setting
+        assert at is not None and at == setting
         each = found.points[at]
-        assert (each.energy_j, each.time_s) == (pytest.approx(energy_j, rel=6e-4), pytest.approx(time_s, rel=2e-3))
+        assert each.energy_j == pytest.approx(energy_j, rel=6e-4)
+        assert each.time_s == pytest.approx(time_s, rel=2e-3)
 
 
 def test_search_comes_within_two_per_cent(traces: Path) -> None:
@@ -113,7 +114,8 @@ def test_no_more_settings_are_measured_than_asked() -> None:
 
 
 def test_limits_are_read() -> None:
-    assert (limit("1.1x", 10), limit("250ms", 1), limit("2s", 1)) == (pytest.approx(11), 0.25, 2)
+    assert limit("1.1x", 10) == pytest.approx(11)
+    assert (limit("250ms", 1), limit("2s", 1)) == (0.25, 2)
     for text in ("fast", "-1s", "0x", "infs", ""):
         with pytest.raises(ForetraceError, match="no limit of a time"):
             limit(text, 1.0)
