@@ -58,6 +58,7 @@ ASKED = {
     "llm capacity": f"llama-3-8b --device h100 --devices 1 --slo ttft=1s --seconds 600 --requests {REQUESTS}",
     "llm simulate": "llama-3-8b --device h100 --seconds 30",
     "llm calibrate": f"{ROOT / 'tests' / 'data' / 'serving' / 'vllm_bench.json'} --model llama-3-8b --device h100",
+    "energy tune": f"zeus:{ROOT / 'tests' / 'data' / 'energy'} workload=squad",
     "fleet run": f"{SMALL} --policy las",
     "fleet compare": f"{SMALL} --policy fifo --policy las",
     "fleet why": f"{JOBS} job20 --cluster 2x4x8",
@@ -88,6 +89,8 @@ MEASURE = {
     "serve run": "serves until it is stopped",
     "serve load": "times a server",
     "llm verify": "runs an engine",
+    "energy measure": "reads counters of this machine",
+    "energy colocate": "runs two models",
 }
 ELSEWHERE = {
     "ledger": "prints measured rows as they were stored: tests/verify",

@@ -56,6 +56,9 @@ NOT_RUN = {
     "fleet sweep": "plays 30 runs",
     "serve run": "serves until it is stopped",
     "serve load": "asks a server, which has to run",
+    "energy tune": "needs a counter of energy",
+    "energy measure": "needs a counter of energy",
+    "energy colocate": "measures two models, for a minute",
 }
 NEEDS_TORCH = {"estimate", "operators", "utilisation", "llm verify"}
 # What is added to an example that would compute for long: the same way through the program, with less to do.
@@ -66,6 +69,7 @@ MEANINGS = {
     "--accept-noise": "keep times that vary", "--accumulate": "micro-batches per update", "--add-rack": "more units",
     "--against": "techniques of the baseline", "--all-ranks": "all ranks as one graph",
     "--alpha": "how much worse graphs may be that are followed", "--any-sets": "several pieces on a device",
+    "--apply": "change settings of the machine",
     "--arrivals": "when requests come", "--at": "a moment of a log", "--attention": "implementation",
     "--backend": "what exchanges messages", "--batch": "samples per step",
     "--batches": "where steps take batches from", "--between": "link between machines",
@@ -79,11 +83,13 @@ MEANINGS = {
     "--do": "techniques, in order", "--dp": "groups that attend to different sequences",
     "--dtype": "number format of served weights", "--emulate": "layers that sleep", "--engine": "whose step times",
     "--ep": "devices that share experts", "--epochs": "epochs to train",
+    "--evaluations": "how many settings to measure",
     "--every-s": "seconds between looks at the load", "--exact": "weigh every assumption alone",
     "--explain": "why others lost", "--export": "write the rows", "--first-steps": "steps to keep",
     "--fix": "a degree that is given", "--for": "what to make small", "--format": "format of a log",
     "--from": "smallest size", "--fuse": "fuse operators", "--gpu": "a GPU's products", "--gpus": "devices in all",
-    "--gradient-mb": "size of all gradients", "--host": "address to listen at", "--html": "the answer as a page",
+    "--gradient-mb": "size of all gradients",
+    "--grid": "carbon of a kWh", "--host": "address to listen at", "--html": "the answer as a page",
     "--import": "add exported rows", "--inference": "forward pass alone", "--input": "sizes of a model's input",
     "--inside": "link inside a machine", "--jitter-s": "how far submissions are shifted", "--job": "one job of a log",
     "--jobs": "how many jobs", "--json": "the answer as JSON", "--keep": "keep what was recorded",
