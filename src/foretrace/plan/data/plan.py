@@ -138,12 +138,13 @@ def _jobs(
     counts = (sizes.partitions,) if sizes.partitions else tuple(each for each in PARTITIONS if 2 * each <= sizes.nodes)
     whole = but(sizes, partitions=counts[0] if counts else 1)
     yield base, whole
+    most = 2 if memory_of(base, whole, training) <= memory_bytes else 1  # where all fits, no buffer of nearly all
     for count in counts:
         cut = but(sizes, partitions=count)
         for order, step in (("beta", 1), ("comet", 2)) if base.task == "links" else (("", 1),):
             jobs = [
                 but(base, loader="partition buffer", order=order, buffer=held)
-                for held in range(2 * step, count, step)
+                for held in range(2 * step, max(count // most, 2 * step + 1), step)
                 if count % step == 0
             ]
             fitting = [job for job in jobs if memory_of(job, cut, training) <= memory_bytes]
@@ -212,7 +213,7 @@ def _timed(
     """The candidate with its seconds."""
     epoch = _link_epoch if job.task == "links" else _node_epoch
     batches, found = epoch(job, sizes, training, costs)
-    value, low, high = (each / batches for each in found)
+    value, low, high = (float(each) / batches for each in found)
     time = BatchTime(s=value, low_s=(1 - _MODEL) * low, high_s=(1 + _MODEL) * high)
     return replace(untimed, batches=batches, batch_s=time)
 

@@ -218,7 +218,7 @@ def limit_memory(bytes_more: int) -> None:
     Raises ForetraceError where the system does not say what it has.
     """
     warm = torch.ones(64, 64) @ torch.ones(64, 64)  # libraries take their own memory at the first call
-    warm.index_add_(0, torch.arange(64), warm).softmax(1)
+    warm.index_add_(0, torch.arange(64), warm.sigmoid())
     now = _resident("VmData")
     if not now:
         raise ForetraceError("A limit of memory can be enforced on Linux alone; plan without running it.")
