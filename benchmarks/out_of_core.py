@@ -3,7 +3,7 @@
     python benchmarks/out_of_core.py [--graph TEXT] [--memory 110] [--epochs 4] [--seeds 3] [--loaders]
 
 Seconds are those of the processor in the training thread and of waiting for the disk. `--loaders` also times a loader
-that reads rows one by one, and what of PyTorch Geometric's loaders works without its compiled extras. Prints JSON lines.
+that reads rows one by one, and what of PyTorch Geometric's loaders works without its compiled extras. Prints JSON.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def measure_one(probe: Probe) -> AccessCosts:
             rows: Rows = RowsInMemory(table) if probe.in_memory else kept
             call, edge_s = (_linking if linked else _classifying)(probe, rows, random)
             step_s, few_s = (_timed(call, each, kept) for each in (batch, few))
-            for _ in range(_MOVES):
+            for _ in range(_MOVES if held else 0):
                 begin = perf_counter()
                 if probe.in_memory and linked:
                     disk.create(path, total, columns, parts, lambda begin, end: table[begin:end])

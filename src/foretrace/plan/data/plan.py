@@ -113,14 +113,16 @@ def plan_data(
     )  # fmt: skip
     if tell is not None:
         tell("timing steps and the disk", 0.0)
-    tried = {_untimed(*each, source.training): each for each in _jobs(base, sizes, source.training, memory_bytes)}
+    tried = {
+        untimed(*each, source.training): each for each in candidate_jobs(base, sizes, source.training, memory_bytes)
+    }
     fitting = ranked(tried, memory_bytes)
     with tempfile.TemporaryDirectory() as folder:
         probes = {each: _probe(*tried[each], folder) for each in fitting}
         distinct = tuple(dict.fromkeys(probes.values()))
         measured = limited.run(measure, Probes(distinct), ProbedCosts).costs
     costs = dict(zip(distinct, measured, strict=True))
-    timed = {_timed(each, *tried[each], source.training, costs[probes[each]]): each for each in fitting}
+    timed = {priced(each, *tried[each], source.training, costs[probes[each]]): each for each in fitting}
     best = ranked(timed, memory_bytes)
     job, cut = tried[timed[best[0]]]
     return DataPlan(
@@ -131,7 +133,7 @@ def plan_data(
     )  # fmt: skip
 
 
-def _jobs(
+def candidate_jobs(
     base: TrainingJob, sizes: GraphSizes, training: int, memory_bytes: int
 ) -> Iterator[tuple[TrainingJob, GraphSizes]]:
     """Every way that is tried: of buffers in one order the largest that fits, else the smallest there can be."""
@@ -178,7 +180,7 @@ def memory_of(job: TrainingJob, sizes: GraphSizes, training: int) -> int:
     return _RUNTIME + int(_HEAP * (held.get(job.loader, 0) + passing + arrays))
 
 
-def _untimed(job: TrainingJob, sizes: GraphSizes, training: int) -> DataCandidate:
+def untimed(job: TrainingJob, sizes: GraphSizes, training: int) -> DataCandidate:
     """A candidate before its steps were timed."""
     linked, count = job.task == "links", sizes.partitions
     columns, steps = (job.width + 1, sizes.edges) if linked else (sizes.features, training)
@@ -207,15 +209,15 @@ def _probe(job: TrainingJob, sizes: GraphSizes, folder: str) -> Probe:
     )  # fmt: skip
 
 
-def _timed(
-    untimed: DataCandidate, job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts
+def priced(
+    each: DataCandidate, job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts
 ) -> DataCandidate:
     """The candidate with its seconds."""
     epoch = _link_epoch if job.task == "links" else _node_epoch
     batches, found = epoch(job, sizes, training, costs)
     value, low, high = (float(each) / batches for each in found)
     time = BatchTime(s=value, low_s=(1 - _MODEL) * low, high_s=(1 + _MODEL) * high)
-    return replace(untimed, batches=batches, batch_s=time)
+    return replace(each, batches=batches, batch_s=time)
 
 
 def _link_epoch(job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts) -> tuple[int, Cost]:

@@ -53,8 +53,8 @@ def train_epoch(
 
 
 def visited(rows: Rows, states: Sequence[State]) -> Iterator[State]:
-    """The states, which a table on disk holds one after the other."""
-    return rows.visit(states) if isinstance(rows, RowsOnDisk) else iter(states)
+    """The states, which a table on disk with a buffer holds one after the other."""
+    return rows.visit(states) if isinstance(rows, RowsOnDisk) and rows.buffer else iter(states)
 
 
 def draw(graph: PartitionedGraph, state: State, count: int, random: np.random.Generator) -> Int32:

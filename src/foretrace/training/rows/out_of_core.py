@@ -121,7 +121,7 @@ def train(job: TrainingJob, *, tell: Callable[[int, EpochRun], object] | None = 
             random = np.random.default_rng([job.seed, epoch])
             before = replace(counters)
             cpu, wall = thread_time(), perf_counter()
-            states, buckets = states_of(job, graph, random)
+            states, buckets = states_of(job, graph, np.random.default_rng([job.seed, epoch, 1]))
             loss, batches = opened.epoch(states, buckets, random)
             run = EpochRun(
                 loss=loss, batches=batches, swaps=orders.swaps(states), cpu_s=thread_time() - cpu,
@@ -217,8 +217,14 @@ def limit_memory(bytes_more: int) -> None:
 
     Raises ForetraceError where the system does not say what it has.
     """
-    warm = torch.ones(64, 64) @ torch.ones(64, 64)  # libraries take their own memory at the first call
-    warm.index_add_(0, torch.arange(64), warm.sigmoid())
+    warm = nodes.Sage((4, 4, 2))  # libraries take memory of their own, and import more, at the first update
+    read = nodes.DenseSample(
+        nodes=np.arange(2), hops=np.array([0, 0, 0, 2]), starts=np.zeros(3, int), places=np.arange(0)
+    )
+    nodes.step(
+        np.zeros(2, int), RowsInMemory(np.ones((2, 4), np.float32)), warm, torch.optim.Adam(warm.parameters()), read
+    )
+    links.step(RowsInMemory(np.ones((2, 3), np.float32)), *np.eye(2, dtype=np.int32)[[0, 1, 1]], rate=0.0)
     now = _resident("VmData")
     if not now:
         raise ForetraceError("A limit of memory can be enforced on Linux alone; plan without running it.")
