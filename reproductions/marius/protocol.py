@@ -65,11 +65,12 @@ def citation_rows(folder: Path, *, epochs: int, seeds: int) -> Iterator[tuple[st
             base: dict[str, Any] = {
                 "folder": str(graph.folder), "task": "nodes", "epochs": epochs, "batch": 140, "rate": 0.01,
             }  # fmt: skip
-            for words, how in {
+            arms: dict[str, dict[str, Any]] = {
                 "in memory": {"loader": "in memory"},
                 "4 of 8 partitions": {"loader": "partition buffer", "buffer": 4},
                 "2 of 8 partitions": {"loader": "partition buffer", "buffer": 2},
-            }.items():
+            }
+            for words, how in arms.items():
                 jobs = [TrainingJob(**base, **how, seed=seed) for seed in range(seeds)]
                 found = np.array([train(job).quality for job in jobs])
                 yield name, words, f"{found.mean():.3f}", " ".join(f"{each:.3f}" for each in found)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -99,7 +98,7 @@ def link_states(job: TrainingJob, count: int, random: np.random.Generator) -> tu
     return states, orders.assign(states, count, random if job.order == "comet" else None)
 
 
-def train(job: TrainingJob, *, tell: Callable[[int, EpochRun], object] | None = None) -> TrainedGraph:
+def train(job: TrainingJob) -> TrainedGraph:
     """Run a job; the embeddings, or the model beside the features, are those of the last epoch.
 
     Raises ForetraceError for a job that its graph does not allow, and where the disk fails.
@@ -130,8 +129,6 @@ def train(job: TrainingJob, *, tell: Callable[[int, EpochRun], object] | None = 
                 bytes_written=counters.bytes_written - before.bytes_written,
             )  # fmt: skip
             runs.append(run)
-            if tell is not None:
-                tell(epoch, run)
         quality = opened.judge()
     peak = max(_resident("VmHWM") - resident, 0)
     limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
