@@ -51,7 +51,7 @@ def run(function: Callable[[Given], Made], given: Given, kind: type[Made], *, me
 
 
 def main(name: str, memory: str) -> None:
-    """Do what `run` asks for."""
+    """Do what `run` requests."""
     import threading
 
     import torch

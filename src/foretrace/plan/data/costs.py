@@ -115,7 +115,7 @@ def measure_one(probe: Probe) -> AccessCosts:
                     kept.commit()
                 commits.append(perf_counter() - begin)
                 begin = perf_counter()
-                list(kept.visit([(), held]))  # all are let go, and read again
+                list(kept.visit([(), held]))  # all are taken out, and read again
                 reads.append((perf_counter() - begin) / parts)
             kept.discard()
     return AccessCosts(

@@ -28,8 +28,8 @@ from foretrace.training.rows.out_of_core import Task, TrainingJob
 from foretrace.training.rows.partitions import GraphSizes, PartitionedGraph
 
 PARTITIONS = (8, 16, 32, 64)  # that are tried
-_RUNTIME = 12_000_000  # bytes: modules that are imported late, stacks of threads, what a heap leaves unused
-_HEAP = 1.1  # of what is counted: blocks that a heap cannot give back
+_RUNTIME = 16_000_000  # bytes: modules that are imported late, stacks of threads, what a heap leaves unused
+_HEAP = 1.25  # of what is counted: blocks that a heap cannot give back
 _MODEL = 0.05  # of a prediction: what two lanes do not know, as caches that the disk's thread shares
 Tell = Callable[[str, float], object]
 
@@ -128,7 +128,7 @@ def plan_data(
         timed = {priced(each, *tried[each], source.training, costs[probes[each]]): each for each in fitting}
         best, *others = ranked(timed, memory_bytes)
         job, cut = tried[timed[best]]
-        # The quickest of many noisy measurements likely came out too quick: what is predicted is timed anew.
+        # The quickest of many noisy measurements likely came out too quick: what is predicted is timed again.
         second = priced(best, job, cut, source.training, costs_of([probes[timed[best]]])[0]).batch_s
     low_s, high_s = min(best.batch_s.low_s, second.low_s), max(best.batch_s.high_s, second.high_s)
     best = replace(best, batch_s=BatchTime(s=second.s, low_s=low_s, high_s=high_s))

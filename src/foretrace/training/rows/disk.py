@@ -110,7 +110,7 @@ class RowsOnDisk(Rows):
             -(-head.rows // head.partitions),
             partition_bytes(head.rows, head.width, head.partitions),
         )
-        self._work = path.with_name(f".{path.name}{PART}")  # one writer at a time: a stale one is made anew
+        self._work = path.with_name(f".{path.name}{PART}")  # one writer at a time: a stale one is made again
         self._memory = _aligned((buffer + spare) * self._stride)
         self._free = list(range(buffer + spare))
         self._slots: dict[int, int] = {}  # by partition
@@ -171,7 +171,7 @@ class RowsOnDisk(Rows):
         self.disk.wait_s += perf_counter() - begin
 
     def discard(self) -> None:
-        """Let go of files without a commit: the table stays as of the last one. May be called again."""
+        """Close the files without a commit: the table stays as of the last one. May be called again."""
         self._thread.shutdown(cancel_futures=True)
         for file in (self._table, self._next):
             if file is not None and file >= 0:
@@ -270,7 +270,7 @@ class RowsOnDisk(Rows):
                 self._settle()
 
     def _evict(self, partition: int) -> None:
-        """Let a partition go. Its place is free at once: what is read into it comes after what is written from it."""
+        """Take a partition out of the buffer. Its place is free at once: what is read into it comes after what is written from it."""
         self._wait(partition)
         slot = self._slots.pop(partition)
         if partition in self._dirty:

@@ -41,7 +41,7 @@ def beta(partitions: int, buffer: int, random: np.random.Generator) -> tuple[Sta
 
 
 def comet(partitions: int, buffer: int, random: np.random.Generator, *, group: int = 2) -> tuple[State, ...]:
-    """States of BETA over groups of `group` partitions, which are drawn anew each time (MariusGNN, section 5.1).
+    """States of BETA over groups of `group` partitions, which are drawn again each time (MariusGNN, section 5.1).
 
     Raises ForetraceError where groups do not make up partitions and buffer, or fewer than two groups fit.
     """

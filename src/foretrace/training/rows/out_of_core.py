@@ -1,7 +1,7 @@
 """Train on a graph in partitions, within memory that the operating system enforces or without a limit.
 
 A job says what is trained and how rows are read; `train` does it in this process. Every epoch ends with a commit, so an
-interrupted job goes on after the last one, by the same random numbers.
+interrupted job continues after the last one, by the same random numbers.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ def read(folder: Path) -> PartitionedGraph:
         sizes = msgspec.json.decode(text, type=GraphSizes)
         arrays: dict[str, Array] = {}
         for name in _ARRAYS:
-            held = io.BytesIO(read_bytes(folder / f"{name}.npy", mend=mend))
-            arrays[name] = np.load(held, allow_pickle=False).astype(np.int64, casting="safe")
+            with disk.said(folder / f"{name}.npy"), (folder / f"{name}.npy").open("rb") as file:
+                arrays[name] = np.load(file, allow_pickle=False).astype(np.int64, casting="safe", copy=False)
     except (msgspec.DecodeError, ValueError, TypeError, EOFError) as error:
         why = " ".join(str(error).split())[:200]
         raise ForetraceError(f"{folder} is no graph in partitions ({why}); {mend}.") from None
