@@ -91,6 +91,7 @@ MEASURE = {
     "llm verify": "runs an engine",
     "energy measure": "reads counters of this machine",
     "energy colocate": "runs two models",
+    "plan data": "times steps and the disk",
 }
 ELSEWHERE = {
     "ledger": "prints measured rows as they were stored: tests/verify",

@@ -69,6 +69,7 @@ NOT_ASKED = {
     "energy tune": "suggests nothing",
     "energy measure": "suggests nothing",
     "energy colocate": "suggests nothing",
+    "plan data": "times steps and the disk; suggests itself with --run, asked in its own test",
     "serve plan": "measures; suggests `serve`, which runs until Ctrl-C",
     "scale": "needs several ranks; suggests `show` of what it read",
     "rewrite": "suggests nothing",

@@ -129,6 +129,40 @@ def rows(
     return Reply(result=planned_rows(found, source, ran), files={out: found.placement.save})
 
 
+@plan.command("data")
+@answers
+def data(
+    graph: str = argument(..., "GRAPH", "A folder in partitions, an NPZ file, or planted:nodes=10000 edges=100000."),
+    memory: str = option(..., "SIZE", "For training, beyond interpreter and libraries, as 500MB.", "--memory"),
+    task: str = option("", "links|nodes", "What is learnt; by default nodes where the graph has features and labels."),
+    batch: int = option(10_000, "N", "Edges, or training nodes, of a step.", least=1),
+    width: int = option(32, "N", "Numbers in an embedding, or of a hidden layer.", least=1),
+    seed: int = option(0, "N", "Seed of what is drawn.", least=0),
+    run: bool = flag("--run", "Then train the choice within that memory, enforced, and in memory without a limit."),
+    epochs: int = option(4, "N", "For --run, 3 at least.", least=3),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
+    top: options.Top = 5,
+) -> Result:
+    """Choose how a training reads a graph that may not fit: loader, buffer and order with the quickest epoch.
+
+    Example: foretrace plan data "planted:nodes=10000 edges=100000 communities=100" --memory 40MB
+    """
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.plan.data.plan import GraphSource, plan_data
+    from foretrace.plan.data.trial import try_plan
+    from foretrace.plan.result import size
+    from foretrace.report.plan_data import planned_data
+
+    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    with options.stages("reading the graph") as tell:
+        source = GraphSource.of(graph)
+        limit = size(memory, "memory") or 0
+        found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
+        tried = try_plan(found, source, epochs=epochs, tell=tell) if run else None
+    return planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
+
+
 @plan.command("transformer")
 @answers
 def transformer(
