@@ -39,6 +39,26 @@ class Adjacency:
         return Adjacency(starts=starts.astype(np.int64), neighbours=both[order, 1].astype(np.int64))
 
 
+    def sample(self, nodes: Int64, fanout: int, random: np.random.Generator) -> tuple[Int64, Int64]:
+        """Up to `fanout` neighbours of each of `nodes` (n,), uniform without replacement; all where it has no more.
+
+        Returns their starts (n + 1,) and the neighbours, as in an `Adjacency`. Draws `fanout` of d places at once for
+        all nodes (Floyd, CACM 1987, "A sample of brilliance"): the k-th is from 0 to d - fanout + k, and that last one
+        where the place was drawn before.
+        """
+        degrees = self.starts[nodes + 1] - self.starts[nodes]
+        many = degrees > fanout
+        starts = np.concatenate([[0], np.cumsum(np.minimum(degrees, fanout))])
+        few = np.repeat(self.starts[nodes] - starts[:-1], np.minimum(degrees, fanout)) + np.arange(starts[-1])
+        last = degrees[many] - fanout
+        drawn = np.empty((fanout, len(last)), np.int64)
+        for k in range(fanout):
+            place = (random.random(len(last)) * (last + k + 1)).astype(np.int64)
+            drawn[k] = np.where((drawn[:k] == place).any(axis=0), last + k, place)
+        few[np.repeat(many, np.minimum(degrees, fanout))] = (drawn + self.starts[nodes[many]]).T.ravel()
+        return starts, self.neighbours[few]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeData:
     """A graph, features (nodes, width) and labels (nodes,) of its nodes, -1 where unknown, and three sets of nodes."""
