@@ -167,8 +167,8 @@ def test_the_same_seed_gives_the_same_batches_from_every_store(name: str) -> Non
 
 
 def test_a_read_is_split_where_its_blocks_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretrace.training.rows.neighbours._MOST_READ", 64)
-    monkeypatch.setattr("foretrace.training.rows.neighbours._MOST_DRAWN", 50)
+    monkeypatch.setattr("foretrace.training.rows.neighbours.MOST_READ", 64)
+    monkeypatch.setattr("foretrace.training.rows.neighbours.MOST_DRAWN", 50)
     adjacency = random_graph()
     rows = RowsInMemory(blocks(adjacency, 16))
     at = np.random.default_rng(0).permutation(len(adjacency.neighbours))[:500]

@@ -24,8 +24,8 @@ from foretrace.training.rows.graphs import Adjacency
 from foretrace.training.rows.rows import RowCounters, Rows
 
 MOST_NODES = 0x7F80_0000  # larger numbers would be infinite or NaN as float32
-_MOST_READ = 1 << 22  # numbers of one get: 16 MB
-_MOST_DRAWN = 1 << 20  # positions drawn at once in a refresh
+MOST_READ = 1 << 20  # numbers of one get: 4 MB
+MOST_DRAWN = 1 << 17  # positions drawn at once in a refresh
 
 
 def blocks(adjacency: Adjacency, width: int) -> Float32:
@@ -70,7 +70,7 @@ class NeighbourLists:
         width = self.kept.width
         order = np.argsort(positions, kind="stable")
         ids, first, place_of = np.unique(positions[order] // width, return_index=True, return_inverse=True)
-        edges, step = np.append(first, len(order)), max(_MOST_READ // width, 1)
+        edges, step = np.append(first, len(order)), max(MOST_READ // width, 1)
         found = np.empty(len(positions), np.int32)
         for begin in range(0, len(ids), step):
             end = min(begin + step, len(ids))
@@ -89,6 +89,13 @@ def positions(begins: Int64, sizes: Int64, wanted: Int64, random: np.random.Gene
     found = np.empty(int(wanted.sum()), np.int64)
     draw(begins, sizes, wanted, random.random(len(found)), found)
     return found
+
+
+def parts(nodes: Int64, most: int) -> Iterator[Int64]:
+    """Nodes in parts, of each of which MOST_DRAWN neighbours are drawn at most, `most` of a node."""
+    step = max(MOST_DRAWN // max(most, 1), 1)
+    for begin in range(0, len(nodes), step):
+        yield nodes[begin : begin + step]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,16 +234,10 @@ class NeighbourCache:
         return found, places
 
     def _renew(self, nodes: Int64, most: int) -> None:
-        for part in self._parts(nodes, most):
+        for part in parts(nodes, most):
             sizes = np.minimum(self.lists.sizes(part), self.size)
             renewed = np.minimum(sizes, most)
             slots = positions(self.starts[part], sizes, renewed, self.random)
             fresh = self.lists.draw(part, renewed, self.random)
             place(self.kept, self.starts[part], sizes, renewed, slots, fresh)
             self.counters.rows_read += len(fresh)
-
-    def _parts(self, nodes: Int64, most: int) -> Iterator[Int64]:
-        """Nodes in parts of which at most _MOST_DRAWN neighbours are drawn."""
-        step = max(_MOST_DRAWN // max(most, 1), 1)
-        for begin in range(0, len(nodes), step):
-            yield nodes[begin : begin + step]

@@ -1,0 +1,223 @@
+"""Neighbour samplers as candidates of the data planner: work of a batch, counted, times costs of units, measured.
+
+What a batch reads and draws is counted in a few batches of the graph itself. What a unit of it costs is measured on the
+store (a get, a block, the next block, a neighbour in a block) and on random lists in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from foretrace.arrays import Float64, Int64
+from foretrace.plan.data.candidate import BatchTime, DataCandidate
+from foretrace.training.rows.neighbours import (
+    MOST_DRAWN,
+    MOST_READ,
+    CachePolicy,
+    NeighbourCache,
+    NeighbourLists,
+    distinct,
+    parts,
+    policies,
+    positions,
+)
+from foretrace.training.rows.rows import RowCounters
+from foretrace.training.rows.samplers import NeighborLoader, SampledBatch
+
+UNITS = ("get", "block", "next block", "neighbour read", "neighbour drawn", "renewed of all nodes", "renewed of some")
+_ROUNDS = 9  # of measurements, all units in turn
+_BLOCKS = 256  # read at once to time one
+_DRAWN = 20_000  # neighbours
+_PILOTS = 3  # batches that are counted
+_PARTS = 16  # parts of a refresh of all nodes that are counted
+_EDGE_BYTES = 80  # of temporary arrays, for a neighbour drawn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingCosts:
+    """Seconds of every unit of UNITS: (3, units), the 10th percentile, the median and the 90th percentile of rounds."""
+
+    seconds: Float64
+
+    @classmethod
+    def measure(
+        cls, lists: NeighbourLists, *, clock: Callable[[], float] = perf_counter, seed: int = 0
+    ) -> SamplingCosts:
+        """Time every unit on these lists. Reads some thousand blocks, and takes the memory of lists of 24 neighbours.
+
+        `clock` says the seconds: `time.process_time` where nothing is waited for and others use the processor, too.
+        """
+        random = np.random.default_rng(seed)
+        timed = _drawing(len(lists.starts) - 1, clock, random)
+        rounds = [[*_reading(lists, clock, random), *(each() for each in timed)] for _ in range(_ROUNDS + 1)]
+        return cls(seconds=np.quantile(np.maximum(rounds[1:], 0.0), [0.1, 0.5, 0.9], axis=0))
+
+
+def candidates(
+    lists: NeighbourLists,
+    costs: SamplingCosts,
+    *,
+    num_neighbors: tuple[int, ...],
+    input_nodes: Int64,
+    batch_size: int,
+    among: Mapping[str, CachePolicy | None] | None = None,
+    seed: int = 0,
+) -> Iterator[DataCandidate]:
+    """Samplers with their memory and predicted seconds per batch, of sampling alone.
+
+    `among` are policies by name, None for plain sampling; by default plain sampling and all of `policies`. Notes say
+    what a cache changes: how few neighbours of the node with most an epoch sees, and how long it takes to fill.
+    """
+    random = np.random.default_rng(seed)
+    pilot = NeighborLoader(
+        lists, num_neighbors=num_neighbors, input_nodes=input_nodes, batch_size=batch_size, shuffle=True, seed=seed
+    )
+    batches = [batch for batch, _ in zip(pilot, range(_PILOTS), strict=False)] or [pilot.sample(input_nodes)]
+    if among is None:
+        among = {"plain": None} | (policies() if min(num_neighbors, default=0) >= 0 else {})
+    for name, policy in among.items():
+        counts = [_of_batch(lists, policy, num_neighbors, batch, random) for batch in batches]
+        refresh, notes, memory = np.zeros(len(UNITS)), (), pilot.memory_bytes
+        if policy:
+            fill = np.zeros(len(UNITS))
+            for fan_out in policy.fan_outs(num_neighbors):
+                fill += _of_all(lists, policy.size(fan_out), 0, random)
+                if policy.all_nodes:
+                    refresh += _of_all(lists, policy.replaced(fan_out), policy.size(fan_out), random) / policy.every
+            notes = _notes(lists, policy, num_neighbors, len(pilot), costs.seconds @ fill)
+            memory += policy.memory_bytes(np.diff(lists.starts), num_neighbors)
+        counted = (np.min(counts, axis=0), np.mean(counts, axis=0), np.max(counts, axis=0))
+        low, s, high = sorted(float(at @ (of + refresh)) for at, of in zip(costs.seconds, counted, strict=True))
+        yield DataCandidate(
+            loader=name,
+            parameters={"fan_out": ",".join(map(str, num_neighbors)), "batch": batch_size},
+            memory_bytes=memory + _temporary_bytes(lists, policy, batches),
+            batches=len(pilot),
+            batch_s=BatchTime(s=s, low_s=low, high_s=high),
+            notes=notes,
+        )
+
+
+def _timed(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    begin = clock()
+    call()
+    return clock() - begin
+
+
+def _reading(
+    lists: NeighbourLists, clock: Callable[[], float], random: np.random.Generator
+) -> tuple[float, float, float, float]:
+    """Seconds of a get, a block, the block after another one, and a neighbour of a block that is there."""
+    if isinstance(lists.kept, np.ndarray) or not lists.starts[-1]:
+        return 0.0, 0.0, 0.0, 0.0  # those drawn from memory are timed below
+    total, width = int(lists.starts[-1]), lists.kept.width
+    count = min(_BLOCKS, -(-total // width))
+    first = int(random.integers(0, -(-total // width) - count + 1)) * width
+    spread = np.minimum(np.arange(count) * (total // count) + random.integers(0, max(total // count, 1)), total - 1)
+    run = np.minimum(first + np.arange(count) * width, total - 1)
+    same = first + random.integers(0, min(width, total - first), _DRAWN)
+    one_s, spread_s, run_s, same_s = (_timed(lambda at=at: lists.read(at), clock) for at in (run[:1], spread, run, same))
+    runs = 1 + np.count_nonzero(np.diff(np.unique(spread // width)) != 1)
+    after = (run_s - one_s) / max(count - 1, 1)
+    block = (spread_s - one_s - (count - runs) * after) / (runs - 1) if runs > 1 else after
+    return one_s - block, block, after, (same_s - one_s) / _DRAWN
+
+
+def _drawing(nodes: int, clock: Callable[[], float], random: np.random.Generator) -> list[Callable[[], float]]:
+    """What times a neighbour drawn from memory and numbered, and one renewed in each kind of cache, on random lists."""
+    lists = NeighbourLists(np.arange(nodes + 1) * 24, random.integers(0, nodes, 24 * nodes, dtype=np.int32))
+    loader = NeighborLoader(lists, num_neighbors=[10, 10])
+    seeds, some = min(_DRAWN // 40, nodes), min(_DRAWN // 4, nodes)
+
+    def draw() -> float:
+        chosen = random.choice(nodes, seeds, replace=False)
+        drawn: list[SampledBatch] = []
+        took = _timed(lambda: drawn.append(loader.sample(chosen)), clock)
+        return took / drawn[0].edge_index.shape[1]
+
+    def renewing(policy: CachePolicy) -> Callable[[], float]:
+        cache = NeighbourCache(lists, policy, 10, random, RowCounters())
+
+        def renew() -> float:
+            chosen = np.arange(some) if policy.all_nodes else random.choice(nodes, some, replace=False)
+            return _timed(lambda: cache.refresh(chosen), clock) / (some * cache.replaced)
+
+        return renew
+
+    return [draw, *(renewing(policies()[name]) for name in ("fcr", "otf"))]
+
+
+def _of_batch(
+    lists: NeighbourLists, policy: CachePolicy | None, num_neighbors: tuple[int, ...], batch: SampledBatch,
+    random: np.random.Generator,
+) -> Float64:  # fmt: skip
+    """Units of one batch, with its share of the refresh of those whose neighbours it draws: (units,)."""
+    found = np.zeros(len(UNITS))
+    ends = np.cumsum((0, *batch.num_sampled_nodes))
+    for hop, fan_out in enumerate(num_neighbors):
+        nodes = batch.n_id[ends[hop] : ends[hop + 1]]
+        sizes = lists.sizes(nodes)
+        wanted = sizes if fan_out < 0 else np.minimum(sizes, fan_out)
+        found[4] += wanted.sum()
+        if policy is None:
+            found += _read(lists, nodes, wanted, random)
+            continue
+        made_for = max(num_neighbors) if policy.shared else fan_out
+        cut = sizes > policy.size(made_for)
+        found += _read(lists, nodes[cut], wanted[cut] - policy.drawn(fan_out), random)
+        if not policy.all_nodes:
+            renewed = np.full(np.count_nonzero(cut), policy.replaced(made_for))
+            found += _read(lists, nodes[cut], renewed, random) / policy.every
+            found[6] += renewed.sum() / policy.every
+    return found
+
+
+def _of_all(lists: NeighbourLists, most: int, above: int, random: np.random.Generator) -> Float64:
+    """Units of reading up to `most` neighbours of all nodes with more than `above`, from a sample of them: (units,)."""
+    found = np.zeros(len(UNITS))
+    every = list(parts(np.flatnonzero(np.diff(lists.starts) > above), most))
+    some = every[:: max(len(every) // _PARTS, 1)]
+    for nodes in some:
+        wanted = np.minimum(lists.sizes(nodes), most)
+        found += _read(lists, nodes, wanted, random)
+        found[5] += wanted.sum()
+    return found * len(every) / max(len(some), 1)
+
+
+def _read(lists: NeighbourLists, nodes: Int64, wanted: Int64, random: np.random.Generator) -> Float64:
+    """Units of drawing neighbours from the lists, without reading them: (units,)."""
+    found = np.zeros(len(UNITS))
+    at = positions(lists.starts[nodes], lists.sizes(nodes), wanted, random)
+    if not isinstance(lists.kept, np.ndarray) and len(at):
+        ids = np.unique(at // lists.kept.width)
+        runs = 1 + np.count_nonzero(np.diff(ids) != 1)
+        found[:4] = -(-len(ids) // max(MOST_READ // lists.kept.width, 1)), runs, len(ids) - runs, len(at)
+    return found
+
+
+def _temporary_bytes(lists: NeighbourLists, policy: CachePolicy | None, batches: list[SampledBatch]) -> int:
+    """Bytes of the arrays of one batch, or of a part of a refresh where that is more."""
+    edges = max(batch.edge_index.shape[1] for batch in batches)
+    if policy:
+        edges = max(edges, min(MOST_DRAWN, int(lists.starts[-1])))
+    if isinstance(lists.kept, np.ndarray):
+        return edges * _EDGE_BYTES
+    width = lists.kept.width
+    return edges * _EDGE_BYTES + 8 * width * min(edges, lists.kept.count, max(MOST_READ // width, 1))
+
+
+def _notes(
+    lists: NeighbourLists, policy: CachePolicy, num_neighbors: tuple[int, ...], batches: int, fill_s: Float64
+) -> tuple[str, ...]:
+    """What a cache changes, in sentences."""
+    fan_out, degree = max(num_neighbors, default=0), int(np.diff(lists.starts).max(initial=0))
+    seen, plain = policy.distinct(degree, fan_out, batches), distinct(degree, fan_out, batches)
+    return (
+        f"a node of {degree:,} neighbours shows {seen:,.0f} of them in an epoch of {batches:,} batches that all draw "
+        f"from it, without a cache {plain:,.0f}; every batch alone is drawn as without one",
+        f"its caches are filled once in {fill_s[1]:.3g} s ({fill_s[0]:.3g} to {fill_s[2]:.3g})",
+    )
