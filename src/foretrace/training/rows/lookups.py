@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from foretrace.arrays import Int64
-from foretrace.errors import ForetraceError
+from foretrace.arrays import Array, Int64
+from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.names import keyed
+from foretrace.reading import Budget, read_bytes
+
+_MEND = "give a file of ids, or zipf:EXPONENT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +120,93 @@ def parse(text: str) -> Lookups:
         return zipf(exponent=float(words[0]), **numbers)
     except ValueError as error:
         raise ForetraceError(f"Lookups {text!r} must have numbers ({error}).") from None
+
+
+def read(source: str | Path, *, samples: int = 0, rows: Mapping[str, int] | None = None) -> Lookups:
+    """Lookups of a file, or of a text that `parse` knows.
+
+    An NPZ file has int arrays `NAME.ids` (ids,) per table and, unless every sample reads one id, `NAME.offsets`
+    (samples + 1,). A Parquet file has a column per table, of int or list<int>, and a row per sample.
+    `samples` are those of a batch of a file: by default 512, or all where there are fewer. `rows` are sizes of its
+    tables by name: by default the largest id + 1. A text says both itself.
+
+    Raises ForetraceError for what is no such file, and for sizes that ids do not fit.
+    """
+    path = Path(source)
+    if path.suffix not in _FILES:
+        if samples or rows:
+            raise ForetraceError(f"Lookups {str(source)!r} say their samples and rows; leave out those given beside.")
+        return parse(str(source))
+    data = read_bytes(path, mend=_MEND)
+    try:
+        found = _FILES[path.suffix](data)
+    except MissingExtraError:
+        raise
+    except (*_DAMAGED, ForetraceError) as error:
+        raise ForetraceError(f"{path} cannot be read as ids of tables ({error or type(error)}); {_MEND}.") from None
+    if unknown := (rows or {}).keys() - found.keys():
+        raise ForetraceError(f"{path} has no table {min(unknown)}, whose rows are given; it has {', '.join(found)}.")
+    tables = []
+    for name, (ids, offsets) in found.items():
+        size = (rows or {}).get(name, max(int(ids.max(initial=-1)) + 1, 1))
+        tables.append(EmbeddingTable(name=name, rows=size, ids=ids, offsets=offsets))
+    least = min((len(table.offsets) - 1 for table in tables), default=0)
+    if not least:
+        raise ForetraceError(f"{path} holds no samples; {_MEND}.")
+    return Lookups(tables=tuple(tables), samples=samples or min(512, least))
+
+
+_Columns = dict[str, tuple[Int64, Int64]]  # ids and offsets by name of the table
+
+
+def _npz(data: bytes) -> _Columns:
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        Budget(len(data)).spend(sum(each.file_size for each in archive.infolist()))
+    found = {}
+    with np.load(BytesIO(data), allow_pickle=False) as arrays:
+        for key in (each for each in arrays.files if each.endswith(".ids")):
+            name = key.removesuffix(".ids")
+            ids, offsets = _whole(key, arrays[key]), f"{name}.offsets"
+            single = offsets not in arrays
+            found[name] = ids, np.arange(len(ids) + 1) if single else _whole(offsets, arrays[offsets])
+    return found
+
+
+def _whole(name: str, values: Array) -> Int64:
+    if values.ndim != 1 or not np.can_cast(values.dtype, np.int64):
+        raise ValueError(f"{name} must be a list of int64, got {values.dtype} of shape {values.shape}")
+    return values.astype(np.int64)
+
+
+def _parquet(data: bytes) -> _Columns:
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtraError("pyarrow is needed to read ids: pip install 'foretrace[tables]'.") from None
+    try:
+        file, budget, batches = parquet.ParquetFile(BytesIO(data)), Budget(len(data)), []
+        for batch in file.iter_batches():
+            budget.spend(batch.nbytes)
+            batches.append(batch)
+        table = arrow.Table.from_batches(batches, file.schema_arrow)
+        return {name: _column(name, table[name].combine_chunks(), arrow) for name in table.column_names}
+    except arrow.ArrowException as error:
+        raise ValueError(error) from None
+
+
+def _column(name: str, column: Any, arrow: Any) -> tuple[Int64, Int64]:
+    listed = arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)
+    ids = column.flatten() if listed else column
+    if column.null_count or ids.null_count or not arrow.types.is_integer(ids.type):
+        raise ValueError(f"column {name} must have integers or lists of them, and no nulls, got {column.type}")
+    lengths = column.value_lengths().to_numpy() if listed else np.ones(len(column), np.int64)
+    return ids.cast(arrow.int64()).to_numpy(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+_FILES = {".npz": _npz, ".parquet": _parquet}
+# What the parsers of both raise for damaged files.
+_DAMAGED = (
+    ValueError, OSError, EOFError, LookupError, TypeError, SyntaxError, tokenize.TokenError, RuntimeError,
+    ArithmeticError, AttributeError, MemoryError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip

@@ -53,14 +53,7 @@ class Rows(ABC):
 
     def get(self, ids: Int64) -> Float32:
         """The rows of `ids` (n,), as they are after all writes so far: (n, width)."""
-        ids = self._checked(ids)
-        begin = perf_counter()
-        found = self._get(ids)
-        self.counters.wait_s += perf_counter() - begin
-        self.counters.gets += 1
-        self.counters.rows_read += len(ids)
-        self.counters.bytes_read += found.nbytes
-        return found
+        return self._read(self._get, ids)
 
     def add(self, ids: Int64, values: Float32) -> None:
         """Add `values` (n, width) to the rows of `ids` (n,), each named once."""
@@ -82,11 +75,21 @@ class Rows(ABC):
     def _add(self, ids: Int64, values: Float32) -> None:
         self._put(ids, self._get(ids) + values)
 
-    def _write(self, how: Callable[[Int64, Float32], None], ids: Int64, values: Float32) -> None:
+    def _read(self, how: Callable[[Int64], Float32], ids: Int64) -> Float32:
         ids = self._checked(ids)
-        if values.shape != (len(ids), self.width):
+        begin = perf_counter()
+        found = how(ids)
+        self.counters.wait_s += perf_counter() - begin
+        self.counters.gets += 1
+        self.counters.rows_read += len(ids)
+        self.counters.bytes_read += found.nbytes
+        return found
+
+    def _write(self, how: Callable[[Int64, Float32], None], ids: Int64, values: Float32, width: int = 0) -> None:
+        ids, width = self._checked(ids), width or self.width
+        if values.shape != (len(ids), width):
             raise ForetraceError(
-                f"Values of {len(ids)} rows must have shape ({len(ids)}, {self.width}), got {values.shape}."
+                f"Values of {len(ids)} rows must have shape ({len(ids)}, {width}), got {values.shape}."
             )
         if len(np.unique(ids)) != len(ids):
             raise ForetraceError("Rows of one write must be distinct; add up what belongs to the same row first.")
