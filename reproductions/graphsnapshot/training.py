@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ class MeanSage(nn.Module):
     def __init__(self, features: int, classes: int, layers: int) -> None:
         super().__init__()
         sizes = [features, *[WIDTH] * (layers - 1), classes]
-        pairs = list(zip(sizes, sizes[1:], strict=False))
+        pairs = list(pairwise(sizes))
         self.own = nn.ModuleList(nn.Linear(a, b) for a, b in pairs)
         self.mean = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairs)
 
@@ -30,7 +32,8 @@ class MeanSage(nn.Module):
         for i, (own, mean) in enumerate(zip(self.own, self.mean, strict=True)):
             if i:
                 x = functional.dropout(x.relu(), DROPOUT, self.training)
-            x = own(x) + torch.zeros(len(x), own.out_features).index_add(0, target, mean(x)[source]) / count
+            sent = mean(x)
+            x = own(x) + torch.zeros_like(sent).index_add(0, target, sent[source]) / count
         return x[: batch.batch_size]
 
 
