@@ -212,7 +212,7 @@ def _temporary_bytes(lists: NeighbourLists, policy: CachePolicy | None, batches:
     if isinstance(lists.kept, np.ndarray):
         return found
     width = lists.kept.width
-    return found + 8 * width * min(max(edges, part), lists.kept.count, max(MOST_READ // width, 1))
+    return found + 4 * width * min(max(edges, part), lists.kept.count, max(MOST_READ // width, 1))
 
 
 def _notes(
