@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +22,6 @@ from statistics import mean, median, stdev
 import msgspec
 import numpy as np
 
-from foretrace.arrays import Float32, Int64
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row, export_lines, figure_row
 from foretrace.experiment.links import netns
@@ -31,11 +29,11 @@ from foretrace.experiment.measure import versions
 from foretrace.experiment.statistics import Ratio, paired_ratio
 from foretrace.files import write_text
 from foretrace.hardware.cluster import parse_link
-from foretrace.plan.data.neighbour_caches import SamplingCosts, candidates
+from foretrace.plan.data.neighbour_caches import DISK_WIDTH, SamplingCosts, WaitingRows, candidates, clock_of
 from foretrace.training.rows import graphs
 from foretrace.training.rows.disk import RowsOnDisk, create
 from foretrace.training.rows.neighbours import CachePolicy, NeighbourLists, blocks, distinct, policies
-from foretrace.training.rows.rows import Rows, RowsInMemory
+from foretrace.training.rows.rows import RowsInMemory
 from foretrace.training.rows.samplers import NeighborLoader
 from foretrace.training.rows.server import RemoteRows, RowServer
 from reproductions import ROOT, parser_of
@@ -45,8 +43,8 @@ from tables import load, machine, table, today
 HERE = Path(__file__).parent
 NAMES = ("plain", "plain again", "fcr", "fcr-shared", "otf", "otf-shared", "otf-full-refresh", "otf-partial-fetch")
 PORT, TOKEN = 29_600, b"a shaped link of our own"
-WIDTHS = {"disk": 1024, "link": 16}  # neighbours of a block: 4096 bytes as a disk reads them, 64 over a link
-LINKS = ("200mbit", "50mbit")
+LINK_WIDTH = 16  # neighbours of a block over a link: 64 bytes
+LINKS = {10: ("200mbit", "50mbit"), 60: ("200mbit",)}  # by degree
 
 COLUMNS = ("lists", "sampler", "ms per batch", "against plain", "predicted ms (range)", "error", "memory MB", "hits",
            "read per batch", "filled in s")  # fmt: skip
@@ -62,7 +60,8 @@ lists all the same. Written by `make reproduce NAME=graphsnapshot ARGS=--write`.
 the same few neighbours (see staleness).
 """
 TIMES = """Random graphs of 300,000 nodes, fan-out 10 and 10; 512 nodes per batch in memory, 128 elsewhere; all samplers
-in turns, whole periods between two refreshes, median over rounds. Time is CPU time and waiting for reads. Memory is
+in turns, whole periods between two refreshes, median over rounds. Time is CPU time and waiting for reads. Predictions
+are counted units (`plan/data/neighbour_caches.py`) times their costs, which are measured in every round, too. Memory is
 that of lists in this process, caches and numbering; *read*: neighbours taken from the lists, refreshes included.
 Published: 30 % less time, 73 % less memory.
 """
@@ -71,23 +70,6 @@ STALE = """Distinct neighbours that a node shows in 200 batches which all draw 1
 ACCURACY = """Two layers of GraphSAGE (mean), 5 and 5 neighbours, a refresh every 50 batches; test accuracy in % with
 all neighbours, at the epoch that was best on validation; mean and standard deviation over seeds.
 """
-
-
-class WaitClock:
-    """Seconds of CPU time of this process, and of waiting for reads of `rows`: what others compute meanwhile is out."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.waited_s, self._read = 0.0, rows._get
-        rows._get = self._get  # type: ignore[method-assign]
-
-    def __call__(self) -> float:
-        return time.process_time() + self.waited_s
-
-    def _get(self, ids: Int64) -> Float32:
-        wall, own = time.perf_counter(), time.process_time()
-        found = self._read(ids)
-        self.waited_s += max(time.perf_counter() - wall - (time.process_time() - own), 0.0)
-        return found
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,16 +106,14 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     read: float  # neighbours that a batch read from the lists, with its share of the refreshes
 
 
-def measure(lists: NeighbourLists, setting: Setting, store: str, clock: Callable[[], float]) -> list[Measured]:
-    """Predict all samplers, then run them in turns."""
-    costs = SamplingCosts.measure(lists, clock=clock)
-    arms, every = setting.arms(), np.arange(setting.nodes)
-    fan_out, size = setting.fan_out, setting.batch
-    told = candidates(lists, costs, num_neighbors=fan_out, input_nodes=every, batch_size=size, among=arms)
-    predicted = {each.loader: each.batch_s for each in told}
+def measure(lists: NeighbourLists, setting: Setting, store: str) -> list[Measured]:
+    """Run all samplers in turns, and predict them from costs of units that are measured at every turn, too."""
+    arms, clock = setting.arms(), clock_of(lists)
+    every, fan_out, size = np.arange(setting.nodes), setting.fan_out, setting.batch
     loaders: dict[str, NeighborLoader] = {}
     filled: dict[str, float] = {}
     taken: dict[str, list[float]] = {name: [] for name in arms}
+    costs = []
     for name, policy in arms.items():
         begin = clock()
         loaders[name] = NeighborLoader(lists, num_neighbors=fan_out, batch_size=size, cache=policy)
@@ -141,20 +121,25 @@ def measure(lists: NeighbourLists, setting: Setting, store: str, clock: Callable
         loaders[name].counters.rows_read = 0
         loaders[name].sample(every[:size])  # compiles; its refresh comes after `every` more
     for turn in range(setting.rounds):
+        costs.append(SamplingCosts.measure(lists, seed=turn).seconds)
+        seeds = np.random.default_rng(turn).permutation(setting.nodes)
         for name in NAMES if turn % 2 == 0 else NAMES[::-1]:
             count = setting.every if arms[name] else max(setting.every // 10, 2)
-            seeds = np.random.default_rng(turn).permutation(setting.nodes)
             begin = clock()
             for k in range(count):
-                loaders[name].sample(np.roll(seeds, -k * setting.batch)[: setting.batch])
+                loaders[name].sample(seeds[np.arange(k * size, (k + 1) * size) % setting.nodes])
             taken[name].append((clock() - begin) / count)
+    low, middle, high = np.swapaxes(costs, 0, 1)
+    joined = SamplingCosts(seconds=np.stack([low.min(axis=0), np.median(middle, axis=0), high.max(axis=0)]))
+    told = candidates(lists, joined, num_neighbors=fan_out, input_nodes=every, batch_size=size, among=arms)
     found = []
-    for name, loader in loaders.items():
-        counters, time_of = loader.counters, predicted[name]
+    for expected in told:
+        name, time_of = expected.loader, expected.batch_s
+        counters = loaders[name].counters
         found.append(Measured(
             store=store, degree=setting.degree, name=name, seconds=tuple(taken[name]), fill_s=filled[name],
-            predicted=(time_of.s, time_of.low_s, time_of.high_s), memory_bytes=loader.memory_bytes,
-            hits=counters.hits / (counters.hits + counters.misses), read=counters.rows_read / loader.batches,
+            predicted=(time_of.s, time_of.low_s, time_of.high_s), memory_bytes=loaders[name].memory_bytes,
+            hits=counters.hits / (counters.hits + counters.misses), read=counters.rows_read / loaders[name].batches,
         ))  # fmt: skip
         print(line(found[-1], found[0]), file=sys.stderr, flush=True)
     return found
@@ -162,19 +147,19 @@ def measure(lists: NeighbourLists, setting: Setting, store: str, clock: Callable
 
 def in_memory(setting: Setting) -> list[Measured]:
     """CPU time: nothing is waited for."""
-    return measure(NeighbourLists.of(setting.graph()), setting, "memory", time.process_time)
+    return measure(NeighbourLists.of(setting.graph()), setting, "memory")
 
 
 def on_disk(setting: Setting) -> list[Measured]:
     """Lists in a file, every block read past the page cache."""
     adjacency = setting.graph()
-    held = blocks(adjacency, WIDTHS["disk"])
+    held = blocks(adjacency, DISK_WIDTH)
     with tempfile.TemporaryDirectory(dir=HERE) as folder:
         path = Path(folder) / "lists"
         create(path, held.shape[0], held.shape[1], 1, lambda i, j: held[i:j])
         with RowsOnDisk(path, buffer=0, spare=0) as rows:
             store = "disk" if rows.direct else "disk, page cache given back"
-            return measure(NeighbourLists(adjacency.starts, rows), setting, store, WaitClock(rows))
+            return measure(NeighbourLists(adjacency.starts, WaitingRows(rows)), setting, store)
 
 
 def over_link(setting: Setting, rate: str) -> list[Measured]:
@@ -213,7 +198,7 @@ def over_link(setting: Setting, rate: str) -> list[Measured]:
 
 def serve(setting: Setting) -> None:
     """Be the server until standard input ends."""
-    held = RowsInMemory(blocks(setting.graph(), WIDTHS["link"]))
+    held = RowsInMemory(blocks(setting.graph(), LINK_WIDTH))
     with RowServer(held, host="0.0.0.0", port=PORT, token=TOKEN):
         print("ready", flush=True)
         sys.stdin.read()
@@ -222,7 +207,7 @@ def serve(setting: Setting) -> None:
 def connect(setting: Setting, host: str) -> None:
     """Be the loader, and print what was measured."""
     with RemoteRows((host, PORT), token=TOKEN) as rows:
-        found = measure(NeighbourLists(setting.graph().starts, rows), setting, "link", WaitClock(rows))
+        found = measure(NeighbourLists(setting.graph().starts, WaitingRows(rows)), setting, "link")
     print(msgspec.json.encode(found).decode())
 
 
@@ -314,7 +299,7 @@ def measured(folder: Path, *, quick: bool, keep: bool) -> str:
     for degree in (10, 60):
         small = Setting(nodes=nodes, degree=degree, batch=128, every=every, rounds=rounds)
         runs += [(msgspec.structs.replace(small, batch=512, rounds=2 * rounds + 1), in_memory), (small, on_disk)]
-        runs += [(small, partial(over_link, rate=rate)) for rate in (() if quick else LINKS)]
+        runs += [(small, partial(over_link, rate=rate)) for rate in (() if quick else LINKS[degree])]
     lines: list[str] = []
     rows: list[Row] = []
     out: list[str] = []

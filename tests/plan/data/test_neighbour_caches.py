@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import tracemalloc
 from itertools import chain, islice
+from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
 
-from foretrace.arrays import Float64
+from foretrace.arrays import Float32, Float64, Int64
+from foretrace.errors import ForetraceError
 from foretrace.plan.data.candidate import ranked
-from foretrace.plan.data.neighbour_caches import UNITS, SamplingCosts, candidates
+from foretrace.plan.data.neighbour_caches import UNITS, SamplingCosts, WaitingRows, candidates, samplers
 from foretrace.training.rows.graphs import Adjacency
 from foretrace.training.rows.neighbours import CachePolicy, NeighbourLists, blocks, policies
 from foretrace.training.rows.rows import RowsInMemory
@@ -104,3 +107,38 @@ def test_staleness_is_stated_and_the_choice_fits_the_memory() -> None:
     assert [each.loader for each in all_of_them] == ["plain"]
     (empty,) = candidates(lists, costs, num_neighbors=(2,), input_nodes=NODE_SET[:0], batch_size=1, among={"p": None})
     assert (empty.batches, empty.batch_s.s) == (0, 0.0)
+
+
+def test_samplers_are_ranked_within_a_memory(tmp_path: Path) -> None:
+    adjacency, nodes = random_graph(60, 800), np.arange(800)
+    found, small = (
+        samplers(
+            adjacency, folder=tmp_path, memory_bytes=memory, num_neighbors=FAN_OUT, input_nodes=nodes, batch_size=BATCH
+        )
+        for memory in (10**9, 13 * 10**5)
+    )
+    assert len(found) == 2 + len(policies()) and list(tmp_path.iterdir()) == []
+    assert [each.epoch_s[0] for each in found] == sorted(each.epoch_s[0] for each in found)
+    by_name = {(each.loader, each.parameters["lists"]): each for each in found}
+    in_memory, on_disk = by_name["plain", "memory"], by_name["plain", "disk"]
+    assert in_memory.disk_bytes == 0 and on_disk.disk_bytes > 4 * len(adjacency.neighbours)
+    assert in_memory.batch_s.s < on_disk.batch_s.s, "every list is in memory"
+    assert by_name["otf", "disk"].batch_s.s < on_disk.batch_s.s
+    assert 0 < len(small) < len(found) and all(each.memory_bytes <= 1.3e6 for each in small)
+    with pytest.raises(ForetraceError, match="the least that works is"):
+        samplers(adjacency, folder=tmp_path, memory_bytes=10, num_neighbors=(2,), input_nodes=nodes, batch_size=1)
+
+
+def test_the_clock_of_waiting_rows_leaves_out_nothing_that_is_waited_for() -> None:
+    class Slow(RowsInMemory):
+        def _get(self, ids: Int64) -> Float32:
+            sleep(0.05)
+            return super()._get(ids)
+
+    held = np.arange(8, dtype=np.float32).reshape(4, 2)
+    rows = WaitingRows(Slow(held))
+    begin = rows.clock()
+    np.testing.assert_array_equal(rows.get(np.array([3, 0])), held[[3, 0]])
+    assert rows.waited_s >= 0.04 and rows.clock() - begin >= rows.waited_s
+    rows.put(np.array([1]), np.ones((1, 2), np.float32))
+    assert rows.rows.get(np.array([1])).tolist() == [[1, 1]]

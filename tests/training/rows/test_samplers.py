@@ -206,7 +206,7 @@ def test_one_batch_has_the_distribution_of_plain_sampling(name: str) -> None:
     assert cache.size == 4
     wanted = policy.drawn(3)
     sets = dict.fromkeys(combinations(range(1, 9), wanted), 0)
-    samples = 4000
+    samples = 2000
     for _ in range(samples):
         for _ in range(1 if policy.all_nodes or policy.renewed == 1 else 12):
             cache.refresh(array([0]))

@@ -7,29 +7,37 @@ store (a get, a block, the next block, a neighbour in a block) and on random lis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter, process_time
 
 import numpy as np
 
-from foretrace.arrays import Float64, Int64
-from foretrace.plan.data.candidate import BatchTime, DataCandidate
+from foretrace.arrays import Float32, Float64, Int64
+from foretrace.plan.data.candidate import BatchTime, DataCandidate, ranked
+from foretrace.training.rows.disk import RowsOnDisk, create
+from foretrace.training.rows.graphs import Adjacency
 from foretrace.training.rows.neighbours import (
     MOST_DRAWN,
     MOST_READ,
     CachePolicy,
     NeighbourCache,
     NeighbourLists,
+    blocks,
     distinct,
     parts,
     policies,
     positions,
 )
-from foretrace.training.rows.rows import RowCounters
+from foretrace.training.rows.rows import RowCounters, Rows
 from foretrace.training.rows.samplers import NeighborLoader, SampledBatch
 
-UNITS = ("get", "block", "next block", "neighbour read", "neighbour drawn", "renewed of all nodes", "renewed of some")
+UNITS = (
+    "get", "block", "next block", "neighbour read", "neighbour drawn", "renewed of all nodes", "renewed of some", "hop"
+)  # fmt: skip
+DISK_WIDTH = 1024  # neighbours of a block on disk: 4096 bytes, as a disk reads them
 _ROUNDS = 9  # of measurements, all units in turn
 _BLOCKS, _NUMBERS = 256, 1 << 17  # so many blocks are read at once to time one, or so many numbers: 512 KB
 _DRAWN = 20_000  # neighbours
@@ -39,6 +47,30 @@ _BATCH_BYTES, _REFRESH_BYTES = 144, 64  # of temporary arrays, per neighbour of 
 _OFF = 0.2  # share by which sums of units were off where it was tried, beside what rounds differ by
 
 
+class WaitingRows(Rows):
+    """Rows whose waiting is known: `clock` says CPU seconds of this process and those that it waited for `rows`.
+
+    So what others compute on the same processor meanwhile is left out, which a clock on the wall counts.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(rows.count, rows.width)
+        self.rows, self.waited_s = rows, 0.0
+
+    def clock(self) -> float:
+        """Seconds since some time."""
+        return process_time() + self.waited_s
+
+    def _get(self, ids: Int64) -> Float32:
+        wall, own = perf_counter(), process_time()
+        found = self.rows.get(ids)
+        self.waited_s += max(perf_counter() - wall - (process_time() - own), 0.0)
+        return found
+
+    def _put(self, ids: Int64, values: Float32) -> None:
+        self.rows.put(ids, values)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingCosts:
     """Seconds of every unit of UNITS: (3, units), the mean of the middle rounds between a quick and a slow one."""
@@ -46,14 +78,13 @@ class SamplingCosts:
     seconds: Float64
 
     @classmethod
-    def measure(
-        cls, lists: NeighbourLists, *, clock: Callable[[], float] = perf_counter, seed: int = 0
-    ) -> SamplingCosts:
-        """Time every unit on these lists. Reads some thousand blocks, and takes the memory of lists of 24 neighbours.
+    def measure(cls, lists: NeighbourLists, *, seed: int = 0) -> SamplingCosts:
+        """Time every unit on these lists, on the clock of `WaitingRows` where they lie in such ones.
 
-        `clock` says the seconds: `time.process_time` where nothing is waited for and others use the processor, too.
+        Reads some thousand blocks, and takes the memory of lists of 24 neighbours.
         """
         random = np.random.default_rng(seed)
+        clock = clock_of(lists)
         timed = _drawing(len(lists.starts) - 1, clock, random)
         rounds = [[*_reading(lists, clock, random), *(each() for each in timed)] for _ in range(_ROUNDS + 1)]
         kept = np.sort(np.maximum(rounds[1:], 0.0), axis=0)
@@ -106,6 +137,47 @@ def candidates(
         )
 
 
+def clock_of(lists: NeighbourLists) -> Callable[[], float]:
+    """What says the seconds of sampling from these lists: in memory CPU time, as nothing is waited for."""
+    if isinstance(lists.kept, WaitingRows):
+        return lists.kept.clock
+    return process_time if isinstance(lists.kept, np.ndarray) else perf_counter
+
+
+def samplers(
+    adjacency: Adjacency,
+    *,
+    folder: Path,
+    memory_bytes: int,
+    num_neighbors: tuple[int, ...],
+    input_nodes: Int64,
+    batch_size: int,
+    seed: int = 0,
+) -> tuple[DataCandidate, ...]:
+    """Ways to sample neighbours within a memory, the quickest first: lists in memory, or in a file with each cache.
+
+    The file is made in `folder` to time reads from its disk, and removed. Seconds are those of the processor and of
+    waiting for the disk, of sampling alone; what a cache changes is in the notes.
+
+    Raises ForetraceError where nothing fits, with the least that works.
+    """
+    held = blocks(adjacency, DISK_WIDTH)
+    priced = partial(candidates, num_neighbors=num_neighbors, input_nodes=input_nodes, batch_size=batch_size, seed=seed)
+    found = []
+    memory = NeighbourLists.of(adjacency)
+    for each in priced(memory, SamplingCosts.measure(memory), among={"plain": None}):
+        found.append(replace(each, parameters={**each.parameters, "lists": "memory"}))
+    with TemporaryDirectory(dir=folder) as own:
+        path = Path(own) / "lists"
+        create(path, held.shape[0], held.shape[1], 1, lambda i, j: held[i:j])
+        with RowsOnDisk(path, buffer=0, spare=0) as rows:
+            lists = NeighbourLists(adjacency.starts, WaitingRows(rows))
+            for each in priced(lists, SamplingCosts.measure(lists)):
+                parameters = {**each.parameters, "lists": "disk"}
+                found.append(replace(each, parameters=parameters, disk_bytes=path.stat().st_size))
+    return ranked(found, memory_bytes)
+
+
 def _timed(call: Callable[[], object], clock: Callable[[], float]) -> float:
     begin = clock()
     call()
@@ -136,13 +208,16 @@ def _drawing(nodes: int, clock: Callable[[], float], random: np.random.Generator
     """What times a neighbour drawn from memory and numbered, and one renewed in each kind of cache, on random lists."""
     lists = NeighbourLists(np.arange(nodes + 1) * 24, random.integers(0, nodes, 24 * nodes, dtype=np.int32))
     loader = NeighborLoader(lists, num_neighbors=[10, 10])
-    seeds, some = min(_DRAWN // 40, nodes), min(_DRAWN // 4, nodes)
+    seeds, some, chosen_one = min(_DRAWN // 40, nodes), min(_DRAWN // 4, nodes), np.zeros(1, np.int64)
 
     def draw() -> float:
         chosen = random.choice(nodes, seeds, replace=False)
         drawn: list[SampledBatch] = []
         took = _timed(lambda: drawn.append(loader.sample(chosen)), clock)
         return took / sum(drawn[0].num_sampled_edges)
+
+    def hop() -> float:
+        return _timed(lambda: loader.sample(chosen_one), clock) / 2
 
     def renewing(policy: CachePolicy) -> Callable[[], float]:
         cache = NeighbourCache(lists, policy, 10, random, RowCounters())
@@ -153,7 +228,7 @@ def _drawing(nodes: int, clock: Callable[[], float], random: np.random.Generator
 
         return renew
 
-    return [draw, *(renewing(policies()[name]) for name in ("fcr", "otf"))]
+    return [draw, *(renewing(policies()[name]) for name in ("fcr", "otf")), hop]
 
 
 def _of_batch(
@@ -168,6 +243,7 @@ def _of_batch(
         sizes = lists.sizes(nodes)
         wanted = sizes if fan_out < 0 else np.minimum(sizes, fan_out)
         found[4] += wanted.sum()
+        found[7] += 1
         if policy is None:
             found += _read(lists, nodes, wanted, random)
             continue
