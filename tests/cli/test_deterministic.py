@@ -86,6 +86,7 @@ MEASURE = {
     "serve run": "serves until it is stopped",
     "serve load": "times a server",
     "llm verify": "runs an engine",
+    "plan data": "times steps and the disk",
 }
 ELSEWHERE = {
     "ledger": "prints measured rows as they were stored: tests/verify",

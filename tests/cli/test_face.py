@@ -51,6 +51,7 @@ NOT_RUN = {
     "calibrate run": "times operators for a minute",
     "calibrate network": "times collectives for a minute",
     "serve plan": "measures a model, for a minute",
+    "plan data": "times steps and the disk, for half a minute",
     "fleet compare": "plays 60 runs",
     "fleet sweep": "plays 30 runs",
     "serve run": "serves until it is stopped",
@@ -117,13 +118,14 @@ MEANINGS = {
     "--step": "one step", "--steps": "which or how many steps", "--stop-after": "end the script",
     "--storage-gb-s": "how fast state moves", "--subtraces": "parts of a log", "--summary": "only the summary",
     "--system": "one of several systems", "--tables": "measured operators", "--tail": "quantile of a latency",
+    "--task": "what is learnt of a graph",
     "--technique": "rows of a technique", "--tensor": "devices that share a layer",
     "--threads": "threads of an operator", "--times": "times filled in", "--to": "largest size",
     "--to-cluster": "another cluster", "--to-load": "another load", "--token-budget": "tokens of a step",
     "--token-file": "a secret of clients", "--tokens": "words to train on", "--tolerance": "what counts as near",
     "--top": "rows of a ranking", "--tp": "devices that share a layer", "--trust": "packages that may be called",
     "--types": "instance types", "--unequal": "stages that differ", "--utilisation": "share of the memory",
-    "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
+    "--width": "numbers in a row", "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
     "--warmup": "steps with the profiler prepared", "--within": "hours", "--workers": "how many workers",
     "--write": "write the configuration", "--zero": "stage of ZeRO",
 }  # fmt: skip
@@ -142,6 +144,7 @@ ELSEWHERE = {
     ("llm simulate", "--calibration"): "what was found of this server",
     ("scale", "--samples"): "how often noise is drawn",
     ("serve plan", "--threads"): "cores that all instances share",
+    ("plan data", "--memory"): "most memory of a training",
 }
 
 

@@ -64,6 +64,7 @@ NOT_ASKED = {
     "plan place": "suggests nothing",
     "plan transformer": "suggests nothing",
     "plan pipeline": "suggests nothing",
+    "plan data": "times steps and the disk; suggests itself with --run, asked in its own test",
     "serve plan": "measures; suggests `serve`, which runs until Ctrl-C",
     "scale": "needs several ranks; suggests `show` of what it read",
     "rewrite": "suggests nothing",

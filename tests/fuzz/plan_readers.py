@@ -130,6 +130,27 @@ def _play_lookups(path: Path, way: int) -> Iterator[Figure]:
     yield "tables", [[table.rows, table.pooling] for table in found.tables]
 
 
+def _graph() -> bytes:
+    held = io.BytesIO()
+    sparse = {"x_data": np.ones(3), "x_indices": np.array([0, 2, 1]), "x_indptr": np.array([0, 1, 2, 3, 3])}
+    np.savez(
+        held, edges=np.array([[0, 1], [1, 2], [3, 3]]), label=np.array([0, 1, 0, -1]), train_idx=np.array([0, 1]),
+        test_idx=np.array([2]), x_shape=np.array([4, 3]), **sparse,
+    )  # fmt: skip
+    return held.getvalue()
+
+
+def _play_graph(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.training.rows import graphs, partitions
+
+    data = graphs.read(path)
+    if data.adjacency.nodes > 10_000:
+        raise ForetraceError("a graph of this size is not partitioned here.")
+    found = partitions.write(data, path.parent / "graph", partitions=1 + (way & 1) * (data.adjacency.nodes > 1))
+    yield "edges", partitions.read(found.folder).sizes.edges
+    yield "degrees", data.adjacency.degrees
+
+
 def plan_readers() -> Iterator[Reader]:
     """The readers of this file."""
     files = {
@@ -142,5 +163,8 @@ def plan_readers() -> Iterator[Reader]:
         "search-state": ("search.minimise", "state.json", json.dumps(STATE), _play_state),
     }
     yield Reader(name="lookups", covers=("training.rows.lookups",), samples=_lookups, play=_play_lookups)
+    yield Reader(
+        name="graph", covers=("training.rows.graphs",), samples=lambda: {"graph.npz": _graph()}, play=_play_graph
+    )
     for name, (module, file, text, play) in files.items():
         yield Reader(name=name, covers=(module,), samples=partial(dict, {file: text.encode()}), play=play)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, answers, group, writable
 from foretrace.cli.options import argument, flag, option
+from foretrace.cli.verify import LedgerFile, NoLedger
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -87,6 +88,44 @@ def pipeline(
             memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size, progress=tell,
         )  # fmt: skip
     return report.pipelined(found, model)
+
+
+@plan.command("data")
+@answers
+def data(
+    graph: str = argument(..., "GRAPH", "A folder in partitions, an NPZ file, or planted:nodes=10000 edges=100000."),
+    memory: str = option(..., "SIZE", "For training, beyond interpreter and libraries, as 500MB.", "--memory"),
+    task: str = option("", "links|nodes", "What is learnt; by default nodes where the graph has features and labels."),
+    sample: str = option("", "N,N", "Compare only samplers of so many neighbours at each hop, with their caches."),
+    batch: int = option(10_000, "N", "Edges, or training nodes, of a step.", least=1),
+    width: int = option(32, "N", "Numbers in an embedding, or of a hidden layer.", least=1),
+    seed: int = option(0, "N", "Seed of what is drawn.", least=0),
+    run: bool = flag("--run", "Then train the choice within that memory, enforced, and in memory without a limit."),
+    epochs: int = option(4, "N", "For --run, 3 at least.", least=3),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
+    top: options.Top = 5,
+) -> Result:
+    """Choose how a training reads a graph that may not fit: loader, buffer and order with the quickest epoch.
+
+    Example: foretrace plan data "planted:nodes=10000 edges=100000 communities=100" --memory 40MB
+    """
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.plan.data.neighbour_caches import plan_samplers
+    from foretrace.plan.data.plan import GraphSource, plan_data
+    from foretrace.plan.data.trial import try_plan
+    from foretrace.plan.result import size
+    from foretrace.report.plan_data import planned_data, planned_samplers
+
+    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    with options.stages("reading the graph") as tell:
+        source = GraphSource.of(graph)
+        limit = size(memory, "memory") or 0
+        if sample:
+            return planned_samplers(*plan_samplers(source, sample, memory_bytes=limit, batch=batch, seed=seed))
+        found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
+        tried = try_plan(found, source, epochs=epochs, tell=tell) if run else None
+    return planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
 
 
 @plan.command("transformer")

@@ -21,7 +21,7 @@ class BatchTime:
             raise ForetraceError(f"A time must lie in its range, got {self.s} in {self.low_s} to {self.high_s}.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DataCandidate:
     """A loader with its parameters. Swaps are loads of a partition after the first `buffer` ones; None without any."""
 

@@ -50,6 +50,19 @@ def partition_bytes(rows: int, width: int, partitions: int) -> int:
     return -(-(-(-rows // partitions) * width * 4) // BLOCK) * BLOCK
 
 
+def read_whole(path: Path) -> Float32:
+    """All rows of a table, in memory once: (rows, width). Raises ForetraceError."""
+    head = _read_header(path)
+    values = np.empty((head.rows, head.width), np.float32)
+    size, stride = -(-head.rows // head.partitions), partition_bytes(head.rows, head.width, head.partitions)
+    with said(path), path.open("rb") as file:
+        for k in range(-(-head.rows // size)):
+            file.seek(BLOCK + k * stride)
+            file.readinto(values[k * size : (k + 1) * size].data)
+            forget(file.fileno())
+    return values
+
+
 def create(path: Path, rows: int, width: int, partitions: int, values: Callable[[int, int], Float32]) -> None:
     """Write a table whose rows from i to j - 1 are `values(i, j)`: (j - i, width), a partition at a time.
 
@@ -65,7 +78,7 @@ def create(path: Path, rows: int, width: int, partitions: int, values: Callable[
                 file.write(_header(_Header(rows, width, partitions, 0)))
                 for k in range(partitions):
                     begin, end = min(k * size, rows), min((k + 1) * size, rows)
-                    file.write(np.ascontiguousarray(values(begin, end), np.float32).tobytes())
+                    file.write(np.ascontiguousarray(values(begin, end), np.float32).data)
                     file.write(bytes(stride - (end - begin) * width * 4))
                     forget(file.fileno())
                 file.flush()
@@ -201,8 +214,10 @@ class RowsOnDisk(Rows):
                 for row, place in zip(where.tolist(), at.tolist(), strict=True):
                     held, block, offset = self._row(partition, place)
                     held[:] = values[row]
+                    begin = perf_counter()
                     with self._faults():
                         _transfer(os.pwritev, self._second(), block, offset)
+                    self.disk.wait_s += perf_counter() - begin
 
     def _by_partition(self, ids: Int64) -> Iterator[tuple[int, Int64, Int64]]:
         """Partition, places in `ids`, and rows within the partition."""
@@ -226,7 +241,9 @@ class RowsOnDisk(Rows):
         block = _aligned(-(-(begin + self.width * 4 - first) // BLOCK) * BLOCK)
         with self._faults():
             self._settle(all=True)
+            began = perf_counter()
             _transfer(os.preadv, self._second() if partition in self._written else self._table, block, first)
+            self.disk.wait_s += perf_counter() - began
         return block[begin - first :][: self.width * 4].view(np.float32), block, first
 
     def _slot(self, slot: int) -> UInt8:

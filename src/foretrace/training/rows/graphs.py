@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +88,11 @@ class NodeData:
         return int(self.labels.max(initial=-1)) + 1
 
 
+_MOST_NODES = 2**31 - 1  # files of partitions name nodes by 32 bits
+_DAMAGED = (
+    KeyError, ValueError, TypeError, IndexError, EOFError, NotImplementedError, OverflowError, MemoryError, OSError,
+    RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 _SETS = {"train_idx": "train", "val_idx": "validation", "test_idx": "test"}
 _PLANTED = {"nodes": 10_000, "edges": 100_000, "communities": 10, "mixing": 0.2, "features": 0, "seed": 0}
 
@@ -155,8 +161,10 @@ def read(path: Path) -> NodeData:
         features = _features(found)
         labels = np.asarray(found.get("label", np.full(0, -1)), np.int64)
         nodes = int(found.get("nodes", max(len(features), len(labels), int(edges.max(initial=-1)) + 1)))
+        if nodes > _MOST_NODES:
+            raise ValueError(f"it has {nodes} nodes, and may have {_MOST_NODES}")
         sets = {to: np.asarray(found.get(key, []), np.int64).ravel() for key, to in _SETS.items()}
-    except (KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except _DAMAGED as error:
         why = " ".join(str(error).split())[:200]
         raise ForetraceError(f"{path} is no graph ({why}); give an NPZ file with `edges` (n, 2).") from None
     features = features if features.size else np.zeros((nodes, 0), np.float32)
@@ -183,7 +191,7 @@ def _features(found: dict[str, Array]) -> Float32:
         return np.asarray(found.get("x", np.zeros((0, 0))), np.float32)
     rows, width = (int(each) for each in found["x_shape"])
     counts = np.diff(found["x_indptr"].astype(np.int64))
-    if len(counts) != rows or (counts < 0).any() or counts.sum() != len(found["x_data"]) or rows * width > 2**33:
+    if len(counts) != rows or (counts < 0).any() or counts.sum() != len(found["x_data"]) or rows * width > 2**31:
         raise ValueError("its sparse features do not fit together")
     dense = np.zeros((rows, width), np.float32)
     dense[np.repeat(np.arange(rows), counts), found["x_indices"].astype(np.int64)] = found["x_data"]

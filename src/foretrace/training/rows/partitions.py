@@ -24,7 +24,7 @@ from foretrace.training.rows import disk
 from foretrace.training.rows.graphs import NodeData
 
 HELD_OUT = 20_000  # edges that are not trained, at most
-_HELD_SHARE = 0.02
+HELD_SHARE = 0.02
 _ARRAYS = ("order", "starts", "held_out", "labels", "train", "validation", "test")
 
 
@@ -113,7 +113,7 @@ def write(data: NodeData, folder: Path, *, partitions: int, seed: int = 0, hold_
     new = np.empty(nodes, np.int64)
     new[order] = np.arange(nodes)
     edges = new[data.adjacency.edges()].astype(np.int32)
-    held = random.random(len(edges)) < min(_HELD_SHARE, HELD_OUT / max(len(edges), 1)) * hold_out
+    held = random.random(len(edges)) < min(HELD_SHARE, HELD_OUT / max(len(edges), 1)) * hold_out
     held_out, edges = edges[held].astype(np.int64), edges[~held]
     part = edges // -(-nodes // partitions)
     bucket = part[:, 0] * partitions + part[:, 1]
