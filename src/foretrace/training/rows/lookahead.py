@@ -20,7 +20,7 @@ import numpy as np
 from foretrace.arrays import Float32, Int64, Mask
 from foretrace.errors import ForetraceError
 from foretrace.training.rows.lookups import Lookups
-from foretrace.training.rows.rows import Rows
+from foretrace.training.rows.rows import Rows, distinct
 
 LAG = 2  # batches after which everything of a batch is exchanged: what is not of the next one has so much time
 POISON = np.uint32(0x7FC0DEAD)  # a NaN that no arithmetic makes: what is left of a row that is no longer held
@@ -128,11 +128,11 @@ def plan_ahead(
         )
     count = sum(table.rows for table in lookups.tables)
     keys = [
-        (batch - begin) * count + np.unique(numbered(lookups, batch, trainer, trainers)[0])
+        (batch - begin) * count + distinct(numbered(lookups, batch, trainer, trainers)[0])
         for batch in range(begin, end)
         for trainer in range(trainers)
     ]
-    entries = np.unique(np.concatenate(keys))
+    entries = distinct(np.concatenate(keys))
     users = np.zeros((len(entries), trainers), np.bool_)
     for number, own in enumerate(keys):
         users[np.searchsorted(entries, own), number % trainers] = True

@@ -15,6 +15,7 @@ import numpy as np
 from foretrace.arrays import Float32, Int64
 from foretrace.errors import ForetraceError
 from foretrace.names import keyed
+from foretrace.training.rows.rows import distinct
 
 
 def add_up(parts: Sequence[tuple[Int64, Float32]]) -> tuple[Int64, Float32]:
@@ -22,7 +23,7 @@ def add_up(parts: Sequence[tuple[Int64, Float32]]) -> tuple[Int64, Float32]:
 
     A rank that did not touch a row adds nothing to it: not even a zero, which would change the sign of another one.
     """
-    ids = np.unique(np.concatenate([part[0] for part in parts]))
+    ids = distinct(np.concatenate([part[0] for part in parts]))
     sums = np.empty((len(ids), parts[0][1].shape[1]), np.float32)
     begun = np.zeros(len(ids), np.bool_)
     for own, gradients in parts:

@@ -35,7 +35,8 @@ from foretrace.training.rows.rows import Rows
 
 Address = tuple[str, int]
 
-CHUNK = 32 << 10  # bytes between two looks at whether something more urgent is to be sent
+CHUNK = 16 << 10  # bytes between two looks at whether something more urgent is to be sent
+SMALL_BUFFER = 16 << 10  # of what is not urgent, bytes that may wait in the kernel ahead of what is
 PATIENCE_S = 120.0  # for the other trainers
 _TOKEN = 16
 _HEADER = struct.Struct("<BiqQQ")  # what, rank, batch, rows, bytes of values
@@ -246,13 +247,14 @@ def keep_rows(folder: Path, rows: Rows, batches: int) -> None:
 class RemoteRows(Rows):
     """The table of a `RowServer`. Threads may share it; each request waits for its answer.
 
-    `pace` is called between pieces of what is sent, and may wait while something more urgent is. Raises ForetraceError
-    where there is no server, it does not know the token, or it has ended.
+    `pace` is called between pieces of what is sent, and may wait while something more urgent is; what is not `urgent`
+    waits here and not in the kernel. Raises ForetraceError where there is no server, it does not know the token, or it
+    has ended.
     """
 
     def __init__(
         self, address: Address, *, token: bytes, rank: int = -1, pace: Callable[[], object] = lambda: None,
-        patience_s: float = PATIENCE_S + 10,
+        urgent: bool = True, patience_s: float = PATIENCE_S + 10,
     ) -> None:  # fmt: skip
         self.address, self.rank, self._pace = address, rank, pace
         self._lock = threading.Lock()
@@ -260,6 +262,8 @@ class RemoteRows(Rows):
         try:
             self._socket = socket.create_connection(address, timeout=patience_s)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not urgent:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
         except OSError as error:
             raise ForetraceError(
                 f"no row server answers at {address[0]}:{address[1]} ({error.strerror or error}); start it first."
