@@ -111,7 +111,7 @@ def data(
     Example: foretrace plan data "planted:nodes=10000 edges=100000 communities=100" --memory 40MB
     """
     from foretrace.experiment.ledger import Ledger
-    from foretrace.plan.data.neighbour_caches import plan_samplers
+    from foretrace.plan.data.neighbour_caches import fan_outs, samplers
     from foretrace.plan.data.plan import GraphSource, plan_data
     from foretrace.plan.data.trial import try_plan
     from foretrace.plan.result import size
@@ -122,7 +122,12 @@ def data(
         source = GraphSource.of(graph)
         limit = size(memory, "memory") or 0
         if sample:
-            return planned_samplers(*plan_samplers(source, sample, memory_bytes=limit, batch=batch, seed=seed))
+            if source.data is None or run or task:
+                raise ForetraceError("`sample=` needs a graph that is not in partitions, without `task=` and `run=`.")
+            ways = samplers(
+                source.data, num_neighbors=fan_outs(sample), batch_size=batch, memory_bytes=limit, seed=seed
+            )
+            return planned_samplers(graph, source.data, limit, ways)
         found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
         tried = try_plan(found, source, epochs=epochs, tell=tell) if run else None
     return planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))

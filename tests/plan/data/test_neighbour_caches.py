@@ -12,9 +12,9 @@ import pytest
 
 from foretrace.arrays import Float32, Float64, Int64
 from foretrace.errors import ForetraceError
-from foretrace.plan.data.candidate import ranked
-from foretrace.plan.data.neighbour_caches import UNITS, SamplingCosts, WaitingRows, candidates, samplers
-from foretrace.training.rows.graphs import Adjacency
+from foretrace.plan.data.candidate import DataCandidate, ranked
+from foretrace.plan.data.neighbour_caches import UNITS, SamplingCosts, WaitingRows, candidates, fan_outs, samplers
+from foretrace.training.rows.graphs import Adjacency, planted
 from foretrace.training.rows.neighbours import CachePolicy, NeighbourLists, blocks, policies
 from foretrace.training.rows.rows import RowsInMemory
 from foretrace.training.rows.samplers import NeighborLoader
@@ -110,13 +110,13 @@ def test_staleness_is_stated_and_the_choice_fits_the_memory() -> None:
 
 
 def test_samplers_are_ranked_within_a_memory(tmp_path: Path) -> None:
-    adjacency, nodes = random_graph(60, 800), np.arange(800)
-    found, small = (
-        samplers(
-            adjacency, folder=tmp_path, memory_bytes=memory, num_neighbors=FAN_OUT, input_nodes=nodes, batch_size=BATCH
-        )
-        for memory in (10**9, 13 * 10**5)
-    )
+    data = planted(nodes=800, edges=24_000, communities=4, features=1)
+    adjacency = data.adjacency
+
+    def ranked_within(memory_bytes: int) -> tuple[DataCandidate, ...]:
+        return samplers(data, folder=tmp_path, memory_bytes=memory_bytes, num_neighbors=FAN_OUT, batch_size=BATCH)
+
+    found, small = ranked_within(10**9), ranked_within(13 * 10**5)
     assert len(found) == 2 + len(policies()) and list(tmp_path.iterdir()) == []
     assert [each.epoch_s[0] for each in found] == sorted(each.epoch_s[0] for each in found)
     by_name = {(each.loader, each.parameters["lists"]): each for each in found}
@@ -126,7 +126,14 @@ def test_samplers_are_ranked_within_a_memory(tmp_path: Path) -> None:
     assert by_name["otf", "disk"].batch_s.s < on_disk.batch_s.s
     assert 0 < len(small) < len(found) and all(each.memory_bytes <= 1.3e6 for each in small)
     with pytest.raises(ForetraceError, match="the least that works is"):
-        samplers(adjacency, folder=tmp_path, memory_bytes=10, num_neighbors=(2,), input_nodes=nodes, batch_size=1)
+        ranked_within(10)
+
+
+@pytest.mark.parametrize("text", ["", "a", "10,", "3,-2", "1.5"])
+def test_what_is_no_fan_out_is_refused(text: str) -> None:
+    assert fan_outs("10, 5,-1") == (10, 5, -1)
+    with pytest.raises(ForetraceError, match="must be numbers of neighbours per hop"):
+        fan_outs(text)
 
 
 def test_the_clock_of_waiting_rows_leaves_out_nothing_that_is_waited_for() -> None:

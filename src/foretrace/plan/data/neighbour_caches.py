@@ -16,9 +16,10 @@ from time import perf_counter, process_time
 import numpy as np
 
 from foretrace.arrays import Float32, Float64, Int64
+from foretrace.errors import ForetraceError
 from foretrace.plan.data.candidate import BatchTime, DataCandidate, ranked
 from foretrace.training.rows.disk import RowsOnDisk, create
-from foretrace.training.rows.graphs import Adjacency
+from foretrace.training.rows.graphs import NodeData
 from foretrace.training.rows.neighbours import (
     MOST_DRAWN,
     MOST_READ,
@@ -145,22 +146,24 @@ def clock_of(lists: NeighbourLists) -> Callable[[], float]:
 
 
 def samplers(
-    adjacency: Adjacency,
+    data: NodeData,
     *,
-    folder: Path,
     memory_bytes: int,
     num_neighbors: tuple[int, ...],
-    input_nodes: Int64,
     batch_size: int,
+    folder: Path | None = None,
     seed: int = 0,
 ) -> tuple[DataCandidate, ...]:
     """Ways to sample neighbours within a memory, the quickest first: lists in memory, or in a file with each cache.
 
-    The file is made in `folder` to time reads from its disk, and removed. Seconds are those of the processor and of
-    waiting for the disk, of sampling alone; what a cache changes is in the notes.
+    Batches are of training nodes, of all nodes where there are none. The file is made in `folder`, by default that of
+    temporary files, to time reads from its disk, and removed. Seconds are those of the processor and of waiting for the
+    disk, of sampling alone; what a cache changes is in the notes.
 
     Raises ForetraceError where nothing fits, with the least that works.
     """
+    adjacency = data.adjacency
+    input_nodes = data.train if len(data.train) else np.arange(adjacency.nodes)
     held = blocks(adjacency, DISK_WIDTH)
     priced = partial(candidates, num_neighbors=num_neighbors, input_nodes=input_nodes, batch_size=batch_size, seed=seed)
     found = []
@@ -176,6 +179,14 @@ def samplers(
                 parameters = {**each.parameters, "lists": "disk"}
                 found.append(replace(each, parameters=parameters, disk_bytes=path.stat().st_size))
     return ranked(found, memory_bytes)
+
+
+def fan_outs(text: str) -> tuple[int, ...]:
+    """Numbers of neighbours per hop as a user writes them: `10,10`. Raises ForetraceError."""
+    found = tuple(int(each) for each in text.split(",") if each.strip().lstrip("-").isdecimal())
+    if len(found) != text.count(",") + 1 or min(found) < -1:
+        raise ForetraceError(f"`sample=` must be numbers of neighbours per hop, as 10,10, -1 for all, got {text!r}.")
+    return found
 
 
 def _timed(call: Callable[[], object], clock: Callable[[], float]) -> float:
