@@ -183,15 +183,13 @@ def over_link(setting: Setting, rate: str) -> list[Measured]:
             ]
             for name, host in zip(net.namespaces, ("", net.addresses[0]), strict=True)
         ]
-        server = subprocess.Popen(command[0], stdout=subprocess.PIPE, stdin=subprocess.PIPE, cwd=ROOT)
-        try:
-            assert server.stdout is not None
-            if server.stdout.readline() != b"ready\n":
-                raise ForetraceError("the server of neighbour lists did not start.")
-            done = subprocess.run(command[1], stdout=subprocess.PIPE, cwd=ROOT, check=True)
-        finally:
-            server.kill()
-            server.wait()
+        with subprocess.Popen(command[0], stdout=subprocess.PIPE, stdin=subprocess.PIPE, cwd=ROOT) as server:
+            try:
+                if server.stdout is None or server.stdout.readline() != b"ready\n":
+                    raise ForetraceError("the server of neighbour lists did not start.")
+                done = subprocess.run(command[1], stdout=subprocess.PIPE, cwd=ROOT, check=True)
+            finally:
+                server.kill()
     return [msgspec.structs.replace(each, store=f"link {rate}")
             for each in msgspec.json.decode(done.stdout, type=list[Measured])]  # fmt: skip
 
@@ -299,16 +297,19 @@ def measured(folder: Path, *, quick: bool, keep: bool) -> str:
     """Measure everything; the page. `keep` writes the rows of the ledger beside it."""
     nodes = 3_000 if quick else 300_000
     every, rounds = (4, 2) if quick else (50, 3)
-    runs: list[tuple[Setting, Callable[[Setting], list[Measured]]]] = []
+    runs: list[tuple[str, Setting, Callable[[Setting], list[Measured]]]] = []
     for degree in (10, 60):
         small = Setting(nodes=nodes, degree=degree, batch=128, every=every, rounds=rounds)
-        runs += [(msgspec.structs.replace(small, batch=512, rounds=2 * rounds + 1), in_memory), (small, on_disk)]
-        runs += [(small, partial(over_link, rate=rate)) for rate in (() if quick else LINKS[degree])]
+        large = msgspec.structs.replace(small, batch=512, rounds=2 * rounds + 1)
+        runs += [("memory", large, in_memory), ("disk", small, on_disk)]
+        runs += [
+            (f"a link of {rate}", small, partial(over_link, rate=rate)) for rate in (() if quick else LINKS[degree])
+        ]
     lines: list[str] = []
     rows: list[Row] = []
     out: list[str] = []
-    for setting, run in runs:
-        with skipping(f"{getattr(run, 'keywords', {}).get('rate', run)}", out):
+    for name, setting, run in runs:
+        with skipping(name, out):
             found = run(setting)
             lines += [line(each, found[0]) for each in found]
             rows += list(ledger_rows(found, setting))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import export_lines, import_lines
 from foretrace.experiment.links import netns
 from foretrace.training.rows import graphs
@@ -14,7 +15,7 @@ from foretrace.training.rows.neighbours import policies
 from reproductions.graphsnapshot import protocol
 from reproductions.graphsnapshot.protocol import NAMES, Setting, in_memory, ledger_rows, on_disk, over_link, staleness
 
-SMALL = Setting(nodes=500, degree=40, batch=16, every=3, rounds=2)
+SMALL = Setting(nodes=500, degree=40, fan_out=(4, 4), batch=16, every=3, rounds=2)
 
 
 @pytest.mark.parametrize("run", [in_memory, on_disk])
@@ -32,6 +33,7 @@ def test_samplers_are_measured_and_predicted(run: object) -> None:
     assert import_lines(export_lines(rows), "rows") == rows and len(rows) == len(NAMES)
 
 
+@pytest.mark.slow("three processes begin, two of them in networks of their own")
 def test_lists_are_read_over_a_shaped_link() -> None:
     if missing := netns.probe().missing:
         pytest.skip(f"no rig here: {'; '.join(missing)}")
@@ -62,11 +64,11 @@ def test_what_a_machine_cannot_do_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing(setting: Setting) -> list[protocol.Measured]:
-        raise protocol.ForetraceError("no rig on this machine.")
+        raise ForetraceError("no rig on this machine.")
 
     monkeypatch.setattr(protocol, "on_disk", missing)
     monkeypatch.setattr(protocol, "accuracies", lambda folder, **given: "")
     monkeypatch.setattr(protocol, "in_memory", lambda setting: in_memory(SMALL))
     page = protocol.measured(tmp_path, quick=True, keep=False)
-    assert "on_disk is left out: no rig on this machine." in page
+    assert "disk is left out: no rig on this machine." in page
     assert np.char.count(page, "| memory, degree 40 | plain |") == 2
