@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 from msgspec.structs import replace as but
 
@@ -40,13 +42,12 @@ def one_by_one(source: GraphSource, partitions: int, *, batch: int = 64, batches
 
 def geometric() -> dict[str, str]:
     """What PyTorch Geometric's loaders do on a small graph here: batches, or why not."""
-    import torch
-    from torch_geometric import loader, utils
-    from torch_geometric.data import Data
+    from importlib import import_module
 
-    edges = utils.erdos_renyi_graph(200, 0.05)
-    data = Data(x=torch.randn(200, 8), edge_index=edges, y=torch.zeros(200, dtype=torch.long))
-    made = {
+    loader: Any = import_module("torch_geometric.loader")
+    utils: Any = import_module("torch_geometric.utils")
+    data: Any = import_module("torch_geometric.data").Data(edge_index=utils.erdos_renyi_graph(200, 0.05), num_nodes=200)
+    made: dict[str, Callable[[], Any]] = {
         "NeighborLoader": lambda: loader.NeighborLoader(data, num_neighbors=[10, 10], batch_size=32),
         "LinkNeighborLoader": lambda: loader.LinkNeighborLoader(data, num_neighbors=[10, 10], batch_size=32),
         "ClusterLoader": lambda: loader.ClusterLoader(loader.ClusterData(data, num_parts=4)),
@@ -56,7 +57,7 @@ def geometric() -> dict[str, str]:
     found = {}
     for name, make in made.items():
         try:
-            found[name] = f"{sum(1 for _ in make())} batches"
+            found[name] = f"{len(list(make()))} batches"
         except Exception as error:  # what is missing is the answer
             found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
     return found
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=110, help="MB")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=10_000)
     parser.add_argument("--loaders", action="store_true")
     given = parser.parse_args()
@@ -82,13 +84,14 @@ def main() -> None:
             say(loader="PyTorch Geometric", missing=str(error))
     plan = plan_data(source, memory_bytes=int(given.memory * 1e6), batch=given.batch)
     choice = plan.choice
-    say(choice=choice.name, memory_mb=choice.memory_bytes / 1e6, swaps=choice.swaps, bound=choice.swaps_bound,
-        predicted_s=choice.epoch_s, left_out=plan.left_out)  # fmt: skip
-    for seed in range(given.seeds):
+    for seed in range(given.first_seed, given.first_seed + given.seeds):
         tried = try_plan(replace(plan, job=but(plan.job, seed=seed)), source, epochs=given.epochs)
         measured, over = tried.measured, tried.over_memory
         say(
-            seed=seed, quality=tried.trained.quality, quality_in_memory=tried.in_memory.quality,
+            graph=given.graph, edges=source.sizes.edges, limit_mb=given.memory, choice=choice.name,
+            planned_mb=choice.memory_bytes / 1e6, swaps=choice.swaps, bound=choice.swaps_bound,
+            predicted_s=choice.epoch_s, seed=seed, quality=tried.trained.quality,
+            quality_in_memory=tried.in_memory.quality,
             epochs_s=seconds(tried.trained.epochs), epochs_in_memory_s=seconds(tried.in_memory.epochs),
             waited_s=[each.wait_s for each in tried.trained.epochs], peak_mb=tried.trained.peak_bytes / 1e6,
             peak_in_memory_mb=tried.in_memory.peak_bytes / 1e6, direct=tried.trained.direct,

@@ -132,10 +132,10 @@ def _play_lookups(path: Path, way: int) -> Iterator[Figure]:
 
 def _graph() -> bytes:
     held = io.BytesIO()
-    sparse = {"x_data": np.ones(3), "x_indices": np.array([0, 2, 1]), "x_indptr": np.array([0, 1, 2, 3, 3])}
     np.savez(
         held, edges=np.array([[0, 1], [1, 2], [3, 3]]), label=np.array([0, 1, 0, -1]), train_idx=np.array([0, 1]),
-        test_idx=np.array([2]), x_shape=np.array([4, 3]), **sparse,
+        test_idx=np.array([2]), x_shape=np.array([4, 3]), x_data=np.ones(3), x_indices=np.array([0, 2, 1]),
+        x_indptr=np.array([0, 1, 2, 3, 3]),
     )  # fmt: skip
     return held.getvalue()
 

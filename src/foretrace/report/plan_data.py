@@ -106,12 +106,13 @@ def planned_data(plan: DataPlan, trial: DataTrial | None = None, ledger: str = "
         f"{choice.name} is quickest within {nbytes(plan.limit_bytes)}: {seconds(value)} ({span(low, high)}) an epoch, "
         f"{nbytes(choice.memory_bytes)}{found}."
     )
+    shown = None if trial is None else _tried(trial)
     words = ["foretrace", "plan", "data", plan.graph, "--memory", f"{-(-plan.limit_bytes // 10**6)}MB", "--run"]
     return DataPlanView(
         headline=sentence, graph=plan.graph, task=plan.job.task, nodes=sizes.nodes, edges=sizes.edges,
         memory_limit_bytes=plan.limit_bytes, choice=_view(choice), predicted_epoch_s=value, interval_s=(low, high),
         memory_bytes=choice.memory_bytes, swaps=choice.swaps, swaps_bound=choice.swaps_bound,
-        runners_up=tuple(map(_view, plan.candidates[1:])), left_out=dict(plan.left_out), trial=trial and _tried(trial),
+        runners_up=tuple(map(_view, plan.candidates[1:])), left_out=dict(plan.left_out), trial=shown,
         ledger=ledger, row=row, notes=(_UNEQUAL,), next=shlex.join(words) if trial is None else "foretrace ledger",
     )  # fmt: skip
 

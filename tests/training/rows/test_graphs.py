@@ -99,7 +99,7 @@ def test_what_is_no_graph_is_refused(tmp_path: Path) -> None:
         ({"edges": np.array([[0, 1]]), "train_idx": np.array([2])}, "train_idx"),
         ({"edges": np.zeros((0, 2), np.int64)}, "0 nodes"),
     ):
-        np.savez(tmp_path / "graph.npz", **words)  # type: ignore[arg-type]
+        np.savez(tmp_path / "graph.npz", **words)
         with pytest.raises(ForetraceError, match=problem):
             graphs.read(tmp_path / "graph.npz")
     (tmp_path / "text.npz").write_text("none")

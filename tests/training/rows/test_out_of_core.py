@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment import limited
 from foretrace.plan.data.plan import memory_of
 from foretrace.training.rows import graphs, links, nodes, partitions
+from foretrace.training.rows.dense import sample
 from foretrace.training.rows.disk import RowsOnDisk, read_whole
 from foretrace.training.rows.out_of_core import TrainedGraph, TrainingJob, train
 from foretrace.training.rows.partitions import GraphSizes
@@ -32,22 +34,23 @@ def folder(tmp_path: Path) -> Path:
     return partitions.write(data, tmp_path / "graph", partitions=8).folder
 
 
-def job(folder: Path, **changes: object) -> TrainingJob:
+def job(folder: Path, **changes: Any) -> TrainingJob:
     base = TrainingJob(folder=str(folder), task="links", loader="partition buffer", buffer=4, order="beta", batch=250)
     return replace(base, **changes)
 
 
-def node_job(folder: Path, **changes: object) -> TrainingJob:
+def node_job(folder: Path, **changes: Any) -> TrainingJob:
     return job(folder, task="nodes", batch=50, rate=0.01, order="", **changes)
 
 
 def test_links_are_learnt_alike_in_a_buffer_and_in_memory(folder: Path, tmp_path: Path) -> None:
     found = {}
-    for name, changes in {
+    arms: dict[str, dict[str, Any]] = {
         "memory": {"loader": "in memory", "buffer": 0, "order": ""},
         "beta": {},
         "comet": {"order": "comet"},
-    }.items():
+    }
+    for name, changes in arms.items():
         (tmp_path / name).mkdir()
         trained = train(job(folder, into=str(tmp_path / name), epochs=6, **changes))
         found[name] = trained.quality
@@ -59,11 +62,12 @@ def test_links_are_learnt_alike_in_a_buffer_and_in_memory(folder: Path, tmp_path
 
 def test_all_partitions_at_once_are_memory_to_the_bit(folder: Path, tmp_path: Path) -> None:
     tables = []
-    for name, changes in (("memory", {"loader": "in memory", "order": ""}), ("buffer", {"buffer": 8})):
+    arms: dict[str, dict[str, Any]] = {"memory": {"loader": "in memory", "order": ""}, "buffer": {"buffer": 8}}
+    for name, changes in arms.items():
         (tmp_path / name).mkdir()
         train(job(folder, into=str(tmp_path / name), epochs=2, **changes))
         tables.append(read_whole(tmp_path / name / "embeddings.rows"))
-    np.testing.assert_array_equal(*tables)
+    np.testing.assert_array_equal(tables[0], tables[1])
 
 
 def test_a_killed_training_goes_on_as_if_nothing_had_been(folder: Path, tmp_path: Path) -> None:
@@ -124,9 +128,9 @@ def test_auc_is_the_share_of_pairs() -> None:
 
 
 def test_nodes_are_classified_alike_in_a_buffer_and_in_memory(folder: Path) -> None:
+    arms: tuple[dict[str, Any], ...] = ({"loader": "in memory"}, {})
     memory, buffer = (
-        [train(node_job(folder, seed=seed, epochs=8, **changes)).quality for seed in range(3)]
-        for changes in ({"loader": "in memory"}, {})
+        [train(node_job(folder, seed=seed, epochs=8, **changes)).quality for seed in range(3)] for changes in arms
     )
     assert min(*memory, *buffer) > 5 / 40
     assert abs(np.mean(memory) - np.mean(buffer)) < 0.1
@@ -139,7 +143,7 @@ def test_judging_reads_all_neighbours(folder: Path) -> None:
     model = nodes.Sage((16, 8, graph.sizes.classes)).eval()
     everyone, features = np.arange(graph.sizes.nodes), torch.from_numpy(read_whole(graph.features))
     adjacency = nodes.neighbours_within(graph, tuple(range(8)))
-    read = nodes.sample(adjacency, everyone, (10_000, 10_000), np.random.default_rng(0))
+    read = sample(adjacency, everyone, (10_000, 10_000), np.random.default_rng(0))
     with torch.no_grad():
         scores = model(features[torch.from_numpy(read.nodes)], read)
     expected = float((scores.argmax(1).numpy() == graph.labels).mean())

@@ -142,8 +142,8 @@ def _linking(probe: Probe, rows: Rows, random: np.random.Generator) -> tuple[Cal
     """A step on so many edges, and the cost of an edge's order."""
 
     def call(edges: int) -> None:
-        ends = random.integers(0, rows.count, (3, edges), np.int32)
-        links.step(rows, *ends, rate=0.0)
+        heads, tails, others = random.integers(0, rows.count, (3, edges), np.int32)
+        links.step(rows, heads, tails, others, 0.0)
 
     found = []
     for _ in range(3):

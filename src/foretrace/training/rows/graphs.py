@@ -94,7 +94,7 @@ _DAMAGED = (
     RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 _SETS = {"train_idx": "train", "val_idx": "validation", "test_idx": "test"}
-_PLANTED = {"nodes": 10_000, "edges": 100_000, "communities": 10, "mixing": 0.2, "features": 0, "seed": 0}
+_PLANTED = {"nodes": 10_000, "edges": 100_000, "communities": 10, "features": 0, "seed": 0}
 
 
 def planted(
@@ -139,12 +139,13 @@ def parse(text: str) -> NodeData:
     kind, colon, rest = text.partition(":")
     if kind != "planted" or not colon:
         return read(Path(text))
-    given = keyed(rest.split(), _PLANTED, "planted")
+    given = keyed(rest.split(), (*_PLANTED, "mixing"), "planted")
     try:
-        numbers = {key: type(default)(given.get(key, default)) for key, default in _PLANTED.items()}
+        mixing = float(given.pop("mixing", 0.2))
+        numbers = _PLANTED | {key: int(value) for key, value in given.items()}
     except ValueError as error:
         raise ForetraceError(f"{text!r} must have numbers ({error}).") from None
-    return planted(**numbers)
+    return planted(mixing=mixing, **numbers)
 
 
 def read(path: Path) -> NodeData:
@@ -190,7 +191,8 @@ def _features(found: dict[str, Array]) -> Float32:
     if "x_indptr" not in found:
         return np.asarray(found.get("x", np.zeros((0, 0))), np.float32)
     rows, width = (int(each) for each in found["x_shape"])
-    counts = np.diff(found["x_indptr"].astype(np.int64))
+    starts: Int64 = found["x_indptr"].astype(np.int64)
+    counts = np.diff(starts)
     if len(counts) != rows or (counts < 0).any() or counts.sum() != len(found["x_data"]) or rows * width > 2**31:
         raise ValueError("its sparse features do not fit together")
     dense = np.zeros((rows, width), np.float32)

@@ -98,10 +98,12 @@ def accuracy(graph: PartitionedGraph, rows: Rows, model: Sage, nodes: Int64) -> 
     count = graph.sizes.nodes
     found: list[Tensor] = []
     for own, other in zip(model.own, model.other, strict=True):
-        mine, theirs = (torch.empty(count, layer.out_features) for layer in (own, other))
+        assert isinstance(other, nn.Linear)
+        mine, theirs = torch.empty(count, other.out_features), torch.empty(count, other.out_features)
         parts = range(graph.sizes.partitions)
-        for k in visited(rows, [(each,) for each in parts]) if not found else ((each,) for each in parts):
-            begin, end = graph.nodes_of(k[0])
+        alone: list[State] = [(each,) for each in parts]
+        for (part,) in visited(rows, alone) if not found else alone:
+            begin, end = graph.nodes_of(part)
             at = np.arange(begin, end)
             values = found[0][begin:end].relu() if found else torch.from_numpy(rows.get(at))
             mine[begin:end], theirs[begin:end] = own(values), other(values)

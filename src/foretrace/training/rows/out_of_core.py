@@ -20,7 +20,7 @@ import torch
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
-from foretrace.training.rows import disk, links, nodes, orders, partitions
+from foretrace.training.rows import dense, disk, links, nodes, orders, partitions
 from foretrace.training.rows.disk import RowsOnDisk
 from foretrace.training.rows.orders import State
 from foretrace.training.rows.partitions import PartitionedGraph
@@ -218,13 +218,14 @@ def limit_memory(bytes_more: int) -> None:
     Raises ForetraceError where the system does not say what it has.
     """
     warm = nodes.Sage((4, 4, 2))  # libraries take memory of their own, and import more, at the first update
-    read = nodes.DenseSample(
+    read = dense.DenseSample(
         nodes=np.arange(2), hops=np.array([0, 0, 0, 2]), starts=np.zeros(3, int), places=np.arange(0)
     )
     nodes.step(
         np.zeros(2, int), RowsInMemory(np.ones((2, 4), np.float32)), warm, torch.optim.Adam(warm.parameters()), read
     )
-    links.step(RowsInMemory(np.ones((2, 3), np.float32)), *np.eye(2, dtype=np.int32)[[0, 1, 1]], rate=0.0)
+    one = np.zeros(1, np.int32)
+    links.step(RowsInMemory(np.ones((2, 3), np.float32)), one, one, one, 0.0)
     now = _resident("VmData")
     if not now:
         raise ForetraceError("A limit of memory can be enforced on Linux alone; plan without running it.")

@@ -84,7 +84,7 @@ class PartitionedGraph:
         with disk.said(self.folder / "edges.bin"), (self.folder / "edges.bin").open("rb", buffering=0) as file:
             for (i, j), count in zip(buckets.tolist(), counts.tolist(), strict=True):
                 file.seek(8 * int(self.starts[i * self.sizes.partitions + j]))
-                part = memoryview(edges[at : at + count]).cast("B") if count else memoryview(b"")
+                part = memoryview(edges[at : at + count].data).cast("B") if count else memoryview(b"")
                 while len(part):
                     moved = file.readinto(part)
                     if not moved:
