@@ -118,8 +118,8 @@ def planned_data(plan: DataPlan, trial: DataTrial | None = None, ledger: str = "
 
 
 def planned_samplers(graph: str, data: NodeData, limit_bytes: int, found: Sequence[DataCandidate]) -> DataPlanView:
-    """The answer about samplers of neighbours alone, the best first, with what its cache changes."""
-    choice = found[0]
+    """The answer about samplers of neighbours alone, the best first, with what the quickest cache changes."""
+    choice, cached = found[0], next((each for each in found if each.notes), found[0])
     value, low, high = choice.epoch_s
     return DataPlanView(
         headline=f"{choice.name} samples quickest within {nbytes(limit_bytes)}: {seconds(value)} ({span(low, high)}) "
@@ -127,7 +127,7 @@ def planned_samplers(graph: str, data: NodeData, limit_bytes: int, found: Sequen
         graph=graph, task="sampling", nodes=data.adjacency.nodes, edges=len(data.adjacency.edges()),
         memory_limit_bytes=limit_bytes, choice=_view(choice), predicted_epoch_s=value, interval_s=(low, high),
         memory_bytes=choice.memory_bytes, swaps=None, swaps_bound=None, runners_up=tuple(map(_view, found[1:])),
-        left_out={}, trial=None, ledger="", row="", notes=(*choice.notes, _ALONE),
+        left_out={}, trial=None, ledger="", row="", notes=(*(f"{cached.loader}: {each}" for each in cached.notes), _ALONE),
     )  # fmt: skip
 
 
