@@ -57,7 +57,7 @@ both hops; *full refresh*: OTF replaces all that it keeps of a node; *partial fe
 lists all the same. Written by `make reproduce NAME=graphsnapshot ARGS=--write`.
 
 **None of it is lossless**: every batch alone is drawn as without a cache, but batches between two refreshes draw from
-the same few neighbours (see staleness).
+the same few neighbours (see staleness). With partial fetch a batch may draw a neighbour twice, once from each.
 """
 TIMES = """Random graphs of 300,000 nodes, fan-out 10 and 10; 512 nodes per batch in memory, 128 elsewhere; all samplers
 in turns, whole periods between two refreshes, median over rounds. Time is CPU time and waiting for reads. Predictions

@@ -127,7 +127,8 @@ def planned_samplers(graph: str, data: NodeData, limit_bytes: int, found: Sequen
         graph=graph, task="sampling", nodes=data.adjacency.nodes, edges=len(data.adjacency.edges()),
         memory_limit_bytes=limit_bytes, choice=_view(choice), predicted_epoch_s=value, interval_s=(low, high),
         memory_bytes=choice.memory_bytes, swaps=None, swaps_bound=None, runners_up=tuple(map(_view, found[1:])),
-        left_out={}, trial=None, ledger="", row="", notes=(*(f"{cached.loader}: {each}" for each in cached.notes), _ALONE),
+        left_out={}, trial=None, ledger="", row="",
+        notes=(*(f"{cached.loader}: {each}" for each in cached.notes), _ALONE),
     )  # fmt: skip
 
 

@@ -307,9 +307,11 @@ def _notes(
 ) -> tuple[str, ...]:
     """What a cache changes, in sentences."""
     fan_out, degree = max(num_neighbors, default=0), int(np.diff(lists.starts).max(initial=0))
+    whole = policy.served == 1
+    alone = "every batch alone is drawn as without one" if whole else "a batch may draw a neighbour twice"
     seen, plain = policy.distinct(degree, fan_out, batches), distinct(degree, fan_out, batches)
     return (
         f"a node of {degree:,} neighbours shows {seen:,.0f} of them in an epoch of {batches:,} batches that all draw "
-        f"from it, without a cache {plain:,.0f}; every batch alone is drawn as without one",
+        f"from it, without a cache {plain:,.0f}; {alone}",
         f"its caches are filled once in {fill_s[1]:.3g} s ({fill_s[0]:.3g} to {fill_s[2]:.3g})",
     )
