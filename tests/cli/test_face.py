@@ -120,7 +120,8 @@ MEANINGS = {
     "--requests": "what an engine serves", "--restart-s": "cost of a move", "--restart-s-per-gpu": "the same per GPU",
     "--resume": "state of a search", "--router": "which engine gets a request", "--rules": "more rules",
     "--run": "run what was planned", "--runs": "runs of an engine",
-    "--salvage": "use the good part of a damaged file", "--samples": "how many samples", "--save": "keep the graph",
+    "--salvage": "use the good part of a damaged file", "--sample": "neighbours per hop",
+    "--samples": "how many samples", "--save": "keep the graph",
     "--schedule": "a schedule of a pipeline", "--seconds": "time to spend", "--seed": "of all that is drawn",
     "--seeds": "how many seeds", "--sequence-parallel": "refused", "--sequences": "running at a time",
     "--set": "values to try", "--shapes": "store input sizes", "--size": "size of a model",
@@ -139,7 +140,7 @@ MEANINGS = {
     "--types": "instance types", "--unequal": "stages that differ", "--utilisation": "share of the memory",
     "--width": "numbers in a row", "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
     "--warmup": "steps with the profiler prepared", "--within": "hours", "--workers": "how many workers",
-    "--width": "numbers in a row", "--write": "write the configuration", "--zero": "stage of ZeRO",
+    "--write": "write the configuration", "--zero": "stage of ZeRO",
 }  # fmt: skip
 # Where an option means something else, and what; a new one needs a reason as good as these.
 ELSEWHERE = {

@@ -135,6 +135,7 @@ def data(
     graph: str = argument(..., "GRAPH", "A folder in partitions, an NPZ file, or planted:nodes=10000 edges=100000."),
     memory: str = option(..., "SIZE", "For training, beyond interpreter and libraries, as 500MB.", "--memory"),
     task: str = option("", "links|nodes", "What is learnt; by default nodes where the graph has features and labels."),
+    sample: str = option("", "N,N", "Compare only samplers of so many neighbours at each hop, with their caches."),
     batch: int = option(10_000, "N", "Edges, or training nodes, of a step.", least=1),
     width: int = option(32, "N", "Numbers in an embedding, or of a hidden layer.", least=1),
     seed: int = option(0, "N", "Seed of what is drawn.", least=0),
@@ -149,15 +150,23 @@ def data(
     Example: foretrace plan data "planted:nodes=10000 edges=100000 communities=100" --memory 40MB
     """
     from foretrace.experiment.ledger import Ledger
+    from foretrace.plan.data.neighbour_caches import fan_outs, samplers
     from foretrace.plan.data.plan import GraphSource, plan_data
     from foretrace.plan.data.trial import try_plan
     from foretrace.plan.result import size
-    from foretrace.report.plan_data import planned_data
+    from foretrace.report.plan_data import planned_data, planned_samplers
 
     kept = Ledger(ledger).checked() if run and not no_ledger else None
     with options.stages("reading the graph") as tell:
         source = GraphSource.of(graph)
         limit = size(memory, "memory") or 0
+        if sample:
+            if source.data is None or run or task:
+                raise ForetraceError("`sample=` needs a graph that is not in partitions, without `task=` and `run=`.")
+            ways = samplers(
+                source.data, num_neighbors=fan_outs(sample), batch_size=batch, memory_bytes=limit, seed=seed
+            )
+            return planned_samplers(graph, source.data, limit, ways)
         found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
         tried = try_plan(found, source, epochs=epochs, tell=tell) if run else None
     return planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
