@@ -85,7 +85,6 @@ MEASURE = {
     "record": "records a run",
     "serve run": "serves until it is stopped",
     "serve load": "times a server",
-    "llm verify": "runs an engine",
 }
 ELSEWHERE = {
     "ledger": "prints measured rows as they were stored: tests/verify",

@@ -138,7 +138,6 @@ ELSEWHERE = {
     ("plan transformer", "--export"): "the launcher that a plan is written for",
     ("llm simulate", "--seconds"): "how long requests come",
     ("llm capacity", "--devices"): "most of one engine",
-    ("llm verify", "--load"): "rate of requests, of the most",
     ("llm simulate", "--calibration"): "what was found of this server",
     ("scale", "--samples"): "how often noise is drawn",
     ("serve plan", "--threads"): "cores that all instances share",

@@ -16,13 +16,13 @@ import torch
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.serving.llm import scheduler
-from foretrace.serving.llm.decoder import BLOCK, Chunk, DecoderSize, PagedDecoder
 from foretrace.serving.llm.engine import EngineRules, Served, engine_arrays
 from foretrace.serving.llm.loop import STEP, step_seconds
 from foretrace.serving.llm.pace import MIDDLE
 from foretrace.serving.llm.requests import Requests
 from foretrace.serving.llm.scheduler import EngineArrays
 from foretrace.serving.llm.step_times import StepTimes
+from reproductions.live_engine.decoder import BLOCK, Chunk, DecoderSize, PagedDecoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
