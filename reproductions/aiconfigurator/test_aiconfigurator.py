@@ -16,8 +16,8 @@ from foretrace.errors import ForetraceError
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.metrics import measure
-from foretrace.serving.llm.requests import of
 from foretrace.serving.llm.step_law import Layout
+from foretrace.serving.requests import of
 from reproductions.__main__ import main
 from reproductions.aiconfigurator.closed_loop import LoopTable, mean_times, play
 from reproductions.aiconfigurator.model import DEFAULTS, Aggregated, fitted, of_logs

@@ -19,9 +19,9 @@ from foretrace.serving.llm import scheduler
 from foretrace.serving.llm.engine import EngineRules, Served, engine_arrays
 from foretrace.serving.llm.loop import STEP, step_seconds
 from foretrace.serving.llm.pace import MIDDLE
-from foretrace.serving.llm.requests import Requests
 from foretrace.serving.llm.scheduler import EngineArrays
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests
 from reproductions.live_engine.decoder import BLOCK, Chunk, DecoderSize, PagedDecoder
 
 

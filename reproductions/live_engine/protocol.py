@@ -29,8 +29,8 @@ from foretrace.experiment.measure import versions
 from foretrace.experiment.statistics import Ratio, Verdict, floor, paired_ratio
 from foretrace.serving.llm.engine import EngineRules, Served, simulate
 from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
-from foretrace.serving.llm.requests import requests
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import requests
 from reproductions import parser_of
 from reproductions.live_engine.decoder import BLOCK, Chunk, Decoding, prefill, slots_of
 from reproductions.live_engine.engine import LiveEngine, LiveRun
@@ -273,9 +273,9 @@ A decoder with random weights serves requests on one thread of this processor: p
 every step, preemption. Its scheduler is the simulator's own code (`push`, `schedule`, `complete` of
 `serving/llm/scheduler.py`); only the step differs. The parts of a step are timed alone, one run calibrates what is
 left, and only then each run is predicted and made twice. The clock is the thread's CPU time; idle time is skipped.
-*Two real runs* is how far a second run of the same requests is from the first: no error below that means anything. *Error* and
-*two real runs* are medians of the runs' ratios, times are medians over the runs.
-Rows go to the ledger. Written by `make reproduce NAME=live_engine ARGS=--write`.
+*Two real runs* is how far a second run of the same requests is from the first: no error below that means anything.
+*Error* and *two real runs* are medians of the runs' ratios, times are medians over the runs. Rows go to the ledger.
+Written by `make reproduce NAME=live_engine ARGS=--write`.
 """
 
 

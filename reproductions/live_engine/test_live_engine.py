@@ -15,7 +15,7 @@ import torch
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger
 from foretrace.serving.llm.engine import EngineRules, simulate
-from foretrace.serving.llm.requests import Requests, requests
+from foretrace.serving.requests import Requests, requests
 from reproductions.live_engine.decoder import Chunk, DecoderSize, PagedDecoder
 from reproductions.live_engine.engine import LiveEngine
 from reproductions.live_engine.protocol import calibrate, figures_of, measure_steps, verify

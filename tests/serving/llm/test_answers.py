@@ -13,7 +13,7 @@ from foretrace.cli.app import run as command
 from foretrace.errors import ForetraceError
 from foretrace.report import page
 from foretrace.report.serving_llm import llm_simulated
-from foretrace.serving.llm import requests as served
+from foretrace.serving import requests as served
 from foretrace.serving.llm.ask import Serving, simulated
 from foretrace.serving.llm.disaggregated import disaggregate
 from foretrace.serving.llm.engine import EngineRules, simulate

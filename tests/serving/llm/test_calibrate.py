@@ -15,8 +15,8 @@ from foretrace.serving.llm.calibration import read_calibration, scaled
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.metrics import measure
-from foretrace.serving.llm.requests import requests
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import requests
 
 STEPS = step_times("llama-3-8b", "h100")
 

@@ -16,7 +16,7 @@ from foretrace.serving.llm.capacity import Deployed, capacities, deployments
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.metrics import falls_behind, latency_statistic
-from foretrace.serving.llm.requests import requests
+from foretrace.serving.requests import requests
 
 ASK = Serving(
     model="llama-2-7b", device="h100", asked="poisson prompt=64-256 output=16-64 requests=300",

@@ -14,9 +14,9 @@ from foretrace.serving.llm.disaggregated import disaggregate, splits
 from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, simulate
 from foretrace.serving.llm.metrics import ServingFigures, goodput, measure
 from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
-from foretrace.serving.llm.requests import Requests, of, requests
 from foretrace.serving.llm.slo import Limit, limits
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests, of, requests
 
 DRAWS = 3  # of drawn requests, for the range
 MOST_DRAWN = 200_000  # requests above which one draw is as good as any

@@ -25,9 +25,9 @@ from foretrace.serving.llm.calibration import CalibratedRun, EngineCalibration, 
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.metrics import measure
-from foretrace.serving.llm.requests import Requests, of, requests
 from foretrace.serving.llm.step_law import law_of
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests, of, requests
 
 _LEVELS = (0.1, 10.0)  # factors on the devices' time that a server of this model and device can have
 _HOSTS = (1e-5, 0.5)  # seconds

@@ -28,8 +28,8 @@ from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import Served, simulate
 from foretrace.serving.llm.metrics import falls_behind, latency_statistic, measure
 from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
-from foretrace.serving.llm.requests import Requests, requests
 from foretrace.serving.llm.slo import Limit, limits
+from foretrace.serving.requests import Requests, requests
 
 RULES = (("chunked", 512), ("chunked", 2048), ("chunked", 8192), ("prefill-first", 0))
 SEQUENCES = (32, 128, 512)

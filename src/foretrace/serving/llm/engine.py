@@ -14,9 +14,9 @@ from foretrace.errors import ForetraceError
 from foretrace.names import question
 from foretrace.serving.llm import loop, scheduler
 from foretrace.serving.llm.pace import MIDDLE
-from foretrace.serving.llm.requests import Requests
 from foretrace.serving.llm.scheduler import EngineArrays
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests
 
 POLICIES = {
     "prefill-first": scheduler.PREFILL_FIRST, "chunked": scheduler.CHUNKED, "orca": scheduler.ORCA,
