@@ -98,7 +98,7 @@ def run_server(settings: ServerSettings, told: Callable[[str], None]) -> None:
         from foretrace.serving.server.app import ServerApp
         from foretrace.serving.server.dispatcher import Dispatcher
         from foretrace.serving.server.estimator import follow_load
-        from foretrace.serving.server.processes import ProcessStarter
+        from foretrace.serving.server.processes import process_starter
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("foretrace"):
             raise
@@ -114,7 +114,7 @@ def run_server(settings: ServerSettings, told: Callable[[str], None]) -> None:
             yield
 
     async def run() -> None:
-        starter = ProcessStarter(settings.source, limit_s=settings.deadline_s)
+        starter = process_starter(settings.source, limit_s=settings.deadline_s)
         dispatcher = Dispatcher(starter, settings.cores, queue=settings.queue)
         routes = ServerApp(dispatcher, deadline_s=settings.deadline_s, token=settings.token)
         config = uvicorn.Config(
