@@ -86,7 +86,7 @@ def simulate(
     from foretrace.serving.llm.step_graph import steps_graph
 
     with options.progress(f"serving {model}"):
-        found = flow.serve(
+        found = flow.simulate_llm(
             model=model, device=device, asked=requests, seconds=seconds,
             layout=layout.arguments() | {"calibration": calibration},
             rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo,
@@ -94,7 +94,7 @@ def simulate(
         )  # fmt: skip
 
     def kept() -> flow.Scenario:
-        return flow.Scenario(graph=steps_graph(found.run, found.steps, found.ask.rules))
+        return flow.Scenario(graph=steps_graph(found.run, found.steps, found.config.rules))
 
     files: dict[Path | None, Callable[[Path], object]] = {
         save: lambda path: kept().save(path),
@@ -128,12 +128,14 @@ def capacity(
     Example: foretrace llm capacity llama-3-8b --device h100 --devices 2 --slo "ttft.p99=0.5s tpot.p99=50ms"
     """
     from foretrace.report.llm_capacity import llm_capacity
-    from foretrace.serving.llm.ask import Serving
     from foretrace.serving.llm.capacity import capacities
+    from foretrace.serving.llm.simulation import SimulationConfig
 
-    ask = Serving(model=model, device=device, asked=requests, layout={"dtype": dtype}, slo=slo, seed=seed, on=on)
+    asked = SimulationConfig(
+        model=model, device=device, asked=requests, layout={"dtype": dtype}, slo=slo, seed=seed, on=on
+    )
     with options.progress(f"searching deployments of {model}") as progress:
-        found = capacities(ask, devices=devices, seconds=seconds, price=price, state=state, progress=progress)
+        found = capacities(asked, devices=devices, seconds=seconds, price=price, state=state, progress=progress)
     return llm_capacity(found)
 
 

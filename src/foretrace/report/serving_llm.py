@@ -11,8 +11,8 @@ from foretrace.report.blocks import About, Block, Chart, Column, Curve, Grid, Li
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import Report, taken
 from foretrace.serving.llm import metrics
-from foretrace.serving.llm.ask import Simulated
 from foretrace.serving.llm.metrics import Latency, LimitMet, RangedFigure
+from foretrace.serving.llm.simulation import PoolSplit, Simulated
 
 POINTS = 128  # of curves over time
 _LATENCIES = {"ttft_s": "first token", "tpot_s": "per output token", "itl_s": "between tokens", "e2e_s": "whole answer"}
@@ -32,16 +32,6 @@ class EngineCurves(msgspec.Struct, frozen=True, kw_only=True):
     kv_use: tuple[float, ...]
     running: tuple[float, ...]
     waiting: tuple[float, ...]
-
-
-class SplitView(msgspec.Struct, frozen=True, kw_only=True):
-    """Engines for prompts and for decoding."""
-
-    prefill: int
-    decode: int
-    goodput: float
-    ttft_p50_s: float
-    tpot_p50_s: float
 
 
 class LlmSimulateView(Report, frozen=True, kw_only=True):
@@ -76,8 +66,8 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
     seconds: RangedFigure
     limits: tuple[LimitMet, ...]
     runs: int  # that the ranges come from
-    pools: SplitView | None
-    pools_tried: tuple[SplitView, ...]
+    pools: PoolSplit | None
+    pools_tried: tuple[PoolSplit, ...]
     ttft_distribution: LatencyCurve
     tpot_distribution: LatencyCurve
     over_time: EngineCurves
@@ -113,7 +103,7 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
 
 def llm_simulated(found: Simulated) -> LlmSimulateView:
     """The answer to a simulation."""
-    ask, run, steps = found.ask, found.run, found.steps
+    config, run, steps = found.config, found.run, found.steps
     engines = run.replicas
     notes = [*found.requests.notes, *(f"step times: {why}" for why in steps.whys)]
     if found.figures.refused:
@@ -128,13 +118,13 @@ def llm_simulated(found: Simulated) -> LlmSimulateView:
         device=steps.device,
         devices=steps.devices,
         replicas=engines,
-        policy=ask.rules.policy,
-        router=ask.router,
+        policy=config.rules.policy,
+        router=config.router,
         source=found.requests.source,
-        kv_tokens=run.blocks * ask.rules.block,
+        kv_tokens=run.blocks * config.rules.block,
         runs=found.runs,
-        pools=None if found.split is None else taken(SplitView, found.split),
-        pools_tried=tuple(taken(SplitView, each) for each in found.tried),
+        pools=found.split,
+        pools_tried=found.tried,
         ttft_distribution=_curve(found, "ttft"),
         tpot_distribution=_curve(found, "tpot"),
         over_time=_over_time(found),

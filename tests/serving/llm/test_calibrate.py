@@ -24,7 +24,7 @@ STEPS = step_times("llama-3-8b", "h100")
 def run_of(steps: StepTimes, text: str) -> MeasuredRun:
     """What this server would measure of these requests."""
     asked = requests(text)
-    figures = measure([replace(simulate(asked, steps), request_s=steps.request_s)], steps)
+    figures = measure([simulate(asked, steps)], steps)
     assert figures.ttft_s.mean.value and figures.tpot_s.mean.value
     return MeasuredRun(source=text, load=float(asked.concurrency), requests=asked, ttft_s=figures.ttft_s.mean.value,
                        tpot_s=figures.tpot_s.mean.value)  # fmt: skip

@@ -24,7 +24,7 @@ from foretrace.reading import read_text
 from foretrace.serving.llm.calibration import CalibratedRun, EngineCalibration, scaled
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
-from foretrace.serving.llm.metrics import measure
+from foretrace.serving.llm.metrics import latency_statistic
 from foretrace.serving.llm.step_law import law_of
 from foretrace.serving.llm.step_times import StepTimes
 from foretrace.serving.requests import Requests, of, requests
@@ -114,8 +114,8 @@ def calibrate(
 
 
 def _means(run: MeasuredRun, steps: StepTimes, rules: EngineRules) -> tuple[float, float]:
-    figures = measure([simulate(run.requests, steps, rules)], steps)
-    ttft, tpot = figures.ttft_s.mean.value, figures.tpot_s.mean.value
+    served = simulate(run.requests, steps, rules)
+    ttft, tpot = (latency_statistic(served, latency, "mean") for latency in ("ttft", "tpot"))
     if not ttft or not tpot:
         raise ForetraceError(f"{run.source}: none of its requests fits into the cache of this engine; check `tp=`.")
     return ttft, tpot

@@ -298,7 +298,7 @@ def _play(part: _Part) -> Served:
         seconds=seconds, busy_s=float(r.busy.sum()), used_s=float(r.area.sum()),
         kv_most=float(r.most_used.max()) / part.blocks,
         steps=int(r.steps.sum()), preemptions=int(e.preemptions.sum()), computed=int(e.computed.sum()),
-        emitted=int(e.emitted.sum()), hits=int(e.hits.sum()),
+        emitted=int(e.emitted.sum()), hits=int(e.hits.sum()), request_s=steps.request_s,
     )  # fmt: skip
 
 
@@ -322,5 +322,5 @@ def merged(parts: Sequence[Served], rows: Sequence[Int64], replicas: int) -> Ser
     return Served(
         **columns, **summed, over_time=over_time, interval_s=interval, log=parts[0].log, replicas=replicas,
         blocks=parts[0].blocks, seconds=max(each.seconds for each in parts),
-        kv_most=max(each.kv_most for each in parts),
+        kv_most=max(each.kv_most for each in parts), request_s=parts[0].request_s,
     )  # fmt: skip
