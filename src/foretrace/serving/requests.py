@@ -38,32 +38,18 @@ _MOONCAKE_BLOCK = 512  # tokens of a block that a hash of Mooncake's traces stan
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Requests:
-    """n requests as columns, by arrival.
+    """n requests as columns, by arrival."""
 
-    Attributes:
-        arrival_s: (n,) seconds; of a closed loop 0.
-        prompt: (n,) tokens, at least 1.
-        output: (n,) tokens to be generated, at least 1.
-        hash_first: (n + 1,) where the hashes of each prompt begin in `hashes`; all 0 where none are known.
-        hashes: what the blocks of prompts hold: equal numbers, equal prefixes up to and with this block.
-        hash_tokens: tokens of such a block.
-        concurrency: of a closed loop, how many clients each send the next request when one is answered; 0: open.
-        drawn: whether arrivals or lengths come from a generator of random numbers.
-        source: as a user wrote it.
-        notes: what a user should know of them.
-
-    """
-
-    arrival_s: Float64
-    prompt: Int64
-    output: Int64
-    hash_first: Int64
-    hashes: Int64
-    hash_tokens: int = 0
-    concurrency: int = 0
-    drawn: bool = False
-    source: str = ""
-    notes: tuple[str, ...] = ()
+    arrival_s: Float64  # (n,) seconds; of a closed loop 0
+    prompt: Int64  # (n,) tokens, at least 1
+    output: Int64  # (n,) tokens to be generated, at least 1
+    hash_first: Int64  # (n + 1,) where the hashes of each prompt begin in `hashes`; all 0 where none are known
+    hashes: Int64  # what the blocks of prompts hold: equal numbers, equal prefixes up to and with this block
+    hash_tokens: int = 0  # of such a block
+    concurrency: int = 0  # of a closed loop, how many clients each send the next request when one is answered; 0: open
+    drawn: bool = False  # whether arrivals or lengths come from a generator of random numbers
+    source: str = ""  # as a user wrote it
+    notes: tuple[str, ...] = ()  # what a user should know of them
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -217,6 +203,7 @@ def _lengths(text: str, value: str, name: str, rng: np.random.Generator, count: 
 def read_rows(path: Path) -> list[Mapping[str, object]]:
     """The rows of a trace, by column: CSV, or an object of JSON per line. Raises ForetraceError."""
     text = reading.read_text(path)
+    rows: list[Mapping[str, object]]
     try:
         if text.lstrip()[:1] == "{":
             rows = [msgspec.json.decode(line, type=dict[str, object]) for line in text.splitlines() if line.strip()]

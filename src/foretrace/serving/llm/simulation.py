@@ -1,4 +1,4 @@
-"""`SimulationConfig`: engines and the requests that they serve; `simulated` plays them and gives figures with ranges."""
+"""`SimulationConfig`: engines and the requests that they serve; `simulated` gives figures of them, with ranges."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ def _recorded(path: Path) -> Float64:
     found = column(path, rows, name, moment)
     if not np.isfinite(found).all() or (np.diff(found) < 0).any() or len(found) > _MOST:
         raise ForetraceError(f"{path}: arrivals must be at most {_MOST:,} numbers in order, none NaN; sort them.")
-    return found - found[0]
+    found -= found[0]
+    return found
 
 
 def load(

@@ -362,4 +362,4 @@ def _outputs(made: Any) -> dict[str, Array]:
 
 
 def _crc(path: Path) -> int:
-    return zlib.crc32(np.memmap(path, np.uint8, "r"))
+    return zlib.crc32(np.memmap(path, np.uint8, "r").data)

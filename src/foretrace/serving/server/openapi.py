@@ -8,6 +8,8 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from foretrace.serving.server.models import ModelFacts
 from foretrace.serving.server.protocol import DATATYPES, VERSION, PlainTensors
@@ -21,7 +23,7 @@ class Operation(NamedTuple):
 
     method: str
     path: str
-    call: Callable[..., Awaitable[Any]]
+    call: Callable[[Request], Awaitable[Response]]
     summary: str
     answer: Any
     body: Any = None
