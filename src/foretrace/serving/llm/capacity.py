@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import isfinite
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -39,11 +39,14 @@ _LEAST = 2.0**-8  # of the rate at which the engine is always busy; below it not
 _TOGETHER = 4  # deployments for each core between two looks at the clock
 
 
+_Rate = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
+
+
 class Deployed(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """One engine: its devices and the rules of its scheduler."""
 
-    tp: int
-    pp: int
+    tp: Annotated[int, msgspec.Meta(ge=1)]
+    pp: Annotated[int, msgspec.Meta(ge=1)]
     policy: str
     token_budget: int
     sequences: int
@@ -58,15 +61,15 @@ class EngineCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """What one engine serves within the limits. Rates are per second; 0 and a reason where it serves nothing."""
 
     engine: Deployed
-    requests_per_s: float = 0.0
-    requests_low: float = 0.0  # with step times at the slow end of their range
-    requests_high: float = 0.0
-    tokens_per_s_device: float = 0.0  # tokens that come out, over the devices
-    tokens_per_s_user: float = 0.0  # of a median request after its first token
-    ttft_p99_s: float = 0.0
-    tpot_p99_s: float = 0.0
-    kv_most: float = 0.0
-    preemptions: int = 0
+    requests_per_s: _Rate = 0.0
+    requests_low: _Rate = 0.0  # with step times at the slow end of their range
+    requests_high: _Rate = 0.0
+    tokens_per_s_device: _Rate = 0.0  # tokens that come out, over the devices
+    tokens_per_s_user: _Rate = 0.0  # of a median request after its first token
+    ttft_p99_s: _Rate = 0.0
+    tpot_p99_s: _Rate = 0.0
+    kv_most: _Rate = 0.0
+    preemptions: Annotated[int, msgspec.Meta(ge=0)] = 0
     bound_by: str = ""  # what the next higher rate breaks: names of limits, or "queue" where it grows without end
     reason: str = ""
     best: bool = False  # whether no other one beats it in both tokens per second and device, and per user
@@ -252,8 +255,4 @@ def read_state(state: Path | None, question: str) -> tuple[EngineCapacity, ...]:
         raise ForetraceError(f"{state} is no state of a capacity search ({error}); give another file.") from None
     if kept.question != question:
         raise ForetraceError(f"{state} answers another question; give another `state=`, or remove that file.")
-    for one in kept.found:
-        numbers = [each for each in msgspec.structs.astuple(one) if isinstance(each, (int, float))]
-        if not all(isfinite(each) and each >= 0 for each in numbers) or min(one.engine.tp, one.engine.pp) < 1:
-            raise ForetraceError(f"{state} holds a number that no search finds; remove that file.")
     return kept.found
