@@ -1,0 +1,129 @@
+"""`Rows`: a table whose rows a batch reads and writes by number, wherever the table is kept.
+
+    with RowsInMemory(values) as rows:
+        rows.add(ids, -0.1 * gradient_of(rows.get(ids)))
+        rows.counters.bytes_read
+
+Stores (memory, disk, a server) and what wraps one (a cache, look-ahead) have the same five methods. Checks, bytes and
+waits are done here, once for all of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from foretrace.arrays import Float32, Int64
+from foretrace.errors import ForetraceError
+
+
+@dataclass(slots=True)
+class RowCounters:
+    """What was asked of rows since they were opened."""
+
+    gets: int = 0  # calls
+    writes: int = 0  # calls of add and put
+    rows_read: int = 0
+    rows_written: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    hits: int = 0  # rows that a cache had
+    misses: int = 0  # rows that it had to ask for
+    wait_s: float = 0.0  # seconds that callers waited
+
+
+class Rows(ABC):
+    """A table of `count` rows of `width` float32 numbers.
+
+    `ids` are int64 (n,); those of a write are distinct. `get` returns a copy (n, width) in the order of `ids`. Methods
+    raise ForetraceError for ids that are none of the table's, for values of another shape, and where the store is gone.
+    """
+
+    def __init__(self, count: int, width: int) -> None:
+        if count < 1 or width < 1:
+            raise ForetraceError(f"A table must have rows and columns, got {count} x {width}.")
+        self.count, self.width = count, width
+        self.counters = RowCounters()
+
+    def get(self, ids: Int64) -> Float32:
+        """The rows of `ids` (n,), as they are after all writes so far: (n, width)."""
+        ids = self._checked(ids)
+        begin = perf_counter()
+        found = self._get(ids)
+        self.counters.wait_s += perf_counter() - begin
+        self.counters.gets += 1
+        self.counters.rows_read += len(ids)
+        self.counters.bytes_read += found.nbytes
+        return found
+
+    def add(self, ids: Int64, values: Float32) -> None:
+        """Add `values` (n, width) to the rows of `ids` (n,), each named once."""
+        self._write(self._add, ids, values)
+
+    def put(self, ids: Int64, values: Float32) -> None:
+        """Replace the rows of `ids` (n,), each named once, by `values` (n, width)."""
+        self._write(self._put, ids, values)
+
+    def close(self) -> None:  # noqa: B027 - a table in memory has nothing to close
+        """Write what is not yet written, and let go of files and connections. May be called again."""
+
+    @abstractmethod
+    def _get(self, ids: Int64) -> Float32: ...
+
+    @abstractmethod
+    def _put(self, ids: Int64, values: Float32) -> None: ...
+
+    def _add(self, ids: Int64, values: Float32) -> None:
+        self._put(ids, self._get(ids) + values)
+
+    def _write(self, how: Callable[[Int64, Float32], None], ids: Int64, values: Float32) -> None:
+        ids = self._checked(ids)
+        if values.shape != (len(ids), self.width):
+            raise ForetraceError(
+                f"Values of {len(ids)} rows must have shape ({len(ids)}, {self.width}), got {values.shape}."
+            )
+        if len(np.unique(ids)) != len(ids):
+            raise ForetraceError("Rows of one write must be distinct; add up what belongs to the same row first.")
+        begin = perf_counter()
+        how(ids, np.asarray(values, np.float32))
+        self.counters.wait_s += perf_counter() - begin
+        self.counters.writes += 1
+        self.counters.rows_written += len(ids)
+        self.counters.bytes_written += 4 * values.size
+
+    def _checked(self, ids: Int64) -> Int64:
+        ids = np.asarray(ids)
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise ForetraceError(f"Rows are named by a list of whole numbers, got {ids.dtype} of shape {ids.shape}.")
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self.count:
+            wrong = int(ids.min() if ids.min() < 0 else ids.max())
+            raise ForetraceError(f"A row must be from 0 to {self.count - 1}, got {wrong}.")
+        return ids.astype(np.int64, copy=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class RowsInMemory(Rows):
+    """A table in the memory of this process; `values` (count, width) float32 is written in place."""
+
+    def __init__(self, values: Float32) -> None:
+        super().__init__(*values.shape)
+        self.values = values
+
+    def _get(self, ids: Int64) -> Float32:
+        return self.values[ids]
+
+    def _put(self, ids: Int64, values: Float32) -> None:
+        self.values[ids] = values
