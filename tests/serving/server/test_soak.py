@@ -17,9 +17,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 
 
-@pytest.mark.slow(
-    "a server under load for a minute, with processes that start and die all the time"
-)
+@pytest.mark.slow("a server under load for a minute, with processes that start and die all the time")
 def test_no_answer_is_lost_or_wrong_while_everything_goes_wrong() -> None:
     import serve_soak
 
