@@ -29,7 +29,7 @@ from foretrace.serving.llm.step_law import StepLaw
 from reproductions import ROOT, parser_of
 from reproductions.aiconfigurator import planner
 from reproductions.aiconfigurator.model import Aggregated, fitted, of_logs
-from reproductions.aiconfigurator.sample import Cleaned, Measured, read
+from reproductions.aiconfigurator.sample import Cleaned, read
 from reproductions.aiconfigurator.study import SPLITS, HeldOut, by_one_run, held_out, medians, ranges
 from tables import machine, percent, shared_traces, table, today
 
@@ -111,13 +111,11 @@ def worst(found: HeldOut) -> list[tuple[Hashable, int, tuple[float, float]]]:
 def beside_planner(found: HeldOut) -> tuple[int, int, tuple[float, float], tuple[float, float]]:
     """Rows that the planner was asked for, those that it predicts, and medians of its errors and of ours on these."""
     told = planner.predicted()
-    at = [i for i, one in enumerate(found.rows) if told.get(one.id)]
-    theirs = np.log([told[found.rows[i].id] for i in at]) - np.log([_measured(found.rows[i]) for i in at])
+    known = {name: both for name, both in told.items() if both is not None}
+    at = [i for i, one in enumerate(found.rows) if one.id in known]
+    measured = [(found.rows[i].tpot_s, found.rows[i].ttft_s) for i in at]
+    theirs = np.log(np.array([known[found.rows[i].id] for i in at])) - np.log(np.array(measured))
     return len(told), len(at), medians(theirs), medians(found.errors[at])
-
-
-def _measured(one: Measured) -> tuple[float, float]:
-    return one.tpot_s, one.ttft_s
 
 
 def page(data: Cleaned, found: Mapping[str, HeldOut], told: Mapping[str, Any]) -> str:
