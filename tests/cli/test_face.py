@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,9 @@ NOT_RUN = {
     "serve run": "serves until it is stopped",
     "serve load": "asks a server, which has to run",
 }
-NEEDS_TORCH = {"estimate", "operators", "utilisation"}
+NEEDS_TORCH = {"estimate", "operators", "utilisation", "llm verify"}
+# What is added to an example that would compute for long: the same way through the program, with less to do.
+LESS = {"llm capacity": ("--requests", "poisson requests=40")}
 
 # What every option means. An option that means the same elsewhere has the same name there.
 MEANINGS = {
@@ -223,14 +226,16 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if name not in NOT_RUN
     ],
 )
-def test_examples_run(cli: Cli, workplace: Path, name: str) -> None:
+def test_examples_run(cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if name in NEEDS_TORCH:
         pytest.importorskip("torch")
+    if name == "llm verify":  # a run of 40 requests takes half a minute
+        monkeypatch.setitem(import_module("foretrace.serving.llm.verify").verify.__kwdefaults__, "number", 6)
     if name == "fleet generate":
         assert cli(*shlex.split(examples("fleet fit")[0])[1:]).code == 0
     for each in examples(name):
         if "model.onnx" not in each:  # a model of the user's
-            answer = cli(*shlex.split(each)[1:])
+            answer = cli(*shlex.split(each)[1:], *LESS.get(name, ()))
             assert answer.code == 0, f"{each}: {answer.err}"
 
 

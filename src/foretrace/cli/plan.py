@@ -123,6 +123,8 @@ def transformer(
 
     if bool(export) != (out is not None):
         raise ForetraceError("`export=TARGET` and `out=FILE` go together; give both, or neither.")
+    if export and unequal:
+        raise ForetraceError("`export=` writes stages that are alike, the best of them; leave out `unequal=`.")
     to = launches.target(export) if export else ""
     path = launches.path_of(out, to) if out else None
     writable(path)

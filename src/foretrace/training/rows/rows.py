@@ -71,7 +71,7 @@ class Rows(ABC):
         self._write(self._put, ids, values)
 
     def close(self) -> None:  # noqa: B027 - a table in memory has nothing to close
-        """Write what is not yet written, and let go of files and connections. May be called again."""
+        """Write what is not yet written, and release files and connections. May be called again."""
 
     @abstractmethod
     def _get(self, ids: Int64) -> Float32: ...
