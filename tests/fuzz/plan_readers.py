@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from foretrace.errors import ForetraceError
 from tests.fuzz.reader import Figure, Reader
@@ -72,14 +76,60 @@ def _play_serve_plan(path: Path, way: int) -> Iterator[Figure]:
         yield "batch", [batch, split.batch, split.threads]
 
 
+def _lookups() -> dict[str, bytes]:
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    packed, columns = io.BytesIO(), io.BytesIO()
+    ids, offsets = np.array([3, 1, 3, 0, 2, 5]), np.array([0, 2, 2, 6])
+    arrays: dict[str, Any] = {"users.ids": ids, "users.offsets": offsets, "items.ids": np.array([9, 8, 9])}
+    np.savez_compressed(packed, **arrays)
+    table = {"users": [[3, 1], [], [3, 0, 2, 5]], "items": [9, 8, 9]}
+    parquet.write_table(arrow.table(table), columns)
+    return {"ids.npz": packed.getvalue(), "ids.parquet": columns.getvalue()}
+
+
+def _play_lookups(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.training.rows.lookups import read
+
+    found = read(path, samples=2 * (way & 1))
+    for ids, offsets in found.read(0, way & 1, 2):
+        yield "ids", ids
+        yield "offsets", offsets
+    yield "tables", [[table.rows, table.pooling] for table in found.tables]
+
+
+def _play_reuse(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.training.rows.reuse import read_reuse, reused
+
+    for each in read_reuse(path):
+        yield "histogram", [each.mean, *each.rows, *each.lookups]
+        yield "ids", reused(each, samples=4 + way, batches=2, pooling=8).tables[0].ids
+
+
+REUSE = """fbgemm.pt
+Avg col size: 2.0
+Histogram of col sizes:
+(0, 1]: 0.500
+(1, 2]: 0.250
+(2+: 0.250
+Ratio of index distribution at different column sizes:
+(0, 1]: 0.250
+(1, 2]: 0.250
+(2+: 0.500
+"""
+
+
 def plan_readers() -> Iterator[Reader]:
     """The readers of this file."""
     files = {
         "placement": ("plan.placement.problem", "problem.json", json.dumps(PROBLEM), _play_problem),
         "latencies": ("serving.server.latencies", "profile.csv", LATENCIES, _play_latencies),
         "arrivals": ("serving.server.load", "log.csv", ARRIVALS, _play_arrivals),
+        "reuse": ("training.rows.reuse", "stats.txt", REUSE, _play_reuse),
         "serve-plan": ("serving.server.run", "plan.json", json.dumps(SERVE_PLAN), _play_serve_plan),
         "search-state": ("search.minimise", "state.json", json.dumps(STATE), _play_state),
     }
+    yield Reader(name="lookups", covers=("training.rows.lookups",), samples=_lookups, play=_play_lookups)
     for name, (module, file, text, play) in files.items():
         yield Reader(name=name, covers=(module,), samples=partial(dict, {file: text.encode()}), play=play)

@@ -27,10 +27,10 @@ from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
 from foretrace.reading import parse_json, read_bytes
-from foretrace.search.space import Infeasible, Point, Problem
+from foretrace.search.space import Constrained, Infeasible, Point, Problem
 from foretrace.search.strategy import SearchContext, SearchStrategy
 
-Cost = float | str  # of a new point, as it is kept: its cost, or why it cannot be
+Cost = float | str | tuple[float, float]  # of a new point, as it is kept: its cost, why it cannot be, or `Constrained`
 Ended = Literal["", "proven", "finished", "nothing new", "calls", "steps", "seconds", "stopped"]
 
 _REPEATED = 30_000  # points in a row that were all priced before: the strategy is caught
@@ -59,7 +59,7 @@ class SearchState:
     @classmethod
     def of_json(cls, held: dict[str, Any]) -> SearchState:
         """The state that `to_json` gave; raises ValueError, KeyError or TypeError where it is none."""
-        costs = tuple(tuple(each if isinstance(each, str) else float(each) for each in row) for row in held["costs"])
+        costs = tuple(tuple(map(_read, row)) for row in held["costs"])
         best = tuple(map(int, held["best"]))
         if len(best) != len(costs):
             raise ValueError("chains differ in number")
@@ -152,7 +152,7 @@ class _Chain(Generic[Point]):
             if self._open and not self.ended:
                 if self.calls < len(self.kept):  # of an earlier part of the search
                     for cost in self.kept[self.calls : self.calls + len(self._open)]:
-                        self._learn(Infeasible(cost) if isinstance(cost, str) else cost)
+                        self._learn(_met(cost))
                     continue
                 if self.calls < self.order.calls:
                     most = min(most, self.order.calls - self.calls)
@@ -164,7 +164,9 @@ class _Chain(Generic[Point]):
 
     def priced(self, cost: float) -> None:
         """Note the cost of the first of the points that were wanted."""
-        if cost < inf:
+        if isinstance(cost, Constrained):
+            self.kept.append((cost.objective, cost.excess))
+        elif cost < inf:
             self.kept.append(float(cost))
         elif isnan(cost):
             raise ValueError(f"the cost of {self._asked[self._open[0]]} is not a number")
@@ -314,6 +316,21 @@ def minimise(
     return _found(orders[0], parts)
 
 
+def _read(held: Any) -> Cost:
+    """A cost from JSON."""
+    if isinstance(held, list | tuple):
+        objective, excess = map(float, held)
+        return objective, excess
+    return held if isinstance(held, str) else float(held)
+
+
+def _met(cost: Cost) -> float:
+    """A cost as the strategy met it."""
+    if isinstance(cost, tuple):
+        return Constrained(*cost)
+    return Infeasible(cost) if isinstance(cost, str) else cost
+
+
 def _share(total: int | None, chains: int, i: int) -> int:
     return _ENDLESS if total is None else total // chains + (i < total % chains)
 
@@ -414,7 +431,8 @@ def _found(order: _Order[Point], parts: Sequence[_Part[Point]]) -> Found[Point]:
     ):
         if not curve or cost < curve[-1][1]:
             curve.append((calls, cost))
-    reasons = Counter(cost for part in parts for cost in part.kept if isinstance(cost, str))
+    met = (_met(cost) for part in parts for cost in part.kept)
+    reasons = Counter(cost.why for cost in met if isinstance(cost, Infeasible | Constrained) and cost == inf)
     bound = max(part.bound for part in parts)
     return Found(
         best=best.best,

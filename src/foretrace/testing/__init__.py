@@ -1,4 +1,4 @@
-"""Tests that every technique, scheduling policy and search strategy must pass, ours and those of other packages.
+"""Tests that every technique, scheduling policy, search strategy and store of rows must pass, also other packages'.
 
 class TestMine(TechniqueConformance):
     technique = Mine(strength=2.0)
@@ -8,6 +8,9 @@ class TestMyPolicy(PolicyConformance):
 
 class TestMySearch(SearchConformance):
     def strategy(self): return MySearch()
+
+class TestMyRows(RowsConformance):
+    def rows(self, values): return MyRows(values)
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretrace.testing.policy import PolicyConformance, small_jobs
+    from foretrace.testing.rows import RowsConformance
     from foretrace.testing.search import SearchConformance
     from foretrace.testing.technique import TechniqueConformance, recorded, small_training
 
 __all__ = [
-    "PolicyConformance", "SearchConformance", "TechniqueConformance", "recorded", "small_jobs", "small_training",
+    "PolicyConformance", "RowsConformance", "SearchConformance", "TechniqueConformance", "recorded", "small_jobs",
+    "small_training",
 ]  # fmt: skip
 
 
@@ -30,6 +35,10 @@ def __getattr__(name: str) -> Any:
         from foretrace.testing import policy
 
         return getattr(policy, name)
+    if name == "RowsConformance":
+        from foretrace.testing.rows import RowsConformance
+
+        return RowsConformance
     if name == "SearchConformance":
         from foretrace.testing.search import SearchConformance
 
