@@ -12,21 +12,18 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from foretrace.arrays import Float64
-from foretrace.cost.operators.machine import allocator_settings, fingerprint
 from foretrace.errors import ForetraceError
-from foretrace.experiment.ledger import Ledger, Row
+from foretrace.experiment.ledger import Ledger, Row, figure_row
 from foretrace.experiment.measure import versions
-from foretrace.experiment.statistics import Ratio, Verdict, floor, paired_ratio
+from foretrace.experiment.statistics import Ratio, floor, paired_ratio
 from foretrace.serving.llm.engine import EngineRules, Served, simulate
 from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
 from foretrace.serving.llm.step_times import StepTimes
@@ -77,19 +74,13 @@ class VerifiedEngine:
     figures: tuple[ServedFigure, ...]
 
     def rows(self) -> list[Row]:
-        """What the ledger keeps of it, a row per figure: its prediction takes the place of the baseline."""
+        """What the ledger keeps of it, a row per figure."""
         own = {"policy": self.rules.policy, "token_budget": self.rules.budget, "sequences": self.rules.sequences}
         return [
-            Row(
-                id=str(uuid.uuid4()), time=datetime.now(tz=UTC).isoformat(timespec="seconds"),
-                techniques=f"serve-llm {each.name}", model="a small decoder", size=self.requests, threads=1,
-                batches="ready", device="cpu", clock="cpu", before_s=each.predicted_s, after_s=each.measured_s,
-                measured=each.measured.value, measured_low=each.measured.low, measured_high=each.measured.high,
-                predicted=each.predicted.value, predicted_low=each.predicted.low, predicted_high=each.predicted.high,
-                error=each.error, covered=each.covered, verdict=Verdict.COVERED if each.covered else Verdict.MISSED,
-                same=each.same.value, same_low=each.same.low, same_high=each.same.high, samples_before=self.runs,
-                samples_after=self.runs, seed=self.seed, machine=fingerprint(), allocator=allocator_settings(),
-                parameters={"serve-llm": own}, arms={}, assumptions=(), residual=(), notes=(), **versions(),
+            figure_row(
+                f"serve-llm {each.name}", parameters=own, model="a small decoder", size=self.requests, seed=self.seed,
+                clock="cpu", runs=self.runs, predicted_s=each.predicted_s, measured_s=each.measured_s,
+                predicted=each.predicted, measured=each.measured, same=each.same, versions=versions(),
             )
             for each in self.figures
         ]  # fmt: skip

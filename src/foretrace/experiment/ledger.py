@@ -20,9 +20,10 @@ from typing import Any
 
 import msgspec
 
+from foretrace.cost.operators.machine import allocator_settings, fingerprint
 from foretrace.errors import ForetraceError
 from foretrace.experiment.job import Assumed, Outcome
-from foretrace.experiment.statistics import Arm, Ratio, Verdict
+from foretrace.experiment.statistics import Arm, Ratio, Verdict, floor
 from foretrace.files import part_of, write_text
 from foretrace.reading import home, read_text
 from foretrace.techniques.arguments import parse
@@ -160,6 +161,43 @@ def row_of(outcome: Outcome) -> Row:
         arms=arms | {name: getattr(outcome, name) for name in kept},
         residual=tuple(msgspec.to_builtins(each) for each in outcome.residual),
     )
+
+
+def figure_row(
+    figure: str, *, parameters: dict[str, Any], model: str, size: str, seed: int, clock: str, runs: int,
+    predicted_s: float, measured_s: float, predicted: Ratio, measured: Ratio, same: Ratio, versions: dict[str, str],
+    notes: tuple[str, ...] = (),
+) -> Row:  # fmt: skip
+    """A row about one figure of runs that nothing was changed in: its prediction takes the place of the baseline.
+
+    Args:
+        figure: what was predicted, as "serve-llm ttft.p50": the first word names it in summaries.
+        parameters: of the run.
+        model: what ran.
+        size: and how.
+        seed: of the runs.
+        clock: "cpu" or "wall".
+        runs: how many were made.
+        predicted_s: seconds.
+        measured_s: seconds.
+        predicted: 1 with the range of the prediction over its value.
+        measured: measured over predicted.
+        same: a second run over the first.
+        versions: see `measure.versions`.
+        notes: sentences.
+
+    """
+    covered = predicted.holds(measured.value) or measured.effect <= floor(same)
+    return Row(
+        id=str(uuid.uuid4()), time=datetime.now(tz=UTC).isoformat(timespec="seconds"), techniques=figure, model=model,
+        size=size, threads=1, batches="ready", device="cpu", clock=clock, before_s=predicted_s, after_s=measured_s,
+        measured=measured.value, measured_low=measured.low, measured_high=measured.high, predicted=predicted.value,
+        predicted_low=predicted.low, predicted_high=predicted.high, error=predicted.value / measured.value - 1,
+        covered=covered, verdict=Verdict.COVERED if covered else Verdict.MISSED, same=same.value,
+        same_low=same.low, same_high=same.high, samples_before=runs, samples_after=runs, seed=seed,
+        machine=fingerprint(), allocator=allocator_settings(), parameters={figure.split(maxsplit=1)[0]: parameters},
+        arms={}, assumptions=(), residual=(), notes=notes, **versions,
+    )  # fmt: skip
 
 
 class Ledger:
