@@ -17,8 +17,8 @@ from functools import partial
 
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
-from foretrace.serving.llm.requests import Requests, requests
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests, requests
 from tests.serving.llm.plain_engine import serve
 
 MODEL, DEVICE, SHAPE = "llama-3-8b", "h100", "prompt=1024 output=256"

@@ -2,7 +2,7 @@
 
     python benchmarks/serve_fuzz.py [--requests 10000] [--seed 0] [--json]
 
-schemathesis draws requests for every operation of the document, half of them as it allows and half not; as many again
+schemathesis draws requests for every operation of the document, half of them as it allows and half not; the others
 are valid requests whose bytes were changed. An answer must have a documented status (500 is none) and the body that
 goes with it; the server must live and be right in the end. Exit code 1 where it is not so. Requests go to this machine.
 """
@@ -172,7 +172,7 @@ def run(requests: int, number: int = 0) -> Fuzzed:
             assert address is not None, "the server did not start"
             try:
                 drawn(address[0], requests // 2, number, found, statuses)
-                changed(address[0], requests - requests // 2, number, found, statuses)
+                changed(address[0], requests - found.drawn, number, found, statuses)
             finally:
                 server.terminate()
             if server.wait(timeout=60):

@@ -23,16 +23,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import numpy as np
 
-from foretrace.serving.server.client import Answered, HttpClient
 from foretrace.serving.server.models import Array, ModelSource
 from foretrace.serving.server.protocol import DATATYPES, HEADER_LENGTH
 
@@ -59,7 +59,6 @@ class Soak:
     left: int = 0  # clients that went away
     slow: int = 0  # answered clients that sent over seconds
     refused: dict[str, int] = field(default_factory=dict)  # by status; each was sent again
-    repeated: int = 0  # written to a connection that the server was closing
     reconfigurations: int = 0
     kills: int = 0
     retries: int = 0  # parts of requests that the server ran again
@@ -74,7 +73,7 @@ class Soak:
 class Asker:
     """Sends requests and checks answers."""
 
-    def __init__(self, url: str, source: ModelSource, seen: Soak, seed: int) -> None:
+    def __init__(self, session: aiohttp.ClientSession, source: ModelSource, seen: Soak, seed: int) -> None:
         model = source.load()
         self.facts, self.seen, self.draws = model.facts, seen, random.Random(seed)
         numbers = np.random.default_rng(seed)
@@ -89,7 +88,7 @@ class Asker:
             apart = np.abs(flat[:, None] - flat[None]).max(axis=2) + 1e9 * np.eye(POOL)
             self.tolerance = 1e-3 * max(1.0, float(np.abs(flat).max()))
             assert apart.min() > 4 * self.tolerance, f"answers of {name} must differ to be told apart"
-        self.client = HttpClient(url)
+        self.session = session
         self.times = dict[str, list[float]](before=[], during=[], after=[])
         self.phase = "before"
 
@@ -102,24 +101,25 @@ class Asker:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while True:
-                    answered = await self.client.request("POST", path, body, headers)
+                    async with self.session.post(path, data=body, headers=headers) as answered:
+                        text = await answered.read()
                     if answered.status not in (429, 503):
                         break
                     key = str(answered.status)
                     self.seen.refused[key] = self.seen.refused.get(key, 0) + 1
                     await asyncio.sleep(float(answered.headers["retry-after"]))
-        except (TimeoutError, OSError, EOFError) as error:
+        except (TimeoutError, aiohttp.ClientError) as error:
             self.seen.trouble.append(f"request {number} lost: {type(error).__name__} {error}")
             return
         self.times[phase].append(time.monotonic() - began)
-        self.check(answered, rows, number)
+        self.check(answered, text, rows, number)
 
-    def check(self, answered: Answered, rows: Sequence[int], number: str) -> None:
+    def check(self, answered: aiohttp.ClientResponse, text: bytes, rows: Sequence[int], number: str) -> None:
         """Compare an answer with the model's own."""
         if answered.status != 200:
-            self.seen.trouble.append(f"request {number} lost: {answered.status} {answered.body[:200]!r}")
+            self.seen.trouble.append(f"request {number} lost: {answered.status} {text[:200]!r}")
             return
-        found, ident = self._outputs(answered)
+        found, ident = self._outputs(answered.headers, text)
         if ident not in (number, None):
             self.seen.trouble.append(f"request {number} has the answer of {ident}")
         for name, array in self.expected.items():
@@ -135,32 +135,29 @@ class Asker:
         self.seen.asked += 1
         number = f"slow {self.seen.asked}"
         path, body, headers = self._request(rows, number)
-        reader, writer = await asyncio.open_connection(self.client.host, self.client.port)
-        try:
-            head = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
-            whole = (
-                f"POST {path} HTTP/1.1\r\n{self.client.head}{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-            )
-            step = -(-len(whole) // 10)
-            for start in range(0, len(whole) - (step if leave and self.draws.random() < 0.5 else 0), step):
-                writer.write(whole[start : start + step])
-                await writer.drain()
+        step = -(-len(body) // 10)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for start in range(0, len(body), step):
+                yield body[start : start + step]
                 await asyncio.sleep(over_s / 10)
-            if leave:
+
+        headers = headers | {"Content-Length": str(len(body)), "Connection": "close"}
+        try:
+            async with asyncio.timeout(self.draws.uniform(0, over_s) if leave else PATIENCE_S):
+                async with self.session.post(path, data=pieces(), headers=headers) as answered:
+                    text = await answered.read()
+        except (TimeoutError, aiohttp.ClientError) as error:
+            if leave and isinstance(error, TimeoutError):
                 self.seen.left += 1
-                return
-            async with asyncio.timeout(PATIENCE_S):
-                status = int((await reader.readline()).split()[1])
-                answered = await self.client._answer(reader, status)
-            if status in (429, 503):
-                self.seen.left += 1
-                return
-            self.seen.slow += 1
-            self.check(answered, rows, number)
-        except (TimeoutError, OSError, EOFError) as error:
-            self.seen.trouble.append(f"request {number} lost: {type(error).__name__} {error}")
-        finally:
-            writer.close()
+            else:
+                self.seen.trouble.append(f"request {number} lost: {type(error).__name__} {error}")
+            return
+        if answered.status in (429, 503):
+            self.seen.left += 1
+            return
+        self.seen.slow += 1
+        self.check(answered, text, rows, number)
 
     def _request(self, rows: Sequence[int], number: str) -> tuple[str, bytes, dict[str, str]]:
         form = self.draws.choice(("binary", "json", "plain"))
@@ -182,12 +179,12 @@ class Asker:
         headers = {HEADER_LENGTH: str(len(head))} if behind else {}
         return f"/v2/models/{self.facts.name}/infer", head + behind, headers
 
-    def _outputs(self, answered: Answered) -> tuple[dict[str, Array], str | None]:
-        length = int(answered.headers.get(HEADER_LENGTH.lower(), len(answered.body)))
-        told = json.loads(answered.body[:length])
+    def _outputs(self, headers: Mapping[str, str], text: bytes) -> tuple[dict[str, Array], str | None]:
+        length = int(headers.get(HEADER_LENGTH, len(text)))
+        told = json.loads(text[:length])
         if "outputs" not in told:
             return {name: np.array(each) for name, each in told.items()}, None
-        rest, found = answered.body[length:], {}
+        rest, found = text[length:], {}
         kinds = {word: name for name, word in DATATYPES.items()}
         for each in told["outputs"]:
             if "data" in each:
@@ -201,9 +198,15 @@ class Asker:
 
 async def soak(url: str, pid: int, source: ModelSource, args: argparse.Namespace) -> Soak:
     """Run the load and the trouble; what was seen."""
+    # The server closes connections that are idle for five seconds: the client does so sooner.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
+    async with aiohttp.ClientSession(url, connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+        return await _soaked(session, pid, source, args)
+
+
+async def _soaked(session: aiohttp.ClientSession, pid: int, source: ModelSource, args: argparse.Namespace) -> Soak:
     seen = Soak(seconds=args.seconds)
-    asker = Asker(url, source, seen, args.seed)
-    control, draws = HttpClient(url), random.Random(args.seed + 1)
+    asker, draws = Asker(session, source, seen, args.seed), random.Random(args.seed + 1)
     began = time.monotonic()
     quiet_until, quiet_from = began + args.seconds / 10, began + 0.9 * args.seconds
     tasks = set[asyncio.Task[None]]()
@@ -220,16 +223,18 @@ async def soak(url: str, pid: int, source: ModelSource, args: argparse.Namespace
             spawn(asker.ask())
 
     async def state() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((await control.request("GET", "/split")).body)
+        async with session.get("/split") as answered:
+            found: dict[str, Any] = await answered.json()
         return found
 
     async def trouble() -> None:
         next_kill = quiet_until + args.kill_every / 2
         while time.monotonic() < quiet_from:
             wanted = draws.choice([each for each in SPLITS if each != (await state())["split"]])
-            answered = await control.request("PUT", "/split", json.dumps({"split": wanted}).encode())
+            async with session.put("/split", json={"split": wanted}) as answered:
+                text = await answered.text()
             if answered.status != 200:
-                seen.trouble.append(f"split {wanted}: {answered.status} {answered.body[:200]!r}")
+                seen.trouble.append(f"split {wanted}: {answered.status} {text[:200]}")
             else:
                 seen.reconfigurations += 1
             spawn(asker.ask_slowly(draws.uniform(1, 4), leave=False))
@@ -264,15 +269,12 @@ async def soak(url: str, pid: int, source: ModelSource, args: argparse.Namespace
         seen.trouble.append(f"memory of the server grew from {seen.memory_mb[0]:.0f} to {seen.memory_mb[2]:.0f} MB")
     if seen.open_files[1] > seen.open_files[0] + 20:
         seen.trouble.append(f"open files of the server grew from {seen.open_files[0]} to {seen.open_files[1]}")
-    counted = re.findall(
-        r"^foretrace_retries_total (\S+)$", (await control.request("GET", "/metrics")).body.decode(), re.M
-    )
-    seen.retries, seen.repeated = int(float(counted[0])), asker.client.repeated
+    async with session.get("/metrics") as answered:
+        counted = re.findall(r"^foretrace_retries_total (\S+)$", await answered.text(), re.M)
+    seen.retries = int(float(counted[0]))
     for phase, times in asker.times.items():
         if times:
             seen.p50_ms[phase], seen.p99_ms[phase] = (1e3 * float(np.quantile(times, q)) for q in (0.5, 0.99))
-    control.close()
-    asker.client.close()
     return seen
 
 

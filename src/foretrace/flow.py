@@ -11,7 +11,7 @@ estimate("llama-2-7b", device="h100").step.step_time_s  # 2. modelled: OperatorG
 
 fleet("jobs.csv", cluster="2x4x8", policy="las").play().jct_s  # 3. fleet: Workload, Policy, FleetResult
 
-serve(model="llama-3-8b", device="h100", asked="poisson qps=2", seconds=60).figures  # 4. served: Requests, Served
+simulate_llm(model="llama-3-8b", device="h100", asked="poisson qps=2", seconds=60).figures  # 4. served: Served
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from foretrace.plan.pipelines.cut import CutModel
     from foretrace.plan.placement.place import Placement
     from foretrace.plan.result import Answer, OptimiseRequest
-    from foretrace.serving.llm.ask import Simulated
+    from foretrace.serving.llm.simulation import Simulated
     from foretrace.simulate.check import CheckReport
     from foretrace.simulate.compare import Comparison
     from foretrace.simulate.folding import Scaling
@@ -517,11 +517,11 @@ def fleet(log: str | Path, **how: Any) -> Scene:
 
 
 # === 4. served ===============================================================================================
-def serve(**how: Any) -> Simulated:
-    """Engines of a large language model under requests; `how` is as `foretrace.serving.llm.ask.Serving` says."""
-    from foretrace.serving.llm.ask import Serving, simulated
+def simulate_llm(**how: Any) -> Simulated:
+    """Engines of a large language model under requests; `how` is as `SimulationConfig` of `serving.llm` says."""
+    from foretrace.serving.llm.simulation import SimulationConfig, simulated
 
-    return simulated(Serving(**how))
+    return simulated(SimulationConfig(**how))
 
 
 # --- in a notebook, a result shows what the command that asks the same prints ------------------------------

@@ -69,7 +69,6 @@ TELLS = re.compile(r"at most|stop after|time to spend|for the search|for running
 OTHERS = {
     "llm simulate --seconds": "how long requests come, in the simulation",
     "llm capacity --devices": "which engines are tried",
-    "llm verify --token-budget": "what a step of the engine holds",
     "llm simulate --token-budget": "what a step of the engine holds",
     "fleet run --measure": "which jobs a mean is over",
     "compression advise --measure": "whether anything is timed",

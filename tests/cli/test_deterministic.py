@@ -88,7 +88,6 @@ MEASURE = {
     "record": "records a run",
     "serve run": "serves until it is stopped",
     "serve load": "times a server",
-    "llm verify": "runs an engine",
     "energy measure": "reads counters of this machine",
     "energy colocate": "runs two models",
     "plan data": "times steps and the disk",

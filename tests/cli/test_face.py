@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ NOT_RUN = {
     "energy measure": "needs a counter of energy",
     "energy colocate": "measures two models, for a minute",
 }
-NEEDS_TORCH = {"estimate", "operators", "utilisation", "llm verify"}
+NEEDS_TORCH = {"estimate", "operators", "utilisation"}
 # What is added to an example that would compute for long: the same way through the program, with less to do.
 LESS = {"llm capacity": ("--requests", "poisson requests=40")}
 
@@ -74,7 +73,7 @@ MEANINGS = {
     "--arrivals": "when requests come", "--at": "a moment of a log", "--attention": "implementation",
     "--backend": "what exchanges messages", "--batch": "samples per step",
     "--batches": "where steps take batches from", "--between": "link between machines",
-    "--blocks": "blocks of a cache", "--bucket-mb": "size of a bucket", "--budget": "most that may be spent",
+    "--bucket-mb": "size of a bucket", "--budget": "most that may be spent",
     "--by": "what a row sums up", "--calibration": "use stored operator times", "--certificate": "for TLS",
     "--checkpoint-gb": "size of a model's state", "--checkpoint-s": "seconds between saves",
     "--clients": "who wait for answers", "--cluster": "machines and their GPUs",
@@ -119,7 +118,7 @@ MEANINGS = {
     "--repetitions": "how often each size is timed", "--replicas": "how many engines",
     "--requests": "what an engine serves", "--restart-s": "cost of a move", "--restart-s-per-gpu": "the same per GPU",
     "--resume": "state of a search", "--router": "which engine gets a request", "--rules": "more rules",
-    "--run": "run what was planned", "--runs": "runs of an engine",
+    "--run": "run what was planned",
     "--salvage": "use the good part of a damaged file", "--sample": "neighbours per hop",
     "--samples": "how many samples", "--save": "keep the graph",
     "--schedule": "a schedule of a pipeline", "--seconds": "time to spend", "--seed": "of all that is drawn",
@@ -154,7 +153,6 @@ ELSEWHERE = {
     ("plan transformer", "--export"): "the launcher that a plan is written for",
     ("llm simulate", "--seconds"): "how long requests come",
     ("llm capacity", "--devices"): "most of one engine",
-    ("llm verify", "--load"): "rate of requests, of the most",
     ("llm simulate", "--calibration"): "what was found of this server",
     ("scale", "--samples"): "how often noise is drawn",
     ("plan cache", "--optimizer"): "how rows are updated",
@@ -242,11 +240,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if name not in NOT_RUN
     ],
 )
-def test_examples_run(cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_examples_run(cli: Cli, workplace: Path, name: str) -> None:
     if name in NEEDS_TORCH:
         pytest.importorskip("torch")
-    if name == "llm verify":  # a run of 40 requests takes half a minute
-        monkeypatch.setitem(import_module("foretrace.serving.llm.verify").verify.__kwdefaults__, "number", 6)
     if name == "fleet generate":
         assert cli(*shlex.split(examples("fleet fit")[0])[1:]).code == 0
     for each in examples(name):

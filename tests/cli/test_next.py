@@ -59,7 +59,6 @@ NOT_ASKED = {
     "align": "suggests nothing",
     "llm simulate": "suggests nothing",
     "llm capacity": "suggests `llm simulate` of its best engine, asked in tests/serving/llm",
-    "llm verify": "measures; suggests `ledger`",
     "llm calibrate": "needs runs of a server; suggests `llm simulate` with what it kept, asked in its own test",
     "plan place": "suggests nothing",
     "plan rows": "suggests nothing",

@@ -25,7 +25,7 @@ TRACES = {
 def _play_requests(path: Path, way: int) -> Iterator[Figure]:
     from foretrace.serving.llm.engine import EngineRules, simulate
     from foretrace.serving.llm.metrics import measure
-    from foretrace.serving.llm.requests import requests
+    from foretrace.serving.requests import requests
     from tests.serving.llm.step_cases import constant
 
     found = requests(str(path), seconds=100.0 * (way & 1))
@@ -93,7 +93,7 @@ def _play_state(path: Path, way: int) -> Iterator[Figure]:
 
 def serving_readers() -> Iterator[Reader]:
     """One for each kind of file."""
-    yield Reader(name="requests", covers=("serving.llm.requests",), samples=lambda: TRACES, play=_play_requests)
+    yield Reader(name="requests", covers=("serving.requests",), samples=lambda: TRACES, play=_play_requests)
     yield Reader(name="engine-runs", covers=("serving.llm.calibrate",), samples=lambda: RUNS, play=_play_runs)
     yield Reader(name="engine-calibration", covers=("serving.llm.calibration",), samples=lambda: CALIBRATIONS,
                  play=_play_calibration)  # fmt: skip

@@ -117,6 +117,8 @@ def make_whatif(**changes: Any) -> WhatIfView:
         interval_s=(0.084, 0.101),
         interval_level=0.8,
         interval_source="noise between 6 steps",
+        energy_before=None,
+        energy_after=None,
         breakdown_before_s=PARTS,
         breakdown_after_s=FASTER,
         critical_path_before=(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, answers, group
 from foretrace.cli.options import argument, option
-from foretrace.cli.verify import LedgerFile, NoLedger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +86,7 @@ def simulate(
     from foretrace.serving.llm.step_graph import steps_graph
 
     with options.progress(f"serving {model}"):
-        found = flow.serve(
+        found = flow.simulate_llm(
             model=model, device=device, asked=requests, seconds=seconds,
             layout=layout.arguments() | {"calibration": calibration},
             rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo,
@@ -95,7 +94,7 @@ def simulate(
         )  # fmt: skip
 
     def kept() -> flow.Scenario:
-        return flow.Scenario(graph=steps_graph(found.run, found.steps, found.ask.rules))
+        return flow.Scenario(graph=steps_graph(found.run, found.steps, found.config.rules))
 
     files: dict[Path | None, Callable[[Path], object]] = {
         save: lambda path: kept().save(path),
@@ -129,45 +128,15 @@ def capacity(
     Example: foretrace llm capacity llama-3-8b --device h100 --devices 2 --slo "ttft.p99=0.5s tpot.p99=50ms"
     """
     from foretrace.report.llm_capacity import llm_capacity
-    from foretrace.serving.llm.ask import Serving
     from foretrace.serving.llm.capacity import capacities
+    from foretrace.serving.llm.simulation import SimulationConfig
 
-    ask = Serving(model=model, device=device, asked=requests, layout={"dtype": dtype}, slo=slo, seed=seed, on=on)
+    asked = SimulationConfig(
+        model=model, device=device, asked=requests, layout={"dtype": dtype}, slo=slo, seed=seed, on=on
+    )
     with options.progress(f"searching deployments of {model}") as progress:
-        found = capacities(ask, devices=devices, seconds=seconds, price=price, state=state, progress=progress)
+        found = capacities(asked, devices=devices, seconds=seconds, price=price, state=state, progress=progress)
     return llm_capacity(found)
-
-
-@llm.command("verify")
-@answers
-def verify(
-    *,
-    scheduling: RuleOptions,
-    runs: int = option(5, "N", "Runs, of other requests each; every one is made twice.", least=3),
-    load: float = option(0.7, "SHARE", "Rate of requests, of what the engine can serve by prediction."),
-    blocks: int = option(256, "N", "Blocks of 16 tokens that the cache has.", least=12),
-    seed: int = option(0, "N", "Of requests."),
-    ledger: LedgerFile = None,
-    no_ledger: NoLedger = False,
-) -> Result:
-    """Hold simulated engines against a real one: a small decoder on this processor, under the same scheduler.
-
-    Example: foretrace llm verify --runs 3 --sequences 8 --no-ledger
-    """
-    from foretrace.experiment.ledger import Ledger
-    from foretrace.report.llm_verify import llm_verified
-    from foretrace.serving.llm.engine import EngineRules
-    from foretrace.serving.llm.live import LiveEngine
-    from foretrace.serving.llm.verify import verify as verified
-
-    kept = None if no_ledger else Ledger(ledger).checked()
-    with options.stages() as tell:
-        found = verified(
-            LiveEngine(blocks=blocks), EngineRules(**asdict(scheduling)), runs=runs, load=load, seed=seed, tell=tell
-        )
-    if kept is not None:
-        kept.add(found.rows())
-    return llm_verified(found, "" if kept is None else str(kept.path))
 
 
 @llm.command("calibrate")

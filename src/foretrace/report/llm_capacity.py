@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from foretrace.hardware.devices import named
 from foretrace.report.blocks import About, Block, Column, Line, listing
 from foretrace.report.units import count, digits, things
-from foretrace.report.views import Report, taken
+from foretrace.report.views import Report
 from foretrace.serving.llm.capacity import Capacities, EngineCapacity
-
-
-class PricedCapacity(EngineCapacity, frozen=True, kw_only=True):
-    """An engine, whether another one beats it in both tokens per second and device and per user, and its cost."""
-
-    best: bool
-    usd_per_million_tokens: float | None
-
-    @property
-    def rules(self) -> str:
-        """As in "chunked 512"."""
-        return f"{self.engine.policy} {self.engine.token_budget or ''}".rstrip()
 
 
 class LlmCapacityView(Report, frozen=True, kw_only=True):
@@ -31,7 +20,7 @@ class LlmCapacityView(Report, frozen=True, kw_only=True):
     device: str
     slo: str
     source: str
-    engines: tuple[PricedCapacity, ...]
+    engines: tuple[EngineCapacity, ...]
     left: int  # deployments that the time did not suffice for
     price_per_h: float | None  # of a device, US dollars
 
@@ -57,31 +46,30 @@ class LlmCapacityView(Report, frozen=True, kw_only=True):
 
 def llm_capacity(found: Capacities) -> LlmCapacityView:
     """The answer to a search."""
-    best = set(found.best)
-    engines = tuple(
-        taken(PricedCapacity, one, best=row in best, usd_per_million_tokens=found.cost(one))
-        for row, one in enumerate(found.found)
-    )
-    notes = [*found.requests.notes, "a range: step times at both ends of their 80 % range."]
+    device = named(found.config.device)
+    notes = [
+        *found.requests.notes, "a range: step times at both ends of their 80 % range.",
+        f"energy is not said: no power of {device.short} under such steps was measured here.",
+    ]  # fmt: skip
     if found.left:
         notes.append(f"the time did not suffice for {count(found.left)} deployments; give more `--seconds`.")
     if found.price_source:
         notes.append(f"price: {digits(found.price_per_h or 0)} USD per device and hour ({found.price_source}).")
     return LlmCapacityView(
-        headline=_headline(engines),
-        model=found.ask.model,
-        device=found.ask.device,
-        slo=found.ask.slo,
+        headline=_headline(found.engines),
+        model=found.config.model,
+        device=found.config.device,
+        slo=found.config.slo,
         source=found.requests.source,
-        engines=engines,
+        engines=found.engines,
         left=found.left,
         price_per_h=found.price_per_h,
         notes=tuple(notes),
-        next=_next(found, engines),
+        next=_next(found, found.engines),
     )
 
 
-def _headline(engines: tuple[PricedCapacity, ...]) -> str:
+def _headline(engines: tuple[EngineCapacity, ...]) -> str:
     served = [each for each in engines if each.requests_per_s]
     if not served:
         return "No deployment serves anything within the limits."
@@ -96,10 +84,10 @@ def _rate(one: EngineCapacity) -> str:
     return f"{digits(one.requests_per_s)} ({digits(one.requests_low)} – {digits(one.requests_high)})"
 
 
-def _next(found: Capacities, engines: tuple[PricedCapacity, ...]) -> str:
+def _next(found: Capacities, engines: tuple[EngineCapacity, ...]) -> str:
     if not engines or not engines[0].requests_per_s:
         return ""
-    one, asked = engines[0].engine, found.ask
+    one, asked = engines[0].engine, found.config
     budget = f" --token-budget {one.token_budget}" if one.token_budget else ""
     rules = f"--policy {one.policy}{budget} --sequences {one.sequences}"
     return f"foretrace llm simulate {asked.model} --device {asked.device} --tp {one.tp} --pp {one.pp} {rules}"

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
 
-from foretrace.report.blocks import About, Block, Chart, Column, Curve, Grid, Line, table
-from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
+from foretrace.arrays import Float64
+from foretrace.report.blocks import About, Block, Chart, Column, Curve, Grid, Line, listing, table
+from foretrace.report.units import count, digits, seconds, share, span
 from foretrace.report.views import Report, taken
 from foretrace.serving.llm import metrics
-from foretrace.serving.llm.ask import Simulated
 from foretrace.serving.llm.metrics import Latency, LimitMet, RangedFigure
+from foretrace.serving.llm.simulation import PoolSplit, Simulated
+from foretrace.serving.llm.slo import LATENCIES, STATISTICS
 
 POINTS = 128  # of curves over time
-_LATENCIES = {"ttft_s": "first token", "tpot_s": "per output token", "itl_s": "between tokens", "e2e_s": "whole answer"}
+_RATES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "goodput": ("requests/s within the limits", digits), "requests_per_s": ("requests/s", digits),
+    "tokens_per_s": ("tokens/s", digits), "mfu": ("MFU", share), "kv_use": ("KV cache in use", share),
+    "kv_most": ("at most", share), "busy": ("engines busy", share),
+    "prefix_hits": ("prompts from prefix cache", share), "preemptions": ("preemptions", digits),
+}  # fmt: skip
 
 
 class LatencyCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,16 +39,6 @@ class EngineCurves(msgspec.Struct, frozen=True, kw_only=True):
     kv_use: tuple[float, ...]
     running: tuple[float, ...]
     waiting: tuple[float, ...]
-
-
-class SplitView(msgspec.Struct, frozen=True, kw_only=True):
-    """Engines for prompts and for decoding."""
-
-    prefill: int
-    decode: int
-    goodput: float
-    ttft_p50_s: float
-    tpot_p50_s: float
 
 
 class LlmSimulateView(Report, frozen=True, kw_only=True):
@@ -76,8 +73,8 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
     seconds: RangedFigure
     limits: tuple[LimitMet, ...]
     runs: int  # that the ranges come from
-    pools: SplitView | None
-    pools_tried: tuple[SplitView, ...]
+    pools: PoolSplit | None
+    pools_tried: tuple[PoolSplit, ...]
     ttft_distribution: LatencyCurve
     tpot_distribution: LatencyCurve
     over_time: EngineCurves
@@ -89,16 +86,17 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
         yield _latencies(self)
         yield _rates(self)
         if self.limits:
-            rows = [(each.limit, seconds(each.most_s), _ranged(each.found_s), each.met) for each in self.limits]
-            yield table(["limit", Column("at most", right=True), Column("found", right=True), "kept"], rows)
+            yield listing(
+                self.limits, "limit", ("most_s", "at most", "seconds"), ("found_s.value", "found", "seconds"),
+                (lambda each: _range(each.found_s), Column("range", right=True)), ("met", "kept"),
+            )  # fmt: skip
         if len(self.pools_tried) > 1:
-            tried = sorted(self.pools_tried, key=lambda each: -each.goodput)
-            words = Column("engines for prompts : decoding"), Column("goodput, 1/s", "digits")
-            columns = [*words, Column("TTFT p50", "time"), Column("TPOT p50", "time")]
-            split = [
-                (f"{each.prefill} : {each.decode}", each.goodput, each.ttft_p50_s, each.tpot_p50_s) for each in tried
-            ]
-            yield table(columns, split, top=top, noun="split", how="--top")
+            yield listing(
+                sorted(self.pools_tried, key=lambda each: -each.goodput),
+                (lambda each: f"{each.prefill} : {each.decode}", "engines for prompts : decoding"),
+                ("goodput", "goodput, 1/s", "digits"), ("ttft_p50_s", "TTFT p50", "time"),
+                ("tpot_p50_s", "TPOT p50", "time"), top=top, noun="split", how="--top",
+            )  # fmt: skip
         for title, curve in (("time to first token", self.ttft_distribution), ("per token", self.tpot_distribution)):
             if curve.seconds[-1] > 0:
                 line = Curve(name="share of requests", x=curve.seconds, y=curve.share)
@@ -113,7 +111,7 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
 
 def llm_simulated(found: Simulated) -> LlmSimulateView:
     """The answer to a simulation."""
-    ask, run, steps = found.ask, found.run, found.steps
+    config, run, steps = found.config, found.run, found.steps
     engines = run.replicas
     notes = [*found.requests.notes, *(f"step times: {why}" for why in steps.whys)]
     if found.figures.refused:
@@ -128,13 +126,13 @@ def llm_simulated(found: Simulated) -> LlmSimulateView:
         device=steps.device,
         devices=steps.devices,
         replicas=engines,
-        policy=ask.rules.policy,
-        router=ask.router,
+        policy=config.rules.policy,
+        router=config.router,
         source=found.requests.source,
-        kv_tokens=run.blocks * ask.rules.block,
+        kv_tokens=run.blocks * config.rules.block,
         runs=found.runs,
-        pools=None if found.split is None else taken(SplitView, found.split),
-        pools_tried=tuple(taken(SplitView, each) for each in found.tried),
+        pools=found.split,
+        pools_tried=found.tried,
         ttft_distribution=_curve(found, "ttft"),
         tpot_distribution=_curve(found, "tpot"),
         over_time=_over_time(found),
@@ -144,19 +142,13 @@ def llm_simulated(found: Simulated) -> LlmSimulateView:
 
 def headline(found: Simulated) -> str:
     """As in "2.01 requests per second are answered: the first token after 91 ms (p99 236 ms), then one every 20 ms"."""
-    figures = found.figures
-    ttft, tpot = figures.ttft_s, figures.tpot_s
-    first = f"{digits(figures.requests_per_s.value or 0)} requests per second are answered"
-    if _falls_behind(found):
-        first = f"The engines fall behind: {digits(figures.requests_per_s.value or 0)} requests per second are answered"
-    text = f"{first}: the first token after {seconds(ttft.p50.value or 0)} (p99 {seconds(ttft.p99.value or 0)})"
-    return f"{text}, then one every {seconds(tpot.p50.value)}." if tpot.p50.value else f"{text}."
-
-
-def _falls_behind(found: Simulated) -> bool:
-    """Whether the queue of an open loop grows."""
-    open_loop = not found.requests.concurrency and bool(np.ptp(found.requests.arrival_s))
-    return open_loop and metrics.falls_behind(found.run)
+    figures, asked = found.figures, found.requests
+    ttft, tpot, rate = figures.ttft_s, figures.tpot_s, digits(figures.requests_per_s.value or 0)
+    open_loop = not asked.concurrency and bool(np.ptp(asked.arrival_s))
+    behind = "The engines fall behind: " if open_loop and metrics.falls_behind(found.run) else ""
+    first = f"the first token after {seconds(ttft.p50.value or 0)} (p99 {seconds(ttft.p99.value or 0)})"
+    then = f", then one every {seconds(tpot.p50.value)}" if tpot.p50.value else ""
+    return f"{behind}{rate} requests per second are answered: {first}{then}."
 
 
 def _curve(found: Simulated, latency: str) -> LatencyCurve:
@@ -176,49 +168,29 @@ def _over_time(found: Simulated) -> EngineCurves:
     return EngineCurves(end_s=_short(ends), kv_use=_short(kv), running=_short(running), waiting=_short(waiting))
 
 
-def _short(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[float, ...]:
+def _short(values: Float64) -> tuple[float, ...]:
     return tuple(float(f"{each:.5g}") for each in values.tolist())
 
 
 def _latencies(view: LlmSimulateView) -> Grid:
     rows: list[tuple[str, ...]] = []
-    for name, word in _LATENCIES.items():
-        each: Latency = getattr(view, name)
-        values = (each.p50, each.p90, each.p99, each.mean)
-        rows.append((f"{name[:-2].upper()}  {word}", *(_value(one) for one in values)))
-        rows.append(("", *(_range(one) for one in values)))
-    return table(["", *(Column(title, right=True) for title in ("p50", "p90", "p99", "mean"))], rows)
-
-
-def _value(figure: RangedFigure) -> str:
-    return "–" if figure.value is None else seconds(figure.value)
+    for name, word in LATENCIES.items():
+        latency: Latency = getattr(view, f"{name}_s")
+        each = [getattr(latency, of) for of in STATISTICS]
+        rows.append((f"{name.upper()}  {word}", *("–" if one.value is None else seconds(one.value) for one in each)))
+        rows.append(("", *(_range(one) for one in each)))
+    return table(["", *(Column(title, right=True) for title in STATISTICS)], rows)
 
 
 def _range(figure: RangedFigure) -> str:
-    if figure.value is None or figure.low is None or figure.high is None:
-        return ""
-    unit = unit_for(figure.value)
-    return f"{between(figure.low, figure.high, unit)} {unit.name}"
-
-
-def _ranged(figure: RangedFigure) -> str:
-    if figure.value is None or figure.low is None or figure.high is None:
-        return "–"
-    unit = unit_for(figure.value)
-    return f"{in_unit(figure.value, unit)} ({between(figure.low, figure.high, unit)}) {unit.name}"
+    return "" if figure.low is None or figure.high is None else span(figure.low, figure.high)
 
 
 def _rates(view: LlmSimulateView) -> Grid:
     rows = []
-    named = (
-        ("goodput", "requests/s within the limits"), ("requests_per_s", "requests/s"), ("tokens_per_s", "tokens/s"),
-        ("mfu", "MFU"), ("kv_use", "KV cache in use"), ("kv_most", "at most"), ("busy", "engines busy"),
-        ("prefix_hits", "prompts from prefix cache"), ("preemptions", "preemptions"),
-    )  # fmt: skip
-    for name, word in named:
+    for name, (word, text) in _RATES.items():
         each: RangedFigure = getattr(view, name)
         if each.value is None or each.low is None or each.high is None or (name == "prefix_hits" and not each.high):
             continue
-        text = share if name in ("mfu", "kv_use", "kv_most", "busy", "prefix_hits") else digits
         rows.append((word, text(each.value), f"{text(each.low)} – {text(each.high)}"))
     return table(["", Column("", right=True), Column("range", right=True)], rows)

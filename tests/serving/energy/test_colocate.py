@@ -21,7 +21,7 @@ STEPS = {
 
 
 def latency_s(request: int, step: int) -> float:
-    return 2e-3 * request**0.8 * step**0.3
+    return 2e-3 * float(request**0.8) * float(step**0.3)
 
 
 def law() -> InterferenceLaw:

@@ -13,8 +13,8 @@ from math import ceil, inf, nan
 
 from foretrace.arrays import Float64
 from foretrace.serving.llm.engine import EngineRules
-from foretrace.serving.llm.requests import Requests
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests
 
 
 @dataclass(eq=False)

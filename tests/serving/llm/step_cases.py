@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from foretrace.serving.llm import requests as served
+from foretrace.serving import requests as served
 from foretrace.serving.llm.engine import EngineRules
-from foretrace.serving.llm.requests import Requests
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests
 
 BYTES = 1000.0  # of a token's keys and values
 

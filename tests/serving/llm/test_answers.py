@@ -13,18 +13,18 @@ from foretrace.cli.app import run as command
 from foretrace.errors import ForetraceError
 from foretrace.report import page
 from foretrace.report.serving_llm import llm_simulated
-from foretrace.serving.llm import requests as served
-from foretrace.serving.llm.ask import Serving, simulated
+from foretrace.serving import requests as served
 from foretrace.serving.llm.disaggregated import disaggregate
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.metrics import bin_seconds, measure
 from foretrace.serving.llm.scheduler import gap_bin
+from foretrace.serving.llm.simulation import SimulationConfig, simulated
 from foretrace.serving.llm.slo import limits
 from foretrace.serving.llm.step_graph import steps_graph
 from foretrace.simulate.timeline import simulate as replay
 from tests.serving.llm.step_cases import constant
 
-ASK = Serving(model="llama-3-8b", device="h100", asked="poisson qps=3 prompt=1-400 output=1-60", seconds=30)
+ASK = SimulationConfig(model="llama-3-8b", device="h100", asked="poisson qps=3 prompt=1-400 output=1-60", seconds=30)
 
 
 def test_figures_of_three_requests() -> None:
@@ -99,8 +99,8 @@ def test_pools_apart() -> None:
 
 def test_best_pools_are_the_best_that_were_tried() -> None:
     found = simulated(
-        Serving(model="llama-3-8b", device="h100", asked="poisson qps=20", seconds=20, replicas=4, pools="best",
-                slo="ttft=1s tpot=30ms")
+        SimulationConfig(model="llama-3-8b", device="h100", asked="poisson qps=20", seconds=20, replicas=4,
+                         pools="best", slo="ttft=1s tpot=30ms")
     )  # fmt: skip
     assert [(each.prefill, each.decode) for each in found.tried] == [(1, 3), (2, 2), (3, 1)]
     assert found.split is not None and found.split.goodput == max(each.goodput for each in found.tried)
@@ -121,7 +121,7 @@ def test_best_pools_are_the_best_that_were_tried() -> None:
     ],
 )
 def test_what_cannot_be(more: dict[str, object], said: str) -> None:
-    ask = Serving(**({"model": ASK.model, "device": ASK.device, "asked": ASK.asked, "seconds": 30.0} | more))  # type: ignore[arg-type]
+    ask = SimulationConfig(**({"model": ASK.model, "device": ASK.device, "asked": ASK.asked, "seconds": 30.0} | more))  # type: ignore[arg-type]
     with pytest.raises(ForetraceError, match=said) as error:
         simulated(ask)
     assert "\n" not in str(error.value)

@@ -15,8 +15,8 @@ from foretrace.serving.llm.calibration import read_calibration, scaled
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.metrics import measure
-from foretrace.serving.llm.requests import requests
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import requests
 
 STEPS = step_times("llama-3-8b", "h100")
 
@@ -24,7 +24,7 @@ STEPS = step_times("llama-3-8b", "h100")
 def run_of(steps: StepTimes, text: str) -> MeasuredRun:
     """What this server would measure of these requests."""
     asked = requests(text)
-    figures = measure([replace(simulate(asked, steps), request_s=steps.request_s)], steps)
+    figures = measure([simulate(asked, steps)], steps)
     assert figures.ttft_s.mean.value and figures.tpot_s.mean.value
     return MeasuredRun(source=text, load=float(asked.concurrency), requests=asked, ttft_s=figures.ttft_s.mean.value,
                        tpot_s=figures.tpot_s.mean.value)  # fmt: skip
@@ -100,10 +100,10 @@ def test_what_sglang_appends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("", "no result"), ("[1]", "no result"), ("{", "no JSON"), ("{}", "completed must be a number above 0"),
-    (json.dumps(VLLM | {"mean_tpot_ms": -1}), "mean_tpot_ms must be a number above 0"),
-    (json.dumps(VLLM | {"mean_ttft_ms": float("nan")}), "mean_ttft_ms must be"),
-    ('{"command": "llm simulate", "requests": 3, "source": "closed concurrency=2"}', "no mean of ttft_s"),
+    ("", "no result"), ("[1]", "no result"), ("{", "no JSON"), ("{}", "missing required field `completed`"),
+    (json.dumps(VLLM | {"mean_tpot_ms": -1}), "> 0.0 - at `\\$.mean_tpot_ms`"),
+    (json.dumps(VLLM | {"mean_ttft_ms": float("nan")}), "at `\\$.mean_ttft_ms`"),
+    ('{"command": "llm simulate", "requests": 3, "source": "closed concurrency=2"}', "missing required field `ttft_s`"),
 ])  # fmt: skip
 def test_what_is_no_run(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "bench.json"

@@ -6,19 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from foretrace import executor
 from foretrace.errors import ForetraceError
 from foretrace.serving.llm import capacity as search
-from foretrace.serving.llm.ask import Serving
 from foretrace.serving.llm.capacity import Deployed, capacities, deployments
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.metrics import falls_behind, latency_statistic
-from foretrace.serving.llm.requests import requests
+from foretrace.serving.llm.simulation import SimulationConfig, simulated
+from foretrace.serving.requests import requests
 
-ASK = Serving(
+ASK = SimulationConfig(
     model="llama-2-7b", device="h100", asked="poisson prompt=64-256 output=16-64 requests=300",
     slo="ttft.p99=0.2s tpot.p99=40ms",
 )  # fmt: skip
@@ -35,9 +36,9 @@ def _few() -> Any:
 
 def test_rate_keeps_limits_and_the_next_does_not() -> None:
     found = capacities(ASK, devices=1, seconds=60)
-    assert len(found.found) == len(list(deployments(1))) == 4
+    assert len(found.engines) == len(list(deployments(1))) == 4
     assert found.left == 0
-    for one in found.found:
+    for one in found.engines:
         assert one.requests_low <= one.requests_per_s <= one.requests_high
         rules = EngineRules(
             policy=one.engine.policy, token_budget=one.engine.token_budget, sequences=one.engine.sequences
@@ -54,17 +55,16 @@ def test_rate_keeps_limits_and_the_next_does_not() -> None:
 
 def test_nothing_beats_the_best_in_both() -> None:
     found = capacities(ASK, devices=1, seconds=60)
-    best = [found.found[row] for row in found.best]
-    assert best[0] is found.found[0]
-    for one in found.found:
+    best = [one for one in found.engines if one.best]
+    assert best[0] is found.engines[0]
+    for one in found.engines:
         assert any(
             each.tokens_per_s_device >= one.tokens_per_s_device and each.tokens_per_s_user >= one.tokens_per_s_user
             for each in best
         )
     assert found.price_per_h is not None
-    cost = found.cost(best[0])
+    cost = best[0].usd_per_million_tokens
     assert cost == pytest.approx(found.price_per_h / 3600 / best[0].tokens_per_s_device * 1e6)
-    assert replace(found, price_per_h=None).cost(best[0]) is None
 
 
 def test_search_stops_and_goes_on(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_search_stops_and_goes_on(tmp_path: Path) -> None:
         patch.setattr(search, "_TOGETHER", 0.5)
         patch.setattr(executor, "cores", lambda: 2)
         first = capacities(ASK, devices=1, seconds=0, state=state)
-    assert (len(first.found), first.left) == (1, 3)
+    assert (len(first.engines), first.left) == (1, 3)
     whole = capacities(ASK, devices=1, seconds=60, state=state)
     assert whole.left == 0
-    assert whole.found == capacities(ASK, devices=1, seconds=60).found
+    assert whole.engines == capacities(ASK, devices=1, seconds=60).engines
     with pytest.raises(ForetraceError, match="answers another question"):
         capacities(replace(ASK, seed=1), devices=1, state=state)
     state.write_text("{")
@@ -86,13 +86,13 @@ def test_search_stops_and_goes_on(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_said() -> None:
     found = capacities(replace(ASK, model="llama-2-70b"), devices=1, seconds=60)
-    assert all(not one.requests_per_s and "does not fit" in one.reason for one in found.found)
-    assert found.best == ()
+    assert all(not one.requests_per_s and "does not fit" in one.reason for one in found.engines)
+    assert not any(one.best for one in found.engines)
 
 
 def test_limits_that_nothing_keeps() -> None:
     found = capacities(replace(ASK, slo="ttft.p99=1ms"), devices=1, seconds=60)
-    assert all(one.reason == "breaks ttft.p99 at any rate" for one in found.found)
+    assert all(one.reason == "breaks ttft.p99 at any rate" for one in found.engines)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,26 @@ def test_limits_that_nothing_keeps() -> None:
         (ASK, {"seconds": float("inf")}, "never ends"),
     ],
 )
-def test_what_cannot_be_asked(ask: Serving, how: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_asked(ask: SimulationConfig, how: dict[str, Any], said: str) -> None:
     with pytest.raises(ForetraceError, match=said):
         capacities(ask, **how)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Ray's own making
+def test_a_ray_cluster_finds_the_same() -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    many = replace(ASK, asked="poisson qps=20 prompt=64-256 output=16-64", seconds=20, replicas=40, slo="")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        found, played = capacities(replace(ASK, on="ray"), devices=1, seconds=60), simulated(replace(many, on="ray"))
+    finally:
+        ray.shutdown()
+    assert found.engines == capacities(ASK, devices=1, seconds=60).engines
+    assert any(one.requests_per_s for one in found.engines)
+    here = simulated(many)
+    np.testing.assert_array_equal(played.run.finish_s, here.run.finish_s)
+    assert played.figures.ttft_s == here.figures.ttft_s and played.run.replicas == 40
 
 
 def test_engines_are_counted() -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import named
 from foretrace.serving.llm.deployment import step_times
@@ -72,10 +71,7 @@ def test_laws_are_within_physics() -> None:
         assert law.low < law.calibrated_low < 1 < law.calibrated_high < law.high
 
 
-def test_links_of_a_network_replace_those_of_the_catalog() -> None:
-    slow = step_times("llama-3-8b", "h100", tp=8, network=network("10gbit/50us", workers=8))
-    quick = step_times("llama-3-8b", "h100", tp=8)
-    assert (slow.linear_s > 2 * quick.linear_s).all()
+def test_links_that_the_law_was_not_fitted_to_widen_the_range() -> None:
     assert step_times("llama-3-8b", "l40s", tp=2).high > step_times("llama-3-8b", "h100", tp=2).high, "PCIe: wider"
 
 

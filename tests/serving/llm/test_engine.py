@@ -11,11 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
-from foretrace.serving.llm import requests as served
+from foretrace.serving import requests as served
 from foretrace.serving.llm import scheduler
 from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, engine_arrays, one_engine, simulate
-from foretrace.serving.llm.requests import Requests, requests
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests, requests
 from tests.serving.llm.plain_engine import serve
 from tests.serving.llm.step_cases import constant, engine_rules, request_lists, steps
 

@@ -11,13 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("prometheus_client")
+
 from foretrace.errors import ForetraceError
-from foretrace.serving.server.dispatcher import Dispatcher, RequestError
+from foretrace.serving.server.dispatcher import Dispatcher
 from foretrace.serving.server.estimator import follow_load
+from foretrace.serving.server.protocol import RequestError
 from foretrace.serving.server.split import CoreSplit
 from tests.serving.server.virtual import DEADLY, FACTS, POISON, WRONG, Machine, play
 
 SPLITS = [CoreSplit.parse(text) for text in ("1x2:8", "2x1:4", "1x1:1", "1x2:2", "1x1:6+1x1:2")]
+
+
+def counted(dispatcher: Dispatcher, what: str) -> float | None:
+    return dispatcher.metrics.registry.get_sample_value(f"foretrace_{what}_total")
 
 
 @asynccontextmanager
@@ -69,7 +76,7 @@ def test_samples_that_the_model_refuses_take_no_others_with_them() -> None:
             raised, nan, dead = (each for each in found if isinstance(each, RequestError))
             assert (raised.status, nan.status, dead.status) == (422, 422, 503)
             assert "poison" in raised.reason and "NaN" in nan.reason and "twice" in dead.reason
-            assert dispatcher.tally.deaths == 2 and dead.retry_s
+            assert counted(dispatcher, "worker_deaths") == 2 and dead.retry_s
 
     play(main())
 
@@ -190,7 +197,7 @@ def test_the_split_follows_the_load_and_no_request_is_refused() -> None:
                 until_s = asyncio.get_running_loop().time() + 6
                 assert min(await asyncio.gather(*(client(until_s) for _ in range(clients)))) > 10
                 assert dispatcher.active is not None and dispatcher.active.split.text == text
-            assert dispatcher.tally.reconfigurations == 3
+            assert counted(dispatcher, "reconfigurations") == 3
             following.cancel()
 
     play(main())

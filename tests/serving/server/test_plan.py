@@ -122,8 +122,7 @@ def test_a_row_of_the_ledger_holds_the_comparison(recorded: Path, tmp_path: Path
     trial = SplitTrial(
         plan=plan, after=plan.chosen, arms=arms, predicted=Ratio(value=0.6, low=0.5, high=0.7),
         measured=Ratio(value=12 / 18, low=0.65, high=0.68), same=Ratio(value=1, low=1, high=1), uncertain="",
-        verdict=Verdict.COVERED, machine={"cpu": "x"}, allocator={},
-        versions={"python": "3", "torch": "2", "foretrace": "0"},
+        verdict=Verdict.COVERED,
     )  # fmt: skip
     ledger = Ledger(tmp_path / "ledger.sqlite")
     ledger.add([row_of(trial)])

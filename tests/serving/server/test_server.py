@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 
 import numpy as np
 import pytest
@@ -187,6 +190,25 @@ def test_a_token_is_needed_and_enough(serve: Serve, script: Path, tmp_path: Path
     assert ask(f"{url}/v2/health/ready")[0] == 200  # what an orchestrator asks, which has no token
 
 
+def test_requests_over_tls(serve: Serve, script: Path, model: LoadedModel, tmp_path: Path) -> None:
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("needs openssl, which makes the certificate")
+    certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
+    made = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    named = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run([openssl, *made, *named], check=True, capture_output=True)
+    url, _ = serve(f"{script}:net", "--split", "1x1:1", "--certificate", certificate, "--key", key)
+    assert url.startswith("https://127.0.0.1:")
+    body = json.dumps({"x": X.tolist(), "word": WORD.tolist()}).encode()
+    trusting = ssl.create_default_context(cafile=certificate)
+    with urllib.request.urlopen(f"{url}/predict", body, timeout=60, context=trusting) as response:
+        np.testing.assert_allclose(json.load(response)["y"], model({"x": X, "word": WORD})["y"], rtol=1e-4)
+    with pytest.raises(URLError, match="certificate verify failed"):
+        urllib.request.urlopen(f"{url}/predict", body, timeout=60)
+    with pytest.raises((HTTPException, OSError)):
+        urllib.request.urlopen(url.replace("https", "http"), timeout=60)
+
+
 def test_a_model_that_hangs_is_late_and_its_process_ended(serve: Serve, script: Path) -> None:
     url, _ = serve(f"{script}:net", "--split", "1x1:1", "--deadline-s", "3")
     (pid,) = json.loads(ask(f"{url}/split")[2])["processes"]
@@ -231,6 +253,8 @@ def test_clients_that_left_and_a_stop_while_requests_are_here(serve: Serve, scri
         (["MODEL:net", "--token-file", "/dev/null"], "must be one word of at least 16 characters"),
         (["MODEL:net", "--plan", "MODEL"], "must be the JSON of foretrace serve plan"),
         (["MODEL:net", "--plan", "MODEL", "--split", "1x1:1"], "give one of them"),
+        (["MODEL:net", "--plan", "MODEL", "--threads", "1"], "leave out --batch and --threads"),
+        (["MODEL:net", "--split", "1x1:1", "--batch", "4"], "leave out --batch and --threads"),
         (["resnet5o"], "did you mean resnet50?"),
     ],
 )

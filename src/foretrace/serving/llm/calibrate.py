@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, isfinite, log
+from math import exp, inf, log
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from foretrace.errors import ForetraceError
@@ -24,16 +25,17 @@ from foretrace.reading import read_text
 from foretrace.serving.llm.calibration import CalibratedRun, EngineCalibration, scaled
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
-from foretrace.serving.llm.metrics import measure
-from foretrace.serving.llm.requests import Requests, of, requests
+from foretrace.serving.llm.metrics import latency_statistic
 from foretrace.serving.llm.step_law import law_of
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests, of, requests
 
 _LEVELS = (0.1, 10.0)  # factors on the devices' time that a server of this model and device can have
 _HOSTS = (1e-5, 0.5)  # seconds
 _SPREAD = 0.1  # of lengths around their mean, where a run says no more: what public recipes draw
 _ROUNDS = 8
 _MOST = 1_000_000  # requests of a run
+_POSITIVE = msgspec.Meta(gt=0, lt=1 << 62)
 _SAME_LOAD = 1.2  # runs whose clients or rates differ by less say nothing on the host apart from devices
 
 
@@ -114,8 +116,8 @@ def calibrate(
 
 
 def _means(run: MeasuredRun, steps: StepTimes, rules: EngineRules) -> tuple[float, float]:
-    figures = measure([simulate(run.requests, steps, rules)], steps)
-    ttft, tpot = figures.ttft_s.mean.value, figures.tpot_s.mean.value
+    served = simulate(run.requests, steps, rules)
+    ttft, tpot = (latency_statistic(served, latency, "mean") for latency in ("ttft", "tpot"))
     if not ttft or not tpot:
         raise ForetraceError(f"{run.source}: none of its requests fits into the cache of this engine; check `tp=`.")
     return ttft, tpot
@@ -124,70 +126,84 @@ def _means(run: MeasuredRun, steps: StepTimes, rules: EngineRules) -> tuple[floa
 # --- results of load generators --------------------------------------------------------------------------------------
 
 
+class _Saved(msgspec.Struct):
+    """What a load generator saves of a run, as far as it matters here."""
+
+    completed: Annotated[int, _POSITIVE]
+    total_input_tokens: Annotated[float, _POSITIVE]
+    total_output_tokens: Annotated[float, _POSITIVE]
+    mean_ttft_ms: Annotated[float, _POSITIVE]
+    mean_tpot_ms: Annotated[float, _POSITIVE]
+    input_lens: list[float] | None = None
+    output_lens: list[float] | None = None
+    max_concurrency: int | None = None
+    request_rate: float | str | None = None  # "inf" or Infinity: all at once
+
+    def run(self, where: str) -> MeasuredRun:
+        """The run, with lengths drawn where they were not saved."""
+        count, clients = self.completed, max(self.max_concurrency or 0, 0)
+        rate = 0.0 if clients or not isinstance(self.request_rate, float) else self.request_rate
+        rate = rate if 0 < rate < inf else 0.0
+        if count > _MOST:
+            raise ForetraceError(f"{where}: a run of {count:.3g} requests is more than {_MOST:,}; give a shorter one.")
+        lengths = [each for each in (self.input_lens, self.output_lens) if each is not None and len(each) == count]
+        if len(lengths) == 2:
+            prompts, outputs = (np.maximum(np.array(each), 1) for each in lengths)
+        else:
+            random = np.random.default_rng(0)
+            prompts, outputs = (
+                np.maximum(np.round(total / count * random.uniform(1 - _SPREAD, 1 + _SPREAD, count)), 1)
+                for total in (self.total_input_tokens, self.total_output_tokens)
+            )
+        arrivals = np.cumsum(np.random.default_rng(1).exponential(1 / rate if rate else 0.0, count))
+        asked = of(arrivals - arrivals[0], prompts, outputs, concurrency=min(clients, count), drawn=rate > 0,
+                   source=where)  # fmt: skip
+        return MeasuredRun(source=where, load=rate or float(clients or count), requests=asked,
+                           ttft_s=self.mean_ttft_ms / 1e3, tpot_s=self.mean_tpot_ms / 1e3)  # fmt: skip
+
+
+class _Mean(msgspec.Struct):
+    value: Annotated[float, _POSITIVE]
+
+
+class _Latency(msgspec.Struct):
+    mean: _Mean
+
+
+class _Simulated(msgspec.Struct):
+    """What this needs of the answer of `foretrace llm simulate`."""
+
+    source: str
+    requests: Annotated[int, _POSITIVE]
+    ttft_s: _Latency
+    tpot_s: _Latency
+
+    def run(self, where: str) -> MeasuredRun:
+        """The run; its requests are drawn again."""
+        asked = requests(self.source if "requests=" in self.source else f"{self.source} requests={self.requests}")
+        load = float(asked.concurrency) or len(asked) / max(float(asked.arrival_s[-1]), 1e-9)
+        return MeasuredRun(source=where, load=load, requests=asked, ttft_s=self.ttft_s.mean.value,
+                           tpot_s=self.tpot_s.mean.value)  # fmt: skip
+
+
 def read_runs(path: Path) -> list[MeasuredRun]:
     """The runs in a file: one JSON object, or one per line. Raises ForetraceError with what is missing."""
     text = read_text(path)
     try:
-        found = [json.loads(text)]
-    except (ValueError, RecursionError):
-        lines = [line for line in text.splitlines() if line.strip()]
         try:
-            found = [json.loads(line) for line in lines]
-        except (ValueError, RecursionError) as error:
-            raise ForetraceError(f"{path} is no JSON of a load generator ({error}); give the file it saved.") from None
+            found = [json.loads(text)]  # which knows Infinity, as Python writes it
+        except ValueError:
+            found = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise ForetraceError(f"{path} is no JSON of a load generator ({error}); give the file it saved.") from None
     if not found or not all(isinstance(each, dict) for each in found):
         raise ForetraceError(f"{path} holds no result of a run; give what vllm bench serve or bench_serving saved.")
-    many = len(found) > 1
-    return [_run(each, f"{path.name}{f', line {i}' if many else ''}") for i, each in enumerate(found, 1)]
-
-
-def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
-    if str(row.get("command", "")).startswith("llm "):
-        return _ours(row, where)
-    done, prompt, output = (
-        _positive(row, name, where) for name in ("completed", "total_input_tokens", "total_output_tokens")
-    )
-    ttft, tpot = (_positive(row, name, where) / 1e3 for name in ("mean_ttft_ms", "mean_tpot_ms"))
-    count = int(done)
-    if count > _MOST:
-        raise ForetraceError(f"{where}: a run of {done:.3g} requests is more than {_MOST:,}; give a shorter one.")
-    lengths = [row.get(name) for name in ("input_lens", "output_lens")]
-    if all(isinstance(each, list) and len(each) == count for each in lengths):
-        prompts, outputs = (np.maximum(np.asarray(each, np.float64), 1) for each in lengths)
-    else:
-        random = np.random.default_rng(0)
-        prompts, outputs = (
-            np.maximum(np.round(total / count * random.uniform(1 - _SPREAD, 1 + _SPREAD, count)), 1)
-            for total in (prompt, output)
-        )
-    clients = row.get("max_concurrency")
-    if isinstance(clients, int) and clients > 0:
-        asked = of(np.zeros(count), prompts, outputs, concurrency=min(clients, count), source=where)
-        return MeasuredRun(source=where, load=float(clients), requests=asked, ttft_s=ttft, tpot_s=tpot)
-    rate = row.get("request_rate")
-    if not isinstance(rate, (int, float)) or not isfinite(rate):  # all at once
-        burst = of(np.zeros(count), prompts, outputs, source=where)
-        return MeasuredRun(source=where, load=float(count), requests=burst, ttft_s=ttft, tpot_s=tpot)
-    arrivals = np.cumsum(np.random.default_rng(1).exponential(1 / _positive(row, "request_rate", where), count))
-    asked = of(arrivals - arrivals[0], prompts, outputs, drawn=True, source=where)
-    return MeasuredRun(source=where, load=float(rate), requests=asked, ttft_s=ttft, tpot_s=tpot)
-
-
-def _ours(row: Mapping[str, Any], where: str) -> MeasuredRun:
-    source, count = str(row.get("source", "")), int(_positive(row, "requests", where))
-    asked = requests(source if "requests=" in source else f"{source} requests={count}")
-    try:
-        ttft, tpot = (float(row[name]["mean"]["value"]) for name in ("ttft_s", "tpot_s"))
-    except (KeyError, TypeError, ValueError):
-        raise ForetraceError(f"{where} has no mean of ttft_s and tpot_s; give JSON of llm simulate.") from None
-    load = float(asked.concurrency) or len(asked) / max(float(asked.arrival_s[-1]), 1e-9)
-    return MeasuredRun(source=where, load=load, requests=asked, ttft_s=ttft, tpot_s=tpot)
-
-
-def _positive(row: Mapping[str, Any], name: str, where: str) -> float:
-    value = row.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (isfinite(value) and value > 0):
-        raise ForetraceError(
-            f"{where}: {name} must be a number above 0, got {value!r}; give the whole result of a run."
-        )
-    return float(value)
+    runs = []
+    for number, row in enumerate(found, 1):
+        where = f"{path.name}{f', line {number}' if len(found) > 1 else ''}"
+        kind: type[_Saved | _Simulated] = _Simulated if row.get("command") == "llm simulate" else _Saved
+        try:
+            runs.append(msgspec.convert(row, kind).run(where))
+        except msgspec.ValidationError as error:
+            raise ForetraceError(f"{where}: {error}; give the whole result of a run.") from None
+    return runs

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -13,7 +13,8 @@ from foretrace.files import write_bytes
 from foretrace.reading import read_bytes
 from foretrace.serving.llm.step_times import StepTimes
 
-FORMAT = 1
+_Factor = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 
 
 class CalibratedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,16 +34,16 @@ class CalibratedRun(msgspec.Struct, frozen=True, kw_only=True):
 class EngineCalibration(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, and the server that it holds for."""
 
-    format: int = FORMAT
+    format: Literal[1] = 1
     model: str
     device: str
     devices: int
     stages: int
-    level: float  # factor on the time of the devices
-    host_s: float  # of a step
-    request_s: float  # of a request beside steps
-    low: float  # 80 % range of a step's time
-    high: float
+    level: _Factor  # on the time of the devices
+    host_s: _Seconds  # of a step
+    request_s: _Seconds  # of a request beside steps
+    low: Annotated[float, msgspec.Meta(gt=0, le=1)]  # 80 % range of a step's time
+    high: Annotated[float, msgspec.Meta(ge=1, lt=1e9)]
     runs: tuple[CalibratedRun, ...]
 
     def applied(self, steps: StepTimes) -> StepTimes:
@@ -64,21 +65,11 @@ class EngineCalibration(msgspec.Struct, frozen=True, kw_only=True):
 def read_calibration(path: Path) -> EngineCalibration:
     """What `save` wrote. Raises ForetraceError."""
     try:
-        found = msgspec.json.decode(read_bytes(path), type=EngineCalibration)
+        return msgspec.json.decode(read_bytes(path), type=EngineCalibration)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ForetraceError(
             f"{path} is no calibration of a server ({error}); foretrace llm calibrate makes one."
         ) from None
-    sound = (found.level, found.low, found.high, found.host_s + 1, found.request_s + 1)
-    if (
-        found.format != FORMAT
-        or not all(isfinite(each) and each > 0 for each in sound)
-        or not found.low <= 1 <= found.high
-    ):
-        raise ForetraceError(
-            f"{path} holds a number that no calibration has; make it again with foretrace llm calibrate."
-        )
-    return found
 
 
 def scaled(steps: StepTimes, level: float, host_s: float, request_s: float, low: float, high: float) -> StepTimes:

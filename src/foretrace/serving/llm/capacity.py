@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import isfinite
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -23,13 +23,13 @@ from foretrace.files import write_text
 from foretrace.hardware.devices import named
 from foretrace.hardware.instances import instances
 from foretrace.reading import read_bytes
-from foretrace.serving.llm.ask import Serving
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import Served, simulate
-from foretrace.serving.llm.metrics import falls_behind, latency_statistic, measure
+from foretrace.serving.llm.metrics import falls_behind, latency_statistic
 from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
-from foretrace.serving.llm.requests import Requests, requests
+from foretrace.serving.llm.simulation import SimulationConfig
 from foretrace.serving.llm.slo import Limit, limits
+from foretrace.serving.requests import Requests, requests
 
 RULES = (("chunked", 512), ("chunked", 2048), ("chunked", 8192), ("prefill-first", 0))
 SEQUENCES = (32, 128, 512)
@@ -39,11 +39,14 @@ _LEAST = 2.0**-8  # of the rate at which the engine is always busy; below it not
 _TOGETHER = 4  # deployments for each core between two looks at the clock
 
 
+_Rate = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
+
+
 class Deployed(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """One engine: its devices and the rules of its scheduler."""
 
-    tp: int
-    pp: int
+    tp: Annotated[int, msgspec.Meta(ge=1)]
+    pp: Annotated[int, msgspec.Meta(ge=1)]
     policy: str
     token_budget: int
     sequences: int
@@ -58,17 +61,24 @@ class EngineCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """What one engine serves within the limits. Rates are per second; 0 and a reason where it serves nothing."""
 
     engine: Deployed
-    requests_per_s: float = 0.0
-    requests_low: float = 0.0  # with step times at the slow end of their range
-    requests_high: float = 0.0
-    tokens_per_s_device: float = 0.0  # tokens that come out, over the devices
-    tokens_per_s_user: float = 0.0  # of a median request after its first token
-    ttft_p99_s: float = 0.0
-    tpot_p99_s: float = 0.0
-    kv_most: float = 0.0
-    preemptions: int = 0
+    requests_per_s: _Rate = 0.0
+    requests_low: _Rate = 0.0  # with step times at the slow end of their range
+    requests_high: _Rate = 0.0
+    tokens_per_s_device: _Rate = 0.0  # tokens that come out, over the devices
+    tokens_per_s_user: _Rate = 0.0  # of a median request after its first token
+    ttft_p99_s: _Rate = 0.0
+    tpot_p99_s: _Rate = 0.0
+    kv_most: _Rate = 0.0
+    preemptions: Annotated[int, msgspec.Meta(ge=0)] = 0
     bound_by: str = ""  # what the next higher rate breaks: names of limits, or "queue" where it grows without end
     reason: str = ""
+    best: bool = False  # whether no other one beats it in both tokens per second and device, and per user
+    usd_per_million_tokens: float | None = None
+
+    @property
+    def rules(self) -> str:
+        """As in "chunked 512"."""
+        return f"{self.engine.policy} {self.engine.token_budget or ''}".rstrip()
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,30 +92,23 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 class Capacities:
     """What each deployment serves, best first by tokens per second and device."""
 
-    ask: Serving
+    config: SimulationConfig
     requests: Requests
     limits: tuple[Limit, ...]
-    found: tuple[EngineCapacity, ...]
-    best: tuple[int, ...]  # rows of `found` that no other one beats in both tokens per second and device, and user
+    engines: tuple[EngineCapacity, ...]
     left: int  # deployments that the time did not suffice for
     price_per_h: float | None  # of a device, US dollars
     price_source: str
 
-    def cost(self, one: EngineCapacity) -> float | None:
-        """US dollars per million tokens that come out."""
-        if self.price_per_h is None or not one.tokens_per_s_device:
-            return None
-        return self.price_per_h / 3600 / one.tokens_per_s_device * 1e6
-
 
 def capacities(
-    ask: Serving, *, devices: int = 8, seconds: float = 60.0, price: float = 0.0, state: Path | None = None,
+    config: SimulationConfig, *, devices: int = 8, seconds: float = 60.0, price: float = 0.0, state: Path | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Capacities:  # fmt: skip
-    """Find what each deployment serves within `ask.slo`; those looked at when the time is over.
+    """Find what each deployment serves within `config.slo`; those looked at when the time is over.
 
     Args:
-        ask: model, device, requests (their rate does not matter), limits, seed; layout and rules are searched.
+        config: model, device, requests (their rate does not matter), limits, seed; layout and rules are searched.
         devices: most that one engine has.
         seconds: for the search.
         price: of a device per hour, US dollars; 0: the cheapest machine of the catalog that has it.
@@ -117,36 +120,44 @@ def capacities(
 
     """
     ending("seconds", seconds, 60)
-    found_limits = limits(ask.slo)
+    found_limits = limits(config.slo)
     if not found_limits:
         raise ForetraceError('`slo=` must have a limit, e.g. `slo="ttft.p99=0.5s tpot.p99=50ms"`.')
     if devices < 1:
         raise ForetraceError(f"`devices=` must be 1 or more, got {devices}.")
-    asked = _paced(ask)
-    question = repr((ask.model, ask.device, ask.asked, ask.seconds, ask.slo, ask.seed, ask.rules, ask.layout))
+    asked = _paced(config)
+    question = repr(replace(config, on="here"))
     done = {each.engine: each for each in read_state(state, question)}
-    order = np.random.default_rng(ask.seed).permutation(len(every := list(deployments(devices))))
+    order = np.random.default_rng(config.seed).permutation(len(every := list(deployments(devices))))
     todo = [every[i] for i in order if every[i] not in done]
     limit, step = Deadline(seconds), int(_TOGETHER * executor.cores())
-    with executor.place(ask.on):
+    with executor.place(config.on):
         while todo and (limit.allows("round") or not done):
             batch, todo = todo[:step], todo[step:]
             with limit.part("round"):
-                each = executor.map(_capacity, [(ask, asked, one, found_limits) for one in batch], on=ask.on, again=1)
-            done |= {one.engine: one for one in each}
+                items = [(config, asked, one, found_limits) for one in batch]
+                done |= {one.engine: one for one in executor.map(_capacity, items, on=config.on, again=1)}
             if state is not None:
                 kept = _Kept(question=question, found=tuple(sorted(done.values(), key=lambda one: one.engine)))
                 write_text(state, msgspec.json.format(msgspec.json.encode(kept)).decode())
             if progress is not None:
                 progress(len(done) / len(every))
-    wanted = set(every)
-    found = sorted((one for one in done.values() if one.engine in wanted),
-                   key=lambda one: (-one.tokens_per_s_device, one.engine))  # fmt: skip
-    price, source = (price, "as given") if price else _price(ask.device)
+    found = [done[each] for each in every if each in done]
+    price, source = (price, "as given") if price else _price(config.device)
     return Capacities(
-        ask=ask, requests=asked, limits=found_limits, found=tuple(found), best=tuple(_best(found)), left=len(todo),
+        config=config, requests=asked, limits=found_limits, engines=tuple(_ranked(found, price)), left=len(todo),
         price_per_h=price or None, price_source=source,
     )  # fmt: skip
+
+
+def _ranked(found: Sequence[EngineCapacity], price: float) -> Iterator[EngineCapacity]:
+    """With costs, those first that serve most per device; those that no other one beats in both rates are marked."""
+    fastest = 0.0
+    for one in sorted(found, key=lambda one: (-one.tokens_per_s_device, one.engine)):
+        best = bool(one.requests_per_s) and one.tokens_per_s_user > fastest
+        fastest = one.tokens_per_s_user if best else fastest
+        cost = price / 3600 / one.tokens_per_s_device * 1e6 if price and one.tokens_per_s_device else None
+        yield msgspec.structs.replace(one, best=best, usd_per_million_tokens=cost)
 
 
 def deployments(devices: int) -> Iterator[Deployed]:
@@ -157,11 +168,10 @@ def deployments(devices: int) -> Iterator[Deployed]:
             yield Deployed(tp=tp, pp=pp, policy=policy, token_budget=budget, sequences=sequences)
 
 
-def _paced(ask: Serving) -> Requests:
+def _paced(config: SimulationConfig) -> Requests:
     """The requests, whose arrivals are then stretched. Raises ForetraceError for a closed loop."""
-    words = ask.asked.split()
-    timed = words and words[0].lower() in ("poisson", "gamma", "constant") and "qps=" not in ask.asked
-    asked = requests(ask.asked + " qps=1" if timed else ask.asked, seconds=ask.seconds, seed=ask.seed)
+    timed = config.asked.lower().startswith(("poisson", "gamma", "constant")) and "qps=" not in config.asked
+    asked = requests(config.asked + " qps=1" if timed else config.asked, seconds=config.seconds, seed=config.seed)
     if asked.concurrency or not np.ptp(asked.arrival_s):
         raise ForetraceError(
             "`requests=` must come at a rate that can be changed: poisson, gamma, constant or a trace."
@@ -169,12 +179,12 @@ def _paced(ask: Serving) -> Requests:
     return asked
 
 
-def _capacity(item: tuple[Serving, Requests, Deployed, tuple[Limit, ...]]) -> EngineCapacity:
+def _capacity(item: tuple[SimulationConfig, Requests, Deployed, tuple[Limit, ...]]) -> EngineCapacity:
     """What one deployment serves; in a worker."""
-    ask, asked, one, found_limits = item
-    rules = replace(ask.rules, policy=one.policy, token_budget=one.token_budget, sequences=one.sequences)
+    config, asked, one, found_limits = item
+    rules = replace(config.rules, policy=one.policy, token_budget=one.token_budget, sequences=one.sequences)
     try:
-        steps = step_times(ask.model, ask.device, **(ask.layout | {"tp": one.tp, "pp": one.pp}))
+        steps = step_times(config.model, config.device, **(config.layout | {"tp": one.tp, "pp": one.pp}))
         burst = simulate(replace(asked, arrival_s=np.zeros(len(asked))), steps, rules)
     except ForetraceError as error:
         return EngineCapacity(engine=one, reason=str(error))
@@ -207,14 +217,13 @@ def _capacity(item: tuple[Serving, Requests, Deployed, tuple[Limit, ...]]) -> En
         return EngineCapacity(engine=one, bound_by=", ".join(broken), reason=f"breaks {', '.join(broken)} at any rate",
                               requests_high=most(LOW)[0])  # fmt: skip
     served = run(rate, MIDDLE)
-    figures = measure([served], steps)
-    tpot = figures.tpot_s.p50.value
+    tpot = latency_statistic(served, "tpot", "p50")
+    ttft_p99, tpot_p99 = (latency_statistic(served, latency, "p99") or 0.0 for latency in ("ttft", "tpot"))
     return EngineCapacity(
         engine=one, requests_per_s=rate, requests_low=min(most(HIGH)[0], rate), requests_high=max(most(LOW)[0], rate),
         tokens_per_s_device=served.emitted / len(asked) * rate / one.devices,
-        tokens_per_s_user=1 / tpot if tpot else 0.0, ttft_p99_s=figures.ttft_s.p99.value or 0.0,
-        tpot_p99_s=figures.tpot_s.p99.value or 0.0, kv_most=served.kv_most, preemptions=served.preemptions,
-        bound_by=", ".join(broken),
+        tokens_per_s_user=1 / tpot if tpot else 0.0, ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99,
+        kv_most=served.kv_most, preemptions=served.preemptions, bound_by=", ".join(broken),
     )  # fmt: skip
 
 
@@ -226,15 +235,6 @@ def _broken(run: Served, found: Sequence[Limit]) -> list[str]:
         if value is not None and value > limit.seconds:
             names.append(limit.name)
     return [*names, "queue"] if falls_behind(run) else names
-
-
-def _best(found: Sequence[EngineCapacity]) -> Iterator[int]:
-    """Rows that no other beats in both rates; `found` is ordered by the one per device."""
-    fastest = 0.0
-    for row, one in enumerate(found):
-        if one.requests_per_s and one.tokens_per_s_user > fastest:
-            fastest = one.tokens_per_s_user
-            yield row
 
 
 def _price(device: str) -> tuple[float, str]:
@@ -255,8 +255,4 @@ def read_state(state: Path | None, question: str) -> tuple[EngineCapacity, ...]:
         raise ForetraceError(f"{state} is no state of a capacity search ({error}); give another file.") from None
     if kept.question != question:
         raise ForetraceError(f"{state} answers another question; give another `state=`, or remove that file.")
-    for one in kept.found:
-        numbers = [each for each in msgspec.structs.astuple(one) if isinstance(each, (int, float))]
-        if not all(isfinite(each) and each >= 0 for each in numbers) or min(one.engine.tp, one.engine.pp) < 1:
-            raise ForetraceError(f"{state} holds a number that no search finds; remove that file.")
     return kept.found

@@ -8,14 +8,13 @@ of the fit, or operators come from another engine or shape.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 
 import numpy as np
 
 from foretrace.arrays import Float64
-from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device, named
 from foretrace.serving.llm import step_law
@@ -51,34 +50,22 @@ def checked(model: ServedModel, layout: Layout) -> None:
 
 
 def step_times(
-    model: str | ServedModel,
-    device: str | Device,
-    *,
-    tp: int = 1,
-    dp: int = 1,
-    pp: int = 1,
-    ep: int = 1,
-    dtype: str = "bf16",
-    engine: str = "vllm",
-    tables: Path | OperatorTables | None = None,
-    network: Network | None = None,
-    law: StepLaw | None = None,
+    model: str | ServedModel, device: str | Device, *, tp: int = 1, dp: int = 1, pp: int = 1, ep: int = 1,
+    dtype: str = "bf16", engine: str = "vllm", tables: Path | OperatorTables | None = None, law: StepLaw | None = None,
     calibration: Path | None = None,
-) -> StepTimes:
+) -> StepTimes:  # fmt: skip
     """Step times and memory of one engine.
 
     Args:
         model: a name, a `config.json`, or sizes.
         device: a name of the catalog.
-        tp: devices that share each layer; dp: groups of them that attend to different sequences; pp: stages; ep:
-            devices among which whole experts are divided, of tp x dp.
-        dp: see `tp`.
-        pp: see `tp`.
-        ep: see `tp`.
+        tp: devices that share each layer.
+        dp: groups of them that attend to different sequences.
+        pp: stages.
+        ep: devices among which whole experts are divided, of tp x dp.
         dtype: of FORMATS.
         engine: whose law, of `step_law.LAWS`.
         tables: a folder of measured operators, or what was read from one.
-        network: what collectives among `tp` devices cost, where it is known better than from the catalog.
         law: instead of the engine's.
         calibration: a file of `foretrace llm calibrate`, for this very server.
 
@@ -94,7 +81,7 @@ def step_times(
     if isinstance(tables, Path):
         tables = read_tables(tables, device, engine)
     linked = device if device.scaleup_gb_s else replace(device, scaleup_gb_s=2 * device.pcie_gb_s)
-    wide = _OTHER_LINKS if layout.stage_devices > 1 and not device.scaleup_gb_s and network is None else 1.0
+    wide = _OTHER_LINKS if layout.stage_devices > 1 and not device.scaleup_gb_s else 1.0
     whys = [f"{engine}: rates and latencies fitted to measured servers"]
     linear = step_law.linear_seconds(model, linked, layout, kept, law, _TOKENS)
     output = step_law.output_seconds(model, device, layout, law, _SEQUENCES)
@@ -110,9 +97,6 @@ def step_times(
         wide *= _OTHER_ENGINE if any(not each.startswith(engine) for each in read.used.values()) else 1.0
         whys += [f"{name.replace('_', '-')}: measured with {source}" for name, source in read.used.items()]
         whys += dict.fromkeys(read.left)
-    if network is not None and layout.stage_devices > 1:
-        linear = linear + _on(network, model, layout, linear, linked, kept, law)
-        whys.append(f"collectives: {network.name}")
     layers = ceil(model.layers / pp) / model.layers * pp  # of the fullest stage, over the mean
     found = StepTimes(
         model=model.name, device=device.short, devices=layout.devices, stages=pp, tokens=_TOKENS,
@@ -151,37 +135,19 @@ def memory(model: ServedModel, device: Device, layout: Layout, kept: NumberForma
     }
 
 
-def _on(
-    network: Network, model: ServedModel, layout: Layout, linear: Float64, device: Device, kept: NumberFormat,
-    law: StepLaw,
-) -> Float64:  # fmt: skip
-    """What collectives on this network cost more than those of the law."""
-    free = replace(law, collective_s=0.0, link_rate=1e9)
-    alone = step_law.linear_seconds(model, device, layout, kept, free, _TOKENS)
-    each = [
-        network.cost(CollectiveKind.ALL_REDUCE, 2 * model.hidden * tokens / layout.dp,
-                     workers=layout.stage_devices).seconds for tokens in _TOKENS
-    ]  # fmt: skip
-    found: Float64 = 2 * model.layers / layout.pp * np.array(each) - (linear - alone)
-    return found
-
-
+@dataclass
 class _Measured:
     """The grids of a deployment from measured operators, each where it was measured; `left` says what was not."""
 
-    def __init__(self, model: ServedModel, device: Device, layout: Layout, kept: NumberFormat, law: StepLaw,
-                 tables: OperatorTables) -> None:  # fmt: skip
-        self.model, self.device, self.layout, self.kept, self.law, self.tables = (
-            model,
-            device,
-            layout,
-            kept,
-            law,
-            tables,
-        )
-        self.left: list[str] = []
-        self.used: dict[str, str] = {}
-        self.scaled = False
+    model: ServedModel
+    device: Device
+    layout: Layout
+    kept: NumberFormat
+    law: StepLaw
+    tables: OperatorTables
+    left: list[str] = field(default_factory=list)
+    used: dict[str, str] = field(default_factory=dict)
+    scaled: bool = False
 
     def linear(self, by_law: Float64) -> Float64:
         model, tp, everyone, tables = self.model, self.layout.tp, self.layout.stage_devices, self.tables
@@ -218,14 +184,8 @@ class _Measured:
 
     def _experts(self) -> Float64:
         model, layout = self.model, self.layout
-        key = (
-            model.hidden,
-            model.expert_inner,
-            model.active,
-            model.experts,
-            layout.stage_devices // layout.ep,
-            layout.ep,
-        )
+        key = (model.hidden, model.expert_inner, model.active, model.experts, layout.stage_devices // layout.ep,
+               layout.ep)  # fmt: skip
         names = ("fp8_block", "fp8") if self.kept.name == "fp8" else (
             {"bf16": "bfloat16", "int4": "int4_wo"}.get(self.kept.name, self.kept.name),
         )  # fmt: skip

@@ -17,8 +17,8 @@ from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.serving.llm.engine import EngineRules, Served, merged, simulate
 from foretrace.serving.llm.pace import MIDDLE
-from foretrace.serving.llm.requests import Requests
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests
 
 
 def disaggregate(

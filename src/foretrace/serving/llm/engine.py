@@ -14,9 +14,9 @@ from foretrace.errors import ForetraceError
 from foretrace.names import question
 from foretrace.serving.llm import loop, scheduler
 from foretrace.serving.llm.pace import MIDDLE
-from foretrace.serving.llm.requests import Requests
 from foretrace.serving.llm.scheduler import EngineArrays
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests
 
 POLICIES = {
     "prefill-first": scheduler.PREFILL_FIRST, "chunked": scheduler.CHUNKED, "orca": scheduler.ORCA,
@@ -37,33 +37,19 @@ _FEW = 200_000  # requests that are simulated sooner than processes start
 class EngineRules:
     """How an engine schedules, and what it does with memory. Defaults are vLLM's.
 
-    Attributes:
-        policy: of POLICIES, see `scheduler`.
-        token_budget: tokens of a step; 0: 2,048 for chunked, else 8,192. A longer whole prompt goes alone.
-        sequences: that run at a time.
-        block: tokens of a block of the cache.
-        utilisation: share of the device's memory that the engine uses.
-        watermark: share of the blocks that stay free when a sequence is let in.
-        preemption: "recompute" or "swap" to host memory.
-        swap_bytes: of host memory, per device.
-        swap_bytes_per_s: between a device and host memory.
-        prefix_cache: keep blocks of prompts whose hashes the requests have.
-
-    Raises:
-        ForetraceError: a number or word that cannot be.
-
+    Raises ForetraceError for a number or word that cannot be.
     """
 
-    policy: str = "chunked"
-    token_budget: int = 0
-    sequences: int = 256
-    block: int = 16
-    utilisation: float = 0.9
-    watermark: float = 0.01
-    preemption: str = "recompute"
-    swap_bytes: float = 4 * 2**30
-    swap_bytes_per_s: float = 25e9
-    prefix_cache: bool = True
+    policy: str = "chunked"  # of POLICIES, see `scheduler`
+    token_budget: int = 0  # tokens of a step; 0: 2,048 for chunked, else 8,192. A longer whole prompt goes alone
+    sequences: int = 256  # that run at a time
+    block: int = 16  # tokens of a block of the cache
+    utilisation: float = 0.9  # share of the device's memory that the engine uses
+    watermark: float = 0.01  # share of the blocks that stay free when a sequence is let in
+    preemption: str = "recompute"  # or "swap" to host memory
+    swap_bytes: float = 4 * 2**30  # of host memory, per device
+    swap_bytes_per_s: float = 25e9  # between a device and host memory
+    prefix_cache: bool = True  # keep blocks of prompts whose hashes the requests have
 
     def __post_init__(self) -> None:
         """Check the words and numbers."""
@@ -104,47 +90,31 @@ class DoesNotFitError(ForetraceError):
 class Served:
     """What became of n requests, in their order. Times in seconds; NaN of requests that can never fit and were refused.
 
-    Attributes:
-        arrival_s, first_s, finish_s: (n,) when each came, when its first and its last token came out.
-        prompt, output: (n,) tokens.
-        preempted: (n,) how often.
-        gaps: (GAP_BINS,) times between tokens of a sequence, see `scheduler.gap_bin`.
-        over_time: (SAMPLES, 3) used blocks, running and waiting sequences of all replicas, times seconds, for each
-            `interval_s`.
-        log: STEP records of the first replica, as many as were asked for.
-        replicas: engines.
-        blocks: of one of them.
-        seconds: until the last step ended.
-        busy_s: of the first pipeline stage, all replicas.
-        used_s: blocks in use times seconds, all replicas.
-        kv_most: largest share of the blocks of a replica in use.
-        request_s: that each request takes beside the engines; in the latencies, in no other figure.
-        steps, preemptions, computed, emitted, hits: totals; tokens computed, that came out, found in prefix caches.
-
+    Totals are those of all replicas.
     """
 
-    arrival_s: Float64
-    first_s: Float64
-    finish_s: Float64
-    prompt: Int64
-    output: Int64
-    preempted: Int64
-    gaps: Int64
-    over_time: Float64
+    arrival_s: Float64  # (n,) when each came
+    first_s: Float64  # (n,) when its first token came out
+    finish_s: Float64  # (n,) when its last one did
+    prompt: Int64  # (n,) tokens
+    output: Int64  # (n,) tokens
+    preempted: Int64  # (n,) how often
+    gaps: Int64  # (GAP_BINS,) times between tokens of a sequence, see `scheduler.gap_bin`
+    over_time: Float64  # (SAMPLES, 3) used blocks, running and waiting sequences, times seconds, for each `interval_s`
     interval_s: float
-    log: Any  # records
+    log: Any  # STEP records of the first replica, as many as were asked for
     replicas: int
-    blocks: int
-    seconds: float
-    busy_s: float
-    used_s: float
-    kv_most: float
+    blocks: int  # of one replica
+    seconds: float  # until the last step ended
+    busy_s: float  # of the first pipeline stage
+    used_s: float  # blocks in use times seconds
+    kv_most: float  # largest share of the blocks of a replica in use
     steps: int
     preemptions: int
-    computed: int
-    emitted: int
-    hits: int
-    request_s: float = 0.0
+    computed: int  # tokens
+    emitted: int  # tokens that came out
+    hits: int  # tokens found in prefix caches
+    request_s: float = 0.0  # that each request takes beside the engines; in the latencies, in no other figure
 
 
 def check_word(name: str, word: str, known: dict[str, int]) -> None:
@@ -298,7 +268,7 @@ def _play(part: _Part) -> Served:
         seconds=seconds, busy_s=float(r.busy.sum()), used_s=float(r.area.sum()),
         kv_most=float(r.most_used.max()) / part.blocks,
         steps=int(r.steps.sum()), preemptions=int(e.preemptions.sum()), computed=int(e.computed.sum()),
-        emitted=int(e.emitted.sum()), hits=int(e.hits.sum()),
+        emitted=int(e.emitted.sum()), hits=int(e.hits.sum()), request_s=steps.request_s,
     )  # fmt: skip
 
 
@@ -322,5 +292,5 @@ def merged(parts: Sequence[Served], rows: Sequence[Int64], replicas: int) -> Ser
     return Served(
         **columns, **summed, over_time=over_time, interval_s=interval, log=parts[0].log, replicas=replicas,
         blocks=parts[0].blocks, seconds=max(each.seconds for each in parts),
-        kv_most=max(each.kv_most for each in parts),
+        kv_most=max(each.kv_most for each in parts), request_s=parts[0].request_s,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from foretrace.errors import ForetraceError
 from foretrace.names import question
 
 LATENCIES = {
-    "ttft": "time to first token", "tpot": "time per output token", "itl": "time between tokens", "e2e": "whole answer",
+    "ttft": "first token", "tpot": "per output token", "itl": "between tokens", "e2e": "whole answer",
 }  # fmt: skip
 STATISTICS = ("p50", "p90", "p99", "mean")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}

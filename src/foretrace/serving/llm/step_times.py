@@ -49,76 +49,41 @@ class StepTimes:
     """The time of one step, by what is in it, and the memory of one device. Seconds, bytes.
 
     Times and bytes are those of one device of the slowest (fullest) pipeline stage; tensor and expert parallelism are
-    in them. FLOPs are those of the whole model.
-
-    Attributes:
-        tokens: (T,) tokens of a step, of prompts and of decoding sequences together; increasing, as all grids.
-        linear_s: (T,) all that depends on them: products, experts, norms, collectives among tensor-parallel devices.
-        sequences: (N,) sequences that get a token from a step.
-        output_s: (N,) the product with the vocabulary, and sampling.
-        chunk: (C,) tokens of one prompt that a step works on.
-        context: (X,) tokens of that sequence that are in the cache before it; begins at 0.
-        prefill_s: (C, X) attention of one chunk, all layers of the stage.
-        batch: (B,) decoding sequences of a step.
-        mean_context: (Y,) tokens that they attend to, mean over the sequences.
-        decode_s: (B, Y) attention of all decoding sequences, all layers of the stage.
-        host_s: of a step, that no device work hides: scheduling, preparing inputs, handling outputs.
-        host_per_sequence_s: the same for each sequence of the step.
-        request_s: of a request beside steps: on its way, read, its first token sent back.
-        low: lower end of the 80 % range of a step, as a factor.
-        high: upper end.
-        send_s: from a stage to the next one, per step: latency.
-        send_per_token_s: and for each token of the step.
-        memory_bytes: of the device.
-        weight_bytes: weights on it.
-        kv_bytes_per_token: keys and values of one token on it.
-        activation_bytes_per_token: largest live activations per token of a step.
-        buffer_bytes: of communication, graphs, and the context of the process.
-        flops_per_token: of products with weights, two for each weight that a token meets.
-        flops_per_pair: of attention, for each token and each token that it attends to.
-        peak_flops: dense peak of all devices of the engine, FLOP/s.
-        transfer_bytes_per_s: at which a device sends keys and values to a device of another engine.
-        model, device: names.
-        devices: of one engine.
-        stages: of its pipeline.
-        whys: one sentence on each source of the numbers.
-
-    Raises:
-        ForetraceError: a grid is not increasing, begins too late, or its times have another shape or are no times.
-
+    in them. FLOPs are those of the whole model. Raises ForetraceError where a grid is not increasing or begins too
+    late, or its times have another shape or are no times.
     """
 
     model: str = ""
     device: str = ""
-    devices: int = 1
-    stages: int = 1
-    tokens: Float64
-    linear_s: Float64
-    sequences: Float64
-    output_s: Float64
-    chunk: Float64
-    context: Float64
-    prefill_s: Float64
-    batch: Float64
-    mean_context: Float64
-    decode_s: Float64
-    host_s: float = 0.0
-    host_per_sequence_s: float = 0.0
-    request_s: float = 0.0
-    low: float = 1.0
+    devices: int = 1  # of one engine
+    stages: int = 1  # of its pipeline
+    tokens: Float64  # (T,) of a step, prompts and decoding sequences together; increasing, as all grids
+    linear_s: Float64  # (T,) products, experts, norms, collectives among tensor-parallel devices
+    sequences: Float64  # (N,) that get a token from a step
+    output_s: Float64  # (N,) the product with the vocabulary, and sampling
+    chunk: Float64  # (C,) tokens of one prompt that a step works on
+    context: Float64  # (X,) tokens of that sequence that are in the cache before it; begins at 0
+    prefill_s: Float64  # (C, X) attention of one chunk, all layers of the stage
+    batch: Float64  # (B,) decoding sequences of a step
+    mean_context: Float64  # (Y,) tokens that they attend to, mean over the sequences
+    decode_s: Float64  # (B, Y) attention of all decoding sequences, all layers of the stage
+    host_s: float = 0.0  # of a step, that no device work hides: scheduling, preparing inputs, handling outputs
+    host_per_sequence_s: float = 0.0  # the same for each sequence of the step
+    request_s: float = 0.0  # of a request beside steps: on its way, read, its first token sent back
+    low: float = 1.0  # 80 % range of a step, as factors
     high: float = 1.0
-    send_s: float = 0.0
+    send_s: float = 0.0  # from a stage to the next one, per step: latency
     send_per_token_s: float = 0.0
-    memory_bytes: float
-    weight_bytes: float
-    kv_bytes_per_token: float
-    activation_bytes_per_token: float = 0.0
-    buffer_bytes: float = 0.0
-    flops_per_token: float = 0.0
-    flops_per_pair: float = 0.0
-    peak_flops: float = 0.0
-    transfer_bytes_per_s: float = 0.0
-    whys: tuple[str, ...] = ()
+    memory_bytes: float  # of the device
+    weight_bytes: float  # on it
+    kv_bytes_per_token: float  # keys and values of one token on it
+    activation_bytes_per_token: float = 0.0  # largest live activations, per token of a step
+    buffer_bytes: float = 0.0  # of communication, graphs, and the context of the process
+    flops_per_token: float = 0.0  # of products with weights, two for each weight that a token meets
+    flops_per_pair: float = 0.0  # of attention, for each token and each token that it attends to
+    peak_flops: float = 0.0  # dense peak of all devices of the engine, FLOP/s
+    transfer_bytes_per_s: float = 0.0  # from a device to a device of another engine, of keys and values
+    whys: tuple[str, ...] = ()  # one sentence on each source of the numbers
 
     def __post_init__(self) -> None:
         """Check the grids and the numbers."""

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -24,19 +21,20 @@ from starlette.routing import Route
 
 from foretrace.errors import ForetraceError
 from foretrace.serving.server import protocol
-from foretrace.serving.server.dispatcher import Dispatcher, RequestError
-from foretrace.serving.server.models import ModelFacts
-from foretrace.serving.server.openapi import description
-from foretrace.serving.server.protocol import Asked
+from foretrace.serving.server.dispatcher import Dispatcher
+from foretrace.serving.server.models import Array, ModelFacts
+from foretrace.serving.server.openapi import Operation, description
+from foretrace.serving.server.protocol import Asked, RequestError
 from foretrace.serving.server.split import CoreSplit
 
 _BODY_S = 30.0  # a client that takes longer to send a request is given up
 _BODIES = 16  # times the largest body: what all bodies together may hold
 _GONE = 499  # no status of HTTP: nobody reads it, but metrics count it
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
+_MODEL = "/v2/models/{name}"
 
-Handler = Callable[[Request], Awaitable[Response]]
-Write = Callable[[Asked, Any, ModelFacts], tuple[bytes, dict[str, str]]]
+Read = Callable[[bytes, ModelFacts], Asked]
+Write = Callable[[Asked, Mapping[str, Array], ModelFacts], tuple[bytes, dict[str, str]]]
 
 
 class SplitState(msgspec.Struct, kw_only=True):
@@ -55,54 +53,48 @@ class SplitChange(msgspec.Struct, kw_only=True):
     split: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class RequestLimits:
-    """What a client may ask for."""
-
-    deadline_s: float = 60.0  # of every request; a client may ask for less
-    body_bytes: int = 64 << 20
-
-
 class ServerApp:
-    """Routes over a dispatcher. `app` is what an ASGI server runs."""
+    """Routes over a dispatcher. `app` is what an ASGI server runs; a client may ask for less than `deadline_s`."""
 
-    def __init__(self, dispatcher: Dispatcher, *, limits: RequestLimits | None = None, token: str = "") -> None:
-        self.dispatcher, self.limits, self.token = dispatcher, limits or RequestLimits(), token
-        self.metrics = _Metrics(dispatcher)
+    def __init__(
+        self, dispatcher: Dispatcher, *, deadline_s: float = 60.0, body_bytes: int = 64 << 20, token: str = ""
+    ) -> None:
+        self.dispatcher, self.deadline_s, self.body_bytes, self.token = dispatcher, deadline_s, body_bytes, token
         self._held = 0  # bytes of bodies
-        model = "/v2/models/{name}"
-        routes: list[tuple[str, str, Handler, bool]] = [
-            ("GET", "/v2/health/live", self._live, True),
-            ("GET", "/v2/health/ready", self._ready, True),
-            ("GET", "/v2", self._server, False),
-            ("GET", "/openapi.json", self._openapi, False),
-            ("GET", "/metrics", self._metrics, False),
-            ("GET", "/split", self._split, False),
-            ("PUT", "/split", self._change, False),
-            ("POST", "/predict", self._predict, False),
+        plain = protocol.PlainTensors
+        self.operations = [
+            Operation("GET", "/v2/health/live", self._live, "Whether the server runs.", dict[str, bool], open=True),
+            Operation("GET", "/v2/health/ready", self._ready, "Whether it would answer.", dict[str, bool], open=True),
+            Operation("GET", "/v2", self._server, "Name and version of the server.", dict[str, Any]),
+            Operation("POST", "/predict", self._predict, "Run the model on nested lists by input.", plain, plain),
+            Operation("GET", "/split", self._split, "The split of cores that serves now.", SplitState),
+            Operation("PUT", "/split", self._change, "Change it, drop no request.", SplitState, SplitChange),
+            Operation("GET", "/metrics", self._metrics, "Counts and times for Prometheus.", str),
+            Operation("GET", "/openapi.json", self._openapi, "This document.", dict[str, Any]),
         ]
-        for prefix in (model, f"{model}/versions/{{version}}"):
-            routes += [
-                ("GET", prefix, self._model, False),
-                ("GET", f"{prefix}/ready", self._model_ready, False),
-                ("POST", f"{prefix}/infer", self._infer, False),
-            ]
+        for prefix in (_MODEL, f"{_MODEL}/versions/{{version}}"):
+            self.operations += [
+                Operation("GET", prefix, self._model, "Inputs and outputs of the model.", protocol.ModelMetadata),
+                Operation("GET", f"{prefix}/ready", self._model_ready, "Whether it would answer.", dict[str, bool]),
+                Operation("POST", f"{prefix}/infer", self._infer, "Run the model on named tensors.",
+                          protocol.InferResponse, protocol.InferRequest),
+            ]  # fmt: skip
         self.app = Starlette(
-            routes=[Route(path, self._guarded(handler, open_), methods=[way]) for way, path, handler, open_ in routes],
+            routes=[Route(each.path, self._guarded(each), methods=[each.method]) for each in self.operations],
             exception_handlers={HTTPException: _as_error},
         )
 
     # --- what surrounds every request
 
-    def _guarded(self, handler: Handler, open_: bool) -> Handler:
+    def _guarded(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
         """Who may ask, what a refusal looks like, and how long it took."""
 
         async def guarded(request: Request) -> Response:
             began = perf_counter()
             try:
-                if not open_:
+                if not operation.open:
                     self._authorise(request)
-                response = await handler(request)
+                response = await operation.call(request)
             except RequestError as error:
                 response = _error(error.status, error.reason, error.retry_s)
             except ClientDisconnect:
@@ -111,50 +103,50 @@ class ServerApp:
                 logging.getLogger(__name__).exception("a bug of the server, in %s", request.url.path)
                 response = _error(500, "a bug of the server, which its log tells more of.")
             if request.method == "POST":
-                self.metrics.answered(response.status_code, perf_counter() - began)
+                self.dispatcher.metrics.requests.labels(str(response.status_code)).inc()
+                self.dispatcher.metrics.request_s.observe(perf_counter() - began)
             return response
 
         return guarded
 
     def _authorise(self, request: Request) -> None:
         """The token, where there is one; otherwise a name of this machine, which no foreign web page can claim."""
+        host = request.headers.get("host", "")
         if self.token:
             given = request.headers.get("authorization", "").encode()
             if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
                 raise RequestError(401, "the request must have the header Authorization: Bearer TOKEN, with the token.")
-        elif request.headers.get("host", "").rpartition(":")[0] not in _LOCAL and (
-            request.headers.get("host") not in _LOCAL
-        ):
+        elif host not in _LOCAL and host.rpartition(":")[0] not in _LOCAL:
             raise RequestError(403, "without a token the server answers to 127.0.0.1 and localhost alone.")
 
-    async def _body(self, request: Request) -> bytes:
-        """All of a body that is not too large and does not come too slowly; `held` is what it adds to `_held`."""
-        request.state.held = 0
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """All of a body that is not too large and does not come too slowly; its bytes count until the block ends."""
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, "the body must not be compressed.")
-        pieces, size, most = list[bytes](), 0, self.limits.body_bytes
+        pieces, size = list[bytes](), 0
         try:
-            async with asyncio.timeout(_BODY_S):
-                async for piece in request.stream():
-                    size += len(piece)
-                    self._held += len(piece)
-                    if size > most:
-                        raise RequestError(413, f"the body must have at most {most} bytes.")
-                    if self._held > _BODIES * most:
-                        raise RequestError(429, "too many bytes of requests are held at once.", 1)
-                    pieces.append(piece)
-        except TimeoutError:
-            raise RequestError(408, f"the body did not come within {_BODY_S:g} s.") from None
+            try:
+                async with asyncio.timeout(_BODY_S):
+                    async for piece in request.stream():
+                        size += len(piece)
+                        self._held += len(piece)
+                        if size > self.body_bytes:
+                            raise RequestError(413, f"the body must have at most {self.body_bytes} bytes.")
+                        if self._held > _BODIES * self.body_bytes:
+                            raise RequestError(429, "too many bytes of requests are held at once.", 1)
+                        pieces.append(piece)
+            except TimeoutError:
+                raise RequestError(408, f"the body did not come within {_BODY_S:g} s.") from None
+            yield b"".join(pieces)
         finally:
-            request.state.held = size
-        return b"".join(pieces)
+            self._held -= size
 
     @property
     def _facts(self) -> ModelFacts:
-        facts = self.dispatcher.facts
-        if facts is None:
+        if self.dispatcher.facts is None:
             raise RequestError(503, "no model is loaded yet.", 1)
-        return facts
+        return self.dispatcher.facts
 
     # --- routes
 
@@ -162,24 +154,20 @@ class ServerApp:
         return _json({"live": True})
 
     async def _ready(self, _: Request) -> Response:
-        ready = self.dispatcher.ready
-        return _json({"ready": ready}, 200 if ready else 503, {} if ready else {"retry-after": "1"})
+        if not self.dispatcher.ready:
+            raise RequestError(503, "no instance runs yet, or none any more.", 1)
+        return _json({"ready": True})
 
     async def _server(self, _: Request) -> Response:
-        return _json(
-            {
-                "name": "foretrace",
-                "version": version("foretrace"),
-                "extensions": ["binary_tensor_data"],
-                "models": [self._facts.name],
-            }
-        )
+        about = {"name": "foretrace", "version": version("foretrace"), "extensions": ["binary_tensor_data"]}
+        return _json(about | {"models": [self._facts.name]})
 
     async def _openapi(self, _: Request) -> Response:
-        return _json(description(self._facts, SplitState, SplitChange))
+        return _json(description(self._facts, self.operations))
 
     async def _metrics(self, _: Request) -> Response:
-        return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = generate_latest(self.dispatcher.metrics.registry)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _model(self, request: Request) -> Response:
         self._check_name(request)
@@ -191,34 +179,28 @@ class ServerApp:
 
     async def _infer(self, request: Request) -> Response:
         self._check_name(request)
+        length = request.headers.get(protocol.HEADER_LENGTH)
         return await self._answered(
-            request,
-            lambda body, facts: protocol.read_infer(body, request.headers.get(protocol.HEADER_LENGTH), facts),
-            protocol.write_infer,
+            request, lambda body, facts: protocol.read_infer(body, length, facts), protocol.write_infer
         )
 
     async def _predict(self, request: Request) -> Response:
-        return await self._answered(
-            request, protocol.read_plain, lambda asked, found, _: protocol.write_plain(asked, found)
-        )
+        return await self._answered(request, protocol.read_plain, protocol.write_plain)
 
     async def _split(self, _: Request) -> Response:
-        dispatcher = self.dispatcher
-        active = dispatcher.active
+        now = self.dispatcher
         return _json(
             SplitState(
-                split=active.split.text if active else "",
-                changing=dispatcher.changing,
-                samples_waiting=dispatcher.waiting,
-                samples_running=dispatcher.running,
-                processes=sorted(each.pid for each in active.alive) if active else [],
+                split=now.active.split.text if now.active else "", changing=now.changing, samples_waiting=now.waiting,
+                samples_running=now.running,
+                processes=sorted(each.pid for each in now.active.alive) if now.active else [],
             )
-        )
+        )  # fmt: skip
 
     async def _change(self, request: Request) -> Response:
         try:
-            wanted = msgspec.json.decode(await self._body(request), type=SplitChange)
-            split = CoreSplit.parse(wanted.split)
+            async with self._body(request) as body:
+                split = CoreSplit.parse(msgspec.json.decode(body, type=SplitChange).split)
             if split.batch > self.dispatcher.limit:
                 raise ForetraceError(f"a split must run at most {self.dispatcher.limit} samples at once.")
             if self.dispatcher.changing:
@@ -228,91 +210,44 @@ class ServerApp:
             raise RequestError(400, f'the body must be as {{"split": "2x1:4"}}: {error}.') from None
         except ForetraceError as error:
             raise RequestError(422, str(error)) from None
-        finally:
-            self._held -= request.state.held
         return await self._split(request)
 
     # --- helpers
 
-    async def _answered(
-        self, request: Request, read: Callable[[bytes, ModelFacts], Asked], write: Write
-    ) -> Response:  # fmt: skip
+    async def _answered(self, request: Request, read: Read, write: Write) -> Response:
         """Read a request, wait for its answer for as long as the client does, and write it."""
         facts = self._facts
-        try:
-            asked = read(await self._body(request), facts)
-            deadline_s = min(asked.deadline_s or self.limits.deadline_s, self.limits.deadline_s)
+        async with self._body(request) as body:
+            asked = read(body, facts)
+            deadline_s = min(asked.deadline_s or self.deadline_s, self.deadline_s)
             serving = asyncio.ensure_future(self.dispatcher.infer(asked.inputs, deadline_s))
             leaving = asyncio.ensure_future(request.receive())  # after the body: the client has left
             try:
                 await asyncio.wait({serving, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
                     raise ClientDisconnect
-                body, headers = write(asked, serving.result(), facts)
+                content, headers = write(asked, serving.result(), facts)
             finally:
                 for each in (serving, leaving):
                     each.cancel()
                     with suppress(asyncio.CancelledError, RequestError):
                         await each
-        finally:
-            self._held -= request.state.held
-        return Response(body, headers=headers)
+        return Response(content, headers=headers)
 
     def _check_name(self, request: Request) -> None:
-        name, version = request.path_params["name"], request.path_params.get("version", protocol.VERSION)
-        if (name, version) != (self._facts.name, protocol.VERSION):
+        name, number = request.path_params["name"], request.path_params.get("version", protocol.VERSION)
+        if (name, number) != (self._facts.name, protocol.VERSION):
             raise RequestError(404, f"the model is {self._facts.name}, version {protocol.VERSION}.")
 
 
-class _Metrics(Collector):
-    """Counts and times for Prometheus."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher, self.registry = dispatcher, CollectorRegistry()
-        kept, sizes = self.registry, [float(1 << i) for i in range(11)]
-        self._requests = Counter("foretrace_requests", "Requests by status.", ["status"], registry=kept)
-        self._seconds = Histogram("foretrace_request_seconds", "Time to answer a request.", registry=kept)
-        self._batch = Histogram(
-            "foretrace_batch_samples", "Samples that an instance ran at once.", buckets=sizes, registry=kept
-        )
-        self._run = Histogram("foretrace_batch_seconds", "Time of the model for these.", registry=kept)
-        dispatcher.tally.batch = self._ran
-        self.registry.register(self)
-
-    def answered(self, status: int, seconds: float) -> None:
-        """Count a request."""
-        self._requests.labels(str(status)).inc()
-        self._seconds.observe(seconds)
-
-    def _ran(self, samples: int, seconds: float) -> None:
-        self._batch.observe(samples)
-        self._run.observe(seconds)
-
-    def collect(self) -> Iterator[Metric]:
-        """What the dispatcher counts itself."""
-        now = self._dispatcher
-        tally = now.tally
-        samples = GaugeMetricFamily("foretrace_samples", "Samples in the server.", labels=["state"])
-        samples.add_metric(["waiting"], now.waiting)
-        samples.add_metric(["running"], now.running)
-        yield samples
-        alive = len(now.active.alive) if now.active else 0
-        yield GaugeMetricFamily("foretrace_instances", "Processes that run the model.", value=alive)
-        yield CounterMetricFamily("foretrace_worker_deaths", "Processes that died at work.", value=tally.deaths)
-        yield CounterMetricFamily("foretrace_retries", "Parts of requests that were run again.", value=tally.retries)
-        yield CounterMetricFamily("foretrace_reconfigurations", "Changes of the split.", value=tally.reconfigurations)
-
-
-def _json(answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def _json(answer: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(answer), status, headers, "application/json")
 
 
 def _error(status: int, reason: str, retry_s: int | None = None) -> Response:
     """As Triton words it; `retry_s` becomes Retry-After."""
     headers = {"retry-after": str(retry_s)} if retry_s is not None else {}
-    if status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return _json({"error": reason}, status, headers)
+    return _json({"error": reason}, status, headers | ({"www-authenticate": "Bearer"} if status == 401 else {}))
 
 
 async def _as_error(_: Request, error: Exception) -> Response:

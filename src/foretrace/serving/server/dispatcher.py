@@ -27,7 +27,9 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from foretrace.errors import ForetraceError
+from foretrace.serving.server.metrics import ServerMetrics
 from foretrace.serving.server.models import Array, ModelFacts
+from foretrace.serving.server.protocol import RequestError
 from foretrace.serving.server.split import CoreSplit, ModelInstance
 from foretrace.serving.server.worker import BatchRun
 
@@ -35,36 +37,14 @@ _TRIES = 2
 _BACKOFF_S = (0.0, 0.5, 2.0, 8.0, 30.0)  # before a process is started again that died, or could not start
 
 
-class RequestError(Exception):
-    """A request that gets no answer, with the HTTP status that says why; `retry_s` where trying again may help."""
-
-    def __init__(self, status: int, reason: str, retry_s: int | None = None) -> None:
-        super().__init__(reason)
-        self.status, self.reason, self.retry_s = status, reason, retry_s
-
-
 class BatchRunner(Protocol):
     """A process with a model, as the dispatcher sees it."""
 
-    @property
-    def facts(self) -> ModelFacts:
-        """Of its model."""
-
-    @property
-    def instance(self) -> ModelInstance:
-        """Its threads, and the most samples that it runs at once."""
-
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-
-    @property
-    def inputs(self) -> Mapping[str, Array]:
-        """Where samples go, (batch, ...) by name."""
-
-    @property
-    def outputs(self) -> Mapping[str, Array]:
-        """Where answers come."""
+    facts: ModelFacts
+    instance: ModelInstance  # its threads, and the most samples that it runs at once
+    pid: int
+    inputs: dict[str, Array]  # where samples go, (batch, ...) by name
+    outputs: dict[str, Array]  # where answers come
 
     async def run(self, samples: int) -> BatchRun:
         """Run the first samples of `inputs`. Raises EOFError where the process dies."""
@@ -122,16 +102,6 @@ class Generation:
     problem: str = ""  # why an instance could not be started again
 
 
-@dataclass
-class Tally:
-    """What has happened, for metrics: counts, and a function that is called for every batch."""
-
-    deaths: int = 0
-    retries: int = 0
-    reconfigurations: int = 0
-    batch: Callable[[int, float], None] = lambda samples, seconds: None
-
-
 class Dispatcher:
     """Samples in, answers out. Every method belongs to one event loop."""
 
@@ -140,7 +110,8 @@ class Dispatcher:
         self.facts: ModelFacts | None = None  # of the model that all instances have
         self.active: Generation | None = None
         self.waiting = self.running = 0  # samples
-        self.tally = Tally()
+        self.metrics = ServerMetrics(waiting=lambda: self.waiting, running=lambda: self.running,
+                                     instances=lambda: len(self.active.alive) if self.active else 0)  # fmt: skip
         self._parts: deque[Part] = deque()
         self._idle: dict[asyncio.Future[list[Part]], tuple[Generation, int]] = {}
         self._changing, self._closed = asyncio.Lock(), asyncio.Event()
@@ -268,11 +239,12 @@ class Dispatcher:
         try:
             run = await runner.run(samples)
         except EOFError:
-            self.tally.deaths += 1
+            self.metrics.deaths.inc()
             for part in reversed(parts):
                 self._again(part, 503, f"the process that ran it {runner.ended()}, twice.")
             raise
-        self.tally.batch(samples, run.seconds)
+        self.metrics.batch.observe(samples)
+        self.metrics.batch_s.observe(run.seconds)
         self._sample_s += 0.1 * (run.seconds / samples - self._sample_s)
         for part, place in zip(parts, places, strict=True):
             wrong = next((why for number, why in run.wrong.items() if place.start <= number < place.stop), "")
@@ -292,7 +264,7 @@ class Dispatcher:
         if part.tries + 1 >= _TRIES:
             part.inference.fail(status, reason, 1 if status == 503 else None)
         elif not part.inference.done.done():
-            self.tally.retries += 1
+            self.metrics.retries.inc()
             self._put(part._replace(tries=part.tries + 1), first=True)
 
     async def _serve(self, generation: Generation, first: BatchRunner, cores: Sequence[int]) -> None:
@@ -350,7 +322,7 @@ class Dispatcher:
             new.tasks = [asyncio.create_task(self._serve(new, *each)) for each in runners]
             self.active = new
             if old is not None:
-                self.tally.reconfigurations += 1
+                self.metrics.reconfigurations.inc()
                 await self._retire(old)
 
     async def close(self, patience_s: float) -> None:

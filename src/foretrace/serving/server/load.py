@@ -8,28 +8,29 @@ In a closed loop so many clients wait for one answer before they ask again.
 from __future__ import annotations
 
 import asyncio
-import csv
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from foretrace.arrays import Float64
-from foretrace.errors import ForetraceError
-from foretrace.reading import read_text
-from foretrace.serving.server.client import HttpClient
+from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.serving.requests import column, moment, read_rows
 from foretrace.serving.server.protocol import DATATYPES, HEADER_LENGTH, ModelMetadata
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
 
 PATTERNS = ("constant", "poisson", "diurnal")
 _DAY = (0.25, 0.5, 1.0, 0.5, 0.25)  # Packrat's diurnal load, 8, 16, 32, 16, 8: shares of the peak in fifths of the time
 _COLUMNS = ("arrival_s", "arrived_at", "arrival", "timestamp")
 _MOST = 10_000_000  # requests of one run
 _BODIES = 8  # different ones, sent in turns
+_KEPT_S = 2.0  # that an idle connection is kept: servers close theirs later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,56 +68,86 @@ def arrivals(pattern: str, *, rate: float, seconds: float, seed: int = 0) -> Flo
     )
 
 
+def _recorded(path: Path) -> Float64:
+    """Arrivals in a file, from 0 on. Raises ForetraceError."""
+    rows = read_rows(path)
+    names = {each.strip().lower(): each for each in rows[0]}
+    name = next((names[each] for each in _COLUMNS if each in names), None)
+    if name is None:
+        raise ForetraceError(f"{path} must have a column of arrivals; call it {' or '.join(_COLUMNS)}.")
+    found = column(path, rows, name, moment)
+    if not np.isfinite(found).all() or (np.diff(found) < 0).any() or len(found) > _MOST:
+        raise ForetraceError(f"{path}: arrivals must be at most {_MOST:,} numbers in order, none NaN; sort them.")
+    found -= found[0]
+    return found
+
+
 def load(
-    url: str,
-    *,
-    due: Float64 | None = None,
-    clients: int = 0,
-    seconds: float = 10.0,
-    diurnal: bool = False,
-    samples: int = 1,
-    model: str = "",
-    token: str = "",
-    timeout_s: float = 60.0,
-    seed: int = 0,
+    url: str, *, due: Float64 | None = None, clients: int = 0, seconds: float = 10.0, diurnal: bool = False,
+    samples: int = 1, model: str = "", token: str = "", timeout_s: float = 60.0, seed: int = 0,
     progress: Callable[[float], None] | None = None,
-) -> LoadResult:
+) -> LoadResult:  # fmt: skip
     """Send requests when they are `due` (open loop), or from so many clients (closed loop) for `seconds`.
 
     Every request holds `samples` random samples. Raises ForetraceError where the server does not answer, or has no such
-    model.
+    model; MissingExtraError without aiohttp.
     """
-    return asyncio.run(_load(url, due, clients, seconds, diurnal, samples, model, token, timeout_s, seed, progress))
+    try:
+        import aiohttp
+    except ImportError:
+        raise MissingExtraError("load needs aiohttp, which is not installed: pip install 'foretrace[serve]'") from None
+
+    async def run() -> LoadResult:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+        ) as session:
+            try:
+                base, about = await _described(session, url, model)
+            except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
+                raise ForetraceError(f"{url[:80]} must be a URL; write http://127.0.0.1:8000.") from None
+            except (aiohttp.ClientConnectionError, TimeoutError) as error:
+                raise ForetraceError(f"{url} does not answer ({error}); is a server running there?") from None
+            except (aiohttp.ClientError, ValueError, AttributeError) as error:
+                raise ForetraceError(
+                    f"{url} does not speak the Open Inference Protocol ({error}); name one that does."
+                ) from None
+            bodies = _bodies(about, samples, seed)
+
+            async def ask(number: int) -> str:
+                """The status of a request, once its answer is here."""
+                body, headers = bodies[number % len(bodies)]
+                try:
+                    async with session.post(f"{base}/infer", data=body, headers=headers) as answered:
+                        await answered.read()
+                    return str(answered.status)
+                except TimeoutError:
+                    return "timeout"
+                except aiohttp.ClientError:
+                    return "no connection"
+
+            return await _load(ask, about.name, due, clients, seconds, diurnal, progress)
+
+    return asyncio.run(run())
 
 
 async def _load(
-    url: str, due: Float64 | None, clients: int, seconds: float, diurnal: bool, samples: int, model: str, token: str,
-    timeout_s: float, seed: int, progress: Callable[[float], None] | None,
+    ask: Callable[[int], Any], model: str, due: Float64 | None, clients: int, seconds: float, diurnal: bool,
+    progress: Callable[[float], None] | None,
 ) -> LoadResult:  # fmt: skip
-    client = HttpClient(url, token=token)
-    name, bodies = await _requests(client, url, model, samples, seed)
-    path = f"/v2/models/{name}/infer"
     loop = asyncio.get_running_loop()
     statuses, latencies, late, sent = Counter[str](), list[float](), list[float](), 0
+    began = loop.time()
 
     async def one(due_s: float) -> None:
         nonlocal sent
-        body, headers = bodies[sent % len(bodies)]
         sent += 1
         late.append(loop.time() - due_s)
-        try:
-            async with asyncio.timeout(timeout_s):
-                answered = await client.request("POST", path, body, headers)
-            status = str(answered.status)
-        except TimeoutError:
-            status = "timeout"
-        except (OSError, EOFError, ValueError):
-            status = "no connection"
+        status = await ask(sent)
         statuses[status] += 1
         if status == "200":
             latencies.append(loop.time() - due_s)
-
-    began = loop.time()
 
     async def waiting_client(share: float) -> None:
         """A client of a closed loop, which is there for the parts of the day that need so many."""
@@ -133,92 +164,53 @@ async def _load(
             await asyncio.sleep(0.2)
 
     watching = asyncio.create_task(watch())
-    if due is None:
-        await asyncio.gather(*(waiting_client(i / clients) for i in range(clients)))
-    else:
-        asked = set[asyncio.Task[None]]()
-        for each in due.tolist():
+    async with asyncio.TaskGroup() as asked:
+        for i in range(clients if due is None else 0):
+            asked.create_task(waiting_client(i / clients))
+        for each in [] if due is None else due.tolist():
             await asyncio.sleep(max(began + each - loop.time(), 0))
-            task = asyncio.create_task(one(began + each))
-            asked.add(task)
-            task.add_done_callback(asked.discard)
-        await asyncio.gather(*asked)
+            asked.create_task(one(began + each))
     watching.cancel()
-    client.close()
     return LoadResult(
-        model=name, open_loop=due is not None, seconds=loop.time() - began, sent=sent, statuses=dict(statuses),
+        model=model, open_loop=due is not None, seconds=loop.time() - began, sent=sent, statuses=dict(statuses),
         latency_s=np.sort(np.array(latencies)), late_s=float(np.quantile(late, 0.99)) if late else 0.0,
     )  # fmt: skip
 
 
-async def _requests(
-    client: HttpClient, url: str, model: str, samples: int, seed: int
-) -> tuple[str, Sequence[tuple[bytes, Mapping[str, str]]]]:
-    """The model's name, and bodies with headers for it. Raises ForetraceError."""
-    try:
-        name = model or client.path.partition("/v2/models/")[2].partition("/")[0]
-        if not name:
-            listed = msgspec.json.decode((await client.request("GET", "/v2")).body).get("models") or [""]
-            name = listed[0]
-        if not name:
-            raise ForetraceError(f"{url} does not say what it serves; give `model=NAME`.")
-        answered = await client.request("GET", f"/v2/models/{name}")
+async def _described(session: ClientSession, url: str, model: str) -> tuple[str, ModelMetadata]:
+    """Where the model is, and what it takes."""
+    root, _, path = (url if "://" in url else f"http://{url}").rstrip("/").partition("/v2/models/")
+    name = model or path.partition("/")[0]
+    if not name:
+        async with session.get(f"{root}/v2") as answered:
+            name = (msgspec.json.decode(await answered.read()).get("models") or [""])[0]
+    if not name:
+        raise ForetraceError(f"{url} does not say what it serves; give `model=NAME`.")
+    async with session.get(f"{root}/v2/models/{name}") as answered:
         if answered.status != 200:
             raise ForetraceError(
                 f"{url} answers {answered.status} when asked for the model {name}; is it served there?"
             )
-        about = msgspec.json.decode(answered.body, type=ModelMetadata)
-    except (OSError, EOFError) as error:
-        raise ForetraceError(f"{url} does not answer ({error}); is a server running there?") from None
-    except (ValueError, AttributeError) as error:
-        raise ForetraceError(
-            f"{url} does not speak the Open Inference Protocol ({error}); name one that does."
-        ) from None
-    draws = np.random.default_rng(seed)
-    return name, [_body(about, samples, draws) for _ in range(_BODIES)]
+        return f"{root}/v2/models/{name}", msgspec.json.decode(await answered.read(), type=ModelMetadata)
 
 
-def _body(about: ModelMetadata, samples: int, draws: np.random.Generator) -> tuple[bytes, Mapping[str, str]]:
+def _bodies(about: ModelMetadata, samples: int, seed: int) -> Sequence[tuple[bytes, Mapping[str, str]]]:
     """Random samples as binary tensors: normal numbers, and zeros and ones for integers, which every table has."""
-    names = {word: name for name, word in DATATYPES.items()}
-    tensors, behind = list[dict[str, Any]](), list[bytes]()
-    for each in about.inputs:
-        if each.datatype not in names:
-            raise ForetraceError(f"input {each.name} must be numbers, got {each.datatype}; choose another model.")
-        shape = [samples, *(max(size, 1) for size in each.shape[1:])]
-        kind = np.dtype(names[each.datatype])
-        drawn = draws.standard_normal(shape) if kind.kind == "f" else draws.integers(0, 2, shape)
-        behind.append(drawn.astype(kind).tobytes())
-        tensors.append(
-            {"name": each.name, "shape": shape, "datatype": each.datatype,
-             "parameters": {"binary_data_size": len(behind[-1])}}
-        )  # fmt: skip
-    head = msgspec.json.encode({"inputs": tensors, "parameters": {"binary_data_output": True}})
-    return b"".join([head, *behind]), {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(head))}
-
-
-def _recorded(path: Path) -> Float64:
-    """Arrivals in a CSV file, from 0 on. Raises ForetraceError."""
-    rows = csv.DictReader(read_text(path, mend=f"give a CSV file, or {', '.join(PATTERNS)}").splitlines())
-    columns = {each.strip().lower(): each for each in rows.fieldnames or ()}
-    column = next((columns[each] for each in _COLUMNS if each in columns), None)
-    if column is None:
-        raise ForetraceError(f"{path} must have a column of arrivals; call it {' or '.join(_COLUMNS)}.")
-    found: Float64 = np.array(list(_times(path, column, rows)))
-    if not len(found) or not np.isfinite(found).all() or (np.diff(found) < 0).any() or len(found) > _MOST:
-        raise ForetraceError(f"{path}: arrivals must be at most {_MOST:,} numbers in order, none NaN; sort them.")
-    found -= found[0]
+    names, draws = {word: name for name, word in DATATYPES.items()}, np.random.default_rng(seed)
+    found = list[tuple[bytes, Mapping[str, str]]]()
+    for _ in range(_BODIES):
+        tensors, behind = list[dict[str, Any]](), list[bytes]()
+        for each in about.inputs:
+            if each.datatype not in names:
+                raise ForetraceError(f"input {each.name} must be numbers, got {each.datatype}; choose another model.")
+            shape, kind = [samples, *(max(size, 1) for size in each.shape[1:])], np.dtype(names[each.datatype])
+            drawn = draws.standard_normal(shape) if kind.kind == "f" else draws.integers(0, 2, shape)
+            behind.append(drawn.astype(kind).tobytes())
+            tensors.append(
+                {"name": each.name, "shape": shape, "datatype": each.datatype,
+                 "parameters": {"binary_data_size": len(behind[-1])}}
+            )  # fmt: skip
+        head = msgspec.json.encode({"inputs": tensors, "parameters": {"binary_data_output": True}})
+        headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(head))}
+        found.append((b"".join([head, *behind]), headers))
     return found
-
-
-def _times(path: Path, column: str, rows: csv.DictReader[str]) -> Iterator[float]:
-    for number, row in enumerate(rows, 2):
-        text = (row[column] or "").strip()
-        try:
-            yield (
-                float(text) if text[:1].isdigit() and "-" not in text[:8] else datetime.fromisoformat(text).timestamp()
-            )
-        except ValueError:
-            raise ForetraceError(
-                f"{path} line {number}: {text[:40]!r} is no time; give seconds, or ISO 8601."
-            ) from None

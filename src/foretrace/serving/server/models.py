@@ -16,9 +16,8 @@ import inspect
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ import numpy.typing as npt
 from foretrace.errors import ForetraceError, MissingExtraError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 Array = npt.NDArray[Any]
 Function = Callable[[Mapping[str, Array]], Mapping[str, Array]]
@@ -38,7 +37,7 @@ Function = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
 )  # fmt: skip
-_ONNX_DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
+_ONNX_DTYPES = {"float": "float32", "double": "float64"}
 _SPEC = re.compile(r"([^=\[\]]+)=(\w+)\[([\d,\s]*)\]")
 _LARGEST = 1 << 40  # bytes of one sample
 
@@ -101,8 +100,15 @@ class LoadedModel:
         Raises what the model raises, and ForetraceError where the sizes of outputs depend on the data, or there are
         more samples than a model with a fixed batch takes; fewer are filled up with zeros.
         """
-        samples = len(next(iter(inputs.values())))
-        found = self.function(_padded(inputs, samples, self.facts.fixed_batch))
+        samples, fixed = len(next(iter(inputs.values()))), self.facts.fixed_batch
+        if fixed is not None and samples > fixed:
+            raise ForetraceError(f"the model takes {fixed} samples at once, got {samples}; use `batch={fixed}`.")
+        if fixed is not None and samples < fixed:
+            inputs = {
+                key: np.concatenate([each, np.zeros((fixed - samples, *each.shape[1:]), each.dtype)])
+                for key, each in inputs.items()
+            }
+        found = self.function(inputs)
         outputs = {each.name: found[each.name][:samples] for each in self.facts.outputs}
         for each in self.facts.outputs:
             if outputs[each.name].shape != (samples, *each.sizes):
@@ -161,15 +167,16 @@ class ModelSource:
         )
 
     def _zoo(self) -> LoadedModel:
+        from foretrace.plan.rewrite.capture import of_training
         from foretrace.zoo.registry import entry, training
 
-        module, given = _training_call(training(self.name, self.size))
-        return self._module(entry(self.name).name, "zoo", module, given)
+        return self._module(entry(self.name).name, "zoo", *of_training(training(self.name, self.size)))
 
     def _script(self, path: Path, function: str) -> LoadedModel:
         import_torch()
         from torch import nn
 
+        from foretrace.plan.rewrite.capture import of_training
         from foretrace.training.training import Training
         from foretrace.zoo.registry import call_script
 
@@ -181,17 +188,16 @@ class ModelSource:
             )
         made = call_script(path, function, "(module, example inputs)")
         if isinstance(made, Training):
-            module, given = _training_call(made)
-        elif isinstance(made, nn.Module) and self.inputs:
-            module, given = made, self._made_arguments()
-        elif isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
-            module, given = made[0], _arguments(made[1])
-        else:
+            return self._module(path.stem, "module", *of_training(made))
+        module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, self._made_tensors())
+        if not isinstance(module, nn.Module) or not (self.inputs or module is not made):
             raise ForetraceError(
                 f"{function}() of {path} must return (module, example inputs), a foretrace.Training, or a module whose "
                 f"inputs `input=` says, got {type(made).__name__}."
             )
-        return self._module(path.stem, "module", module, given)
+        if isinstance(example, dict):
+            return self._module(path.stem, "module", module, (), example)
+        return self._module(path.stem, "module", module, example if isinstance(example, tuple) else (example,), {})
 
     def _torchscript(self, path: Path) -> LoadedModel:
         if not self.inputs:
@@ -199,13 +205,13 @@ class ModelSource:
                 f"{path} is TorchScript, which does not say its inputs; give `input=x=float32[3,224,224]`."
             )
         module = _read(path, lambda: import_torch().jit.load(str(path), map_location="cpu"))
-        return self._module(path.stem, "torchscript", module, self._made_arguments(), _crc(path))
+        return self._module(path.stem, "torchscript", module, (), self._made_tensors(), _crc(path))
 
     def _exported(self, path: Path) -> LoadedModel:
         program = _read(path, lambda: import_torch().export.load(path))
         args, kwargs = program.example_inputs or ((), {})
         names = program.graph_signature.user_inputs
-        given = self._made_arguments() or dict(zip(names, args, strict=False))
+        given = self._made_tensors() or dict(zip(names, args, strict=False))
         if kwargs or len(given) != len(names):
             raise ForetraceError(
                 f"{path} must take positional inputs and hold an example of each; export it again, or say `input=` of "
@@ -213,7 +219,7 @@ class ModelSource:
             )
         sizes = [tuple(each.meta["val"].shape) for each in program.graph.nodes if each.name in names]
         fixed = next((each[0] for each in sizes if each and isinstance(each[0], int)), None)  # open ones are symbols
-        return self._module(path.stem, "exported", program.module(), given, _crc(path), fixed)
+        return self._module(path.stem, "exported", program.module(), (), given, _crc(path), fixed)
 
     def _onnx(self, path: Path, threads: int) -> LoadedModel:
         try:
@@ -228,86 +234,81 @@ class ModelSource:
             path, lambda: onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
         )
         given = {each.name: each for each in self.inputs}
-        fixed: set[int] = set()
+        sizes = {each.name: list(each.shape) for each in session.get_inputs()}
         inputs = []
         for each in session.get_inputs():
-            sizes = list(each.shape)
-            if each.name not in given and (not sizes or not all(isinstance(size, int) for size in sizes[1:])):
+            if each.name not in given and not (sizes[each.name] and all(isinstance(n, int) for n in each.shape[1:])):
                 raise ForetraceError(
-                    f"{path}: input {each.name} must have fixed sizes behind its batch dimension, got {sizes}; "
+                    f"{path}: input {each.name} must have fixed sizes behind its batch dimension, got {each.shape}; "
                     f"say those of a sample, `input={each.name}=float32[...]`."
                 )
-            dtype = _ONNX_DTYPES.get(each.type, each.type.removeprefix("tensor(").removesuffix(")"))
-            inputs.append(given.get(each.name) or TensorSpec(each.name, dtype, tuple(sizes[1:])))
-            fixed |= {sizes[0]} if isinstance(sizes[0], int) else set()
+            kind = each.type.removeprefix("tensor(").removesuffix(")")
+            inputs.append(
+                given.get(each.name) or TensorSpec(each.name, _ONNX_DTYPES.get(kind, kind), tuple(each.shape[1:]))
+            )
         names = [each.name for each in session.get_outputs()]
 
         def function(arrays: Mapping[str, Array]) -> dict[str, Array]:
             return dict(zip(names, session.run(names, dict(arrays)), strict=True))
 
-        example = {each.name: _made(each, 2) for each in inputs}
-        size = path.stat().st_size
-        return self._finished(path.stem, "onnx", inputs, function, example, size, _crc(path), min(fixed, default=None))
+        fixed = min((shape[0] for shape in sizes.values() if shape and isinstance(shape[0], int)), default=None)
+        facts = ModelFacts(name=path.stem, kind="onnx", inputs=tuple(inputs), outputs=(), fixed_batch=fixed,
+                           weight_bytes=path.stat().st_size, fingerprint=_crc(path))  # fmt: skip
+        return self._finished(facts, function, {each.name: _made(each, 2) for each in inputs})
 
-    def _made_arguments(self) -> dict[str, Any]:
+    def _made_tensors(self) -> dict[str, Any]:
         torch = import_torch()
         return {each.name: torch.from_numpy(_made(each, 2)) for each in self.inputs}
 
     def _module(
-        self, name: str, kind: str, module: nn.Module, given: Any, crc: int | None = None, fixed: int | None = None
-    ) -> LoadedModel:
+        self, name: str, kind: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+        crc: int | None = None, fixed: int | None = None,
+    ) -> LoadedModel:  # fmt: skip
         """A module with the arguments of one call, of which all tensors are inputs."""
         torch = import_torch()
         if kind != "exported":  # whose mode is part of the program
             module.eval()
-        named = _named(module, *given) if isinstance(given, tuple) else dict(given)
+        by_name = kind not in ("torchscript", "exported")  # those have lost the names that Python gave
+        named = _named(module, args, kwargs) if by_name else dict(kwargs)
         tensors = {key: each for key, each in named.items() if torch.is_tensor(each)}
         rest = {key: each for key, each in named.items() if key not in tensors}
-        for key, each in rest.items():
-            if isinstance(each, list | tuple | dict):
-                raise ForetraceError(
-                    f"argument {key} of {self.name} must be a tensor, got {type(each).__name__}; wrap it."
-                )
+        if nested := next((key for key, each in rest.items() if isinstance(each, list | tuple | dict)), None):
+            raise ForetraceError(
+                f"argument {nested} of {self.name} must be a tensor, got {type(rest[nested]).__name__}; wrap it."
+            )
         sizes = {len(each) if each.dim() else 0 for each in tensors.values()}
         if len(sizes) != 1 or not min(sizes):
             raise ForetraceError(f"{self.name} must take tensors of which the first dimension counts samples; wrap it.")
-        inputs = [TensorSpec(key, _dtype(each), tuple(each.shape[1:])) for key, each in tensors.items()]
-        positional = kind in ("torchscript", "exported")  # they have lost the names that Python gave
-        call = _called_by_position(module, list(tensors)) if positional else partial(_called, module, rest)
+
+        def function(arrays: Mapping[str, Array]) -> dict[str, Array]:
+            with torch.inference_mode():
+                given = {key: torch.from_numpy(arrays[key]) for key in tensors}
+                return _outputs(module(**given, **rest) if by_name else module(*given.values()))
+
         weights = [*module.parameters(), *module.buffers()]
-        if crc is None:
-            for each in weights:
-                crc = zlib.crc32(each.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, crc or 0)
-        example = {key: each.detach().numpy() for key, each in tensors.items()}
-        size = sum(each.nbytes for each in weights)
-        return self._finished(name, kind, inputs, call, example, size, crc or 0, fixed)
+        for each in weights if crc is None else ():
+            crc = zlib.crc32(each.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, crc or 0)
+        inputs = [TensorSpec(key, str(each.dtype)[6:], tuple(each.shape[1:])) for key, each in tensors.items()]
+        facts = ModelFacts(name=name, kind=kind, inputs=tuple(inputs), outputs=(), fixed_batch=fixed,
+                           weight_bytes=sum(each.nbytes for each in weights), fingerprint=crc or 0)  # fmt: skip
+        return self._finished(facts, function, {key: each.detach().numpy() for key, each in tensors.items()})
 
-    def _finished(
-        self, name: str, kind: str, inputs: Sequence[TensorSpec], function: Function, example: Mapping[str, Array],
-        size: int, crc: int, fixed: int | None,
-    ) -> LoadedModel:  # fmt: skip
+    def _finished(self, facts: ModelFacts, function: Function, example: Mapping[str, Array]) -> LoadedModel:
         """Find the outputs by calling the model on two numbers of samples (or the fixed one)."""
-
-        def facts(outputs: tuple[TensorSpec, ...]) -> ModelFacts:
-            return ModelFacts(
-                name=name, kind=kind, inputs=tuple(inputs), outputs=outputs, fixed_batch=fixed, weight_bytes=size,
-                fingerprint=crc,
-            )  # fmt: skip
-
-        model = LoadedModel(facts=facts(()), function=function, example=example)
-        tried = (fixed,) if fixed else (3, 2)
+        model = LoadedModel(facts=facts, function=function, example=example)
+        tried = (facts.fixed_batch,) if facts.fixed_batch else (3, 2)
         many, few = (function(model.examples(count)) for count in (tried[0], tried[-1]))
-        outputs = [
+        outputs = tuple(
             TensorSpec(key, str(found.dtype), found.shape[1:])
             for key, found in many.items()
             if found.ndim and len(found) == tried[0] and few[key].shape == (tried[-1], *found.shape[1:])
-        ]
+        )
         if not outputs:
             raise ForetraceError(
                 f"{self.name} must return tensors whose first dimension counts the samples, got "
                 f"{', '.join(f'{key} {found.shape}' for key, found in many.items()) or 'none'}; wrap the model."
             )
-        return LoadedModel(facts=facts(tuple(outputs)), function=function, example=example)
+        return replace(model, facts=replace(facts, outputs=outputs))
 
 
 def import_torch() -> Any:
@@ -330,26 +331,7 @@ def _read(path: Path, load: Callable[[], Any]) -> Any:
         raise ForetraceError(f"{path} cannot be loaded: {said}; export it again.") from None
 
 
-def _training_call(training: Any) -> tuple[nn.Module, Any]:
-    """The module of a training, and how its loss calls it on the first batch."""
-    import torch
-
-    calls: list[dict[str, Any]] = []
-    module = training.model.eval()
-    hook = module.register_forward_pre_hook(
-        lambda _, args, kwargs: calls.append(_named(module, *args, **kwargs)), with_kwargs=True
-    )
-    try:
-        with torch.no_grad():
-            training.loss(module, next(iter(training.loader)))
-    finally:
-        hook.remove()
-    if not calls:
-        raise ForetraceError(f"the loss of {training.name} must call its model, whose forward pass is what is served.")
-    return module, calls[0]
-
-
-def _named(module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def _named(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a call by the names that `forward` gives them."""
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     found = dict[str, Any]()
@@ -357,10 +339,6 @@ def _named(module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
         kind = bound.signature.parameters[key].kind
         found |= value if kind is inspect.Parameter.VAR_KEYWORD else {key: value}
     return found
-
-
-def _arguments(example: Any) -> Any:
-    return example if isinstance(example, tuple | dict) else (example,)
 
 
 def _made(spec: TensorSpec, samples: int) -> Array:
@@ -371,64 +349,17 @@ def _made(spec: TensorSpec, samples: int) -> Array:
     return np.random.default_rng(0).standard_normal(shape).astype(spec.dtype)
 
 
-def _called(module: nn.Module, rest: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    import torch
-
-    with torch.inference_mode():
-        return _outputs(module(**{key: torch.from_numpy(each) for key, each in arrays.items()}, **rest))
-
-
-def _called_by_position(module: nn.Module, order: Sequence[str]) -> Function:
-    import torch
-
-    def function(arrays: Mapping[str, Array]) -> dict[str, Array]:
-        with torch.inference_mode():
-            return _outputs(module(*(torch.from_numpy(arrays[key]) for key in order)))
-
-    return function
-
-
 def _outputs(made: Any) -> dict[str, Array]:
-    """Tensors that a module returned, by name: keys of a mapping, numbers of a sequence."""
+    """Tensors that a module returned, by name: keys of a mapping, numbers of a sequence; numpy has no bfloat16."""
     import torch
 
-    items: Iterator[tuple[str, Any]]
     if torch.is_tensor(made):
-        items = iter([("output", made)])
-    elif isinstance(made, Mapping):
-        items = ((str(key), each) for key, each in made.items())
-    else:
-        items = ((f"output_{i}", each) for i, each in enumerate(made if isinstance(made, list | tuple) else []))
-    return {key: _array(each) for key, each in items if torch.is_tensor(each)}
-
-
-def _array(tensor: Tensor) -> Array:
-    """A tensor as an array; numpy has no bfloat16."""
-    import torch
-
-    found: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return found
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _padded(inputs: Mapping[str, Array], samples: int, fixed: int | None) -> Mapping[str, Array]:
-    if fixed is None or samples == fixed:
-        return inputs
-    if samples > fixed:
-        raise ForetraceError(f"the model takes {fixed} samples at once, got {samples}; use `batch={fixed}`.")
-    return {
-        key: np.concatenate([each, np.zeros((fixed - samples, *each.shape[1:]), each.dtype)])
-        for key, each in inputs.items()
-    }
+        made = {"output": made}
+    elif not isinstance(made, Mapping):
+        made = {f"output_{i}": each for i, each in enumerate(made if isinstance(made, list | tuple) else ())}
+    tensors = {str(key): each for key, each in made.items() if torch.is_tensor(each)}
+    return {key: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for key, each in tensors.items()}
 
 
 def _crc(path: Path) -> int:
-    """Checksum of a file, read in pieces."""
-    found = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            found = zlib.crc32(piece, found)
-    return found
+    return zlib.crc32(np.memmap(path, np.uint8, "r").data)

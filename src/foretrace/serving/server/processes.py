@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from foretrace.errors import ForetraceError
 from foretrace.serving.server.models import ModelSource
@@ -15,17 +15,15 @@ class ProcessRunner:
     """A `dispatcher.BatchRunner` that is a process."""
 
     def __init__(self, worker: ModelWorker, limit_s: float) -> None:
-        self.facts, self.instance = worker.facts, worker.instance
-        self.inputs, self.outputs = worker.inputs, worker.outputs
-        self.pid = worker.pid
+        self.facts, self.instance, self.pid = worker.facts, worker.instance, worker.pid
+        self.inputs, self.outputs, self.ended = worker.inputs, worker.outputs, worker.ended
         self._worker, self._limit_s = worker, limit_s
 
     async def run(self, samples: int) -> BatchRun:
         """Run samples; a process that takes longer than the limit is killed. Raises EOFError where it dies."""
         self._worker.submit(samples)
         try:
-            async with asyncio.timeout(self._limit_s):
-                await _readable(self._worker)
+            await _readable(self._worker, self._limit_s)
         except TimeoutError:
             await asyncio.to_thread(self._worker.end, 0.0)
             raise EOFError from None
@@ -38,45 +36,42 @@ class ProcessRunner:
         if died is not None:
             loop.add_reader(self._worker.fileno(), died)
 
-    def ended(self) -> str:
-        """How it died, in words."""
-        return self._worker.ended()
-
     async def end(self) -> None:
         """End the process."""
         await asyncio.to_thread(self._worker.end)
 
 
-class ProcessStarter:
-    """Starts processes with one model, one at a time, which then load at the same time."""
+def process_starter(
+    source: ModelSource, *, limit_s: float
+) -> Callable[[ModelInstance, Sequence[int]], Awaitable[ProcessRunner]]:
+    """What starts processes with one model, one at a time, which then load at the same time.
 
-    def __init__(self, source: ModelSource, *, limit_s: float) -> None:
-        self.source, self.limit_s = source, limit_s
-        self._one = asyncio.Lock()
+    It raises ForetraceError with the reason where a process cannot load the model and run it.
+    """
+    one = asyncio.Lock()
 
-    async def __call__(self, instance: ModelInstance, cores: Sequence[int]) -> ProcessRunner:
-        """A process that has loaded and run the model. Raises ForetraceError with the reason where it cannot."""
-        async with self._one:
-            worker = await asyncio.to_thread(ModelWorker, self.source, instance, cores)
+    async def start(instance: ModelInstance, cores: Sequence[int]) -> ProcessRunner:
+        async with one:
+            worker = await asyncio.to_thread(ModelWorker, source, instance, cores)
         try:
-            async with asyncio.timeout(START_S):
-                await _readable(worker)
+            await _readable(worker, START_S)
             worker.receive_facts()
-        except TimeoutError:
+        except BaseException as error:
             await asyncio.to_thread(worker.end, 0.0)
-            raise ForetraceError(f"{self.source.name} was not loaded within {START_S:.0f} s; try again.") from None
-        except BaseException:
-            await asyncio.to_thread(worker.end, 0.0)
+            if isinstance(error, TimeoutError):
+                raise ForetraceError(f"{source.name} was not loaded within {START_S:.0f} s; try again.") from None
             raise
-        return ProcessRunner(worker, self.limit_s)
+        return ProcessRunner(worker, limit_s)
+
+    return start
 
 
-async def _readable(worker: ModelWorker) -> None:
-    """Wait until the process has answered or died."""
+async def _readable(worker: ModelWorker, limit_s: float) -> None:
+    """Wait until the process has answered or died. Raises TimeoutError."""
     loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_reader(worker.fileno(), lambda: None if ready.done() else ready.set_result(None))
+    ready = asyncio.Event()
+    loop.add_reader(worker.fileno(), ready.set)
     try:
-        await ready
+        await asyncio.wait_for(ready.wait(), limit_s)
     finally:
         loop.remove_reader(worker.fileno())

@@ -1,8 +1,7 @@
 """Requests and answers on the wire: the Open Inference Protocol v2 with binary tensors, and plain JSON.
 
-https://github.com/kserve/open-inference-protocol, and Triton's extension for tensors as bytes behind the JSON
-https://github.com/kserve/open-inference-protocol, and the extension of Triton for tensors as bytes behind the JSON
-unpickled or evaluated.
+https://github.com/kserve/open-inference-protocol, with the extension of Triton for tensors as bytes behind the JSON
+(`binary_data_size`). Nothing of a request is unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from foretrace.serving.server.dispatcher import RequestError
 from foretrace.serving.server.models import DTYPES, Array, ModelFacts, TensorSpec
 
 VERSION = "1"  # of the model: there is one at a time
@@ -27,7 +25,16 @@ DATATYPES = dict(
     )
 )
 HEADER_LENGTH = "Inference-Header-Content-Length"
+PlainTensors = dict[str, list[Any]]  # nested lists by name, samples first
 _OF_KIND = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}  # kinds of JSON numbers that a type takes
+
+
+class RequestError(Exception):
+    """A request that gets no answer, with the HTTP status that says why; `retry_s` where trying again may help."""
+
+    def __init__(self, status: int, reason: str, retry_s: int | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.retry_s = status, reason, retry_s
 
 
 class RequestTensor(msgspec.Struct, kw_only=True):
@@ -172,7 +179,7 @@ def read_infer(body: bytes, header_length: str | None, facts: ModelFacts) -> Ask
 
 def read_plain(body: bytes, facts: ModelFacts) -> Asked:
     """Nested lists by name of the input, samples first. Raises RequestError (400)."""
-    request = _decoded(body, dict[str, list[Any]])
+    request = _decoded(body, PlainTensors)
     inputs = {}
     for spec in facts.inputs:
         if spec.name in request:
@@ -207,7 +214,7 @@ def write_infer(asked: Asked, found: Mapping[str, Array], facts: ModelFacts) -> 
     return b"".join([head, *behind]), headers
 
 
-def write_plain(asked: Asked, found: Mapping[str, Array]) -> tuple[bytes, dict[str, str]]:
+def write_plain(asked: Asked, found: Mapping[str, Array], _: ModelFacts) -> tuple[bytes, dict[str, str]]:
     """Nested lists by name of the output. Raises RequestError (422)."""
     answer = {name: _listed(name, found[name]) for name in asked.outputs}
     return msgspec.json.encode(answer), {"content-type": "application/json"}

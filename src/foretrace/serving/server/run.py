@@ -18,7 +18,6 @@ import msgspec
 from foretrace import reading
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.executor import cores
-from foretrace.serving.server.dispatcher import Dispatcher
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.split import CoreSplit
 
@@ -46,7 +45,6 @@ class ServerSettings:
     key: Path | None = None
     queue: int = 1024  # samples that may wait
     deadline_s: float = 60.0
-    body_bytes: int = 64 << 20
     cores: tuple[int, ...] = field(default_factory=usable)
 
 
@@ -97,9 +95,10 @@ def run_server(settings: ServerSettings, told: Callable[[str], None]) -> None:
     try:
         import uvicorn
 
-        from foretrace.serving.server.app import RequestLimits, ServerApp
+        from foretrace.serving.server.app import ServerApp
+        from foretrace.serving.server.dispatcher import Dispatcher
         from foretrace.serving.server.estimator import follow_load
-        from foretrace.serving.server.processes import ProcessStarter
+        from foretrace.serving.server.processes import process_starter
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("foretrace"):
             raise
@@ -115,11 +114,11 @@ def run_server(settings: ServerSettings, told: Callable[[str], None]) -> None:
             yield
 
     async def run() -> None:
-        starter = ProcessStarter(settings.source, limit_s=settings.deadline_s)
+        starter = process_starter(settings.source, limit_s=settings.deadline_s)
         dispatcher = Dispatcher(starter, settings.cores, queue=settings.queue)
-        limits = RequestLimits(deadline_s=settings.deadline_s, body_bytes=settings.body_bytes)
+        routes = ServerApp(dispatcher, deadline_s=settings.deadline_s, token=settings.token)
         config = uvicorn.Config(
-            ServerApp(dispatcher, limits=limits, token=settings.token).app, lifespan="off", log_config=None, ws="none",
+            routes.app, lifespan="off", log_config=None, ws="none",
             access_log=False, server_header=False, ssl_certfile=settings.certificate, ssl_keyfile=settings.key,
             timeout_graceful_shutdown=_DRAIN_S,
         )  # fmt: skip

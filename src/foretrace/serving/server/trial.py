@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import msgspec
 
@@ -33,25 +33,6 @@ class SplitTrial:
     same: Ratio  # fat against itself
     uncertain: str  # why nothing was concluded
     verdict: Verdict
-    machine: Mapping[str, Any]
-    allocator: Mapping[str, str]
-    versions: Mapping[str, str]
-    seed: int = 0
-
-    @property
-    def threads(self) -> int:
-        """Cores that each arm may use."""
-        return self.plan.threads
-
-    @property
-    def before(self) -> Arm:
-        """Fat."""
-        return self.arms[FAT]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The plan's."""
-        return self.plan.notes
 
     @property
     def quickest(self) -> str:
@@ -84,39 +65,27 @@ def try_plan(plan: SplitPlan, *, seconds: float, tell: Callable[[float], None] |
     predicted = plan.ratios[after.name]
     return SplitTrial(
         plan=plan, after=after, arms=arms, predicted=predicted, measured=measured, same=same, uncertain=uncertain,
-        verdict=statistics.verdict(predicted, measured, same=same, uncertain=uncertain), machine=machine(),
-        allocator=cores.allocator(), versions=versions(),
+        verdict=statistics.verdict(predicted, measured, same=same, uncertain=uncertain),
     )  # fmt: skip
 
 
 def row_of(trial: SplitTrial) -> Row:
     """The row of the ledger: fat is the baseline, a batch is a step; `arms["serve"]` has all splits."""
-    plan = trial.plan
+    plan, split = trial.plan, trial.after.split.text
     assert plan.source is not None
     predicted = {each.name: each.latency_s for each in plan.splits if each.name in trial.arms}
     return new_row(
-        trial,
-        trial,
-        techniques=(f"serve-split batch={plan.batch} split={trial.after.split.text}",),
-        after=trial.arms[trial.after.name],
-        predicted=trial.predicted,
-        measured=trial.measured,
-        assumptions=(),
-        model=plan.source.name,
-        size=plan.source.size,
-        batches="ready",
-        device="cpu",
-        clock=CLOCK,
-        error=trial.error,
-        covered=trial.predicted.holds(trial.measured.value),
-        verdict=trial.verdict,
-        samples_before=plan.batch,
-        samples_after=plan.batch,
-        residual=(),
-        parameters={"serve-split": {"batch": plan.batch, "split": trial.after.split.text}},
+        SimpleNamespace(threads=plan.threads, seed=0),
+        SimpleNamespace(before=trial.arms[FAT], same=trial.same, machine=machine(), allocator=cores.allocator(),
+                        notes=plan.notes, versions=versions()),
+        techniques=(f"serve-split batch={plan.batch} split={split}",), after=trial.arms[trial.after.name],
+        predicted=trial.predicted, measured=trial.measured, assumptions=(), model=plan.source.name,
+        size=plan.source.size, batches="ready", device="cpu", clock=CLOCK, error=trial.error,
+        covered=trial.predicted.holds(trial.measured.value), verdict=trial.verdict, samples_before=plan.batch,
+        samples_after=plan.batch, residual=(), parameters={"serve-split": {"batch": plan.batch, "split": split}},
         arms={
             "wall": {name: msgspec.to_builtins(arm) for name, arm in trial.arms.items()},
             "uncertain": trial.uncertain,
             "serve": {"chosen": plan.chosen.name, "quickest": trial.quickest, "predicted_s": predicted},
         },
-    )
+    )  # fmt: skip

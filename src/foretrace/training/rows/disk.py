@@ -270,7 +270,7 @@ class RowsOnDisk(Rows):
                 self._settle()
 
     def _evict(self, partition: int) -> None:
-        """Take a partition out of the buffer. Its place is free at once: what is read into it comes after what is written from it."""
+        """Take a partition out of the buffer. Its place is free at once: reads into it follow the write from it."""
         self._wait(partition)
         slot = self._slots.pop(partition)
         if partition in self._dirty:

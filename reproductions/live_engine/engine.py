@@ -16,13 +16,12 @@ import torch
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.serving.llm import scheduler
-from foretrace.serving.llm.decoder import BLOCK, Chunk, DecoderSize, PagedDecoder
-from foretrace.serving.llm.engine import EngineRules, Served, engine_arrays
+from foretrace.serving.llm.engine import EngineRules, Served, engine_arrays, one_engine
 from foretrace.serving.llm.loop import STEP, step_seconds
 from foretrace.serving.llm.pace import MIDDLE
-from foretrace.serving.llm.requests import Requests
-from foretrace.serving.llm.scheduler import EngineArrays
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests
+from reproductions.live_engine.decoder import BLOCK, Chunk, DecoderSize, PagedDecoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,8 +61,7 @@ class LiveEngine:
         Raises ForetraceError for blocks of another size, for swapping, and for a request that the cache cannot hold.
         """
         _check(requests, rules, self.blocks)
-        states = engine_arrays(requests, rules, self.blocks)
-        state = EngineArrays(states.e, states.seqs, states.running[0], states.entries[0], states.hashes, states.gaps)
+        state = one_engine(engine_arrays(requests, rules, self.blocks))
         e, seqs = state.e[0], state.seqs
         draw = np.random.default_rng(seed)
         known: list[list[int]] = [draw.integers(self.decoder.size.vocabulary, size=n).tolist() for n in requests.prompt]

@@ -14,11 +14,11 @@ import torch
 
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger
-from foretrace.serving.llm.decoder import Chunk, DecoderSize, PagedDecoder
 from foretrace.serving.llm.engine import EngineRules, simulate
-from foretrace.serving.llm.live import LiveEngine
-from foretrace.serving.llm.requests import Requests, requests
-from foretrace.serving.llm.verify import calibrate, figures_of, measure_steps, verify
+from foretrace.serving.requests import Requests, requests
+from reproductions.live_engine.decoder import Chunk, DecoderSize, PagedDecoder
+from reproductions.live_engine.engine import LiveEngine
+from reproductions.live_engine.protocol import calibrate, figures_of, measure_steps, verify
 
 SIZE = DecoderSize(layers=2, width=32, heads=4, kv_heads=2, vocabulary=97)
 RULES = EngineRules(sequences=6, token_budget=32, watermark=0.0, prefix_cache=False)

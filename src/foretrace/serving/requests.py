@@ -11,6 +11,7 @@ import csv
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -37,32 +38,18 @@ _MOONCAKE_BLOCK = 512  # tokens of a block that a hash of Mooncake's traces stan
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Requests:
-    """n requests as columns, by arrival.
+    """n requests as columns, by arrival."""
 
-    Attributes:
-        arrival_s: (n,) seconds; of a closed loop 0.
-        prompt: (n,) tokens, at least 1.
-        output: (n,) tokens to be generated, at least 1.
-        hash_first: (n + 1,) where the hashes of each prompt begin in `hashes`; all 0 where none are known.
-        hashes: what the blocks of prompts hold: equal numbers, equal prefixes up to and with this block.
-        hash_tokens: tokens of such a block.
-        concurrency: of a closed loop, how many clients each send the next request when one is answered; 0: open.
-        drawn: whether arrivals or lengths come from a generator of random numbers.
-        source: as a user wrote it.
-        notes: what a user should know of them.
-
-    """
-
-    arrival_s: Float64
-    prompt: Int64
-    output: Int64
-    hash_first: Int64
-    hashes: Int64
-    hash_tokens: int = 0
-    concurrency: int = 0
-    drawn: bool = False
-    source: str = ""
-    notes: tuple[str, ...] = ()
+    arrival_s: Float64  # (n,) seconds; of a closed loop 0
+    prompt: Int64  # (n,) tokens, at least 1
+    output: Int64  # (n,) tokens to be generated, at least 1
+    hash_first: Int64  # (n + 1,) where the hashes of each prompt begin in `hashes`; all 0 where none are known
+    hashes: Int64  # what the blocks of prompts hold: equal numbers, equal prefixes up to and with this block
+    hash_tokens: int = 0  # of such a block
+    concurrency: int = 0  # of a closed loop, how many clients each send the next request when one is answered; 0: open
+    drawn: bool = False  # whether arrivals or lengths come from a generator of random numbers
+    source: str = ""  # as a user wrote it
+    notes: tuple[str, ...] = ()  # what a user should know of them
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -213,27 +200,32 @@ def _lengths(text: str, value: str, name: str, rng: np.random.Generator, count: 
 # --- traces ----------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, *, arrivals: bool = True) -> Requests:
+def read_rows(path: Path) -> list[Mapping[str, object]]:
+    """The rows of a trace, by column: CSV, or an object of JSON per line. Raises ForetraceError."""
     text = reading.read_text(path)
-    first = text.lstrip()[:1]
     rows: list[Mapping[str, object]]
-    if first == "{":
-        rows = [_line(path, i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
-    else:
-        try:
+    try:
+        if text.lstrip()[:1] == "{":
+            rows = [msgspec.json.decode(line, type=dict[str, object]) for line in text.splitlines() if line.strip()]
+        else:
             rows = list(csv.DictReader(text.splitlines(), strict=True))
-        except csv.Error as error:
-            raise ForetraceError(f"{path} is no CSV ({error}); give a trace of requests.") from None
+    except (csv.Error, msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ForetraceError(f"{path} is no CSV and no JSON lines ({error}); give a trace of requests.") from None
     if not rows:
         raise ForetraceError(f"{path} holds no requests; give a trace with a line for each.")
+    return rows
+
+
+def _read(path: Path, *, arrivals: bool = True) -> Requests:
+    rows = read_rows(path)
     known = next((names for names in _COLUMNS if names[1] in rows[0] and names[2] in rows[0]), None)
     if known is None:
         raise ForetraceError(f"{path} has no columns of lengths; name them arrival_s, prompt and output.")
     when, prompt, output, unit = known
     if arrivals and when not in rows[0]:
         raise ForetraceError(f"{path} has no arrivals; draw them, e.g. 'poisson qps=2 lengths={path}'.")
-    at = _column(path, rows, when, _moment) * unit if arrivals else np.zeros(len(rows))
-    columns = [_column(path, rows, name, _value) for name in (prompt, output)]
+    at = column(path, rows, when, moment) * unit if arrivals else np.zeros(len(rows))
+    columns = [column(path, rows, name, _value) for name in (prompt, output)]
     empty = (columns[0] == 0) | (columns[1] == 0)
     notes = (f"{int(empty.sum())} requests without prompt or output are left out",) if empty.any() else ()
     hashes, counts = _hashes(path, rows)
@@ -250,16 +242,8 @@ def _read(path: Path, *, arrivals: bool = True) -> Requests:
     return found.take(np.flatnonzero(keep))
 
 
-def _line(path: Path, number: int, line: str) -> Mapping[str, object]:
-    try:
-        return msgspec.json.decode(line, type=dict[str, object])
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ForetraceError(f"{path}, line {number}, is no JSON object ({error}); correct it.") from None
-
-
-def _column(
-    path: Path, rows: list[Mapping[str, object]], name: str, parse: Callable[[object], float]
-) -> Float64:  # fmt: skip
+def column(path: Path, rows: list[Mapping[str, object]], name: str, parse: Callable[[object], float]) -> Float64:
+    """(rows,) what `parse` makes of a column. Raises ForetraceError with the row where that is no number."""
     made = np.empty(len(rows))
     for i, row in enumerate(rows):
         try:
@@ -276,7 +260,7 @@ def _value(value: object) -> float:
     return float(value)
 
 
-def _moment(value: object) -> float:
+def moment(value: object) -> float:
     """Seconds from a number, or from a date with time."""
     try:
         return _value(value)
@@ -287,19 +271,12 @@ def _moment(value: object) -> float:
 
 def _hashes(path: Path, rows: list[Mapping[str, object]]) -> tuple[Int64, Int64]:
     """Hashes of the blocks of all prompts, and how many each has."""
-    found: list[int] = []
-    counts = np.zeros(len(rows), np.int64)
-    for i, row in enumerate(rows):
-        given = row.get("hash_ids") or ()
-        whole = isinstance(given, (list, tuple)) and all(
-            isinstance(each, int) and 0 <= each < 1 << 62 for each in given
-        )
-        if not whole:
-            raise ForetraceError(f"{path}, request {i + 1}: hash_ids must be a list of whole numbers from 0 on.")
-        assert isinstance(given, (list, tuple))
-        found += given
-        counts[i] = len(given)
-    return np.array(found, np.int64), counts
+    given = [row.get("hash_ids") or [] for row in rows]
+    try:
+        found = msgspec.convert(given, list[list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]]])
+    except msgspec.ValidationError as error:
+        raise ForetraceError(f"{path}: hash_ids must be lists of whole numbers from 0 on ({error}).") from None
+    return np.array([each for row in found for each in row], np.int64), np.array([len(row) for row in found], np.int64)
 
 
 def _until(found: Requests, seconds: float) -> Requests:

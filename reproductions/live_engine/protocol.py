@@ -1,5 +1,7 @@
 """Hold the simulator of engines against a real one: the same scheduler, requests and rules, and measured steps.
 
+    python -m reproductions live_engine [--runs 5] [--policy chunked] [--load 0.7] [--ledger FILE] [--write]
+
 The steps of the live engine are timed alone (`measure_steps`), what they leave out is fitted on requests of its own
 (`calibrate`), and only then each run is predicted and made. Two real runs differ, too: that difference is the floor
 below which no error means anything.
@@ -8,24 +10,29 @@ below which no error means anything.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.experiment.ledger import Row, figure_row
+from foretrace.experiment.ledger import Ledger, Row, figure_row
 from foretrace.experiment.measure import versions
 from foretrace.experiment.statistics import Ratio, floor, paired_ratio
-from foretrace.serving.llm.decoder import BLOCK, Chunk, Decoding, prefill, slots_of
 from foretrace.serving.llm.engine import EngineRules, Served, simulate
-from foretrace.serving.llm.live import LiveEngine, LiveRun
 from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
-from foretrace.serving.llm.requests import requests
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import requests
+from reproductions import parser_of
+from reproductions.live_engine.decoder import BLOCK, Chunk, Decoding, prefill, slots_of
+from reproductions.live_engine.engine import LiveEngine, LiveRun
+from reproductions.systems import put
+from tables import machine, percent, table, today
 
 _REPEATS = 5  # of each timed call; the median counts
 _CALIBRATING = 1000  # added to a seed: requests that no run is judged by
@@ -247,3 +254,65 @@ def _seconds(call: Callable[[], object]) -> float:
             call()
             times.append(time.thread_time() - began)
     return statistics.median(times)
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+HEAD = """# A live engine under the simulator's scheduler
+
+A decoder with random weights serves requests on one thread of this processor: paged cache, batches that change with
+every step, preemption. Its scheduler is the simulator's own code (`push`, `schedule`, `complete` of
+`serving/llm/scheduler.py`); only the step differs. The parts of a step are timed alone, one run calibrates what is
+left, and only then each run is predicted and made twice. The clock is the thread's CPU time; idle time is skipped.
+*Two real runs* is how far a second run of the same requests is from the first: no error below that means anything.
+*Error* and *two real runs* are medians of the runs' ratios, times are medians over the runs. Rows go to the ledger.
+Written by `make reproduce NAME=live_engine ARGS=--write`.
+"""
+
+
+def page(found: VerifiedEngine) -> str:
+    """The page of one verification."""
+
+    def ms(seconds: float) -> str:
+        return f"{1e3 * seconds:.3g} ms"
+
+    rows = [
+        [each.name, ms(each.predicted_s), " – ".join(ms(each.predicted_s * end) for end in (each.predicted.low,
+         each.predicted.high)), ms(each.measured_s), f"{percent(each.error, signed=True)} %",
+         f"{percent(each.same.value - 1, signed=True)} %", "yes" if each.covered else "no"] for each in found.figures
+    ]  # fmt: skip
+    header = ("figure", "predicted", "80 % range", "measured", "error", "two real runs", "covered")
+    told = (
+        f"{found.runs} runs of `{found.requests}`, policy {found.rules.policy}, {found.steps} steps, "
+        f"{found.preemptions} preemptions; single steps are predicted within {percent(found.step_error)} % (median)."
+    )
+    return f"{HEAD}\n*{today()}, {machine()}.*\n\n{told}\n\n{table(header, rows)}\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Verify, keep the rows, print the page or write it beside this file."""
+    parser = parser_of("live_engine", __doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=40, help="of a run")
+    parser.add_argument("--load", type=float, default=0.7, help="rate of requests, of what the engine can serve")
+    parser.add_argument("--policy", default="chunked")
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--blocks", type=int, default=256, help="of 16 tokens, that the cache has")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ledger", type=Path, help="by default the user's")
+    parser.add_argument("--no-ledger", action="store_true")
+    parser.add_argument("--write", action="store_true", help="write the page beside this file")
+    given = parser.parse_args(arguments)
+    kept = None if given.no_ledger else Ledger(given.ledger).checked()
+    found = verify(
+        LiveEngine(blocks=given.blocks), EngineRules(policy=given.policy, sequences=given.sequences), runs=given.runs,
+        number=given.requests, load=given.load, seed=given.seed,
+        tell=lambda what, share: print(f"  {what}", file=sys.stderr, flush=True),
+    )  # fmt: skip
+    if kept is not None:
+        kept.add(found.rows())
+    if given.write:
+        put(Path(__file__).with_name("README.md"), page(found))
+    else:
+        print(page(found), end="")
+    return 0

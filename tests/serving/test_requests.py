@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.serving.llm.requests import of, requests
 from foretrace.serving.llm.slo import limits
+from foretrace.serving.requests import of, requests
 
 MOONCAKE = '{"timestamp": 2000, "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]}\n' * 2
 
@@ -67,8 +67,8 @@ def test_take_keeps_hashes_with_their_requests() -> None:
         ("arrival_s,prompt,output\n1,0,0\n", "holds no request with a prompt and an output"),
         ("a,b\n1,2\n", "has no columns of lengths"),
         ("num_prefill_tokens,num_decode_tokens\n1,2\n", "has no arrivals; draw them"),
-        ('{"timestamp": 0, "input_length": 5', "line 1, is no JSON object"),
-        (MOONCAKE.replace("[7, 8, 9]", "[-1]"), "hash_ids must be a list of whole numbers"),
+        ('{"timestamp": 0, "input_length": 5', "is no CSV and no JSON lines"),
+        (MOONCAKE.replace("[7, 8, 9]", "[-1]"), "hash_ids must be lists of whole numbers"),
         ("", "holds no requests"),
     ],
 )

@@ -1,0 +1,159 @@
+"""`SimulationConfig`: engines and the requests that they serve; `simulated` gives figures of them, with ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.serving.llm.deployment import step_times
+from foretrace.serving.llm.disaggregated import disaggregate, splits
+from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, simulate
+from foretrace.serving.llm.metrics import ServingFigures, goodput, latency_statistic, measure
+from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
+from foretrace.serving.llm.slo import Limit, limits
+from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests, of, requests
+
+DRAWS = 3  # of drawn requests, for the range
+MOST_DRAWN = 200_000  # requests above which one draw is as good as any
+_MOST_SHARED = 64  # devices that are tried for a model that does not fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationConfig:
+    """What is simulated."""
+
+    model: str  # a decoder by name or `config.json`
+    device: str  # a name of the catalog
+    asked: str  # requests, as `requests.requests` reads them
+    seconds: float = 0.0  # how long they come; 0: all of a trace
+    layout: dict[str, Any] = field(default_factory=dict)  # of one engine: further arguments of `step_times`
+    rules: EngineRules = field(default_factory=EngineRules)
+    replicas: int = 1
+    router: str = "round-robin"
+    pools: str = ""  # "2:6": two engines for prompts, six that decode; "best": try all; "": engines do both
+    slo: str = ""  # limits, as `slo.limits` reads them
+    seed: int = 0
+    log: int = 0  # steps of the first engine to keep
+    on: str = "here"  # or "ray"
+
+
+class PoolSplit(msgspec.Struct, frozen=True, kw_only=True):
+    """Engines for prompts and for decoding, and what they answer within the limits (all, without limits)."""
+
+    prefill: int
+    decode: int
+    goodput: float
+    ttft_p50_s: float
+    tpot_p50_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """The answer: `run` is what was asked, `figures` have the ranges of all runs."""
+
+    config: SimulationConfig
+    requests: Requests
+    steps: StepTimes
+    run: Served
+    runs: int
+    figures: ServingFigures
+    split: PoolSplit | None
+    tried: tuple[PoolSplit, ...]
+
+
+def simulated(config: SimulationConfig) -> Simulated:
+    """Simulate engines under requests.
+
+    Raises ForetraceError for a model that does not fit, with what would hold it, for a limit that not even an empty
+    engine keeps, and for requests that cannot be.
+    """
+    steps, found = step_times(config.model, config.device, **config.layout), limits(config.slo)
+    asked = requests(config.asked, seconds=config.seconds, seed=config.seed)
+    longest = int(asked.prompt.max())
+    try:
+        config.rules.blocks(steps, longest)
+    except DoesNotFitError as error:
+        raise ForetraceError(f"{error}; {_would_fit(config, longest)}.") from None
+    _check_possible(config, asked, steps, found)
+    tried = tuple(_tried(config, asked, steps, pools, found) for pools in _pools(config))
+    best = max(tried, key=lambda each: (each.goodput, -each.ttft_p50_s), default=None)
+    pools = None if best is None else (best.prefill, best.decode)
+    run = _run(config, asked, steps, pools, log=config.log)
+    if np.isnan(run.finish_s).all():
+        most = run.blocks * config.rules.block
+        raise ForetraceError(f"no request fits: {most:,} tokens fit into the cache; use more devices (`tp=`, `pp=`).")
+    runs = [run]
+    for draw in range(DRAWS if asked.drawn and len(asked) <= MOST_DRAWN else 1):
+        again = requests(config.asked, seconds=config.seconds, seed=config.seed + draw)
+        runs += [_run(config, again, steps, pools, end) for end in (LOW, HIGH)]
+    return Simulated(config=config, requests=asked, steps=steps, run=run, runs=len(runs),
+                     figures=measure(runs, steps, found), split=best, tried=tried)  # fmt: skip
+
+
+def _run(
+    config: SimulationConfig, asked: Requests, steps: StepTimes, pools: tuple[int, int] | None, end: int = MIDDLE,
+    log: int = 0,
+) -> Served:  # fmt: skip
+    if pools is None:
+        return simulate(asked, steps, config.rules, replicas=config.replicas, router=config.router, end=end, log=log,
+                        on=config.on)  # fmt: skip
+    prefill, decode = pools
+    return disaggregate(asked, steps, config.rules, prefill=prefill, decode=decode, router=config.router, end=end,
+                        on=config.on)  # fmt: skip
+
+
+def _pools(config: SimulationConfig) -> Sequence[tuple[int, int]]:
+    if not config.pools or config.pools == "best":
+        return splits(config.replicas) if config.pools else ()
+    first, _, second = config.pools.partition(":")
+    if not (first.isdecimal() and second.isdecimal() and len(config.pools) < 12 and int(first) and int(second)):
+        raise ForetraceError(f"`pools={config.pools}` must be engines for prompts and for decoding as 2:6, or best.")
+    if config.replicas not in (1, int(first) + int(second)):
+        raise ForetraceError(
+            f"`pools={config.pools}` are {int(first) + int(second)} engines, `replicas={config.replicas}`."
+        )
+    return [(int(first), int(second))]
+
+
+def _tried(
+    config: SimulationConfig, asked: Requests, steps: StepTimes, pools: tuple[int, int], found: Sequence[Limit]
+) -> PoolSplit:  # fmt: skip
+    run = _run(config, asked, steps, pools)
+    ttft, tpot = (latency_statistic(run, latency, "p50") or 0.0 for latency in ("ttft", "tpot"))
+    return PoolSplit(
+        prefill=pools[0], decode=pools[1], goodput=goodput(run, found), ttft_p50_s=ttft, tpot_p50_s=tpot
+    )  # fmt: skip
+
+
+def _would_fit(config: SimulationConfig, longest: int) -> str:
+    """Which number of tensor-parallel devices would hold the model."""
+    shared = 2 * int(config.layout.get("tp", 1))
+    while shared <= _MOST_SHARED:
+        try:
+            config.rules.blocks(step_times(config.model, config.device, **(config.layout | {"tp": shared})), longest)
+        except DoesNotFitError:
+            shared *= 2
+        except ForetraceError:  # it cannot be divided so
+            break
+        else:
+            return f"`tp={shared}` is the smallest number of devices that holds it"
+    return "no number of tensor-parallel devices holds it: use more stages (`pp=`) or a device with more memory"
+
+
+def _check_possible(config: SimulationConfig, asked: Requests, steps: StepTimes, found: Sequence[Limit]) -> None:
+    """Raise ForetraceError where even the shortest request alone, with the quickest steps, exceeds a limit."""
+    prompt, output = int(asked.prompt.min()), int(max(asked.output.min(), 2))
+    alone = simulate(of([0.0], [prompt], [output]), steps, config.rules, end=LOW)
+    for limit in found:
+        least = latency_statistic(alone, limit.latency, limit.of)
+        if least is not None and least > limit.seconds:
+            raise ForetraceError(
+                f"`slo={limit.name}={limit.seconds:g}s` cannot be kept: a prompt of {prompt:,} tokens alone on an "
+                f"engine takes {least:.3g} s at the least; allow more, or use quicker devices."
+            )
