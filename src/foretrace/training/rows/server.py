@@ -44,7 +44,7 @@ _MOST_BYTES = 1 << 34
 
 
 class RowRequest(IntEnum):
-    """What a message asks for, or answers."""
+    """What a message requests, or answers."""
 
     HELLO = 1  # the token; answered with the table's sizes
     GET = 2  # rows as they are once `batch` batches are whole
