@@ -49,6 +49,7 @@ ASKED = {
     "utilisation": "gpt2 --size tiny --device a100",
     "rewrite": "actor-critic --size tiny --device a100 --no-measure --budget 3",
     "plan place": "bert --size tiny --device a100 --devices 4 --objective latency --seconds 0",
+    "plan rows": "'zipf:1.1 tables=3 rows=900 samples=64 batches=6' --devices 3 --memory 400KB --inference",
     "plan transformer": "gpt2-xl --device a100-80gb --devices 16 --batch 64",
     "plan cache": "zipf:1.05 --link 50mbit",
     "plan pipeline": "bert --size tiny --device a100 --devices 2",
@@ -57,6 +58,7 @@ ASKED = {
     "llm capacity": f"llama-3-8b --device h100 --devices 1 --slo ttft=1s --seconds 600 --requests {REQUESTS}",
     "llm simulate": "llama-3-8b --device h100 --seconds 30",
     "llm calibrate": f"{ROOT / 'tests' / 'data' / 'serving' / 'vllm_bench.json'} --model llama-3-8b --device h100",
+    "energy tune": f"zeus:{ROOT / 'tests' / 'data' / 'energy'} workload=squad",
     "fleet run": f"{SMALL} --policy las",
     "fleet compare": f"{SMALL} --policy fifo --policy las",
     "fleet why": f"{JOBS} job20 --cluster 2x4x8",
@@ -87,6 +89,9 @@ MEASURE = {
     "serve run": "serves until it is stopped",
     "serve load": "times a server",
     "llm verify": "runs an engine",
+    "energy measure": "reads counters of this machine",
+    "energy colocate": "runs two models",
+    "plan data": "times steps and the disk",
 }
 ELSEWHERE = {
     "ledger": "prints measured rows as they were stored: tests/verify",

@@ -52,10 +52,14 @@ NOT_RUN = {
     "calibrate run": "times operators for a minute",
     "calibrate network": "times collectives for a minute",
     "serve plan": "measures a model, for a minute",
+    "plan data": "times steps and the disk, for half a minute",
     "fleet compare": "plays 60 runs",
     "fleet sweep": "plays 30 runs",
     "serve run": "serves until it is stopped",
     "serve load": "asks a server, which has to run",
+    "energy tune": "needs a counter of energy",
+    "energy measure": "needs a counter of energy",
+    "energy colocate": "measures two models, for a minute",
 }
 NEEDS_TORCH = {"estimate", "operators", "utilisation", "llm verify"}
 # What is added to an example that would compute for long: the same way through the program, with less to do.
@@ -66,6 +70,7 @@ MEANINGS = {
     "--accept-noise": "keep times that vary", "--accumulate": "micro-batches per update", "--add-rack": "more units",
     "--against": "techniques of the baseline", "--all-ranks": "all ranks as one graph",
     "--alpha": "how much worse graphs may be that are followed", "--any-sets": "several pieces on a device",
+    "--apply": "change settings of the machine",
     "--arrivals": "when requests come", "--at": "a moment of a log", "--attention": "implementation",
     "--backend": "what exchanges messages", "--batch": "samples per step",
     "--batches": "where steps take batches from", "--between": "link between machines",
@@ -79,11 +84,13 @@ MEANINGS = {
     "--do": "techniques, in order", "--dp": "groups that attend to different sequences",
     "--dtype": "number format of served weights", "--emulate": "layers that sleep", "--engine": "whose step times",
     "--ep": "devices that share experts", "--epochs": "epochs to train",
+    "--evaluations": "how many settings to measure",
     "--every-s": "seconds between looks at the load", "--exact": "weigh every assumption alone",
     "--explain": "why others lost", "--export": "write the rows", "--first-steps": "steps to keep",
     "--fix": "a degree that is given", "--for": "what to make small", "--format": "format of a log",
     "--from": "smallest size", "--fuse": "fuse operators", "--gpu": "a GPU's products", "--gpus": "devices in all",
-    "--gradient-mb": "size of all gradients", "--host": "address to listen at", "--html": "the answer as a page",
+    "--gradient-mb": "size of all gradients",
+    "--grid": "carbon of a kWh", "--host": "address to listen at", "--html": "the answer as a page",
     "--import": "add exported rows", "--inference": "forward pass alone", "--input": "sizes of a model's input",
     "--inside": "link inside a machine", "--jitter-s": "how far submissions are shifted", "--job": "one job of a log",
     "--jobs": "how many jobs", "--json": "the answer as JSON", "--keep": "keep what was recorded",
@@ -122,6 +129,7 @@ MEANINGS = {
     "--step": "one step", "--steps": "which or how many steps", "--stop-after": "end the script",
     "--storage-gb-s": "how fast state moves", "--subtraces": "parts of a log", "--summary": "only the summary",
     "--system": "one of several systems", "--tables": "measured operators", "--tail": "quantile of a latency",
+    "--task": "what is learnt of a graph",
     "--technique": "rows of a technique", "--tensor": "devices that share a layer",
     "--threads": "threads of an operator", "--times": "times filled in", "--to": "largest size",
     "--trainers": "who train from one table",
@@ -129,9 +137,9 @@ MEANINGS = {
     "--token-file": "a secret of clients", "--tokens": "words to train on", "--tolerance": "what counts as near",
     "--top": "rows of a ranking", "--tp": "devices that share a layer", "--trust": "packages that may be called",
     "--types": "instance types", "--unequal": "stages that differ", "--utilisation": "share of the memory",
-    "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
+    "--width": "numbers in a row", "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
     "--warmup": "steps with the profiler prepared", "--within": "hours", "--workers": "how many workers",
-    "--write": "write the configuration", "--zero": "stage of ZeRO",
+    "--width": "numbers in a row", "--write": "write the configuration", "--zero": "stage of ZeRO",
 }  # fmt: skip
 # Where an option means something else, and what; a new one needs a reason as good as these.
 ELSEWHERE = {
@@ -141,6 +149,7 @@ ELSEWHERE = {
     ("fleet run", "--measure"): "jobs that means are over",
     ("fleet slots", "--size"): "GPUs of a job",
     ("fleet export", "--to"): "the scheduler that files are for",
+    ("plan rows", "--memory"): "for tables, of a device",
     ("plan transformer", "--export"): "the launcher that a plan is written for",
     ("llm simulate", "--seconds"): "how long requests come",
     ("llm capacity", "--devices"): "most of one engine",
@@ -149,6 +158,7 @@ ELSEWHERE = {
     ("scale", "--samples"): "how often noise is drawn",
     ("plan cache", "--optimizer"): "how rows are updated",
     ("serve plan", "--threads"): "cores that all instances share",
+    ("plan data", "--memory"): "most memory of a training",
 }
 
 

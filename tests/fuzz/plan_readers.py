@@ -1,4 +1,4 @@
-"""Readers of the planners: problems and profiles of others, and the state of a search."""
+"""Readers of the planners: problems of others, and the state of a search."""
 
 from __future__ import annotations
 
@@ -25,23 +25,6 @@ _NODES = [
 ]  # fmt: skip
 _EDGES = [{"sourceId": at, "destId": at + 1, "cost": 0.25, "size": 1e6} for at in range(5)]
 PROBLEM = {"maxSizePerFPGA": 2e9, "maxFPGAs": 2, "maxCPUs": 1, "nodes": _NODES, "edges": _EDGES}
-PROFILE = (
-    "".join(
-        f"node{at} -- Linear(in={at}) -- forward_compute_time={at}.5, backward_compute_time=2.0, "
-        f"activation_size={size}, parameter_size=1000.0\n"
-        for at, size in enumerate(("4096.0", "[10.0; 20.0]", "8.0"), start=1)
-    )
-    + "\tnode1 -- node2\n\tnode2 -- node3\n"
-)
-_WAY = {"id": "vanilla", "timePerSample": 0.5, "parameterSize": 1e6, "memoryUsageA": 1e6, "memoryUsageB": 2e6}
-COSTS = {
-    "maxDevices": 2, "maxMemoryPerDevice": 1e9, "bandwidth": 1e9, "mbsInBatch": 4,
-    "nodes": [
-        {"id": 0, "TMPCs": {"1": [{**_WAY, "syncTimeFw": {}, "syncTimeBw": {"1": 5.0}}]}},
-        {"id": 1, "TMPCs": {"1": [{**_WAY, "syncTimeFw": {"0": 5.0}, "syncTimeBw": {}}]}},
-    ],
-    "edges": [{"sourceId": 0, "destId": 1, "communicationCost": 1e6}],
-}  # fmt: skip
 ARRIVALS = "TIMESTAMP,tokens\n2023-11-16 18:15:46.68,3\n2023-11-16 18:15:47.18,4\n2023-11-16T18:15:50Z,5\n"
 SERVE_PLAN = {"batch": 8, "chosen": {"split": "2x1:3+1x2:2"}, "model": "m"}
 STATE = {"strategy": "MCMC(beta=50)", "seed": 3, "costs": [[1.5, "too large", 2.0], [0.5]], "best": [17, 18]}
@@ -60,12 +43,6 @@ def _play_problem(path: Path, way: int) -> Iterator[Figure]:
     yield "loads", [each.load for each in found.devices]
 
 
-def _play_profile(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.plan.pipelines.pipedream import plan_pipedream, read_profile
-
-    yield "bottleneck", plan_pipedream(read_profile(path), [(2 + way % 2, 1e9)]).bottleneck_s
-
-
 def _play_latencies(path: Path, way: int) -> Iterator[Figure]:
     from foretrace.serving.server.latencies import read
     from foretrace.serving.server.split import split_table
@@ -76,14 +53,6 @@ def _play_latencies(path: Path, way: int) -> Iterator[Figure]:
         for split in split_table(latency_s, threads=threads, batch=5).splits(5):
             yield "latency", profile.alone_s(split)
         profile.save(path)
-
-
-def _play_costs(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.plan.pipelines.piper import plan_piper, read_cost_graph
-
-    graph = read_cost_graph(path)
-    stages = plan_piper(graph, devices=2 + way % 2, memory_bytes=1e9, bandwidth=1e9, micro_batches=4)
-    yield "loads", [each.load for each in stages]
 
 
 def _play_state(path: Path, way: int) -> Iterator[Figure]:
@@ -151,12 +120,31 @@ Ratio of index distribution at different column sizes:
 """
 
 
+def _graph() -> bytes:
+    held = io.BytesIO()
+    np.savez(
+        held, edges=np.array([[0, 1], [1, 2], [3, 3]]), label=np.array([0, 1, 0, -1]), train_idx=np.array([0, 1]),
+        test_idx=np.array([2]), x_shape=np.array([4, 3]), x_data=np.ones(3), x_indices=np.array([0, 2, 1]),
+        x_indptr=np.array([0, 1, 2, 3, 3]),
+    )  # fmt: skip
+    return held.getvalue()
+
+
+def _play_graph(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.training.rows import graphs, partitions
+
+    data = graphs.read(path)
+    if data.adjacency.nodes > 10_000:
+        raise ForetraceError("a graph of this size is not partitioned here.")
+    found = partitions.write(data, path.parent / "graph", partitions=1 + (way & 1) * (data.adjacency.nodes > 1))
+    yield "edges", partitions.read(found.folder).sizes.edges
+    yield "degrees", data.adjacency.degrees
+
+
 def plan_readers() -> Iterator[Reader]:
     """The readers of this file."""
     files = {
         "placement": ("plan.placement.problem", "problem.json", json.dumps(PROBLEM), _play_problem),
-        "layer-profile": ("plan.pipelines.pipedream", "graph.txt", PROFILE, _play_profile),
-        "cost-graph": ("plan.pipelines.piper", "graph.json", json.dumps(COSTS), _play_costs),
         "latencies": ("serving.server.latencies", "profile.csv", LATENCIES, _play_latencies),
         "arrivals": ("serving.server.load", "log.csv", ARRIVALS, _play_arrivals),
         "reuse": ("training.rows.reuse", "stats.txt", REUSE, _play_reuse),
@@ -164,5 +152,8 @@ def plan_readers() -> Iterator[Reader]:
         "search-state": ("search.minimise", "state.json", json.dumps(STATE), _play_state),
     }
     yield Reader(name="lookups", covers=("training.rows.lookups",), samples=_lookups, play=_play_lookups)
+    yield Reader(
+        name="graph", covers=("training.rows.graphs",), samples=lambda: {"graph.npz": _graph()}, play=_play_graph
+    )
     for name, (module, file, text, play) in files.items():
         yield Reader(name=name, covers=(module,), samples=partial(dict, {file: text.encode()}), play=play)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from tests.fuzz.cost_readers import cost_readers
+from tests.fuzz.energy_readers import energy_readers
 from tests.fuzz.fleet_readers import fleet_readers
 from tests.fuzz.model_readers import model_readers
 from tests.fuzz.plan_readers import plan_readers
@@ -21,5 +22,7 @@ from tests.fuzz.serving_readers import serving_readers
 @cache
 def readers() -> Mapping[str, Reader]:
     """All readers by name."""
-    kinds = (recording_readers, model_readers, cost_readers, fleet_readers, plan_readers, serving_readers)
+    kinds = (
+        recording_readers, model_readers, cost_readers, fleet_readers, plan_readers, serving_readers, energy_readers
+    )  # fmt: skip
     return {reader.name: reader for kind in kinds for reader in kind()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from foretrace.cli.verify import LedgerFile, NoLedger
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
+    from foretrace.experiment.rows.placed import RanPlacement
     from foretrace.report.views import Result
 
 Devices = Annotated[int, option(..., "N", "How many there are.", least=1)]
@@ -90,6 +92,77 @@ def pipeline(
     return report.pipelined(found, model)
 
 
+@plan.command("rows")
+@answers
+def rows(
+    source: str = argument(..., "TRACE", "Ids that samples read (NPZ, Parquet), or zipf:1.05 tables=26 pooling=1."),
+    devices: Devices = 4,
+    memory: str = option("", "SIZE", "For tables, of a device, as 2GB; by default any.", "--memory"),
+    width: int = option(64, "N", "Numbers in a row of a table.", least=1),
+    inference: options.Inference = False,
+    samples: int = option(0, "N", "Of a batch of a file, over all devices; by default 512.", least=0),
+    out: Path | None = option(None, "FILE", "Write the placement (NPZ), too."),
+    run: bool = flag("--run", "Also run it and others on real processes, and compare them with whole tables."),
+    between: str = option("", "RATE", "With --run: of the link between processes, as 50mbit; predicts seconds, too."),
+    top: options.Top = 8,
+) -> Reply:
+    """Place rows of embedding tables on devices: what each keeps, what it sends, and how far from the best that is.
+
+    Example: foretrace plan rows "zipf:1.05 tables=26 pooling=1 samples=2048" --devices 4 --memory 2GB
+    """
+    from foretrace.plan.result import size
+    from foretrace.plan.rows.plan import plan_rows, run_rows
+    from foretrace.report.plan_rows import planned_rows
+    from foretrace.training.rows.lookups import read
+
+    writable(out)
+    lookups = read(source, samples=samples)
+    found = plan_rows(
+        lookups, devices=devices, memory=size(memory, "memory") or inf, width=width, training=not inference
+    )
+    ran: tuple[RanPlacement, ...] = ()
+    if between and not run:
+        raise ForetraceError("`between=RATE` is the link of a run; add `run=`.")
+    if run:
+        with options.progress(f"running {source}") as tell:
+            ran = run_rows(found, source, samples, link=between, tell=tell)
+    return Reply(result=planned_rows(found, source, ran), files={out: found.placement.save})
+
+
+@plan.command("data")
+@answers
+def data(
+    graph: str = argument(..., "GRAPH", "A folder in partitions, an NPZ file, or planted:nodes=10000 edges=100000."),
+    memory: str = option(..., "SIZE", "For training, beyond interpreter and libraries, as 500MB.", "--memory"),
+    task: str = option("", "links|nodes", "What is learnt; by default nodes where the graph has features and labels."),
+    batch: int = option(10_000, "N", "Edges, or training nodes, of a step.", least=1),
+    width: int = option(32, "N", "Numbers in an embedding, or of a hidden layer.", least=1),
+    seed: int = option(0, "N", "Seed of what is drawn.", least=0),
+    run: bool = flag("--run", "Then train the choice within that memory, enforced, and in memory without a limit."),
+    epochs: int = option(4, "N", "For --run, 3 at least.", least=3),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
+    top: options.Top = 5,
+) -> Result:
+    """Choose how a training reads a graph that may not fit: loader, buffer and order with the quickest epoch.
+
+    Example: foretrace plan data "planted:nodes=10000 edges=100000 communities=100" --memory 40MB
+    """
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.plan.data.plan import GraphSource, plan_data
+    from foretrace.plan.data.trial import try_plan
+    from foretrace.plan.result import size
+    from foretrace.report.plan_data import planned_data
+
+    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    with options.stages("reading the graph") as tell:
+        source = GraphSource.of(graph)
+        limit = size(memory, "memory") or 0
+        found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
+        tried = try_plan(found, source, epochs=epochs, tell=tell) if run else None
+    return planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
+
+
 @plan.command("transformer")
 @answers
 def transformer(
@@ -124,6 +197,8 @@ def transformer(
 
     if bool(export) != (out is not None):
         raise ForetraceError("`export=TARGET` and `out=FILE` go together; give both, or neither.")
+    if export and unequal:
+        raise ForetraceError("`export=` writes stages that are alike, the best of them; leave out `unequal=`.")
     to = launches.target(export) if export else ""
     path = launches.path_of(out, to) if out else None
     writable(path)

@@ -87,6 +87,16 @@ class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag="inspect"):
     name: str
 
 
+class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-rows"):
+    """Read batches of lookups from tables that are divided as a placement says, and in training send gradients back."""
+
+    placement: str  # file
+    lookups: str  # as `lookups.read` takes them
+    samples: int
+    batches: tuple[int, ...]
+    check: bool  # whether to compare with whole tables instead of timing
+
+
 class RowSetup(msgspec.Struct, frozen=True, kw_only=True):
     """A training over rows of an embedding server: what all of its processes know."""
 
@@ -149,7 +159,7 @@ class HashRows(msgspec.Struct, frozen=True, kw_only=True, tag="hash-rows"):
 
 
 Request = (
-    Verify | Join | Collectives | Record | Make | RunSteps | Inspect
+    Verify | Join | Collectives | Record | Make | RunSteps | Inspect | ExchangeRows
     | ServeRows | ListenRows | MeetRows | TimeRows | TrainRows | HashRows
 )  # fmt: skip
 
@@ -192,6 +202,15 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True, tag="buckets"):
     first: tuple[int, ...]  # of the first step
     rebuilt: tuple[int, ...]  # since then, in the order in which gradients became ready; empty if they stayed
     world: int
+
+
+class ExchangedRows(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged-rows"):
+    """What a process exchanged in each batch, and seconds per batch, or how its sums and gradients compare."""
+
+    bytes: tuple[int, ...]
+    wall_s: float
+    equal: bool  # sums, bit by bit
+    gradient_error: float  # largest difference over the largest gradient
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True, tag="listening"):
@@ -238,6 +257,6 @@ class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
 
 
 Answer = (
-    Progress | Verified | Done | Recorded | TimedSteps | Buckets | Refusal | Crashed
+    Progress | Verified | Done | Recorded | TimedSteps | Buckets | ExchangedRows | Refusal | Crashed
     | Listening | RowTimes | TrainedRows | RowHashes
 )  # fmt: skip

@@ -32,6 +32,8 @@ from foretrace.experiment.messages import (
     Collectives,
     Crashed,
     Done,
+    ExchangedRows,
+    ExchangeRows,
     HashRows,
     Inspect,
     Join,
@@ -118,6 +120,8 @@ def _answer(worker: Worker, request: Request) -> Answer:
                 return worker.steps(request)
             case Inspect():
                 return worker.inspect(request)
+            case ExchangeRows():
+                return worker.exchange_rows(request)
             case _:
                 return worker.rows(request)
     except ForetraceError as error:
@@ -238,6 +242,12 @@ class Worker:
     def inspect(self, request: Inspect) -> Buckets:
         """The buckets of an arm."""
         return self.arms[request.name].buckets()
+
+    def exchange_rows(self, request: ExchangeRows) -> ExchangedRows:
+        """Exchange rows of embedding tables."""
+        from foretrace.experiment.rows.placed import exchange
+
+        return exchange(request, self.rank)
 
 
 if __name__ == "__main__":

@@ -53,14 +53,14 @@ class OptimiseRequest:
         return replace(self, backend=backend)
 
 
-def size(text: str) -> int | None:
-    """Bytes of "16GB", "900MiB" or "1e9"; None for no text. Raises ForetraceError."""
+def size(text: str, parameter: str = "memory_limit") -> int | None:
+    """Bytes of "16GB", "900MiB" or "1e9"; None for no text. Raises ForetraceError that names the parameter."""
     if not text.strip():
         return None
     found = _SIZE.fullmatch(text.strip())
     value = float(found["value"]) * _UNITS[found["unit"].lower().removesuffix("b")] if found else 0.0
     if not (isfinite(value) and value >= 1):
-        raise ForetraceError(f"`memory_limit={text}` is no size above 0; write 16GB or 900MiB.")
+        raise ForetraceError(f"`{parameter}={text}` is no size above 0; write 16GB or 900MiB.")
     return round(value)
 
 

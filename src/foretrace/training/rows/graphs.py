@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from foretrace.arrays import Float32, Int64
+from foretrace.arrays import Array, Float32, Int64
 from foretrace.errors import ForetraceError
+from foretrace.files import write_bytes
+from foretrace.names import keyed
+from foretrace.reading import read_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +34,12 @@ class Adjacency:
         """Neighbours of every node: (nodes,)."""
         return np.diff(self.starts)
 
+    def edges(self) -> Int64:
+        """Every undirected edge once, u <= v: (edges, 2). Self loops and repeats stay."""
+        source = np.repeat(np.arange(self.nodes), self.degrees)
+        once = source <= self.neighbours
+        return np.stack([source[once], self.neighbours[once]], axis=1)
+
     @staticmethod
     def of(edges: Int64, nodes: int, *, directed: bool = False) -> Adjacency:
         """Edges (n, 2) as neighbours; each edge counts both ways unless directed. Self loops and repeats stay."""
@@ -37,6 +50,25 @@ class Adjacency:
         order = np.argsort(both[:, 0], kind="stable")
         starts = np.concatenate([[0], np.cumsum(np.bincount(both[:, 0], minlength=nodes))])
         return Adjacency(starts=starts.astype(np.int64), neighbours=both[order, 1].astype(np.int64))
+
+    def sample(self, nodes: Int64, fanout: int, random: np.random.Generator) -> tuple[Int64, Int64]:
+        """Up to `fanout` neighbours of each of `nodes` (n,), uniform without replacement; all where it has no more.
+
+        Returns their starts (n + 1,) and the neighbours, as in an `Adjacency`. Draws `fanout` of d places at once for
+        all nodes (Floyd, CACM 1987, "A sample of brilliance"): the k-th is from 0 to d - fanout + k, and that last one
+        where the place was drawn before.
+        """
+        degrees = self.starts[nodes + 1] - self.starts[nodes]
+        many = degrees > fanout
+        starts = np.concatenate([[0], np.cumsum(np.minimum(degrees, fanout))])
+        few = np.repeat(self.starts[nodes] - starts[:-1], np.minimum(degrees, fanout)) + np.arange(starts[-1])
+        last = degrees[many] - fanout
+        drawn = np.empty((fanout, len(last)), np.int64)
+        for k in range(fanout):
+            place = (random.random(len(last)) * (last + k + 1)).astype(np.int64)
+            drawn[k] = np.where((drawn[:k] == place).any(axis=0), last + k, place)
+        few[np.repeat(many, np.minimum(degrees, fanout))] = (drawn + self.starts[nodes[many]]).T.ravel()
+        return starts, self.neighbours[few]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +81,120 @@ class NodeData:
     train: Int64
     validation: Int64
     test: Int64
+
+    @property
+    def classes(self) -> int:
+        """Number of labels."""
+        return int(self.labels.max(initial=-1)) + 1
+
+
+_MOST_NODES = 2**31 - 1  # files of partitions name nodes by 32 bits
+_DAMAGED = (
+    KeyError, ValueError, TypeError, IndexError, EOFError, NotImplementedError, OverflowError, MemoryError, OSError,
+    RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+_SETS = {"train_idx": "train", "val_idx": "validation", "test_idx": "test"}
+_PLANTED = {"nodes": 10_000, "edges": 100_000, "communities": 10, "features": 0, "seed": 0}
+
+
+def planted(
+    *, nodes: int, edges: int, communities: int = 10, mixing: float = 0.2, features: int = 0, seed: int = 0
+) -> NodeData:
+    """Draw a graph whose nodes have most neighbours in their own community, which is their label.
+
+    A share `mixing` of the edges joins any two nodes, the others two of one community; without self loops, repeats may
+    be. Features are the community's centre (standard normal) with noise of three times its spread, so that a node alone
+    says little and its neighbours much. A tenth of the nodes trains, a tenth validates, a tenth tests.
+    """
+    if not (nodes >= 2 * communities >= 2 and edges >= 1 and 0 <= mixing <= 1 and features >= 0):
+        raise ForetraceError(
+            "A planted graph needs two nodes of each community, an edge and mixing from 0 to 1, got "
+            f"nodes={nodes} edges={edges} communities={communities} mixing={mixing} features={features}."
+        )
+    random = np.random.default_rng(seed)
+    members = random.permutation(nodes)  # those of one community lie together
+    starts = np.linspace(0, nodes, communities + 1).astype(np.int64)
+    labels = np.empty(nodes, np.int64)
+    labels[members] = np.repeat(np.arange(communities), np.diff(starts))
+    first = random.integers(0, nodes, edges)
+    own = labels[first]
+    within = members[starts[own] + (random.random(edges) * (starts[own + 1] - starts[own])).astype(np.int64)]
+    second = np.where(random.random(edges) < mixing, random.integers(0, nodes, edges), within)
+    apart = first != second
+    centres = random.standard_normal((communities, features), np.float32)
+    noise = random.standard_normal((nodes, features), np.float32)
+    order, tenth = random.permutation(nodes), nodes // 10
+    return NodeData(
+        adjacency=Adjacency.of(np.stack([first[apart], second[apart]], axis=1), nodes),
+        features=centres[labels] + 3 * noise, labels=labels, train=np.sort(order[:tenth]),
+        validation=np.sort(order[tenth : 2 * tenth]), test=np.sort(order[2 * tenth : 3 * tenth]),
+    )  # fmt: skip
+
+
+def parse(text: str) -> NodeData:
+    """A graph as a user writes it: an NPZ file, or `planted:nodes=10000 edges=100000 communities=10 features=16`.
+
+    Raises ForetraceError for what is neither.
+    """
+    kind, colon, rest = text.partition(":")
+    if kind != "planted" or not colon:
+        return read(Path(text))
+    given = keyed(rest.split(), (*_PLANTED, "mixing"), "planted")
+    try:
+        mixing = float(given.pop("mixing", 0.2))
+        numbers = _PLANTED | {key: int(value) for key, value in given.items()}
+    except ValueError as error:
+        raise ForetraceError(f"{text!r} must have numbers ({error}).") from None
+    return planted(mixing=mixing, **numbers)
+
+
+def read(path: Path) -> NodeData:
+    """A graph from an NPZ file: `edges` (n, 2) of an undirected graph, and what is known of its nodes.
+
+    Features are dense (`x`) or compressed sparse rows (`x_data`, `x_indices`, `x_indptr`, `x_shape`); `label` is -1
+    where unknown, `train_idx`, `val_idx` and `test_idx` are nodes; `nodes` says how many there are where neither
+    features nor labels do. Raises ForetraceError for what is no such file.
+    """
+    try:
+        with np.load(io.BytesIO(read_bytes(path, mend="give an NPZ file with `edges`")), allow_pickle=False) as file:
+            found = {key: file[key] for key in file.files}
+        edges = np.asarray(found["edges"]).reshape(-1, 2).astype(np.int64, casting="same_kind")
+        features = _features(found)
+        labels = np.asarray(found.get("label", np.full(0, -1)), np.int64)
+        nodes = int(found.get("nodes", max(len(features), len(labels), int(edges.max(initial=-1)) + 1)))
+        if nodes > _MOST_NODES:
+            raise ValueError(f"it has {nodes} nodes, and may have {_MOST_NODES}")
+        sets = {to: np.asarray(found.get(key, []), np.int64).ravel() for key, to in _SETS.items()}
+    except _DAMAGED as error:
+        why = " ".join(str(error).split())[:200]
+        raise ForetraceError(f"{path} is no graph ({why}); give an NPZ file with `edges` (n, 2).") from None
+    features = features if features.size else np.zeros((nodes, 0), np.float32)
+    labels = labels if len(labels) else np.full(nodes, -1)
+    if nodes < 1 or len(features) != nodes or labels.shape != (nodes,):
+        raise ForetraceError(f"{path} must say the same of all {nodes} nodes, got {len(features)} and {len(labels)}.")
+    for key, to in _SETS.items():
+        if len(sets[to]) and not 0 <= sets[to].min() <= sets[to].max() < nodes:
+            raise ForetraceError(f"{key} of {path} must name nodes from 0 to {nodes - 1}; mend it.")
+    return NodeData(adjacency=Adjacency.of(edges, nodes), features=features, labels=labels, **sets)
+
+
+def write(path: Path, data: NodeData) -> None:
+    """Write a graph so that `read` finds it again."""
+    held = io.BytesIO()
+    sets = {key: getattr(data, to) for key, to in _SETS.items()}
+    nodes = np.int64(data.adjacency.nodes)
+    np.savez(held, edges=data.adjacency.edges(), x=data.features, label=data.labels, nodes=nodes, **sets)
+    write_bytes(path, held.getvalue())
+
+
+def _features(found: dict[str, Array]) -> Float32:
+    if "x_indptr" not in found:
+        return np.asarray(found.get("x", np.zeros((0, 0))), np.float32)
+    rows, width = (int(each) for each in found["x_shape"])
+    starts: Int64 = found["x_indptr"].astype(np.int64)
+    counts = np.diff(starts)
+    if len(counts) != rows or (counts < 0).any() or counts.sum() != len(found["x_data"]) or rows * width > 2**31:
+        raise ValueError("its sparse features do not fit together")
+    dense = np.zeros((rows, width), np.float32)
+    dense[np.repeat(np.arange(rows), counts), found["x_indices"].astype(np.int64)] = found["x_data"]
+    return dense

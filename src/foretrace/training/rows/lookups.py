@@ -20,6 +20,11 @@ from foretrace.names import keyed
 from foretrace.reading import Budget, read_bytes
 
 _MEND = "give a file of ids, or zipf:EXPONENT"
+# Rows of the tables of the Criteo Kaggle data set, as facebookresearch/dlrm counts them.
+CRITEO = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
+    2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,24 +86,34 @@ class Lookups:
 
 
 def zipf(
-    *, exponent: float, tables: int, rows: int | Sequence[int], pooling: int, samples: int, batches: int, seed: int = 0
-) -> Lookups:
+    *, exponent: float, tables: int, rows: int | Sequence[int], pooling: int, samples: int, batches: int,
+    locality: float = 0.0, workers: int = 1, seed: int = 0,
+) -> Lookups:  # fmt: skip
     """Draw ids: the k-th most frequent row has a probability proportional to k^-exponent; which one it is, is random.
 
-    `rows` is the size of every table, or one per table.
+    `rows` is the size of every table, or one per table. With `locality` each row belongs to one of `workers`, who split
+    a batch as `Lookups.read` does, and this share of what a worker reads is redrawn among rows of its own that are as
+    frequent.
     """
-    if exponent < 0 or min(tables, pooling, samples, batches) < 1:
+    if not (exponent >= 0 and 0 <= locality <= 1 and min(tables, pooling, samples, batches, workers) >= 1):
         raise ForetraceError(
-            "Lookups need an exponent of at least 0, and a table, an id, a sample and a batch, got "
-            f"{exponent}, {tables}, {pooling}, {samples}, {batches}."
+            "Lookups need an exponent of at least 0, a locality from 0 to 1, and a table, an id, a sample, a batch and "
+            f"a worker, got {exponent}, {locality}, {tables}, {pooling}, {samples}, {batches}, {workers}."
         )
     random = np.random.default_rng(seed)
     sizes = [rows] * tables if isinstance(rows, int) else list(rows)
+    if len(sizes) != tables or min(sizes) < 1:
+        raise ForetraceError(f"Lookups of {tables} tables need as many sizes of at least 1, got {sizes}.")
+    edges = np.linspace(0, samples, workers + 1).astype(np.int64)
+    worker = np.tile(np.repeat(np.arange(workers), pooling * np.diff(edges)), batches)
     offsets = np.arange(batches * samples + 1, dtype=np.int64) * pooling
     found = []
     for i, size in enumerate(sizes):
         mass = np.cumsum(np.arange(1, size + 1, dtype=np.float64) ** -exponent)
         ranks = np.searchsorted(mass, random.random(int(offsets[-1])) * mass[-1], side="right")
+        if locality:
+            own = ranks // workers * workers + worker
+            ranks = np.where((random.random(len(ranks)) < locality) & (own < size), own, ranks)
         ids = random.permutation(size)[np.minimum(ranks, size - 1)]
         found.append(EmbeddingTable(name=f"table{i}", rows=size, ids=ids, offsets=offsets))
     return Lookups(tables=tuple(found), samples=samples)
@@ -107,17 +122,22 @@ def zipf(
 def parse(text: str) -> Lookups:
     """Lookups as a user writes them: `zipf:1.05 tables=26 rows=100000 pooling=1 samples=512 batches=64 seed=0`.
 
+    `rows=criteo` are the sizes of the tables of that data set; `locality=0.6 workers=4` are as of `zipf`.
     Raises ForetraceError for another kind and for words that mean nothing.
     """
     kind, _, rest = text.partition(":")
     words = rest.split()
     if kind != "zipf" or not words:
         raise ForetraceError(f"Lookups must be a file or zipf:EXPONENT, got {text!r}.")
-    defaults = {"tables": 26, "rows": 100_000, "pooling": 1, "samples": 512, "batches": 64, "seed": 0}
-    given = keyed(words[1:], defaults, "zipf")
+    defaults = {"tables": 26, "rows": 100_000, "pooling": 1, "samples": 512, "batches": 64, "seed": 0, "workers": 1}
+    given = keyed(words[1:], [*defaults, "locality"], "zipf")
     try:
-        numbers = defaults | {key: int(value) for key, value in given.items()}
-        return zipf(exponent=float(words[0]), **numbers)
+        locality = float(given.pop("locality", 0))
+        criteo = given.get("rows") == "criteo" and given.pop("rows")
+        numbers: dict[str, Any] = defaults | {key: int(value) for key, value in given.items()}
+        if criteo:
+            numbers["rows"] = CRITEO[: max(numbers["tables"], 0)]
+        return zipf(exponent=float(words[0]), locality=locality, **numbers)
     except ValueError as error:
         raise ForetraceError(f"Lookups {text!r} must have numbers ({error}).") from None
 

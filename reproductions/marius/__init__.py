@@ -1,0 +1,1 @@
+"""MariusGNN (Waleffe et al., EuroSys 2023): its orders, memory and quality."""

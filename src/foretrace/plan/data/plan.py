@@ -1,0 +1,291 @@
+"""Choose loader, buffer and order for a graph under a limit of memory, by predicted seconds of an epoch.
+
+Candidates are all rows in memory, a buffer of partitions in the order BETA or COMET for several numbers of partitions,
+and rows read one by one. The epoch of a buffer is played on two lanes: the training computes a state while the disk,
+one request after the other, writes what left the buffer and reads what comes next.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace as but
+
+from foretrace.errors import ForetraceError
+from foretrace.experiment import limited
+from foretrace.plan.data.candidate import BatchTime, DataCandidate, ranked
+from foretrace.plan.data.costs import AccessCosts, Cost, Probe, ProbedCosts, Probes, measure
+from foretrace.training.rows import graphs, links, nodes, orders, out_of_core, partitions
+from foretrace.training.rows.disk import partition_bytes
+from foretrace.training.rows.graphs import NodeData
+from foretrace.training.rows.out_of_core import Task, TrainingJob
+from foretrace.training.rows.partitions import GraphSizes, PartitionedGraph
+
+PARTITIONS = (8, 16, 32, 64)  # that are tried
+_RUNTIME = 16_000_000  # bytes: modules that are imported late, stacks of threads, what a heap leaves unused
+_HEAP = 1.25  # of what is counted: blocks that a heap cannot give back
+_MODEL = 0.05  # of a prediction: what two lanes do not know, as caches that the disk's thread shares
+Tell = Callable[[str, float], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPlan:
+    """The answer: `candidates`, the best first, of those that fit; `left_out` with the reason."""
+
+    graph: str
+    job: TrainingJob  # of the choice; its folder is "" where the graph is not yet in partitions
+    sizes: GraphSizes  # of the choice
+    limit_bytes: int
+    candidates: tuple[DataCandidate, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+    @property
+    def choice(self) -> DataCandidate:
+        """The best."""
+        return self.candidates[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSource:
+    """A graph as it is given: in partitions already, or to be partitioned."""
+
+    name: str
+    data: NodeData | None  # None: it lies in partitions in the folder `name`
+    sizes: GraphSizes  # its edges are those that are trained
+    training: int  # nodes
+
+    @staticmethod
+    def of(text: str) -> GraphSource:
+        """A folder of partitions, an NPZ file, or `planted:...`. Raises ForetraceError."""
+        if Path(text).is_dir():
+            graph = partitions.read(Path(text))
+            return GraphSource(name=text, data=None, sizes=graph.sizes, training=len(graph.train))
+        data = graphs.parse(text)
+        count = len(data.adjacency.edges())
+        sizes = GraphSizes(
+            nodes=data.adjacency.nodes, edges=count - min(int(partitions.HELD_SHARE * count), partitions.HELD_OUT),
+            partitions=0, features=data.features.shape[1], classes=data.classes,
+        )  # fmt: skip
+        return GraphSource(name=text, data=data, sizes=sizes, training=len(data.train))
+
+    def partitioned(self, folder: Path, count: int, *, seed: int = 0) -> PartitionedGraph:
+        """It in so many partitions: in `folder`, unless it lies in partitions already."""
+        if self.data is None:
+            return partitions.read(Path(self.name))
+        return partitions.write(self.data, folder, partitions=count, seed=seed)
+
+
+def plan_data(
+    source: GraphSource, *, memory_bytes: int, task: str = "", batch: int = 10_000, width: int = 32, seed: int = 0,
+    tell: Tell | None = None,
+) -> DataPlan:  # fmt: skip
+    """The candidates for a graph, with costs measured here.
+
+    Args:
+        source: the graph.
+        memory_bytes: that training may take beyond interpreter and libraries.
+        task: "links", "nodes", or "" for nodes where the graph has features and nodes to train.
+        batch: edges, or training nodes, of a batch.
+        width: numbers of an embedding, or of a hidden layer.
+        seed: of orders.
+        tell: called with what is going on, and the share that is done.
+
+    Raises:
+        ForetraceError: a task that the graph does not allow, or where nothing fits, with the least that works.
+
+    """
+    sizes = source.sizes
+    able = bool(sizes.features and source.training)
+    if task not in ("", "links", "nodes") or (task == "nodes" and not able):
+        raise ForetraceError(
+            f"`task={task}` must be links, or nodes for a graph with features and training nodes; choose another one."
+        )
+    kind: Task = "nodes" if task == "nodes" or (not task and able) else "links"
+    base = TrainingJob(
+        folder="", task=kind, loader="in memory", batch=batch, width=width, seed=seed,
+        rate=0.1 if kind == "links" else 0.01,
+    )  # fmt: skip
+    if tell is not None:
+        tell("timing steps and the disk", 0.0)
+    tried = {
+        untimed(*each, source.training): each for each in candidate_jobs(base, sizes, source.training, memory_bytes)
+    }
+    fitting = ranked(tried, memory_bytes)
+    with tempfile.TemporaryDirectory(dir=None if source.data is not None else source.name) as folder:
+
+        def costs_of(probes: Sequence[Probe]) -> tuple[AccessCosts, ...]:
+            return limited.run(measure, Probes(tuple(probes)), ProbedCosts).costs
+
+        probes = {each: _probe(*tried[each], folder) for each in fitting}
+        distinct = tuple(dict.fromkeys(probes.values()))
+        costs = dict(zip(distinct, costs_of(distinct), strict=True))
+        timed = {priced(each, *tried[each], source.training, costs[probes[each]]): each for each in fitting}
+        best, *others = ranked(timed, memory_bytes)
+        job, cut = tried[timed[best]]
+        # The quickest of many noisy measurements likely came out too quick: what is predicted is timed again.
+        second = priced(best, job, cut, source.training, costs_of([probes[timed[best]]])[0]).batch_s
+    low_s, high_s = min(best.batch_s.low_s, second.low_s), max(best.batch_s.high_s, second.high_s)
+    best = replace(best, batch_s=BatchTime(s=second.s, low_s=low_s, high_s=high_s))
+    left = ((each.name, f"needs {each.memory_bytes / 1e6:.0f} MB") for each in tried if each not in fitting)
+    return DataPlan(
+        graph=source.name, job=job, sizes=cut, limit_bytes=memory_bytes, candidates=(best, *others),
+        left_out=tuple(left),
+    )  # fmt: skip
+
+
+def candidate_jobs(
+    base: TrainingJob, sizes: GraphSizes, training: int, memory_bytes: int
+) -> Iterator[tuple[TrainingJob, GraphSizes]]:
+    """Every way that is tried: of buffers in one order the largest that fits, else the smallest there can be."""
+    counts = (sizes.partitions,) if sizes.partitions else tuple(each for each in PARTITIONS if 2 * each <= sizes.nodes)
+    whole = but(sizes, partitions=counts[0] if counts else 1)
+    yield base, whole
+    most = 2 if memory_of(base, whole, training) <= memory_bytes else 1  # where all fits, no buffer of nearly all
+    for count in counts:
+        cut = but(sizes, partitions=count)
+        for order, step in (("beta", 1), ("comet", 2)) if base.task == "links" else (("", 1),):
+            jobs = [
+                but(base, loader="partition buffer", order=order, buffer=held)
+                for held in range(2 * step, max(count // most, 2 * step + 1), step)
+                if count % step == 0
+            ]
+            fitting = [job for job in jobs if memory_of(job, cut, training) <= memory_bytes]
+            if jobs:
+                yield (fitting or jobs[:1])[-1], cut
+    yield but(base, loader="rows from disk"), whole
+
+
+def memory_of(job: TrainingJob, sizes: GraphSizes, training: int) -> int:
+    """Bytes that a job takes at its peak, beyond interpreter and libraries: what is held, and what comes and goes."""
+    linked, count = job.task == "links", sizes.partitions
+    columns = job.width + 1 if linked else sizes.features
+    part = partition_bytes(sizes.nodes, columns, count)
+    held = {"in memory": 4 * sizes.nodes * columns, "partition buffer": (job.buffer + out_of_core.spare_of(job)) * part}
+    share = min(job.buffer / count, 1.0) if job.loader == "partition buffer" else 1.0
+    edges = int(sizes.edges * share**2)
+    if linked:
+        states = len(orders.ORDERS[job.order](count, job.buffer, np.random.default_rng(0))) if job.order else 1
+        lists = states * count**2 * (10 if job.order == "comet" else 2)
+        pairs = min(int(partitions.HELD_SHARE * sizes.edges) + 1, partitions.HELD_OUT)
+        passing = max(8 * edges + links.batch_bytes(job.width, job.batch), lists, links.judging_bytes(job.width, pairs))
+        passing = max(passing, 3 * part)  # first values
+    else:
+        reach = int(np.cumprod([1, *job.fanouts]).sum()) * min(job.batch, max(training, 1))
+        read = min(reach, int(sizes.nodes * share))
+        passing = max(
+            nodes.graph_bytes(sizes.nodes, edges) + nodes.batch_bytes(sizes.features, job.width, read),
+            nodes.judging_bytes(sizes.nodes, max(job.width, sizes.classes), part, -(-sizes.edges // count)),
+        )
+    arrays = 8 * (3 * sizes.nodes + count**2)
+    return _RUNTIME + int(_HEAP * (held.get(job.loader, 0) + passing + arrays))
+
+
+def untimed(job: TrainingJob, sizes: GraphSizes, training: int) -> DataCandidate:
+    """A candidate before its steps were timed."""
+    linked, count = job.task == "links", sizes.partitions
+    columns, steps = (job.width + 1, sizes.edges) if linked else (sizes.features, training)
+    ordered = job.order != ""
+    words: dict[str, int | float | str] = {"partitions": count, "buffer": job.buffer}
+    states = orders.ORDERS[job.order](count, job.buffer, np.random.default_rng(job.seed)) if ordered else ()
+    return DataCandidate(
+        loader=job.loader,
+        parameters=(words | ({"order": job.order} if ordered else {})) if job.buffer else {},
+        memory_bytes=memory_of(job, sizes, training),
+        disk_bytes=(2 if linked else 1) * count * partition_bytes(sizes.nodes, columns, count) + 8 * sizes.edges,
+        batches=max(-(-steps // job.batch), 1),
+        batch_s=BatchTime(s=inf, low_s=inf, high_s=inf),
+        swaps=orders.swaps(states) if ordered else None,
+        swaps_bound=orders.swaps_bound(count, job.buffer) if ordered else None,
+    )
+
+
+def _probe(job: TrainingJob, sizes: GraphSizes, folder: str) -> Probe:
+    whole = job.loader == "in memory"
+    held = sizes.partitions if whole else job.buffer
+    return Probe(
+        folder=folder, task=job.task, rows=-(-sizes.nodes // sizes.partitions), held=held, in_memory=whole,
+        width=job.width, features=sizes.features, classes=sizes.classes, batch=job.batch, fanouts=job.fanouts,
+        degree=2 * sizes.edges / sizes.nodes * (held or sizes.partitions) / sizes.partitions,
+    )  # fmt: skip
+
+
+def priced(
+    each: DataCandidate, job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts
+) -> DataCandidate:
+    """The candidate with its seconds."""
+    epoch = _link_epoch if job.task == "links" else _node_epoch
+    batches, found = epoch(job, sizes, training, costs)
+    value, low, high = (float(each) / batches for each in found)
+    time = BatchTime(s=value, low_s=(1 - _MODEL) * low, high_s=(1 + _MODEL) * high)
+    return replace(each, batches=batches, batch_s=time)
+
+
+def _link_epoch(job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts) -> tuple[int, Cost]:
+    """Batches of an epoch, and its seconds."""
+    count = sizes.partitions
+    random = np.random.default_rng(job.seed)
+    if job.loader == "partition buffer":
+        states, buckets = out_of_core.link_states(job, count, random)
+        edges = np.array([len(each) for each in buckets]) * sizes.edges / count**2
+    else:
+        states, edges = [tuple(range(count))], np.array([float(sizes.edges)])
+    steps = np.ceil(edges / job.batch)
+    batches = max(int(steps.sum()), 1)
+    if job.loader == "rows from disk":
+        value, low, high = costs.steps_s(sizes.edges, sizes.edges / costs.batch)
+        return batches, (value, low, high)
+    fresh = [len(states[0]), *(len({*after} - {*before}) for before, after in pairwise(states)), 0]
+    found = []
+    for k in range(3):
+        compute = [costs.steps_s(n, m)[k] + n * costs.edge_s[k] for n, m in zip(edges, steps, strict=True)]
+        if job.loader == "in memory":
+            found.append(sum(compute) + costs.commit_s[k])
+        else:
+            write_s = costs.commit_s[k] / job.buffer
+            found.append(play(compute, fresh, costs.read_s[k], write_s, out_of_core.spare_of(job)) + costs.commit_s[k])
+    return batches, (found[0], min(found), max(found))
+
+
+def play(compute_s: Sequence[float], fresh: Sequence[int], read_s: float, write_s: float, spare: int) -> float:
+    """When the last state is computed and all that left the buffer written.
+
+    Before state k, `fresh[k]` partitions are read (one more entry, 0, stands for the end); `spare` of them while the
+    state before is computed, after what that state put out was written.
+    """
+    now = disk = fresh[0] * read_s
+    for k, seconds in enumerate(compute_s):
+        ahead = min(spare, fresh[k + 1])
+        disk = max(disk, now) + (fresh[k] * write_s if k else 0.0) + ahead * read_s
+        now += seconds
+        if fresh[k + 1] > ahead:
+            disk = max(disk, now) + (fresh[k + 1] - ahead) * read_s
+        now = max(now, disk) if fresh[k + 1] else now
+    return max(now, disk)
+
+
+def _node_epoch(job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts) -> tuple[int, Cost]:
+    """The same: neighbours of each state are put in order, then its nodes trained; nothing is read meanwhile."""
+    count, batches = sizes.partitions, max(-(-training // job.batch), 1)
+    edges, reads = float(sizes.edges), 0.0
+    if job.loader == "partition buffer":
+        own = min(-(-training // -(-sizes.nodes // count)), count)  # partitions of training nodes
+        states = max(-(-own // job.buffer), 1)
+        drawn = max(job.buffer - own, 0)
+        stays = drawn / max(count - own, 1) if states == 1 else 0.0
+        reads = (drawn if states == 1 else states * job.buffer) * (1 - stays)
+        edges, batches = states * edges * (job.buffer / count) ** 2, max(batches, states)
+    if job.loader == "rows from disk":
+        steps = costs.steps_s(training, training / costs.batch)
+    else:
+        steps = costs.steps_s(training, batches)
+    value, low, high = (
+        step + edges * each + reads * read
+        for step, each, read in zip(steps, costs.edge_s, costs.read_s, strict=True)
+    )  # fmt: skip
+    return batches, (value, low, high)

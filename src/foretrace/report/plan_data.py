@@ -1,0 +1,135 @@
+"""What `foretrace plan data` answers: how a training reads its graph, and what became of that."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import msgspec
+
+from foretrace.experiment.statistics import Ratio, Verdict
+from foretrace.plan.data.candidate import DataCandidate
+from foretrace.plan.data.plan import DataPlan
+from foretrace.plan.data.trial import DataTrial
+from foretrace.report.blocks import About, Block, Column, Line, listing, notes
+from foretrace.report.units import count, digits, nbytes, seconds, share, span
+from foretrace.report.views import Report
+
+_UNEQUAL = "candidates read the same edges but in other orders: quality is compared by --run alone"
+
+
+class DataCandidateView(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to read a graph, with its predicted epoch."""
+
+    name: str
+    loader: str  # in memory, partition buffer, rows from disk
+    parameters: dict[str, int | float | str]  # partitions, buffer, order
+    epoch_s: float
+    low_s: float
+    high_s: float
+    batches: int  # of an epoch
+    memory_bytes: int  # beyond interpreter and libraries
+    disk_bytes: int
+    swaps: int | None  # of partitions in an epoch; null where no two partitions have to meet
+    swaps_bound: int | None
+    notes: tuple[str, ...]
+
+
+class DataTrialView(msgspec.Struct, frozen=True, kw_only=True):
+    """The choice, trained within its limit, and the same with all rows in memory. Seconds are CPU and waiting."""
+
+    epochs_s: tuple[float, ...]
+    waited_s: tuple[float, ...]  # for the disk
+    peak_bytes: int  # resident, beyond what the process had before
+    limit_bytes: int  # enforced
+    quality: float  # AUC of links kept apart, or accuracy on test nodes
+    in_memory_s: tuple[float, ...]
+    in_memory_quality: float
+    measured: Ratio  # epochs over the predicted one
+    over_memory: Ratio  # epochs over those in memory
+    error: float  # of the prediction
+    verdict: str
+    direct: bool  # whether the page cache was passed by
+
+
+class DataPlanView(Report, frozen=True, kw_only=True):
+    """`foretrace plan data`: loader, buffer and order of a training, by predicted seconds of an epoch."""
+
+    command: str = "plan data"
+    graph: str
+    task: str
+    nodes: int
+    edges: int  # that are trained
+    memory_limit_bytes: int
+    choice: DataCandidateView
+    predicted_epoch_s: float
+    interval_s: tuple[float, float]
+    memory_bytes: int
+    swaps: int | None
+    swaps_bound: int | None
+    runners_up: tuple[DataCandidateView, ...]
+    left_out: dict[str, str]
+    trial: DataTrialView | None  # null without --run
+    ledger: str
+    row: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((self.graph, f"{count(self.nodes)} nodes", f"{count(self.edges)} edges", self.task))
+        yield listing(
+            (self.choice, *self.runners_up), ("name", Column("loader", "name")), ("epoch_s", "epoch", "time"),
+            (lambda each: span(each.low_s, each.high_s), Column("range", right=True)),
+            ("memory_bytes", "memory", "bytes"), ("swaps", Column("swaps", "count", least=90)),
+            ("swaps_bound", Column("at least", "count", least=90)), top=top, noun="loader", how="--top",
+        )  # fmt: skip
+        if (trial := self.trial) is not None:
+            yield Line(
+                f"an epoch takes {digits(trial.measured.value)} ({digits(trial.measured.low)} – "
+                f"{digits(trial.measured.high)}) of the predicted time, {digits(trial.over_memory.value)}× that in "
+                f"memory; at most {nbytes(trial.peak_bytes)} resident, {nbytes(self.memory_limit_bytes)} enforced",
+                label="measured",
+            )
+            yield Line(f"{digits(trial.quality)}, in memory {digits(trial.in_memory_quality)}", label="quality")
+            yield Line(f"{trial.verdict}, error {share(abs(trial.error))}", label="verdict")
+            yield f"row {self.row[:8]} added to {self.ledger}" if self.ledger else "no row was written"
+        yield from notes((f"{name}: {why}" for name, why in self.left_out.items()), "left out")
+
+
+def planned_data(plan: DataPlan, trial: DataTrial | None = None, ledger: str = "", row: str = "") -> DataPlanView:
+    """The answer about a plan, with what became of it and where its row went."""
+    choice, sizes = plan.choice, plan.sizes
+    value, low, high = choice.epoch_s
+    found = "" if choice.swaps is None else f", {choice.swaps} swaps of at least {choice.swaps_bound}"
+    sentence = (
+        f"{choice.name} is quickest within {nbytes(plan.limit_bytes)}: {seconds(value)} ({span(low, high)}) an epoch, "
+        f"{nbytes(choice.memory_bytes)}{found}."
+    )
+    shown = None if trial is None else _tried(trial)
+    words = ["foretrace", "plan", "data", plan.graph, "--memory", f"{-(-plan.limit_bytes // 10**6)}MB", "--run"]
+    return DataPlanView(
+        headline=sentence, graph=plan.graph, task=plan.job.task, nodes=sizes.nodes, edges=sizes.edges,
+        memory_limit_bytes=plan.limit_bytes, choice=_view(choice), predicted_epoch_s=value, interval_s=(low, high),
+        memory_bytes=choice.memory_bytes, swaps=choice.swaps, swaps_bound=choice.swaps_bound,
+        runners_up=tuple(map(_view, plan.candidates[1:])), left_out=dict(plan.left_out), trial=shown,
+        ledger=ledger, row=row, notes=(_UNEQUAL,), next=shlex.join(words) if trial is None else "foretrace ledger",
+    )  # fmt: skip
+
+
+def _view(each: DataCandidate) -> DataCandidateView:
+    value, low, high = each.epoch_s
+    return DataCandidateView(
+        name=each.name, loader=each.loader, parameters=dict(each.parameters), epoch_s=value, low_s=low, high_s=high,
+        batches=each.batches, memory_bytes=each.memory_bytes, disk_bytes=each.disk_bytes, swaps=each.swaps,
+        swaps_bound=each.swaps_bound, notes=each.notes,
+    )  # fmt: skip
+
+
+def _tried(trial: DataTrial) -> DataTrialView:
+    row = trial.row()
+    return DataTrialView(
+        epochs_s=tuple(each.s for each in trial.trained.epochs),
+        waited_s=tuple(each.wait_s for each in trial.trained.epochs), peak_bytes=trial.trained.peak_bytes,
+        limit_bytes=trial.trained.limit_bytes, quality=trial.trained.quality,
+        in_memory_s=tuple(each.s for each in trial.in_memory.epochs), in_memory_quality=trial.in_memory.quality,
+        measured=trial.measured, over_memory=trial.over_memory, error=row.error, verdict=Verdict(row.verdict),
+        direct=trial.trained.direct,
+    )  # fmt: skip

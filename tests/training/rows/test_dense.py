@@ -1,0 +1,80 @@
+"""DENSE against plain recursion over the same one-hop samples, and neighbour samples against their distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrace.arrays import Float64, Int64
+from foretrace.errors import ForetraceError
+from foretrace.training.rows.dense import DenseSample, sample
+from foretrace.training.rows.graphs import Adjacency
+
+
+def graph(nodes: int, edges: int, seed: int) -> Adjacency:
+    """With self loops, repeats and isolated nodes."""
+    return Adjacency.of(np.random.default_rng(seed).integers(0, max(nodes // 2, 1), (edges, 2)), nodes)
+
+
+def lists(read: DenseSample) -> dict[int, Int64]:
+    """The one-hop sample of every node that has one."""
+    owners = read.nodes[read.hops[1] :].tolist()
+    parts = np.split(read.nodes[read.places], read.starts[1:-1])
+    return dict(zip(owners, parts, strict=True)) if owners else {}
+
+
+def plain(node: int, layers: int, own: dict[int, Int64], values: Float64) -> float:
+    """Layers h <- 2 h + sum of neighbours' h, by recursion."""
+    if not layers:
+        return float(values[node])
+    below = sum(plain(int(each), layers - 1, own, values) for each in own[node])
+    return 2 * plain(node, layers - 1, own, values) + below
+
+
+def by_dense(read: DenseSample, layers: int, values: Float64) -> Float64:
+    found = values[read.nodes]
+    for k in range(layers):
+        read = read.next() if k else read
+        sums = np.zeros(len(read.starts) - 1)
+        np.add.at(sums, np.repeat(np.arange(len(sums)), np.diff(read.starts)), found[read.places])
+        found = 2 * found[read.hops[1] :] + sums
+    return found
+
+
+@given(st.integers(2, 30), st.integers(0, 80), st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**32))
+def test_layers_equal_plain_recursion(nodes: int, edges: int, layers: int, fanout: int, seed: int) -> None:
+    adjacency, random = graph(nodes, edges, seed), np.random.default_rng(seed)
+    targets = random.permutation(nodes)[: max(nodes // 3, 1)]
+    read = sample(adjacency, targets, [fanout] * layers, random)
+    assert len(np.unique(read.nodes)) == len(read.nodes)
+    np.testing.assert_array_equal(read.nodes[read.hops[-2] :], targets)
+    values, own = random.integers(0, 9, nodes).astype(np.float64), lists(read)
+    expected = [plain(int(each), layers, own, values) for each in targets]
+    np.testing.assert_array_equal(by_dense(read, layers, values), expected)
+    for node, drawn in own.items():
+        mine = adjacency.neighbours[adjacency.starts[node] : adjacency.starts[node + 1]].tolist()
+        assert len(drawn) == min(len(mine), fanout)
+        assert all(drawn.tolist().count(each) <= mine.count(each) for each in drawn.tolist())
+
+
+def test_samples_are_uniform_without_replacement() -> None:
+    adjacency = Adjacency.of(np.array([(0, each) for each in range(1, 8)]), 8)
+    random, seen = np.random.default_rng(1), np.zeros((8, 8))
+    for _ in range(6_000):
+        _, drawn = adjacency.sample(np.zeros(1, np.int64), 3, random)
+        assert len(set(drawn.tolist())) == 3
+        seen[np.ix_(drawn, drawn)] += 1
+    share = seen / 6_000
+    np.testing.assert_allclose(np.diag(share)[1:], 3 / 7, atol=0.03)
+    pairs = share[1:, 1:][~np.eye(7, dtype=bool)]
+    np.testing.assert_allclose(pairs, 3 / 7 * 2 / 6, atol=0.03)
+
+
+def test_targets_are_distinct_nodes() -> None:
+    adjacency, random = graph(6, 5, 0), np.random.default_rng(0)
+    with pytest.raises(ForetraceError, match="distinct"):
+        sample(adjacency, np.array([1, 1]), [2], random)
+    with pytest.raises(ForetraceError, match="0 to 5"):
+        sample(adjacency, np.array([6]), [2], random)
