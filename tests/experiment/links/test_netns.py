@@ -112,3 +112,21 @@ def test_without_the_capability_the_reason_is_said(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(netns, "_text", lambda path: "CapEff:\t0000000000000000")
     with pytest.raises(ForetraceError, match="CAP_NET_ADMIN"):
         netns.require()
+
+
+def test_links_to_a_server_are_shaped_in_both_directions_and_unshaped_for_a_while(able: netns.Capability) -> None:
+    with netns.made(2, parse_link("300mbit"), servers=1) as net:
+        assert len(net.namespaces) == 3 and len(net.shaped) == 4
+
+        def shaped(name: str, device: str) -> bool:
+            return "tbf" in subprocess.check_output(["tc", "-n", name, "qdisc", "show", "dev", device], text=True)
+
+        assert all(shaped(*each) for each in net.shaped) and not shaped(net.namespaces[2], netns.INTERFACE)
+        with netns.unshaped(net):
+            assert not any(shaped(*each) for each in net.shaped)
+        assert all(shaped(*each) for each in net.shaped)
+    with (
+        pytest.raises(ForetraceError, match="rate alone"),
+        netns.made(2, Link(name="far", gbit_s=1, latency_us=5), servers=1),
+    ):
+        pass

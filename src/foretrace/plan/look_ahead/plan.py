@@ -208,7 +208,7 @@ def _notes(question: CacheQuestion, warm: int) -> Iterator[str]:
     if question.compute_s is None:
         yield (
             f"How long the passes of a batch take was not given: {1e3 * COMPUTE_S[0]:g} ms ({1e3 * COMPUTE_S[1]:g} – "
-            f"{1e3 * COMPUTE_S[2]:g}) is assumed; give `compute_ms=`."
+            f"{1e3 * COMPUTE_S[2]:g}) is assumed; say how long, and ranges are narrower."
         )
     if warm < question.look_ahead:
         yield (

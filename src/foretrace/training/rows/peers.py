@@ -47,7 +47,7 @@ class Peers:
             while len(self._sockets) < 2 * (self.trainers - 1):
                 of, _ = self._listening.accept()
                 of.settimeout(PATIENCE_S)
-                _, other, lane, _, said = receive(of, np.uint32)
+                _, other, lane, _, said = receive(of, np.uint32, len(token))
                 if secrets.compare_digest(said, token) and self.rank < other < self.trainers and lane in (0, 1):
                     self._sockets[other, lane] = of
                 else:

@@ -44,7 +44,7 @@ _MOST_BYTES = 1 << 34
 
 
 class RowRequest(IntEnum):
-    """What a message asks for, or answers."""
+    """What a message requests, or answers."""
 
     HELLO = 1  # the token; answered with the table's sizes
     GET = 2  # rows as they are once `batch` batches are whole
@@ -68,13 +68,15 @@ def send(
         to.sendall(sent[at : at + CHUNK])
 
 
-def receive(of: socket.socket, dtype: type[np.generic]) -> tuple[int, int, int, Int64, memoryview]:
+def receive(
+    of: socket.socket, dtype: type[np.generic], most: int = _MOST_BYTES
+) -> tuple[int, int, int, Int64, memoryview]:
     """Read one message: what, rank, batch, row numbers and the bytes of values.
 
     Raises EOFError where the other end is gone, ValueError for what is no message.
     """
     what, rank, batch, count, size = _HEADER.unpack(take(of, _HEADER.size))
-    if max(size, count) > _MOST_BYTES:
+    if max(size, count) > most:
         raise ValueError(f"a message of {size} bytes")
     ids = np.frombuffer(take(of, count * np.dtype(dtype).itemsize), dtype).astype(np.int64)
     return what, rank, batch, ids, take(of, size)
@@ -148,7 +150,7 @@ class RowServer:
         self._open.add(connection)
         with connection, suppress(EOFError, OSError, ValueError, struct.error):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            what, rank, _, _, said = receive(connection, np.uint32)
+            what, rank, _, _, said = receive(connection, np.uint32, len(self.token))
             if what != RowRequest.HELLO or not secrets.compare_digest(said, self.token):
                 rank = -1
                 return
