@@ -4,7 +4,7 @@
     python benchmarks/fuzz.py --seconds 60 --reader recording --reader graph
     python benchmarks/fuzz.py --again recording:gpu.json:3:4711 --minimise
 
-Readers and samples: tests/fuzz/readers.py; damage: tests/fuzz/mutations.py. An input is named reader:sample:seed:number
+Readers and their samples: tests/fuzz; damage: tests/fuzz/mutations.py. An input is named reader:sample:seed:number
 and follows from its name alone. Inputs run in a worker process with bounded memory; one that takes longer than --hang
 seconds of processor time (or six times as long by the clock, on a machine that others use), or ends the process, is a
 defect too and the worker is replaced. Exit code 1 where there is any defect.
@@ -34,7 +34,8 @@ from tables import ROOT, machine, today
 sys.path.insert(0, str(ROOT))
 
 from tests.fuzz.mutations import FORMS, mutated
-from tests.fuzz.readers import WAYS, Reader, check, readers
+from tests.fuzz.reader import WAYS, Reader, check
+from tests.fuzz.readers import readers
 
 HANG_S = 10.0
 MEMORY = 6 << 30  # bytes that a worker may reserve beyond what it has when it begins

@@ -38,7 +38,7 @@ PATIENCE_S = 20.0  # for the end of what a killed process had started
 LEDGER = """
 from pathlib import Path
 from foretrace.experiment.ledger import Ledger
-from tests.experiment.rows import make_row
+from tests.experiment.ledger_rows import make_row
 while True:
     Ledger(Path("ledger.sqlite")).add([make_row(notes=("x" * 5000,)) for _ in range(20)])
     print("row", flush=True)

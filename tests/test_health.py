@@ -55,3 +55,9 @@ def test_long_tests_are_named_with_their_reasons() -> None:
         [report("quick", 1.0), report("long", 25.0), report("longer", 90.0, ("slow", "trains a model"))]
     )
     assert found == {"longer": "90 s of CPU: trains a model", "long": f"25 s of CPU: {health.UNSAID}"}
+
+
+@pytest.mark.slow("so that it is one of them")
+def test_slow_tests_may_take_longer_by_the_clock(request: pytest.FixtureRequest) -> None:
+    marker = request.node.get_closest_marker("timeout")
+    assert marker.args == (health.SLOW_TIMEOUT_S,) and float(request.config.getini("timeout")) < health.SLOW_TIMEOUT_S

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from foretrace.hardware.devices import named
 from foretrace.plan.soap.cluster import SoapCluster
 from foretrace.plan.soap.operators import Sizes, SoapModel
+from reproductions.flexflow.layers import LayeredModel
 
 STEPS = 40
 
 
 def alexnet(samples: int) -> SoapModel:
     """AlexNet (Krizhevsky, 2014: one tower), 61 million parameters."""
-    model = SoapModel("AlexNet")
+    model = LayeredModel("AlexNet")
     at: int | Sizes = (samples, 224, 224, 3)
     layers = (
         (64, 11, 4, 2, True),
@@ -38,7 +39,7 @@ def alexnet(samples: int) -> SoapModel:
 
 def resnet101(samples: int) -> SoapModel:
     """ResNet-101 (He et al., 2016)."""
-    model = SoapModel("ResNet-101")
+    model = LayeredModel("ResNet-101")
     at = model.window("stem", (samples, 224, 224, 3), (7, 7), 2, (3, 3), 64)
     at = model.window("pool", at, (3, 3), 2, (1, 1))
     for stage, blocks in enumerate((3, 4, 23, 3)):
@@ -58,7 +59,7 @@ def resnet101(samples: int) -> SoapModel:
 
 def inception_v3(samples: int) -> SoapModel:
     """Inception-v3 (Szegedy et al., 2016), without the auxiliary classifier."""
-    model = SoapModel("Inception-v3")
+    model = LayeredModel("Inception-v3")
     count = 0
 
     def conv(
@@ -114,7 +115,7 @@ class _Recurrent:
     """Layers over chunks of steps; the operators of a layer share its weights."""
 
     def __init__(self, name: str, samples: int, chunk: int) -> None:
-        self.model, self.samples, self.chunk = SoapModel(name), samples, chunk
+        self.model, self.samples, self.chunk = LayeredModel(name), samples, chunk
 
     def embedded(self, layer: str, rows: int, width: int) -> list[int]:
         return [

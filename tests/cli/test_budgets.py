@@ -57,6 +57,10 @@ HELD = {
     "calibrate network --limit": ["tests/experiment/test_collectives.py::test_a_limit_in_time_holds"],
     "compression advise --seconds": [HERE + "test_operators_share_their_time"],
     "rig verify --seconds": ["tests/experiment/links/test_verify.py::test_turns_keep_their_time"],
+    "energy tune --evaluations": [
+        "tests/serving/energy/test_recorded.py::test_no_more_settings_are_measured_than_asked"
+    ],
+    "energy colocate --seconds": ["tests/serving/energy/test_colocate.py::test_two_real_processes_share_a_core"],
     "cloud advise --budget": ["tests/plan/test_cloud.py::test_the_choice_keeps_within_time_and_money"],
     "cloud advise --within": ["tests/plan/test_cloud.py::test_the_choice_keeps_within_time_and_money"],
 }  # fmt: skip

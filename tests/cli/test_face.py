@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -56,31 +57,40 @@ NOT_RUN = {
     "fleet sweep": "plays 30 runs",
     "serve run": "serves until it is stopped",
     "serve load": "asks a server, which has to run",
+    "energy tune": "needs a counter of energy",
+    "energy measure": "needs a counter of energy",
+    "energy colocate": "measures two models, for a minute",
 }
-NEEDS_TORCH = {"estimate", "operators", "utilisation"}
+NEEDS_TORCH = {"estimate", "operators", "utilisation", "llm verify"}
+# What is added to an example that would compute for long: the same way through the program, with less to do.
+LESS = {"llm capacity": ("--requests", "poisson requests=40")}
 
 # What every option means. An option that means the same elsewhere has the same name there.
 MEANINGS = {
     "--accept-noise": "keep times that vary", "--accumulate": "micro-batches per update", "--add-rack": "more units",
     "--against": "techniques of the baseline", "--all-ranks": "all ranks as one graph",
     "--alpha": "how much worse graphs may be that are followed", "--any-sets": "several pieces on a device",
+    "--apply": "change settings of the machine",
     "--arrivals": "when requests come", "--at": "a moment of a log", "--attention": "implementation",
     "--backend": "what exchanges messages", "--batch": "samples per step",
     "--batches": "where steps take batches from", "--between": "link between machines",
     "--blocks": "blocks of a cache", "--bucket-mb": "size of a bucket", "--budget": "most that may be spent",
     "--by": "what a row sums up", "--calibration": "use stored operator times", "--certificate": "for TLS",
     "--checkpoint-gb": "size of a model's state", "--checkpoint-s": "seconds between saves",
-    "--clients": "who wait for answers", "--cluster": "machines and their GPUs", "--counts": "machines to try",
+    "--clients": "who wait for answers", "--cluster": "machines and their GPUs",
+    "--compute-ms": "time of the passes of a batch", "--counts": "machines to try",
     "--data": "files of the data set", "--days": "length of a log", "--deadline-s": "longest wait for an answer",
     "--device": "which device", "--devices": "how many devices", "--dim": "size of an open dimension",
     "--do": "techniques, in order", "--dp": "groups that attend to different sequences",
     "--dtype": "number format of served weights", "--emulate": "layers that sleep", "--engine": "whose step times",
     "--ep": "devices that share experts", "--epochs": "epochs to train",
+    "--evaluations": "how many settings to measure",
     "--every-s": "seconds between looks at the load", "--exact": "weigh every assumption alone",
     "--explain": "why others lost", "--export": "write the rows", "--first-steps": "steps to keep",
     "--fix": "a degree that is given", "--for": "what to make small", "--format": "format of a log",
     "--from": "smallest size", "--fuse": "fuse operators", "--gpu": "a GPU's products", "--gpus": "devices in all",
-    "--gradient-mb": "size of all gradients", "--host": "address to listen at", "--html": "the answer as a page",
+    "--gradient-mb": "size of all gradients",
+    "--grid": "carbon of a kWh", "--host": "address to listen at", "--html": "the answer as a page",
     "--import": "add exported rows", "--inference": "forward pass alone", "--input": "sizes of a model's input",
     "--inside": "link inside a machine", "--jitter-s": "how far submissions are shifted", "--job": "one job of a log",
     "--jobs": "how many jobs", "--json": "the answer as JSON", "--keep": "keep what was recorded",
@@ -88,7 +98,8 @@ MEANINGS = {
     "--kinds": "kinds of collectives", "--ledger": "which ledger", "--length": "words of a sequence",
     "--level": "a level of a cluster", "--like": "settings of this recording",
     "--limit": "seconds after which to stop", "--link": "rate of every worker's link",
-    "--load": "how densely jobs come", "--loss": "implementation", "--measure": "time it here, too",
+    "--load": "how densely jobs come", "--look-ahead": "batches that are known ahead",
+    "--loss": "implementation", "--measure": "time it here, too",
     "--measured": "times before all predictors", "--memory": "store allocations", "--memory-limit": "most memory",
     "--method": "a method of compression", "--micro-batches": "micro-batches of a batch",
     "--model": "a zoo model or script", "--modules": "store module calls", "--mtbf-h": "hours between failures",
@@ -109,7 +120,8 @@ MEANINGS = {
     "--requests": "what an engine serves", "--restart-s": "cost of a move", "--restart-s-per-gpu": "the same per GPU",
     "--resume": "state of a search", "--router": "which engine gets a request", "--rules": "more rules",
     "--run": "run what was planned", "--runs": "runs of an engine",
-    "--salvage": "use the good part of a damaged file", "--samples": "how many samples", "--save": "keep the graph",
+    "--salvage": "use the good part of a damaged file", "--sample": "neighbours per hop",
+    "--samples": "how many samples", "--save": "keep the graph",
     "--schedule": "a schedule of a pipeline", "--seconds": "time to spend", "--seed": "of all that is drawn",
     "--seeds": "how many seeds", "--sequence-parallel": "refused", "--sequences": "running at a time",
     "--set": "values to try", "--shapes": "store input sizes", "--size": "size of a model",
@@ -121,6 +133,7 @@ MEANINGS = {
     "--task": "what is learnt of a graph",
     "--technique": "rows of a technique", "--tensor": "devices that share a layer",
     "--threads": "threads of an operator", "--times": "times filled in", "--to": "largest size",
+    "--trainers": "who train from one table",
     "--to-cluster": "another cluster", "--to-load": "another load", "--token-budget": "tokens of a step",
     "--token-file": "a secret of clients", "--tokens": "words to train on", "--tolerance": "what counts as near",
     "--top": "rows of a ranking", "--tp": "devices that share a layer", "--trust": "packages that may be called",
@@ -137,12 +150,14 @@ ELSEWHERE = {
     ("fleet run", "--measure"): "jobs that means are over",
     ("fleet slots", "--size"): "GPUs of a job",
     ("fleet export", "--to"): "the scheduler that files are for",
+    ("plan rows", "--memory"): "for tables, of a device",
     ("plan transformer", "--export"): "the launcher that a plan is written for",
     ("llm simulate", "--seconds"): "how long requests come",
     ("llm capacity", "--devices"): "most of one engine",
     ("llm verify", "--load"): "rate of requests, of the most",
     ("llm simulate", "--calibration"): "what was found of this server",
     ("scale", "--samples"): "how often noise is drawn",
+    ("plan cache", "--optimizer"): "how rows are updated",
     ("serve plan", "--threads"): "cores that all instances share",
     ("plan data", "--memory"): "most memory of a training",
 }
@@ -227,14 +242,16 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if name not in NOT_RUN
     ],
 )
-def test_examples_run(cli: Cli, workplace: Path, name: str) -> None:
+def test_examples_run(cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if name in NEEDS_TORCH:
         pytest.importorskip("torch")
+    if name == "llm verify":  # a run of 40 requests takes half a minute
+        monkeypatch.setitem(import_module("foretrace.serving.llm.verify").verify.__kwdefaults__, "number", 6)
     if name == "fleet generate":
         assert cli(*shlex.split(examples("fleet fit")[0])[1:]).code == 0
     for each in examples(name):
         if "model.onnx" not in each:  # a model of the user's
-            answer = cli(*shlex.split(each)[1:])
+            answer = cli(*shlex.split(each)[1:], *LESS.get(name, ()))
             assert answer.code == 0, f"{each}: {answer.err}"
 
 

@@ -17,7 +17,7 @@ from foretrace.cli.streams import Printed
 from foretrace.errors import ForetraceError
 from foretrace.plaintext import sentence, visible, whole_number
 from tests.cli.conftest import Cli
-from tests.fuzz.readers import recordings
+from tests.fuzz.recording_readers import recordings
 
 EVIL = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202egnp.exe\x00"
 

@@ -15,7 +15,7 @@ from foretrace.report import verification
 from foretrace.report.jsonout import dumps, loads, schema
 from foretrace.report.terminal import Terminal, render
 from foretrace.report.verification import LedgerView, VerifyView
-from tests.experiment.rows import make_row
+from tests.experiment.ledger_rows import make_row
 from tests.report.test_jsonout import check
 
 PLAIN = Terminal(width=120)

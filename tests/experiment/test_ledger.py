@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import APPLICATION, Ledger, default_path, verified_on
 from foretrace.experiment.tables import csv
-from tests.experiment.rows import make_row
+from tests.experiment.ledger_rows import make_row
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = """
 import sys
 from pathlib import Path
 from foretrace.experiment.ledger import Ledger
-from tests.experiment.rows import make_row
+from tests.experiment.ledger_rows import make_row
 
 ledger = Ledger(Path(sys.argv[1]))
 for number in range(int(sys.argv[2])):

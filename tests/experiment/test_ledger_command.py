@@ -9,7 +9,7 @@ import pytest
 
 from foretrace.experiment.ledger import Ledger
 from tests.cli.conftest import Cli, cli
-from tests.experiment.rows import make_row
+from tests.experiment.ledger_rows import make_row
 
 __all__ = ["cli"]
 

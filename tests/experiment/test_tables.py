@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretrace.experiment.tables import markdown, markdown_summary, summaries
-from tests.experiment.rows import make_row
+from tests.experiment.ledger_rows import make_row
 
 
 def test_rows_as_a_table() -> None:

@@ -1,4 +1,4 @@
-"""Readers of the planners: problems and profiles of others, and the state of a search."""
+"""Readers of the planners: problems of others, and the state of a search."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from tests.fuzz.readers import Figure, Reader
+from tests.fuzz.reader import Figure, Reader
 
 LATENCIES = "model,threads,batch,latency_ms,samples_ms,origin\n" + "".join(
     f"m,{threads},{batch},{2.0 * batch / threads},{batch / threads} {2 * batch / threads} {9 * batch / threads},here\n"
@@ -24,23 +25,6 @@ _NODES = [
 ]  # fmt: skip
 _EDGES = [{"sourceId": at, "destId": at + 1, "cost": 0.25, "size": 1e6} for at in range(5)]
 PROBLEM = {"maxSizePerFPGA": 2e9, "maxFPGAs": 2, "maxCPUs": 1, "nodes": _NODES, "edges": _EDGES}
-PROFILE = (
-    "".join(
-        f"node{at} -- Linear(in={at}) -- forward_compute_time={at}.5, backward_compute_time=2.0, "
-        f"activation_size={size}, parameter_size=1000.0\n"
-        for at, size in enumerate(("4096.0", "[10.0; 20.0]", "8.0"), start=1)
-    )
-    + "\tnode1 -- node2\n\tnode2 -- node3\n"
-)
-_WAY = {"id": "vanilla", "timePerSample": 0.5, "parameterSize": 1e6, "memoryUsageA": 1e6, "memoryUsageB": 2e6}
-COSTS = {
-    "maxDevices": 2, "maxMemoryPerDevice": 1e9, "bandwidth": 1e9, "mbsInBatch": 4,
-    "nodes": [
-        {"id": 0, "TMPCs": {"1": [{**_WAY, "syncTimeFw": {}, "syncTimeBw": {"1": 5.0}}]}},
-        {"id": 1, "TMPCs": {"1": [{**_WAY, "syncTimeFw": {"0": 5.0}, "syncTimeBw": {}}]}},
-    ],
-    "edges": [{"sourceId": 0, "destId": 1, "communicationCost": 1e6}],
-}  # fmt: skip
 ARRIVALS = "TIMESTAMP,tokens\n2023-11-16 18:15:46.68,3\n2023-11-16 18:15:47.18,4\n2023-11-16T18:15:50Z,5\n"
 SERVE_PLAN = {"batch": 8, "chosen": {"split": "2x1:3+1x2:2"}, "model": "m"}
 STATE = {"strategy": "MCMC(beta=50)", "seed": 3, "costs": [[1.5, "too large", 2.0], [0.5]], "best": [17, 18]}
@@ -59,12 +43,6 @@ def _play_problem(path: Path, way: int) -> Iterator[Figure]:
     yield "loads", [each.load for each in found.devices]
 
 
-def _play_profile(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.plan.pipelines.pipedream import plan_pipedream, read_profile
-
-    yield "bottleneck", plan_pipedream(read_profile(path), [(2 + way % 2, 1e9)]).bottleneck_s
-
-
 def _play_latencies(path: Path, way: int) -> Iterator[Figure]:
     from foretrace.serving.server.latencies import read
     from foretrace.serving.server.split import split_table
@@ -75,14 +53,6 @@ def _play_latencies(path: Path, way: int) -> Iterator[Figure]:
         for split in split_table(latency_s, threads=threads, batch=5).splits(5):
             yield "latency", profile.alone_s(split)
         profile.save(path)
-
-
-def _play_costs(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.plan.pipelines.piper import plan_piper, read_cost_graph
-
-    graph = read_cost_graph(path)
-    stages = plan_piper(graph, devices=2 + way % 2, memory_bytes=1e9, bandwidth=1e9, micro_batches=4)
-    yield "loads", [each.load for each in stages]
 
 
 def _play_state(path: Path, way: int) -> Iterator[Figure]:
@@ -104,6 +74,50 @@ def _play_serve_plan(path: Path, way: int) -> Iterator[Figure]:
 
     for batch, split in read_plans([path]).items():
         yield "batch", [batch, split.batch, split.threads]
+
+
+def _lookups() -> dict[str, bytes]:
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    packed, columns = io.BytesIO(), io.BytesIO()
+    ids, offsets = np.array([3, 1, 3, 0, 2, 5]), np.array([0, 2, 2, 6])
+    arrays: dict[str, Any] = {"users.ids": ids, "users.offsets": offsets, "items.ids": np.array([9, 8, 9])}
+    np.savez_compressed(packed, **arrays)
+    table = {"users": [[3, 1], [], [3, 0, 2, 5]], "items": [9, 8, 9]}
+    parquet.write_table(arrow.table(table), columns)
+    return {"ids.npz": packed.getvalue(), "ids.parquet": columns.getvalue()}
+
+
+def _play_lookups(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.training.rows.lookups import read
+
+    found = read(path, samples=2 * (way & 1))
+    for ids, offsets in found.read(0, way & 1, 2):
+        yield "ids", ids
+        yield "offsets", offsets
+    yield "tables", [[table.rows, table.pooling] for table in found.tables]
+
+
+def _play_reuse(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.training.rows.reuse import read_reuse, reused
+
+    for each in read_reuse(path):
+        yield "histogram", [each.mean, *each.rows, *each.lookups]
+        yield "ids", reused(each, samples=4 + way, batches=2, pooling=8).tables[0].ids
+
+
+REUSE = """fbgemm.pt
+Avg col size: 2.0
+Histogram of col sizes:
+(0, 1]: 0.500
+(1, 2]: 0.250
+(2+: 0.250
+Ratio of index distribution at different column sizes:
+(0, 1]: 0.250
+(1, 2]: 0.250
+(2+: 0.500
+"""
 
 
 def _graph() -> bytes:
@@ -131,13 +145,13 @@ def plan_readers() -> Iterator[Reader]:
     """The readers of this file."""
     files = {
         "placement": ("plan.placement.problem", "problem.json", json.dumps(PROBLEM), _play_problem),
-        "layer-profile": ("plan.pipelines.pipedream", "graph.txt", PROFILE, _play_profile),
-        "cost-graph": ("plan.pipelines.piper", "graph.json", json.dumps(COSTS), _play_costs),
         "latencies": ("serving.server.latencies", "profile.csv", LATENCIES, _play_latencies),
         "arrivals": ("serving.server.load", "log.csv", ARRIVALS, _play_arrivals),
+        "reuse": ("training.rows.reuse", "stats.txt", REUSE, _play_reuse),
         "serve-plan": ("serving.server.run", "plan.json", json.dumps(SERVE_PLAN), _play_serve_plan),
         "search-state": ("search.minimise", "state.json", json.dumps(STATE), _play_state),
     }
+    yield Reader(name="lookups", covers=("training.rows.lookups",), samples=_lookups, play=_play_lookups)
     yield Reader(
         name="graph", covers=("training.rows.graphs",), samples=lambda: {"graph.npz": _graph()}, play=_play_graph
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from tests.fuzz.readers import Figure, Reader
+from tests.fuzz.reader import Figure, Reader
 
 TRACES = {
     "azure.csv": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6,37,44\n2023-11-16 18:15:50.9,3,9\n",

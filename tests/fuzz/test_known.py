@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from foretrace.errors import ForetraceError
-from tests.fuzz.readers import check, readers, recordings
+from tests.fuzz.reader import check
+from tests.fuzz.readers import readers
+from tests.fuzz.recording_readers import recordings
 
 DEEP = b"[" * 5000 + b"]" * 5000
 DIGITS = "9" * 5000

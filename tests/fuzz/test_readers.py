@@ -12,7 +12,8 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from tests.fuzz.mutations import FORMS, mutated
-from tests.fuzz.readers import WAYS, Reader, check, readers
+from tests.fuzz.reader import WAYS, Reader, check
+from tests.fuzz.readers import readers
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "foretrace"
@@ -48,7 +49,7 @@ def test_every_module_that_reads_files_has_a_reader() -> None:
         for path in SOURCE.rglob("*.py")
         if not OWN_FILES.match(str(path.relative_to(SOURCE))) and _reads_files(path)
     }
-    assert sorted(found - covered) == [], "these modules read files; give each a reader in tests/fuzz/readers.py"
+    assert sorted(found - covered) == [], "these modules read files; give each a reader in tests/fuzz"
 
 
 def test_every_reader_covers_modules_that_are_there() -> None:

@@ -22,7 +22,7 @@ from foretrace.simulate.memory import split
 from foretrace.simulate.overhead import unprofiled
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.compute.rates import peaks_of
-from tests.fuzz.readers import recordings
+from tests.fuzz.recording_readers import recordings
 from tests.kineto_files import MAIN, Recording
 
 NAMES = ("own_gpu.json", "own.json", "captured.json")

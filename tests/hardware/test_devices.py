@@ -65,7 +65,7 @@ def test_a_user_may_shorten_a_name(given: str, short: str) -> None:
     assert named(given).short == short
 
 
-@pytest.mark.parametrize("given", ["A100-SXM", "", "H300", "-"])
+@pytest.mark.parametrize("given", ["A100-SXM", "", "H300", "-", "a100-80gbb", "a100-8gb", "a100-80"])
 def test_a_name_that_is_none_or_several_is_refused_with_choices(given: str) -> None:
     with pytest.raises(ForetraceError, match=r"choose|foretrace devices|did you mean"):
         named(given)

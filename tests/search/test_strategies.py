@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from foretrace.deadline import Deadline, never
+from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.minimise import minimise
 from foretrace.search.models import CMAES, Bayes, expected_improvement
 from foretrace.search.space import Choices, Problem
@@ -27,6 +28,13 @@ class TestExhaustive(SearchConformance):
         for problem in self.problems().values():
             found = self._run(problem)
             assert found.proven and found.cost == found.bound == problem.optimum()
+
+
+class TestConstrainedBayes(SearchConformance):
+    calls = 17
+
+    def strategy(self) -> SearchStrategy:
+        return ConstrainedBayes(begin=4, candidates=20, near=4, most=12)
 
 
 class TestRandomSearch(SearchConformance):

@@ -42,7 +42,7 @@ PANELS = {
     "Models without a run": ("estimate", "operators", "utilisation", "rewrite", "plan"),
     "Many workers": ("align", "scale", "network", "compression", "rig", "cloud"),
     "Fleets": ("fleet",),
-    "Serving": ("serve", "llm"),
+    "Serving": ("serve", "llm", "energy"),
     "Tools": ("calibrate", "techniques", "zoo", "devices"),
 }
 # Files with other names than their commands.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrace.cli import options
-from foretrace.cli.answers import Reply, answers, asked, group
+from foretrace.cli.answers import Reply, answers, asked, group, writable
 from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
 
@@ -116,6 +116,7 @@ def network(
     from foretrace.experiment import collectives
     from foretrace.report import network as report
 
+    writable(out)
     gpus = collectives.gpus()
     with options.progress("timing collectives") as tell:
         table = collectives.calibrate(

@@ -79,6 +79,7 @@ def estimate(
     dim: list[str] | None = option(None, "NAME=N", "Size of an open dimension of an ONNX model."),
     out: Path | None = option(None, "FILE", "Write the task graph there, for whatif.", "--out", "-o"),
     threads: int | None = option(None, "N", "Threads of an operator, with --device here.", least=1),
+    grid: options.Grid = None,
     top: options.Top = 14,
 ) -> Reply:  # fmt: skip
     """Predict a step's time and memory from the model alone.
@@ -106,7 +107,7 @@ def estimate(
         )  # fmt: skip
     given["workers"] = found.sharding.workers
     asked = {name: given[name] for name in _RECIPE if given[name] and given[name] != _USUAL.get(name)}
-    view = report.estimate(found, model=source, asked=asked, out=out)
+    view = report.estimate(found, model=source, asked=asked, out=out, grid=grid)
     return Reply(result=view, files={out: lambda path: save(found.step.lowered.graph, path)})
 
 

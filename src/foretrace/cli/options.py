@@ -99,6 +99,7 @@ Techniques = Annotated[
         complete=completion.techniques,
     ),
 ]  # fmt: skip
+Grid = Annotated[float | None, option(..., "G", "Grams of CO2 per kWh of electricity; none is assumed.", least=0.0)]
 Top = Annotated[int, option(..., "N", "Rows of a ranking to print.", least=1)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from foretrace.cli.verify import LedgerFile, NoLedger
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
+    from foretrace.experiment.rows.placed import RanPlacement
     from foretrace.report.views import Result
 
 Devices = Annotated[int, option(..., "N", "How many there are.", least=1)]
@@ -90,12 +92,50 @@ def pipeline(
     return report.pipelined(found, model)
 
 
+@plan.command("rows")
+@answers
+def rows(
+    source: str = argument(..., "TRACE", "Ids that samples read (NPZ, Parquet), or zipf:1.05 tables=26 pooling=1."),
+    devices: Devices = 4,
+    memory: str = option("", "SIZE", "For tables, of a device, as 2GB; by default any.", "--memory"),
+    width: int = option(64, "N", "Numbers in a row of a table.", least=1),
+    inference: options.Inference = False,
+    samples: int = option(0, "N", "Of a batch of a file, over all devices; by default 512.", least=0),
+    out: Path | None = option(None, "FILE", "Write the placement (NPZ), too."),
+    run: bool = flag("--run", "Also run it and others on real processes, and compare them with whole tables."),
+    between: str = option("", "RATE", "With --run: of the link between processes, as 50mbit; predicts seconds, too."),
+    top: options.Top = 8,
+) -> Reply:
+    """Place rows of embedding tables on devices: what each keeps, what it sends, and how far from the best that is.
+
+    Example: foretrace plan rows "zipf:1.05 tables=26 pooling=1 samples=2048" --devices 4 --memory 2GB
+    """
+    from foretrace.plan.result import size
+    from foretrace.plan.rows.plan import plan_rows, run_rows
+    from foretrace.report.plan_rows import planned_rows
+    from foretrace.training.rows.lookups import read
+
+    writable(out)
+    lookups = read(source, samples=samples)
+    found = plan_rows(
+        lookups, devices=devices, memory=size(memory, "memory") or inf, width=width, training=not inference
+    )
+    ran: tuple[RanPlacement, ...] = ()
+    if between and not run:
+        raise ForetraceError("`between=RATE` is the link of a run; add `run=`.")
+    if run:
+        with options.progress(f"running {source}") as tell:
+            ran = run_rows(found, source, samples, link=between, tell=tell)
+    return Reply(result=planned_rows(found, source, ran), files={out: found.placement.save})
+
+
 @plan.command("data")
 @answers
 def data(
     graph: str = argument(..., "GRAPH", "A folder in partitions, an NPZ file, or planted:nodes=10000 edges=100000."),
     memory: str = option(..., "SIZE", "For training, beyond interpreter and libraries, as 500MB.", "--memory"),
     task: str = option("", "links|nodes", "What is learnt; by default nodes where the graph has features and labels."),
+    sample: str = option("", "N,N", "Compare only samplers of so many neighbours at each hop, with their caches."),
     batch: int = option(10_000, "N", "Edges, or training nodes, of a step.", least=1),
     width: int = option(32, "N", "Numbers in an embedding, or of a hidden layer.", least=1),
     seed: int = option(0, "N", "Seed of what is drawn.", least=0),
@@ -110,15 +150,23 @@ def data(
     Example: foretrace plan data "planted:nodes=10000 edges=100000 communities=100" --memory 40MB
     """
     from foretrace.experiment.ledger import Ledger
+    from foretrace.plan.data.neighbour_caches import fan_outs, samplers
     from foretrace.plan.data.plan import GraphSource, plan_data
     from foretrace.plan.data.trial import try_plan
     from foretrace.plan.result import size
-    from foretrace.report.plan_data import planned_data
+    from foretrace.report.plan_data import planned_data, planned_samplers
 
     kept = Ledger(ledger).checked() if run and not no_ledger else None
     with options.stages("reading the graph") as tell:
         source = GraphSource.of(graph)
         limit = size(memory, "memory") or 0
+        if sample:
+            if source.data is None or run or task:
+                raise ForetraceError("`sample=` needs a graph that is not in partitions, without `task=` and `run=`.")
+            ways = samplers(
+                source.data, num_neighbors=fan_outs(sample), batch_size=batch, memory_bytes=limit, seed=seed
+            )
+            return planned_samplers(graph, source.data, limit, ways)
         found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
         tried = try_plan(found, source, epochs=epochs, tell=tell) if run else None
     return planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
@@ -158,6 +206,8 @@ def transformer(
 
     if bool(export) != (out is not None):
         raise ForetraceError("`export=TARGET` and `out=FILE` go together; give both, or neither.")
+    if export and unequal:
+        raise ForetraceError("`export=` writes stages that are alike, the best of them; leave out `unequal=`.")
     to = launches.target(export) if export else ""
     path = launches.path_of(out, to) if out else None
     writable(path)
@@ -176,3 +226,42 @@ def transformer(
     stages = unequal_stages(found.space) if unequal else None
     view = report.planned(found, model, tokens=tokens, unequal=stages)
     return Reply(result=view, how={"explain": explain}, files=files)
+
+
+@plan.command("cache")
+@answers
+def cache(
+    trace: str = argument(
+        ..., "TRACE", "zipf:1.05, reuse:FILE or recorded:MODEL, each with key=value words, or ids as NPZ or Parquet."
+    ),
+    trainers: int = option(2, "N", "Trainers of the table, each with a link.", least=1, most=32),
+    link: str = option(..., "RATE", "Of a trainer in each direction, as 50mbit."),
+    look_ahead: int = option(16, "N", "Batches that are known ahead.", least=1),
+    optimizer: str = option("sgd", "NAME", "Of rows: sgd, or adagrad, whose state travels with its row."),
+    compute_ms: float | None = option(None, "MS", "That the passes of a batch take; --run sleeps what is missing."),
+    run: bool = flag("--run", "Then train both ways in turns on shaped links, as root, and compare."),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
+) -> Result:
+    """Predict what looking ahead gains where embedding rows come from a server: steps, bytes, hit rate, memory.
+
+    Example: foretrace plan cache "zipf:1.05 samples=64 batches=16" --link 50mbit --look-ahead 4
+    """
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.plan.look_ahead.plan import CacheQuestion, plan_cache
+    from foretrace.plan.look_ahead.traces import trace as read
+    from foretrace.report import plan_cache as report
+
+    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    question = CacheQuestion(
+        source=trace, lookups=read(trace), trainers=trainers, link=link, look_ahead=look_ahead, optimizer=optimizer,
+        compute_s=compute_ms / 1e3 if compute_ms is not None else None,
+    )  # fmt: skip
+    found = plan_cache(question)
+    if not run:
+        return report.planned(found)
+    from foretrace.plan.look_ahead.trial import rows_of, try_cache
+
+    with options.stages("starting trainers") as tell:
+        tried = try_cache(question, tell)
+    return report.planned(found, tried, *(() if kept is None else kept.keep(*rows_of(tried))))

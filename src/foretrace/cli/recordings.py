@@ -132,6 +132,7 @@ def whatif(
     perfetto: options.Perfetto = None,
     save: Path | None = option(None, "FILE", "Keep the predicted graph, for compare."),
     calibration: options.Calibration = True,
+    grid: options.Grid = None,
     run: options.RunOptions,
 ) -> Reply:
     """Predict the step time with changes that have not been made.
@@ -153,7 +154,7 @@ def whatif(
 
     with options.progress("weighing the assumptions"):
         found = predicted.whatif()
-        view = whatif(found, path=run.path)
+        view = whatif(found, path=run.path, grid=grid)
     return Reply(
         result=view,
         page=lambda: html.render(html.page_of(found.before, [found], path=run.path)),

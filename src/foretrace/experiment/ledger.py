@@ -231,10 +231,10 @@ class Ledger:
             base.execute("COMMIT")
         return added
 
-    def keep(self, row: Row) -> tuple[str, str]:
-        """Add one row; this file and the id of the row."""
-        self.add([row])
-        return str(self.path), row.id
+    def keep(self, *rows: Row) -> tuple[str, str]:
+        """Add rows; this file and the id of the last one."""
+        self.add(rows)
+        return str(self.path), rows[-1].id
 
     def rows(self, *, model: str = "", technique: str = "") -> tuple[Row, ...]:
         """Rows, oldest first: of one model, and of those that apply one technique, where asked for.

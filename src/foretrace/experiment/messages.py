@@ -87,7 +87,81 @@ class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag="inspect"):
     name: str
 
 
-Request = Verify | Join | Collectives | Record | Make | RunSteps | Inspect
+class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-rows"):
+    """Read batches of lookups from tables that are divided as a placement says, and in training send gradients back."""
+
+    placement: str  # file
+    lookups: str  # as `lookups.read` takes them
+    samples: int
+    batches: tuple[int, ...]
+    check: bool  # whether to compare with whole tables instead of timing
+
+
+class RowSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """A training over rows of an embedding server: what all of its processes know."""
+
+    lookups: str  # file
+    samples: int  # of a batch
+    rows: dict[str, int]  # by table
+    trainers: int
+    look_ahead: dict[str, int]  # batches, by arm; 0 is uncached. Each arm has a server and dense weights of its own.
+    width: int = 32  # weights of a row
+    layers: tuple[int, ...] = (32,)  # of each dense network
+    optimizer: str = "sgd"
+    compute_s: float = 0.0  # that the passes of a batch take at least
+    seed: int = 0
+    folder: str = ""  # where tables and dense weights are kept
+    every: int = 0  # batches
+    begin: int = 0  # batches that are in what is kept
+    token: str
+
+
+class ServeRows(msgspec.Struct, frozen=True, kw_only=True, tag="serve-rows"):
+    """Be the embedding server of every arm, and one more for timing the link."""
+
+    setup: RowSetup
+    host: str
+
+
+class ListenRows(msgspec.Struct, frozen=True, kw_only=True, tag="listen-rows"):
+    """Be a trainer, where the others can connect."""
+
+    setup: RowSetup
+    rank: int
+    host: str
+
+
+class MeetRows(msgspec.Struct, frozen=True, kw_only=True, tag="meet-rows"):
+    """Connect with the servers and the other trainers."""
+
+    server: str  # address
+    ports: dict[str, int]  # by arm
+    trainers: tuple[tuple[str, int], ...]
+
+
+class TimeRows(msgspec.Struct, frozen=True, kw_only=True, tag="time-rows"):
+    """Time reads, writes and messages of so many rows, all trainers at once."""
+
+    rows: tuple[int, ...]
+    repetitions: int
+
+
+class TrainRows(msgspec.Struct, frozen=True, kw_only=True, tag="train-rows"):
+    """Train some batches of an arm."""
+
+    arm: str
+    begin: int
+    end: int
+
+
+class HashRows(msgspec.Struct, frozen=True, kw_only=True, tag="hash-rows"):
+    """Say which bits tables (a server) or dense weights (a trainer) have."""
+
+
+Request = (
+    Verify | Join | Collectives | Record | Make | RunSteps | Inspect | ExchangeRows
+    | ServeRows | ListenRows | MeetRows | TimeRows | TrainRows | HashRows
+)  # fmt: skip
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
@@ -130,6 +204,43 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True, tag="buckets"):
     world: int
 
 
+class ExchangedRows(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged-rows"):
+    """What a process exchanged in each batch, and seconds per batch, or how its sums and gradients compare."""
+
+    bytes: tuple[int, ...]
+    wall_s: float
+    equal: bool  # sums, bit by bit
+    gradient_error: float  # largest difference over the largest gradient
+
+
+class Listening(msgspec.Struct, frozen=True, kw_only=True, tag="listening"):
+    """Where a process listens: a port for every arm, or of a trainer one."""
+
+    ports: dict[str, int]
+
+
+class RowTimes(msgspec.Struct, frozen=True, kw_only=True, tag="row-times"):
+    """Seconds of every repetition, by size, of one trainer."""
+
+    get_s: tuple[tuple[float, ...], ...]
+    put_s: tuple[tuple[float, ...], ...]
+    exchange_s: tuple[tuple[float, ...], ...]
+
+
+class TrainedRows(msgspec.Struct, frozen=True, kw_only=True, tag="trained-rows"):
+    """Batches that were trained: seconds from the first one's beginning until each had ended."""
+
+    ends_s: tuple[float, ...]
+    hits: int
+    misses: int
+
+
+class RowHashes(msgspec.Struct, frozen=True, kw_only=True, tag="row-hashes"):
+    """SHA-256 of what a process has, by arm."""
+
+    hashes: dict[str, str]
+
+
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """A mistake in what was asked for, or a technique that does not fit."""
 
@@ -145,4 +256,7 @@ class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
     script: bool
 
 
-Answer = Progress | Verified | Done | Recorded | TimedSteps | Buckets | Refusal | Crashed
+Answer = (
+    Progress | Verified | Done | Recorded | TimedSteps | Buckets | ExchangedRows | Refusal | Crashed
+    | Listening | RowTimes | TrainedRows | RowHashes
+)  # fmt: skip

@@ -50,9 +50,9 @@ class WorkerError(RuntimeError):
 class DeadError(ForetraceError):
     """A worker that ended although it was still needed; `signal` is what ended it, "" if it ended by itself."""
 
-    def __init__(self, message: str, signal: str) -> None:
+    def __init__(self, message: str, rank: int, signal: str) -> None:
         super().__init__(message)
-        self.signal = signal
+        self.rank, self.signal = rank, signal
 
 
 class SilentError(ForetraceError):
@@ -196,7 +196,7 @@ class Workers:
         self._said[rank].seek(0)
         words = self._said[rank].read().decode("utf-8", errors="replace").strip().splitlines()[-_LINES:]
         last = f"; its last words: {' / '.join(words)}" if words else ""
-        return DeadError(f"worker {rank} {how} while {what}, and the others were ended{last}.", ended_by)
+        return DeadError(f"worker {rank} {how} while {what}, and the others were ended{last}.", rank, ended_by)
 
 
 @contextmanager

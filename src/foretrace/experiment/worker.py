@@ -18,6 +18,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from io import BufferedWriter, FileIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,20 +32,33 @@ from foretrace.experiment.messages import (
     Collectives,
     Crashed,
     Done,
+    ExchangedRows,
+    ExchangeRows,
+    HashRows,
     Inspect,
     Join,
+    Listening,
+    ListenRows,
     Make,
+    MeetRows,
     Progress,
     Record,
     Recorded,
     Refusal,
     Request,
     RunSteps,
+    ServeRows,
     TimedSteps,
+    TimeRows,
+    TrainRows,
     Verified,
     Verify,
 )
 
+if TYPE_CHECKING:
+    from foretrace.experiment.rows.role import RowRole
+
+RowRequests = ServeRows | ListenRows | MeetRows | TimeRows | TrainRows | HashRows
 FIRST = "first"  # the word that needs precedence
 # Stages in which nothing of ours has been applied: what a user's script raises there is the script's own.
 USERS_STAGES = ("making the training", "recording the baseline")
@@ -106,6 +120,10 @@ def _answer(worker: Worker, request: Request) -> Answer:
                 return worker.steps(request)
             case Inspect():
                 return worker.inspect(request)
+            case ExchangeRows():
+                return worker.exchange_rows(request)
+            case _:
+                return worker.rows(request)
     except ForetraceError as error:
         return Refusal(sentence=str(error))
     except Exception as error:
@@ -135,6 +153,7 @@ class Worker:
         self.say, self.during = say, ""
         self.rank, self.workers = 0, 1
         self.arms: dict[str, RunningArm] = {}
+        self.row_role: RowRole | None = None
 
     def tell(self, what: str, share: float) -> None:
         """Say what is done now, and how far it has come."""
@@ -210,9 +229,25 @@ class Worker:
         """Run steps of an arm."""
         return self.arms[request.name].block(request.discarded, request.steps, together=request.together)
 
+    def rows(self, request: RowRequests) -> Answer:
+        """Do what a trainer of rows or its server does."""
+        from foretrace.experiment.rows.role import begin
+
+        if isinstance(request, ServeRows | ListenRows):
+            self.row_role = begin(request)
+            return Listening(ports=self.row_role.ports)
+        assert self.row_role is not None
+        return self.row_role.answer(request)
+
     def inspect(self, request: Inspect) -> Buckets:
         """The buckets of an arm."""
         return self.arms[request.name].buckets()
+
+    def exchange_rows(self, request: ExchangeRows) -> ExchangedRows:
+        """Exchange rows of embedding tables."""
+        from foretrace.experiment.rows.placed import exchange
+
+        return exchange(request, self.rank)
 
 
 if __name__ == "__main__":

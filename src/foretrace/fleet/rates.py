@@ -18,9 +18,9 @@ from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import Float64, codes
 from foretrace.hardware.devices import Device, named
 from foretrace.hardware.instances import instances
+from foretrace.hardware.power import IDLE_SHARE
 
 HOUR_NS = 3600e9
-IDLE_SHARE = 0.15  # of the board power: between a V100's 25-45 W of 300 and an A100's 50-60 W of 400; no catalog has it
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ tables that give the same; what none of them gives is from the vendor's document
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -98,7 +99,8 @@ def named(name: str) -> Device:
     if part:
         several = " or ".join(device.short for device in part)
         raise ForetraceError(f"device {name!r} is several devices; choose {several}.")
-    if found := find(name):
+    stated = None if wanted.startswith(("nvidia", "tesla")) else re.search(r"(\d+)(?:gb.?)?$", wanted)
+    if (found := find(name)) and (stated is None or int(stated[1]) == found.memory_gb):  # not of another member
         return found
     known = [*_USUAL, *(device.short for device in catalog())]
     hint = question(name.removeprefix("nvidia").strip(), known, lists="foretrace devices lists them.")

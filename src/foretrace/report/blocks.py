@@ -19,7 +19,7 @@ NARROW = 72  # columns; below it tables keep what matters most
 
 Kind = Literal[
     "text", "name", "time", "change", "seconds", "long", "share", "count", "digits", "course", "bytes", "binary",
-    "FLOP", "FLOP/s", "B/s", "ratio",
+    "FLOP", "FLOP/s", "B/s", "J", "ratio",
 ]  # fmt: skip
 
 
@@ -147,6 +147,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "binary": units.binary,
     "FLOP": units.scaled,
     "FLOP/s": lambda value: units.scaled(value, "FLOP/s"),
+    "J": lambda value: units.scaled(value, "J"),
     "B/s": lambda value: units.scaled(value, "B/s"),
     "ratio": lambda value: f"{units.digits(value)}×",
     "course": heights,

@@ -11,7 +11,9 @@ import msgspec
 
 from foretrace.model.recipe import Choice, CostSource, FamilyWork, families, precisions, recipe, sources
 from foretrace.model.target import HERE
+from foretrace.report import power
 from foretrace.report.blocks import About, Block, Column, listing, notes, table
+from foretrace.report.power import EnergyView
 from foretrace.report.units import count, nbytes, scaled, seconds, share, within
 from foretrace.report.views import Result, taken
 
@@ -50,6 +52,7 @@ class EstimateView(Result, frozen=True, kw_only=True):
     host_busy_s: float
     launch_bound: bool
     utilisation: float  # achieved over peak FLOP/s, recomputation counted
+    energy: EnergyView | None  # of all devices; null where there is no power model
     peak_memory_bytes: int
     memory_bytes: dict[str, int]  # at the peak, by category
     reserved_memory_bytes: int  # what the caching allocator holds at most; 0 on a processor
@@ -92,6 +95,7 @@ class EstimateView(Result, frozen=True, kw_only=True):
             f"{share(self.utilisation)} of the device's peak"
         )
         yield f"kernels {seconds(self.device_busy_s)}, host {seconds(self.host_busy_s)}"
+        yield from power.shown(self.energy)
         total = sum(each.time_s for each in self.families) or 1.0
         yield listing(
             self.families, ("family", "operators"), ("calls", "calls", "count"), ("flops", "FLOP", "FLOP"),
@@ -117,7 +121,12 @@ class EstimateView(Result, frozen=True, kw_only=True):
 
 
 def estimate(
-    found: Estimate, *, model: str, asked: Mapping[str, object] | None = None, out: Path | None = None
+    found: Estimate,
+    *,
+    model: str,
+    asked: Mapping[str, object] | None = None,
+    out: Path | None = None,
+    grid: float | None = None,
 ) -> EstimateView:
     """The view of an estimate; `asked` are the options that the user gave, `out` is the task graph's file, if any."""
     step, graph, memory, fit = found.step, found.operators, found.memory, found.fit
@@ -141,6 +150,7 @@ def estimate(
         samples_per_s=samples_per_s,
         tokens_per_s=samples_per_s * tokens,
         tokens_per_s_per_device=samples_per_s * tokens / devices,
+        energy=power.energy(found.device, step.step_time_s, step.interval_s, step.device_busy_s, devices, grid),
         peak_memory_bytes=memory.peak_bytes,
         memory_bytes={name: nbytes for name, nbytes in memory.by_category.items() if nbytes},
         reserved_memory_bytes=memory.reserved_bytes,

@@ -27,6 +27,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "optimise": ("search.seconds",),
     "rewrite": ("search_s",),
     "plan place": ("seconds",),
+    "plan rows": ("seconds",),
     "plan transformer": ("seconds",),
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from math import inf
 from typing import Any
 
 import msgspec
@@ -85,35 +84,20 @@ def placed(found: Placement, source: str) -> PlacementView:
     accelerators = sum(each.kind == "accelerator" for each in found.devices)
     goodness = "proven best" if found.proven else f"at most {share(found.gap)} from the best"
     what = "A batch leaves the pipeline every" if found.objective == "throughput" else "One batch takes"
-    return PlacementView(
+    hosts = [
+        f"The host of device {at} takes {seconds(host)} to launch operators: a larger batch or CUDA graphs help."
+        for at, host in found.launch_bound.items()
+    ]
+    return taken(
+        PlacementView, found, source=source, notes=(*(() if sized else (UNSIZED,)), *hosts),
         headline=f"{what} {_time(found, found.objective_value)} on {accelerators} "
         f"accelerator{'s' if accelerators != 1 else ''}: {goodness}.",
-        source=source,
-        objective=found.objective,
-        contiguous=found.contiguous,
-        objective_value=found.objective_value,
-        interval=found.interval,
-        proven=found.proven,
-        bound=found.bound,
-        gap=found.gap,
         devices=tuple(
-            PlacedDeviceView(
-                kind=each.kind,
-                nodes=tuple(problem.ids[row] for row in each.nodes),
-                load=each.load,
-                memory=each.memory if sized else None,
-                layers=_layers(problem, each),
-            )
+            taken(PlacedDeviceView, each, nodes=tuple(problem.ids[row] for row in each.nodes),
+                  memory=each.memory if sized else None, layers=_layers(problem, each))
             for each in found.devices
         ),
-        seconds=found.seconds,
-        method=found.method,
-        notes=(() if sized else (UNSIZED,))
-        + tuple(
-            f"The host of device {at} takes {seconds(host)} to launch operators: a larger batch or CUDA graphs help."
-            for at, host in found.launch_bound.items()
-        ),
-    )
+    )  # fmt: skip
 
 
 def _layers(problem: PlacementProblem, device: DeviceLoad) -> str:
@@ -185,35 +169,18 @@ class PipelineView(Result, frozen=True, kw_only=True):
 def pipelined(found: CutModel, source: str) -> PipelineView:
     """The answer about a pipeline."""
     best = found.schedules[0]
-    if best.found is not None and best.fits:
-        what = f"a batch of {count(found.micro_batches)} micro-batches on {len(found.costs)} stages"
-        headline = f"{best.name} takes {seconds(best.found.batch_s)} for {what}."
+    if best.batch_s is not None and best.fits:
+        what = f"a batch of {count(found.micro_batches)} micro-batches on {len(found.stages)} stages"
+        headline = f"{best.name} takes {seconds(best.batch_s)} for {what}."
     else:
         headline = f"No schedule fits: {best.why}"
-    return PipelineView(
-        headline=headline,
-        source=source,
-        micro_batches=found.micro_batches,
-        memory_limit_bytes=found.memory_limit,
-        proven=found.placement.proven,
+    return taken(
+        PipelineView, found, found.placement, headline=headline, source=source, memory_limit_bytes=found.memory_limit,
         stages=tuple(
             taken(PipelineStageView, cost, layers=_layers(found.placement.problem, each))
-            for each, cost in zip(found.placement.devices, found.costs, strict=True)
+            for each, cost in zip(found.placement.devices, found.stages, strict=True)
         ),
-        schedules=tuple(
-            ScheduleView(
-                name=each.name,
-                batch_s=each.found.batch_s if each.found is not None else None,
-                interval_s=each.interval_s,
-                bubble=each.found.bubble if each.found is not None else None,
-                in_flight=each.found.in_flight if each.found is not None else None,
-                memory_bytes=each.found.nbytes if each.found is not None else None,
-                fits=each.fits,
-                why=each.why,
-            )
-            for each in found.schedules
-        ),
-    )
+    )  # fmt: skip
 
 
 def _schedule_row(each: ScheduleView) -> tuple[Any, ...]:
@@ -244,6 +211,7 @@ class UnequalStageView(msgspec.Struct, frozen=True, kw_only=True):
     devices: int
     tensor: int
     sequence: int
+    context: int
     data: int
     expert: int
     recompute: int
@@ -333,42 +301,20 @@ def planned(
     """The answer about a large transformer."""
     best = found.best
     unit = unit_for(best.seconds)
-    time = f"{in_unit(best.seconds, unit)} {unit.name} ({between(best.low_s, best.high_s, unit)})"
-    return TransformerPlanView(
-        headline=f"A step takes {time} with {best.configuration}.",
-        source=source,
-        device=found.space.on.device,
-        devices=found.space.devices,
-        batch=found.space.batch,
-        best=_candidate(best, "", found),
-        unequal=None if unequal is None else _unequal(unequal),
-        parts_s=best.parts,
-        memory_bytes=tuple(each.nbytes for each in best.memory),
-        memory_limit_bytes=found.space.on.capacity,
-        tokens_per_s=found.tokens_per_second,
-        utilisation=found.utilisation,
-        gpu_hours=None if tokens is None else found.gpu_hours(tokens),
+    time = f"{in_unit(best.seconds, unit)} {unit.name} ({between(*best.interval_s, unit)})"
+    return taken(
+        TransformerPlanView, found, found.space, headline=f"A step takes {time} with {best.configuration}.",
+        source=source, device=found.space.on.device, best=_candidate(best, "", found),
+        unequal=None if unequal is None else taken(
+            UnequalPlanView, unequal, stages=tuple(
+                taken(UnequalStageView, each, each.configuration, pass_s=each.pace_s, memory_bytes=each.nbytes)
+                for each in unequal.stages
+            ),
+        ),
+        parts_s=best.parts, memory_bytes=tuple(each.nbytes for each in best.memory),
+        memory_limit_bytes=found.space.on.capacity, gpu_hours=None if tokens is None else found.gpu_hours(tokens),
         runners_up=tuple(_candidate(each.cost, each.why, found) for each in found.runners_up),
         too_large=tuple(_candidate(each.cost, each.why) for each in found.too_large),
-        valid=found.valid,
-        fitting=found.fitting,
-        lost=found.lost,
-        seconds=found.seconds,
-        notes=found.assumed,
-    )
-
-
-def _unequal(found: UnequalPlan) -> UnequalPlanView:
-    return UnequalPlanView(
-        micro_batches=found.micro_batches,
-        step_s=found.seconds,
-        interval_s=(found.low_s, found.high_s),
-        equal_s=found.equal_s if found.equal_s < inf else None,
-        stages=tuple(
-            taken(UnequalStageView, each.configuration, layers=each.layers, pass_s=each.pace_s, devices=each.devices,
-                  memory_bytes=each.nbytes)
-            for each in found.stages
-        ),
     )  # fmt: skip
 
 
@@ -379,7 +325,7 @@ def _differing(view: UnequalPlanView) -> Iterator[Block]:
         f"{in_unit(view.step_s, unit)} {unit.name} ({between(*view.interval_s, unit)}) with stages that may differ and "
         f"{count(view.micro_batches)} micro-batches{equal}, simulated"
     )
-    names = ("layers", "devices", "tensor", "data", "recompute", "zero")
+    names = ("layers", "devices", "tensor", "context", "data", "recompute", "zero")
     yield table(
         ["stage", *(Column(each, "count") for each in names), Column("passes", "time"), Column("memory", right=True)],
         [
@@ -390,12 +336,7 @@ def _differing(view: UnequalPlanView) -> Iterator[Block]:
 
 
 def _candidate(cost: StepCost, why: str, plan: TransformerPlan | None = None) -> TransformerCandidateView:
-    return TransformerCandidateView(
-        configuration=asdict(cost.configuration),
-        words=str(cost.configuration),
-        step_s=cost.seconds,
-        interval_s=(cost.low_s, cost.high_s),
-        simulated_s=None if plan is None else plan.simulated_s(cost.configuration),
-        peak_bytes=cost.peak_bytes,
-        why=why,
-    )
+    return taken(
+        TransformerCandidateView, cost, configuration=asdict(cost.configuration), words=str(cost.configuration),
+        step_s=cost.seconds, simulated_s=None if plan is None else plan.simulated_s(cost.configuration), why=why,
+    )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -14,8 +14,11 @@ from foretrace.plan.data.trial import DataTrial
 from foretrace.report.blocks import About, Block, Column, Line, listing, notes
 from foretrace.report.units import count, digits, nbytes, seconds, share, span
 from foretrace.report.views import Report
+from foretrace.training.rows.graphs import NodeData
 
 _UNEQUAL = "candidates read the same edges but in other orders: quality is compared by --run alone"
+
+_ALONE = "sampling alone: neither rows of features nor the steps of a training are in these times"
 
 
 class DataCandidateView(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +114,21 @@ def planned_data(plan: DataPlan, trial: DataTrial | None = None, ledger: str = "
         memory_bytes=choice.memory_bytes, swaps=choice.swaps, swaps_bound=choice.swaps_bound,
         runners_up=tuple(map(_view, plan.candidates[1:])), left_out=dict(plan.left_out), trial=shown,
         ledger=ledger, row=row, notes=(_UNEQUAL,), next=shlex.join(words) if trial is None else "foretrace ledger",
+    )  # fmt: skip
+
+
+def planned_samplers(graph: str, data: NodeData, limit_bytes: int, found: Sequence[DataCandidate]) -> DataPlanView:
+    """The answer about samplers of neighbours alone, the best first, with what the quickest cache changes."""
+    choice, cached = found[0], next((each for each in found if each.notes), found[0])
+    value, low, high = choice.epoch_s
+    return DataPlanView(
+        headline=f"{choice.name} samples quickest within {nbytes(limit_bytes)}: {seconds(value)} ({span(low, high)}) "
+        f"an epoch, {nbytes(choice.memory_bytes)}.",
+        graph=graph, task="sampling", nodes=data.adjacency.nodes, edges=len(data.adjacency.edges()),
+        memory_limit_bytes=limit_bytes, choice=_view(choice), predicted_epoch_s=value, interval_s=(low, high),
+        memory_bytes=choice.memory_bytes, swaps=None, swaps_bound=None, runners_up=tuple(map(_view, found[1:])),
+        left_out={}, trial=None, ledger="", row="",
+        notes=(*(f"{cached.loader}: {each}" for each in cached.notes), _ALONE),
     )  # fmt: skip
 
 

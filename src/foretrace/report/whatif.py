@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from foretrace.experiment.job import Assumed
-from foretrace.report import assumptions, headline, runs
+from foretrace.report import assumptions, headline, power, runs
 from foretrace.report.assumptions import assumption
 from foretrace.report.blocks import Bars, Block, Column, Line, table
+from foretrace.report.power import EnergyView
 from foretrace.report.units import between, in_unit, unit_for
 from foretrace.report.views import BreakdownView, Report, taken
+from foretrace.simulate.timeline import Timeline
+from foretrace.techniques.compute.other_device import recorded_on
 from foretrace.techniques.explain import PathPart
 from foretrace.techniques.whatif import WhatIf
 
@@ -56,6 +59,8 @@ class WhatIfView(Report, frozen=True, kw_only=True):
     interval_s: tuple[float, float]
     interval_level: float
     interval_source: str
+    energy_before: EnergyView | None  # null where the device is not known or has no power model
+    energy_after: EnergyView | None
     breakdown_before_s: BreakdownView
     breakdown_after_s: BreakdownView
     critical_path_before: tuple[PathPart, ...]
@@ -82,6 +87,8 @@ class WhatIfView(Report, frozen=True, kw_only=True):
         )
         if self.critical_path_after:
             yield Line(path_change(self), label="critical path")
+        if self.energy_before and self.energy_after:
+            yield from power.shown(self.energy_before, self.energy_after)
         for made in self.changes:
             yield Line(change_text(made, len(self.techniques) > 1), label="changed")
         matter = assumptions_that_matter(self)
@@ -94,7 +101,7 @@ class WhatIfView(Report, frozen=True, kw_only=True):
         yield Line(f"{interval_text(self)}: {self.interval_source}.", soft=True)
 
 
-def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
+def whatif(result: WhatIf, *, path: str = "", grid: float | None = None) -> WhatIfView:
     """A prediction: the step before and after, how sure, what was changed and what it rests on."""
     info = result.before.graph.info
     names = tuple(stage.technique.name for stage in result.stages)
@@ -120,12 +127,22 @@ def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
         speedup_interval=(1 / high if high else 0.0, 1 / low if low else None),
         interval_level=result.level,
         interval_source=" and ".join(sources),
+        energy_before=_energy(result.before, result.before_interval_s, grid),
+        energy_after=_energy(result.after, interval_s, grid),
         breakdown_before_s=runs.breakdowns(result.before)[0],
         breakdown_after_s=runs.breakdowns(result.after)[0],
         assumptions=tuple(assumption(each.assumption, each.at_low_s, each.at_high_s) for each in result.assumptions),
         notes=runs.corrections(result.before.graph),
         next=f"foretrace export {runs.again(result.before.graph, path)} {runs.do(written)}" if path else "",
     )
+
+
+def _energy(timeline: Timeline, interval_s: tuple[float, float], grid: float | None) -> EnergyView | None:
+    """Of a step of all ranks; kernels run on a device also while messages keep them waiting."""
+    graph, parts = timeline.graph, runs.breakdowns(timeline)[0]
+    busy_s = parts.compute + parts.exposed_communication
+    step_s = sum(parts.parts().values())
+    return power.energy(recorded_on(graph), step_s, interval_s, busy_s, max(len(graph.ranks), 1), grid)
 
 
 def interval_text(view: WhatIfView) -> str:

@@ -27,10 +27,10 @@ from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
 from foretrace.reading import parse_json, read_bytes
-from foretrace.search.space import Infeasible, Point, Problem
+from foretrace.search.space import Constrained, Infeasible, Point, Problem
 from foretrace.search.strategy import SearchContext, SearchStrategy
 
-Cost = float | str  # of a new point, as it is kept: its cost, or why it cannot be
+Cost = float | str | tuple[float, float]  # of a new point, as it is kept: its cost, why it cannot be, or `Constrained`
 Ended = Literal["", "proven", "finished", "nothing new", "calls", "steps", "seconds", "stopped"]
 
 _REPEATED = 30_000  # points in a row that were all priced before: the strategy is caught
@@ -59,7 +59,7 @@ class SearchState:
     @classmethod
     def of_json(cls, held: dict[str, Any]) -> SearchState:
         """The state that `to_json` gave; raises ValueError, KeyError or TypeError where it is none."""
-        costs = tuple(tuple(each if isinstance(each, str) else float(each) for each in row) for row in held["costs"])
+        costs = tuple(tuple(map(_read, row)) for row in held["costs"])
         best = tuple(map(int, held["best"]))
         if len(best) != len(costs):
             raise ValueError("chains differ in number")
@@ -95,22 +95,31 @@ class Found(Generic[Point]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Budget:
-    """Of one chain."""
+class _Order(Generic[Point]):
+    """A chain to be run, with its budget, as it travels between processes."""
 
+    problem: Problem[Point]
+    strategy: SearchStrategy
+    starts: tuple[Point, ...]
+    seed: int
+    index: int
     calls: int
     steps: int
     gap: float
+    kept: tuple[Cost, ...]
+    check: int | None = None  # of the best point that an earlier part of the search met
+    seconds: float = inf
 
 
 class _Chain(Generic[Point]):
     """One search: its generator, the costs that it met, and the best of its points."""
 
-    def __init__(
-        self, context: SearchContext[Point], strategy: SearchStrategy, kept: Sequence[Cost], budget: _Budget
-    ) -> None:
-        self.context, self.budget = context, budget
-        self.kept = list(kept)  # costs of new points, those of an earlier part of the search first
+    def __init__(self, order: _Order[Point], until: Deadline) -> None:
+        """Go the way that an earlier part of the search went, up to where a new point is needed."""
+        rng = Random(f"{order.seed} {order.index}" if order.index else order.seed)
+        context = SearchContext(problem=order.problem, starts=order.starts, rng=rng, until=until)
+        self.context, self.order = context, order
+        self.kept = list(order.kept)  # costs of new points, those of an earlier part of the search first
         self.calls = 0  # of which were asked for by now
         self.known: dict[Hashable, float] = {}
         self.best: Point | None = None
@@ -120,18 +129,22 @@ class _Chain(Generic[Point]):
         self.ended: Ended = ""
         self._repeated = 0
         self._key = context.space.key
-        self._steps = strategy.steps(context)
+        self._steps = order.strategy.steps(context)
         self._asked: Sequence[Point] = ()
         self._keys: list[Hashable] = []
         self._costs: list[float | None] = []  # of what was asked, None where it is not known
         self._open: list[int] = []  # places of what is to be priced
         self._advance(None)
+        while self.calls < len(self.kept) and not self.ended:
+            self.wanted(0)
+        if order.check is not None and self.calls == len(self.kept) and self.check != order.check:
+            raise ForetraceError("this state is of a search among other points; begin a new one.")
 
     @property
     def proven(self) -> bool:
         """Whether no point is better than the best one by more than the gap."""
         bound = self.context.bound
-        return self.best is not None and self.cost <= bound + self.budget.gap * abs(bound)
+        return self.best is not None and self.cost <= bound + self.order.gap * abs(bound)
 
     def wanted(self, most: int) -> list[Point]:
         """Points to be priced next; none at the end of a step or of the search, or while known points are repeated."""
@@ -139,24 +152,21 @@ class _Chain(Generic[Point]):
             if self._open and not self.ended:
                 if self.calls < len(self.kept):  # of an earlier part of the search
                     for cost in self.kept[self.calls : self.calls + len(self._open)]:
-                        self._learn(Infeasible(cost) if isinstance(cost, str) else cost)
+                        self._learn(_met(cost))
                     continue
-                if self.calls < self.budget.calls:
-                    most = min(most, self.budget.calls - self.calls)
+                if self.calls < self.order.calls:
+                    most = min(most, self.order.calls - self.calls)
                     return [self._asked[i] for i in self._open[:most]]
                 self.ended = "calls"
             if self.ended or not self._advance(self._answer()):
                 break
         return []
 
-    def replay(self) -> None:
-        """Let the strategy go the way that it went before, up to where a new point is needed."""
-        while self.calls < len(self.kept) and not self.ended:
-            self.wanted(0)
-
     def priced(self, cost: float) -> None:
         """Note the cost of the first of the points that were wanted."""
-        if cost < inf:
+        if isinstance(cost, Constrained):
+            self.kept.append((cost.objective, cost.excess))
+        elif cost < inf:
             self.kept.append(float(cost))
         elif isnan(cost):
             raise ValueError(f"the cost of {self._asked[self._open[0]]} is not a number")
@@ -203,7 +213,7 @@ class _Chain(Generic[Point]):
             self.steps += 1
             if self.proven:
                 self.ended = "proven"
-            elif self.steps >= self.budget.steps and not self.ended:
+            elif self.steps >= self.order.steps and not self.ended:
                 self.ended = "steps"
         return bool(self._keys)
 
@@ -237,31 +247,6 @@ class _Part(Generic[Point]):
     ended: Ended
     kept: tuple[Cost, ...]
     check: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Order(Generic[Point]):
-    """A chain to be run, as it travels between processes."""
-
-    problem: Problem[Point]
-    strategy: SearchStrategy
-    starts: tuple[Point, ...]
-    seed: int
-    index: int
-    kept: tuple[Cost, ...]
-    budget: _Budget
-    check: int | None = None  # of the best point that an earlier part of the search met
-    seconds: float = inf
-
-    def chain(self, until: Deadline) -> _Chain[Point]:
-        """The chain, where an earlier part of the search left it."""
-        rng = Random(f"{self.seed} {self.index}" if self.index else self.seed)
-        context = SearchContext(problem=self.problem, starts=self.starts, rng=rng, until=until)
-        chain = _Chain(context, self.strategy, self.kept, self.budget)
-        chain.replay()
-        if self.check is not None and chain.calls == len(chain.kept) and chain.check != self.check:
-            raise ForetraceError("this state is of a search among other points; begin a new one.")
-        return chain
 
 
 class SearchProgress(Generic[Point]):
@@ -322,13 +307,28 @@ def minimise(
     orders = [
         _Order(
             problem=problem, strategy=strategy, starts=tuple(starts), seed=seed, index=i, kept=kept[i],
-            budget=_Budget(calls=_share(calls, chains, i), steps=_share(steps, chains, i), gap=gap),
+            calls=_share(calls, chains, i), steps=_share(steps, chains, i), gap=gap,
             check=None if state is None else state.best[i],
         )
         for i in range(chains)
     ]  # fmt: skip
     parts = _here(orders, until, tell) if on is None else _elsewhere(orders, until, tell, on)
     return _found(orders[0], parts)
+
+
+def _read(held: Any) -> Cost:
+    """A cost from JSON."""
+    if isinstance(held, list | tuple):
+        objective, excess = map(float, held)
+        return objective, excess
+    return held if isinstance(held, str) else float(held)
+
+
+def _met(cost: Cost) -> float:
+    """A cost as the strategy met it."""
+    if isinstance(cost, tuple):
+        return Constrained(*cost)
+    return Infeasible(cost) if isinstance(cost, str) else cost
 
 
 def _share(total: int | None, chains: int, i: int) -> int:
@@ -346,7 +346,7 @@ def _kept(state: SearchState, strategy: str, seed: int, chains: int) -> Sequence
 
 def _here(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None) -> list[_Part[Point]]:
     """All chains side by side in this process: what they ask for is priced together."""
-    chains = [order.chain(until) for order in orders]
+    chains = [_Chain(order, until) for order in orders]
     running = SearchProgress(orders, lambda: [chain.part() for chain in chains])
     costs, clock, timed = orders[0].problem.costs, until.clock, until.left < inf
     longest = thought = 0.0  # seconds of the longest call and ask so far, less and less as time passes
@@ -381,7 +381,7 @@ def _here(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None) -
                 most = max(int(min(fit, 2 * len(points))), 1)
     except KeyboardInterrupt:  # at any place: what is not kept yet never was
         chains = [
-            replace(order, kept=tuple(chain.kept), check=None).chain(until)
+            _Chain(replace(order, kept=tuple(chain.kept), check=None), until)
             for order, chain in zip(orders, chains, strict=True)
         ]
         for chain in chains:
@@ -396,7 +396,7 @@ def _run(order: _Order[Point]) -> _Part[Point]:
 def _elsewhere(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None, on: str) -> list[_Part[Point]]:
     """Every chain where the executor puts it, in a few parts, so that what ends early leaves something behind."""
     total_s = until.left
-    parts = [replace(order, budget=replace(order.budget, calls=0)).chain(until).part() for order in orders]
+    parts = [_Chain(replace(order, calls=0), until).part() for order in orders]
     running = SearchProgress(orders, lambda: parts)
     try:
         with executor.place(on):
@@ -406,7 +406,7 @@ def _elsewhere(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | No
                 now = [
                     replace(
                         orders[i], kept=parts[i].kept, check=parts[i].check, seconds=left_s,
-                        budget=replace(orders[i].budget, calls=ceil(share * orders[i].budget.calls)),
+                        calls=ceil(share * orders[i].calls),
                     )
                     for i in going
                 ]  # fmt: skip
@@ -431,7 +431,8 @@ def _found(order: _Order[Point], parts: Sequence[_Part[Point]]) -> Found[Point]:
     ):
         if not curve or cost < curve[-1][1]:
             curve.append((calls, cost))
-    reasons = Counter(cost for part in parts for cost in part.kept if isinstance(cost, str))
+    met = (_met(cost) for part in parts for cost in part.kept)
+    reasons = Counter(cost.why for cost in met if isinstance(cost, Infeasible | Constrained) and cost == inf)
     bound = max(part.bound for part in parts)
     return Found(
         best=best.best,
@@ -440,7 +441,7 @@ def _found(order: _Order[Point], parts: Sequence[_Part[Point]]) -> Found[Point]:
         steps=sum(part.steps for part in parts),
         curve=tuple(curve),
         bound=min(bound, best.cost),
-        proven=best.best is not None and best.cost <= bound + order.budget.gap * abs(bound),
+        proven=best.best is not None and best.cost <= bound + order.gap * abs(bound),
         infeasible=dict(reasons.most_common()),
         ended=best.ended,
         state=SearchState(

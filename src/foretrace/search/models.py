@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from math import erf, inf, nan, prod, sqrt
@@ -86,12 +86,7 @@ class Bayes:
 
     def _next(self, space: Space[Point], met: dict[Hashable, tuple[Point, float]], rng: Random) -> Sequence[Point]:
         best = min(met.values(), key=lambda each: each[1])[0]
-        if space.size <= self.candidates:
-            drawn = list(space.points())
-        else:
-            drawn = [space.random(rng) for _ in range(self.candidates)]
-            drawn += [space.neighbour(best, rng) for _ in range(self.near)]
-        new = [*{key: at for at in drawn if (key := space.key(at)) not in met}.values()]
+        new = candidates(space, met, best, rng, self.candidates, self.near)
         if not new:
             return [best] if space.size > len(met) else ()
         known = list(met.values())
@@ -104,6 +99,18 @@ class Bayes:
         return [new[int(np.argmax(gain))]]
 
 
+def candidates(
+    space: Space[Point], met: Container[Hashable], best: Point, rng: Random, many: int, near: int
+) -> list[Point]:
+    """Points not met yet: all of a space of up to `many`, else so many random ones and `near` neighbours of `best`."""
+    if space.size <= many:
+        drawn = list(space.points())
+    else:
+        drawn = [space.random(rng) for _ in range(many)]
+        drawn += [space.neighbour(best, rng) for _ in range(near)]
+    return [*{key: at for at in drawn if (key := space.key(at)) not in met}.values()]
+
+
 def expected_improvement(x: Float64, y: Float64, at: Float64) -> Float64:
     """By how much points `at` (m x d) are expected to be below the least of `y` (n), costs known at `x` (n x d)."""
     scale = y.std() or 1.0
@@ -111,7 +118,7 @@ def expected_improvement(x: Float64, y: Float64, at: Float64) -> Float64:
     apart, across = _distances(x, x), _distances(at, x)
     fits = [(_fit(apart / length, z), length) for length in _LENGTHS]
     (_, factor, weights), length = max(fits, key=lambda each: each[0][0])
-    kernel = _matern(across / length)
+    kernel = matern(across / length)
     mean = kernel @ weights
     spread = np.sqrt(np.maximum(1 - (np.linalg.solve(factor, kernel.T) ** 2).sum(axis=0), 1e-12))
     below = (z.min() - mean) / spread
@@ -121,12 +128,13 @@ def expected_improvement(x: Float64, y: Float64, at: Float64) -> Float64:
 
 def _fit(apart: Float64, z: Float64) -> tuple[float, Float64, Float64]:
     """(log marginal likelihood, Cholesky factor, weights) of a process of variance 1."""
-    factor: Float64 = np.asarray(np.linalg.cholesky(_matern(apart) + _NOISE * np.eye(len(z))), dtype=np.float64)
+    factor: Float64 = np.asarray(np.linalg.cholesky(matern(apart) + _NOISE * np.eye(len(z))), dtype=np.float64)
     weights: Float64 = np.asarray(np.linalg.solve(factor.T, np.linalg.solve(factor, z)), dtype=np.float64)
     return float(-0.5 * z @ weights - np.log(np.diag(factor)).sum()), factor, weights
 
 
-def _matern(apart: Float64) -> Float64:
+def matern(apart: Float64) -> Float64:
+    """Matérn's kernel with ν = 5/2 at distances over the length."""
     far = sqrt(5) * apart
     return np.asarray((1 + far + far**2 / 3) * np.exp(-far))
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from math import inf, prod
+from math import inf, log, prod
 from random import Random
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +26,23 @@ class Infeasible(float):
 
     def __reduce__(self) -> tuple[type[Infeasible], tuple[str]]:  # a float would be copied by its value
         return Infeasible, (self.why,)
+
+
+class Constrained(float):
+    """The cost of a point under a limit: its objective, or infinite where `excess` is above 0; strategies see both."""
+
+    objective: float
+    excess: float
+    why = "above the limit"
+
+    def __new__(cls, objective: float, excess: float) -> Constrained:
+        """A cost, finite where the limit is kept."""
+        found = super().__new__(cls, inf if excess > 0 else objective)
+        found.objective, found.excess = objective, excess
+        return found
+
+    def __reduce__(self) -> tuple[type[Constrained], tuple[float, float]]:
+        return Constrained, (self.objective, self.excess)
 
 
 class Space(Generic[Point]):
@@ -113,6 +130,28 @@ class Choices(Space[tuple[Any, ...]]):
     def decode(self, code: Sequence[float]) -> tuple[Any, ...]:
         each = zip(self.values, code, strict=True)
         return tuple(values[round(min(max(at, 0.0), 1.0) * (len(values) - 1))] for values, at in each)
+
+
+@dataclass(frozen=True)
+class RatioChoices(Choices):
+    """Positive numbers per dimension, near where their ratio is near 1; of `only` these combinations, if given."""
+
+    only: tuple[tuple[float, ...], ...] = ()
+
+    @cached_property
+    def size(self) -> float:  # type: ignore[override]
+        """Number of points."""
+        return float(len(self.only) or prod(map(len, self.values)))
+
+    def random(self, rng: Random) -> tuple[Any, ...]:
+        return rng.choice(self.only) if self.only else super().random(rng)
+
+    def points(self) -> Iterator[tuple[Any, ...]]:
+        return iter(self.only) if self.only else super().points()
+
+    def encode(self, point: tuple[Any, ...]) -> tuple[float, ...]:
+        ends = zip(point, map(min, self.values), map(max, self.values), strict=True)
+        return tuple(log(value / low) / log(high / low) if high > low else 0.0 for value, low, high in ends)
 
 
 class Problem(Generic[Point]):

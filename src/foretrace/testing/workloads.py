@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from foretrace.graph.assemble import TASK_DEFAULTS, assemble
-from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
+from foretrace.graph.writer import GraphWriter
 from foretrace.trace.trace import LaneKind
 
 US = 1_000
@@ -19,65 +18,18 @@ STEP, ZERO = "Optimizer.step#{}.step", "Optimizer.zero_grad#{}.zero_grad"
 THREAD, STREAM = 0, 1
 
 
-@dataclass(kw_only=True)
-class Writer:
-    """Tasks and edges in program order."""
+class Writer(GraphWriter):
+    """Tasks and edges in program order; kernels are 1 us apart."""
 
-    lanes: tuple[Lane, ...]
-    info: GraphInfo
-    names: list[str] = field(default_factory=list)
-    layers: list[str] = field(default_factory=list)
-    tasks: list[dict[str, Any]] = field(default_factory=list)
-    edges: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
-    last: dict[int, int] = field(default_factory=dict)
-    marks: list[int] = field(default_factory=list)
-    now: int = 0
+    def __init__(self, *, lanes: tuple[Lane, ...], info: GraphInfo) -> None:
+        super().__init__(lanes, info, gap_ns=1 * US)
 
-    def task(
-        self, kind: TaskKind, lane: int, name: str, dur: int, *, op: str = "", layer: str = "", **columns: Any
-    ) -> int:
-        row = len(self.tasks)
-        self.now += 1
-        self.tasks.append(
-            {
-                "kind": int(kind),
-                "lane": lane,
-                "name": _index(self.names, name),
-                "op": _index(self.names, op) if op else -1,
-                "layer": _index(self.layers, layer) if layer else -1,
-                "dur": dur,
-                "step": len(self.marks) - 1,
-                "recorded": self.now,
-                **columns,
-            }
-        )
-        if lane in self.last:
-            order = EdgeKind.PROGRAM if self.lanes[lane].kind == LaneKind.CPU else EdgeKind.STREAM
-            self.edge(self.last[lane], row, order, 0 if order == EdgeKind.PROGRAM else 1 * US)
-        self.last[lane] = row
-        return row
+    def task(self, kind: TaskKind, lane: int, name: str, dur: int, **columns: Any) -> int:
+        given = {"recorded": len(self) + 1, "release": NO_RELEASE if len(self) else 0, "step": len(self.marks) - 1}
+        return super().task(kind, lane, name, dur, **given | columns)
 
-    def edge(self, src: int, dst: int, kind: EdgeKind, lag: int = 0, *, from_start: bool = False) -> None:
-        self.edges.append((src, dst, int(kind), lag, from_start))
-
-    def mark(self) -> None:
-        self.marks.append(-1)
-        self.marks[-1] = self.task(TaskKind.MARK, THREAD, "step", 0)
-
-    def graph(self) -> TaskGraph:
-        keys = {key for task in self.tasks for key in task}
-        columns = {key: np.array([task.get(key, TASK_DEFAULTS.get(key)) for task in self.tasks]) for key in keys}
-        columns["release"] = np.where(np.arange(len(self.tasks)) == 0, 0, TASK_DEFAULTS["release"])
-        src, dst, kind, lag, from_start = (np.array(column) for column in zip(*self.edges, strict=True))
-        return assemble(
-            columns,
-            {"src": src, "dst": dst, "edge_kind": kind, "lag": lag, "from_start": from_start},
-            marks=np.array(self.marks),
-            names=tuple(self.names),
-            layers=tuple(self.layers),
-            lanes=self.lanes,
-            info=self.info,
-        )
+    def mark(self, lane: int = THREAD, name: str = "step", after: Iterable[int] = (), **columns: Any) -> None:
+        super().mark(lane, name, after, step=len(self.marks), **columns)
 
 
 @dataclass(kw_only=True)
@@ -239,9 +191,3 @@ def optimizer_facts(tensors: int, elements: int, name: str = "AdamW", **settings
             {"class": name, "settings": settings, "tensors": {"float32": {"count": tensors, "elements": elements}}}
         ]
     }
-
-
-def _index(table: list[str], text: str) -> int:
-    if text not in table:
-        table.append(text)
-    return table.index(text)

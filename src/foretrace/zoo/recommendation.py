@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -49,10 +51,12 @@ class DLRM(nn.Module):
     """Bottom network for numbers, a table for each category, dot products of all pairs, top network."""
 
     def __init__(
-        self, *, rows: tuple[int, ...], width: int, bottom: tuple[int, ...], top: tuple[int, ...], sparse: bool
-    ) -> None:
+        self, *, rows: tuple[int, ...], width: int, bottom: tuple[int, ...], top: tuple[int, ...], sparse: bool = False,
+        tables: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(count, width, mode="sum", sparse=sparse) for count in rows)
+        if tables:
+            self.tables = nn.ModuleList(nn.EmbeddingBag(count, width, mode="sum", sparse=sparse) for count in rows)
         self.bottom = _layers(13, *bottom, width)
         vectors = len(rows) + 1
         self.top = _layers(width + vectors * (vectors - 1) // 2, *top)
@@ -63,12 +67,38 @@ class DLRM(nn.Module):
         """Log-odds (batch,) of a click."""
         dense = self.bottom(numbers)
         looked = [table(categories[:, i : i + 1]).to(dense.dtype) for i, table in enumerate(self.tables)]
-        vectors = torch.stack([dense, *looked], 1)
+        return self.joined([dense, *looked])
+
+    def joined(self, looked: Sequence[Tensor]) -> Tensor:
+        """Log-odds (batch,) from the bottom network's vectors and those of every table, each (batch, width)."""
+        vectors = torch.stack(list(looked), 1)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         assert isinstance(self.pairs, Tensor)  # a registered buffer
         interactions = products[:, self.pairs[0], self.pairs[1]]
-        found: Tensor = self.output(self.top(torch.cat([dense, interactions], 1)))
+        found: Tensor = self.output(self.top(torch.cat([looked[0], interactions], 1)))
         return found.squeeze(1)
+
+
+class RowClicks:
+    """DLRM's networks over rows that are kept elsewhere, as a `RowJob`; what was clicked follows from the seed."""
+
+    def __init__(
+        self, *, tables: int, width: int, samples: int, layers: tuple[int, ...] = (32,), seed: int = 0
+    ) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.module = DLRM(rows=(1,) * tables, width=width, bottom=layers, top=layers, tables=False)
+        self.samples, self.seed = samples, seed
+
+    def loss(self, batch: int, trainer: int, trainers: int, looked: Tensor) -> Tensor:
+        """Binary cross entropy of one trainer's samples, over those of all."""
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + batch)
+        numbers = torch.rand(self.samples, 13, generator=generator)
+        first = int(np.linspace(0, self.samples, trainers + 1)[trainer])
+        own = numbers[first : first + len(looked)]
+        said = self.module.joined([self.module.bottom(own), *looked.unbind(1)])
+        happened = (own[:, 0] > 0.8).float()
+        return functional.binary_cross_entropy_with_logits(said, happened, reduction="sum") / self.samples
 
 
 class NeuMF(nn.Module):

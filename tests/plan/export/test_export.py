@@ -19,7 +19,7 @@ from foretrace.plan.export.launch import LaunchedPlan
 from foretrace.plan.transformers.model import Parallelism
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from tests.gloo_workers import together
-from tests.plan.export import split_decoder
+from tests.plan.export import slurm, split_decoder
 
 GOLDEN = Path(__file__).parent / "golden"
 LARGE = Parallelism(tensor=8, sequence=1, pipeline=8, virtual=2, data=8, recompute=1, zero=1, overlap=1)
@@ -43,7 +43,7 @@ CASES = {
 def test_files_are_as_they_were_checked(to: str) -> None:
     """Megatron-LM's parser and validation of August 2026, DeepSpeed 0.19.8's and torchtitan 0.2.2's accepted theirs.
 
-    Names of Megatron-Bridge's settings were looked up in its documentation; sbatch's options were not checked by Slurm.
+    Names of Megatron-Bridge's settings were looked up in its documentation.
     """
     assert export(CASES[to], to) == (GOLDEN / f"{TARGETS[to].file}.txt").read_text()
 
@@ -61,6 +61,23 @@ def test_torchrun_reads_its_line() -> None:
 @pytest.mark.parametrize("to", ["torchrun", "slurm"])
 def test_scripts_are_bash(to: str) -> None:
     subprocess.run(["bash", "-n"], input=export(CASES[to], to), text=True, check=True)
+
+
+def test_slurm_would_start_its_script(tmp_path: Path) -> None:
+    if missing := slurm.missing():
+        pytest.skip(f"Slurm is not installed: there is no {missing}")
+    text = export(CASES["slurm"], "slurm")
+    with slurm.controller(tmp_path) as environment:
+
+        def tried(script: str) -> tuple[int, str]:
+            command = ["sbatch", "--test-only"]
+            done = subprocess.run(command, input=script, env=environment, capture_output=True, text=True, check=False)
+            return done.returncode, done.stderr
+
+        code, said = tried(text)
+        assert code == 0 and "on nodes n[1-64]" in said, said
+        assert tried(text.replace("--nodes=64", "--nodes=65", 1))[0]  # it does look
+        assert "unrecognized" in tried(text.replace("--exclusive", "--exclusively"))[1]
 
 
 def test_degrees_and_batches_come_back() -> None:

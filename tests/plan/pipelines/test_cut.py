@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,15 +44,15 @@ def test_a_pass_takes_as_long_as_its_host(model: PlaceableModel) -> None:
 
 def test_schedules_are_in_order_with_their_ranges(model: PlaceableModel) -> None:
     found = cut(model, micro_batches=4)
-    known = [each.found.batch_s for each in found.schedules if each.found is not None]
+    known = [each.batch_s for each in found.schedules if each.batch_s is not None]
     assert known == sorted(known)
-    assert {each.name for each in found.schedules if each.found is None} == {"interleaved"}
+    assert {each.name for each in found.schedules if each.batch_s is None} == {"interleaved"}
     for each in found.schedules:
-        if each.found is not None and each.interval_s is not None:
-            assert each.interval_s[0] <= each.found.batch_s <= each.interval_s[1]
+        if each.batch_s is not None and each.interval_s is not None:
+            assert each.interval_s[0] <= each.batch_s <= each.interval_s[1]
             # No schedule is faster than the slowest stage's work.
-            slowest = max(4 * (cost.forward_s + cost.backward_s) for cost in found.costs)
-            assert each.found.batch_s >= slowest * (1 - 1e-6)
+            slowest = max(4 * (cost.forward_s + cost.backward_s) for cost in found.stages)
+            assert each.batch_s >= slowest * (1 - 1e-6)
 
 
 def test_what_cannot_be_is_said(model: PlaceableModel) -> None:
@@ -74,7 +75,8 @@ def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert fits["1f1b-flush"]
     assert not fits["gpipe"]
     assert run([*words, "--memory-limit", "1MB"]) == 2
-    assert "give --memory-limit at least that" in capsys.readouterr().err
+    said = re.search(r"once per device; give --memory-limit (\d+MB)", capsys.readouterr().err)
+    assert said and run([*words, "--memory-limit", said[1]]) == 0
 
 
 def test_command_prints_and_writes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

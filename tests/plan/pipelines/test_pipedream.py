@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.pipelines.ideals import ideals, inside, totals
-from foretrace.plan.pipelines.pipedream import LayerProfile, parse_profile, plan_pipedream, read_profile
+from foretrace.plan.pipelines.pipedream import LayerProfile, plan_pipedream
+from foretrace.reading import read_text
+from tests.plan.pipelines.published import profile_of
 
 PROFILE = """\
 node1 -- Input -- forward_compute_time=9.0, backward_compute_time=0.000, activation_size=1.0, parameter_size=0.000
@@ -34,7 +36,7 @@ def test_known_answers(shared_data: Path) -> None:
     assert len(rows) == 8
     for row in rows:
         (path,) = (each for each in folder.iterdir() if each.name.split(".")[0].endswith(f"_{row['model']}"))
-        plan = plan_pipedream(read_profile(path), [(4, 1e9)])
+        plan = plan_pipedream(profile_of(read_text(path, mend="")), [(4, 1e9)])
         assert plan.bottleneck_s == pytest.approx(float(row["bottleneck_s"]), rel=1e-9), row["model"]
         assert plan.one_machine_s == pytest.approx(float(row["one_machine_s"]), rel=1e-9)
         alone = plan.one_machine_s / plan.data_parallel_s
@@ -43,16 +45,11 @@ def test_known_answers(shared_data: Path) -> None:
 
 
 def test_a_profile_is_read() -> None:
-    profile = parse_profile(PROFILE)
+    profile = profile_of(PROFILE)
     assert profile.names == ("Linear(in, out)", "LSTM")  # no input, and nothing that nobody uses
     assert profile.compute_s.tolist() == [0.004, 0.006]
-    assert profile.activation_bytes.tolist() == [8.0, 7.0]
     assert profile.weight_bytes.tolist() == [4e6, 0.0]
     assert profile.edges == ((0, 1),)
-    with pytest.raises(ForetraceError, match="line 2 of profile is neither a node nor an edge"):
-        parse_profile(PROFILE.replace("node2 -- Linear(in, out) -- forward", "node2 forward", 1))
-    with pytest.raises(ForetraceError, match="an edge to a node that is not there"):
-        parse_profile(PROFILE + "\tnode3 -- node9\n")
 
 
 @st.composite
@@ -62,7 +59,7 @@ def profiles(draw: st.DrawFn) -> LayerProfile:
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     times = st.lists(st.integers(1, 20).map(float), min_size=n, max_size=n)
     return LayerProfile(
-        names=tuple("abcde"[:n]), compute_s=np.array(draw(times)), activation_bytes=np.zeros(n),
+        names=tuple("abcde"[:n]), compute_s=np.array(draw(times)),
         weight_bytes=np.array(draw(times)), edges=tuple(chosen),
     )  # fmt: skip
 
@@ -122,7 +119,7 @@ def test_ideals_are_all_closed_sets(profile: LayerProfile) -> None:
 
 
 def test_what_cannot_be_planned() -> None:
-    profile = parse_profile(PROFILE)
+    profile = profile_of(PROFILE)
     with pytest.raises(ForetraceError, match="levels must be machines"):
         plan_pipedream(profile, [(0, 1e9)])
     with pytest.raises(ForetraceError, match="form a cycle"):

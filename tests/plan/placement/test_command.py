@@ -44,20 +44,24 @@ def test_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert found.bound <= found.objective_value
 
 
-@pytest.mark.parametrize("model", ["gan", "gnn", "lstm-lm"])
+@pytest.mark.parametrize(
+    "model",
+    ["gan", "gnn", "lstm-lm", "seq2seq", "transformer", "detector", "deepspeech2", "actor-critic", "dlrm"],
+)
 def test_models_of_other_kinds_are_planned(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Models of the zoo that are no chains; that they are no transformers is said in a sentence."""
     pytest.importorskip("torch")
     there = [model, "--device", "h100", "--devices", "2", "--size", "tiny"]
     for words in (["place"], ["place", "--objective", "latency", "--seconds", "0", "--inference"], ["pipeline"]):
         assert run(["plan", words[0], *there, *words[1:]]) == 0
-    assert run(["plan", model, "--device", "h100", "--devices", "8"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert run(["plan", "transformer", model, "--device", "h100", "--devices", "8"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"foretrace plan place {model}." in said
 
 
 _WRONG: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
-    ({"maxSizePerFPGA": 0.9e9}, (), "what must stay together with node 0 has 1 GB; give --memory-limit at least that"),
-    ({"maxFPGAs": 1}, (), "does not fit on 1 accelerator of 2 GB; give --devices 2"),
+    ({"maxSizePerFPGA": 0.9e9}, (), "what must stay together with node 0 has 1 GB; give --memory-limit 2001MB"),
+    ({"maxFPGAs": 1}, (), "does not fit on 1 accelerator of 2 GB; give --memory-limit 4001MB or --devices 2"),
     ({"nodes": []}, (), "has no nodes"),
     ({"edges": [{"sourceId": 0, "destId": 9, "cost": 1}]}, (), "an edge names node 9"),
     ({"edges": [{"sourceId": 0, "destId": 1, "cost": 1}, {"sourceId": 1, "destId": 0, "cost": 1}]}, (),

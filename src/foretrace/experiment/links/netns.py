@@ -47,6 +47,7 @@ class Net:
     namespaces: tuple[str, ...]
     addresses: tuple[str, ...]
     link: Link
+    shaped: tuple[tuple[str, str], ...] = ()  # namespace and interface of every token bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +125,18 @@ def check_workers(workers: int) -> None:
 
 
 @contextmanager
-def made(workers: int, link: Link) -> Iterator[Net]:
+def made(workers: int, link: Link, *, servers: int = 0) -> Iterator[Net]:
     """So many namespaces joined by `link`, removed again however the block ends.
 
+    `servers` more come behind them, whose own interface is as fast as the machine: then each worker's is shaped in both
+    directions, so that what a server sends it passes its link, too.
     Raises ForetraceError where the machine lacks something, or for a link or a number of workers that cannot be.
     """
-    check_workers(workers)
+    check_workers(workers + servers)
     check_link(link)
     able = require()
+    if link.latency_s and servers:
+        raise ForetraceError(f"a link to a server has a rate alone here, no {link.latency_us:g} us; leave them out.")
     if link.latency_s and not able.delay:
         raise ForetraceError(
             f"a latency of {link.latency_us:g} us needs netem, which this kernel lacks; give the rate alone."
@@ -141,13 +146,18 @@ def made(workers: int, link: Link) -> Iterator[Net]:
     hub = f"{base}-hub"
     if hub in _namespaces():
         raise ForetraceError("this process has a rig already; end it before it makes another one.")
-    names = tuple(f"{base}-w{i}" for i in range(workers))
+    names = tuple(f"{base}-w{i}" for i in range(workers + servers))
     try:
         _ip("netns", "add", hub)
         _ip("-n", hub, "link", "add", "bridge0", "type", "bridge")
         _ip("-n", hub, "link", "set", "bridge0", "up")
-        addresses = tuple(_join(hub, name, number, link) for number, name in enumerate(names))
-        yield Net(namespaces=names, addresses=addresses, link=link)
+        addresses = tuple(
+            _join(hub, name, number, link if number < workers else None, both=servers > 0)
+            for number, name in enumerate(names)
+        )
+        shaped = [(name, INTERFACE) for name in names[:workers]]
+        shaped += [(hub, f"port{number}") for number in range(workers)] if servers else []
+        yield Net(namespaces=names, addresses=addresses, link=link, shaped=tuple(shaped))
     finally:
         _remove([*names, hub])
 
@@ -158,10 +168,26 @@ def running(net: Net, *, threads: int = 1) -> Iterator[Workers]:
 
     Raises ForetraceError where they do not come up.
     """
-    inside = [("ip", "netns", "exec", name) for name in net.namespaces]
-    with started(inside, threads, INTERFACE) as workers:
+    with inside(net, threads=threads) as workers:
         join(workers, net.addresses[0], PORT, threads)
         yield workers
+
+
+@contextmanager
+def inside(net: Net, *, threads: int = 1) -> Iterator[Workers]:
+    """One process in every namespace, which has joined no other; ended with the block."""
+    with started([("ip", "netns", "exec", name) for name in net.namespaces], threads, INTERFACE) as workers:
+        yield workers
+
+
+@contextmanager
+def unshaped(net: Net) -> Iterator[None]:
+    """Let the links of a rig be as fast as the machine meanwhile. Raises ForetraceError."""
+    for name, device in net.shaped:
+        _tc("-n", name, "qdisc", "del", "dev", device, "root")
+    yield
+    for name, device in net.shaped:
+        _shape(name, net.link, device)
 
 
 def leftovers() -> tuple[str, ...]:
@@ -177,8 +203,8 @@ def clean() -> tuple[str, ...]:
     return found
 
 
-def _join(hub: str, name: str, number: int, link: Link) -> str:
-    """One worker's namespace with its shaped end of a veth pair; its address."""
+def _join(hub: str, name: str, number: int, link: Link | None, *, both: bool) -> str:
+    """One worker's namespace with its end of a veth pair, shaped (in `both` directions) to a link; its address."""
     address, port = f"10.77.0.{number + 1}", f"port{number}"
     _ip("netns", "add", name)
     _ip("-n", hub, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
@@ -187,7 +213,11 @@ def _join(hub: str, name: str, number: int, link: Link) -> str:
     _ip("-n", name, "link", "set", INTERFACE, "up")
     _ip("-n", name, "link", "set", "lo", "up")
     _congestion(name)
+    if link is None:
+        return address
     _shape(name, link)
+    if both:
+        _shape(hub, link, port)
     if link.latency_s:  # on the way to the worker, so that the token bucket stays what it was measured to be
         delay = f"{link.latency_us:g}us"
         _tc(
@@ -197,10 +227,10 @@ def _join(hub: str, name: str, number: int, link: Link) -> str:
     return address
 
 
-def _shape(name: str, link: Link) -> None:
+def _shape(name: str, link: Link, device: str = INTERFACE) -> None:
     rate, burst = f"{round(1e6 * link.gbit_s)}kbit", f"{burst_bytes(link)}b"
     _tc(
-        *("-n", name, "qdisc", "replace", "dev", INTERFACE, "root"),
+        *("-n", name, "qdisc", "replace", "dev", device, "root"),
         *("tbf", "rate", rate, "burst", burst, "latency", f"{_LATENCY_MS}ms"),
     )
 

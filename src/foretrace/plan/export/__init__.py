@@ -11,7 +11,7 @@ from pathlib import Path
 
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
-from foretrace.plan.export import bridge, deepspeed, dtensor, megatron, slurm, torchrun, torchtitan
+from foretrace.plan.export import deepspeed, dtensor, megatron, slurm, torchrun, torchtitan
 from foretrace.plan.export.launch import InexpressiblePlanError, LaunchedPlan
 
 
@@ -28,7 +28,7 @@ TARGETS = {
     "torchrun": LaunchTarget(file="torchrun.sh", write=torchrun.write, splits=False),
     "slurm": LaunchTarget(file="plan.sbatch", write=slurm.write, splits=False),
     "megatron": LaunchTarget(file="megatron.args", write=megatron.write),
-    "megatron-bridge": LaunchTarget(file="megatron_bridge.yaml", write=bridge.write),
+    "megatron-bridge": LaunchTarget(file="megatron_bridge.yaml", write=megatron.write_bridge),
     "deepspeed": LaunchTarget(file="deepspeed.json", write=deepspeed.write),
     "torchtitan": LaunchTarget(file="torchtitan.toml", write=torchtitan.write),
     "dtensor": LaunchTarget(file="parallelize.py", write=dtensor.write),

@@ -10,7 +10,7 @@ import numpy as np
 from foretrace.arrays import Float64, Mask
 from foretrace.errors import ForetraceError
 from foretrace.model.operator_graph import Role
-from foretrace.plan.pipelines.lower import PipelinePrediction, StageCost, predict
+from foretrace.plan.pipelines.lower import StageCost, predict
 from foretrace.plan.placement.place import Placement, place
 from foretrace.plan.placement.source import KEPT, PlaceableModel
 from foretrace.training.pipeline.schedules import SCHEDULES
@@ -20,12 +20,15 @@ _BATCHES = 4  # of a simulation: without a flush, what a batch adds settles afte
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScheduledPipeline:
-    """A schedule of the stages, and what it takes; `why` it cannot be instead."""
+    """A schedule of the stages with figures as in `PipelinePrediction`; without them, `why` it cannot be."""
 
     name: str
-    found: PipelinePrediction | None
-    interval_s: tuple[float, float] | None  # of a batch, with every operator as fast and as slow as it may be
-    fits: bool
+    batch_s: float | None = None
+    interval_s: tuple[float, float] | None = None  # with every operator as fast and as slow as it may be
+    bubble: tuple[float, ...] | None = None
+    in_flight: tuple[int, ...] | None = None
+    memory_bytes: tuple[float, ...] | None = None
+    fits: bool = False
     why: str = ""
 
 
@@ -34,7 +37,7 @@ class CutModel:
     """The stages, and the schedules by time per batch; those that do not fit or cannot be stand last."""
 
     placement: Placement
-    costs: tuple[StageCost, ...]
+    stages: tuple[StageCost, ...]
     schedules: tuple[ScheduledPipeline, ...]
     micro_batches: int
     memory_limit: float
@@ -113,24 +116,26 @@ def cut(model: PlaceableModel, *, micro_batches: int, names: Sequence[str] = ())
     found = []
     for name in names or SCHEDULES:
         if name == "interleaved":
-            found.append(_refused(name, "it needs several stages per device, and the model was cut into one each."))
+            why = "it needs several stages per device, and the model was cut into one each."
+            found.append(ScheduledPipeline(name=name, why=why))
             continue
         try:
             schedule = SCHEDULES[name](len(expected), micro_batches, _BATCHES)
         except ForetraceError as error:
-            found.append(_refused(name, str(error)))
+            found.append(ScheduledPipeline(name=name, why=str(error)))
             continue
         took = predict(schedule, expected)
         low, high = (predict(schedule, each).batch_s for each in others)
         fits = max(took.nbytes) <= model.memory_limit
         why = "" if fits else f"a device needs {max(took.nbytes) / 1e9:.3g} GB."
-        found.append(ScheduledPipeline(name=name, found=took, interval_s=(low, high), fits=fits, why=why))
-    found.sort(key=lambda each: (not each.fits, each.found.batch_s if each.found is not None else np.inf))
+        found.append(
+            ScheduledPipeline(
+                name=name, batch_s=took.batch_s, interval_s=(low, high), bubble=took.bubble, in_flight=took.in_flight,
+                memory_bytes=took.nbytes, fits=fits, why=why,
+            )
+        )  # fmt: skip
+    found.sort(key=lambda each: (not each.fits, np.inf if each.batch_s is None else each.batch_s))
     return CutModel(
-        placement=placement, costs=expected, schedules=tuple(found), micro_batches=micro_batches,
+        placement=placement, stages=expected, schedules=tuple(found), micro_batches=micro_batches,
         memory_limit=model.memory_limit,
     )  # fmt: skip
-
-
-def _refused(name: str, why: str) -> ScheduledPipeline:
-    return ScheduledPipeline(name=name, found=None, interval_s=None, fits=False, why=why)

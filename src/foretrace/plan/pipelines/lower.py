@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
+from foretrace.graph.writer import GraphWriter
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.trace.trace import LaneKind
 from foretrace.training.pipeline.schedule import Action, ActionKind, B, F, I, PipelineSchedule, U, W
@@ -66,85 +65,49 @@ def lower(
     if len(costs) != schedule.stages:
         raise ForetraceError(f"give one cost per stage: the schedule has {schedule.stages}, got {len(costs)}.")
     processes = len(schedule.rows)
-    lanes = [
-        Lane(rank=r, kind=LaneKind.GPU, device=r, stream=0, label=f"process {r}", ordered=True)
-        for r in range(processes)
-    ]
-    columns: dict[str, list[int]] = {key: [] for key in ("kind", "phase", "lane", "name", "layer", "dur", "step")}
-    edges: list[tuple[int, int, int, int]] = []
-    names: dict[str, int] = {}
+    info = GraphInfo(source=schedule.name, platform="cuda", world_size=processes,
+                     steps=tuple(range(schedule.first, schedule.last)))  # fmt: skip
+    writer = GraphWriter(
+        (Lane(rank=r, kind=LaneKind.GPU, device=r, stream=0, label=f"process {r}") for r in range(processes)), info
+    )
+    clock = writer.lane(Lane(rank=0, kind=LaneKind.CPU, label="batches"))
+    writer.mark(clock, "batch", release=0, step=0)
     links: dict[tuple[int, int], int] = {}
-    last: dict[int, int] = {}  # task on each lane
     row_of: dict[tuple[int, int], int] = {}
-    sent: dict[Action, int] = {}  # by reader
-
-    def add(
-        kind: TaskKind, name: str, lane: int, seconds: float, batch: int, *, stage: int = -1, phase: int = 0
-    ) -> int:
-        values = (kind, phase, lane, names.setdefault(name, len(names)), stage, round(seconds * 1e9), batch)
-        for key, value in zip(columns, values, strict=True):
-            columns[key].append(int(value))
-        task = len(columns["kind"]) - 1
-        if lane in last:
-            edges.append((last[lane], task, EdgeKind.STREAM if kind != TaskKind.MARK else EdgeKind.PROGRAM, 0))
-        last[lane] = task
-        return task
-
-    clock = processes  # the lane of the marks
-    lanes.append(Lane(rank=0, kind=LaneKind.CPU, label="batches", ordered=True))
-    marks = [add(TaskKind.MARK, "batch", clock, 0.0, 0)]
     begun = [0] * processes
+    sent: dict[Action, int] = {}  # by reader
     updated: dict[int, list[int]] = {}
     for process, action, needs in schedule.run_order(clipped=clipped):
         kind, number, stage = action
         batch = (number if kind == U else number // schedule.micro_batches) - schedule.first
         stages = schedule.stages_of[process] if kind == U else [stage]
-        seconds = sum(costs[each].of(kind) for each in stages)
-        came = []
+        task = writer.task(
+            TaskKind.KERNEL, process, kind.name.lower(), _ns(sum(costs[each].of(kind) for each in stages)), step=batch,
+            layer=f"stage {stages[0]}", phase=_PHASES[kind], release=NO_RELEASE if begun[process] else 0,
+        )  # fmt: skip
         for other, place in needs:
-            maker = row_of[other, place]
             if schedule.rows[other][place].kind == U:
-                came.append((maker, EdgeKind.COLLECTIVE, round(sync_s * 1e9)))
-            elif other == process:
-                came.append((maker, EdgeKind.DATA, 0))
+                writer.edge(row_of[other, place], task, EdgeKind.COLLECTIVE, _ns(sync_s))
             else:
-                came.append((sent[action], EdgeKind.DATA, 0))
-        task = add(TaskKind.KERNEL, kind.name.lower(), process, seconds, batch, stage=stages[0], phase=_PHASES[kind])
-        edges += [(maker, task, edge, lag) for maker, edge, lag in came]
+                writer.edge(row_of[other, place] if other == process else sent[action], task, EdgeKind.DATA)
         row_of[process, begun[process]] = task
         begun[process] += 1
         reader = schedule.reader(action)
         if reader is not None and (to := schedule.process_of[reader.stage]) != process:
             if (process, to) not in links:
-                links[process, to] = len(lanes)
-                lanes.append(Lane(rank=process, kind=LaneKind.LINK, label=f"{process} to {to}", ordered=True))
-            sent[reader] = add(TaskKind.COPY, "send", links[process, to], costs[stage].hop_s, batch, stage=stage)
-            edges.append((task, sent[reader], EdgeKind.DATA, 0))
+                links[process, to] = writer.lane(Lane(rank=process, kind=LaneKind.LINK, label=f"{process} to {to}"))
+            sent[reader] = writer.task(TaskKind.COPY, links[process, to], "send", _ns(costs[stage].hop_s), step=batch,
+                                       layer=f"stage {stage}")  # fmt: skip
+            writer.edge(task, sent[reader], EdgeKind.DATA)
         if kind == U:
             updated.setdefault(batch, []).append(task)
     for _, ends in sorted(updated.items()):
-        marks.append(add(TaskKind.MARK, "batch", clock, 0.0, -1))
-        edges += [(task, marks[-1], EdgeKind.SYNC, 0) for task in ends]
-    release = np.full(len(columns["kind"]), NO_RELEASE)
-    release[marks[0]] = 0
-    first = {lane: task for task, lane in reversed(list(enumerate(columns["lane"])))}
-    release[[task for lane, task in first.items() if lane < processes]] = 0
-    src, dst, kinds, lags = (np.array(each) for each in zip(*edges, strict=True))
-    given: dict[str, Any] = {key: np.array(values) for key, values in columns.items()}
-    return assemble(
-        given | {"release": release},
-        {"src": src, "dst": dst, "edge_kind": kinds, "lag": lags},
-        marks=np.array(marks),
-        names=tuple(names),
-        layers=tuple(f"stage {s}" for s in range(schedule.stages)),
-        lanes=tuple(lanes),
-        info=GraphInfo(
-            source=schedule.name,
-            platform="cuda",
-            world_size=processes,
-            steps=tuple(range(schedule.first, schedule.last)),
-        ),
-    )
+        writer.mark(clock, "batch", ends, step=-1)
+    return writer.graph()
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def predict(

@@ -9,34 +9,23 @@ A network in levels is planned from the innermost: what a machine of one level t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Mask
 from foretrace.errors import ForetraceError
 from foretrace.plan.pipelines.ideals import ideals, inside, totals
-from foretrace.reading import read_text
-
-_NODE = re.compile(
-    r"(?P<id>\S+) -- (?P<what>.*) -- forward_compute_time=(?P<forward>[\d.eE+-]+), "
-    r"backward_compute_time=(?P<backward>[\d.eE+-]+), activation_size=(?P<activation>\[.*\]|[\d.eE+-]+), "
-    r"parameter_size=(?P<parameters>[\d.eE+-]+)"
-)
-_EDGE = re.compile(r"\s+(?P<source>\S+) -- (?P<target>\S+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerProfile:
-    """A profile of PipeDream: times in seconds, sizes in bytes, edges between places of nodes."""
+    """Layers with times in seconds, sizes in bytes, edges between their places."""
 
     names: tuple[str, ...]
-    compute_s: npt.NDArray[np.float64]  # forward and backward
-    activation_bytes: npt.NDArray[np.float64]
-    weight_bytes: npt.NDArray[np.float64]
+    compute_s: Float64  # forward and backward
+    weight_bytes: Float64
     edges: tuple[tuple[int, int], ...]
 
 
@@ -57,51 +46,6 @@ class StagePlan:
     bottleneck_s: float
     one_machine_s: float
     data_parallel_s: float  # all machines of the outermost level as replicas of everything
-
-
-def read_profile(path: Path) -> LayerProfile:
-    """A profile as PipeDream's profiler writes it, without inputs and unused parts. Raises ForetraceError."""
-    return parse_profile(read_text(path, mend="give a profile of PipeDream's profiler"), str(path))
-
-
-def parse_profile(text: str, source: str = "profile") -> LayerProfile:
-    """A profile from its text. Raises ForetraceError naming the line that is none."""
-    nodes: dict[str, re.Match[str]] = {}
-    links: list[tuple[str, str]] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        if found := _EDGE.fullmatch(line):
-            links.append((found["source"], found["target"]))
-        elif found := _NODE.fullmatch(line.strip()):
-            nodes[found["id"]] = found
-        else:
-            raise ForetraceError(
-                f"line {number} of {source} is neither a node nor an edge of a profile; write it again."
-            )
-    used = {source for source, _ in links}
-    kept = [
-        key
-        for key, node in nodes.items()
-        if not node["what"].startswith("Input") and (key in used or not node["what"].startswith("__getitem__"))
-    ]
-    if not kept or any(end not in nodes for link in links for end in link):
-        raise ForetraceError(f"{source} has no nodes, or an edge to a node that is not there; write it again.")
-    place = {key: at for at, key in enumerate(kept)}
-    names = ("forward", "backward", "activation", "parameters")
-    try:
-        values = np.array([[_size(nodes[key][name]) for name in names] for key in kept])
-    except ValueError as error:
-        raise ForetraceError(f"{source} must have numbers as times and sizes ({error}); write it again.") from None
-    if not (np.isfinite(values) & (values >= 0)).all():
-        raise ForetraceError(f"{source} must have finite times and sizes from 0 on; write it again.")
-    return LayerProfile(
-        names=tuple(nodes[key]["what"] for key in kept),
-        compute_s=(values[:, 0] + values[:, 1]) / 1e3,
-        activation_bytes=values[:, 2],
-        weight_bytes=values[:, 3],
-        edges=tuple((place[a], place[b]) for a, b in links if a in place and b in place),
-    )
 
 
 def plan_pipedream(profile: LayerProfile, levels: Sequence[tuple[int, float]]) -> StagePlan:
@@ -128,22 +72,16 @@ def plan_pipedream(profile: LayerProfile, levels: Sequence[tuple[int, float]]) -
     return _stages(best, within, weights, sets, count, bandwidth, inner, profile)
 
 
-def _size(text: str) -> float:
-    return sum(float(each) for each in text.strip("[]").split(";"))
-
-
-def _replicated(
-    within: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], m: int, bandwidth: float, inner: int = 1
-) -> npt.NDArray[np.float64]:
+def _replicated(within: Float64, weights: Float64, m: int, bandwidth: float, inner: int = 1) -> Float64:
     """What stages take per mini-batch on m machines, gradients exchanged as each does with all others."""
-    found: npt.NDArray[np.float64] = (within + 4 * (m - 1) * weights / (bandwidth * m * inner)) / m
+    found: Float64 = (within + 4 * (m - 1) * weights / (bandwidth * m * inner)) / m
     return found
 
 
 def _level(
-    within: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], part: npt.NDArray[np.bool_], start: int,
+    within: Float64, weights: Float64, part: Mask, start: int,
     count: int, bandwidth: float, inner: int,
-) -> list[npt.NDArray[np.float64]]:  # fmt: skip
+) -> list[Float64]:  # fmt: skip
     """The least bottleneck from ideal `start` to every other, for each number of machines up to `count`."""
     best = [_replicated(within[start], weights[start], m, bandwidth, inner) for m in range(1, count + 1)]
     rows = np.flatnonzero(part[start])
@@ -157,7 +95,7 @@ def _level(
 
 
 def _stages(
-    best: list[npt.NDArray[np.float64]], within: npt.NDArray[np.float64], weights: npt.NDArray[np.float64],
+    best: list[Float64], within: Float64, weights: Float64,
     sets: list[int], count: int, bandwidth: float, inner: int, profile: LayerProfile,
 ) -> StagePlan:  # fmt: skip
     """The stages of the outermost level, read backwards from the whole graph."""

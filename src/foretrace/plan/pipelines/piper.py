@@ -16,18 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.errors import ForetraceError
 from foretrace.plan.pipelines.ideals import ideals, inside, totals
-from foretrace.reading import parse_json, read_text
 
-Float64 = npt.NDArray[np.float64]
 _MOST_CUTS = 2_000  # ideals: tables have a row and a column for each
 
 
@@ -64,32 +59,6 @@ class ParallelStage:
     data: int
     tensor: int
     load: float
-
-
-def read_cost_graph(path: Path) -> CostGraph:
-    """A graph in Piper's format: every node with TMPCs (time and memory) per degree. Raises ForetraceError."""
-    found = parse_json(read_text(path, mend="give a graph in Piper's format"), str(path))
-    try:
-        place = {node["id"]: at for at, node in enumerate(found["nodes"])}
-        edges: dict[tuple[int, int], float] = {}
-        for edge in found["edges"]:
-            key = place[edge["sourceId"]], place[edge["destId"]]
-            edges[key] = edges.get(key, 0.0) + float(edge["communicationCost"])
-        degrees = set.intersection(*(set(node["TMPCs"]) for node in found["nodes"]))
-        costs = {int(t): _costs([node["TMPCs"][t] for node in found["nodes"]], place) for t in degrees}
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise ForetraceError(
-            f"{path} is no graph in Piper's format ({error!r}); give nodes with TMPCs, and edges."
-        ) from None
-    numbers = [*edges.values()]
-    for each in costs.values():
-        numbers += [*each.entering.values(), *each.leaving.values(), *each.time.ravel(), *each.kept_bytes.ravel(),
-                    *each.fixed_bytes.ravel(), *each.weight_bytes]  # fmt: skip
-    if any(not 0 <= number < inf for number in numbers):
-        raise ForetraceError(f"{path} must have finite times and sizes from 0 on; write it again.")
-    if not costs:
-        raise ForetraceError(f"{path} has no tensor-parallel degree that all nodes have costs for; add one.")
-    return CostGraph(edges=edges, costs=costs)
 
 
 def plan_piper(
@@ -136,11 +105,11 @@ class StageLoads:
         return ideals(self.graph.nodes, self.graph.edges, most=_MOST_CUTS)
 
     @cached_property
-    def part(self) -> npt.NDArray[np.bool_]:
+    def part(self) -> Mask:
         return inside(self.sets, self.graph.nodes)
 
     @cached_property
-    def member(self) -> npt.NDArray[np.bool_]:
+    def member(self) -> Mask:
         return np.array([[each >> v & 1 for v in range(self.graph.nodes)] for each in self.sets], dtype=np.bool_)
 
     def __post_init__(self) -> None:
@@ -148,7 +117,7 @@ class StageLoads:
         self._sent = {t: self._over_edges(costs) for t, costs in self.graph.costs.items()}
         self._weights = {t: self._of(costs.weight_bytes) for t, costs in self.graph.costs.items()}
 
-    def loads(self, at: int, t: int, d: int, s: int) -> tuple[npt.NDArray[np.int64], Float64]:
+    def loads(self, at: int, t: int, d: int, s: int) -> tuple[Int64, Float64]:
         """Ideals that a stage behind ideal `at` can end with, and its load."""
         flight = -(-s // d)
         if (t, flight) not in self._times:
@@ -212,22 +181,3 @@ class StageLoads:
             time[~enough.any(axis=1), end] = np.inf
         time[~self.part] = np.inf
         return time
-
-
-def _costs(nodes: list[Any], place: Mapping[Any, int]) -> NodeCosts:
-    """Costs at one degree: of every node two ways, the second computes again; one that has no second has the first."""
-
-    def column(key: str) -> Float64:
-        return np.array([[float(ways[min(row, len(ways) - 1)][key]) for ways in nodes] for row in (0, 1)])
-
-    def near(key: str) -> dict[tuple[int, int], float]:
-        return {
-            ((place[int(other)], v) if key == "syncTimeFw" else (v, place[int(other)])): float(nbytes)
-            for v, ways in enumerate(nodes)
-            for other, nbytes in ways[0][key].items()
-        }
-
-    return NodeCosts(
-        time=column("timePerSample"), kept_bytes=column("memoryUsageA"), fixed_bytes=column("memoryUsageB"),
-        weight_bytes=column("parameterSize")[0], entering=near("syncTimeFw"), leaving=near("syncTimeBw"),
-    )  # fmt: skip

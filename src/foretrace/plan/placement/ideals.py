@@ -20,8 +20,8 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.arrays import Float64, Int64
-from foretrace.compiled import njit
+from foretrace.arrays import Float64, Int32, Int64
+from foretrace.compiled import inner, njit
 from foretrace.plan.placement.blocks import PlacementBlocks, crossing, flat
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 
@@ -144,6 +144,59 @@ def _devices(
     )
 
 
+@inner
+def has(masks: Int64, ideal: int, block: int) -> bool:
+    """Whether an ideal has a block; `masks` as `words` gives them."""
+    return bool(masks[ideal, block // WORD] >> (block % WORD) & 1)
+
+
+@inner
+def within(masks: Int64, lower: int, ideal: int) -> bool:
+    """Whether an ideal has all blocks of another."""
+    missing = 0
+    for word in range(masks.shape[1]):
+        missing |= masks[lower, word] & ~masks[ideal, word]
+    return missing == 0
+
+
+@inner
+def cut_by(
+    masks: Int64, ideal: int, touched: Int64, first: Int64, size: Int64, transfer: Float64, inside: Int32
+) -> float:
+    """Set `inside` to how many of its blocks an ideal has of every output; returns the time to move what it cuts."""
+    for at in range(len(size)):
+        inside[at] = 0
+    for block in range(len(first) - 1):
+        if has(masks, ideal, block):
+            for place in range(first[block], first[block + 1]):
+                inside[touched[place]] += 1
+    time = 0.0
+    for at in range(len(size)):
+        if 0 < inside[at] < size[at]:
+            time += transfer[at]
+    return time
+
+
+@inner
+def note_cut(cut: Int32, held: Int32, end: int, size: Int64, inside: Int32) -> int:
+    """Note what an ideal cuts, and the blocks that it has of each, from `end` on; returns the new end."""
+    for at in range(len(size)):
+        if 0 < inside[at] < size[at]:
+            cut[end], held[end] = at, inside[at]
+            end += 1
+    return end
+
+
+@inner
+def cut_twice(cut: Int32, held: Int32, begin: int, end: int, size: Int64, transfer: Float64, inside: Int32) -> float:
+    """The last sum of the load above: of what a lower ideal cuts (`begin` to `end`), what the ideal cuts, too."""
+    time = 0.0
+    for at in range(begin, end):
+        if 0 < inside[cut[at]] < size[cut[at]]:
+            time += transfer[cut[at]] * (1 + (inside[cut[at]] == held[at]))
+    return time
+
+
 @njit()
 def _best(
     masks: Int64,  # of all ideals, as `words` has them
@@ -159,8 +212,7 @@ def _best(
     relief: Float64,  # time that 0, 1, ... CPUs can take off accelerators
 ) -> tuple[Float64, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
     """Least largest load by CPUs, accelerators and ideal; what the last device is there, and the ideal below it."""
-    n, width = masks.shape
-    blocks = weights.shape[1]
+    n, blocks = len(masks), weights.shape[1]
     best = np.full((cpus + 1, accelerators + 1, n), np.inf)
     choice = np.zeros((cpus + 1, accelerators + 1, n), dtype=np.int8)
     origin = np.zeros((cpus + 1, accelerators + 1, n), dtype=np.int32)
@@ -182,7 +234,7 @@ def _best(
     for ideal in range(1, n):
         own[:] = 0.0
         for block in range(blocks):
-            if masks[ideal, block // WORD] >> (block % WORD) & 1:
+            if has(masks, ideal, block):
                 own += weights[:, block]
         # How many accelerators this ideal may have: enough for its load, and enough left for the rest.
         some = False
@@ -192,36 +244,19 @@ def _best(
             some |= fewest[c] <= most[c]
         if not some:
             continue
-        inside[:] = 0
-        for block in range(blocks):
-            if masks[ideal, block // WORD] >> (block % WORD) & 1:
-                for place in range(first[block], first[block + 1]):
-                    inside[touched[place]] += 1
-        mine = 0.0
-        for at in range(len(size)):
-            if 0 < inside[at] < size[at]:
-                mine += transfer[at]
+        mine = cut_by(masks, ideal, touched, first, size, transfer, inside)
         for place in range(count):
             time = own[0] - sums[place, 0]
             cpu = own[1] - sums[place, 1]
             runs = least[place] < most[0] and time + abs(mine - cost[place]) < limit
             runs &= own[2] - sums[place, 2] <= memory and own[3] - sums[place, 3] < 0.5
             helps = cpus > 0 and cpu < limit  # a CPU may run it
-            if not runs and not helps:
-                continue
             lower = reached[place]
-            within = True
-            for word in range(width):
-                if masks[lower, word] & ~masks[ideal, word]:
-                    within = False
-                    break
-            if not within:
+            if not (runs or helps) or not within(masks, lower, ideal):
                 continue
             if runs:
-                load = time + mine + cost[place]
-                for at in range(cut_first[place], cut_first[place + 1]):
-                    if 0 < inside[cut[at]] < size[cut[at]]:
-                        load -= transfer[cut[at]] * (1 + (inside[cut[at]] == held[at]))
+                begin, end = cut_first[place], cut_first[place + 1]
+                load = time + mine + cost[place] - cut_twice(cut, held, begin, end, size, transfer, inside)
                 if load < limit:
                     for c in range(cpus + 1):
                         for f in range(max(fewest[c], 1), most[c] + 1):
@@ -257,10 +292,6 @@ def _best(
             if end + len(size) > len(cut):
                 cut = np.concatenate((cut, np.zeros(len(cut) + len(size), dtype=np.int32)))
                 held = np.concatenate((held, np.zeros(len(cut) - len(held), dtype=np.int32)))
-            for at in range(len(size)):
-                if 0 < inside[at] < size[at]:
-                    cut[end], held[end] = at, inside[at]
-                    end += 1
             count += 1
-            cut_first[count] = end
+            cut_first[count] = note_cut(cut, held, end, size, inside)
     return best, choice, origin

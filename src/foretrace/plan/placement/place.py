@@ -19,6 +19,7 @@ from foretrace.plan.placement.series import bound
 
 OBJECTIVES = ("throughput", "latency")
 _PROVEN = 1e-6  # relative: integer programs round times
+_NEAR = 16  # other numbers of devices that are tried where nothing fits, beside powers of two
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,20 +134,26 @@ def _latency(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
 
 
 def _misfit(problem: PlacementProblem, blocks: PlacementBlocks) -> ForetraceError:
-    """Why nothing fits, and the smallest change with which something does."""
-    limit, each = problem.memory_limit, [float(problem.nbytes[list(rows)].sum()) for rows in blocks.rows]
-    have = f"{problem.accelerators} accelerator{'s' if problem.accelerators != 1 else ''} of {limit / 1e9:.4g} GB"
-    if not problem.cpus and max(each) > limit:
-        also = ", saved activations once per device" if problem.backward.any() and problem.host_time is not None else ""
-        row = problem.ids[blocks.rows[each.index(max(each))][0]]
-        return ForetraceError(
-            f"{problem.name} does not fit on {have}: what must stay together with node {row} has "
-            f"{max(each) / 1e9:.4g} GB{also}; give `memory_limit=` at least that."
-        )
-    needed = max(ceil(sum(each) / limit), problem.accelerators + 1)
-    while needed <= len(blocks):
-        more = solve(replace(problem, accelerators=needed), blocks.linear())
-        if more is not None and more.devices is not None:
-            return ForetraceError(f"{problem.name} does not fit on {have}; give `devices={needed}`.")
-        needed += 1
-    return ForetraceError(f"{problem.name} has operators that no accelerator can run; give `cpus=1` or more.")
+    """Why nothing fits, and changes with which something does."""
+    line, n, limit = blocks.linear(), problem.accelerators, problem.memory_limit
+    each = [float(problem.nbytes[list(rows)].sum()) for rows in blocks.rows]
+
+    def fits(changed: PlacementProblem) -> bool:
+        found = solve(changed, line)
+        return found is not None and found.devices is not None
+
+    largest, least, most = max(each), limit, sum(each) * (1 + ROUNDING)
+    if not fits(replace(problem, memory_limit=most)):
+        return ForetraceError(f"{problem.name} has operators that no accelerator can run; give CPUs (maxCPUs), too.")
+    while most > 1.001 * least:
+        middle = (least + most) / 2
+        least, most = (least, middle) if fits(replace(problem, memory_limit=middle)) else (middle, most)
+    others = {*range(n - _NEAR, n + _NEAR), *(1 << power for power in range(16))}
+    nearest = sorted((count for count in others if 1 <= count <= len(blocks)), key=lambda count: abs(count - n))
+    enough = next((count for count in nearest if fits(problem.on(count))), None)
+    change = f"`memory_limit={ceil(most / 1e6)}MB`" + (f" or `devices={enough}`" if enough else "")
+    row = problem.ids[blocks.rows[each.index(largest)][0]]
+    why = f": what must stay together with node {row} has {largest / 1e9:.4g} GB" if largest > limit else ""
+    why += ", saved activations once per device" if why and problem.saved is not None else ""
+    have = f"{n} accelerator{'s' if n != 1 else ''} of {limit / 1e9:.4g} GB"
+    return ForetraceError(f"{problem.name} does not fit on {have}{why}; give {change}.")

@@ -50,6 +50,7 @@ class PlacementProblem:
     host_time: Float64 | None = None  # (n,) that a host needs to launch them; None where it is not known
     cpu_time: Float64  # (n,)
     nbytes: Float64  # (n,) of memory on an accelerator; all 0 where the source says nothing of sizes
+    saved: Float64 | None = None  # (n,) of these, what a forward pass keeps, for as many batches as accelerators
     transfer: Float64  # (n,) to move its output between accelerator and host
     backward: npt.NDArray[np.bool_]  # (n,)
     colour: Int64  # (n,), same number, same device
@@ -106,6 +107,11 @@ class PlacementProblem:
             accelerators=self.accelerators if devices is None else devices,
             memory_limit=self.memory_limit if memory_limit is None else memory_limit,
         )
+
+    def on(self, accelerators: int) -> PlacementProblem:
+        """The same operators on so many accelerators, with as many batches on their way in a pipeline of a model."""
+        more = 0.0 if self.saved is None else self.saved * (accelerators / self.accelerators - 1)
+        return replace(self, accelerators=accelerators, nbytes=self.nbytes + more)
 
     def ends(self) -> tuple[PlacementProblem, ...]:
         """The problem with every operator as fast as it may be, and as slow."""

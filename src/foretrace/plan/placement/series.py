@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from foretrace.arrays import Float64, Int64, Mask
 from foretrace.compiled import njit
+from foretrace.plan.placement import ideals
 from foretrace.plan.placement.blocks import NOTHING, PlacementBlocks, flat
-from foretrace.plan.placement.ideals import WORD, lattice, words
+from foretrace.plan.placement.ideals import WORD, cut_by, cut_twice, has, lattice, note_cut, within, words
 from foretrace.plan.placement.problem import ROUNDING, DeviceLoad, PlacementProblem
 
 _MOST_IDEALS = 4_000
@@ -181,7 +182,7 @@ def _path(problem: PlacementProblem, rows: Sequence[int]) -> float:
     return max(done.values())
 
 
-@njit()
+@njit(files=[ideals.__file__])
 def _least(
     masks: Int64,  # of all ideals, as `words` has them
     weights: Float64,  # (3, b): time on an accelerator, bytes, rows that none can run
@@ -213,32 +214,25 @@ def _least(
     inside = np.zeros(len(size), dtype=np.int32)
     on_host, on_device = np.zeros(blocks), np.zeros(blocks)  # from where a block begins to the end of the piece
     for ideal in range(1, n):
-        inside[:] = 0
         begin = 0  # behind the last waist
         for block in range(blocks):
-            if masks[ideal, block // WORD] >> (block % WORD) & 1:
+            if has(masks, ideal, block):
                 sums[ideal] += weights[:, block]
                 if waist[block]:
                     waists[ideal] += 1
                     begin = block + 1
-                for place in range(first[block], first[block + 1]):
-                    inside[touched[place]] += 1
+        cost[ideal] = cut_by(masks, ideal, touched, first, size, transfer, inside)
         end = cut_first[ideal]
         if end + len(size) > len(cut):
             cut = np.concatenate((cut, np.zeros(len(cut) + len(size), dtype=np.int32)))
             held = np.concatenate((held, np.zeros(len(cut) - len(held), dtype=np.int32)))
-        for at in range(len(size)):
-            if 0 < inside[at] < size[at]:
-                cost[ideal] += transfer[at]
-                cut[end], held[end] = at, inside[at]
-                end += 1
-        cut_first[ideal + 1] = end
+        cut_first[ideal + 1] = note_cut(cut, held, end, size, inside)
         for block in range(blocks - 1, begin - 1, -1):
-            if masks[ideal, block // WORD] >> (block % WORD) & 1:
+            if has(masks, ideal, block):
                 after_host = after_device = 0.0
                 for other in range(block + 1, blocks):
                     if before[block, other]:
-                        if masks[ideal, other // WORD] >> (other % WORD) & 1:
+                        if has(masks, ideal, other):
                             cpu, device = on_host[other], on_device[other]
                             if between:
                                 cpu, device = (
@@ -255,18 +249,11 @@ def _least(
             runs = sums[ideal, 1] - sums[lower, 1] <= memory and sums[ideal, 2] - sums[lower, 2] < 0.5
             if passed < 0 or not (runs or passed <= 1) or best[lower, accelerators] >= best[ideal, 0]:
                 continue
-            within = True
-            for word in range(masks.shape[1]):
-                if masks[lower, word] & ~masks[ideal, word]:
-                    within = False
-                    break
-            if not within:
+            if not within(masks, lower, ideal):
                 continue
             if runs and (passed or not between):
                 load = sums[ideal, 0] - sums[lower, 0] + cost[ideal] + cost[lower]
-                for at in range(cut_first[lower], cut_first[lower + 1]):
-                    if 0 < inside[cut[at]] < size[cut[at]]:
-                        load -= transfer[cut[at]] * (1 + (inside[cut[at]] == held[at]))
+                load -= cut_twice(cut, held, cut_first[lower], cut_first[lower + 1], size, transfer, inside)
                 for f in range(1, accelerators + 1):
                     if best[lower, f - 1] + load < best[ideal, f]:
                         best[ideal, f] = best[lower, f - 1] + load
@@ -281,14 +268,13 @@ def _least(
                         path = np.inf
                 path = max(path, host[block])
             for block in range(begin, blocks if passed == 0 else begin):
-                word, bit = block // WORD, block % WORD
-                if (masks[ideal, word] & ~masks[lower, word]) >> bit & 1:
+                if has(masks, ideal, block) and not has(masks, lower, block):
                     path = max(path, on_host[block])
                     if between:
                         entry = on_device[block]
                         for place in range(maker_first[block], maker_first[block + 1]):
                             other = makers[place]
-                            if masks[lower, other // WORD] >> (other % WORD) & 1:
+                            if has(masks, lower, other):
                                 entry += toll[other, block]
                         quick = max(quick, min(on_host[block], entry))
             if passed == 0 or (passed == 1 and path < np.inf):

@@ -92,11 +92,11 @@ class PlaceableModel:
         times = [each * ~self.updates + self.update_times(each) for each in (costs.seconds, costs.low_s, slowest)]
         rows = np.flatnonzero(~self.updates)
         row_of = np.cumsum(~self.updates) - 1
-        nbytes = np.zeros(len(graph))
-        in_flight = self.devices if self.backward.any() else 1
+        kept, saved = np.zeros(len(graph)), np.zeros(len(graph))
         for number, held in enumerate(graph.storages if graph.parameters else ()):  # a recording names no weights
-            copies = 1 if held.role in KEPT else in_flight if held.role == Role.ACTIVATION else 0
-            nbytes[self.holder.get(number, rows[0])] += copies * held.nbytes
+            if held.role in KEPT or held.role == Role.ACTIVATION:
+                (kept if held.role in KEPT else saved)[self.holder.get(number, rows[0])] += held.nbytes
+        saved *= self.devices if self.backward.any() else 1
         starts, ends, tensors = graph.edges
         among = ~self.updates[starts] & ~self.updates[ends]
         starts, ends, tensors = starts[among], ends[among], tensors[among]
@@ -107,7 +107,8 @@ class PlaceableModel:
             name=graph.name, ids=tuple(rows.tolist()),
             labels=tuple(graph.nodes[row].layer or graph.nodes[row].op for row in rows),
             accelerator_time=times[0][rows], accelerator_range=(times[1][rows], times[2][rows]),
-            cpu_time=np.zeros(len(rows)), nbytes=nbytes[rows], transfer=sent[rows] / self.bytes_per_s,
+            cpu_time=np.zeros(len(rows)), nbytes=(kept + saved)[rows],
+            saved=saved[rows] if self.backward.any() else None, transfer=sent[rows] / self.bytes_per_s,
             backward=self.backward[rows], colour=_colours(graph, self.backward)[rows],
             edges=np.unique(row_of[np.stack([starts, ends], axis=1)], axis=0), accelerators=self.devices, cpus=0,
             memory_limit=self.memory_limit, host_time=(self.host_s * ~self.updates)[rows],

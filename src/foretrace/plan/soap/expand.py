@@ -8,12 +8,11 @@ holds two interfaces, an all-reduce all links of its ring. Lanes keep the order 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import Any
 
 import numpy as np
 
-from foretrace.graph.assemble import assemble
-from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
+from foretrace.graph.writer import GraphWriter
 from foretrace.plan.soap.cluster import SoapCluster
 from foretrace.plan.soap.engine import Tasks
 from foretrace.plan.soap.problem import Codes, SoapProblem
@@ -25,70 +24,50 @@ def expand(problem: SoapProblem, point: Codes) -> TaskGraph:
     _, tasks = problem.simulated(point)
     operators, cluster = problem.model.operators, problem.cluster
     parts = sum(int(np.prod(problem.space.split(op, code).degrees)) for op, code in enumerate(point))
-    count = problem.counted(point).tasks
-    followers = [_followers(tasks, task) for task in range(count)]
-    edges = [(task, then, EdgeKind.DATA) for task, after in enumerate(followers) for then in after]
-    columns: dict[str, list[int]] = {key: [] for key in ("kind", "phase", "lane", "name", "layer")}
-    names: dict[str, int] = {}
-    layers = {name: i for i, name in enumerate(dict.fromkeys(each.layer for each in operators))}
+    followers = [_followers(tasks, task) for task in range(problem.counted(point).tasks)]
+    layers = list(dict.fromkeys(each.layer for each in operators))
+    inputs = [each for each in operators for _ in each.inputs]
+    info = GraphInfo(source=problem.model.name, platform="cuda", world_size=cluster.devices, steps=(0,))
+    writer = GraphWriter([Lane(rank=0, kind=LaneKind.CPU, label="steps")], info)
+    writer.mark(0, release=0, step=0)
     lanes: dict[int, int] = {}  # of a resource
-    inputs = [op for op, each in enumerate(operators) for _ in each.inputs]
-    holds = [_resources(tasks, task, cluster) for task in range(count)]
-    for task, held in enumerate(holds):
-        owner = int(tasks.owner[task])
-        phase = Phase.FORWARD if task < parts else Phase.BACKWARD
+    last: dict[int, int] = {}  # row on each resource
+    rows: dict[int, int] = {}
+    for task in _order(tasks, followers):
+        owner, phase = int(tasks.owner[task]), Phase.FORWARD if task < parts else Phase.BACKWARD
         if owner < len(operators):
-            kind, layer = TaskKind.KERNEL, layers[operators[owner].layer]
-            name = operators[owner].name
+            kind, layer, name = TaskKind.KERNEL, operators[owner].layer, operators[owner].name
         elif owner < len(operators) + len(inputs):
-            op = inputs[owner - len(operators)]
-            kind, layer, name = TaskKind.COPY, layers[operators[op].layer], f"input of {operators[op].name}"
+            reader = inputs[owner - len(operators)]
+            kind, layer, name = TaskKind.COPY, reader.layer, f"input of {reader.name}"
             phase = Phase.FORWARD if (task - 2 * parts) % 2 == 0 else Phase.BACKWARD
         else:
-            kind, layer = TaskKind.COLLECTIVE, owner - len(operators) - len(inputs)
-            name = f"gradients of {list(layers)[layer]}"
-        lane = lanes.setdefault(held[0], len(lanes))
-        for key, value in zip(columns, (kind, phase, lane, names.setdefault(name, len(names)), layer), strict=True):
-            columns[key].append(int(value))
-    last: dict[int, int] = {}  # task on each resource
-    for task in _order(tasks, followers):
-        for at, resource in enumerate(holds[task]):
-            if resource in last:
-                same = at == 0 and holds[last[resource]][0] == resource
-                edges.append((last[resource], task, EdgeKind.STREAM if same else EdgeKind.CONTENTION))
-            last[resource] = task
-    begin, end, clock = count, count + 1, len(lanes)
-    waiting = {then for _, then, _ in edges}
-    edges += [(begin, task, EdgeKind.DATA) for task in range(count) if task not in waiting]
-    edges += [(task, end, EdgeKind.SYNC) for task in range(count)] + [(begin, end, EdgeKind.PROGRAM)]
-    given: dict[str, Any] = {
-        key: np.array(values + 2 * [filler])
-        for (key, values), filler in zip(
-            columns.items(), (TaskKind.MARK, Phase.NONE, clock, names.setdefault("step", len(names)), -1), strict=True
-        )
-    }
-    given["dur"] = np.append(tasks.takes[:count], (0, 0))
-    given["step"] = np.append(np.zeros(count + 1, dtype=np.int64), -1)
-    given["release"] = np.full(count + 2, NO_RELEASE)
-    given["release"][begin] = 0
-    src, dst, kinds = (np.array(each) for each in zip(*dict.fromkeys(edges), strict=True))
-    return assemble(
-        given,
-        {"src": src, "dst": dst, "edge_kind": kinds, "lag": np.zeros_like(src)},
-        marks=np.array((begin, end)),
-        names=tuple(names),
-        layers=tuple(layers),
-        lanes=(*(_lane(each, cluster) for each in lanes), Lane(rank=0, kind=LaneKind.CPU, label="steps")),
-        info=GraphInfo(source=problem.model.name, platform="cuda", world_size=cluster.devices, steps=(0,)),
-    )
+            layer = layers[owner - len(operators) - len(inputs)]
+            kind, name = TaskKind.COLLECTIVE, f"gradients of {layer}"
+        held = _resources(tasks, task, cluster)
+        if held[0] not in lanes:
+            lanes[held[0]] = writer.lane(_lane(held[0], cluster))
+        lane = lanes[held[0]]
+        waited = {last[each] for each in held if each in last} - {writer.last.get(lane)}
+        rows[task] = writer.task(kind, lane, name, int(tasks.takes[task]), layer=layer, phase=phase)
+        last |= dict.fromkeys(held, rows[task])
+        for before in waited:
+            writer.edge(before, rows[task], EdgeKind.CONTENTION)
+    for task, after in enumerate(followers):
+        for then in after:
+            writer.edge(rows[task], rows[then], EdgeKind.DATA)
+    for task in rows.keys() - {then for after in followers for then in after}:
+        writer.edge(writer.marks[0], rows[task], EdgeKind.DATA)
+    writer.mark(0, after=rows.values(), step=-1)
+    return writer.graph()
 
 
 def _followers(tasks: Tasks, task: int) -> list[int]:
-    found, at = [], int(tasks.head[task])
+    found, at = dict[int, None](), int(tasks.head[task])
     while at >= 0:
-        found.append(int(tasks.target[at]))
+        found[int(tasks.target[at])] = None
         at = int(tasks.following[at])
-    return found
+    return list(found)
 
 
 def _resources(tasks: Tasks, task: int, cluster: SoapCluster) -> list[int]:

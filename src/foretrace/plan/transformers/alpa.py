@@ -9,10 +9,11 @@ While no p and no e is above a limit, the least sum of q stages of the last l la
 
     F(q, l, d) = min over n layers on a mesh of m devices of p(n, m, q) + F(q - 1, l - n, d - m)
 
-p(n, m, q) is the quickest of all degrees (tensor, data, expert), recomputation and ZeRO that fit into the memory of the
-mesh beside what a stage with q - 1 behind it has in flight. Meshes are Alpa's: powers of two within a node, or whole
-nodes. Alpa tries limits one after another; here a limit falls to just below what was found until nothing better can
-follow, with the same answer. Messages partly hide, so that the best stages are simulated beside the best equal ones.
+p(n, m, q) is the quickest of all degrees (tensor, context, data, expert), recomputation and ZeRO that fit into
+the memory of the mesh beside what a stage with q - 1 behind it has in flight. Meshes are Alpa's: powers of two
+within a node, or whole nodes. Alpa tries limits one after another; here a limit falls to just below what was found
+until nothing better can follow, with the same answer. Messages partly hide, so that the best are simulated beside the
+best equal ones.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import exp, gcd, inf
 
 import numpy as np
@@ -32,12 +34,11 @@ from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.expand import stage_cost, stage_costs
 from foretrace.plan.transformers.model import Parallelism, configuration_of, fields_of
 from foretrace.plan.transformers.space import ParallelismSpace
-from foretrace.simulate.timeline import Timeline, simulate
+from foretrace.simulate.timeline import simulate
 from foretrace.training.pipeline.schedules import one_f_one_b_flush
 
 _GAIN = 1e-4  # share of a step that a better one has to gain
-_ALIKE = {"context": 1, "virtual": 1}  # of every stage
-_FREE = ("pipeline", "micro")  # what cannot be given
+_FREE = ("pipeline", "micro", "virtual")  # what cannot be given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class UnequalStage:
     @property
     def devices(self) -> int:
         """Of the mesh."""
-        return self.configuration.tensor * self.configuration.data
+        return self.configuration.devices // self.configuration.pipeline
 
     @property
     def pace_s(self) -> float:
@@ -66,15 +67,9 @@ class UnequalPlan:
 
     stages: tuple[UnequalStage, ...]
     micro_batches: int
-    timeline: Timeline
-    low_s: float
-    high_s: float
+    step_s: float
+    interval_s: tuple[float, float]
     equal_s: float  # of the best pipeline of equal stages, simulated; infinite where none fits
-
-    @property
-    def seconds(self) -> float:
-        """Of a step."""
-        return self.timeline.window_ns / 1e9
 
 
 @njit()
@@ -142,7 +137,7 @@ class _Ways:
     @cached_property
     def devices(self) -> Int64:
         """Of each row."""
-        return self.rows[:, kernels.TENSOR] * self.rows[:, kernels.DATA]
+        return self.rows[:, kernels.TENSOR] * self.rows[:, kernels.CONTEXT] * self.rows[:, kernels.DATA]
 
     def _configurations(self) -> Iterator[Parallelism]:
         space, model = self.space, self.space.model
@@ -156,20 +151,22 @@ class _Ways:
         for size in range(1, space.devices + 1):
             if size & (size - 1) if size < node else size % node:
                 continue
-            for tensor in within("tensor", size, size):
-                data = size // tensor
-                if self.samples % data or data not in within("data", data) or not kernels.fits(sizes, tensor, 1):
+            pipeline = max(space.devices // size, 2) if size < space.devices else 1
+            split = ((t, c) for t in within("tensor", size, size) for c in within("context", size // t, size // t))
+            for tensor, context in split:
+                data = size // (tensor * context)
+                if self.samples % data or data not in within("data", data) or not kernels.fits(sizes, tensor, context):
                     continue
-                splits = tensor > 1 and model.length % tensor == 0
-                for expert in within("expert", data, gcd(data, model.experts)):
-                    for sequence in within("sequence", int(splits)):
-                        for recompute in within("recompute", 2):
-                            for zero in within("zero", 3 if data > 1 else 0):
-                                yield Parallelism(
-                                    tensor=tensor, sequence=sequence, data=data, expert=expert, zero=zero,
-                                    pipeline=max(space.devices // size, 2) if size < space.devices else 1,
-                                    micro=self.samples // data, recompute=recompute, overlap=high["overlap"],
-                                )  # fmt: skip
+                for expert, sequence, recompute, zero in product(
+                    within("expert", data, gcd(data, model.experts)),
+                    within("sequence", int(tensor > 1 and model.length % (tensor * context) == 0)),
+                    within("recompute", 2),
+                    within("zero", 3 if data * context > 1 else 0),
+                ):
+                    yield Parallelism(
+                        tensor=tensor, sequence=sequence, context=context, pipeline=pipeline, data=data, expert=expert,
+                        micro=self.samples // data, recompute=recompute, zero=zero, overlap=high["overlap"],
+                    )  # fmt: skip
 
     @cached_property
     def columns(self) -> Float64:
@@ -213,14 +210,14 @@ def unequal_stages(space: ParallelismSpace) -> UnequalPlan:
     Schedules are 1F1B, and what is fixed holds in every stage. Raises ForetraceError for what stages cannot differ in,
     and where nothing fits.
     """
-    wrong = [each for each, value in space.fixed.items() if each in _FREE or _ALIKE.get(each, value) != value]
+    wrong = [each for each in _FREE if space.fixed.get(each, 0) > (each == "virtual")]
     if wrong:
         raise ForetraceError(f"stages that differ have no `{wrong[0]}=` in common; leave it out.")
-    space = replace(space, fixed={**space.fixed, **_ALIKE})
+    space = replace(space, fixed={**space.fixed, "virtual": 1})
     found = list[tuple[tuple[UnequalStage, ...], int]]()
     for at in space.sweep(1).configurations():
         found.append((_equal_stages(space, at), space.batch // (at.data * at.micro)))
-    equal = [_simulated(*each) for each in found]
+    equal = [_simulated_s(*each) for each in found]
     best, count = (_step_s(*found[0]), found[0][1]) if found else (inf, 1)
     samples = [each for each in range(1, space.batch + 1) if space.batch % each == 0]
     for each in sorted(samples, key=lambda each: abs(space.batch // each - count)):
@@ -231,14 +228,12 @@ def unequal_stages(space: ParallelismSpace) -> UnequalPlan:
         raise ForetraceError(
             f"{space.model.name} does not fit on {space.devices} devices in stages of any size; give more devices."
         )
-    timelines = equal + [_simulated(*each) for each in found[len(equal) :]]
-    timeline, (stages, count) = min(zip(timelines, found, strict=True), key=lambda each: each[0].window_ns)
-    low, high = (
-        exp(each) * timeline.window_ns / 1e9 for each in space.software.range_on(space.on.device, scored=False)
-    )
+    times = equal + [_simulated_s(*each) for each in found[len(equal) :]]
+    step_s, (stages, count) = min(zip(times, found, strict=True), key=lambda each: each[0])
+    low, high = space.software.range_on(space.on.device, scored=False)
     return UnequalPlan(
-        stages=stages, micro_batches=count, timeline=timeline, low_s=low, high_s=high,
-        equal_s=equal[0].window_ns / 1e9 if equal else inf,
+        stages=stages, micro_batches=count, step_s=step_s, interval_s=(exp(low) * step_s, exp(high) * step_s),
+        equal_s=equal[0] if equal else inf,
     )  # fmt: skip
 
 
@@ -303,7 +298,7 @@ def _step_s(stages: Sequence[UnequalStage], count: int) -> float:
     return sum(paces) + (count - 1) * max(paces) + max(each.cost.update_s for each in stages)
 
 
-def _simulated(stages: Sequence[UnequalStage], count: int) -> Timeline:
-    """A step on the simulator, one device per stage."""
+def _simulated_s(stages: Sequence[UnequalStage], count: int) -> float:
+    """Of a step on the simulator, one device per stage."""
     costs = [each.cost for each in stages]
-    return simulate(lower(one_f_one_b_flush(len(costs), count, 1), costs))
+    return simulate(lower(one_f_one_b_flush(len(costs), count, 1), costs)).window_ns / 1e9

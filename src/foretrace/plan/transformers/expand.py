@@ -11,8 +11,6 @@ but a pass still waits for it where the schedule has no other work in between.
 
 from __future__ import annotations
 
-import numpy as np
-
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan.pipelines.lower import StageCost, lower
 from foretrace.plan.transformers import kernels
@@ -26,9 +24,8 @@ def stage_cost(space: ParallelismSpace, at: Parallelism, layers: float, count: i
 
     `layers`: of its device, which has `at.virtual` such stages; `last`: it computes the logits.
     """
-    out, share = np.zeros(6), at.virtual
-    kernels.passes(*space.arrays, fields_of(at), layers, count, out)
-    forward, backward, logits, seen, hidden, update = out.tolist()
+    share = at.virtual
+    forward, backward, logits, seen, hidden, update = kernels.passes(*space.arrays, fields_of(at), layers, count)
     return StageCost(
         forward_s=forward / share + seen + (logits / 3 if last else 0.0),
         backward_s=backward / share + seen + (logits * 2 / 3 if last else 0.0), update_s=update / share, hop_s=hidden,

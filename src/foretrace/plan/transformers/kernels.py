@@ -291,11 +291,9 @@ def stage_s(s, machine, c, at, layers, count):
 
 
 @njit()
-def passes(s: Float64, machine: Float64, c: Float64, at: Int64, layers: float, count: int, out: Float64) -> None:
-    """Fill `out` (6) with what `stage_s` gives."""
-    found = stage_s(s, machine, c, at, layers, count)
-    for i in range(6):
-        out[i] = found[i]
+def passes(s: Float64, machine: Float64, c: Float64, at: Int64, layers: float, count: int) -> tuple[float, ...]:
+    """What `stage_s` gives."""
+    return stage_s(s, machine, c, at, layers, count)  # type: ignore[no-any-return]
 
 
 @njit()

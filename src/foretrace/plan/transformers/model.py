@@ -200,8 +200,7 @@ class StepCost:
 
     configuration: Parallelism
     seconds: float
-    low_s: float
-    high_s: float
+    interval_s: tuple[float, float]
     parts: dict[str, float]
     memory: tuple[StageMemory, ...]
 
@@ -218,7 +217,7 @@ def cost(model: TransformerSizes, on: DeviceRates, software: Software, at: Paral
     seconds = float(out[kernels.TIME])
     low, high = software.range_on(on.device, scored=scored(model, at))
     return StepCost(
-        configuration=at, seconds=seconds, low_s=seconds * exp(low), high_s=seconds * exp(high),
+        configuration=at, seconds=seconds, interval_s=(seconds * exp(low), seconds * exp(high)),
         parts=dict(zip(kernels.PARTS, out.tolist(), strict=False)),
         memory=tuple(
             StageMemory(stage=number, nbytes=dict(zip(KINDS, row, strict=True)))

@@ -44,7 +44,7 @@ class TransformerPlan:
     fitting: int
     lost: dict[str, int]  # reason -> configurations
     seconds: float  # of the search
-    assumed: tuple[str, ...]
+    notes: tuple[str, ...]  # what was assumed
 
     @property
     def configuration(self) -> Parallelism:
@@ -64,12 +64,7 @@ class TransformerPlan:
         return timeline.window_ns / 1e9
 
     @property
-    def gpu_hours_per_step(self) -> float:
-        """Hours of devices that a step takes."""
-        return self.best.seconds * self.space.devices / 3600
-
-    @property
-    def tokens_per_second(self) -> float:
+    def tokens_per_s(self) -> float:
         """Of all devices together."""
         return self.space.batch * self.space.model.length / self.best.seconds
 
@@ -77,7 +72,7 @@ class TransformerPlan:
         """Hours of devices to train on so many words. Raises ForetraceError for a number that is none."""
         if not 0 < tokens < inf:
             raise ForetraceError(f"`tokens={tokens:g}` must be finite and above 0; give e.g. 300e9.")
-        return tokens / self.tokens_per_second * self.space.devices / 3600
+        return tokens / self.tokens_per_s * self.space.devices / 3600
 
     @property
     def utilisation(self) -> float:
@@ -116,7 +111,7 @@ def plan_decoder(
         )[:runners_up],
         valid=found.valid, fitting=found.fitting,
         lost={"out of memory": found.valid - found.fitting, **lost}, seconds=time.perf_counter() - begun,
-        assumed=_assumed(space, best.configuration),
+        notes=_assumed(space, best.configuration),
     )  # fmt: skip
 
 
@@ -169,9 +164,10 @@ def _misfit(space: ParallelismSpace, found: SweptSpace) -> ForetraceError:
     larger = (n << power for power in range(1, 13))
     enough = next((each for each in larger if _sweep(space, devices=each).fitting), None)
     change = f"give {enough} devices, or" if enough else "choose"
+    each = "a device" if n == 1 else f"each of {n} devices"
     return ForetraceError(
-        f"{name} does not fit into {space.on.capacity / 1e9:g} GB of each of {n} devices in any of {found.valid} "
-        f"configurations; {change} devices with {_least_memory(space) / 1e9:.1f} GB."
+        f"{name} does not fit into {space.on.capacity / 1e9:g} GB of {each} in any of {found.valid} configurations; "
+        f"{change} devices with {_least_memory(space) / 1e9:.1f} GB."
     )
 
 

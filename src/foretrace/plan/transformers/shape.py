@@ -8,6 +8,7 @@ from foretrace import shipped
 from foretrace.errors import ForetraceError
 from foretrace.model.decoder_config import ALIASES, DECODERS, DecoderConfig, decoder_config, decoder_named
 from foretrace.names import question, resolve
+from foretrace.zoo.registry import entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,7 @@ def transformer(name: str, *, length: int = 0) -> TransformerSizes:
         values = {each.name: getattr(OTHERS[other], each.name) for each in fields(TransformerSizes)}
         return TransformerSizes(**{**values, "length": length or OTHERS[other].length})
     if not decoder_named(name) and not name.endswith(".json") and "/" not in name:
-        hint = question(name, [*DECODERS, *OTHERS], ALIASES)
+        place = f"place its operators: foretrace plan place {name}." if name in entries() else ""
+        hint = question(name, [*DECODERS, *OTHERS], ALIASES, lists=place)
         raise ForetraceError(f"there is no transformer {name!r}; {hint}")
     return of_decoder(decoder_config(name), length)

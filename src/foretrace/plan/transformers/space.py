@@ -120,7 +120,8 @@ class ParallelismSpace:
             for size, things in whole:
                 if size % degree:
                     near = _divisor(gcd(*(each for each, _ in whole)), degree)
-                    more = f" or {_multiple(n, degree)} devices" if things == "devices" else ""
+                    alone = {"devices": "devices", "samples of a batch": "samples"}.get(things)
+                    more = f" or {_multiple(size, degree)} {alone}" if alone else ""
                     raise ForetraceError(
                         f"{size} {things} cannot be cut by {what} {degree}; the nearest that can be is {near}{more}."
                     )

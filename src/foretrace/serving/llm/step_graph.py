@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
+from foretrace.graph.writer import GraphWriter
 from foretrace.serving.llm.engine import EngineRules, Served
 from foretrace.serving.llm.pace import across, along
 from foretrace.serving.llm.step_times import StepTimes
@@ -32,36 +32,43 @@ def steps_graph(run: Served, steps: StepTimes, rules: EngineRules) -> TaskGraph:
     """
     if not len(run.log):
         raise ForetraceError("no steps were kept; simulate with `log=` above 0.")
-    made = _Made(steps.stages)
+    log, word = run.log, "stage {}" if steps.stages > 1 else "engine"
+    stages, host = range(steps.stages), steps.stages
+    lanes = [Lane(rank=0, kind=LaneKind.GPU, device=s, stream=0, label=word.format(s)) for s in stages]
+    lanes.append(Lane(rank=0, kind=LaneKind.CPU, label="scheduler"))
+    lanes += [Lane(rank=0, kind=LaneKind.LINK, label=f"stage {s - 1} to {s}") for s in stages[1:]]
+    info = GraphInfo(source=f"{steps.model} simulated", platform="cuda", world_size=1, steps=tuple(range(len(log))))
+    writer = GraphWriter(lanes, info)
+    clock = writer.lane(Lane(rank=0, kind=LaneKind.CPU, label="steps"))
     swap_s = steps.kv_bytes_per_token / rules.swap_bytes_per_s
-    begin = round(run.log[0].start * 1e9)
-    made.mark(begin)
-    before = -1.0
-    for row in run.log:
+    writer.mark(clock, _STEP, release=round(log[0].start * 1e9))
+    before, waited = -1.0, -1
+    for row in log:
         parts = _parts(row, steps, swap_s)
-        host = steps.host_s + steps.host_per_sequence_s * row.members
+        host_s = steps.host_s + steps.host_per_sequence_s * row.members
         idle = row.start > before + 1e-9  # then it waited for a request, else for the step before
         release = round(row.start * 1e9) if idle else NO_RELEASE
         before = row.end
-        first = made.add(TaskKind.CPU, _HOST, made.host, round(host * 1e9), release=release)
-        last = first
-        for stage in range(steps.stages):
+        first = last = writer.task(TaskKind.CPU, host, _HOST, round(host_s * 1e9), release=release)
+        if waited >= 0:
+            writer.edge(waited, first, EdgeKind.SYNC)
+        for stage in stages:
             if stage:
                 sent = steps.send_s + steps.send_per_token_s * row.tokens
-                link = made.add(TaskKind.COPY, _SEND, made.host + stage, round(sent * 1e9))
-                made.edge(last, link, EdgeKind.DATA)
+                link = writer.task(TaskKind.COPY, host + stage, _SEND, round(sent * 1e9))
+                writer.edge(last, link, EdgeKind.DATA)
                 last = link
-            whole = round((row.end - row.start) * 1e9) - round(host * 1e9)
+            whole = round((row.end - row.start) * 1e9) - round(host_s * 1e9)
             ends = np.round(np.cumsum(parts) / max(sum(parts), 1e-30) * whole).astype(np.int64)
             for name, took in zip(_PARTS, np.diff(ends, prepend=0).tolist(), strict=True):
                 if took:
-                    task = made.add(TaskKind.KERNEL, name, stage, took)
-                    made.edge(last, task, EdgeKind.LAUNCH if last == first else EdgeKind.DATA)
+                    task = writer.task(TaskKind.KERNEL, stage, name, took, phase=Phase.FORWARD)
+                    writer.edge(last, task, EdgeKind.LAUNCH if last == first else EdgeKind.DATA)
                     last = task
             if stage == 0:  # the next step is scheduled when the first stage is done with this one
-                made.waited = last
-        made.mark(after=last)
-    return _ranged(made.graph(steps), run, steps)
+                waited = last
+        writer.mark(clock, _STEP, [last])
+    return _ranged(writer.graph(), run, steps)
 
 
 def _ranged(graph: TaskGraph, run: Served, steps: StepTimes) -> TaskGraph:
@@ -85,62 +92,3 @@ def _parts(row: Any, steps: StepTimes, swap_s: float) -> list[float]:
     host = steps.host_s + steps.host_per_sequence_s * row.members
     prompts = (row.end - row.start) - host - linear - output - decode - swap_s * row.moved
     return [linear, max(prompts, 0.0) if row.prompts else 0.0, decode, output, swap_s * row.moved]
-
-
-class _Made:
-    """Tasks and edges while they are collected."""
-
-    def __init__(self, stages: int) -> None:
-        word = "stage {}" if stages > 1 else "engine"
-        self.lanes = [
-            Lane(rank=0, kind=LaneKind.GPU, device=s, stream=0, label=word.format(s), ordered=True)
-            for s in range(stages)
-        ]
-        self.host = stages
-        self.lanes.append(Lane(rank=0, kind=LaneKind.CPU, label="scheduler", ordered=True))
-        self.lanes += [
-            Lane(rank=0, kind=LaneKind.LINK, label=f"stage {s - 1} to {s}", ordered=True) for s in range(1, stages)
-        ]
-        self.clock = len(self.lanes)
-        self.lanes.append(Lane(rank=0, kind=LaneKind.CPU, label="steps", ordered=True))
-        self.columns: dict[str, list[int]] = {
-            name: [] for name in ("kind", "lane", "name", "dur", "release", "phase", "step")
-        }
-        self.edges: list[tuple[int, int, int]] = []
-        self.names: dict[str, int] = {}
-        self.last: dict[int, int] = {}  # task on each lane
-        self.marks: list[int] = []
-        self.waited = -1
-
-    def add(self, kind: TaskKind, name: str, lane: int, took: int, *, release: int = NO_RELEASE) -> int:
-        task = len(self.columns["kind"])
-        values = (kind, lane, self.names.setdefault(name, len(self.names)), took, release,
-                  Phase.FORWARD if kind == TaskKind.KERNEL else Phase.NONE, len(self.marks) - 1)  # fmt: skip
-        for column, value in zip(self.columns.values(), values, strict=True):
-            column.append(int(value))
-        if lane in self.last:
-            self.edge(self.last[lane], task, EdgeKind.STREAM if kind == TaskKind.KERNEL else EdgeKind.PROGRAM)
-        if kind == TaskKind.CPU and self.waited >= 0:
-            self.edge(self.waited, task, EdgeKind.SYNC)
-        self.last[lane] = task
-        return task
-
-    def edge(self, src: int, dst: int, kind: EdgeKind) -> None:
-        self.edges.append((src, dst, kind))
-
-    def mark(self, release: int = NO_RELEASE, *, after: int = -1) -> None:
-        self.marks.append(self.add(TaskKind.MARK, _STEP, self.clock, 0, release=release))
-        if after >= 0:
-            self.edge(after, self.marks[-1], EdgeKind.SYNC)
-
-    def graph(self, steps: StepTimes) -> TaskGraph:
-        src, dst, kinds = (np.array(each) for each in zip(*self.edges, strict=True))
-        return assemble(
-            {name: np.array(column) for name, column in self.columns.items()},
-            {"src": src, "dst": dst, "edge_kind": kinds, "lag": np.zeros(len(src), np.int64)},
-            marks=np.array(self.marks), names=tuple(self.names), layers=(), lanes=tuple(self.lanes),
-            info=GraphInfo(
-                source=f"{steps.model} simulated", platform="cuda", world_size=1,
-                steps=tuple(range(len(self.marks) - 1)),
-            ),
-        )  # fmt: skip

@@ -210,11 +210,8 @@ class PipelineSchedule:
                 self._refuse(f"{each} {where} is of batch {batch}, before the first one, {self.first}")
             elif each.kind == F and batch - self.versions[each.stage] >= self.first:
                 before = [Action(U, batch - self.versions[each.stage], -1)]
-            elif each.kind in (B, I):
-                before = [Action(F, each.number, each.stage)]
-                before += [Action(U, batch - 1, -1)] if batch > self.first else []
-            elif each.kind == W:
-                before = [Action(I, each.number, each.stage)]
+            elif each.kind != F:
+                before = [Action(I if each.kind == W else F, each.number, each.stage)]
                 before += [Action(U, batch - 1, -1)] if batch > self.first else []
             for other in before:
                 if other not in seen:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from foretrace.arrays import Int64
-from foretrace.errors import ForetraceError
+from foretrace.arrays import Array, Int64
+from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.names import keyed
+from foretrace.reading import Budget, read_bytes
+
+_MEND = "give a file of ids, or zipf:EXPONENT"
+# Rows of the tables of the Criteo Kaggle data set, as facebookresearch/dlrm counts them.
+CRITEO = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
+    2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,24 +86,34 @@ class Lookups:
 
 
 def zipf(
-    *, exponent: float, tables: int, rows: int | Sequence[int], pooling: int, samples: int, batches: int, seed: int = 0
-) -> Lookups:
+    *, exponent: float, tables: int, rows: int | Sequence[int], pooling: int, samples: int, batches: int,
+    locality: float = 0.0, workers: int = 1, seed: int = 0,
+) -> Lookups:  # fmt: skip
     """Draw ids: the k-th most frequent row has a probability proportional to k^-exponent; which one it is, is random.
 
-    `rows` is the size of every table, or one per table.
+    `rows` is the size of every table, or one per table. With `locality` each row belongs to one of `workers`, who split
+    a batch as `Lookups.read` does, and this share of what a worker reads is redrawn among rows of its own that are as
+    frequent.
     """
-    if exponent < 0 or min(tables, pooling, samples, batches) < 1:
+    if not (exponent >= 0 and 0 <= locality <= 1 and min(tables, pooling, samples, batches, workers) >= 1):
         raise ForetraceError(
-            "Lookups need an exponent of at least 0, and a table, an id, a sample and a batch, got "
-            f"{exponent}, {tables}, {pooling}, {samples}, {batches}."
+            "Lookups need an exponent of at least 0, a locality from 0 to 1, and a table, an id, a sample, a batch and "
+            f"a worker, got {exponent}, {locality}, {tables}, {pooling}, {samples}, {batches}, {workers}."
         )
     random = np.random.default_rng(seed)
     sizes = [rows] * tables if isinstance(rows, int) else list(rows)
+    if len(sizes) != tables or min(sizes) < 1:
+        raise ForetraceError(f"Lookups of {tables} tables need as many sizes of at least 1, got {sizes}.")
+    edges = np.linspace(0, samples, workers + 1).astype(np.int64)
+    worker = np.tile(np.repeat(np.arange(workers), pooling * np.diff(edges)), batches)
     offsets = np.arange(batches * samples + 1, dtype=np.int64) * pooling
     found = []
     for i, size in enumerate(sizes):
         mass = np.cumsum(np.arange(1, size + 1, dtype=np.float64) ** -exponent)
         ranks = np.searchsorted(mass, random.random(int(offsets[-1])) * mass[-1], side="right")
+        if locality:
+            own = ranks // workers * workers + worker
+            ranks = np.where((random.random(len(ranks)) < locality) & (own < size), own, ranks)
         ids = random.permutation(size)[np.minimum(ranks, size - 1)]
         found.append(EmbeddingTable(name=f"table{i}", rows=size, ids=ids, offsets=offsets))
     return Lookups(tables=tuple(found), samples=samples)
@@ -97,16 +122,111 @@ def zipf(
 def parse(text: str) -> Lookups:
     """Lookups as a user writes them: `zipf:1.05 tables=26 rows=100000 pooling=1 samples=512 batches=64 seed=0`.
 
+    `rows=criteo` are the sizes of the tables of that data set; `locality=0.6 workers=4` are as of `zipf`.
     Raises ForetraceError for another kind and for words that mean nothing.
     """
     kind, _, rest = text.partition(":")
     words = rest.split()
     if kind != "zipf" or not words:
         raise ForetraceError(f"Lookups must be a file or zipf:EXPONENT, got {text!r}.")
-    defaults = {"tables": 26, "rows": 100_000, "pooling": 1, "samples": 512, "batches": 64, "seed": 0}
-    given = keyed(words[1:], defaults, "zipf")
+    defaults = {"tables": 26, "rows": 100_000, "pooling": 1, "samples": 512, "batches": 64, "seed": 0, "workers": 1}
+    given = keyed(words[1:], [*defaults, "locality"], "zipf")
     try:
-        numbers = defaults | {key: int(value) for key, value in given.items()}
-        return zipf(exponent=float(words[0]), **numbers)
+        locality = float(given.pop("locality", 0))
+        criteo = given.get("rows") == "criteo" and given.pop("rows")
+        numbers: dict[str, Any] = defaults | {key: int(value) for key, value in given.items()}
+        if criteo:
+            numbers["rows"] = CRITEO[: max(numbers["tables"], 0)]
+        return zipf(exponent=float(words[0]), locality=locality, **numbers)
     except ValueError as error:
         raise ForetraceError(f"Lookups {text!r} must have numbers ({error}).") from None
+
+
+def read(source: str | Path, *, samples: int = 0, rows: Mapping[str, int] | None = None) -> Lookups:
+    """Lookups of a file, or of a text that `parse` knows.
+
+    An NPZ file has int arrays `NAME.ids` (ids,) per table and, unless every sample reads one id, `NAME.offsets`
+    (samples + 1,). A Parquet file has a column per table, of int or list<int>, and a row per sample.
+    `samples` are those of a batch of a file: by default 512, or all where there are fewer. `rows` are sizes of its
+    tables by name: by default the largest id + 1. A text says both itself.
+
+    Raises ForetraceError for what is no such file, and for sizes that ids do not fit.
+    """
+    path = Path(source)
+    if path.suffix not in _FILES:
+        if samples or rows:
+            raise ForetraceError(f"Lookups {str(source)!r} say their samples and rows; leave out those given beside.")
+        return parse(str(source))
+    data = read_bytes(path, mend=_MEND)
+    try:
+        found = _FILES[path.suffix](data)
+    except MissingExtraError:
+        raise
+    except (*_DAMAGED, ForetraceError) as error:
+        raise ForetraceError(f"{path} cannot be read as ids of tables ({error or type(error)}); {_MEND}.") from None
+    if unknown := (rows or {}).keys() - found.keys():
+        raise ForetraceError(f"{path} has no table {min(unknown)}, whose rows are given; it has {', '.join(found)}.")
+    tables = []
+    for name, (ids, offsets) in found.items():
+        size = (rows or {}).get(name, max(int(ids.max(initial=-1)) + 1, 1))
+        tables.append(EmbeddingTable(name=name, rows=size, ids=ids, offsets=offsets))
+    least = min((len(table.offsets) - 1 for table in tables), default=0)
+    if not least:
+        raise ForetraceError(f"{path} holds no samples; {_MEND}.")
+    return Lookups(tables=tuple(tables), samples=samples or min(512, least))
+
+
+_Columns = dict[str, tuple[Int64, Int64]]  # ids and offsets by name of the table
+
+
+def _npz(data: bytes) -> _Columns:
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        Budget(len(data)).spend(sum(each.file_size for each in archive.infolist()))
+    found = {}
+    with np.load(BytesIO(data), allow_pickle=False) as arrays:
+        for key in (each for each in arrays.files if each.endswith(".ids")):
+            name = key.removesuffix(".ids")
+            ids, offsets = _whole(key, arrays[key]), f"{name}.offsets"
+            single = offsets not in arrays
+            found[name] = ids, np.arange(len(ids) + 1) if single else _whole(offsets, arrays[offsets])
+    return found
+
+
+def _whole(name: str, values: Array) -> Int64:
+    if values.ndim != 1 or not np.can_cast(values.dtype, np.int64):
+        raise ValueError(f"{name} must be a list of int64, got {values.dtype} of shape {values.shape}")
+    return values.astype(np.int64)
+
+
+def _parquet(data: bytes) -> _Columns:
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtraError("pyarrow is needed to read ids: pip install 'foretrace[tables]'.") from None
+    try:
+        file, budget, batches = parquet.ParquetFile(BytesIO(data)), Budget(len(data)), []
+        for batch in file.iter_batches():
+            budget.spend(batch.nbytes)
+            batches.append(batch)
+        table = arrow.Table.from_batches(batches, file.schema_arrow)
+        return {name: _column(name, table[name].combine_chunks(), arrow) for name in table.column_names}
+    except arrow.ArrowException as error:
+        raise ValueError(error) from None
+
+
+def _column(name: str, column: Any, arrow: Any) -> tuple[Int64, Int64]:
+    listed = arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)
+    ids = column.flatten() if listed else column
+    if column.null_count or ids.null_count or not arrow.types.is_integer(ids.type):
+        raise ValueError(f"column {name} must have integers or lists of them, and no nulls, got {column.type}")
+    lengths = column.value_lengths().to_numpy() if listed else np.ones(len(column), np.int64)
+    return ids.cast(arrow.int64()).to_numpy(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+_FILES = {".npz": _npz, ".parquet": _parquet}
+# What the parsers of both raise for damaged files.
+_DAMAGED = (
+    ValueError, OSError, EOFError, LookupError, TypeError, SyntaxError, tokenize.TokenError, RuntimeError,
+    ArithmeticError, AttributeError, MemoryError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip

@@ -10,8 +10,10 @@ waits are done here, once for all of them.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
@@ -53,14 +55,7 @@ class Rows(ABC):
 
     def get(self, ids: Int64) -> Float32:
         """The rows of `ids` (n,), as they are after all writes so far: (n, width)."""
-        ids = self._checked(ids)
-        begin = perf_counter()
-        found = self._get(ids)
-        self.counters.wait_s += perf_counter() - begin
-        self.counters.gets += 1
-        self.counters.rows_read += len(ids)
-        self.counters.bytes_read += found.nbytes
-        return found
+        return self._read(self._get, ids)
 
     def add(self, ids: Int64, values: Float32) -> None:
         """Add `values` (n, width) to the rows of `ids` (n,), each named once."""
@@ -82,16 +77,28 @@ class Rows(ABC):
     def _add(self, ids: Int64, values: Float32) -> None:
         self._put(ids, self._get(ids) + values)
 
-    def _write(self, how: Callable[[Int64, Float32], None], ids: Int64, values: Float32) -> None:
+    def _read(self, how: Callable[[Int64], Float32], ids: Int64) -> Float32:
         ids = self._checked(ids)
-        if values.shape != (len(ids), self.width):
+        begin = perf_counter()
+        with _recorded("rows.get", ids, self.width):
+            found = how(ids)
+        self.counters.wait_s += perf_counter() - begin
+        self.counters.gets += 1
+        self.counters.rows_read += len(ids)
+        self.counters.bytes_read += found.nbytes
+        return found
+
+    def _write(self, how: Callable[[Int64, Float32], None], ids: Int64, values: Float32, width: int = 0) -> None:
+        ids, width = self._checked(ids), width or self.width
+        if values.shape != (len(ids), width):
             raise ForetraceError(
-                f"Values of {len(ids)} rows must have shape ({len(ids)}, {self.width}), got {values.shape}."
+                f"Values of {len(ids)} rows must have shape ({len(ids)}, {width}), got {values.shape}."
             )
-        if len(np.unique(ids)) != len(ids):
+        if len(distinct(ids)) != len(ids):
             raise ForetraceError("Rows of one write must be distinct; add up what belongs to the same row first.")
         begin = perf_counter()
-        how(ids, np.asarray(values, np.float32))
+        with _recorded("rows.put", ids, width):
+            how(ids, np.asarray(values, np.float32))
         self.counters.wait_s += perf_counter() - begin
         self.counters.writes += 1
         self.counters.rows_written += len(ids)
@@ -113,6 +120,24 @@ class Rows(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _recorded(what: str, ids: Int64, width: int) -> AbstractContextManager[object]:
+    """A range in the recording of this thread, if there is one: the graph has it as a task with this name."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.autograd._profiler_enabled():
+        return nullcontext()
+    range_: AbstractContextManager[object] = torch.profiler.record_function(f"{what} {len(ids)} x {width}")
+    return range_
+
+
+def distinct(ids: Int64) -> Int64:
+    """The different numbers among `ids` (n,), sorted; np.unique, which hashes them, takes ten times as long."""
+    ordered = np.sort(ids)
+    first = np.ones(len(ids), np.bool_)
+    first[1:] = ordered[1:] != ordered[:-1]
+    found: Int64 = ordered[first]
+    return found
 
 
 class RowsInMemory(Rows):

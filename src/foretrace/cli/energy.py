@@ -1,0 +1,117 @@
+"""`foretrace energy`: settings at which the same work takes less energy, and joules that hardware counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foretrace.cli import completion, options
+from foretrace.cli.answers import answers, group
+from foretrace.cli.options import argument, flag, option
+from foretrace.cli.verify import LedgerFile, NoLedger
+from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
+
+energy = group("energy", "Tune settings for less energy, and measure it.")
+
+
+@energy.command("tune")
+@answers
+def tune(
+    target: list[str] = argument(
+        ..., "TARGET", "A command, after --; or zeus:FOLDER workload=NAME [gpu=NAME] [target=X], recorded by Zeus."
+    ),
+    slo: str = option(
+        "1.1x", "TIME", "The longest it may take: 250ms, 2s; 1.1x of the default, of a record's fastest."
+    ),
+    set_: list[str] | None = option(
+        None,
+        "NAME[=V,V]",
+        "What may be set: {NAME} of the command, cpu-frequency, gpu-power-limit ...; several.",
+        "--set",
+    ),
+    evaluations: int = option(16, "N", "Settings to measure at most.", least=1),
+    apply: bool = flag(
+        "--apply", "Change settings of the machine; without it a command is not run where that is needed."
+    ),
+    seed: int = option(0, "N", "Seed of the search.", least=0),
+    top: options.Top = 12,
+) -> Result:
+    """Find the setting at which work takes the least energy and keeps a limit of its time, in few measurements.
+
+    Example: foretrace energy tune --set batch=1,2,4 -- python bench.py --batch {batch}
+    """
+    from foretrace.report import energy as report
+    from foretrace.serving.energy import command, recorded
+    from foretrace.serving.energy import tune as tuning
+
+    values = dict(_values(text) for text in set_ or ())
+    if target[0].startswith(recorded.PREFIX):
+        if values or apply:
+            raise ForetraceError("a recorded environment has its own settings; leave out `set=` and `apply=`.")
+        return report.tuned(tuning.tune(recorded.read(target), slo, evaluations=evaluations, seed=seed), slo=slo)
+    journal = command.journal()
+    environment = command.environment(target, values)
+    if environment.setters and not apply:
+        return report.dry_run(environment, slo=slo)
+    with environment.restored(journal), options.progress("measuring settings") as tell:
+        return report.tuned(tuning.tune(environment, slo, evaluations=evaluations, seed=seed, tell=tell), slo=slo)
+
+
+@energy.command("measure")
+@answers
+def measure(
+    target: list[str] = argument(..., "COMMAND", "What to run, after --."),
+    grid: options.Grid = None,
+) -> Result:
+    """Run a command and say how many joules the counters of this machine's hardware told meanwhile.
+
+    Example: foretrace energy measure -- python bench.py
+    """
+    from foretrace.report import energy as report
+    from foretrace.serving.energy.command import CommandEnvironment, meters
+
+    found = CommandEnvironment(name=" ".join(target), command=tuple(target), knobs=(), setters={}, meters=meters())
+    return report.measured(found.name, found.measure(()), tuple(each.name for each in found.meters), grid)
+
+
+@energy.command("colocate")
+@answers
+def colocate(
+    model: str = argument(..., "MODEL", "Whose requests come: a model of the zoo.", complete=completion.models),
+    tuned: str = argument(..., "TUNED", "What is fine-tuned beside it, of the zoo.", complete=completion.models),
+    slo: str = option("1.5x", "TIME", "The longest a request may take: 250ms; 1.5x of the largest one alone."),
+    size: options.Size = "tiny",
+    seconds: float = option(20.0, "S", "Of requests; measuring pairs before them is extra.", least=0.1),
+    seed: int = option(0, "N", "Seed of the sizes of requests.", least=0),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
+) -> Result:
+    """Fine-tune beside inference on one core: predict what requests take then, and admit steps that keep the limit.
+
+    Example: foretrace energy colocate mobilenet-v2 ncf --seconds 5
+    """
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.report import energy as report
+    from foretrace.serving.energy import colocate as colocation
+    from foretrace.serving.server.run import usable
+
+    kept = None if no_ledger else Ledger(ledger).checked()
+    with options.progress("serving beside fine-tuning") as tell:
+        found = colocation.colocate(
+            model, tuned, slo=slo, size=size, seconds=seconds, core=usable()[0], seed=seed, tell=tell
+        )
+    return report.colocated(found, *(() if kept is None else (str(kept.path), kept.add(found.rows()))))
+
+
+def _values(text: str) -> tuple[str, tuple[float, ...]]:
+    """NAME and values from NAME=V,V; no values stand for all that there are."""
+    name, equals, given = text.partition("=")
+    try:
+        values = tuple(map(float, given.split(","))) if equals else ()
+    except ValueError:
+        values = (-1.0,)
+    if any(not 0 < each < float("inf") for each in values):
+        raise ForetraceError(f"`set={text}`: values must be numbers above 0, as in batch=1,2,4.")
+    return name, values

@@ -1,0 +1,191 @@
+"""What a process is in a training over rows: the embedding server, or one of the trainers."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from foretrace.arrays import Float32
+from foretrace.errors import ForetraceError
+from foretrace.experiment.messages import (
+    Answer,
+    Done,
+    HashRows,
+    ListenRows,
+    MeetRows,
+    RowHashes,
+    RowTimes,
+    ServeRows,
+    TimeRows,
+    TrainedRows,
+    TrainRows,
+)
+from foretrace.files import write_bytes
+from foretrace.reading import read_bytes
+from foretrace.training.rows.lookups import read
+from foretrace.training.rows.optimizers import row_optimizer
+from foretrace.training.rows.rows import RowsInMemory
+from foretrace.training.rows.server import RemoteRows, RowServer, rows_file
+
+LINK = "link"  # the server that timing reads from and writes to
+TIMED_ROWS = 1 << 14
+_URGENT = 0  # kind of a message
+
+
+class RowRole(ABC):
+    """A process under way; `ports` is where it listens."""
+
+    ports: dict[str, int]
+
+    @abstractmethod
+    def answer(self, request: MeetRows | TimeRows | TrainRows | HashRows) -> Answer:
+        """Do what is asked."""
+
+
+def begin(request: ServeRows | ListenRows) -> RowRole:
+    """Take up a role. Raises ForetraceError where what was kept cannot be read."""
+    return _Server(request) if isinstance(request, ServeRows) else _Trainer(request)
+
+
+def dense_file(folder: Path, batches: int) -> Path:
+    """Where the dense weights after so many batches are kept."""
+    return folder / f"dense-{batches}.f32"
+
+
+class _Server(RowRole):
+    def __init__(self, request: ServeRows) -> None:
+        setup, rule = request.setup, row_optimizer(request.setup.optimizer)
+        shape = (sum(setup.rows.values()), setup.width + rule.state)
+        folder = Path(setup.folder) if setup.folder else None
+        tables = {LINK: np.zeros((TIMED_ROWS, shape[1]), np.float32)}
+        for arm in setup.look_ahead:
+            if setup.begin and folder is not None:
+                tables[arm] = _kept(rows_file(folder, setup.begin), shape)
+            else:
+                tables[arm] = np.zeros(shape, np.float32)
+                drawn = np.random.default_rng(setup.seed).standard_normal((shape[0], setup.width), np.float32)
+                tables[arm][:, : setup.width] = 0.1 * drawn
+        self.servers = {
+            arm: RowServer(
+                RowsInMemory(table), trainers=setup.trainers, optimizer=rule, host=request.host,
+                token=bytes.fromhex(setup.token), begin=setup.begin, folder=folder if arm != LINK else None,
+                every=setup.every,
+            )
+            for arm, table in tables.items()
+        }  # fmt: skip
+        self.tables = tables
+        self.ports = {arm: server.address[1] for arm, server in self.servers.items()}
+
+    def answer(self, request: MeetRows | TimeRows | TrainRows | HashRows) -> Answer:
+        return RowHashes(hashes={arm: _hash(table) for arm, table in self.tables.items() if arm != LINK})
+
+
+class _Trainer(RowRole):
+    def __init__(self, request: ListenRows) -> None:
+        import torch
+
+        from foretrace.training.rows.peers import Peers
+        from foretrace.training.rows.trainer import RowTrainer
+
+        torch.set_num_threads(1)
+        self.setup, self.rank = request.setup, request.rank
+        self.token = bytes.fromhex(self.setup.token)
+        self.lookups = read(self.setup.lookups, samples=self.setup.samples, rows=self.setup.rows)
+        self.peers = Peers(self.rank, self.setup.trainers, request.host)
+        self.trainers: dict[str, RowTrainer] = {}
+        self.ports = {"": self.peers.address[1]}
+
+    def answer(self, request: MeetRows | TimeRows | TrainRows | HashRows) -> Answer:
+        match request:
+            case MeetRows():
+                return self._meet(request)
+            case TimeRows():
+                return self._time(request)
+            case TrainRows():
+                return self._train(request)
+        return RowHashes(hashes={arm: _hash(each.dense.numpy()) for arm, each in self.trainers.items()})
+
+    def _meet(self, request: MeetRows) -> Done:
+        from foretrace.training.rows.trainer import RowSettings, RowTrainer
+        from foretrace.zoo.recommendation import RowClicks
+
+        setup = self.setup
+        settings = RowSettings(optimizer=row_optimizer(setup.optimizer), width=setup.width, compute_s=setup.compute_s)
+        self.peers.meet(request.trainers, self.token)
+        for arm in setup.look_ahead:
+            job = RowClicks(
+                tables=len(self.lookups.tables), width=setup.width, samples=setup.samples, layers=setup.layers,
+                seed=setup.seed,
+            )  # fmt: skip
+            address = (request.server, request.ports[arm])
+            trainer = RowTrainer(job, self.lookups, settings, self.peers, address, self.token)
+            if setup.begin:
+                kept = _kept(dense_file(Path(setup.folder), setup.begin), (len(trainer.dense),))
+                trainer.dense.numpy()[:] = kept
+            self.trainers[arm] = trainer
+        self.link = (request.server, request.ports[LINK])
+        return Done()
+
+    def _time(self, request: TimeRows) -> RowTimes:
+        others = [each for each in range(self.setup.trainers) if each != self.rank]
+        number = iter(range(1 << 30))
+        with RemoteRows(self.link, token=self.token) as rows:
+
+            def get(count: int) -> None:
+                rows.get(np.arange(count) + self.rank)
+
+            def put(count: int) -> None:
+                rows.put(np.arange(count), np.zeros((count, rows.width), np.float32))
+
+            def exchange(count: int) -> None:
+                batch = next(number)
+                for to in others:
+                    self.peers.send(to, _URGENT, -1 - batch, np.zeros((count, rows.width), np.float32))
+                for of in others:
+                    self.peers.receive(of, _URGENT, -1 - batch)
+
+            def timed(what: Callable[[int], None]) -> tuple[tuple[float, ...], ...]:
+                exchange(1)  # together
+                return tuple(
+                    tuple(_seconds(partial(what, count)) for _ in range(request.repetitions)) for count in request.rows
+                )
+
+            return RowTimes(get_s=timed(get), put_s=timed(put), exchange_s=timed(exchange))
+
+    def _train(self, request: TrainRows) -> TrainedRows:
+        trainer, look_ahead = self.trainers[request.arm], self.setup.look_ahead[request.arm]
+        if look_ahead:
+            ends = trainer.ahead(request.begin, request.end, look_ahead)
+        else:
+            ends = trainer.uncached(request.begin, request.end)
+        counters = trainer.cache.counters if look_ahead else trainer.fetches[0].counters
+        if self.setup.folder and not self.rank and self.setup.every and not request.end % self.setup.every:
+            write_bytes(dense_file(Path(self.setup.folder), request.end), trainer.dense.numpy().tobytes())
+        return TrainedRows(
+            ends_s=tuple(each - ends[0] for each in ends[1:]),
+            hits=counters.hits, misses=counters.misses,
+        )  # fmt: skip
+
+
+def _kept(file: Path, shape: tuple[int, ...]) -> Float32:
+    """Numbers of a file. Raises ForetraceError where they are not so many."""
+    data = read_bytes(file, mend="choose another folder")
+    if len(data) != 4 * int(np.prod(shape)):
+        raise ForetraceError(f"{file} must hold {int(np.prod(shape))} numbers for this training, got {len(data) // 4}.")
+    return np.frombuffer(data, np.float32).reshape(shape).copy()
+
+
+def _hash(values: Float32) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+
+
+def _seconds(what: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    what()
+    return time.perf_counter() - begun

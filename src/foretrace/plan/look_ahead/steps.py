@@ -1,0 +1,165 @@
+"""What a step of synchronous training takes over rows of an embedding server, uncached and with look-ahead.
+
+Every batch is played with the bytes that the plan of `training.rows.lookahead` gives each trainer, in the order in
+which `training.rows.trainer` sends them: what the next batch needs at once, all else behind the computation and before
+it is needed. A link carries `bytes_per_s` in each direction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretrace.arrays import Array, Float64
+from foretrace.training.rows.lookahead import LAG, LookAheadPlan
+from foretrace.training.rows.server import CHUNK
+
+NUMBER = 4  # bytes of a row's number and of a weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTraffic:
+    """Bytes per batch and trainer (batches, trainers), as a trainer sends and gets them."""
+
+    fetch_out: Float64
+    fetch_in: Float64
+    gradients_out: Float64  # needed at once; uncached: pushed to the server
+    gradients_in: Float64
+    values_out: Float64
+    values_in: Float64
+    later_out: Float64
+    later_in: Float64
+    back_out: Float64  # rows that go back to the server
+
+    @property
+    def now(self) -> Float64:
+        """Bytes of the busier direction that a batch waits for."""
+        out, into = self.gradients_out + self.values_out, self.gradients_in + self.values_in
+        return np.maximum(out, into)
+
+    @property
+    def all(self) -> Float64:
+        """Bytes of the busier direction."""
+        out = self.gradients_out + self.values_out + self.later_out + self.fetch_out + self.back_out
+        return np.maximum(out, self.gradients_in + self.values_in + self.later_in + self.fetch_in)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowStep:
+    """What a step is made of: sizes, the link, and what the processor does meanwhile."""
+
+    width: int
+    state: int
+    dense: int  # weights of the dense networks
+    compute_s: float
+    bytes_per_s: float
+    latency_s: float = 0.0  # of a request or message
+    burst_bytes: int = 0  # that a direction which was idle carries at once (the token bucket of a shaped link)
+    host_s: float = 0.0  # of Python and NumPy per step that nothing overlaps
+    least_s: float = 0.0  # that a step takes on any link
+
+
+def traffic(plan: LookAheadPlan, step: RowStep, *, cached: bool) -> RowTraffic:
+    """The bytes of a plan, of the uncached training with `cached` False."""
+    batches, trainers = plan.end - plan.begin, plan.trainers
+    batch = np.repeat(np.arange(batches), np.diff(plan.starts))
+    row, gradient = NUMBER * (step.width + step.state), NUMBER * step.width
+
+    def count(mask: Array) -> Float64:
+        """Entries per batch, of a mask (entries, trainers)."""
+        return np.stack([np.bincount(batch[own], minlength=batches) for own in mask.T], 1).astype(np.float64)
+
+    share = NUMBER * step.dense / trainers * (trainers - 1)
+    dense = np.full((batches, trainers), share)
+    if not cached:
+        used = count(plan.users)
+        return RowTraffic(
+            fetch_out=NUMBER * used, fetch_in=row * used, gradients_out=(NUMBER + gradient) * used + dense,
+            gradients_in=dense, values_out=dense, values_in=dense, later_out=0 * used, later_in=0 * used,
+            back_out=0 * used,
+        )  # fmt: skip
+    mine = plan.owner[:, None] == np.arange(trainers)
+    others = plan.users.sum(1, keepdims=True) - 1  # gradients that an owner gets
+    onward = plan.next_users.sum(1, keepdims=True) - plan.next_users[np.arange(len(batch)), plan.owner][:, None]
+
+    def weigh(mask: Array, weights: Array) -> Float64:
+        return np.stack([np.bincount(batch, own * weights[:, 0], minlength=batches) for own in mask.T], 1)
+
+    soon = plan.soon[:, None]
+    back = count(mine & ~plan.next_users.any(1, keepdims=True))
+    fetched = count(plan.users & ~plan.hit[:, None])
+
+    def exchanged(when: Array) -> tuple[Float64, Float64, Float64, Float64]:
+        return (
+            gradient * count(plan.users & ~mine & when),
+            gradient * weigh(mine & when, others),
+            row * weigh(mine & when, onward),
+            row * count(plan.next_users & ~mine & when),
+        )
+
+    g_out, g_in, v_out, v_in = exchanged(soon)
+    later = exchanged(~soon)
+    return RowTraffic(
+        fetch_out=NUMBER * fetched, fetch_in=row * fetched, gradients_out=g_out + dense, gradients_in=g_in + dense,
+        values_out=v_out + dense, values_in=v_in + dense, later_out=later[0] + later[2],
+        later_in=later[1] + later[3], back_out=(NUMBER + row) * back,
+    )  # fmt: skip
+
+
+def uncached_s(moved: RowTraffic, step: RowStep) -> Float64:
+    """Seconds of every batch: fetch, compute, push and exchange, one after the other."""
+    rate, latency = step.bytes_per_s, step.latency_s
+    fetch = (moved.fetch_out + moved.fetch_in).max(1)
+    fetch = np.maximum(fetch - step.burst_bytes, 0)
+    push = np.maximum(np.maximum(moved.gradients_out, moved.gradients_in).max(1) - step.burst_bytes, 0)
+    exchange = np.maximum(moved.values_out, moved.values_in).max(1)
+    found: Float64 = (fetch + push + exchange) / rate + step.compute_s + step.host_s + 4 * latency
+    return found
+
+
+def cached_s(moved: RowTraffic, step: RowStep, *, ahead: int) -> Float64:
+    """Seconds of every batch; rows are fetched up to `ahead` batches before they are needed."""
+    rate, batches = step.bytes_per_s, len(moved.later_out)
+    soon = np.maximum(moved.gradients_out, moved.gradients_in).max(1)
+    soon += np.maximum(moved.values_out, moved.values_in).max(1)
+    busy_s = step.compute_s + step.host_s
+    waiting: list[tuple[int, Float64]] = []  # which batch needs it; bytes (sent or received, trainers) in their order
+    found, fetched = [], 0
+
+    def add(needed: int, out: Float64, into: Float64) -> None:
+        waiting.append((needed, np.stack([out, into])))
+
+    def drain(seconds: float) -> None:
+        """Move what waits for so long, what came first first, each direction by itself."""
+        room = np.full((2, moved.later_out.shape[1]), seconds * rate)
+        for number, (needed, left) in enumerate(waiting):
+            took = np.minimum(left, room)
+            waiting[number] = needed, left - took
+            room -= took
+        waiting[:] = [each for each in waiting if each[1].any()]
+
+    def get(batch: int) -> float:
+        """Move all that a batch needs; seconds that it takes."""
+        due = sum((left for needed, left in waiting if needed <= batch), np.zeros(1))
+        waiting[:] = [each for each in waiting if each[0] > batch]
+        return float(due.max()) / rate
+
+    for batch in range(batches):
+        while fetched <= min(batch + ahead, batches - 1):
+            add(fetched, moved.fetch_out[fetched], moved.fetch_in[fetched])
+            fetched += 1
+        late_s = get(batch)
+        drain(busy_s)
+        # What is under way goes first: a piece in this process and one in the kernel. An idle link has saved up.
+        extra = 2 * CHUNK if waiting else -min(step.burst_bytes, float(soon[batch]) / 2)
+        found.append(late_s + busy_s + (float(soon[batch]) + extra) / rate + 2 * step.latency_s)
+        add(batch + LAG, moved.later_out[batch], moved.later_in[batch])
+        add(batch + LAG + ahead, moved.back_out[batch], 0 * moved.back_out[batch])
+    return np.array(found)
+
+
+def bound_s(moved: RowTraffic, step: RowStep) -> float:
+    """The least that a mean step can take: max(c + now / R, all / R), without a host or latencies."""
+    now, every = float(moved.now.max(1).mean()), float(moved.all.max(1).mean())
+    return max(step.compute_s + now / step.bytes_per_s, every / step.bytes_per_s)

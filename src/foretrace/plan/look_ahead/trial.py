@@ -1,0 +1,200 @@
+"""Run both ways of a cache plan in turns on shaped links, after the prediction was made, and judge it by them.
+
+In every round the links are first as fast as the machine: what a step then takes beyond its passes and its bytes is
+what Python, NumPy and the kernel take. From that and the timed links the step is predicted; only then the arms run on
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from foretrace.experiment.ledger import Row, figure_row
+from foretrace.experiment.links import netns
+from foretrace.experiment.measure import versions
+from foretrace.experiment.messages import RowSetup, RowTimes, TrainedRows
+from foretrace.experiment.rows.run import RowRun, RowWeights, running
+from foretrace.experiment.statistics import Ratio, paired_ratio
+from foretrace.plan.look_ahead.plan import (
+    COMPUTE_S,
+    LAYERS,
+    WIDTH,
+    CachePlan,
+    CacheQuestion,
+    Conditions,
+    PredictedStep,
+    Range,
+    plan_cache,
+)
+from foretrace.plan.look_ahead.steps import NUMBER
+from foretrace.training.rows.lookups import EmbeddingTable, Lookups
+from foretrace.training.rows.optimizers import row_optimizer
+
+PAIRS = 3
+MOST_BATCHES = 24  # of a block beyond those that fill caches
+HOST: Range = (1.0, 0.5, 1.5)  # of the host's time, which was measured while all bytes went at once
+FREE: Range = (1.0, 0.9, 1.1)
+MODEL_RANGE = 0.05  # of a step: what the links' model leaves out
+_SIZES, _REPEATS = (256, 8192), 7
+_ARMS = {"uncached": False, "look-ahead": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArm:
+    """One way: predicted and measured seconds of a mean step, by round."""
+
+    name: str
+    predicted: PredictedStep
+    steps_s: tuple[float, ...]
+
+    @property
+    def measured_s(self) -> float:
+        """Median over rounds."""
+        return median(self.steps_s)
+
+    @property
+    def residual(self) -> float:
+        """Predicted over measured step, less 1."""
+        return self.predicted.step_s / self.measured_s - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTrial:
+    """What became of a plan, predicted once more from what the processor and the links alone take."""
+
+    question: CacheQuestion
+    arms: tuple[RunArm, RunArm]  # uncached, look-ahead
+    speedup: Ratio
+    hit_rate: float
+    mbit_s: float  # payload, each way
+    weights: RowWeights  # which both arms ended with
+
+
+def try_cache(question: CacheQuestion, tell: Callable[[str, float], None] | None = None) -> CacheTrial:
+    """Run both arms, PAIRS times each. Raises ForetraceError where this machine cannot have shaped links."""
+    say = tell or (lambda what, share: None)
+    netns.require()
+    compute_s = COMPUTE_S[0] if question.compute_s is None else question.compute_s
+    question = replace(question, compute_s=compute_s)
+    block = min(question.lookups.batches, question.look_ahead + MOST_BATCHES)
+    setup = RowSetup(
+        lookups="", samples=0, rows={}, trainers=question.trainers, width=WIDTH, layers=LAYERS, token="",
+        look_ahead={"uncached": 0, "look-ahead": question.look_ahead}, optimizer=question.optimizer,
+        compute_s=compute_s,
+    )  # fmt: skip
+    with running(repeated(question.lookups, block, 2 * PAIRS), setup, link=question.link) as run:
+        net = run.net
+        assert net is not None
+        nothing: Range = (0.0, 0.0, 0.0)
+        known: Range = (compute_s, compute_s, compute_s)
+        say("timing the links", 0.1)
+        with netns.unshaped(net):
+            unlimited = _rate(run.time(_SIZES, _REPEATS), question)
+        rate = _rate(run.time(_SIZES, _REPEATS), question)
+        bare = Conditions(bytes_per_s=unlimited, host_s={False: nothing, True: nothing}, compute_s=known)
+        ideal = plan_cache(question, bare, batches=block, alone=True)
+        plans: list[CachePlan] = []
+        rounds: list[dict[str, float]] = []
+        for number in range(PAIRS):
+            say("running both ways in turns", 0.2 + 0.8 * number / PAIRS)
+            order = list(_ARMS)[:: -1 if number % 2 else 1]
+            with netns.unshaped(net):
+                free = _round(run, 2 * number * block, block, order, ideal.warm)
+            beyond = {
+                False: free["uncached"] - ideal.uncached.step_s,
+                True: free["look-ahead"] - ideal.chosen.step.step_s,
+            }
+            found = replace(
+                bare, bytes_per_s=rate, burst_bytes=netns.burst_bytes(net.link),
+                host_s={ahead: _times(max(seconds, 0.0), HOST) for ahead, seconds in beyond.items()},
+                free_s=_times(free["look-ahead"], FREE),
+            )  # fmt: skip
+            plans.append(plan_cache(question, found, batches=block, alone=True))
+            rounds.append(_round(run, (2 * number + 1) * block, block, order, ideal.warm))
+            hits = run.hit_rate
+        weights = run.weights()
+    if weights["uncached"] != weights["look-ahead"]:
+        raise RuntimeError(f"look-ahead changed the weights: {weights}")
+    arms = (
+        RunArm(name=arm, predicted=_middle([each.chosen.step if ahead else each.uncached for each in plans]),
+               steps_s=tuple(each[arm] for each in rounds))
+        for arm, ahead in _ARMS.items()
+    )  # fmt: skip
+    uncached, ahead = arms
+    return CacheTrial(
+        question=question, arms=(uncached, ahead), speedup=paired_ratio(ahead.steps_s, uncached.steps_s),
+        hit_rate=hits, mbit_s=8e-6 * rate[0], weights=weights["uncached"],
+    )  # fmt: skip
+
+
+def rows_of(trial: CacheTrial) -> tuple[Row, ...]:
+    """A row of the ledger per arm; the residual is its error."""
+    question = trial.question
+    return tuple(
+        figure_row(
+            f"plan-cache {arm.name}", model=question.source, size=f"{question.trainers} trainers, {question.link}",
+            parameters={
+                "look_ahead": question.look_ahead, "trainers": question.trainers, "link": question.link,
+                "optimizer": question.optimizer, "compute_s": question.compute_s, "hit_rate": trial.hit_rate,
+                "residual": arm.residual, "speedup": trial.speedup.value, "weights": trial.weights.table[:16],
+            },
+            seed=0, clock="wall", runs=len(arm.steps_s), predicted_s=arm.predicted.step_s, measured_s=arm.measured_s,
+            predicted=arm.predicted.over(arm.predicted.step_s),
+            measured=paired_ratio([arm.predicted.step_s] * len(arm.steps_s), arm.steps_s),
+            same=paired_ratio(arm.steps_s[:1], arm.steps_s[1:2]), versions=versions(),
+        )
+        for arm in trial.arms
+    )  # fmt: skip
+
+
+def repeated(lookups: Lookups, batches: int, times: int) -> Lookups:
+    """The first batches of a trace, over and over."""
+    tables = []
+    for table in lookups.tables:
+        offsets = table.offsets[: batches * lookups.samples + 1]
+        ids = table.ids[: offsets[-1]]
+        again = np.concatenate([offsets[:-1] + len(ids) * each for each in range(times)] + [[len(ids) * times]])
+        tables.append(EmbeddingTable(name=table.name, rows=table.rows, ids=np.tile(ids, times), offsets=again))
+    return Lookups(tables=tuple(tables), samples=lookups.samples)
+
+
+def _round(run: RowRun, begin: int, block: int, order: Sequence[str], warm: int) -> dict[str, float]:
+    """Seconds of a mean step of every arm, after the batches that fill caches; the slowest trainer's."""
+
+    def step_s(found: list[TrainedRows]) -> float:
+        ends = np.array([each.ends_s for each in found]).max(0)
+        return float(ends[-1] - ends[warm - 1]) / (block - warm)
+
+    return {arm: step_s(run.train(arm, begin, begin + block, seconds=10.0 * block)) for arm in order}
+
+
+def _rate(times: Sequence[RowTimes], question: CacheQuestion) -> Range:
+    """Bytes per second of a link from two sizes: reads and writes together, and how far repetitions are apart."""
+    row = NUMBER * (WIDTH + row_optimizer(question.optimizer).state)
+    small, large = _SIZES
+    found = []
+    for each in times:
+        for measured in (each.get_s, each.put_s):
+            own = row + (NUMBER if measured is each.put_s else 0)
+            base = median(measured[0])
+            found.append([(large - small) * own / max(seconds - base, 1e-9) for seconds in measured[1]])
+    middle = [median(each) for each in found]
+    value = 1 / float(np.mean([1 / each for each in middle]))
+    return value, min(value, *middle), max(value, *middle)
+
+
+def _times(seconds: float, shares: Range) -> Range:
+    value, low, high = (seconds * each for each in shares)
+    return value, low, high
+
+
+def _middle(steps: Sequence[PredictedStep]) -> PredictedStep:
+    """The median over rounds, with the range of all and of what the model leaves out."""
+    return PredictedStep(
+        step_s=median(each.step_s for each in steps), low_s=min(each.low_s for each in steps) * (1 - MODEL_RANGE),
+        high_s=max(each.high_s for each in steps) * (1 + MODEL_RANGE),
+    )  # fmt: skip

@@ -1,0 +1,158 @@
+"""What `foretrace plan cache` answers: steps over an embedding server with and without look-ahead."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import msgspec
+
+from foretrace.experiment.statistics import Ratio
+from foretrace.plan.look_ahead.plan import CachePlan, PredictedStep
+from foretrace.plan.look_ahead.trial import CacheTrial
+from foretrace.report.blocks import About, Block, Column, Line, listing
+from foretrace.report.units import between, digits, nbytes, share, things, unit_for
+from foretrace.report.views import Report, taken
+
+
+class PredictedStepView(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean step with its range."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+
+
+class LookAheadView(msgspec.Struct, frozen=True, kw_only=True):
+    """One look-ahead. Bytes are of a trainer's busier direction and a mean batch."""
+
+    look_ahead: int
+    step: PredictedStepView
+    speedup: Ratio  # uncached step over this one
+    hit_rate: float  # of the different rows of a batch
+    now_bytes: float  # that the next batch waits for
+    later_bytes: float  # behind the computation
+    fetched_bytes: float  # of these, ahead of their batch
+    all_bytes: float
+    bound_s: float  # max(compute + now / rate, all / rate)
+    held_rows: int  # of a trainer, at most
+    held_bytes: int
+
+
+class CacheArmView(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to train, as it ran."""
+
+    name: str
+    predicted: PredictedStepView  # from what the processor and the links alone take
+    measured_s: float
+    steps_s: tuple[float, ...]  # by round
+    residual: float  # predicted over measured, less 1
+
+
+class CacheTrialView(msgspec.Struct, frozen=True, kw_only=True):
+    """Both ways, run in turns on shaped links."""
+
+    arms: tuple[CacheArmView, ...]
+    speedup: Ratio
+    hit_rate: float
+    mbit_s: float  # payload that the link carries
+    same_weights: bool  # to the bit, tables and dense networks
+    table_sha256: str
+    dense_sha256: str
+
+
+class PlanCacheView(Report, frozen=True, kw_only=True):
+    """`foretrace plan cache`: what looking ahead gains."""
+
+    command: str = "plan cache"
+    trace: str
+    batches: int
+    warm: int  # batches before those that count
+    samples: int
+    trainers: int
+    link: str
+    optimizer: str
+    uncached: PredictedStepView
+    uncached_bytes: float
+    chosen: LookAheadView
+    others: tuple[LookAheadView, ...]
+    trial: CacheTrialView | None
+    ledger: str
+    row: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((
+            f"{self.trace} · {_batches(self.batches)} of {self.samples} · {things(self.trainers, 'trainer')}",
+            f"{self.link} each way · {self.optimizer}",
+        ))  # fmt: skip
+        unit = unit_for(self.uncached.high_s)
+        every = sorted((self.chosen, *self.others), key=lambda each: each.look_ahead)
+        yield listing(
+            every,
+            (lambda each: str(each.look_ahead), "batches ahead"),
+            (lambda each: each.step.step_s, "step", "time"),
+            (lambda each: between(each.step.low_s, each.step.high_s, unit), Column(f"range, {unit.name}", right=True)),
+            ("hit_rate", "rows held", "share"),
+            ("bound_s", Column("bound", "time", least=80)),
+            (lambda each: nbytes(each.now_bytes), Column("at once", right=True, least=80)),
+            (lambda each: nbytes(each.all_bytes), Column("all bytes", right=True, least=100)),
+            (lambda each: nbytes(each.held_bytes), Column("memory", right=True, least=100)),
+            top=top,
+            noun="look-ahead",
+        )
+        yield Line(f"{_step(self.uncached)}, {nbytes(self.uncached_bytes)} each way", label="uncached")
+        if self.trial is not None:
+            yield listing(
+                self.trial.arms,
+                ("name", "run in turns"),
+                ("measured_s", "measured", "seconds"),
+                (lambda arm: arm.predicted.step_s, "predicted", "seconds"),
+                ("residual", "residual", "change"),
+            )
+            yield Line(
+                f"{digits(self.trial.speedup.value)}× ({digits(self.trial.speedup.low)} – "
+                f"{digits(self.trial.speedup.high)}) faster, {share(self.trial.hit_rate)} of rows held; tables and "
+                "dense weights of both are the same to the bit",
+                label="measured",
+            )
+            yield f"row {self.row[:8]} added to {self.ledger}" if self.ledger else "no row was written"
+
+
+def planned(plan: CachePlan, trial: CacheTrial | None = None, ledger: str = "", row: str = "") -> PlanCacheView:
+    """The answer about a plan, with what became of it and where its rows went."""
+    question, best = plan.question, plan.chosen
+    sentence = (
+        f"Looking {_batches(best.look_ahead)} ahead makes a step {digits(best.speedup.value)}× "
+        f"({digits(best.speedup.low)} – {digits(best.speedup.high)}) faster: {_step(plan.uncached)} → "
+        f"{_step(best.step)}."
+    )
+    words = [
+        "foretrace",
+        "plan",
+        "cache",
+        question.source,
+        "--trainers",
+        str(question.trainers),
+        "--link",
+        question.link,
+    ]
+    return taken(
+        PlanCacheView, plan, question, headline=sentence, trace=question.source, samples=question.lookups.samples,
+        trial=None if trial is None else _trial(trial), ledger=ledger, row=row,
+        next="foretrace ledger" if trial else shlex.join([*words, "--look-ahead", str(best.look_ahead), "--run"]),
+    )  # fmt: skip
+
+
+def _trial(trial: CacheTrial) -> CacheTrialView:
+    return taken(
+        CacheTrialView, trial, same_weights=True, table_sha256=trial.weights.table, dense_sha256=trial.weights.dense
+    )
+
+
+def _step(step: PredictedStep | PredictedStepView) -> str:
+    unit = unit_for(step.high_s)
+    return f"{digits(step.step_s / unit.seconds)} {unit.name} ({between(step.low_s, step.high_s, unit)})"
+
+
+def _batches(count: int) -> str:
+    return f"{count} batch{'es' * (count != 1)}"

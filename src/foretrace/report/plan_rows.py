@@ -1,0 +1,126 @@
+"""What `foretrace plan rows` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from foretrace.experiment.rows.placed import RanPlacement
+from foretrace.plan.rows.plan import Judged, RowPlan
+from foretrace.report.blocks import About, Block, Column, Line, listing, table
+from foretrace.report.units import count, digits, nbytes, things
+from foretrace.report.views import Report, taken
+
+
+class PlacedTableView(msgspec.Struct, frozen=True, kw_only=True):
+    """One table and how it is kept."""
+
+    name: str
+    mode: str  # pooled: one device adds up; columns: each its columns; rows: rows are fetched, each from its owner
+    rows: int
+    rows_replicated: int  # that every device has a copy of
+
+
+class RanPlacementView(msgspec.Struct, frozen=True, kw_only=True):
+    """A placement on real processes: bytes of the busiest device and seconds per batch."""
+
+    name: str
+    predicted_bytes: float
+    counted_bytes: float
+    equal: bool  # sums are those of whole tables bit by bit
+    gradient_error: float  # largest difference over the largest gradient
+    step_s: float  # median
+    predicted_s: float  # 0 without a link, and of the placement that it was calibrated with
+    interval_s: tuple[float, float]
+
+
+class RowPlanView(Report, frozen=True, kw_only=True):
+    """`foretrace plan rows`: where rows of embedding tables are kept. Bytes are those of a batch, in and out."""
+
+    command: str = "plan rows"
+    source: str
+    devices: int
+    inference: bool
+    tables: tuple[PlacedTableView, ...]
+    busiest_bytes: float  # of the busiest device, mean of the held-out batches
+    busiest_interval: tuple[float, float]  # 80 %
+    expected_bytes: float  # from the profiled batches
+    bound_bytes: float  # no placement exchanges less, by the profile
+    baselines: dict[str, float | None]  # busiest device there over here; null where it does not fit or here is nothing
+    memory_bytes: tuple[int, ...]  # of the tables, per device
+    profiled: int  # batches
+    held_out: int
+    seconds: float  # that the search took
+    run: tuple[RanPlacementView, ...]  # empty unless asked for
+
+    def shown(self, top: int) -> Iterator[Block]:
+        what = "inference" if self.inference else "training"
+        yield About(
+            (
+                self.source,
+                things(self.devices, "device"),
+                what,
+                f"{self.held_out} of {self.profiled + self.held_out} batches held out",
+            )
+        )
+        columns = [
+            Column("table", "name"), Column("rows", "count"), Column("mode"), Column("on every device", "count"),
+        ]  # fmt: skip
+        rows = [(each.name, each.rows, each.mode, each.rows_replicated) for each in self.tables]
+        yield table(columns, sorted(rows, key=lambda row: -row[1]), top=top, noun="table", how="--top")
+        known = [
+            f"{name} {'does not fit' if each is None else f'{digits(each)}×'}" for name, each in self.baselines.items()
+        ]
+        yield Line(" · ".join(known), label="others")
+        if self.run:
+            measured = ("predicted_bytes", "predicted", "bytes"), ("counted_bytes", "counted", "bytes")
+            timed = [("predicted_s", "predicted", "time")] if self.run[0].predicted_s else []
+            yield listing(self.run, ("name", "placement"), *measured, *timed, ("step_s", "batch", "time"))
+            same = all(each.equal for each in self.run)
+            off = max(each.gradient_error for each in self.run)
+            yield Line(
+                f"sums {'equal' if same else 'DIFFER FROM'} those of whole tables bit by bit"
+                + ("" if self.inference else f"; gradients differ by {digits(off)} of the largest at most"),
+                label="checked",
+            )
+        fullest = max(self.memory_bytes)
+        yield Line(
+            f"by the profile {nbytes(self.expected_bytes)}, and no placement less than {nbytes(self.bound_bytes)}; the "
+            f"fullest device keeps {nbytes(fullest)}"
+        )
+
+
+def planned_rows(found: RowPlan, source: str, ran: Sequence[RanPlacement] = ()) -> RowPlanView:
+    """The answer about a placement of rows."""
+    placement, ours = found.placement, found.busiest
+    tables = tuple(
+        PlacedTableView(
+            name=each.name, mode=each.mode, rows=each.rows,
+            rows_replicated=each.replicated if each.mode == "rows" else 0,
+        )
+        for each in placement.tables
+    )  # fmt: skip
+    modes = [each.mode for each in tables]
+    modes_said = ", ".join(
+        f"{count(modes.count(each))} {each}" for each in ("pooled", "columns", "rows") if each in modes
+    )
+    copied = sum(each.rows_replicated for each in tables)
+    return RowPlanView(
+        headline=f"The busiest of {things(placement.devices, 'device')} exchanges {nbytes(ours.bytes)} per batch "
+        f"({nbytes(ours.low)} – {nbytes(ours.high)}), tables: {modes_said}"
+        + (f", {things(copied, 'row')} on every device." if copied else "."),
+        notes=() if not placement.training else (
+            "No row is copied in training: to sum the gradients of copies costs as much as to fetch the row.",
+        ),
+        source=source, devices=placement.devices, inference=not placement.training, tables=tables,
+        busiest_bytes=ours.bytes, busiest_interval=(ours.low, ours.high), expected_bytes=found.expected_bytes,
+        bound_bytes=found.bound_bytes,
+        baselines={name: _over(each, ours) for name, each in found.baselines.items()},
+        memory_bytes=tuple(placement.memory().tolist()), profiled=found.batches[0], held_out=found.batches[1],
+        seconds=found.seconds, run=tuple(taken(RanPlacementView, each) for each in ran),
+    )  # fmt: skip
+
+
+def _over(other: Judged | None, ours: Judged) -> float | None:
+    return None if other is None or not ours.bytes else other.bytes / ours.bytes

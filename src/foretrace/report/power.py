@@ -1,0 +1,65 @@
+"""Energy beside a time in an answer, where the device has a power model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from foretrace.hardware.devices import Device
+from foretrace.hardware.power import step_energy
+from foretrace.report.blocks import Line
+from foretrace.report.units import digits, scaled
+
+J_PER_KWH = 3.6e6
+
+
+class EnergyView(msgspec.Struct, frozen=True, kw_only=True):
+    """Joules of a step on all its devices."""
+
+    energy_j: float
+    interval_j: tuple[float, float]
+    source: str
+    co2_g: float | None  # null where no grid was stated
+    grid_g_per_kwh: float | None
+
+    def words(self) -> str:
+        """As in "58.1 J (41.0 J – 66.2 J)", with CO2 where a grid was stated."""
+        low, high = (scaled(each, "J") for each in self.interval_j)
+        text = f"{scaled(self.energy_j, 'J')} ({low} – {high})"
+        return text if self.co2_g is None else f"{text}, {carbon(self.co2_g, self.grid_g_per_kwh)}"
+
+
+def energy(
+    device: Device | None,
+    step_s: float,
+    interval_s: tuple[float, float],
+    busy_s: float,
+    devices: int,
+    grid: float | None,
+) -> EnergyView | None:
+    """Of a step; None where there is no power model."""
+    found = device and step_energy(device, step_s, interval_s, busy_s, devices)
+    if not found:
+        return None
+    return EnergyView(
+        energy_j=found.energy_j, interval_j=found.interval_j, source=found.source,
+        co2_g=co2_g(found.energy_j, grid), grid_g_per_kwh=grid,
+    )  # fmt: skip
+
+
+def shown(*views: EnergyView | None) -> Iterator[Line]:
+    """A line for the energy of a step, or of the step before and after."""
+    known = [each for each in views if each is not None]
+    if known:
+        yield Line(f"{' → '.join(each.words() for each in known)} per step: {known[-1].source}", label="energy")
+
+
+def co2_g(energy_j: float, grid: float | None) -> float | None:
+    """Grams of CO2 at so many grams per kWh; None where none is stated."""
+    return None if grid is None else energy_j / J_PER_KWH * grid
+
+
+def carbon(grams: float, grid: float | None) -> str:
+    """As in "12.0 g of CO2 at 400 g/kWh"."""
+    return f"{grams:.3g} g of CO2 at {digits(grid or 0.0)} g/kWh"

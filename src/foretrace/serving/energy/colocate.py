@@ -1,0 +1,311 @@
+"""Fine-tuning beside inference on the same core: what a request takes then, and which step is admitted.
+
+Devices without a way to be split share their time between both, so a fine-tuning step in flight delays a request. A
+linear regression (in logarithms) predicts the latency from FLOPs of the forward and backward pass, arithmetic intensity
+and batch sizes; a step is admitted only where the upper end of that prediction keeps the limit (PolyThrottle, 2023).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from random import Random
+from time import perf_counter
+
+import numpy as np
+
+from foretrace.arrays import Float64
+from foretrace.errors import ForetraceError
+from foretrace.experiment.cores import go_first
+from foretrace.experiment.ledger import Row, figure_row
+from foretrace.experiment.measure import versions
+from foretrace.experiment.statistics import Ratio, paired_ratio
+from foretrace.graph.taskgraph import Phase
+from foretrace.serving.energy.tune import limit
+from foretrace.serving.server.models import ModelSource, import_torch
+from foretrace.serving.server.split import ModelInstance
+from foretrace.serving.server.worker import START_S, ModelWorker
+from foretrace.zoo.operators import operators_of
+from foretrace.zoo.registry import training
+
+KNOWN = (1, 4, 16)  # samples of requests and of steps that the law is fitted to
+UNKNOWN = (2, 8)  # and those that it is held against
+ARMS = ("alone", "always", "admitted")
+_RIDGE = np.geomspace(1e-4, 1.0, 9)
+_LEAST_RANGE = 0.05  # of the latency
+_ROUNDS = 9  # of every pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassWork:
+    """A forward pass, or a training step, at a batch size."""
+
+    batch: int
+    forward_flops: float
+    backward_flops: float  # 0 of inference
+    intensity: float  # FLOPs per byte moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterferenceLaw:
+    """Latency of a request while a fine-tuning step runs."""
+
+    weights: Float64
+    center: Float64
+    scale: Float64
+    error: float  # largest of the fitted pairs, each predicted without itself, of the logarithm
+
+    @classmethod
+    def fit(cls, pairs: Sequence[tuple[PassWork, PassWork]], latency_s: Sequence[float]) -> InterferenceLaw:
+        """By ridge regression; how strong a ridge is what predicts each pair best from the others.
+
+        Raises ForetraceError for fewer than four pairs.
+        """
+        if len(pairs) < 4:
+            raise ForetraceError(f"an interference law needs 4 pairs or more, got {len(pairs)}; measure more.")
+        rows = np.array([_features(*pair) for pair in pairs])
+        center, scale = rows.mean(axis=0), rows.std(axis=0)
+        x = np.column_stack([np.ones(len(rows)), (rows - center) / np.where(scale > 0, scale, 1.0)])
+        y, best = np.log(latency_s), None
+        for ridge in _RIDGE:
+            penalty = ridge * len(rows) * np.diag([0.0, *np.ones(x.shape[1] - 1)])
+            solve = np.linalg.solve(x.T @ x + penalty, x.T)
+            left_out = (y - x @ solve @ y) / (1 - np.diag(x @ solve))  # each predicted from the others
+            error = float(np.abs(left_out).max())
+            if best is None or error < best[0]:
+                best = error, solve @ y
+        assert best is not None
+        return cls(weights=best[1], center=center, scale=np.where(scale > 0, scale, 1.0), error=best[0])
+
+    def latency_s(self, request: PassWork, step: PassWork) -> tuple[float, float, float]:
+        """Seconds of a request with that step in flight, and where they lie."""
+        x = np.array([1.0, *((np.array(_features(request, step)) - self.center) / self.scale)])
+        value, width = float(np.exp(x @ self.weights)), max(float(np.expm1(self.error)), _LEAST_RANGE)
+        return value, value / (1 + width), value * (1 + width)
+
+    def admitted(self, request: PassWork, steps: Sequence[PassWork], limit_s: float) -> PassWork | None:
+        """The largest step beside which the request keeps the limit even at the upper end; None where none is."""
+        kept = [step for step in steps if self.latency_s(request, step)[2] <= limit_s]
+        return max(kept, key=lambda step: step.batch, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPair:
+    """A request and a step that the law was not fitted to."""
+
+    request: int
+    step: int
+    predicted_s: float
+    low_s: float
+    high_s: float
+    rounds_s: tuple[float, ...]
+
+    @property
+    def measured_s(self) -> float:
+        """The median."""
+        return float(np.median(self.rounds_s))
+
+    @property
+    def covered(self) -> bool:
+        """Whether it lies in the range."""
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColocatedArm:
+    """Requests of one arm."""
+
+    name: str
+    p50_s: float
+    p99_s: float
+    within: float  # share of the requests that kept the limit
+    tuned_per_s: float  # samples that were fine-tuned, per second
+
+
+@dataclass(frozen=True, kw_only=True)
+class Colocation:
+    """What became of fine-tuning beside inference here."""
+
+    model: str
+    tuned: str
+    size: str
+    seed: int
+    slo: str
+    limit_s: float
+    error: float
+    pairs: tuple[HeldPair, ...]
+    arms: tuple[ColocatedArm, ...]
+    alone_s: dict[int, float]  # by samples of a request
+
+    def rows(self) -> list[Row]:
+        """What the ledger keeps, a row per pair that was held out."""
+        return [
+            figure_row(
+                f"energy-colocate latency.{each.request}+{each.step}",
+                parameters={"request": each.request, "step": each.step, "tuned": self.tuned},
+                model=self.model, size=self.size, seed=self.seed, clock="wall", runs=len(each.rounds_s),
+                predicted_s=each.predicted_s, measured_s=each.measured_s,
+                predicted=Ratio(value=1.0, low=each.low_s / each.predicted_s, high=each.high_s / each.predicted_s),
+                measured=paired_ratio([each.predicted_s] * len(each.rounds_s), each.rounds_s),
+                same=paired_ratio(each.rounds_s[::2][: len(each.rounds_s) // 2], each.rounds_s[1::2]),
+                versions=versions(),
+            )
+            for each in self.pairs
+        ]  # fmt: skip
+
+
+def colocate(
+    model: str,
+    tuned: str,
+    *,
+    slo: str,
+    size: str = "tiny",
+    seconds: float = 20.0,
+    core: int = 0,
+    seed: int = 0,
+    tell: Callable[[float], None] | None = None,
+) -> Colocation:
+    """Measure pairs, fit the law, hold it against other pairs, and serve requests with each way to admit steps.
+
+    Args:
+        model: whose requests come, of the zoo.
+        tuned: what is fine-tuned, of the zoo.
+        slo: limit of a request's latency; 1.5x is of the largest request alone.
+        size: tiny or full.
+        seconds: of requests, for all arms together.
+        core: that both processes share.
+        seed: of the sizes of requests.
+        tell: hears of the share that is done.
+
+    """
+    batches = sorted((*KNOWN, *UNKNOWN))
+    requests = {batch: work_of(model, batch, size=size, train=False) for batch in batches}
+    steps = {batch: work_of(tuned, batch, size=size, train=True) for batch in batches}
+    with _sharing(model, tuned, size, max(batches), core) as (worker, tuner):
+
+        def together(request: int, step: int) -> float:
+            if step:
+                tuner.send(step)
+            began = perf_counter()
+            worker.submit(request)
+            if said := worker.receive().error:
+                raise ForetraceError(f"{model} does not run with {request} samples: {said}.")
+            latency_s = perf_counter() - began
+            if step and isinstance(said := tuner.recv(), str):
+                raise ForetraceError(f"{tuned} does not train with {step} samples: {said}.")
+            return latency_s
+
+        pairs = [(request, step) for group in (KNOWN, UNKNOWN) for request in group for step in group]
+        met: dict[tuple[int, int], list[float]] = {pair: [] for pair in [*pairs, *((each, 0) for each in batches)]}
+        for turn in range(_ROUNDS + 1):
+            for pair, latencies in met.items():
+                latencies.append(together(*pair))
+            if tell is not None:
+                tell(0.5 * turn / _ROUNDS)
+        median = {pair: float(np.median(each[1:])) for pair, each in met.items()}  # the first ones warm up
+        known = [pair for pair in pairs if pair[0] in KNOWN]
+        law = InterferenceLaw.fit([(requests[a], steps[b]) for a, b in known], [median[pair] for pair in known])
+        limit_s = limit(slo, median[max(batches), 0])
+        drawn, until = Random(seed), perf_counter() + seconds
+        latencies_s: dict[str, list[float]] = {arm: [] for arm in ARMS}
+        samples, spent = dict.fromkeys(ARMS, 0), dict.fromkeys(ARMS, 0.0)
+        while perf_counter() < until or not latencies_s[ARMS[-1]]:
+            request = drawn.choice(batches)
+            for arm in ARMS:
+                best = law.admitted(requests[request], list(steps.values()), limit_s) if arm == "admitted" else None
+                step = max(batches) if arm == "always" else best.batch if best else 0
+                began = perf_counter()
+                latencies_s[arm].append(together(request, step))
+                spent[arm] += perf_counter() - began
+                samples[arm] += step
+            if tell is not None:
+                tell(min(1 - 0.5 * (until - perf_counter()) / seconds, 1.0))
+    return Colocation(
+        model=model, tuned=tuned, size=size, seed=seed, slo=slo, limit_s=limit_s, error=law.error,
+        pairs=tuple(
+            HeldPair(request=a, step=b, predicted_s=value, low_s=low, high_s=high, rounds_s=tuple(met[a, b][1:]))
+            for a, b in pairs if (a, b) not in known
+            for value, low, high in [law.latency_s(requests[a], steps[b])]
+        ),
+        arms=tuple(
+            ColocatedArm(
+                name=arm, p50_s=float(np.quantile(each, 0.5)), p99_s=float(np.quantile(each, 0.99)),
+                within=float(np.mean(np.array(each) <= limit_s)), tuned_per_s=samples[arm] / spent[arm],
+            )
+            for arm, each in latencies_s.items()
+        ),
+        alone_s={batch: median[batch, 0] for batch in batches},
+    )  # fmt: skip
+
+
+def work_of(model: str, batch: int, *, size: str, train: bool) -> PassWork:
+    """FLOPs and intensity of a step or forward pass, without running it."""
+    graph = operators_of(model, size=size, batch=batch, training=train, like="cpu")
+    backward = sum(node.flops for node in graph.nodes if node.phase == Phase.BACKWARD)
+    return PassWork(
+        batch=batch, forward_flops=graph.flops - backward, backward_flops=backward,
+        intensity=graph.flops / max(graph.nbytes, 1.0),
+    )  # fmt: skip
+
+
+def _features(request: PassWork, step: PassWork) -> tuple[float, ...]:
+    amounts = (
+        request.forward_flops, request.intensity, request.batch,
+        step.forward_flops, step.backward_flops, step.intensity, step.batch,
+    )  # fmt: skip
+    return tuple(np.log(np.maximum(amounts, 1e-9)).tolist())
+
+
+@contextmanager
+def _sharing(model: str, tuned: str, size: str, batch: int, core: int) -> Iterator[tuple[ModelWorker, Connection]]:
+    """A process that answers requests and one that fine-tunes, a step per batch size that it is sent, on one core."""
+    worker = ModelWorker(ModelSource(name=model, size=size), ModelInstance(1, batch), (core,), first=True)
+    context = get_context("forkserver")
+    pipe, far = context.Pipe()
+    tuner = context.Process(target=_fine_tune, args=(far, tuned, size, core), daemon=True)
+    try:
+        tuner.start()
+        far.close()
+        worker.ready()
+        if said := pipe.recv() if pipe.poll(START_S) else "it was not loaded in time":
+            raise ForetraceError(f"{tuned} cannot be fine-tuned: {said}.")
+        yield worker, pipe
+    except EOFError:
+        raise ForetraceError(f"the process of {model} or of {tuned} died; has it too little memory?") from None
+    finally:
+        pipe.close()
+        worker.end()
+        tuner.join(2.0)
+        if tuner.is_alive():
+            tuner.kill()
+
+
+def _fine_tune(pipe: Connection, name: str, size: str, core: int) -> None:
+    """In a process of its own: a step of so many samples for every number that comes; ends with its peer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    go_first()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, (core,))
+    import_torch().set_num_threads(1)
+    from foretrace.training.batches import resized
+
+    try:
+        job = training(name, size)
+        ready = {}
+        pipe.send("")
+        while True:
+            batch = pipe.recv()
+            if batch not in ready:
+                ready[batch] = next(iter(resized(job.loader, batch)))
+            began = perf_counter()
+            job.step(ready[batch])
+            pipe.send(perf_counter() - began)
+    except ForetraceError as error:
+        pipe.send(str(error))
+    except (EOFError, OSError):
+        return

@@ -1,0 +1,140 @@
+"""`CommandEnvironment`: a command whose energy and time are measured here, at settings of the machine and its own.
+
+A knob that the command names in braces, as in `python bench.py --batch {batch}`, is put there; all others are settings
+of the machine. The command has to do the same work at every setting, so that energy and time can be compared.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from foretrace.cost.operators import store
+from foretrace.errors import ForetraceError
+from foretrace.names import question
+from foretrace.serving.energy import machine, nvml
+from foretrace.serving.energy.environment import EnergyUse, Knob, Setting, TunedEnvironment
+from foretrace.serving.energy.held import held, recover
+from foretrace.serving.energy.machine import SYSFS, Meter, Setter, beyond
+
+_CPU_KNOBS = {"cpu-frequency": machine.cpu_frequency, "cpu-power-limit": machine.cpu_power_limit}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandEnvironment(TunedEnvironment):
+    """A command, and what can be set around it; its name is how it was written."""
+
+    command: tuple[str, ...]
+    setters: Mapping[str, Setter]  # of the knobs that are the machine's
+    meters: tuple[Meter, ...]
+
+    def measure(self, setting: Setting) -> EnergyUse:
+        """Set what is to be set, and run the command. Raises ForetraceError where it fails or nothing is metered."""
+        if not self.meters:
+            raise ForetraceError(
+                "this machine has no energy counter that can be read, neither of its processor (RAPL in "
+                "/sys/class/powercap) nor of a GPU (NVML); tune a recorded environment, or run on the bare machine."
+            )
+        values = {knob.name: value for knob, value in zip(self.knobs, setting, strict=True)}
+        for name, setter in self.setters.items():
+            setter.set(values[name])
+        words = [_filled(word, values) for word in self.command]
+        before = [meter.read() for meter in self.meters]
+        began = perf_counter()
+        _run(words)
+        time_s = perf_counter() - began
+        after = [meter.read() for meter in self.meters]
+        energy_j = sum(meter.between(a, b) for meter, a, b in zip(self.meters, before, after, strict=True))
+        if not energy_j > 0:
+            raise ForetraceError(f"{self.name} took less energy than the counter tells; give it more work.")
+        return EnergyUse(energy_j, time_s)
+
+    @contextmanager
+    def restored(self, journal: Path, root: Path = SYSFS) -> Iterator[None]:
+        """Settings of the machine are as they were afterwards."""
+        if not self.setters:
+            yield
+            return
+        with held(tuple(self.setters.values()), journal, lambda name: setter(name, root)):
+            yield
+
+
+def environment(
+    command: Sequence[str], values: Mapping[str, tuple[float, ...]], *, root: Path = SYSFS
+) -> CommandEnvironment:
+    """A command with these knobs; no values stand for all levels of the device.
+
+    The command's own knobs begin at their first value, the machine's at what they are set to. Raises ForetraceError
+    for what cannot be set, and for values out of its limits.
+    """
+    setters, knobs = {}, []
+    for name, given in values.items():
+        if any("{" + name + "}" in word for word in command):
+            if not given or min(given) <= 0:
+                raise ForetraceError(f"`set={name}` needs values above 0, as in {name}=1,2,4.")
+            knobs.append(Knob(name=name, unit="", levels=tuple(sorted(set(given))), default=given[0]))
+            continue
+        setters[name] = found = setter(name, root)
+        if wrong := [value for value in given if not found.low <= value <= found.high]:
+            raise beyond(found, wrong[0])
+        now = found.now()
+        knobs.append(
+            Knob(name=name, unit=found.unit, levels=tuple(sorted({*(given or found.levels), now})), default=now)
+        )
+    if not knobs:
+        raise ForetraceError(
+            f"`set=` must say what may be changed: a word that the command has in braces, or "
+            f"{', '.join((*_CPU_KNOBS, *nvml.GPU_KNOBS))}."
+        )
+    return CommandEnvironment(
+        name=" ".join(command), command=tuple(command), knobs=tuple(knobs), setters=setters, meters=meters(root)
+    )
+
+
+def journal(root: Path = SYSFS) -> Path:
+    """Where settings are noted while they are changed; what a killed process left changed is restored now."""
+    store.make_folder(store.cache())
+    path = store.cache() / "settings.json"
+    recover(path, lambda name: setter(name, root))
+    return path
+
+
+def setter(name: str, root: Path = SYSFS) -> Setter:
+    """A setting of this machine by its name. Raises ForetraceError where it does not offer that."""
+    if name in nvml.GPU_KNOBS:
+        return nvml.gpu_setter(nvml.library(), name)
+    if name not in _CPU_KNOBS:
+        known = (*_CPU_KNOBS, *nvml.GPU_KNOBS)
+        raise ForetraceError(f"`set={name}` is no setting, nor has the command it in braces; {question(name, known)}")
+    found = _CPU_KNOBS[name](root)
+    if found is None:
+        raise ForetraceError(f"this machine offers no {name} under {root}; tune something else, or on another machine.")
+    return found
+
+
+def meters(root: Path = SYSFS) -> tuple[Meter, ...]:
+    """All counters of energy that this machine has."""
+    found = (machine.rapl_meter(root), nvml.gpu_meter())
+    return tuple(each for each in found if each is not None)
+
+
+def _filled(word: str, values: Mapping[str, float]) -> str:
+    for name, value in values.items():
+        word = word.replace("{" + name + "}", f"{value:g}")
+    return word
+
+
+def _run(words: Sequence[str]) -> None:
+    """Run a command; where we are interrupted, it is killed. Raises ForetraceError where it fails."""
+    try:
+        done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    except OSError as error:
+        raise ForetraceError(f"cannot run {words[0]} ({error.strerror or error}); give a command.") from None
+    if done.returncode:
+        said = done.stderr.decode("utf-8", errors="replace").strip().splitlines()
+        why = said[-1] if said else "it said nothing"
+        raise ForetraceError(f"{' '.join(words)} ended with code {done.returncode}: {why}.")

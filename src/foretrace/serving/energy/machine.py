@@ -1,0 +1,188 @@
+"""What can be set and metered on this machine: frequencies and power limits of processors, by sysfs.
+
+Every setting is a `Setter`; those of GPUs are in `nvml.py`. Limits are checked before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Protocol
+
+from foretrace.errors import ForetraceError
+
+SYSFS = Path("/sys")
+_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the highest, where the driver lists no levels
+State = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setter:
+    """One setting of the machine: its limits and levels; kinds of hardware override the methods."""
+
+    name: str
+    unit: str
+    low: float
+    high: float
+    levels: tuple[float, ...]
+
+    def now(self) -> float:
+        """What it is set to."""
+        raise NotImplementedError(f"{type(self).__name__} does not tell what it is set to")
+
+    def state(self) -> State:
+        """All that `restore` needs."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be kept")
+
+    def set(self, value: float) -> None:
+        """Set it. Raises ForetraceError for a value beyond its limits, before anything is written."""
+        if not self.low <= value <= self.high:
+            raise beyond(self, value)
+        self._write(value)
+
+    def restore(self, state: State) -> None:
+        """As it was. Raises ForetraceError."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be restored")
+
+    def _write(self, value: float) -> None:
+        raise NotImplementedError(f"{type(self).__name__} cannot be set")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SysfsSetter(Setter):
+    """A setting that lies in one file per core or package."""
+
+    scale: float  # of the files, over `unit`
+    files: tuple[Path, ...]
+
+    def now(self) -> float:
+        """Of the first file."""
+        return _number(self.files[0]) / self.scale
+
+    def state(self) -> State:
+        """The text of every file."""
+        return {str(file): file.read_text().strip() for file in self.files}
+
+    def _write(self, value: float) -> None:
+        for file in self.files:
+            _write(file, str(round(value * self.scale)))
+
+    def restore(self, state: State) -> None:
+        """Every file that is ours; all are tried."""
+        errors = []
+        for file in self.files:
+            if (text := state.get(str(file))) is not None:
+                try:
+                    _write(file, text)
+                except ForetraceError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def beyond(setter: Setter, value: float) -> ForetraceError:
+    """What is said of a value that the device does not take."""
+    return ForetraceError(
+        f"{setter.name} must be {setter.low:g} to {setter.high:g} {setter.unit}, got {value:g}; choose another one."
+    )
+
+
+def cpu_frequency(root: Path = SYSFS) -> SysfsSetter | None:
+    """The highest frequency that cores may take (cpufreq); None where it cannot be set."""
+    policies = sorted((root / "devices/system/cpu/cpufreq").glob("policy*"))
+    policies = [each for each in policies if (each / "scaling_max_freq").exists()]
+    if not policies:
+        return None
+    low = max(_number(each / "cpuinfo_min_freq") for each in policies) / 1e3
+    high = min(_number(each / "cpuinfo_max_freq") for each in policies) / 1e3
+    listed = policies[0] / "scaling_available_frequencies"
+    steps = sorted(float(each) / 1e3 for each in listed.read_text().split()) if listed.exists() else ()
+    levels = [each for each in steps or [round(high * share) for share in _SHARES] if low <= each <= high]
+    files = tuple(each / "scaling_max_freq" for each in policies)
+    return SysfsSetter(
+        name="cpu-frequency", unit="MHz", scale=1e3, files=files, low=low, high=high, levels=tuple(levels)
+    )
+
+
+def cpu_power_limit(root: Path = SYSFS) -> SysfsSetter | None:
+    """The long-term power limit of every package (RAPL); None where it cannot be set."""
+    zones = [each for each in _packages(root) if (each / "constraint_0_power_limit_uw").exists()]
+    most = [_number(path) / 1e6 for each in zones if (path := each / "constraint_0_max_power_uw").exists()]
+    if not zones or len(most) < len(zones) or not min(most):
+        return None
+    high = min(most)
+    levels = tuple(round(high * share, 3) for share in _SHARES)
+    files = tuple(each / "constraint_0_power_limit_uw" for each in zones)
+    return SysfsSetter(
+        name="cpu-power-limit", unit="W", scale=1e6, files=files, low=0.1 * high, high=high, levels=levels
+    )
+
+
+class Meter(Protocol):
+    """Energy that hardware counts."""
+
+    @property
+    def name(self) -> str:
+        """What is counted."""
+        ...
+
+    def read(self) -> Sequence[float]:
+        """The counters, in joules."""
+        ...
+
+    def between(self, before: Sequence[float], after: Sequence[float]) -> float:
+        """Joules from one reading to a later one."""
+        ...
+
+
+@dataclass(frozen=True)
+class RaplMeter:
+    """The processor packages together; counters that have overflowed once are put right."""
+
+    zones: tuple[Path, ...]
+    name = "processor packages (RAPL)"
+
+    def read(self) -> list[float]:
+        """Of every package. Raises ForetraceError without permission."""
+        return [_number(each / "energy_uj") / 1e6 for each in self.zones]
+
+    def between(self, before: Sequence[float], after: Sequence[float]) -> float:
+        """Of all packages."""
+        ranges = [_number(each / "max_energy_range_uj") / 1e6 for each in self.zones]
+        return sum((b - a) % most for a, b, most in zip(before, after, ranges, strict=True))
+
+
+def rapl_meter(root: Path = SYSFS) -> RaplMeter | None:
+    """The meter of this machine's packages; None where there is none."""
+    zones = tuple(each for each in _packages(root) if (each / "energy_uj").exists())
+    return RaplMeter(zones) if zones else None
+
+
+def _packages(root: Path) -> list[Path]:
+    # Zones inside of packages (intel-rapl:0:1) and the whole board (psys) would count twice.
+    zones = (each for each in sorted((root / "class/powercap").glob("intel-rapl:*")) if each.name.count(":") == 1)
+    return [each for each in zones if (each / "name").read_text().startswith("package")]
+
+
+def _number(file: Path) -> float:
+    try:
+        if 0 <= (found := float(file.read_text())) < inf:
+            return found
+    except OSError as error:
+        raise ForetraceError(
+            f"cannot read {file} ({error.strerror or error}); run as root, or have it made readable."
+        ) from None
+    except ValueError:
+        pass
+    raise ForetraceError(f"{file} holds no number; is its driver loaded?")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise ForetraceError(
+            f"cannot write {file} ({error.strerror or error}); run as root, or tune what needs no permission."
+        ) from None

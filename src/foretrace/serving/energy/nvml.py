@@ -1,0 +1,118 @@
+"""Settings and energy of an NVIDIA GPU by NVML, through the package `nvidia-ml-py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.serving.energy.machine import Setter, State
+
+GPU_KNOBS = ("gpu-power-limit", "gpu-frequency", "gpu-memory-frequency")
+_MW = 1e3
+
+
+@dataclass(frozen=True, kw_only=True)
+class NvmlSetter(Setter):
+    """A power limit (W), or the highest clock (MHz) of cores or memory.
+
+    NVML does not tell to which range clocks are locked, so they are restored by unlocking them.
+    """
+
+    library: Any
+    handle: Any
+
+    def now(self) -> float:
+        """The limit, or the highest clock."""
+        if self.name != "gpu-power-limit":
+            return self.high
+        return float(_asked(self.library, "nvmlDeviceGetPowerManagementLimit", self.handle)) / _MW
+
+    def state(self) -> State:
+        """The limit, where NVML tells it."""
+        return {"limit": f"{self.now():.3f}"} if self.name == "gpu-power-limit" else {}
+
+    def _write(self, value: float) -> None:
+        if self.name == "gpu-power-limit":
+            _asked(self.library, "nvmlDeviceSetPowerManagementLimit", self.handle, round(value * _MW))
+        else:
+            _asked(self.library, f"nvmlDeviceSet{self._clocks}LockedClocks", self.handle, round(self.low), round(value))
+
+    def restore(self, state: State) -> None:
+        """The limit as it was; clocks unlocked."""
+        if self.name != "gpu-power-limit":
+            _asked(self.library, f"nvmlDeviceReset{self._clocks}LockedClocks", self.handle)
+        elif "limit" in state:
+            self.set(float(state["limit"]))
+
+    @property
+    def _clocks(self) -> str:
+        return "Gpu" if self.name == "gpu-frequency" else "Memory"
+
+
+@dataclass(frozen=True)
+class NvmlMeter:
+    """The GPU's own counter of energy."""
+
+    library: Any
+    handle: Any
+    name = "GPU (NVML)"
+
+    def read(self) -> list[float]:
+        """Since the driver was loaded."""
+        return [float(_asked(self.library, "nvmlDeviceGetTotalEnergyConsumption", self.handle)) / 1e3]
+
+    def between(self, before: Sequence[float], after: Sequence[float]) -> float:
+        """The difference."""
+        return after[0] - before[0]
+
+
+def library() -> Any:
+    """NVML, ready to be asked. Raises MissingExtraError without the package, ForetraceError without a driver."""
+    try:
+        found = import_module("pynvml")
+    except ImportError:
+        raise MissingExtraError(
+            "GPU settings need nvidia-ml-py; install it with pip install 'foretrace[energy]'."
+        ) from None
+    try:
+        found.nvmlInit()
+    except found.NVMLError as error:
+        raise ForetraceError(f"this machine has no GPU that NVML can set ({error}); tune something else.") from None
+    return found
+
+
+def gpu_setter(found: Any, name: str, gpu: int = 0) -> NvmlSetter:
+    """One of `GPU_KNOBS`. Raises ForetraceError where the GPU does not offer it."""
+    handle = _asked(found, "nvmlDeviceGetHandleByIndex", gpu)
+    if name == "gpu-power-limit":
+        low, high = (each / _MW for each in _asked(found, "nvmlDeviceGetPowerManagementLimitConstraints", handle))
+        levels = [low + (high - low) * i / 6 for i in range(7)]
+    else:
+        levels = sorted(map(float, _asked(found, "nvmlDeviceGetSupportedMemoryClocks", handle)))
+        if name == "gpu-frequency":
+            levels = sorted(map(float, _asked(found, "nvmlDeviceGetSupportedGraphicsClocks", handle, int(levels[-1]))))
+        low, high = levels[0], levels[-1]
+    unit = "W" if name == "gpu-power-limit" else "MHz"
+    return NvmlSetter(
+        library=found, handle=handle, name=name, unit=unit, low=low, high=high, levels=tuple(levels)
+    )  # fmt: skip
+
+
+def gpu_meter(gpu: int = 0) -> NvmlMeter | None:
+    """The meter of a GPU; None where there is none, or no package to ask it."""
+    try:
+        found = library()
+    except ForetraceError:
+        return None
+    return NvmlMeter(found, _asked(found, "nvmlDeviceGetHandleByIndex", gpu))
+
+
+def _asked(found: Any, function: str, *arguments: Any) -> Any:
+    """What NVML answers; raises ForetraceError with its reason."""
+    try:
+        return getattr(found, function)(*arguments)
+    except found.NVMLError as error:
+        raise ForetraceError(f"the GPU refuses {function} ({error}); it may need root, or not offer this.") from None

@@ -1,0 +1,307 @@
+"""`RowTrainer`: synchronous training of a dense network over rows of a server, uncached or with look-ahead.
+
+Both ways give the same weights, to the bit: a row's gradients are added up in the order of the ranks and applied once,
+whoever does it; dense gradients likewise, a share of them by every trainer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from foretrace.arrays import Float32, Int64
+from foretrace.training.rows.lookahead import LAG, LookAheadPlan, LookAheadRows, TrainerTurn, numbered, plan_ahead
+from foretrace.training.rows.lookups import Lookups
+from foretrace.training.rows.optimizers import RowOptimizer, add_up
+from foretrace.training.rows.peers import Peers
+from foretrace.training.rows.server import CHUNK, Address, RemoteRows
+
+FETCHERS = 2  # requests for rows of later batches that are under way: one travels while another is answered
+FETCHED_AHEAD = 8  # batches whose rows may lie ready, at most
+
+
+class _Kind(IntEnum):
+    """Of messages between trainers; those needed at once are even."""
+
+    GRADIENTS = 0
+    LATER_GRADIENTS = 1
+    VALUES = 2
+    LATER_VALUES = 3
+
+
+class RowJob(Protocol):
+    """What is trained: a dense network, and the loss of one trainer's samples of a batch."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The dense network."""
+
+    def loss(self, batch: int, trainer: int, trainers: int, looked: Tensor) -> Tensor:
+        """Loss over `looked` (samples, tables, width), divided by the samples of *all* trainers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSettings:
+    """How rows are trained. `compute_s` is the least that the passes of a batch take: what is missing is slept."""
+
+    optimizer: RowOptimizer
+    width: int  # weights of a row
+    dense_rate: float = 0.1
+    compute_s: float = 0.0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Reads:
+    """What one trainer reads in a batch."""
+
+    ids: Int64  # each once
+    places: Tensor  # of every read among `ids`
+    offsets: Tensor
+    soon: TrainerTurn | None = None
+    later: TrainerTurn | None = None
+
+
+class RowTrainer:
+    """One of `peers.trainers` trainers of the table at `server`.
+
+    `uncached` and `ahead` train some batches and return when each had ended (seconds of `perf_counter`). Raises
+    ForetraceError where the server or another trainer is gone.
+    """
+
+    def __init__(
+        self, job: RowJob, lookups: Lookups, settings: RowSettings, peers: Peers, server: Address, token: bytes
+    ) -> None:
+        self.job, self.lookups, self.settings, self.peers = job, lookups, settings, peers
+        self.rank, self.trainers = peers.rank, peers.trainers
+        self._pace = _Pace()
+        self._keeping = 0  # batch whose later rows are being exchanged
+        self.fetches = tuple(RemoteRows(server, token=token, rank=self.rank) for _ in range(FETCHERS))
+        self.pushes = RemoteRows(
+            server, token=token, rank=self.rank, pace=lambda: self._pace.wait(self._keeping + LAG), urgent=False
+        )
+        self._parameters = tuple(job.module.parameters())
+        self.dense = torch.nn.utils.parameters_to_vector(self._parameters).detach().clone()
+        torch.nn.utils.vector_to_parameters(self.dense, self._parameters)  # they are views of it from now on
+        self._shares = np.linspace(0, len(self.dense), self.trainers + 1).astype(int)
+
+    def close(self) -> None:
+        """Close the connections with the server; those with peers stay."""
+        for each in (*self.fetches, self.pushes):
+            each.close()
+
+    def uncached(self, begin: int, end: int) -> list[float]:
+        """Every batch fetches its rows, and the server applies the gradients that all push."""
+        reads, ends = [self._reads(batch) for batch in range(begin, end)], [time.perf_counter()]
+        for batch, read in enumerate(reads, begin):
+            values = self.fetches[0].get_after(batch, read.ids)
+            gradients, dense = self._passes(batch, read, values)
+            self._keeping = -LAG  # nothing is more urgent
+            self.pushes.push(batch, read.ids, gradients, gradients=True, width=self.settings.width)
+            self._exchange(batch, dense, None, read.ids, values, gradients)
+            ends.append(time.perf_counter())
+        self.fetches[0].get_after(end, np.empty(0, np.int64))
+        return ends
+
+    def ahead(self, begin: int, end: int, look_ahead: int, capacity: int = 0) -> list[float]:
+        """Rows stay with the trainers for as long as a plan says; `capacity` as of `LookAheadRows`."""
+        plan = plan_ahead(self.lookups, trainers=self.trainers, look_ahead=look_ahead, begin=begin, end=end)
+        self.cache = cache = LookAheadRows(self.pushes, plan, self.rank, capacity)
+        reads = [self._reads(batch, plan) for batch in range(begin, end)]
+        turns = [plan.turn(batch, self.rank) for batch in range(begin, end)]
+        lock, ends = threading.Lock(), [time.perf_counter()]
+        depth = min(look_ahead, FETCHED_AHEAD)
+        with ThreadPoolExecutor(FETCHERS) as fetcher, ThreadPoolExecutor(1) as keeper, ThreadPoolExecutor(1) as pusher:
+            fetched: dict[int, Future[Float32]] = {}
+            kept: dict[int, Future[Future[None]]] = {}
+            pushed: dict[int, Future[None]] = {}
+            try:
+                for batch, read, turn in zip(range(begin, end), reads, turns, strict=True):
+                    self._pace.at(batch)
+                    for coming in range(max([batch, *(each + 1 for each in fetched)]), min(batch + depth + 1, end)):
+                        after = max(coming - look_ahead, begin)
+                        fetched[coming] = fetcher.submit(self._fetch, coming, after, turns[coming - begin].fetch)
+                    if batch - LAG >= begin:
+                        pushed[batch - LAG] = kept.pop(batch - LAG).result()
+                    if batch - depth - LAG >= begin:
+                        pushed.pop(batch - depth - LAG).result()
+                    rows = fetched.pop(batch).result()
+                    with lock:
+                        cache.begin(turn, rows)
+                        values = cache.get(read.ids)
+                    gradients, dense = self._passes(batch, read, values)
+                    with lock:
+                        cache.poison(read.ids)  # until they are updated, here or by their owner
+                    with self._pace.urgent():
+                        self._exchange(batch, dense, read.soon, read.ids, values, gradients, cache, lock)
+                    kept[batch] = keeper.submit(self._keep, batch, read, values, gradients, cache, lock, pusher)
+                    ends.append(time.perf_counter())
+                for each in (*pushed.values(), *(each.result() for each in kept.values())):
+                    each.result()
+            except BaseException:
+                self.peers.close()  # nobody waits for this trainer, nor does it for others
+                fetcher.shutdown(wait=False, cancel_futures=True)
+                raise
+        self.fetches[0].get_after(end, np.empty(0, np.int64))
+        return ends
+
+    def _reads(self, batch: int, plan: LookAheadPlan | None = None) -> _Reads:
+        read, offsets = numbered(self.lookups, batch, self.rank, self.trainers)
+        ids, places = np.unique(read, return_inverse=True)
+        soon, later = (plan.turn(batch, self.rank, soon=each) if plan else None for each in (True, False))
+        return _Reads(
+            ids=ids, places=torch.from_numpy(places.reshape(-1)), offsets=torch.from_numpy(offsets), soon=soon,
+            later=later,
+        )  # fmt: skip
+
+    def _passes(self, batch: int, read: _Reads, values: Float32) -> tuple[Float32, Float32]:
+        """Gradients of rows (n, width) and of the dense network, flat; at least `compute_s` have passed."""
+        until = time.perf_counter() + self.settings.compute_s
+        weights = torch.from_numpy(np.ascontiguousarray(values[:, : self.settings.width])).requires_grad_()
+        looked = functional.embedding_bag(read.places, weights, read.offsets, mode="sum")
+        looked = looked.view(len(self.lookups.tables), -1, self.settings.width).transpose(0, 1)
+        loss = self.job.loss(batch, self.rank, self.trainers, looked)
+        found = torch.autograd.grad(loss, [weights, *self._parameters])
+        dense: Float32 = torch.cat([each.reshape(-1) for each in found[1:]]).numpy()
+        gradients: Float32 = found[0].numpy()
+        time.sleep(max(until - time.perf_counter(), 0.0))
+        return gradients, dense
+
+    def _fetch(self, batch: int, after: int, ids: Int64) -> Float32:
+        """Rows of a later batch, piece by piece while nothing urgent is under way."""
+        table = self.fetches[batch % FETCHERS]
+        found, rows = np.empty((len(ids), table.width), np.float32), max(CHUNK // (4 * table.width), 1)
+        for at in range(0, len(ids), rows):
+            self._pace.wait(batch)
+            found[at : at + rows] = table.get_after(after, ids[at : at + rows])
+        return found
+
+    def _exchange(
+        self, batch: int, dense: Float32, turn: TrainerTurn | None, ids: Int64, values: Float32, gradients: Float32,
+        cache: LookAheadRows | None = None, lock: threading.Lock | None = None,
+    ) -> None:  # fmt: skip
+        """Exchange dense gradients, and the rows that the next batch needs; then update the dense network."""
+        others = [each for each in range(self.trainers) if each != self.rank]
+        pieces = [dense[begin:end] for begin, end in zip(self._shares[:-1], self._shares[1:], strict=True)]
+        nothing = np.empty((0, 1), np.float32)
+        for to in others:
+            rows = gradients[np.searchsorted(ids, turn.gradients_to[to])] if turn else nothing
+            self.peers.send(to, _Kind.GRADIENTS, batch, pieces[to], rows)
+        size = len(pieces[self.rank])
+        arrived = {of: self.peers.receive(of, _Kind.GRADIENTS, batch) for of in others}
+        parts = arrived | {self.rank: pieces[self.rank]}
+        sums = [parts[of][:size] for of in range(self.trainers)]
+        pieces[self.rank] = sum(sums[1:], sums[0])
+        new = nothing
+        if turn and cache and lock:
+            given = {of: found[size:].reshape(-1, self.settings.width) for of, found in arrived.items()}
+            new = self._update(turn, given, ids, values, gradients)
+            with lock:
+                cache.put(turn.owned, new)
+        for to in others:
+            rows = new[np.searchsorted(turn.owned, turn.values_to[to])] if turn else nothing
+            self.peers.send(to, _Kind.VALUES, batch, pieces[self.rank], rows)
+        for of in others:
+            found, size = self.peers.receive(of, _Kind.VALUES, batch), len(pieces[of])
+            pieces[of] = found[:size]
+            if turn and cache and lock:
+                with lock:
+                    cache.admit(turn.values_from[of], found[size:].reshape(-1, cache.width))
+        if turn and cache and lock:
+            with lock:
+                cache.evict(turn.evict)
+        self.dense -= self.settings.dense_rate * torch.from_numpy(np.concatenate(pieces))
+
+    def _keep(
+        self, batch: int, read: _Reads, values: Float32, gradients: Float32, cache: LookAheadRows, lock: threading.Lock,
+        pusher: ThreadPoolExecutor,
+    ) -> Future[None]:  # fmt: skip
+        """Exchange and update all rows of a batch that the next one does not need; the writing back of some."""
+        turn = read.later
+        assert turn is not None
+        others = [each for each in range(self.trainers) if each != self.rank]
+
+        def pace() -> None:
+            self._pace.wait(batch + LAG)
+
+        for to in others:
+            rows = gradients[np.searchsorted(read.ids, turn.gradients_to[to])]
+            self.peers.send(to, _Kind.LATER_GRADIENTS, batch, rows, pace=pace)
+        given = {
+            of: self.peers.receive(of, _Kind.LATER_GRADIENTS, batch).reshape(-1, self.settings.width) for of in others
+        }
+        new = self._update(turn, given, read.ids, values, gradients)
+        with lock:
+            cache.put(turn.owned, new)
+        back = new[np.searchsorted(turn.owned, turn.write_back)]
+        pushed = pusher.submit(self._push, batch, turn.write_back, back)
+        for to in others:
+            self.peers.send(
+                to, _Kind.LATER_VALUES, batch, new[np.searchsorted(turn.owned, turn.values_to[to])], pace=pace
+            )
+        for of in others:
+            found = self.peers.receive(of, _Kind.LATER_VALUES, batch).reshape(-1, cache.width)
+            with lock:
+                cache.admit(turn.values_from[of], found)
+        with lock:
+            cache.evict(turn.evict)
+        return pushed
+
+    def _push(self, batch: int, ids: Int64, values: Float32) -> None:
+        """Write back what nobody reads within the window."""
+        self._keeping = batch
+        self.pushes.push(batch, ids, values, gradients=False)
+
+    def _update(
+        self, turn: TrainerTurn, given: dict[int, Float32], ids: Int64, values: Float32, gradients: Float32
+    ) -> Float32:
+        """The rows that this trainer owns, updated: (owned, width + state)."""
+        at = np.searchsorted(ids, turn.owned)
+        parts = {of: (turn.gradients_from[of], found) for of, found in given.items()} | {
+            self.rank: (turn.owned, gradients[at])
+        }
+        _, sums = add_up([parts[of] for of in range(self.trainers)])
+        return self.settings.optimizer.apply(values[at], sums)
+
+
+class _Pace:
+    """Lets what is not urgent wait while a trainer exchanges what it needs at once."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._urgent, self._batch = False, 0
+
+    def at(self, batch: int) -> None:
+        """A batch begins."""
+        with self._changed:
+            self._batch = batch
+            self._changed.notify_all()
+
+    def wait(self, needed: int) -> None:
+        """Wait while something is urgent, unless this is for a batch that has begun: others may wait for it."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._urgent or needed <= self._batch)
+
+    @contextmanager
+    def urgent(self) -> Iterator[None]:
+        """What is done meanwhile is urgent."""
+        self._set(True)
+        try:
+            yield
+        finally:
+            self._set(False)
+
+    def _set(self, urgent: bool) -> None:
+        with self._changed:
+            self._urgent = urgent
+            self._changed.notify_all()

@@ -1,0 +1,53 @@
+"""Placements of rows on real processes: sums, gradients and bytes; what cannot be run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foretrace.errors import ForetraceError
+from foretrace.experiment.rows.placed import run
+from foretrace.training.rows.lookups import parse
+from foretrace.training.rows.placement import Mode, PlacedTable, RowPlacement
+
+pytest.importorskip("torch")
+
+
+def placement(training: bool, devices: int, modes: tuple[Mode, ...], copied: int = 0) -> RowPlacement:
+    tables = tuple(
+        PlacedTable(
+            name=f"table{i}", rows=200, mode=mode, owner=i % devices, ids=np.arange(20),
+            owners=np.where(np.arange(20) < copied, -1, np.arange(20) % devices), rest=np.arange(devices)[::-1],
+        )
+        for i, mode in enumerate(modes)
+    )  # fmt: skip
+    return RowPlacement(devices=devices, width=10, training=training, tables=tables)
+
+
+TEXT = "zipf:1.1 tables=3 rows=200 pooling=3 samples=31 batches=4"
+
+
+@pytest.mark.parametrize("devices, training", [(2, True), (3, False)])
+def test_processes_compute_what_whole_tables_do_and_exchange_what_is_predicted(devices: int, training: bool) -> None:
+    arms = {
+        "mixed": placement(training, devices, ("pooled", "columns", "rows"), copied=0 if training else 7),
+        "rows": placement(training, devices, ("rows", "rows", "rows")),
+    }
+    for each in run(arms, TEXT, 0, range(2), rounds=1):
+        assert each.equal
+        assert each.gradient_error < 1e-5
+        assert each.counted_bytes == each.predicted_bytes > 0
+        assert len(each.rounds_s) == len(each.again_s) == 1 and each.predicted_s == 0
+
+
+def test_what_cannot_be_run_is_said() -> None:
+    large = RowPlacement(
+        devices=2, width=64, training=True, tables=(PlacedTable(name="t", rows=10_000_000, mode="pooled"),)
+    )
+    with pytest.raises(ForetraceError, match="too many"):
+        run({"large": large}, TEXT, 0, range(2))
+    with pytest.raises(ForetraceError, match="are not run; choose pooled"):
+        run({"copies": placement(True, 2, ("data-parallel",) * 3)}, TEXT, 0, range(2))
+    other = parse("zipf:1.1 tables=3 rows=100 samples=31 batches=4")
+    with pytest.raises(ForetraceError, match="other tables"):
+        placement(True, 2, ("rows",) * 3).exchanged(other, range(2))

@@ -1,0 +1,141 @@
+"""Steps over an embedding server, against sums by hand and what trainers really send."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretrace.errors import ForetraceError
+from foretrace.plan.look_ahead.plan import WIDTH, CacheQuestion, Conditions, plan_cache
+from foretrace.plan.look_ahead.steps import NUMBER, RowStep, bound_s, cached_s, traffic, uncached_s
+from foretrace.plan.look_ahead.trial import repeated
+from foretrace.report import jsonout
+from foretrace.report import plan_cache as report
+from foretrace.training.rows.lookahead import plan_ahead
+from foretrace.training.rows.lookups import EmbeddingTable, Lookups, zipf
+
+
+def lookups(batches: int = 20, samples: int = 16) -> Lookups:
+    return zipf(exponent=1.1, tables=3, rows=200, pooling=2, samples=samples, batches=batches)
+
+
+def question(**given: object) -> CacheQuestion:
+    common: dict[str, object] = {"source": "zipf", "lookups": lookups(), "trainers": 2, "link": "50mbit"}
+    return CacheQuestion(**{"look_ahead": 4} | common | given)  # type: ignore[arg-type]
+
+
+STEP = RowStep(width=8, state=0, dense=100, compute_s=0.01, bytes_per_s=1e6)
+
+
+def test_an_uncached_step_is_fetch_passes_and_push() -> None:
+    table = EmbeddingTable(name="t", rows=10, ids=np.array([0, 1, 2, 3] * 4), offsets=np.arange(17))
+    plan = plan_ahead(Lookups(tables=(table,), samples=4), trainers=2, look_ahead=1)
+    moved = traffic(plan, STEP, cached=False)
+    dense = NUMBER * 100 / 2
+    fetch, push = 2 * NUMBER + 2 * 8 * NUMBER, 2 * NUMBER + 2 * 8 * NUMBER + dense
+    expected = 0.01 + (fetch + push + dense) / 1e6
+    np.testing.assert_allclose(uncached_s(moved, STEP), expected)
+    # Each trainer reads its own two rows in every batch: nothing but the dense gradients is exchanged.
+    kept = traffic(plan, STEP, cached=True)
+    assert kept.later_out.sum() == kept.back_out[:-1].sum() == kept.fetch_in[1:].sum() == 0
+    np.testing.assert_allclose(cached_s(kept, STEP, ahead=1)[2:], 0.01 + 2 * dense / 1e6)
+
+
+def test_bytes_are_those_that_trainers_send() -> None:
+    torch = pytest.importorskip("torch")
+    from foretrace.training.rows.optimizers import row_optimizer
+    from foretrace.training.rows.peers import Peers
+    from foretrace.training.rows.rows import RowsInMemory
+    from foretrace.training.rows.server import RowServer
+    from foretrace.training.rows.trainer import RowSettings, RowTrainer
+    from foretrace.zoo.recommendation import RowClicks
+
+    torch.set_num_threads(1)
+    trainers, rule, found = 3, row_optimizer("adagrad"), lookups()
+    peers = [Peers(rank, trainers) for rank in range(trainers)]
+    jobs = [RowClicks(tables=3, width=8, samples=16) for _ in range(trainers)]
+    rows = RowsInMemory(np.full((600, 9), 0.1, np.float32))
+
+    def one(rank: int) -> RowTrainer:
+        peers[rank].meet([each.address for each in peers], server.token)
+        settings = RowSettings(optimizer=rule, width=8)
+        trainer = RowTrainer(jobs[rank], found, settings, peers[rank], server.address, server.token)
+        trainer.ahead(0, found.batches, 4)
+        trainer.close()
+        return trainer
+
+    with RowServer(rows, trainers=trainers, optimizer=rule) as server, ThreadPoolExecutor(trainers) as pool:
+        done = list(pool.map(one, range(trainers)))
+    step = RowStep(width=8, state=1, dense=len(done[0].dense), compute_s=0, bytes_per_s=1)
+    moved = traffic(plan_ahead(found, trainers=trainers, look_ahead=4), step, cached=True)
+    for rank, trainer in enumerate(done):
+        sent = (moved.gradients_out + moved.values_out + moved.later_out)[:, rank].sum()
+        assert peers[rank].bytes_sent == pytest.approx(sent, abs=4 * 2 * trainers * found.batches)  # uneven shares
+        assert sum(each.counters.bytes_read for each in trainer.fetches) == moved.fetch_in[:, rank].sum()
+        written = moved.back_out[:, rank].sum()
+        assert trainer.pushes.counters.bytes_written == written * 9 / 10  # and a number per row
+        peers[rank].close()
+
+
+def test_a_step_is_no_shorter_than_its_bound_and_ranges_hold_their_values() -> None:
+    plan = plan_cache(question())
+    assert plan.chosen.bound_s <= plan.chosen.step.high_s
+    for step in (plan.uncached, plan.chosen.step, *(each.step for each in plan.others)):
+        assert step.low_s <= step.step_s <= step.high_s
+    assert plan.chosen.speedup.low <= plan.chosen.speedup.value <= plan.chosen.speedup.high
+    known = plan_cache(question(compute_s=0.04))
+    assert known.uncached.high_s - known.uncached.low_s < plan.uncached.high_s - plan.uncached.low_s
+    assert "assumed" in plan.notes[0] and not known.notes
+
+
+def test_what_was_measured_narrows_the_range() -> None:
+    rate = (6e6, 5.9e6, 6.1e6)
+    measured = Conditions(bytes_per_s=rate, host_s={False: (0.01,) * 3, True: (0.002,) * 3}, compute_s=(0.04,) * 3)
+    one, other = plan_cache(question(compute_s=0.04), measured), plan_cache(question(compute_s=0.04))
+    assert one.uncached.high_s / one.uncached.low_s < other.uncached.high_s / other.uncached.low_s
+
+
+def test_an_endless_link_leaves_passes_alone() -> None:
+    moved = traffic(plan_ahead(lookups(), trainers=2, look_ahead=4), STEP, cached=True)
+    fast = RowStep(width=8, state=0, dense=100, compute_s=0.01, bytes_per_s=1e15)
+    np.testing.assert_allclose(cached_s(moved, fast, ahead=4), 0.01)
+    assert bound_s(moved, fast) == pytest.approx(0.01)
+
+
+def test_a_repeated_trace_reads_the_same_again() -> None:
+    found = repeated(lookups(), 5, 3)
+    assert found.batches == 15
+    for batch in range(5):
+        for one, other in zip(found.read(batch), found.read(batch + 10), strict=True):
+            np.testing.assert_array_equal(one[0], other[0])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"trainers": 17}, {"look_ahead": 0}, {"link": "slow"}, {"optimizer": "adam"}, {"compute_s": -1.0}]
+)
+def test_what_cannot_be_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ForetraceError):
+        plan_cache(question(**wrong))
+    with pytest.raises(ForetraceError, match="4 batches"):
+        plan_cache(question(lookups=lookups(3)))
+
+
+def test_the_answer_is_its_schema() -> None:
+    answer = report.planned(plan_cache(question()))
+    assert jsonout.loads(jsonout.dumps(answer), "plan cache") == answer
+    assert answer.chosen.held_bytes == answer.chosen.held_rows * 4 * WIDTH
+    assert list(answer.shown(6))
+
+
+def test_loaders_are_recorded(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from foretrace.plan.look_ahead.traces import trace
+
+    found = trace("recorded:ncf batches=4")
+    assert [table.pooling for table in found.tables] == [1.0] * 4 and found.batches == 4
+    for wrong in ("recorded:resnet50", "recorded:ncf batches=x", "recorded:nothing", "reuse:"):
+        with pytest.raises(ForetraceError):
+            trace(wrong)

@@ -1,0 +1,1 @@
+"""Tests of placements of rows."""
