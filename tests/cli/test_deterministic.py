@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -135,7 +136,7 @@ def answers(folder: Path, data: Path, seed: int) -> list[list[Any]]:
     }  # fmt: skip
     for short, place in places.items():
         questions = [re.sub(f"(?<= ){short}", place, each) for each in questions]
-    (folder / "questions.json").write_text(json.dumps([each.split() for each in questions]))
+    (folder / "questions.json").write_text(json.dumps([shlex.split(each) for each in questions]))
     done = subprocess.run(
         [sys.executable, "-m", "tests.cli.all_answers", str(folder / "questions.json")], cwd=ROOT, env=environment,
         capture_output=True, text=True, check=False,

@@ -153,7 +153,7 @@ def plan_readers() -> Iterator[Reader]:
     }
     yield Reader(name="lookups", covers=("training.rows.lookups",), samples=_lookups, play=_play_lookups)
     yield Reader(
-        name="graph", covers=("training.rows.graphs",), samples=lambda: {"graph.npz": _graph()}, play=_play_graph
+        name="node-data", covers=("training.rows.graphs",), samples=lambda: {"graph.npz": _graph()}, play=_play_graph
     )
     for name, (module, file, text, play) in files.items():
         yield Reader(name=name, covers=(module,), samples=partial(dict, {file: text.encode()}), play=play)

@@ -25,4 +25,7 @@ def readers() -> Mapping[str, Reader]:
     kinds = (
         recording_readers, model_readers, cost_readers, fleet_readers, plan_readers, serving_readers, energy_readers
     )  # fmt: skip
-    return {reader.name: reader for kind in kinds for reader in kind()}
+    found = [reader for kind in kinds for reader in kind()]
+    named = {reader.name: reader for reader in found}
+    assert len(named) == len(found), "two readers of one name"
+    return named

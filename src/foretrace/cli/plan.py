@@ -95,7 +95,7 @@ def pipeline(
 @plan.command("rows")
 @answers
 def rows(
-    source: str = argument(..., "TRACE", "Ids that samples read (NPZ, Parquet), or zipf:1.05 tables=26 pooling=1."),
+    source: str = argument(..., "LOOKUPS", "Ids that samples read (NPZ, Parquet), or zipf:1.05 tables=26 pooling=1."),
     devices: Devices = 4,
     memory: str = option("", "SIZE", "For tables, of a device, as 2GB; by default any.", "--memory"),
     width: int = option(64, "N", "Numbers in a row of a table.", least=1),
@@ -232,7 +232,7 @@ def transformer(
 @answers
 def cache(
     trace: str = argument(
-        ..., "TRACE", "zipf:1.05, reuse:FILE or recorded:MODEL, each with key=value words, or ids as NPZ or Parquet."
+        ..., "LOOKUPS", "zipf:1.05, reuse:FILE or recorded:MODEL, each with key=value words, or ids as NPZ or Parquet."
     ),
     trainers: int = option(2, "N", "Trainers of the table, each with a link.", least=1, most=32),
     link: str = option(..., "RATE", "Of a trainer in each direction, as 50mbit."),

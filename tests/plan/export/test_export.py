@@ -116,6 +116,7 @@ def test_torchtitan_reads_its_file(tmp_path: Path) -> None:
     assert read.activation_checkpoint.mode == "full"
 
 
+@pytest.mark.slow("two processes of gloo and the unsplit model, trained for real")
 def test_the_dtensor_plan_trains_as_the_whole_model() -> None:
     """Tensor parallelism, replicas, shards of two kinds, recomputation: losses and weights after steps are equal."""
     plans = [
