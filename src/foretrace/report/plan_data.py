@@ -113,7 +113,8 @@ def planned_data(plan: DataPlan, trial: DataTrial | None = None, ledger: str = "
         memory_limit_bytes=plan.limit_bytes, choice=_view(choice), predicted_epoch_s=value, interval_s=(low, high),
         memory_bytes=choice.memory_bytes, swaps=choice.swaps, swaps_bound=choice.swaps_bound,
         runners_up=tuple(map(_view, plan.candidates[1:])), left_out=dict(plan.left_out), trial=shown,
-        ledger=ledger, row=row, notes=(_UNEQUAL,), next=shlex.join(words) if trial is None else "foretrace ledger",
+        ledger=ledger, row=row, notes=(*choice.notes, _UNEQUAL),
+        next=shlex.join(words) if trial is None else "foretrace ledger",
     )  # fmt: skip
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from foretrace.errors import ForetraceError
 
+HALF = 0.5  # of a graph, from which accuracy was that of memory on the graphs tried
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTime:
@@ -33,6 +35,7 @@ class DataCandidate:
     batch_s: BatchTime
     swaps: int | None = None
     swaps_bound: int | None = None
+    reach: float = 1.0  # share of a node's neighbours that are held when it is trained
     notes: tuple[str, ...] = ()  # what it changes beside time, as "a hub shows 24 of its 1,900 neighbours"
 
     @property
@@ -50,9 +53,10 @@ class DataCandidate:
 def ranked(candidates: Iterable[DataCandidate], memory_bytes: int) -> tuple[DataCandidate, ...]:
     """Those that fit into the memory, the quickest epoch first; of equal ones that with less memory.
 
+    Those that hold less than half of a node's neighbours come last: their accuracy is lower than in memory.
     Raises ForetraceError where none fits, with the least memory that one of them needs.
     """
-    known = sorted(candidates, key=lambda each: (each.epoch_s[0], each.memory_bytes))
+    known = sorted(candidates, key=lambda each: (each.reach < HALF, each.epoch_s[0], each.memory_bytes))
     fitting = tuple(each for each in known if each.memory_bytes <= memory_bytes)
     if not fitting:
         least = min(known, key=lambda each: each.memory_bytes)

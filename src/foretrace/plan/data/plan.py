@@ -19,7 +19,7 @@ from msgspec.structs import replace as but
 
 from foretrace.errors import ForetraceError
 from foretrace.experiment import limited
-from foretrace.plan.data.candidate import BatchTime, DataCandidate, ranked
+from foretrace.plan.data.candidate import HALF, BatchTime, DataCandidate, ranked
 from foretrace.plan.data.costs import AccessCosts, Cost, Probe, ProbedCosts, Probes, measure
 from foretrace.training.rows import graphs, links, nodes, orders, out_of_core, partitions
 from foretrace.training.rows.disk import partition_bytes
@@ -193,6 +193,7 @@ def untimed(job: TrainingJob, sizes: GraphSizes, training: int) -> DataCandidate
     ordered = job.order != ""
     words: dict[str, int | float | str] = {"partitions": count, "buffer": job.buffer}
     states = orders.ORDERS[job.order](count, job.buffer, np.random.default_rng(job.seed)) if ordered else ()
+    reach = job.buffer / count if job.loader == "partition buffer" and not linked else 1.0
     return DataCandidate(
         loader=job.loader,
         parameters=(words | ({"order": job.order} if ordered else {})) if job.buffer else {},
@@ -202,6 +203,10 @@ def untimed(job: TrainingJob, sizes: GraphSizes, training: int) -> DataCandidate
         batch_s=BatchTime(s=inf, low_s=inf, high_s=inf),
         swaps=orders.swaps(states) if ordered else None,
         swaps_bound=orders.swaps_bound(count, job.buffer) if ordered else None,
+        reach=reach,
+        notes=(f"about {100 * reach:.0f} % of a node's neighbours are held: expect lower accuracy than in memory",)
+        if reach < HALF
+        else (),
     )
 
 
