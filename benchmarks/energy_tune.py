@@ -271,8 +271,10 @@ time, both known by enumeration; median (quartiles) over seeds, of TPE over ever
 search begins at the default setting (published
 batch size, highest power limit) and goes on with random points. TPE is optuna's, with the limit as a constraint; it
 begins with three random points. Kernel, clipping and noise are those with the lowest worst median among settings
-within 1 % of the fewest evaluations on average (`--select`). All six workloads were seen by that choice, so the figures
-may be optimistic: with a workload left out on both GPUs, what the other five choose by the fewest evaluations took a
+within 1 % of the fewest evaluations on average, from tables of shorter runs;
+`--select` repeats the choice, and no whole run of it is behind this page. All six
+workloads were seen by that choice, so the figures may be optimistic: with a workload left out on both GPUs,
+what the other five choose by the fewest evaluations took a
 median of at most 9 on V100 and, on A40, 17 (cifar100), 11.5 (librispeech) and at most 8 (others), with 20 seeds.
 """
 SAVINGS = """After 16 evaluations: medians over every tenth seed.
