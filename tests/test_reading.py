@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from foretrace import reading
@@ -42,6 +44,14 @@ def test_bombs_are_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.Mo
         read_bytes(path)
     monkeypatch.setenv(reading.ALLOW_LARGE, "1")
     assert len(read_bytes(path)) == 8 << 20
+
+
+def test_packed_arrays_keep_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "FREE", 1 << 20)
+    held = io.BytesIO()
+    np.savez_compressed(held, edges=np.zeros(1 << 20))
+    with pytest.raises(reading.TooLargeError, match="400 times its size"):
+        reading.parse_npz(held.getvalue())
 
 
 def test_the_limit_holds_over_all_levels_of_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

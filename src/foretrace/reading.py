@@ -12,12 +12,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
+import tokenize
+import zipfile
 import zlib
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.arrays import Array
 
 ALLOW_LARGE = "FORETRACE_ALLOW_LARGE"
 # Deflate cannot pack more than 1,030 : 1. Recordings reach 30 : 1, and since hardly two of their time stamps are
@@ -95,6 +102,23 @@ def home() -> Path:
 def packer(head: bytes) -> str:
     """The command that unpacks a file that begins so, "" where it is not packed, or packed as we read it."""
     return next((command for magic, command in _PACKERS.items() if head.startswith(magic)), "")
+
+
+# What NumPy, pyarrow and zipfile raise for damaged files.
+DAMAGED = (
+    ValueError, OSError, EOFError, LookupError, TypeError, SyntaxError, tokenize.TokenError, RuntimeError,
+    ArithmeticError, AttributeError, MemoryError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
+def parse_npz(data: bytes) -> dict[str, Array]:
+    """All arrays of an NPZ file, within a budget. Raises one of DAMAGED, or TooLargeError."""
+    import numpy as np
+
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        Budget(len(data)).spend(sum(each.file_size for each in archive.infolist()))
+    with np.load(BytesIO(data), allow_pickle=False) as arrays:
+        return {key: arrays[key] for key in arrays.files}
 
 
 def read_bytes(path: Path, *, mend: str = "give a file that exists") -> bytes:

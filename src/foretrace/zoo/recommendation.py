@@ -11,14 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from foretrace.training.rows.lookups import CRITEO
 from foretrace.training.training import Training
 from foretrace.zoo.data import integer, loader
-
-# Rows of the 26 tables of the Criteo Kaggle data
-CRITEO = (
-    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
-    27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,7 +129,7 @@ def test_samplers_are_ranked_within_a_memory(tmp_path: Path) -> None:
         ranked_within(10)
 
 
-@pytest.mark.parametrize("text", ["", "a", "10,", "3,-2", "1.5"])
+@pytest.mark.parametrize("text", ["", "a", "10,", "3,-2", "1.5", "0", "10,0"])
 def test_what_is_no_fan_out_is_refused(text: str) -> None:
     assert fan_outs("10, 5,-1") == (10, 5, -1)
     with pytest.raises(ForetraceError, match="must be numbers of neighbours per hop"):

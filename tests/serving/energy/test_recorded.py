@@ -90,7 +90,7 @@ def test_only_runs_that_arrived_and_were_metered_count(small: Path) -> None:
         (["workload=toys", "target=0.5"], "was not recorded"),
         (["workload=toy", "target=0.6"], "choose one of 0.5"),
         (["workload=toy", "target=high"], "must be a number"),
-        (["workload=toy", "target=0.5", "gpu=h100"], "`gpu=h100` was not recorded"),
+        (["workload=toy", "target=0.5", "gpu=h100"], "gpu=h100 was not recorded"),
         (["workload=toy", "target=0.5", "batch=8"], "no parameter"),
     ],
 )

@@ -6,6 +6,7 @@ store (a get, a block, the next block, a neighbour in a block) and on random lis
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -183,9 +184,11 @@ def samplers(
 
 def fan_outs(text: str) -> tuple[int, ...]:
     """Numbers of neighbours per hop as a user writes them: `10,10`. Raises ForetraceError."""
-    found = tuple(int(each) for each in text.split(",") if each.strip().lstrip("-").isdecimal())
-    if len(found) != text.count(",") + 1 or min(found) < -1:
-        raise ForetraceError(f"`sample=` must be numbers of neighbours per hop, as 10,10, -1 for all, got {text!r}.")
+    found = tuple(int(each) for each in text.split(",") if re.fullmatch(r" *(-1|0*[1-9][0-9]*) *", each))
+    if len(found) != text.count(",") + 1:
+        raise ForetraceError(
+            f"`sample=` must be numbers of neighbours per hop above 0, as 10,10, or -1 for all, got {text!r}."
+        )
     return found
 
 

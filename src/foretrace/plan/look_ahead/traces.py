@@ -43,7 +43,10 @@ def recorded(text: str) -> Lookups:
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     modules = {key: each for key, each in training.model.named_modules() if isinstance(each, kinds)}
     if not modules or batches < 1:
-        raise ForetraceError(f"{name} must have embeddings and a batch, got {len(modules)} and {batches}.")
+        raise ForetraceError(
+            f"`recorded:{name}` must have embedding tables and a batch or more, got {len(modules)} tables and "
+            f"{batches} batches; choose dlrm or ncf, and batches=1 or more."
+        )
     seen: dict[str, list[Int64]] = {key: [] for key in modules}
 
     def keep(key: str) -> None:

@@ -107,8 +107,8 @@ def _one(name: str, given: str, known: list[str]) -> str:
     if len(found) == 1:
         return found[0]
     if not given:
-        raise ForetraceError(f"`{name}=` must be given here, one of {', '.join(known)}.")
-    raise ForetraceError(f"`{name}={given}` was not recorded; {question(given, known)}")
+        raise ForetraceError(f"The target must say its {name}, {name}={'|'.join(known)}.")
+    raise ForetraceError(f"{name}={given} was not recorded; {question(given, known)}")
 
 
 def _epochs(folder: Path, workload: str, target: float) -> dict[tuple[str, str], float]:
@@ -126,7 +126,7 @@ def _epochs(folder: Path, workload: str, target: float) -> dict[tuple[str, str],
                 found[row["batch_size"], row["optimizer"]].append(reached)
     if target not in targets:
         raise ForetraceError(
-            f"`target={target:g}` of {workload} was not recorded; choose one of "
+            f"target={target:g} of {workload} was not recorded; choose one of "
             f"{', '.join(f'{each:g}' for each in sorted(targets))}."
         )
     return {key: sum(each) / len(each) for key, each in found.items()}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
-import zlib
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ from foretrace.arrays import Array, Float32, Int64
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from foretrace.names import keyed
-from foretrace.reading import read_bytes
+from foretrace.reading import DAMAGED, TooLargeError, parse_npz, read_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +87,6 @@ class NodeData:
 
 
 _MOST_NODES = 2**31 - 1  # files of partitions name nodes by 32 bits
-_DAMAGED = (
-    KeyError, ValueError, TypeError, IndexError, EOFError, NotImplementedError, OverflowError, MemoryError, OSError,
-    RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 _SETS = {"train_idx": "train", "val_idx": "validation", "test_idx": "test"}
 _PLANTED = {"nodes": 10_000, "edges": 100_000, "communities": 10, "features": 0, "seed": 0}
 
@@ -155,9 +149,11 @@ def read(path: Path) -> NodeData:
     where unknown, `train_idx`, `val_idx` and `test_idx` are nodes; `nodes` says how many there are where neither
     features nor labels do. Raises ForetraceError for what is no such file.
     """
+    data = read_bytes(path, mend="give an NPZ file with `edges`")
     try:
-        with np.load(io.BytesIO(read_bytes(path, mend="give an NPZ file with `edges`")), allow_pickle=False) as file:
-            found = {key: file[key] for key in file.files}
+        found = parse_npz(data)
+        if "edges" not in found:
+            raise ValueError(f"it has {', '.join(found) or 'nothing'}, and no edges")
         edges = np.asarray(found["edges"]).reshape(-1, 2).astype(np.int64, casting="same_kind")
         features = _features(found)
         labels = np.asarray(found.get("label", np.full(0, -1)), np.int64)
@@ -165,7 +161,7 @@ def read(path: Path) -> NodeData:
         if nodes > _MOST_NODES:
             raise ValueError(f"it has {nodes} nodes, and may have {_MOST_NODES}")
         sets = {to: np.asarray(found.get(key, []), np.int64).ravel() for key, to in _SETS.items()}
-    except _DAMAGED as error:
+    except (*DAMAGED, TooLargeError) as error:
         why = " ".join(str(error).split())[:200]
         raise ForetraceError(f"{path} is no graph ({why}); give an NPZ file with `edges` (n, 2).") from None
     features = features if features.size else np.zeros((nodes, 0), np.float32)
@@ -180,7 +176,7 @@ def read(path: Path) -> NodeData:
 
 def write(path: Path, data: NodeData) -> None:
     """Write a graph so that `read` finds it again."""
-    held = io.BytesIO()
+    held = BytesIO()
     sets = {key: getattr(data, to) for key, to in _SETS.items()}
     nodes = np.int64(data.adjacency.nodes)
     np.savez(held, edges=data.adjacency.edges(), x=data.features, label=data.labels, nodes=nodes, **sets)

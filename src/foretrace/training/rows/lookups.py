@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -17,7 +13,7 @@ import numpy as np
 from foretrace.arrays import Array, Int64
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.names import keyed
-from foretrace.reading import Budget, read_bytes
+from foretrace.reading import DAMAGED, Budget, parse_npz, read_bytes
 
 _MEND = "give a file of ids, or zipf:EXPONENT"
 # Rows of the tables of the Criteo Kaggle data set, as facebookresearch/dlrm counts them.
@@ -162,7 +158,7 @@ def read(source: str | Path, *, samples: int = 0, rows: Mapping[str, int] | None
         found = _FILES[path.suffix](data)
     except MissingExtraError:
         raise
-    except (*_DAMAGED, ForetraceError) as error:
+    except (*DAMAGED, ForetraceError) as error:
         raise ForetraceError(f"{path} cannot be read as ids of tables ({error or type(error)}); {_MEND}.") from None
     if unknown := (rows or {}).keys() - found.keys():
         raise ForetraceError(f"{path} has no table {min(unknown)}, whose rows are given; it has {', '.join(found)}.")
@@ -180,15 +176,12 @@ _Columns = dict[str, tuple[Int64, Int64]]  # ids and offsets by name of the tabl
 
 
 def _npz(data: bytes) -> _Columns:
-    with zipfile.ZipFile(BytesIO(data)) as archive:
-        Budget(len(data)).spend(sum(each.file_size for each in archive.infolist()))
-    found = {}
-    with np.load(BytesIO(data), allow_pickle=False) as arrays:
-        for key in (each for each in arrays.files if each.endswith(".ids")):
-            name = key.removesuffix(".ids")
-            ids, offsets = _whole(key, arrays[key]), f"{name}.offsets"
-            single = offsets not in arrays
-            found[name] = ids, np.arange(len(ids) + 1) if single else _whole(offsets, arrays[offsets])
+    found, arrays = {}, parse_npz(data)
+    for key in (each for each in arrays if each.endswith(".ids")):
+        name = key.removesuffix(".ids")
+        ids, offsets = _whole(key, arrays[key]), f"{name}.offsets"
+        single = offsets not in arrays
+        found[name] = ids, np.arange(len(ids) + 1) if single else _whole(offsets, arrays[offsets])
     return found
 
 
@@ -225,8 +218,3 @@ def _column(name: str, column: Any, arrow: Any) -> tuple[Int64, Int64]:
 
 
 _FILES = {".npz": _npz, ".parquet": _parquet}
-# What the parsers of both raise for damaged files.
-_DAMAGED = (
-    ValueError, OSError, EOFError, LookupError, TypeError, SyntaxError, tokenize.TokenError, RuntimeError,
-    ArithmeticError, AttributeError, MemoryError, struct.error, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
