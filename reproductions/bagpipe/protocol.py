@@ -5,7 +5,6 @@ python -m reproductions bagpipe [--shared-data PATH] [--print]
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from foretrace.plan.look_ahead.plan import CacheQuestion, plan_cache
 from foretrace.plan.look_ahead.traces import trace
 from foretrace.plan.look_ahead.trial import PAIRS, CacheTrial, try_cache
 from foretrace.training.rows.lookahead import plan_ahead
-from reproductions import ROOT, parser_of
+from reproductions import parser_of, shared_data
 from reproductions.systems import put
 from tables import machine, percent, table, today
 
@@ -94,7 +93,7 @@ def page(folder: Path) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = parser_of("bagpipe", __doc__)
-    default = Path(os.environ.get("FORETRACE_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    default = shared_data()
     parser.add_argument("--shared-data", type=Path, default=default)
     parser.add_argument("--print", action="store_true", help="print instead of writing README.md")
     given = parser.parse_args(arguments)

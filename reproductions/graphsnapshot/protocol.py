@@ -9,7 +9,6 @@ this machine cannot make one. Staleness: distinct neighbours that a hub shows. A
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from foretrace.training.rows.neighbours import CachePolicy, NeighbourLists, bloc
 from foretrace.training.rows.rows import RowsInMemory
 from foretrace.training.rows.samplers import NeighborLoader
 from foretrace.training.rows.server import RemoteRows, RowServer
-from reproductions import ROOT, parser_of
+from reproductions import ROOT, parser_of, shared_data
 from reproductions.systems import put
 from tables import load, machine, table, today
 
@@ -328,7 +327,7 @@ def measured(folder: Path, *, quick: bool, keep: bool) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = parser_of("graphsnapshot", __doc__)
-    default = Path(os.environ.get("FORETRACE_SHARED_DATA", ROOT.parent / "shared" / "data")) / "graphs"
+    default = shared_data() / "graphs"
     parser.add_argument("--quick", action="store_true", help="small graphs, one seed, no link")
     parser.add_argument("--graphs", type=Path, default=default, help="folder of cora.npz and citeseer.npz")
     parser.add_argument("--write", action="store_true", help="write README.md and rows.jsonl beside this file")

@@ -9,7 +9,6 @@ the graph of 10 million edges is the run of `benchmarks/out_of_core.py` whose li
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.training.rows import graphs, orders, partitions
 from foretrace.training.rows.out_of_core import TrainingJob, train
-from reproductions import ROOT, parser_of
+from reproductions import parser_of, shared_data
 from reproductions.systems import put
 from tables import machine, table, today
 
@@ -120,7 +119,7 @@ def page(folder: Path, *, epochs: int, seeds: int) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = parser_of("marius", __doc__)
-    default = Path(os.environ.get("FORETRACE_SHARED_DATA", ROOT.parent / "shared" / "data")) / "graphs"
+    default = shared_data() / "graphs"
     parser.add_argument("--graphs", type=Path, default=default)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)

@@ -9,7 +9,6 @@ instances are compared with the optimum, and one fat instance as far as a law fi
 from __future__ import annotations
 
 import csv
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.serving.server.latencies import LatencyProfile, read
 from foretrace.serving.server.split import CoreSplit, ModelInstance, split_table
-from reproductions import ROOT, parser_of
+from reproductions import parser_of, shared_data
 from reproductions.packrat.law import fit
 from reproductions.systems import put
 from tables import machine, percent, table, today
@@ -179,7 +178,7 @@ def page(folder: Path) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = parser_of("packrat", __doc__)
-    default = Path(os.environ.get("FORETRACE_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    default = shared_data()
     parser.add_argument("--shared-data", type=Path, default=default)
     parser.add_argument("--print", action="store_true", help="print instead of writing README.md")
     given = parser.parse_args(arguments)

@@ -8,7 +8,6 @@ with batch size and power limit, where enumeration knows the optimum.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from energy_tune import savings_table, trainings
 from foretrace.errors import ForetraceError
 from foretrace.serving.energy.recorded import RecordedTraining
 from foretrace.serving.energy.tune import words
-from reproductions import ROOT, parser_of
+from reproductions import parser_of, shared_data
 from reproductions.systems import put
 from tables import machine, percent, table, today
 
@@ -93,7 +92,7 @@ def page(traces: Path, seeds: int) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = parser_of("polythrottle", __doc__)
-    default = Path(os.environ.get("FORETRACE_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    default = shared_data()
     parser.add_argument("--shared-data", type=Path, default=default)
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--print", action="store_true", help="print instead of writing README.md")

@@ -21,7 +21,6 @@ one rule at a time.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,12 +32,12 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.formats import read
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import Workload
-from reproductions import parser_of
+from reproductions import parser_of, shared_data
 from reproductions.results import simple
 from reproductions.shockwave.profile import rows_of
 from reproductions.shockwave.simulator import RUNS, Prediction, Shockwave, compare, recorded_runs
 from reproductions.simulators import play
-from tables import ROOT, percent, table
+from tables import percent, table
 
 LOG = "120_0.2_5_100_40_25_0,0.5,0.5_0.6,0.3,0.09,0.01_multigpu_dynamic.trace"
 RUN = "tacc_32gpus_comparison"
@@ -286,7 +285,7 @@ def _percent(value: float | None) -> str:
 def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["play"]:
         return play(Shockwave(), arguments[1:])
-    shared = Path(os.environ.get("FORETRACE_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    shared = shared_data()
     parser = parser_of("shockwave", __doc__)
     parser.add_argument("--shared-data", type=Path, default=shared)
     parser.add_argument("--results", type=Path, default=None)

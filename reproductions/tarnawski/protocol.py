@@ -9,7 +9,6 @@ Every throughput workload is placed exactly, and once more without contiguity; e
 from __future__ import annotations
 
 import csv
-import os
 import resource
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from foretrace.errors import ForetraceError
 from foretrace.plan.placement.place import Placement, place
 from foretrace.plan.placement.problem import PlacementProblem, load
-from reproductions import ROOT, parser_of
+from reproductions import parser_of, shared_data
 from reproductions.systems import put
 from tables import load as load_averages
 from tables import machine, percent, table, today
@@ -103,7 +102,7 @@ def latency(folder: Path, seconds: float) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = parser_of("tarnawski", __doc__)
-    default = Path(os.environ.get("FORETRACE_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    default = shared_data()
     parser.add_argument("--shared-data", type=Path, default=default)
     parser.add_argument("--seconds", type=float, default=60.0, help="of every integer program")
     parser.add_argument("--print", action="store_true", help="print instead of writing README.md")
