@@ -104,29 +104,35 @@ def rows(
     out: Path | None = option(None, "FILE", "Write the placement (NPZ), too."),
     run: bool = flag("--run", "Also run it and others on real processes, and compare them with whole tables."),
     between: str = option("", "RATE", "With --run: of the link between processes, as 50mbit; predicts seconds, too."),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
     top: options.Top = 8,
 ) -> Reply:
     """Place rows of embedding tables on devices: what each keeps, what it sends, and how far from the best that is.
 
     Example: foretrace plan rows "zipf:1.05 tables=26 pooling=1 samples=2048" --devices 4 --memory 2GB
     """
+    from foretrace.experiment.ledger import Ledger
     from foretrace.plan.result import size
-    from foretrace.plan.rows.plan import plan_rows, run_rows
+    from foretrace.plan.rows.plan import plan_rows, rows_of, run_rows
     from foretrace.report.plan_rows import planned_rows
     from foretrace.training.rows.lookups import read
 
+    if between and not run:
+        raise ForetraceError("`between=RATE` is the link of a run; add `run=`.")
     writable(out)
+    kept = Ledger(ledger).checked() if between and not no_ledger else None
     lookups = read(source, samples=samples)
     found = plan_rows(
         lookups, devices=devices, memory=size(memory, "memory") or inf, width=width, training=not inference
     )
     ran: tuple[RanPlacement, ...] = ()
-    if between and not run:
-        raise ForetraceError("`between=RATE` is the link of a run; add `run=`.")
     if run:
         with options.progress(f"running {source}") as tell:
             ran = run_rows(found, source, samples, link=between, tell=tell)
-    return Reply(result=planned_rows(found, source, ran), files={out: found.placement.save})
+    measured = rows_of(ran, source, devices, between)
+    where = kept.keep(*measured) if kept and measured else ()
+    return Reply(result=planned_rows(found, source, ran, *where), files={out: found.placement.save})
 
 
 @plan.command("data")

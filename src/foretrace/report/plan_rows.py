@@ -31,8 +31,8 @@ class RanPlacementView(msgspec.Struct, frozen=True, kw_only=True):
     equal: bool  # sums are those of whole tables bit by bit
     gradient_error: float  # largest difference over the largest gradient
     step_s: float  # median
-    predicted_s: float  # 0 without a link, and of the placement that it was calibrated with
-    interval_s: tuple[float, float]
+    predicted_s: float | None  # null without a link, and of the placement that it was calibrated with
+    interval_s: tuple[float, float] | None
 
 
 class RowPlanView(Report, frozen=True, kw_only=True):
@@ -53,6 +53,9 @@ class RowPlanView(Report, frozen=True, kw_only=True):
     held_out: int
     seconds: float  # that the search took
     run: tuple[RanPlacementView, ...]  # empty unless asked for
+    ok: bool  # whether the sums of a run are those of whole tables
+    ledger: str
+    row: str  # the last of this run
 
     def shown(self, top: int) -> Iterator[Block]:
         what = "inference" if self.inference else "training"
@@ -75,13 +78,12 @@ class RowPlanView(Report, frozen=True, kw_only=True):
         yield Line(" · ".join(known), label="others")
         if self.run:
             measured = ("predicted_bytes", "predicted", "bytes"), ("counted_bytes", "counted", "bytes")
-            timed = [("predicted_s", "predicted", "time")] if self.run[0].predicted_s else []
+            timed = [("predicted_s", "predicted", "time")] if self.run[0].predicted_s is not None else []
             yield listing(self.run, ("name", "placement"), *measured, *timed, ("step_s", "batch", "time"))
-            same = all(each.equal for each in self.run)
             off = max(each.gradient_error for each in self.run)
             yield Line(
-                f"sums {'equal' if same else 'DIFFER FROM'} those of whole tables bit by bit"
-                + ("" if self.inference else f"; gradients differ by {digits(off)} of the largest at most"),
+                f"sums {'equal' if self.ok else 'DIFFER FROM'} those of whole tables bit by bit"
+                + ("" if self.inference else f"; gradients differ by {off:.1e} of the largest at most"),
                 label="checked",
             )
         fullest = max(self.memory_bytes)
@@ -91,8 +93,10 @@ class RowPlanView(Report, frozen=True, kw_only=True):
         )
 
 
-def planned_rows(found: RowPlan, source: str, ran: Sequence[RanPlacement] = ()) -> RowPlanView:
-    """The answer about a placement of rows."""
+def planned_rows(
+    found: RowPlan, source: str, ran: Sequence[RanPlacement] = (), ledger: str = "", row: str = ""
+) -> RowPlanView:
+    """The answer about a placement of rows, with what became of it and where its rows went."""
     placement, ours = found.placement, found.busiest
     tables = tuple(
         PlacedTableView(
@@ -119,6 +123,7 @@ def planned_rows(found: RowPlan, source: str, ran: Sequence[RanPlacement] = ()) 
         baselines={name: _over(each, ours) for name, each in found.baselines.items()},
         memory_bytes=tuple(placement.memory().tolist()), profiled=found.batches[0], held_out=found.batches[1],
         seconds=found.seconds, run=tuple(taken(RanPlacementView, each) for each in ran),
+        ok=all(each.equal for each in ran), ledger=ledger, row=row,
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def test_processes_compute_what_whole_tables_do_and_exchange_what_is_predicted(d
         assert each.equal
         assert each.gradient_error < 1e-5
         assert each.counted_bytes == each.predicted_bytes > 0
-        assert len(each.rounds_s) == len(each.again_s) == 1 and each.predicted_s == 0
+        assert len(each.rounds_s) == len(each.again_s) == 1 and each.predicted_s is None
 
 
 def test_what_cannot_be_run_is_said() -> None:

@@ -41,23 +41,25 @@ class RanPlacement:
     gradient_error: float
     rounds_s: tuple[float, ...]
     again_s: tuple[float, ...]  # of a second copy of it
-    predicted_s: float  # 0 without a link, and of the placement that the link was calibrated with
-    interval_s: tuple[float, float]
+    predicted_s: float | None  # None without a link, and of the placement that the link was calibrated with
+    interval_s: tuple[float, float] | None
 
     @property
     def step_s(self) -> float:
         """Median over rounds."""
         return float(np.median(self.rounds_s))
 
-    def row(self, size: str, devices: int) -> Row:
-        """What the ledger keeps."""
+    def row(self, size: str, devices: int) -> Row | None:
+        """What the ledger keeps; None where nothing was predicted."""
+        if self.predicted_s is None or self.interval_s is None:
+            return None
         ratios = np.array(self.rounds_s) / self.predicted_s
         low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9]).tolist()
-        range_ = tuple(each / self.predicted_s for each in self.interval_s)
+        lowest, highest = (each / self.predicted_s for each in self.interval_s)
         return figure_row(
             f"plan-rows {self.name}", parameters={"devices": devices, "placement": self.name}, model="embedding tables",
             size=size, seed=0, clock="wall", runs=len(ratios), predicted_s=self.predicted_s, measured_s=self.step_s,
-            predicted=Ratio(value=1.0, low=range_[0], high=range_[1]),
+            predicted=Ratio(value=1.0, low=lowest, high=highest),
             measured=Ratio(value=middle, low=low, high=high), same=paired_ratio(self.rounds_s, self.again_s),
             versions=versions(),
         )  # fmt: skip
@@ -100,14 +102,14 @@ def run(
     wires = np.maximum(np.array(times[reference]) - np.median(alone[reference]), 1e-9) / max(busiest[reference], 1.0)
     found = []
     for name in arms:
-        predicted_s, low_s, high_s = 0.0, 0.0, 0.0
+        predicted_s, interval_s = None, None
         if link and name != reference:
             # Computing is hidden behind the messages of others, or takes up to twice as long beside them. A link that
             # carries both ways at once is as slow as the way that has more to carry.
             uneven = max(arms[name].one_way(lookups, batches[0]) / arms[reference].one_way(lookups, batches[0]), 1.0)
             wire = wires * busiest[name]
             predicted_s = float(np.median(wire) + np.median(alone[name]))
-            low_s, high_s = float(wire.min()), float(uneven * wire.max() + 2 * max(alone[name]))
+            interval_s = float(wire.min()), float(uneven * wire.max() + 2 * max(alone[name]))
         found.append(
             RanPlacement(
                 name=name,
@@ -118,7 +120,7 @@ def run(
                 rounds_s=tuple(times[name]),
                 again_s=tuple(times[name + _AGAIN]),
                 predicted_s=predicted_s,
-                interval_s=(low_s, high_s),
+                interval_s=interval_s,
             )
         )
     return tuple(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.experiment.ledger import Ledger
+from foretrace.experiment.ledger import Row
 from foretrace.experiment.rows.placed import RanPlacement, run
 from foretrace.experiment.statistics import LEVEL, RESAMPLES
 from foretrace.plan.rows.baselines import baselines
@@ -106,18 +106,18 @@ def judge(exchanged: Float64, seed: int) -> Judged:
 def run_rows(
     plan: RowPlan, source: str, samples: int, *, link: str = "", tell: Callable[[float], None] | None = None
 ) -> tuple[RanPlacement, ...]:
-    """Run the plan beside the placements of `_COMPARED` that fit, on held-out batches; rows go to the user's ledger.
+    """Run the plan beside placements of `_COMPARED` that fit, on held-out batches; a `link` also predicts seconds.
 
-    The ledger keeps predicted against measured seconds, which only a `link` gives. Raises ForetraceError as
-    `experiment.rows.placed.run`.
+    Raises ForetraceError as `experiment.rows.placed.run`.
     """
     if plan.placement.devices < 2:
         raise ForetraceError("One device exchanges nothing; give `devices=` of 2 or more to run.")
-    ledger = Ledger().checked() if link else None
     arms = {"plan": plan.placement} | {name: plan.others[name] for name in _COMPARED if name in plan.others}
     batches = range(plan.batches[0], plan.batches[0] + min(plan.batches[1], _RUN))
-    ran = run(arms, source, samples, batches, link=link, tell=tell)
-    if ledger is not None:
-        size = f"{source}, {plan.placement.devices} workers, {link}"
-        ledger.add(each.row(size, plan.placement.devices) for each in ran if each.predicted_s)
-    return ran
+    return run(arms, source, samples, batches, link=link, tell=tell)
+
+
+def rows_of(ran: Sequence[RanPlacement], source: str, devices: int, link: str) -> list[Row]:
+    """What the ledger keeps of a run: a row per placement whose seconds were predicted."""
+    found = (each.row(f"{source}, {devices} workers, {link}", devices) for each in ran)
+    return [row for row in found if row is not None]
