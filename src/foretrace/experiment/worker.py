@@ -56,6 +56,7 @@ from foretrace.experiment.messages import (
 )
 
 if TYPE_CHECKING:
+    from foretrace.experiment.links.arms import RunningArm
     from foretrace.experiment.rows.role import RowRole
 
 RowRequests = ServeRows | ListenRows | MeetRows | TimeRows | TrainRows | HashRows
@@ -148,8 +149,6 @@ class Worker:
     """What a worker keeps between two requests: its arms, and what it does."""
 
     def __init__(self, say: Callable[[Progress], None]) -> None:
-        from foretrace.experiment.links.arms import RunningArm
-
         self.say, self.during = say, ""
         self.rank, self.workers = 0, 1
         self.arms: dict[str, RunningArm] = {}
