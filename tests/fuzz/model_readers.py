@@ -159,7 +159,5 @@ def model_readers() -> Iterator[Reader]:
               "tie_word_embeddings": False, "head_dim": 16}  # fmt: skip
     yield Reader(name="decoder", covers=("model.decoder_config",), play=_play_decoder,
                  samples=lambda: {"config.json": json.dumps(config).encode()})  # fmt: skip
-    yield Reader(
-        name="kept-operators", covers=("model.capture.kept",), samples=_kept_operators, play=_play_kept
-    )
+    yield Reader(name="kept-operators", covers=("model.capture.kept",), samples=_kept_operators, play=_play_kept)
     yield Reader(name="rules", covers=("plan.rewrite.taso", "model.readers.protobuf"), samples=_rules, play=_play_rules)

@@ -77,7 +77,7 @@ def test_the_code_of_the_package_is_part_of_the_name(tmp_path: Path, monkeypatch
     (tmp_path / "zoo").mkdir()
     (tmp_path / "__init__.py").write_text("")
     (tmp_path / "zoo" / "models.csv").write_text("a")
-    monkeypatch.setattr("foretrace.__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(module, "PACKAGE", tmp_path)
 
     def code() -> Any:
         return module._code.__wrapped__()

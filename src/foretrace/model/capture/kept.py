@@ -21,13 +21,13 @@ from pathlib import Path
 
 import msgspec
 
-import foretrace
 from foretrace.cost.operators import store
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from foretrace.hardware.processor import instruction_sets
 from foretrace.model.operator_graph import OperatorGraph
 
+PACKAGE = Path(__file__).parents[2]
 MOST_BYTES = 200 << 20  # of all files; those used longest ago go first
 
 
@@ -82,9 +82,9 @@ def read(path: Path) -> OperatorGraph | None:
 @cache
 def _code() -> str:
     """Digest of this package's code and tables; 20 ms."""
-    home, found = Path(foretrace.__file__).parent, hashlib.sha256()
-    for path in sorted(each for kind in ("*.py", "*.csv") for each in home.rglob(kind)):
-        found.update(b"%s\0%s\0" % (bytes(path.relative_to(home)), path.read_bytes()))
+    found = hashlib.sha256()
+    for path in sorted(each for kind in ("*.py", "*.csv") for each in PACKAGE.rglob(kind)):
+        found.update(b"%s\0%s\0" % (bytes(path.relative_to(PACKAGE)), path.read_bytes()))
     return found.hexdigest()
 
 
