@@ -86,7 +86,7 @@ def main() -> None:
     choice = plan.choice
     for seed in range(given.first_seed, given.first_seed + given.seeds):
         tried = try_plan(replace(plan, job=but(plan.job, seed=seed)), source, epochs=given.epochs)
-        measured, over = tried.measured, tried.over_memory
+        measured, over = tried.trial.measured, tried.over_memory
         say(
             graph=given.graph, edges=source.sizes.edges, limit_mb=given.memory, choice=choice.name,
             planned_mb=choice.memory_bytes / 1e6, swaps=choice.swaps, bound=choice.swaps_bound,

@@ -53,7 +53,7 @@ def test_a_session_predicts_then_measures(able: netns.Capability, tmp_path: Path
     assert second.buckets == second.predicted_buckets == (6 * 128 * 1024,)
     assert outcome.recorded_s > 6 * 0.005
     for arm in outcome.arms:  # no message is free, and nothing is faster than its link
-        assert min(arm.predicted_s, arm.measured.median_s) > 6 * 128 * 1024 * 8 / 100e6
+        assert min(arm.predicted_s, arm.trial.after.median_s) > 6 * 128 * 1024 * 8 / 100e6
     rows = rows_of(outcome)
     ledger = Ledger(tmp_path / "ledger.sqlite")
     assert ledger.add(rows) == 2

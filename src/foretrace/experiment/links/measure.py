@@ -13,7 +13,7 @@ from pathlib import Path
 
 from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
-from foretrace.deadline import Deadline, ending
+from foretrace.deadline import ending
 from foretrace.errors import ForetraceError
 from foretrace.experiment import cores
 from foretrace.experiment.links import netns
@@ -21,7 +21,6 @@ from foretrace.experiment.links.arms import is_emulated, training_of
 from foretrace.experiment.links.calibrate import calibrate, title
 from foretrace.experiment.links.job import LinkJob, LinkOutcome, MeasuredLink
 from foretrace.experiment.links.judge import Ran, judge, summed
-from foretrace.experiment.measure import versions
 from foretrace.experiment.messages import (
     Buckets,
     Done,
@@ -36,6 +35,7 @@ from foretrace.experiment.messages import (
 )
 from foretrace.experiment.processes import PATIENCE_S, Workers, alone
 from foretrace.experiment.statistics import paired_ratio
+from foretrace.experiment.trial import in_turns, versions
 from foretrace.graph import store
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.cluster import parse_link
@@ -126,7 +126,7 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
         before=before,
         again=again,
         same=same,
-        arms=tuple(judge(job, each, baseline.step_s, before, again, same) for each in ran),
+        arms=tuple(judge(job, each, baseline.step_s, before, again) for each in ran),
         rounds=len(blocks[_BASELINE]),
         steps_per_block=max(turns.steps[arm.name] for arm in arms),
         operators_timed=recorded.operators,
@@ -259,24 +259,19 @@ def _turns(job: LinkJob, arms: Sequence[_Planned]) -> _Turns:
 
 
 def _run(workers: Workers, turns: _Turns, tell: Callable[[float], None]) -> dict[str, list[list[TimedSteps]]]:
-    """Blocks by arm, round and worker; who begins changes from round to round. The first round is not counted."""
-    found: dict[str, list[list[TimedSteps]]] = {arm.name: [] for arm in turns.order}
-    order, until = list(turns.order), Deadline(turns.seconds)
-    for number in range(turns.rounds + 1):
-        if number > LEAST_ROUNDS and not until.allows("round"):
-            break
-        with until.part("round"):
-            for arm in order:
-                steps = turns.steps[arm.name] if number else 1
-                request = RunSteps(name=arm.name, discarded=1 if number else _FIRST - 1, steps=steps, together=True)
-                blocks = workers.ask(
-                    request, f"running {_said(arm)}", TimedSteps, seconds=10 * (steps + 2) * arm.step_s
-                )
-                if number:
-                    found[arm.name].append(blocks)
-        order = order[1:] + order[:1]
-        tell(number / turns.rounds)
-    return found
+    """Blocks by arm, round and worker."""
+    arms = {arm.name: arm for arm in turns.order}
+
+    def block(name: str, number: int) -> list[TimedSteps]:
+        arm = arms[name]
+        steps, discarded = (turns.steps[arm.name], 1) if number >= 0 else (1, _FIRST - 1)
+        request = RunSteps(name=arm.name, discarded=discarded, steps=steps, together=True)
+        return workers.ask(request, f"running {_said(arm)}", TimedSteps, seconds=10 * (steps + 2) * arm.step_s)
+
+    return in_turns(
+        arms, block, turns.rounds, warm_up=1, least=LEAST_ROUNDS,
+        seconds=turns.seconds, tell=tell,
+    )  # fmt: skip
 
 
 def _buckets(workers: Workers, arm: _Planned) -> tuple[int, ...]:
