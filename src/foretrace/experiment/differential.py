@@ -27,8 +27,10 @@ import numpy as np
 from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError, spelled
+from foretrace.experiment.collectives import time_collectives
 from foretrace.experiment.links import netns
-from foretrace.experiment.messages import Collectives, Done, Make, Record, Recorded, RunSteps, Setup, TimedSteps
+from foretrace.experiment.links.arms import make, record, run_steps
+from foretrace.experiment.messages import Collectives, Make, Record, RunSteps, Setup
 from foretrace.experiment.processes import Workers, alone, together
 from foretrace.experiment.stalls import Stall, Stalls, stalls
 from foretrace.experiment.trial import in_turns
@@ -152,7 +154,7 @@ def _recorded(wanted: DifferentialRequest, folder: Path) -> TaskGraph:
     setup = Setup(work=wanted.work, size=wanted.size, loads=True)
     request = Record(setup=setup, arms=(), threads=wanted.threads, graph=str(file))
     with alone(threads=wanted.threads) as worker:
-        worker.ask(request, "recording one worker alone", Recorded, seconds=_RECORDING_S)
+        worker.ask(record, request, "recording one worker alone", seconds=_RECORDING_S)
     return store.load(file)
 
 
@@ -166,7 +168,7 @@ def _table(workers: Workers, file: Path, name: str) -> str:
         name=name,
         table=str(file),
     )
-    workers.ask(request, "measuring the network", Done, seconds=600.0)
+    workers.ask(time_collectives, request, "measuring the network", seconds=600.0)
     return str(file)
 
 
@@ -190,10 +192,10 @@ def _run(
         if name == "cold":
             _evict(files)
         # A new arm begins its epoch again, so that every block reads the same batches.
-        workers.ask(Make(name=name, setup=setups[name]), f"making the run {name}", Done)
+        workers.ask(make, Make(name=name, setup=setups[name]), f"making the run {name}")
         request = RunSteps(name=name, discarded=2, steps=wanted.steps, together=name != "alone")
-        ask = workers.ask_first if name == "alone" else workers.ask
-        return max(each.wall_s for each in ask(request, f"running {name}", TimedSteps, seconds=600.0))
+        blocks = workers.ask(run_steps, request, f"running {name}", seconds=600.0, first=name == "alone")
+        return max(each.wall_s for each in blocks)
 
     return in_turns(names, block, ROUNDS, warm_up=1, tell=tell)
 

@@ -21,6 +21,7 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment import cores, statistics
 from foretrace.experiment.arms import Running, plan, take_turns, waits, workers
 from foretrace.experiment.job import LOADING, Assumed, Job, Outcome, Residual
+from foretrace.experiment.messages import Worker
 from foretrace.experiment.statistics import Arm, Ratio
 from foretrace.experiment.trial import changed, versions
 from foretrace.graph.builder import build
@@ -163,6 +164,16 @@ def measure(job: Job, tell: Tell) -> Outcome:
         notes=(*again, *calibration_notes, *notes, *info.notes),
         took_s=time.monotonic() - began,
     )
+
+
+def verify(job: Job, worker: Worker) -> Outcome:
+    """As `measure`, in a process of its own."""
+    try:
+        return measure(job, worker.tell)
+    except RuntimeError as error:
+        if lacking := bench.lacks(error):
+            raise ForetraceError(f"{' + '.join(job.techniques)} cannot run: {lacking}.") from error
+        raise
 
 
 def _need_cores(threads: int) -> None:

@@ -98,7 +98,7 @@ def test_turns_keep_their_time(steps_s: list[float], seconds: float, slow: float
     now = [0.0]
 
     class Asked:
-        def ask(self, request: RunSteps, *_: object, **__: object) -> list[TimedSteps]:
+        def ask(self, _: object, request: RunSteps, *__: object, **___: object) -> list[TimedSteps]:
             now[0] += (request.discarded + request.steps) * slow * steps_s[int(request.name)]
             return [TimedSteps(wall_s=1.0, cpu_s=1.0, loss=None)] * 2
 

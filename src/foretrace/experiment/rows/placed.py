@@ -15,7 +15,7 @@ from foretrace.arrays import Float32
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.links import netns
-from foretrace.experiment.messages import ExchangedRows, ExchangeRows
+from foretrace.experiment.messages import ExchangedRows, ExchangeRows, Worker
 from foretrace.experiment.processes import Workers, together
 from foretrace.experiment.statistics import Arm
 from foretrace.experiment.trial import figured, in_turns, means
@@ -130,14 +130,14 @@ def _turns(
 
 def _asked(workers: Workers, request: ExchangeRows, *, check: bool = False) -> list[ExchangedRows]:
     request = msgspec.structs.replace(request, check=check)
-    return workers.ask(request, "exchanging rows", ExchangedRows, seconds=60)
+    return workers.ask(exchange, request, "exchanging rows", seconds=60)
 
 
 def _slowest(answers: Sequence[ExchangedRows]) -> float:
     return max(each.wall_s for each in answers)
 
 
-def exchange(request: ExchangeRows, rank: int) -> ExchangedRows:
+def exchange(request: ExchangeRows, worker: Worker) -> ExchangedRows:
     """What a process does: its part of every batch, timed, or compared with whole tables."""
     import torch
     import torch.distributed as dist
@@ -147,7 +147,7 @@ def exchange(request: ExchangeRows, rank: int) -> ExchangedRows:
     placement = RowPlacement.load(Path(request.placement))
     lookups = read(request.lookups, samples=request.samples)
     whole = [_values(at, each.rows, placement.width) for at, each in enumerate(placement.tables)]
-    tables = ShardedTables(placement, rank, whole)
+    tables = ShardedTables(placement, worker.rank, whole)
     counted, equal, error = [], True, 0.0
     dist.barrier()
     began = time.perf_counter()

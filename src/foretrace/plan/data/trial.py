@@ -10,8 +10,8 @@ from pathlib import Path
 from msgspec.structs import replace as but
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment import limited
 from foretrace.experiment.ledger import Row
+from foretrace.experiment.processes import limited
 from foretrace.experiment.statistics import Ratio, paired_ratio
 from foretrace.experiment.trial import Trial, figured
 from foretrace.plan.data.plan import DataPlan, GraphSource, Tell
@@ -67,7 +67,7 @@ def try_plan(plan: DataPlan, source: GraphSource, *, epochs: int = 3, tell: Tell
         def trained(job: TrainingJob, name: str, limit: int) -> TrainedGraph:
             (Path(folder) / name).mkdir()
             given = but(job, folder=str(graph.folder), into=str(Path(folder) / name), epochs=epochs)
-            return limited.run(train, given, TrainedGraph, memory_bytes=limit)
+            return limited(train, given, memory_bytes=limit)
 
         say("training within the limit", 0.2)
         chosen = trained(plan.job, "chosen", plan.limit_bytes)

@@ -7,28 +7,26 @@ and batch sizes; a step is admitted only where the upper end of that prediction 
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from random import Random
 from time import perf_counter
 
+import msgspec
 import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.experiment.cores import go_first
 from foretrace.experiment.ledger import Row
+from foretrace.experiment.messages import Worker
+from foretrace.experiment.processes import START_S, Call, Workers, alone
 from foretrace.experiment.trial import Trial, figured, in_turns
 from foretrace.graph.taskgraph import Phase
 from foretrace.serving.energy.tune import limit
 from foretrace.serving.server.models import ModelSource, import_torch
 from foretrace.serving.server.split import ModelInstance
-from foretrace.serving.server.worker import START_S, ModelWorker
+from foretrace.serving.server.worker import ModelWorker
 from foretrace.zoo.operators import operators_of
 from foretrace.zoo.registry import training
 
@@ -184,15 +182,16 @@ def colocate(
     with _sharing(model, tuned, size, max(batches), core) as (worker, tuner):
 
         def together(request: int, step: int) -> float:
+            calls = [Call(fine_tune, step)]
             if step:
-                tuner.send(step)
+                tuner.submit(calls, f"fine-tuning {tuned}")
             began = perf_counter()
             worker.submit(request)
             if said := worker.receive().error:
                 raise ForetraceError(f"{model} does not run with {request} samples: {said}.")
             latency_s = perf_counter() - began
-            if step and isinstance(said := tuner.recv(), str):
-                raise ForetraceError(f"{tuned} does not train with {step} samples: {said}.")
+            if step:
+                tuner.collect(calls, f"fine-tuning {tuned}")
             return latency_s
 
         pairs = [(request, step) for group in (KNOWN, UNKNOWN) for request in group for step in group]
@@ -255,50 +254,38 @@ def _features(request: PassWork, step: PassWork) -> tuple[float, ...]:
 
 
 @contextmanager
-def _sharing(model: str, tuned: str, size: str, batch: int, core: int) -> Iterator[tuple[ModelWorker, Connection]]:
-    """A process that answers requests and one that fine-tunes, a step per batch size that it is sent, on one core."""
+def _sharing(model: str, tuned: str, size: str, batch: int, core: int) -> Iterator[tuple[ModelWorker, Workers]]:
+    """A process that answers requests and one that fine-tunes, on one core."""
     worker = ModelWorker(ModelSource(name=model, size=size), ModelInstance(1, batch), (core,), first=True)
-    context = get_context("forkserver")
-    pipe, far = context.Pipe()
-    tuner = context.Process(target=_fine_tune, args=(far, tuned, size, core), daemon=True)
     try:
-        tuner.start()
-        far.close()
-        worker.ready()
-        if said := pipe.recv() if pipe.poll(START_S) else "it was not loaded in time":
-            raise ForetraceError(f"{tuned} cannot be fine-tuned: {said}.")
-        yield worker, pipe
+        with alone(cores=(core,)) as tuner:
+            worker.ready()
+            tuner.ask(prepare, FineTuned(model=tuned, size=size), f"loading {tuned}", seconds=START_S)
+            yield worker, tuner
     except EOFError:
-        raise ForetraceError(f"the process of {model} or of {tuned} died; has it too little memory?") from None
+        raise ForetraceError(f"the process of {model} died; has it too little memory?") from None
     finally:
-        pipe.close()
         worker.end()
-        tuner.join(2.0)
-        if tuner.is_alive():
-            tuner.kill()
 
 
-def _fine_tune(pipe: Connection, name: str, size: str, core: int) -> None:
-    """In a process of its own: a step of so many samples for every number that comes; ends with its peer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    go_first()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, (core,))
+class FineTuned(msgspec.Struct, frozen=True, kw_only=True):
+    """A training of the zoo."""
+
+    model: str
+    size: str
+
+
+def prepare(given: FineTuned, worker: Worker) -> None:
+    """Load a training, in a process of its own."""
     import_torch().set_num_threads(1)
+    worker.kept = {"training": training(given.model, given.size), "batches": {}}
+
+
+def fine_tune(samples: int, worker: Worker) -> None:
+    """Take a step of so many samples."""
     from foretrace.training.batches import resized
 
-    try:
-        job = training(name, size)
-        ready = {}
-        pipe.send("")
-        while True:
-            batch = pipe.recv()
-            if batch not in ready:
-                ready[batch] = next(iter(resized(job.loader, batch)))
-            began = perf_counter()
-            job.step(ready[batch])
-            pipe.send(perf_counter() - began)
-    except ForetraceError as error:
-        pipe.send(str(error))
-    except (EOFError, OSError):
-        return
+    job, batches = worker.kept["training"], worker.kept["batches"]
+    if samples not in batches:
+        batches[samples] = next(iter(resized(job.loader, samples)))
+    job.step(batches[samples])
