@@ -116,7 +116,7 @@ class HeldPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColocatedArm:
-    """Requests of one arm."""
+    """Requests with no step beside them, with one always, or with those that are admitted."""
 
     name: str
     p50_s: float
