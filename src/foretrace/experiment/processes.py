@@ -25,6 +25,7 @@ import msgspec
 
 from foretrace.deadline import ending
 from foretrace.errors import ForetraceError, NotApplicableError
+from foretrace.executor import how_ended
 from foretrace.experiment.cores import bounded_environment, environment
 from foretrace.experiment.job import Job, Outcome
 from foretrace.experiment.messages import Answer, Crashed, Join, Progress, Refusal, Request, Returned, meet
@@ -231,11 +232,11 @@ class Workers:
             process.wait(timeout=_GOODBYE_S)
         code = process.returncode
         ended_by = signal.Signals(-code).name if code and code < 0 else ""
-        how = f"was ended by {ended_by}" if ended_by else f"ended with code {code}"
         self._said[rank].seek(0)
         words = self._said[rank].read().decode("utf-8", errors="replace").strip().splitlines()[-_LINES:]
         last = f"; its last words: {' / '.join(words)}" if words else ""
-        return DeadError(f"worker {rank} {how} while {what}, and the others were ended{last}.", rank, ended_by)
+        said = f"worker {rank} {how_ended(code)} while {what}, and the others were ended{last}."
+        return DeadError(said, rank, ended_by)
 
 
 @contextmanager
