@@ -23,7 +23,7 @@ from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger, Row
 from foretrace.experiment.statistics import paired_ratio
-from foretrace.experiment.trial import Trial, figured
+from foretrace.experiment.trial import TriedPrediction, figured
 from foretrace.serving.llm.engine import EngineRules, Served, simulate
 from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
 from foretrace.serving.llm.step_times import StepTimes
@@ -49,7 +49,7 @@ class VerifiedEngine:
     steps: int  # of all runs
     step_error: float  # median of |expected / measured - 1| of single steps
     preemptions: int
-    figures: dict[str, Trial]
+    figures: dict[str, TriedPrediction]
 
     def rows(self) -> list[Row]:
         """What the ledger keeps of it, a row per figure."""
@@ -133,7 +133,7 @@ def verify(
 def _figure(
     name: str, predicted: Sequence[Sequence[dict[str, float]]], measured: Sequence[dict[str, float]],
     again: Sequence[dict[str, float]], seed: int,
-) -> Trial:  # fmt: skip
+) -> TriedPrediction:  # fmt: skip
     """A figure of runs of an engine, in seconds, each held against its own prediction."""
     middle, low, high = ([run[end][name] for run in predicted] for end in range(3))
     real, second = [run[name] for run in measured], [run[name] for run in again]

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from foretrace.experiment.job import Assumed, Job, Outcome, Residual
 from foretrace.experiment.statistics import Arm, Ratio, Verdict
-from foretrace.experiment.trial import Trial
+from foretrace.experiment.trial import TriedPrediction
 from foretrace.report import verification
 from foretrace.report.jsonout import dumps, loads, schema
 from foretrace.report.terminal import Terminal, render
@@ -29,7 +29,7 @@ def make_outcome(**changes: object) -> Outcome:
         techniques=("mixed-precision",),
         parameters={"mixed-precision": {"dtype": "bfloat16"}},
         recorded_s=0.1,
-        trial=Trial(
+        trial=TriedPrediction(
             predicted=Ratio(value=0.70, low=0.66, high=0.75), measured=Ratio(value=0.72, low=0.71, high=0.73),
             same=Ratio(value=1.0, low=0.99, high=1.01), before_s=arms["before"].median_s, after=arms["after"],
             clock="cpu", seed=0, uncertain="", verdict=Verdict.COVERED, covered=True,
@@ -64,7 +64,7 @@ def make_outcome(**changes: object) -> Outcome:
         notes=("a note",),
         took_s=20.0,
     )  # fmt: skip
-    own = {name: changes.pop(name) for name in list(changes) if name in Trial.__struct_fields__}
+    own = {name: changes.pop(name) for name in list(changes) if name in TriedPrediction.__struct_fields__}
     return structs.replace(outcome, trial=structs.replace(outcome.trial, **own), **changes)
 
 

@@ -18,7 +18,7 @@ from foretrace.cost.operators.machine import fingerprint
 from foretrace.deadline import ending
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.experiment.messages import Collectives, Worker
-from foretrace.experiment.processes import Call, DeadError, SilentError, together
+from foretrace.experiment.processes import AskedCall, DeadError, SilentError, together
 
 MOST_SPREAD = 0.10
 _BACKENDS = ("gloo", "nccl")
@@ -87,7 +87,7 @@ def calibrate(
             with together(workers, backend=backend, first=False) as members:
                 left_s = max(end - time.monotonic(), 0.0)
                 members.ask_each(
-                    [Call(time_collectives, request)] * workers, "timing collectives", patience_s=left_s,
+                    [AskedCall(time_collectives, request)] * workers, "timing collectives", patience_s=left_s,
                     tell=None if progress is None else lambda _, share: progress(share),
                 )  # fmt: skip
         except SilentError:

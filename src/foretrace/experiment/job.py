@@ -9,7 +9,7 @@ import msgspec
 
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.statistics import Arm
-from foretrace.experiment.trial import Trial
+from foretrace.experiment.trial import TriedPrediction
 
 LOADING = frozenset(["prefetch-data"])  # techniques that are about loading: batches must come from the loader
 
@@ -76,7 +76,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     techniques: tuple[str, ...]  # as they write themselves
     parameters: dict[str, dict[str, Any]]  # per technique, what the user set
     recorded_s: float  # step of the recording that the prediction starts from
-    trial: Trial
+    trial: TriedPrediction
     assumptions: tuple[Assumed, ...]
     before: Arm
     again: Arm  # the baseline's second arm

@@ -48,7 +48,7 @@ _LINES = 4  # of what a worker that died had to say
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[Made]):
+class AskedCall(Generic[Made]):
     """A function of a module, of one thing and of the `Worker` where it wants that, and what it is given."""
 
     function: Callable[..., Made]
@@ -96,12 +96,12 @@ class Workers:
         where a worker dies, is silent for too long or refuses, WorkerError for a bug of ours. All workers have ended
         then.
         """
-        calls = [Call(function, given)] * (1 if first else len(self))
+        calls = [AskedCall(function, given)] * (1 if first else len(self))
         return self.ask_each(calls, what, patience_s=seconds + PATIENCE_S)
 
     def ask_each(
         self,
-        calls: Sequence[Call[Made]],
+        calls: Sequence[AskedCall[Made]],
         what: str,
         *,
         patience_s: float,
@@ -116,7 +116,7 @@ class Workers:
         self.submit(calls, what)
         return self.collect(calls[:1] if first else calls, what, patience_s=patience_s, tell=tell)
 
-    def submit(self, calls: Sequence[Call[Made]], what: str) -> None:
+    def submit(self, calls: Sequence[AskedCall[Made]], what: str) -> None:
         """Give calls to the workers without waiting for what they return. Raises as `ask`."""
         with self._together():
             for rank, call in enumerate(calls):
@@ -124,7 +124,7 @@ class Workers:
                 self._send(rank, Request(function=name, given=msgspec.Raw(msgspec.json.encode(call.given))), what)
 
     def collect(
-        self, calls: Sequence[Call[Made]], what: str, *, patience_s: float = PATIENCE_S, tell: Tell | None = None
+        self, calls: Sequence[AskedCall[Made]], what: str, *, patience_s: float = PATIENCE_S, tell: Tell | None = None
     ) -> list[Made]:
         """What submitted calls returned, by rank. Raises as `ask`."""
         with self._together():
@@ -272,7 +272,7 @@ def join(workers: Workers, address: str, port: int, threads: int, backend: str =
     """Let workers meet at the address of the first one."""
     common = {"address": address, "port": port, "threads": threads, "patience_s": PATIENCE_S, "backend": backend}
     joins = [msgspec.convert({**common, "rank": rank, "workers": len(workers)}, Join) for rank in range(len(workers))]
-    workers.ask_each([Call(meet, each) for each in joins], "joining the others", patience_s=START_S)
+    workers.ask_each([AskedCall(meet, each) for each in joins], "joining the others", patience_s=START_S)
 
 
 def _free_port() -> int:
@@ -343,7 +343,7 @@ def run(job: Job, progress: Tell | None = None) -> Outcome:
 
     try:
         with alone(threads=job.threads, first=False) as worker:
-            (found,) = worker.ask_each([Call(verify, job)], "verifying", patience_s=inf, tell=progress)
+            (found,) = worker.ask_each([AskedCall(verify, job)], "verifying", patience_s=inf, tell=progress)
             worker.leave()
     except WorkerError as error:
         if _is_the_users(job, error.crash):

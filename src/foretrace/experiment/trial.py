@@ -67,7 +67,7 @@ def in_turns(
             return found
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class TriedPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction beside what was measured, as ratios to a baseline, and the verdict.
 
     Made by `changed` for arms of which one is the baseline, and by `figured` for seconds that were predicted: there the
@@ -128,7 +128,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 def changed(
     predicted: Ratio, before: Arm, again: Arm, after: Arm, *, clock: str = "wall", seed: int = 0, uncertain: str = ""
-) -> Trial:
+) -> TriedPrediction:
     """Hold a predicted ratio against an arm and two copies of the baseline, which ran in the same rounds.
 
     The baseline of a round is the mean of its copies: what is peculiar to one of them counts half. `uncertain` is a
@@ -137,7 +137,7 @@ def changed(
     measured = paired_ratio(means(before.blocks_s, again.blocks_s), after.blocks_s, seed=seed)
     same = paired_ratio(before.blocks_s, again.blocks_s, seed=seed)
     uncertain = uncertain or statistics.too_uncertain([before, again, after], measured, clock)
-    return Trial(
+    return TriedPrediction(
         predicted=predicted, measured=measured, same=same, before_s=before.median_s, after=after, clock=clock,
         seed=seed, uncertain=uncertain, verdict=statistics.verdict(predicted, measured, same=same, uncertain=uncertain),
         covered=predicted.holds(measured.value),
@@ -147,7 +147,7 @@ def changed(
 def figured(
     predicted_s: tuple[float, float, float], rounds_s: Sequence[float], again_s: Sequence[float] = (), *,
     each_s: Sequence[float] = (), clock: str = "wall", seed: int = 0,
-) -> Trial:  # fmt: skip
+) -> TriedPrediction:  # fmt: skip
     """Hold predicted seconds (value, low, high) against rounds of the same thing.
 
     `again_s` are rounds of a second copy, and a round is their mean; without one, each round is held against the one
@@ -174,7 +174,7 @@ def figured(
         )
     covered = held or measured.effect <= noise
     concluded = Verdict.COVERED if covered else Verdict.MISSED
-    return Trial(
+    return TriedPrediction(
         predicted=predicted, measured=measured, same=same, before_s=value, after=after, clock=clock, seed=seed,
         uncertain=uncertain, verdict=Verdict.INCONCLUSIVE if uncertain else concluded, covered=covered,
     )  # fmt: skip

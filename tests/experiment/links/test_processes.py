@@ -16,7 +16,7 @@ from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.experiment.links import netns
 from foretrace.experiment.links.arms import buckets_of, make, run_steps
 from foretrace.experiment.messages import Make, RunSteps, Setup, Worker
-from foretrace.experiment.processes import Call, WorkerError, Workers, alone
+from foretrace.experiment.processes import AskedCall, WorkerError, Workers, alone
 
 pytest.importorskip("torch")
 
@@ -58,7 +58,7 @@ def test_a_silent_worker_is_named() -> None:
     with alone() as worker:
         os.kill(worker.processes[0].pid, signal.SIGSTOP)
         with pytest.raises(ForetraceError, match="worker 0 gave no answer within 0 s while waiting"):
-            worker.ask_each([Call(buckets_of, "a")], "waiting", patience_s=0.2)
+            worker.ask_each([AskedCall(buckets_of, "a")], "waiting", patience_s=0.2)
         assert worker.processes[0].poll() is not None
 
 
@@ -71,7 +71,7 @@ def keep(number: int, worker: Worker) -> tuple[int, int]:
 def test_what_a_worker_keeps_and_the_cores_that_it_is_on() -> None:
     core = min(os.sched_getaffinity(0))
     with alone(2, cores=[core]) as workers:
-        calls = [Call(keep, 3), Call(keep, 5)]
+        calls = [AskedCall(keep, 3), AskedCall(keep, 5)]
         assert workers.ask_each(calls, "keeping", patience_s=60.0) == [(0, 1), (0, 1)]
         workers.submit(calls, "keeping")
         assert workers.collect(calls, "keeping") == [(3, 1), (5, 1)]

@@ -8,7 +8,7 @@ import msgspec
 
 from foretrace.experiment.job import Assumed
 from foretrace.experiment.statistics import Arm, Ratio
-from foretrace.experiment.trial import Trial
+from foretrace.experiment.trial import TriedPrediction
 
 
 class LinkJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class ArmOutcome(msgspec.Struct, frozen=True, kw_only=True):
     predicted_s: float  # step, from the recording of one worker
     predicted_low_s: float
     predicted_high_s: float
-    trial: Trial  # its step over the baseline's
+    trial: TriedPrediction  # its step over the baseline's
     predicted_buckets: tuple[int, ...]  # bytes, in the order of the exchange
     buckets: tuple[int, ...]  # as PyTorch formed them; empty where the arm is not made of its data parallelism
     losses: tuple[float | None, ...]  # last one of every block of the first worker

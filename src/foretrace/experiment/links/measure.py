@@ -23,7 +23,7 @@ from foretrace.experiment.links.calibrate import calibrate, title
 from foretrace.experiment.links.job import LinkJob, LinkOutcome, MeasuredLink
 from foretrace.experiment.links.judge import Ran, judge, summed
 from foretrace.experiment.messages import Make, Record, Recorded, RunSteps, Setup, TimedSteps
-from foretrace.experiment.processes import PATIENCE_S, Call, Workers, alone
+from foretrace.experiment.processes import PATIENCE_S, AskedCall, Workers, alone
 from foretrace.experiment.statistics import paired_ratio
 from foretrace.experiment.trial import in_turns, versions
 from foretrace.graph import store
@@ -195,11 +195,11 @@ def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
     # which is no matter of the network. Layers that sleep share nothing.
     beside = 0 if is_emulated(job.work) else job.workers - 1
     with alone(1 + beside, threads=job.threads) as workers:
-        calls: list[Call[Any]] = [Call(record, request)]
+        calls: list[AskedCall[Any]] = [AskedCall(record, request)]
         if beside:
             workers.ask(make, Make(name=_BASELINE, setup=request.setup), "making the training")
             endless = RunSteps(name=_BASELINE, discarded=0, steps=_FOR_EVER, together=False)
-            calls += [Call(run_steps, endless)] * beside
+            calls += [AskedCall(run_steps, endless)] * beside
         (answer,) = workers.ask_each(calls, "recording one worker", patience_s=_RECORDING_S + PATIENCE_S, first=True)
     return store.load(file), answer
 

@@ -26,7 +26,7 @@ from foretrace.experiment.messages import (
     TrainedRows,
     TrainRows,
 )
-from foretrace.experiment.processes import START_S, Call, DeadError, Workers, alone
+from foretrace.experiment.processes import START_S, AskedCall, DeadError, Workers, alone
 from foretrace.experiment.rows.role import connect, dense_file, hashes, listen, serve, time_link, train_batches
 from foretrace.files import write_text
 from foretrace.hardware.cluster import parse_link
@@ -53,7 +53,7 @@ class RowRun:
 
     def train(self, arm: str, begin: int, end: int, *, seconds: float = 0.0) -> list[TrainedRows]:
         """Train batches of an arm; by trainer. Raises ForetraceError where a process ends."""
-        calls = [Call(train_batches, TrainRows(arm=arm, begin=begin, end=end))] * self.setup.trainers
+        calls = [AskedCall(train_batches, TrainRows(arm=arm, begin=begin, end=end))] * self.setup.trainers
         try:
             found = self._workers.ask_each(calls, f"training {arm}", patience_s=seconds + START_S)
         except DeadError as error:
@@ -67,7 +67,7 @@ class RowRun:
     def time(self, rows: Sequence[int], repetitions: int) -> list[RowTimes]:
         """Time the link; by trainer."""
         request = TimeRows(rows=tuple(rows), repetitions=repetitions)
-        calls = [Call(time_link, request)] * self.setup.trainers
+        calls = [AskedCall(time_link, request)] * self.setup.trainers
         return self._workers.ask_each(calls, "timing the link", patience_s=3 * START_S)
 
     def weights(self) -> dict[str, RowWeights]:
@@ -114,13 +114,13 @@ def running(lookups: Lookups, setup: RowSetup, *, link: str = "") -> Iterator[Ro
         else:
             net = stack.enter_context(netns.made(setup.trainers, parsed, servers=1))
             workers, hosts = stack.enter_context(netns.inside(net)), list(net.addresses)
-        begins: list[Call[Any]] = [
-            Call(listen, ListenRows(setup=setup, rank=rank, host=hosts[rank])) for rank in range(setup.trainers)
+        begins: list[AskedCall[Any]] = [
+            AskedCall(listen, ListenRows(setup=setup, rank=rank, host=hosts[rank])) for rank in range(setup.trainers)
         ]
-        serving = Call(serve, ServeRows(setup=setup, host=hosts[-1]))
+        serving = AskedCall(serve, ServeRows(setup=setup, host=hosts[-1]))
         *ports, arms = workers.ask_each([*begins, serving], "starting", patience_s=START_S)
         meet = MeetRows(server=hosts[-1], ports=arms, trainers=tuple(zip(hosts, ports, strict=False)))
-        workers.ask_each([Call(connect, meet)] * setup.trainers, "meeting", patience_s=START_S)
+        workers.ask_each([AskedCall(connect, meet)] * setup.trainers, "meeting", patience_s=START_S)
         yield RowRun(workers, setup, net)
 
 

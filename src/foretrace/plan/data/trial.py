@@ -13,7 +13,7 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.processes import limited
 from foretrace.experiment.statistics import Ratio, paired_ratio
-from foretrace.experiment.trial import Trial, figured
+from foretrace.experiment.trial import TriedPrediction, figured
 from foretrace.plan.data.plan import DataPlan, GraphSource, Tell
 from foretrace.training.rows.out_of_core import EpochRun, TrainedGraph, TrainingJob, train
 
@@ -27,7 +27,7 @@ class DataTrial:
     in_memory: TrainedGraph  # without a limit
 
     @property
-    def trial(self) -> Trial:
+    def trial(self) -> TriedPrediction:
         """Epochs, held against the predicted one."""
         return figured(self.plan.choice.epoch_s, seconds(self.trained.epochs), clock="cpu", seed=self.plan.job.seed)
 

@@ -18,7 +18,7 @@ from foretrace.experiment.links import netns
 from foretrace.experiment.messages import RowSetup, RowTimes
 from foretrace.experiment.rows.run import RowWeights, running
 from foretrace.experiment.statistics import Ratio, paired_ratio
-from foretrace.experiment.trial import Trial, figured, in_turns
+from foretrace.experiment.trial import TriedPrediction, figured, in_turns
 from foretrace.plan.look_ahead.plan import (
     COMPUTE_S,
     LAYERS,
@@ -52,7 +52,7 @@ class RunArm:
     steps_s: tuple[float, ...]
 
     @property
-    def trial(self) -> Trial:
+    def trial(self) -> TriedPrediction:
         """The steps, held against the predicted one."""
         return figured((self.predicted.step_s, self.predicted.low_s, self.predicted.high_s), self.steps_s)
 

@@ -20,8 +20,8 @@ from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.messages import Worker
-from foretrace.experiment.processes import START_S, Call, Workers, alone
-from foretrace.experiment.trial import Trial, figured, in_turns
+from foretrace.experiment.processes import START_S, AskedCall, Workers, alone
+from foretrace.experiment.trial import TriedPrediction, figured, in_turns
 from foretrace.graph.taskgraph import Phase
 from foretrace.serving.energy.tune import limit
 from foretrace.serving.server.models import ModelSource, import_torch
@@ -101,7 +101,7 @@ class HeldPair:
     predicted_s: float
     low_s: float
     high_s: float
-    trial: Trial
+    trial: TriedPrediction
 
     @property
     def measured_s(self) -> float:
@@ -182,7 +182,7 @@ def colocate(
     with _sharing(model, tuned, size, max(batches), core) as (worker, tuner):
 
         def together(request: int, step: int) -> float:
-            calls = [Call(fine_tune, step)]
+            calls = [AskedCall(fine_tune, step)]
             if step:
                 tuner.submit(calls, f"fine-tuning {tuned}")
             began = perf_counter()

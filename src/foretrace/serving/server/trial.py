@@ -10,7 +10,7 @@ import msgspec
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.statistics import Arm
-from foretrace.experiment.trial import Trial, changed
+from foretrace.experiment.trial import TriedPrediction, changed
 from foretrace.serving.server.measure import run_in_turns
 from foretrace.serving.server.plan import FAT, THIN, PlannedSplit, SplitPlan
 
@@ -24,7 +24,7 @@ class SplitTrial:
     plan: SplitPlan
     after: PlannedSplit  # the planned split; the runner-up where that is fat
     arms: Mapping[str, Arm]  # by name of the split, and fat once more
-    trial: Trial  # latencies of a batch over fat's
+    trial: TriedPrediction  # latencies of a batch over fat's
 
     @property
     def quickest(self) -> str:
