@@ -107,7 +107,7 @@ def test_where_nothing_can_be_kept_all_is_captured(tmp_path: Path, monkeypatch: 
     def homeless() -> Path:
         raise ForetraceError("no home.")
 
-    monkeypatch.setattr(module.store, "cache", homeless)
+    monkeypatch.setattr("foretrace.cost.operators.store.cache", homeless)
     assert kept({"model": "gnn"}, (), lambda: found) is found
 
 

@@ -93,10 +93,10 @@ def operators_of(
     if path.exists():
         from foretrace.model.readers.sources import load_operators
 
-        asked = {"do": techniques, "inference": not training, "precision": precision, "length": length,
+        refused = {"do": techniques, "inference": not training, "precision": precision, "length": length,
                  "tensor": tensor if tensor > 1 else 0, "optimizer": update, "attention": attention,
                  "loss": loss}  # fmt: skip
-        _none(asked, f"{source} is a file")
+        _none(refused, f"{source} is a file")
         return load_operators(path, dims=dims, batch=batch or 0, progress=progress)
     if said := address(source):
         raise ForetraceError(f"{said}.")
