@@ -136,6 +136,7 @@ def test_the_dtensor_plan_trains_as_the_whole_model() -> None:
     [
         ("deepspeed", "gpt2-xl", Parallelism(pipeline=2), "pipeline=2"),
         ("deepspeed", "gpt2-xl", Parallelism(context=2), "context=2"),
+        ("megatron", "gpt2-xl", Parallelism(pipeline=2, versions=2), "versions=2.*; fix versions=1"),
         ("deepspeed", "gpt2-xl", Parallelism(data=2, overlap=1), "overlap=0"),
         ("deepspeed", "gpt2-xl", Parallelism(recompute=2), "recompute=2"),
         ("torchtitan", "gpt2-xl", Parallelism(data=2), "8B, 70B, 405B"),

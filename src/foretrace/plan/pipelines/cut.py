@@ -10,12 +10,10 @@ import numpy as np
 from foretrace.arrays import Float64, Mask
 from foretrace.errors import ForetraceError
 from foretrace.model.operator_graph import Role
-from foretrace.plan.pipelines.lower import StageCost, predict
+from foretrace.plan.pipelines.lower import BATCHES, StageCost, predict
 from foretrace.plan.placement.place import Placement, place
 from foretrace.plan.placement.source import KEPT, PlaceableModel
 from foretrace.training.pipeline.schedules import SCHEDULES
-
-_BATCHES = 4  # of a simulation: without a flush, what a batch adds settles after the first ones
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,7 +118,7 @@ def cut(model: PlaceableModel, *, micro_batches: int, names: Sequence[str] = ())
             found.append(ScheduledPipeline(name=name, why=why))
             continue
         try:
-            schedule = SCHEDULES[name](len(expected), micro_batches, _BATCHES)
+            schedule = SCHEDULES[name](len(expected), micro_batches, BATCHES)
         except ForetraceError as error:
             found.append(ScheduledPipeline(name=name, why=str(error)))
             continue

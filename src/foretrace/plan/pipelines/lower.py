@@ -18,6 +18,7 @@ from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.trace.trace import LaneKind
 from foretrace.training.pipeline.schedule import Action, ActionKind, B, F, I, PipelineSchedule, U, W
 
+BATCHES = 4  # of a simulation: without a flush, what a batch adds settles after the first ones
 _PHASES = {F: Phase.FORWARD, B: Phase.BACKWARD, I: Phase.BACKWARD, W: Phase.BACKWARD, U: Phase.OPTIMIZER}
 
 
