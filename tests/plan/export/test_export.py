@@ -136,7 +136,6 @@ def test_the_dtensor_plan_trains_as_the_whole_model() -> None:
     [
         ("deepspeed", "gpt2-xl", Parallelism(pipeline=2), "pipeline=2"),
         ("deepspeed", "gpt2-xl", Parallelism(context=2), "context=2"),
-        ("megatron", "gpt2-xl", Parallelism(pipeline=2, versions=2), "versions=2.*; fix versions=1"),
         ("deepspeed", "gpt2-xl", Parallelism(data=2, overlap=1), "overlap=0"),
         ("deepspeed", "gpt2-xl", Parallelism(recompute=2), "recompute=2"),
         ("torchtitan", "gpt2-xl", Parallelism(data=2), "8B, 70B, 405B"),
@@ -156,6 +155,14 @@ def test_what_a_target_cannot_say_is_refused_with_what_can(to: str, name: str, a
         export(LaunchedPlan(model=transformer(name), at=at, batch=at.data), to)
     assert ("export to megatron" in str(refused.value)) == (to != "megatron-bridge")
     assert str(refused.value).count(".") == 1
+
+
+def test_no_target_has_words_for_two_versions_of_the_weights() -> None:
+    launch = LaunchedPlan(model=transformer("gpt2-xl"), at=Parallelism(pipeline=2, versions=2), batch=4)
+    for to in ("megatron", "deepspeed", "dtensor"):
+        with pytest.raises(ForetraceError, match=f"{to} cannot express versions=2 .*; fix versions=1.$"):
+            export(launch, to)
+    assert "torchrun" in export(launch, "torchrun")  # which starts processes alone
 
 
 @pytest.mark.parametrize(
