@@ -80,13 +80,14 @@ def test_planners_with_replicas_cut_the_same_model(model: PlaceableModel, planne
     assert one.interval_s and one.batch_s and one.interval_s[0] <= one.batch_s <= one.interval_s[1]
 
 
-def test_little_memory_has_layers_computed_again(model: PlaceableModel) -> None:
+def test_little_memory_has_layers_computed_again() -> None:
+    model = of_model("vgg11", device="a100", devices=2, size="tiny", batch=64)
     free = cut(model, micro_batches=4, names=["1f1b-flush"], planner="piper").schedules[0]
     assert free.memory_bytes
     tight = replace(model, memory_limit=0.8 * max(free.memory_bytes))
     found = cut(tight, micro_batches=4, names=["1f1b-flush"], planner="piper")
     (one,) = found.schedules
-    assert one.memory_bytes and max(one.memory_bytes) < max(free.memory_bytes)
+    assert one.fits and any(found.recomputed)
     with pytest.raises(ForetraceError, match="nothing fits in 1,000 bytes on each of 2 devices"):
         cut(replace(model, memory_limit=1000.0), micro_batches=4, planner="piper")
 
