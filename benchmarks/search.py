@@ -66,7 +66,8 @@ def landscapes() -> Iterator[tuple[str, Given, float]]:
 def strategies(beta: float) -> list[SearchStrategy]:
     """All that need no solver."""
     found: list[SearchStrategy] = [
-        Exhaustive(), RandomSearch(), MCMC(beta=beta), Descent(walk=50), BestFirst(alpha=1.5), Evolution(), ConstrainedBayes(),
+        Exhaustive(), RandomSearch(), MCMC(beta=beta), Descent(walk=50), BestFirst(alpha=1.5), Evolution(),
+        ConstrainedBayes(),
     ]  # fmt: skip
     if find_spec("cma") is None:
         print("cma is not installed: no row for CMA-ES", file=sys.stderr)
