@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,8 @@ FORWARD, BACKWARD = 0.02, 0.04
 
 
 def same(stages: int, **options: float) -> list[StageCost]:
-    return [StageCost(**{"forward_s": FORWARD, "backward_s": BACKWARD, **options})] * stages
+    given: dict[str, Any] = {"forward_s": FORWARD, "backward_s": BACKWARD, **options}
+    return [StageCost(**given)] * stages
 
 
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 3))

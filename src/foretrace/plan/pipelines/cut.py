@@ -114,7 +114,7 @@ def cost_graph(model: PlaceableModel, kernels_s: Float64, host_s: Float64) -> tu
     ids = list(problem.ids)
 
     def total(values: Float64) -> Float64:
-        return np.bincount(of[ids], weights=values, minlength=len(blocks))
+        return np.bincount(of[ids], weights=values, minlength=len(blocks)).astype(np.float64)
 
     time, forward = (
         np.maximum(*(total(each[ids] * which) for each in (kernels_s, host_s))) for which in (1, ~problem.backward)
@@ -157,8 +157,9 @@ def _stages(
     if planner == "placement":
         return place(problem), ()
     graph, blocks = cost_graph(model, model.costs.seconds, model.host_s)
-    how = {"memory_bytes": model.memory_limit, "micro_batches": micro_batches} if planner == "piper" else {}
-    stages = plan_stages(graph, [(model.devices, model.bytes_per_s)], **how)
+    limit, count = (model.memory_limit, micro_batches) if planner == "piper" else (np.inf, 0)
+    levels = [(model.devices, model.bytes_per_s)]
+    stages = plan_stages(graph, levels, memory_bytes=limit, micro_batches=count)
     devices = tuple(
         DeviceLoad(kind="accelerator", nodes=tuple(sorted(row for v in each.nodes for row in blocks.rows[v])),
                    load=each.load, memory=0.0)
