@@ -70,13 +70,14 @@ def pipeline(
     devices: Devices = 2,
     micro_batches: int = option(8, "N", "Micro-batches of a batch; --batch is the size of one.", least=1),
     schedule: list[str] | None = option(None, "NAME", "Only this one, e.g. 2bw; several."),
+    planner: str = option("placement", "placement|pipedream|piper", "The last two replicate stages."),
     memory_limit: MemoryLimit = "",
     link: Link = "",
     batch: options.Batch = None,
     precision: options.Precision = "",
     size: options.Size = "full",
 ) -> Result:
-    """Cut a model into a stage per device and compare the schedules of a pipeline: time, bubble and memory.
+    """Cut a model into stages and compare the schedules of a pipeline: time, bubble and memory.
 
     Example: foretrace plan pipeline bert --device a100-40gb --devices 4 --batch 8
     """
@@ -87,7 +88,8 @@ def pipeline(
     with options.progress(f"cutting {model}") as tell:
         found = flow.pipeline(
             model, device=device, devices=devices, micro_batches=micro_batches, schedules=schedule or (),
-            memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size, progress=tell,
+            planner=planner, memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size,
+            progress=tell,
         )  # fmt: skip
     return report.pipelined(found, model)
 
