@@ -67,13 +67,10 @@ def round_times(target: Predictor, draft: Predictor, *, vocabulary: int, most: i
     contexts = np.linspace(PROMPT, PROMPT + COUNT, _REPEATS).astype(int).tolist()
     plain, once, twice = list[float](), list[float](), list[float]()
     verify: dict[int, list[float]] = {m: [] for m in range(2, most + 2)}
-    target.feed(text[: PROMPT + COUNT])
-    draft.feed(text[: PROMPT + COUNT])
     for context in contexts:
         for each in (target, draft):
             each.keep(0)
             each.feed(text[:context])
-        target.feed(text[:1])
         for _ in range(3):
             target.keep(context)
             plain.append(_seconds(target, text[:1]))
