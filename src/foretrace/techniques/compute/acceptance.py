@@ -54,7 +54,7 @@ class Acceptance:
             if len(ends) not in (1, 2) or not all(isfinite(each) and 0 <= each <= 1 for each in ends):
                 raise ValueError
         except ValueError:
-            raise ForetraceError(f"`acceptance={words}` must be shares from 0 to 1, or counts; {_HOW}.") from None
+            raise ForetraceError(f"acceptance={words} must be shares from 0 to 1, or counts; {_HOW}.") from None
         if len(ends) == 2:
             return cls(rate=sum(ends) / 2, low=min(ends), high=max(ends), text=words)
         (rate,) = ends
@@ -96,6 +96,6 @@ def _closed(rate: float, k: int) -> float:
 def checked_k(k: int) -> None:
     """Raise ForetraceError for a number of proposals that no round has."""
     if k < 1:
-        raise ForetraceError(f"`k={k}` proposes nothing, which is decoding without a draft; give 1 or more.")
+        raise ForetraceError(f"k={k} proposes nothing, which is decoding without a draft; give 1 or more.")
     if k > MOST:
-        raise ForetraceError(f"`k={k}` must be at most {MOST}; nobody accepts so many tokens in a row.")
+        raise ForetraceError(f"k={k} must be at most {MOST}; nobody accepts so many tokens in a row.")

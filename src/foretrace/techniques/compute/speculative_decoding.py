@@ -135,11 +135,12 @@ class SpeculativeDecoding(Technique):
                 "choose fewer layers or a smaller width."
             )
         step_ms = _step_ns(graph) / 1e6
-        fixed, by_layer = (1 - share) * step_ms, share * step_ms * layers / own
-        ends = sorted((1.0, (width / own_width) ** 2))
+        grown, part = (width / own_width) ** 2, layers / own
+        low = min(grown, 1.0) * part * step_ms
+        high = max(grown, 1.0) * (1 - share + share * part) * step_ms
         return Prior(
-            fixed + by_layer * (width / own_width) ** 0.5, ends[0] * (fixed + by_layer), ends[1] * (fixed + by_layer),
-            unit="ms", why="layers take equal times; width counts between not at all and by its square",
+            (low * high) ** 0.5, low, high, unit="ms",
+            why="from all of a pass going with layers and with width squared, to the recorded layers alone",
         )  # fmt: skip
 
 
