@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from foretrace.serving.llm.served_model import ServedModel
 from foretrace.serving.speculative.drafts import DraftSetting, draft_like, timed_draft
+from foretrace.serving.llm.step_law import law_of
 from tables import table
 
 # Sizes of the published configuration files: princeton-nlp/Sheared-LLaMA-1.3B, minghaoyan/Wide-Sheared-LLaMA-796M.
@@ -21,7 +22,9 @@ def study_table() -> str:
     """Both drafts at several rates: latency goes with layers, whatever the accuracy."""
     rows = []
     for engine, kernel_s in (("kernels launched one by one", EAGER_S), ("captured in a graph", None)):
-        setting = DraftSetting(target=TARGET, device="a100", layout={"tp": 4}, kernel_s=kernel_s)
+        law = replace(law_of("vllm"), host_s=0.0, host_per_sequence_s=0.0)  # a loop around models, no server
+        law = replace(law, kernel_s=kernel_s or law.kernel_s)
+        setting = DraftSetting(target=TARGET, device="a100", layout={"tp": 4}, law=law)
         for rate in ("0.5", "0.6", "0.7"):
             found = {}
             for name, (layers, hidden, inner) in DRAFTS.items():
