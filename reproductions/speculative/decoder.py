@@ -18,6 +18,7 @@ LONGEST = 192  # tokens of a text
 class Predictor(Protocol):
     """What says which token comes next: a decoder behind its cache, or counts."""
 
+    vocabulary: int
     length: int  # tokens fed and kept
 
     def feed(self, tokens: Sequence[int]) -> Tensor:
@@ -100,7 +101,7 @@ class Cached:
 
     def __init__(self, model: Decoder, *, temperature: float = 1.0) -> None:
         shape = model.shape
-        self.model, self.temperature, self.length = model.eval(), temperature, 0
+        self.model, self.temperature, self.vocabulary, self.length = model.eval(), temperature, shape.vocabulary, 0
         self.caches = torch.zeros(shape.layers, 2, shape.heads, LONGEST, shape.width // shape.heads)
 
     @torch.inference_mode()
@@ -149,6 +150,8 @@ class Counts:
 
 class Ngram:
     """The next byte by counts."""
+
+    vocabulary = BYTES
 
     def __init__(self, counts: Counts, *, temperature: float = 1.0) -> None:
         self.counts, self.temperature, self.seen = counts, temperature, list[int]()

@@ -79,6 +79,11 @@ def decode_speculatively(
     """
     if k < 1:
         raise ForetraceError(f"`k=` must be 1 or more, got {k}; without a draft, decode plainly.")
+    if draft.vocabulary != target.vocabulary:
+        raise ForetraceError(
+            f"the draft knows {draft.vocabulary} tokens and the target {target.vocabulary}; a draft must have the target's "
+            "vocabulary."
+        )
     for each in (target, draft):
         each.keep(0)
         if len(prompt) > 1:
@@ -93,11 +98,6 @@ def decode_speculatively(
             proposed.append(chance.draw(q[-1]))
             behind = proposed[-1:]
         p = target.feed([text[-1], *proposed])
-        if p.shape[-1] != q[0].shape[-1]:
-            raise ForetraceError(
-                f"the draft knows {q[0].shape[-1]} tokens and the target {p.shape[-1]}; a draft must have the target's "
-                "vocabulary."
-            )
         kept, token = verify(p, q, proposed, chance)
         new = [*proposed[:kept], token]
         text += new

@@ -10,6 +10,7 @@ tokens: those accepted and one of the target's own. With the same rate a for eve
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import isfinite, sqrt
 
@@ -50,12 +51,13 @@ class Acceptance:
                 if min(counts) >= 0 and sum(counts) and 2 <= len(counts) <= MOST + 1:
                     return cls(counts=counts, text=words)
                 raise ValueError
-            ends = [float(each) for each in words.split("-")]
-            if len(ends) not in (1, 2) or not all(isfinite(each) and 0 <= each <= 1 for each in ends):
+            ranged = re.fullmatch(r"([\d.]+)-([\d.]+)", words)
+            ends = [float(each) for each in (ranged.groups() if ranged else (words,))]
+            if not all(isfinite(each) and 0 <= each <= 1 for each in ends):
                 raise ValueError
         except ValueError:
             raise ForetraceError(f"acceptance={words} must be shares from 0 to 1, or counts; {_HOW}.") from None
-        if len(ends) == 2:
+        if ranged:
             return cls(rate=sum(ends) / 2, low=min(ends), high=max(ends), text=words)
         (rate,) = ends
         return cls(rate=rate, low=max(rate - ELSEWHERE, 0.0), high=min(rate + ELSEWHERE, 1.0), text=words)

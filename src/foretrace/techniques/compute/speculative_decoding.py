@@ -29,6 +29,8 @@ _SHAPE = re.compile(r"(\d{1,4})x(\d{1,6})")
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _ON_PROCESSOR, _ON_DEVICE = (0.02, 0.07, 0.2), (0.0, 0.01, 0.05)  # of a pass, for each token more: low, middle, high
 
+_LEAST = 0.2  # of a recorded pass: the noise of few steps may reach below 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeDecoding(Technique):
@@ -167,7 +169,9 @@ def _recorded(path: str) -> Prior:
 
     line = simulate(unprofiled(build(read(Path(path)), None)))
     noise = line.noise_s(0.8)
-    return Prior(1e3 * line.step_time_s, 1e3 * noise.low_s, 1e3 * noise.high_s, unit="ms", why=f"recorded in {path}")
+    value = 1e3 * line.step_time_s
+    low = max(1e3 * noise.low_s, _LEAST * value)
+    return Prior(value, low, max(1e3 * noise.high_s, value), unit="ms", why=f"recorded in {path}")
 
 
 def _layers(graph: TaskGraph) -> tuple[int, int, float]:
