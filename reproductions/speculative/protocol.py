@@ -1,6 +1,6 @@
 """Train a target and its drafts, calibrate, predict speed-ups, decode in turns, and keep the rows.
 
-    make reproduce NAME=speculative [ARGS="--write"]
+make reproduce NAME=speculative [ARGS="--write"]
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from reproductions.systems import put
 from tables import machine, percent, table, today
 
 HERE = Path(__file__).parent
-TARGET, WIDE, DEEP = DecoderShape(layers=8, width=192), DecoderShape(layers=1, width=256), DecoderShape(layers=6, width=48)
+TARGET, WIDE, DEEP = (
+    DecoderShape(layers=8, width=192),
+    DecoderShape(layers=1, width=256),
+    DecoderShape(layers=6, width=48),
+)
 STEPS = {TARGET: 320, WIDE: 300, DEEP: 400}
 ORDER = 4  # of the n-gram
 KS, MOST = (1, 2, 4), 8
@@ -181,7 +185,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(given: object) -> int:
-    asked, seeds, share, kept, write = (getattr(given, each) for each in ("prompts", "seeds", "steps", "models", "write"))
+    asked, seeds, share, kept, write = (
+        getattr(given, each) for each in ("prompts", "seeds", "steps", "models", "write")
+    )
     text = standard_library()
     if kept is not None and kept.exists():
         found, rows = torch.load(kept, weights_only=False)
@@ -194,7 +200,8 @@ def _run(given: object) -> int:
     half = len(text.held_out) // 2
     first, second = text.held_out[:half], text.held_out[half:]
     times = {
-        name: round_times(target, each, vocabulary=BYTES, most=MOST, text=list(first[:400])) for name, each in drafts.items()
+        name: round_times(target, each, vocabulary=BYTES, most=MOST, text=list(first[:400]))
+        for name, each in drafts.items()
     }
     accepted = {
         name: acceptance(target, each, prompts(first, _CALIBRATION, seed=seeds + 1), k=MOST, seed=seeds + 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foretrace.serving.llm.served_model import ServedModel
-from foretrace.serving.speculative.drafts import DraftSetting, draft_like, timed_draft
 from foretrace.serving.llm.step_law import law_of
+from foretrace.serving.speculative.drafts import DraftSetting, draft_like, timed_draft
 from tables import table
 
 # Sizes of the published configuration files: princeton-nlp/Sheared-LLaMA-1.3B, minghaoyan/Wide-Sheared-LLaMA-796M.
@@ -44,5 +44,3 @@ def study_table() -> str:
         "shallow draft gains goes with what a layer costs beside its weights: where the host launches kernel by kernel "
         f"({1e6 * EAGER_S:.0f} µs each, an assumption) more, in a captured graph less.\n\n{table(header, rows)}\n"
     )
-
-

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from foretrace.errors import ForetraceError
+from foretrace.serving.speculative.rounds import speculated
 from reproductions.speculative.decoder import Cached, Counts, Decoder, DecoderShape, Ngram
 from reproductions.speculative.decoding import Dice, decode, decode_speculatively
 from reproductions.speculative.measuring import acceptance, round_times, take_turns
 from reproductions.speculative.protocol import judged
 from reproductions.speculative.study import study_table
 from reproductions.speculative.training import trained
-from foretrace.serving.speculative.rounds import speculated
 
 VOCABULARY = 3
 TEXT = b"import os\nfor each in range(9):\n    print(each, os.name)\n" * 20
@@ -102,7 +102,9 @@ def test_samples_follow_the_target() -> None:
     wanted = exact(target, prompt, 2)
 
     def statistic(chance: Dice) -> float:
-        found = Counter(tuple(decode_speculatively(target, draft, prompt, 2, 2, chance).tokens[:2]) for _ in range(3000))
+        found = Counter(
+            tuple(decode_speculatively(target, draft, prompt, 2, 2, chance).tokens[:2]) for _ in range(3000)
+        )
         return sum((found[tail] - 3000 * p) ** 2 / (3000 * p) for tail, p in wanted.items())
 
     class Gullible(Dice):

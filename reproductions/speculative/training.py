@@ -31,11 +31,11 @@ def standard_library() -> Text:
     """Modules of the standard library of this Python (PSF licence, version 2), every eighth file held out."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     if len(files) < 16:
-        raise ForetraceError("this Python has no sources of its standard library; use one that was installed with them.")
+        raise ForetraceError(
+            "this Python has no sources of its standard library; use one that was installed with them."
+        )
     texts = [each.read_bytes() for each in files]
-    return Text(
-        b"\n".join(each for i, each in enumerate(texts) if i % 8), b"\n".join(texts[::8])
-    )
+    return Text(b"\n".join(each for i, each in enumerate(texts) if i % 8), b"\n".join(texts[::8]))
 
 
 def trained(shape: DecoderShape, text: bytes, steps: int, *, seed: int = 0) -> tuple[Decoder, float]:

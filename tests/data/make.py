@@ -3,8 +3,8 @@
     python tests/data/make.py
 
 `cnn` has module events, input sizes and a data loader in the training process; `recommender` is an optimizer-bound
-step before, `recommender-fused` the same job after AdamW was fused. `decode` is a small decoder, one token per step, and
-`decode-draft` a draft for it.
+step before, `recommender-fused` the same job after AdamW was fused. `decode` is a small decoder, one token per step,
+and `decode-draft` a draft for it.
 """
 
 from __future__ import annotations

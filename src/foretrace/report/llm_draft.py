@@ -33,13 +33,19 @@ class LlmDraftView(Report, frozen=True, kw_only=True):
             (lambda each: count(each.hurts_from_batch) if each.hurts_from_batch else "–", "hurts from batch"),
             top=top, noun="draft", how="--top",
         )  # fmt: skip
-        yield Line("tokens come out of a round of k proposals; must be below: latency at which they gain nothing", soft=True)
+        yield Line(
+            "tokens come out of a round of k proposals; must be below: latency at which they gain nothing", soft=True
+        )
 
 
 def llm_drafts(setting: DraftSetting, found: tuple[RankedDraft, ...], *, stated: bool) -> LlmDraftView:
     """The answer to a search; `stated`: the user said what the target accepts."""
     one = found[0]
-    gain = "no draft gains" if one.speedup <= 1 else f"{one.layers} layers of {one.width} decode {digits(one.speedup)} times as fast"
+    gain = (
+        "no draft gains"
+        if one.speedup <= 1
+        else f"{one.layers} layers of {one.width} decode {digits(one.speedup)} times as fast"
+    )
     source = "acceptance is what you stated, for every draft." if stated else (
         "acceptance is a range of published pairs by parameters (Leviathan et al., 2023, table 3): measure a draft's own."
     )  # fmt: skip

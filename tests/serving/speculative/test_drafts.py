@@ -34,14 +34,18 @@ def test_a_limit_of_latency_is_kept() -> None:
 
 
 def test_batches_make_verifying_dear() -> None:
-    target, small = (step_times(each, "h100") for each in (served_model("llama-2-7b"), draft_like(SETTING.target, 2, 1024)))
+    target, small = (
+        step_times(each, "h100") for each in (served_model("llama-2-7b"), draft_like(SETTING.target, 2, 1024))
+    )
     grown = {n: modelled_rounds(target, small, batch=n, context=512).verify_s for n in (1, 64, 512)}
     growth = [each[8] / each[0] for each in grown.values()]
     assert growth == sorted(growth) and growth[0] < 1.2 < growth[-1]
 
 
 def test_what_is_no_draft() -> None:
-    with pytest.raises(ForetraceError, match="knows 128,256 tokens and llama-2-70b 32,000; a draft must have the target's"):
+    with pytest.raises(
+        ForetraceError, match="knows 128,256 tokens and llama-2-70b 32,000; a draft must have the target's"
+    ):
         timed_draft(SETTING, served_model("llama-3-8b"))
     with pytest.raises(ForetraceError, match="must be smaller than its target"):
         timed_draft(DraftSetting(target=served_model("llama-2-7b"), device="h100"), served_model("llama-2-13b"))
@@ -56,7 +60,20 @@ def test_what_is_no_draft() -> None:
 
 
 def test_the_command_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["llm", "draft", "llama-2-70b", "--device", "h100", "--tp", "4", "--parameters", "5e8", "--k", "3", "--json"]
+    words = [
+        "llm",
+        "draft",
+        "llama-2-70b",
+        "--device",
+        "h100",
+        "--tp",
+        "4",
+        "--parameters",
+        "5e8",
+        "--k",
+        "3",
+        "--json",
+    ]
     assert run(words) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"layers", "width", "latency_s", "tau", "speedup"} <= set(found["drafts"][0])

@@ -182,14 +182,18 @@ def search_drafts(
 
     """
     if not (parameters >= 0 and latency_s >= 0):
-        raise ForetraceError(f"a budget must be 0 or more, got {parameters:g} parameters and {latency_s:g} s; state one.")
+        raise ForetraceError(
+            f"a budget must be 0 or more, got {parameters:g} parameters and {latency_s:g} s; state one."
+        )
     target = setting.target
     most = parameters or (0.0 if latency_s else _SHARE * target.parameters)
     times = step_times(target, setting.device, law=setting.law, **setting.layout)
     own = {key: value for key, value in setting.layout.items() if key in ("dtype", "engine")}
     widths = [256 * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64) if 256 * n <= target.hidden]
     found = []
-    for draft in (draft_like(target, layers, width) for layers in DEPTHS for width in widths if layers <= target.layers):
+    for draft in (
+        draft_like(target, layers, width) for layers in DEPTHS for width in widths if layers <= target.layers
+    ):
         if draft.active_parameters >= target.active_parameters or (most and draft.parameters > most):
             continue
         one = _timed(setting, times, step_times(draft, setting.device, law=setting.law, **own), draft, acceptance)
@@ -200,4 +204,3 @@ def search_drafts(
             f"no draft with the {target.words:,} tokens of {target.name} fits the budget; allow more parameters or time."
         )
     return tuple(sorted(found, key=lambda each: -each.speedup))
-

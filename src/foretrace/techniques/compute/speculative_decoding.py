@@ -41,7 +41,9 @@ class SpeculativeDecoding(Technique):
     effort = "a draft with the target's vocabulary, and an engine that verifies"
     not_applied = "it changes how an engine decodes, which is no training; engines take a draft as an option of theirs."
 
-    draft: str = parameter(doc="time of one of its passes (0.8ms), a recording of its decoding, or layers x width (2x512)")
+    draft: str = parameter(
+        doc="time of one of its passes (0.8ms), a recording of its decoding, or layers x width (2x512)"
+    )
     k: int = parameter(4, doc="tokens that it proposes in a round")
     acceptance: str = parameter(
         "0.7", doc="share of proposals that are accepted: a rate, a range 0.6-0.8, or rounds that accepted 0/1/2/..."
