@@ -19,7 +19,11 @@ class Predictor(Protocol):
     """What says which token comes next: a decoder behind its cache, or counts."""
 
     vocabulary: int
-    length: int  # tokens fed and kept
+
+    @property
+    def length(self) -> int:
+        """Tokens fed and kept."""
+        ...
 
     def feed(self, tokens: Sequence[int]) -> Tensor:
         """Probabilities of the next token after each of these, (tokens, vocabulary)."""

@@ -81,8 +81,8 @@ def decode_speculatively(
         raise ForetraceError(f"`k=` must be 1 or more, got {k}; without a draft, decode plainly.")
     if draft.vocabulary != target.vocabulary:
         raise ForetraceError(
-            f"the draft knows {draft.vocabulary} tokens and the target {target.vocabulary}; a draft must have the target's "
-            "vocabulary."
+            f"the draft knows {draft.vocabulary} tokens and the target {target.vocabulary}; a draft must have "
+            "the target's vocabulary."
         )
     for each in (target, draft):
         each.keep(0)

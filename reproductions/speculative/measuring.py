@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import thread_time
 
@@ -96,15 +96,44 @@ def _seconds(predictor: Predictor, tokens: Sequence[int]) -> float:
     return thread_time() - began
 
 
-def acceptance(
-    target: Predictor, draft: Predictor, asked: Sequence[Sequence[int]], *, k: int, seed: int, count: int = COUNT
-) -> Acceptance:
-    """Rounds of k proposals by how many were accepted."""
+def calibrated(
+    times: RoundTimes, target: Predictor, draft: Predictor, asked: Sequence[Sequence[int]], *, k: int, seed: int,
+    count: int = COUNT,
+) -> tuple[RoundTimes, Acceptance]:  # fmt: skip
+    """Rounds of k proposals by how many were accepted; and what rounds of 1 and of k took beyond their parts.
+
+    What is left is the host's and the processor's caches, which the other model has taken: so much per round and so
+    much per proposal. The range is how much the prompts differ in it.
+    """
     counts, dice = [0] * (k + 1), Dice(seed)
+    plain, left = list[float](), {1: list[float](), k: list[float]()}
+    runs = {1: list[tuple[float, int]](), k: list[tuple[float, int]]()}
+    full = {1: 0, k: 0}
     for prompt in asked:
-        for kept in decode_speculatively(target, draft, prompt, count, k, dice).accepted:
-            counts[kept] += 1
-    return Acceptance.of("/".join(map(str, counts)))
+        alone = decode(target, prompt, count, dice)
+        plain.append(alone.seconds / len(alone.tokens))
+        for proposals, each in runs.items():
+            run = decode_speculatively(target, draft, prompt, count, proposals, dice)
+            each.append((run.seconds, len(run.accepted)))
+            full[proposals] += run.accepted.count(proposals)
+            if proposals == k:
+                for kept in run.accepted:
+                    counts[kept] += 1
+    known = replace(times, round_s=0.0, proposal_s=0.0, token_s=max(median(plain) - times.verify_s[0], 0.0))
+    for proposals, each in runs.items():
+        rounds = sum(n for _, n in each)
+        parts = proposals * known.draft_s + full[proposals] / rounds * known.catch_up_s + known.verify_s[proposals]
+        left[proposals] = [seconds / n - parts for seconds, n in each]
+    proposal_s = max((median(left[k]) - median(left[1])) / (k - 1), times.proposal_s)
+    low, high = (
+        float(np.quantile([seconds / n for seconds, n in runs[k]], q)) / median(seconds / n for seconds, n in runs[k])
+        for q in (0.1, 0.9)
+    )
+    found = replace(
+        known, proposal_s=proposal_s, round_s=max(median(left[1]) - proposal_s, 0.0), low=min(low, 1.0),
+        high=max(high, 1.0), verify_low=min(low, 1.0), verify_high=max(high, 1.0),
+    )  # fmt: skip
+    return found, Acceptance.of("/".join(map(str, counts)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from foretrace.files import write_text
 from foretrace.serving.speculative.rounds import Speculated, best, break_even_draft_s, speculated
 from reproductions import parser_of
 from reproductions.speculative.decoder import BYTES, Cached, Counts, DecoderShape, Ngram, Predictor
-from reproductions.speculative.measuring import Turns, acceptance, prompts, round_times, take_turns
+from reproductions.speculative.measuring import Turns, calibrated, prompts, round_times, take_turns
 from reproductions.speculative.study import study_table
 from reproductions.speculative.training import Text, standard_library, trained
 from reproductions.systems import put
@@ -121,22 +121,12 @@ def judged(turns: Turns, predicted: dict[tuple[str, int], Speculated]) -> list[D
     return found
 
 
-HEAD = """---
-paper: 'Decoding Speculative Decoding (Yan, Agarwal and Venkataraman, arXiv 2402.01528, NAACL 2025)'
-here: 'tokens of a round, speed-up, best k, how fast a draft must be and from which batch on it hurts, with the host''s work as terms of its own; search of drafts by depth and width. Differently: small decoders on one thread in place of LLaMA-65B; latencies of large models by the law of a step'
-where: [serving/speculative/, techniques/compute/speculative_decoding.py, reproductions/speculative/]
-checked: 'closed forms and Monte Carlo; output distribution equal to the target''s by enumeration and by a χ² test; speed-ups of nine pairs of draft and k predicted and run'
-claims: 'latency of the draft, which goes with its depth, decides, not its accuracy; shallow and wide drafts are up to 30 % (first version), 111 % (last one) quicker'
-ours: '[speculative](../reproductions/speculative/README.md)'
-command: '`foretrace llm draft`, `make reproduce NAME=speculative`'
-date: '{date}'
----
-
-# Speculative decoding, predicted and run
+HEAD = """# Speculative decoding, predicted and run
 
 Decoders of bytes are trained by stated steps on modules of this Python's standard library (PSF licence; every eighth
-file held out), one thread. Passes of both models are timed alone, the loops' own work on predictors that take no time, and
-acceptance on {calibration} prompts of the first half of the held-out text. Then every draft and k is predicted, and
+file held out), one thread. Passes of both models are timed alone, the loops' own work on predictors that take no time;
+acceptance, and what rounds of 1 and of 8 proposals take beyond these parts, on {calibration} prompts of the first half
+of the held-out text. Then every draft and k is predicted, and
 prompts of the second half are decoded by sampling: plainly, with every draft and k in random order, and plainly again.
 A sample is the mean of {block} prompts; the ratio is the median over samples. Written by
 `make reproduce NAME=speculative ARGS=--write`.
@@ -158,7 +148,12 @@ def page(trials: Sequence[DraftTrial], trained_rows: Sequence[tuple[str, ...]], 
     off = median(abs(each.error) for each in trials)
     header = ("draft", "k", "τ predicted", "τ measured", "speed-up predicted", "80 % range", "measured", "80 % range",
               "error", "verdict")  # fmt: skip
-    text = HEAD.format(date=today(), machine=machine(), calibration=_CALIBRATION, block=_BLOCK)
+    text = HEAD.format(
+        date=today(),
+        machine=machine(),
+        calibration=_CALIBRATION,
+        block=_BLOCK,
+    )
     text += f"{how}\n\n{table(('model', 'parameters', 'training'), trained_rows)}\n\n## Speed-ups\n\n"
     text += f"{table(header, rows)}\n\nMedian error {percent(off)} %.\n\n" + "\n".join(f"- {each}" for each in notes)
     return f"{text}\n\n{study_table()}"
@@ -203,10 +198,10 @@ def _run(given: object) -> int:
         name: round_times(target, each, vocabulary=BYTES, most=MOST, text=list(first[:400]))
         for name, each in drafts.items()
     }
-    accepted = {
-        name: acceptance(target, each, prompts(first, _CALIBRATION, seed=seeds + 1), k=MOST, seed=seeds + 1)
-        for name, each in drafts.items()
-    }
+    accepted = {}
+    for name, each in drafts.items():
+        asked_first = prompts(first, _CALIBRATION, seed=seeds + 1)
+        times[name], accepted[name] = calibrated(times[name], target, each, asked_first, k=MOST, seed=seeds + 1)
     predicted = {(name, k): speculated(times[name], accepted[name], k) for name in drafts for k in KS}
     turns = [
         take_turns(target, drafts, KS, prompts(second, asked, seed=seed), seed=seed,
@@ -236,7 +231,8 @@ def _run(given: object) -> int:
         f"{1e6 * one.token_s:.3g} µs per token without a draft, {1e6 * one.round_s:.3g} µs per round and "
         f"{1e6 * one.proposal_s:.3g} µs per proposal."
     )
-    how = f"{asked} prompts of each of {seeds} seeds; a plain token took {1e3 * trials[0].before.median_s:.3g} ms (median)."
+    plain_ms = 1e3 * trials[0].before.median_s
+    how = f"{asked} prompts of each of {seeds} seeds; a plain token took {plain_ms:.3g} ms (median)."
     if write:
         write_text(HERE / "rows.jsonl", export_lines(each.row(0) for each in trials))
         put(HERE / "README.md", page(trials, rows, how, notes))

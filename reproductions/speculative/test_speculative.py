@@ -18,7 +18,7 @@ from foretrace.errors import ForetraceError
 from foretrace.serving.speculative.rounds import speculated
 from reproductions.speculative.decoder import Cached, Counts, Decoder, DecoderShape, Ngram
 from reproductions.speculative.decoding import Dice, decode, decode_speculatively
-from reproductions.speculative.measuring import acceptance, round_times, take_turns
+from reproductions.speculative.measuring import calibrated, round_times, take_turns
 from reproductions.speculative.protocol import judged
 from reproductions.speculative.study import study_table
 from reproductions.speculative.training import trained
@@ -157,7 +157,9 @@ def test_a_trial_from_training_to_rows() -> None:
     target, draft = Cached(model), Ngram(Counts(TEXT))
     assert loss < 5.5
     times = round_times(target, draft, vocabulary=256, most=2, text=list(TEXT[:300]))
-    accepted = acceptance(target, draft, [list(TEXT[:48])], k=2, seed=0, count=20)
+    asked = [list(TEXT[i : i + 48]) for i in range(3)]
+    times, accepted = calibrated(times, target, draft, asked, k=2, seed=0, count=20)
+    assert sum(accepted.counts) > 10 and times.low <= 1 <= times.high
     predicted = {("3-gram", k): speculated(times, accepted, k) for k in (1, 2)}
     turns = take_turns(target, {"3-gram": draft}, (1, 2), [list(TEXT[i : i + 48]) for i in range(6)], seed=0)
     trials = judged(turns, predicted)

@@ -33,24 +33,20 @@ class LlmDraftView(Report, frozen=True, kw_only=True):
             (lambda each: count(each.hurts_from_batch) if each.hurts_from_batch else "–", "hurts from batch"),
             top=top, noun="draft", how="--top",
         )  # fmt: skip
-        yield Line(
-            "tokens come out of a round of k proposals; must be below: latency at which they gain nothing", soft=True
-        )
+        yield Line("tokens: of a round of k proposals; must be below: latency at which they gain nothing", soft=True)
 
 
 def llm_drafts(setting: DraftSetting, found: tuple[RankedDraft, ...], *, stated: bool) -> LlmDraftView:
     """The answer to a search; `stated`: the user said what the target accepts."""
     one = found[0]
+    best = f"{one.layers} layers of {one.width} decode {digits(one.speedup)} times as fast"
     gain = (
-        "no draft gains"
-        if one.speedup <= 1
-        else f"{one.layers} layers of {one.width} decode {digits(one.speedup)} times as fast"
+        best if one.speedup > 1 else "No draft gains; the best makes decoding " + f"{digits(one.speedup)} times as fast"
     )
-    source = "acceptance is what you stated, for every draft." if stated else (
-        "acceptance is a range of published pairs by parameters (Leviathan et al., 2023, table 3): measure a draft's own."
-    )  # fmt: skip
+    published = "a range of published pairs by parameters (Leviathan et al., 2023, table 3): measure a draft's own"
+    source = f"acceptance is {'what you stated, for every draft' if stated else published}."
     return LlmDraftView(
-        headline=f"{gain[0].upper()}{gain[1:]} ({digits(one.speedup_low)} – {digits(one.speedup_high)}) with k = {one.k}.",
+        headline=f"{gain} ({digits(one.speedup_low)} – {digits(one.speedup_high)}) with k = {one.k}.",
         target=setting.target.name, device=setting.device, batch=setting.batch, context=setting.context, drafts=found,
         notes=(source, "latencies are the law of a step; drafts run on one device; nothing was trained or run."),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Search of drafts for a target: depth x width within a budget of parameters or latency, ranked by predicted speed-up.
 
-Latencies come from the step times of the engine's law (`serving/llm`). A draft of a search was never trained, so what the
-target accepts of it is a rate by parameters, or one that the user states for all.
+Latencies come from the step times of the engine's law (`serving/llm`). A draft of a search was never trained, so what
+the target accepts of it is a rate by parameters, or one that the user states for all.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def checked_draft(target: ServedModel, draft: ServedModel) -> None:
     """Raise ForetraceError where a model cannot be a draft of the target."""
     if draft.words != target.words:
         raise ForetraceError(
-            f"{draft.name} knows {draft.words:,} tokens and {target.name} {target.words:,}; a draft must have the target's "
-            "vocabulary."
+            f"{draft.name} knows {draft.words:,} tokens and {target.name} {target.words:,}; a draft must have the "
+            "target's vocabulary."
         )
     if draft.active_parameters >= target.active_parameters:
         raise ForetraceError(
@@ -201,6 +201,6 @@ def search_drafts(
             found.append(one)
     if not found:
         raise ForetraceError(
-            f"no draft with the {target.words:,} tokens of {target.name} fits the budget; allow more parameters or time."
+            f"no draft with the {target.words:,} tokens of {target.name} fits the budget; allow more of it."
         )
     return tuple(sorted(found, key=lambda each: -each.speedup))

@@ -98,7 +98,7 @@ def best(times: RoundTimes, accepted: Acceptance, most: int = MOST_K) -> Specula
 
 
 def break_even_draft_s(times: RoundTimes, accepted: Acceptance, k: int) -> float:
-    """How fast a draft must be: seconds of one pass at which rounds of k gain nothing; 0 or less: none is fast enough."""
+    """How fast a draft must be: seconds of a pass at which rounds of k gain nothing; below 0: none is."""
     checked_k(k)
     tau = accepted.tokens(k).value
     rest = times.round_seconds(k, accepted) - k * times.draft_s

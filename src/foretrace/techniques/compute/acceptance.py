@@ -20,9 +20,11 @@ from foretrace.errors import ForetraceError
 from foretrace.techniques.base import Prior
 
 MOST = 64  # proposals of a round
-#: A rate that was measured elsewhere, or on other text: 80 % of them are off by at most this. Rates of one pair of models
-#: differ so much between tasks and between temperatures (Leviathan et al., table 3: 0.53 to 0.75 for one of them).
+#: How far a rate may be off that was measured elsewhere or on other text. Rates of one pair of models differ so much
+#: between tasks and temperatures (Leviathan et al., table 3: from 0.53 to 0.75 for one of them).
 ELSEWHERE = 0.1
+#: Rounds of one text are alike: counts are taken as if so large a share of them were independent.
+_INDEPENDENT = 0.25
 _Z80 = 1.2816  # of a normal distribution, 80 % two-sided
 _HOW = "write a rate (0.7), a range (0.6-0.8), or how many rounds accepted 0, 1, ... tokens (30/12/8/50)"
 
@@ -31,8 +33,8 @@ _HOW = "write a rate (0.7), a range (0.6-0.8), or how many rounds accepted 0, 1,
 class Acceptance:
     """What a target accepts: its middle, and the ends of an 80 % range.
 
-    A rate is taken for every proposal. Counts are rounds that accepted 0, 1, ..., K of K proposals; behind those the last
-    share goes on, with a range from none to all.
+    A rate is taken for every proposal. Counts are rounds that accepted 0, 1, ..., K of K proposals; behind those the
+    last share goes on, with a range from none to all.
     """
 
     rate: float = 0.0
@@ -81,7 +83,7 @@ class Acceptance:
         kept = np.minimum(np.arange(measured + 1), k)
         counts = np.array(self.counts, float)
         mean = float(counts @ kept) / n
-        spread = _Z80 * sqrt(max(float(counts @ (kept - mean) ** 2) / n, 0.25) / n)
+        spread = _Z80 * sqrt(max(float(counts @ (kept - mean) ** 2) / n, 0.25) / (_INDEPENDENT * n))
         beyond = max(k - measured, 0) * self._survivals()[-1]
         return Prior(value, max(1 + mean - spread, 1.0), min(1 + mean + spread + beyond, 1.0 + k), unit="tokens",
                      why=f"{n} measured rounds")  # fmt: skip

@@ -1,8 +1,8 @@
 """`speculative-decoding`: a small draft proposes k tokens, the target verifies them in one pass.
 
-A recorded step is one token of every sequence. A round is k passes of the draft and one of the target over k + 1 tokens,
-and emits tau tokens; so a step becomes 1 / tau of a round: the recorded work times `verify` / tau, and the draft's share
-in front of it. Host work per round and per proposal are terms of their own.
+A recorded step is one token of every sequence. A round is k passes of the draft and one of the target over k + 1
+tokens, and emits tau tokens; so a step becomes 1 / tau of a round: the recorded work times `verify` / tau, and the
+draft's share in front of it. Host work per round and per proposal are terms of their own.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SpeculativeDecoding(Technique):
         drafted = round((self.k * values["pass_ms"] * 1e6 + values["host"] * step_ns) / tau)
         mask = ~graph.gone & (graph.dur > 0)
         changed = edit.retime(
-            graph, mask, graph.dur[mask] * (values["verify"] / tau),
+            graph, mask, graph.dur[mask].astype(np.float64) * (values["verify"] / tau),
             what=f"let {{}} verify {self.k + 1} tokens for every {tau:.3g} that come out",
         )  # fmt: skip
         new: list[HostTask | DeviceTask] = []
@@ -122,7 +122,7 @@ class SpeculativeDecoding(Technique):
             return self._like(graph, int(shape[1]), int(shape[2]))
         if not Path(self.draft).exists():
             raise self.refuse(
-                f"draft={self.draft} must be a time (0.8ms), layers x width (2x512) or a recording; there is no such file."
+                f"draft={self.draft} must be a time (0.8ms), layers x width (2x512) or a recording; there is none."
             )
         return _recorded(self.draft)
 
@@ -131,7 +131,7 @@ class SpeculativeDecoding(Technique):
         own, own_width, share = _layers(graph)
         if not own or not own_width:
             raise self.refuse(
-                "the recording does not tell layers and width of its model; record with modules, or give the draft's time."
+                "the recording does not tell layers and width of its model; record modules, or give the draft's time."
             )
         if not layers or not width or layers * width**2 >= own * own_width**2:
             raise self.refuse(
