@@ -41,6 +41,6 @@ def study_table() -> str:
         "## The study's two drafts\n\n"
         "A target of LLaMA-65B's sizes on four A100, drafts of the sizes in their published configuration files on one "
         "of them, a batch of one, equal acceptance, the best k of each. Published: +30 % in the first version. What "
-        "the shallow draft gains goes with what a layer costs beside its weights: where the host launches kernel by kernel "
+        "the shallow draft gains goes with what a layer costs beside its weights: where the host launches one by one "
         f"({1e6 * EAGER_S:.0f} µs each, an assumption) more, in a captured graph less.\n\n{table(header, rows)}\n"
     )
