@@ -6,7 +6,7 @@ A round of k proposals takes
 
 for a batch of n sequences, and emits tau(k) tokens of each (Yan et al., Decoding Speculative Decoding, 2024, section 3,
 with the host's work as terms of its own). Where all proposals were accepted the draft has to read one token more, its
-own last one. Without a draft a token takes verify(n, 1) + token_s. A sequence goes on as far as it came, so tokens
+own last one. Without a draft a token takes verify(n, 1) + token_s. A sequence continues as far as it came, so tokens
 average over the batch; what differs from batch to batch is how long it takes to verify n (k + 1) tokens.
 """
 

@@ -34,7 +34,7 @@ class Acceptance:
     """What a target accepts: its middle, and the ends of an 80 % range.
 
     A rate is taken for every proposal. Counts are rounds that accepted 0, 1, ..., K of K proposals; behind those the
-    last share goes on, with a range from none to all.
+    last share continues, with a range from none to all.
     """
 
     rate: float = 0.0
