@@ -58,6 +58,7 @@ ASKED = {
     "network check": "D/network/vtrain_allreduce_v100/AR_GPU7_1M_1024M.csv.gz --on nccl:V100-SXM2",
     "llm capacity": f"llama-3-8b --device h100 --devices 1 --slo ttft=1s --seconds 600 --requests {REQUESTS}",
     "llm simulate": "llama-3-8b --device h100 --seconds 30",
+    "llm draft": "llama-2-70b --device h100 --tp 4 --parameters 5e8",
     "llm calibrate": f"{ROOT / 'tests' / 'data' / 'serving' / 'vllm_bench.json'} --model llama-3-8b --device h100",
     "energy tune": f"zeus:{ROOT / 'tests' / 'data' / 'energy'} workload=squad",
     "fleet run": f"{SMALL} --policy las",

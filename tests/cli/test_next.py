@@ -60,6 +60,7 @@ NOT_ASKED = {
     "llm simulate": "suggests nothing",
     "llm capacity": "suggests `llm simulate` of its best engine, asked in tests/serving/llm",
     "llm calibrate": "needs runs of a server; suggests `llm simulate` with what it kept, asked in its own test",
+    "llm draft": "suggests nothing",
     "plan place": "suggests nothing",
     "plan rows": "suggests nothing",
     "plan cache": "suggests itself with --run, which shapes real links",
