@@ -233,6 +233,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(ROOT / "examples" / "jobs.csv", tmp_path)
     shutil.copy(DATA / "serving" / "vllm_bench.json", tmp_path / "bench.json")
     monkeypatch.setenv("FORETRACE_LEDGER", str(tmp_path / "ledger.sqlite"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "operators").symlink_to(Path(os.environ["FORETRACE_CACHE"]) / "operators")
     monkeypatch.setenv("FORETRACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
