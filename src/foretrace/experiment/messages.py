@@ -158,8 +158,28 @@ class HashRows(msgspec.Struct, frozen=True, kw_only=True, tag="hash-rows"):
     """Say which bits tables (a server) or dense weights (a trainer) have."""
 
 
+class UnlikeSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """A training of workers of unlike speed, which a server keeps together by a policy."""
+
+    policy: str  # as written
+    step_s: tuple[float, ...]  # of each worker
+    commit_s: float = 0.0  # that a commit takes until its answer is back, beside the bytes
+    commits: int = 0  # in all, after which the run ends
+    seconds: float = 0.0  # or when it ends
+    job: str = "clusters"
+    partition: str = "iid"
+    seed: int = 0
+    dies_s: dict[int, float] = {}  # when a worker's process is ended
+
+
+class RunWorker(msgspec.Struct, frozen=True, kw_only=True, tag="run-worker"):
+    """Be one of the workers, or the server, which is the last process."""
+
+    setup: UnlikeSetup
+
+
 Request = (
-    Verify | Join | Collectives | Record | Make | RunSteps | Inspect | ExchangeRows
+    Verify | Join | Collectives | Record | Make | RunSteps | Inspect | ExchangeRows | RunWorker
     | ServeRows | ListenRows | MeetRows | TimeRows | TrainRows | HashRows
 )  # fmt: skip
 
@@ -241,6 +261,20 @@ class RowHashes(msgspec.Struct, frozen=True, kw_only=True, tag="row-hashes"):
     hashes: dict[str, str]
 
 
+class RanWorker(msgspec.Struct, frozen=True, kw_only=True, tag="ran-worker"):
+    """What a worker did: its steps, and the SHA-256 of the model as it knows it; of a server, by worker, all it saw."""
+
+    steps: tuple[int, ...]
+    state: str
+    commits: tuple[int, ...] = ()
+    sent_bytes: tuple[int, ...] = ()
+    answered_bytes: tuple[int, ...] = ()
+    arrived_s: tuple[float, ...] = ()  # of every commit
+    workers: tuple[int, ...] = ()  # whose it was
+    left: tuple[int, ...] = ()  # whose process had ended
+    loss: float = 0.0  # of the shared model
+
+
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """A mistake in what was asked for, or a technique that does not fit."""
 
@@ -258,5 +292,5 @@ class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
 
 Answer = (
     Progress | Verified | Done | Recorded | TimedSteps | Buckets | ExchangedRows | Refusal | Crashed
-    | Listening | RowTimes | TrainedRows | RowHashes
+    | RanWorker | Listening | RowTimes | TrainedRows | RowHashes
 )  # fmt: skip

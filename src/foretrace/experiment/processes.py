@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from math import inf, isfinite
 from typing import IO, TypeVar
@@ -36,6 +36,7 @@ START_S = 120.0  # importing PyTorch on a busy machine
 PATIENCE_S = 120.0  # of one request beyond the time that it should take
 _SETTLE_S = {Refusal: 0.3, Crashed: 2.0}  # when a worker complains: time for the end of another one to be seen
 _GOODBYE_S = 5.0
+_END_S = 0.1  # from the end of a process's pipe to its own
 _LINES = 4  # of what a worker that died had to say
 
 
@@ -85,9 +86,11 @@ class Workers:
 
     def ask_each(
         self, requests: Sequence[Request], what: str, answer: type[A], *, patience_s: float, first: bool = False,
-        tell: Tell | None = None,
+        tell: Tell | None = None, may_end: Collection[int] = (),
     ) -> list[A]:  # fmt: skip
         """As `ask`, with a request of its own for every worker; those that are given none wait.
+
+        The answers of those that `may_end` are missing where they have.
 
         With `first`, only the first one's answer is awaited, and nothing more can be asked of the others. `tell` is
         called with what they do and how far they are, where they say so.
@@ -95,7 +98,7 @@ class Workers:
         try:
             for rank, request in enumerate(requests):
                 self._send(rank, request, what)
-            answers = self._listen(what, patience_s, 1 if first else len(requests), tell)
+            answers = self._listen(what, patience_s, 1 if first else len(requests), tell, may_end)
         except BaseException:
             self.end()
             raise
@@ -125,15 +128,18 @@ class Workers:
         except BrokenPipeError:
             raise self._died(rank, what) from None
 
-    def _listen(self, what: str, patience_s: float, count: int, tell: Tell | None) -> list[Answer]:
-        """One answer of each of the first `count` workers; the end of any worker is an error."""
+    def _listen(
+        self, what: str, patience_s: float, count: int, tell: Tell | None, may_end: Collection[int] = ()
+    ) -> list[Answer]:
+        """One answer of each of the first `count` workers; the end of a worker is an error, unless it may."""
+        gone: set[int] = set()
         end = time.monotonic() + patience_s
         answers: dict[int, Answer] = {}
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self.processes):
                 assert process.stdout is not None
                 selector.register(process.stdout, selectors.EVENT_READ, rank)
-            while len(answers) < count:
+            while len(answers.keys() | gone) < count:
                 ready = selector.select(max(end - time.monotonic(), 0.0) if isfinite(end) else None)
                 if not ready:
                     silent = [rank for rank in range(count) if rank not in answers]
@@ -143,6 +149,10 @@ class Workers:
                     )
                 for key, _ in ready:
                     rank = key.data
+                    if rank in may_end and self._ended(rank):
+                        gone.add(rank)
+                        selector.unregister(key.fileobj)
+                        continue
                     for line in self._lines(rank, what):
                         if rank >= count:
                             continue
@@ -151,7 +161,15 @@ class Workers:
                             answers[rank] = answer
                         elif tell is not None:
                             tell(answer.what, answer.share)
-        return [answers[rank] for rank in range(count)]
+        return [answers[rank] for rank in range(count) if rank in answers]
+
+    def _ended(self, rank: int) -> bool:
+        """Whether a process whose pipe has something to read has ended: then that is the pipe's end."""
+        try:
+            self.processes[rank].wait(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def _lines(self, rank: int, what: str) -> list[bytes]:
         """The lines that a worker has completed; raises where its pipe has come to its end."""

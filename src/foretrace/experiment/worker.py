@@ -42,11 +42,13 @@ from foretrace.experiment.messages import (
     Make,
     MeetRows,
     Progress,
+    RanWorker,
     Record,
     Recorded,
     Refusal,
     Request,
     RunSteps,
+    RunWorker,
     ServeRows,
     TimedSteps,
     TimeRows,
@@ -122,6 +124,8 @@ def _answer(worker: Worker, request: Request) -> Answer:
                 return worker.inspect(request)
             case ExchangeRows():
                 return worker.exchange_rows(request)
+            case RunWorker():
+                return worker.run_worker(request)
             case _:
                 return worker.rows(request)
     except ForetraceError as error:
@@ -248,6 +252,12 @@ class Worker:
         from foretrace.experiment.rows.placed import exchange
 
         return exchange(request, self.rank)
+
+    def run_worker(self, request: RunWorker) -> RanWorker:
+        """Train among workers of unlike speed, or serve them."""
+        from foretrace.experiment.unlike import play
+
+        return play(request, self.rank)
 
 
 if __name__ == "__main__":
