@@ -136,10 +136,10 @@ def process_rows(rows: Sequence[Row]) -> Iterator[list[str]]:
 def run_processes() -> tuple[Row, ...]:
     """Run policies as processes at two costs of a commit."""
     found: list[Row] = []
-    for speeds, commit_s in (((1, 1, 1, 3), 0.04), ((1, 1, 1, 10), 0.04)):
+    for speeds, commit_s in (((1, 1, 1, 3), 0.04), ((1, 1, 2, 4), 0.1)):
         question = SyncQuestion(
             source=":".join(map(str, speeds)), step_s=tuple(0.05 * each for each in speeds), commit_s=commit_s,
-            policies=PROCESSES, commits=48,
+            policies=PROCESSES, commits=24,
         )  # fmt: skip
         found += rows_of(question, try_policies(question))
     return tuple(found)

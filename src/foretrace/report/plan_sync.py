@@ -57,7 +57,10 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
             ("policy", "policy"),
             (lambda each: f"{digits(each.over_synchronous)}×", Column("steps per second", right=True)),
             ("waited", "waiting", "share"),
-            (lambda each: nbytes(each.sent_bytes), Column("sent per step", right=True, least=80)),
+            (
+                lambda each: nbytes(each.sent_bytes) if each.sent_bytes else "not asked",
+                Column("sent per step", right=True, least=80),
+            ),
             (lambda each: " ".join(map(str, each.commits[:8])), Column("commits", right=True, least=100)),
             top=top,
             noun="policy",
@@ -68,7 +71,7 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
                 ("policy", "run in processes"),
                 ("foreseen_s", "foreseen", "seconds"),
                 ("measured_s", "measured", "seconds"),
-                ("error", "error", "change"),
+                (lambda each: f"{each.error:+.1%}", Column("error", right=True)),
                 (lambda each: " ".join(map(str, each.foreseen_commits[:8])), Column("commits", right=True)),
                 (lambda each: " ".join(map(str, each.commits[:8])), Column("counted", right=True)),
             )

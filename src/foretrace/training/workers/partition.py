@@ -63,8 +63,8 @@ def dirichlet(
         sizes = np.zeros(partitions)
         for kind in np.unique(labels):
             shares = random.dirichlet(np.full(partitions, alpha))
-            if balanced:
-                shares = np.where(sizes > len(labels) / partitions, 0, shares)
+            if balanced and (kept := np.where(sizes > len(labels) / partitions, 0, shares)).any():
+                shares = kept
             for worker, own in enumerate(_split(np.flatnonzero(labels == kind), shares)):
                 parts[worker].append(own)
                 sizes[worker] += len(own)

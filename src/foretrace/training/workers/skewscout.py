@@ -7,7 +7,6 @@ objective, over which the policy's knob climbs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -131,8 +130,3 @@ def climbed(at: int, known: dict[int, float], count: int, *, looser: bool) -> in
 
 def _with(answer: Answer, visitor: Float32) -> Answer:
     return replace(answer, visitor=visitor, nbytes=answer.nbytes + NUMBER * len(visitor))
-
-
-def scouts(knobs: Sequence[float]) -> SkewScout:
-    """A controller over these knobs with the paper's settings."""
-    return SkewScout(knobs=tuple(knobs))
