@@ -87,13 +87,13 @@ class Runs:
 
     def saved(self, skew: str, policy: str, knob: object) -> float:
         """Bytes of synchronous training over those of a setting."""
-        base = mean(each["nbytes"] for each in self.of(skew, "synchronous"))
+        base: float = mean(each["nbytes"] for each in self.of(skew, "synchronous"))
         return base / mean(each["nbytes"] for each in self.of(skew, policy, knob))
 
     def equal(self, skew: str, policy: str, knob: object) -> bool:
         """Whether a setting's mean accuracy is that of synchronous training, less EQUAL at most."""
         base = mean(each["accuracy"] for each in self.of(skew, "synchronous"))
-        return mean(each["accuracy"] for each in self.of(skew, policy, knob)) >= base - EQUAL
+        return bool(mean(each["accuracy"] for each in self.of(skew, policy, knob)) >= base - EQUAL)
 
 
 def norm_rows(runs: Runs) -> Iterator[list[str]]:
@@ -110,7 +110,9 @@ def knob_rows(runs: Runs) -> Iterator[list[str]]:
         for knob in (*knobs, CONTROLLER):
             equal = " **=**" if runs.equal(skew, policy, knob) else ""
             accuracy = spread([each["accuracy"] for each in runs.of(skew, policy, knob)])
-            cells.append(f"{'' if knob == CONTROLLER else f'*{knob:g}* '}{accuracy}, {runs.saved(skew, policy, knob):.1f}×{equal}")
+            cells.append(
+                f"{'' if knob == CONTROLLER else f'*{knob:g}* '}{accuracy}, {runs.saved(skew, policy, knob):.1f}×{equal}"
+            )
         yield cells
 
 

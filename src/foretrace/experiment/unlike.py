@@ -41,7 +41,9 @@ def run(setup: UnlikeSetup) -> tuple[RanWorker, ...]:
     """
     workers = len(setup.step_s)
     if not 1 <= workers <= MOST_WORKERS or not all(0 < each <= MOST_STEP_S for each in setup.step_s):
-        raise ForetraceError(f"Processes are run for 1 to {MOST_WORKERS} workers with steps of up to {MOST_STEP_S:g} s.")
+        raise ForetraceError(
+            f"Processes are run for 1 to {MOST_WORKERS} workers with steps of up to {MOST_STEP_S:g} s."
+        )
     if not (setup.commits or setup.seconds) or not 0 <= setup.seconds <= MOST_S:
         raise ForetraceError(f"A run of processes ends after so many commits, or 1 to {MOST_S:g} s.")
     parse(setup.policy)
@@ -147,7 +149,7 @@ def _train(setup: UnlikeSetup, job: PartitionedJob, rank: int) -> RanWorker:
     worker = Worker(rank, parse(setup.policy), replica)
     other.gradient()  # the first one in a process takes longer
     dist.barrier()
-    begun_s = ended_s = time.monotonic()
+    begun_s = ended_s = sent_s = time.monotonic()
     exchange_s = 0.0
 
     def sleep() -> None:

@@ -82,7 +82,9 @@ class SyncPlan:
 def step_times(text: str) -> tuple[float, ...]:
     """Seconds of each worker's step from "100,100,300ms". Raises ForetraceError for another text."""
     if not _TIMES.fullmatch(text):
-        raise ForetraceError(f"Step times must be numbers with one unit, got {text!r}; write 100,100,300ms or 0.1,0.3s.")
+        raise ForetraceError(
+            f"Step times must be numbers with one unit, got {text!r}; write 100,100,300ms or 0.1,0.3s."
+        )
     unit = 1e-3 if text.endswith("ms") else 1.0
     return tuple(unit * float(each) for each in text.removesuffix("s").removesuffix("m").split(","))
 
@@ -173,9 +175,7 @@ class TriedPolicy:
         return self.foreseen.ended_s / self.ended_s - 1
 
 
-def try_policies(
-    question: SyncQuestion, tell: Callable[[str, float], None] | None = None
-) -> tuple[TriedPolicy, ...]:
+def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | None = None) -> tuple[TriedPolicy, ...]:
     """Run every policy in processes with a small real model and steps of the stated length, after foreseeing it.
 
     A run ends with a commit that is followed by the longest pause on the virtual clock, so that it is no tie. Raises

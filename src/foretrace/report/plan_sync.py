@@ -80,9 +80,7 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
             yield f"row {self.row[:8]} added to {self.ledger}" if self.ledger else "no row was written"
 
 
-def planned_sync(
-    plan: SyncPlan, tried: Sequence[TriedPolicy] = (), ledger: str = "", row: str = ""
-) -> PlanSyncView:
+def planned_sync(plan: SyncPlan, tried: Sequence[TriedPolicy] = (), ledger: str = "", row: str = "") -> PlanSyncView:
     """The answer, with what became of it in processes and where its rows went."""
     best, question = plan.best, plan.question
     sentence = (

@@ -1,1 +1,1 @@
-"""Who trains what and who agrees when: data parallelism with PyTorch, and policies by which workers agree."""
+"""How workers agree: policies, and what carries them."""

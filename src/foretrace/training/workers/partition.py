@@ -96,7 +96,7 @@ def partition(text: str, labels: Int64, partitions: int, *, seed: int = 0) -> li
         raise ForetraceError(f"there is no partition {name!r}; {question(name, PARTITIONS)}")
     if not 1 <= partitions <= len(labels):
         raise ForetraceError(f"Workers must be 1 to {len(labels)}, one sample each at least; got {partitions}.")
-    known = [each for each in PARTITIONS[found].__kwdefaults__ or ()]
+    known = list(PARTITIONS[found].__kwdefaults__ or ())
     try:
         given = {key: float(value) for key, value in keyed(words, known, found).items()}
     except ValueError as error:

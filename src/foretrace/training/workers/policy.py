@@ -12,15 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
 from foretrace.arrays import Float32, Int64
 from foretrace.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from foretrace.training.workers.skewscout import SkewScout
 
 NUMBER = 4  # bytes of a value, and of an index
 _NOTHING = np.zeros(0, np.float32)
@@ -121,7 +118,10 @@ class TrainedReplica(Protocol):
     """A worker's copy of the model: `flat` and `buffers` are its own memory, changed in place."""
 
     flat: Float32
-    buffers: Float32
+
+    @property
+    def buffers(self) -> Float32:
+        """Statistics of batch norm."""
 
     def gradient(self) -> tuple[float, Float32]:
         """Loss and gradient (elements) of the next mini-batch at `flat`."""
@@ -131,6 +131,28 @@ class TrainedReplica(Protocol):
 
     def accuracy(self, state: Float32 | None = None) -> float:
         """On some own samples: of the own model, or of another one's weights and buffers."""
+
+
+class Controller(Protocol):
+    """What changes a policy's knob between rounds, from what it has workers say."""
+
+    policy: SyncPolicy
+    pace: Pace | None
+    travels: int
+    history: list[tuple[float, float, float]]  # knob, accuracy lost, traffic over synchronous
+
+    def saw(self, commit: Commit) -> None:
+        """Take in what a commit says."""
+
+    def extended(self, answers: dict[int, Answer], policy: SyncPolicy) -> dict[int, Answer]:
+        """The answers of a round, with what it asks and tells."""
+
+
+class Controlling(Protocol):
+    """Settings of a controller."""
+
+    def controller(self, policy: SyncPolicy, workers: int) -> Controller:
+        """The controller of one run."""
 
 
 class Worker:
@@ -202,7 +224,7 @@ class Server:
     """The shared model and who waits for whom. Workers that left are waited for no longer; what they sent counts."""
 
     def __init__(
-        self, policy: SyncPolicy, model: Float32, *, weights: Sequence[float], scout: SkewScout | None = None
+        self, policy: SyncPolicy, model: Float32, *, weights: Sequence[float], scout: Controlling | None = None
     ) -> None:
         """`weights` of the workers in a mean, in any unit: their samples, or all 1."""
         if not weights or not all(isfinite(each) and each > 0 for each in weights):

@@ -54,7 +54,7 @@ class Replica:
         self.model.train()
         self._gradient.zero_()
         loss = self.loss(self.model(self.samples[at]), self.labels[at])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return float(loss.detach()), self._gradient.numpy()
 
     def update(self, gradient: Float32) -> Float32:

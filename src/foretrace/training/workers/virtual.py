@@ -19,13 +19,13 @@ from foretrace.training.workers.policy import (
     NUMBER,
     Answer,
     Commit,
+    Controlling,
     Server,
     SyncPolicy,
     TrainedReplica,
     Worker,
     message_bytes,
 )
-from foretrace.training.workers.skewscout import SkewScout
 
 Evaluate = Callable[[Float32, Float32], float]  # loss of weights and buffers
 
@@ -87,7 +87,7 @@ class SyncRun:
 def train(
     policy: SyncPolicy, replicas: Sequence[TrainedReplica], times: WorkerTimes, *, weights: Sequence[float] = (),
     until_s: float = inf, commits: int = 0, steps: int = 0, evaluate: Evaluate | None = None, every_s: float = 0.0,
-    target: float = -inf, scout: SkewScout | None = None,
+    target: float = -inf, scout: Controlling | None = None,
 ) -> SyncRun:  # fmt: skip
     """Train on the virtual clock until one of the ends: a time, so many commits or steps in all, a loss.
 
