@@ -154,7 +154,7 @@ def page(cells: Sequence[Cell], rows: Sequence[Row], command: str) -> str:
         each.parameters["plan-sync"]["foreseen_commits"] == each.parameters["plan-sync"]["commits"] for each in rows
     )
     parts = [
-        HEAD, f"*{today()}, {machine()}; `{command}`; {sum(each[SECONDS] for each in cells):.0f} s of the processor.*\n",
+        HEAD, f"*{today()}, {machine()}; `{command}`; {sum(each[SECONDS] for each in cells):.0f} s of processor.*\n",
         "## What ADSP saves\n",
         "Median over jobs, costs of a commit and seeds, with its bootstrap interval of 80 %; the search is part of "
         "ADSP's time, while settings of local SGD, ADACOMM and fixed ADSP were searched before and for nothing.\n",

@@ -158,6 +158,9 @@ ELSEWHERE = {
     ("plan cache", "--optimizer"): "how rows are updated",
     ("serve plan", "--threads"): "cores that all instances share",
     ("plan data", "--memory"): "most memory of a training",
+    ("plan sync", "--parameters"): "weights of the model",
+    ("plan sync", "--share"): "of the weights, that are sent",
+    ("plan sync", "--commits"): "in all, after which a run ends",
 }
 
 
