@@ -7,8 +7,7 @@ from hashlib import sha256
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment.messages import UnlikeSetup
-from foretrace.experiment.unlike import run
+from foretrace.experiment.unlike import UnlikeSetup, run
 from foretrace.training.workers.policies import parse
 from foretrace.training.workers.virtual import WorkerTimes, train
 from foretrace.zoo.partitioned import PartitionedJob

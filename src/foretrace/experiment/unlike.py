@@ -18,13 +18,14 @@ from math import inf, nan
 from threading import Condition, Thread
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from foretrace.arrays import Float32, Int64
 from foretrace.errors import ForetraceError
-from foretrace.experiment.messages import RanWorker, RunWorker, UnlikeSetup
-from foretrace.experiment.processes import together
+from foretrace.experiment.messages import Worker as Process
+from foretrace.experiment.processes import AskedCall, together
 from foretrace.training.workers.policies import parse
 from foretrace.training.workers.policy import Answer, Commit, Server, Worker
 from foretrace.zoo.partitioned import PartitionedJob
@@ -32,6 +33,34 @@ from foretrace.zoo.partitioned import PartitionedJob
 MOST_WORKERS, MOST_STEP_S, MOST_S = 16, 10.0, 300.0
 _NONE = -1.0  # instead of the length of an array that is not sent
 _HEAD, _ARRAYS, _INDICES = 8, 3, 1  # numbers before the arrays, of them lengths, and which array has whole numbers
+
+
+class UnlikeSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """A training of workers of unlike speed, which a server keeps together by a policy."""
+
+    policy: str  # as written
+    step_s: tuple[float, ...]  # of each worker
+    commit_s: float = 0.0  # that a commit takes until its answer is back, beside the bytes
+    commits: int = 0  # in all, after which the run ends
+    seconds: float = 0.0  # or when it ends
+    job: str = "clusters"
+    partition: str = "iid"
+    seed: int = 0
+    dies_s: dict[int, float] = {}  # when a worker's process is ended
+
+
+class RanWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker did: its steps, and the SHA-256 of the model as it knows it; of a server, by worker, all it saw."""
+
+    steps: tuple[int, ...]
+    state: str
+    commits: tuple[int, ...] = ()
+    sent_bytes: tuple[int, ...] = ()
+    answered_bytes: tuple[int, ...] = ()
+    arrived_s: tuple[float, ...] = ()  # of every commit
+    workers: tuple[int, ...] = ()  # whose it was
+    left: tuple[int, ...] = ()  # whose process had ended
+    loss: float = 0.0  # of the shared model
 
 
 def run(setup: UnlikeSetup) -> tuple[RanWorker, ...]:
@@ -52,15 +81,15 @@ def run(setup: UnlikeSetup) -> tuple[RanWorker, ...]:
     with together(workers + 1) as processes:
         return tuple(
             processes.ask_each(
-                [RunWorker(setup=setup)] * (workers + 1), f"training by {setup.policy}", RanWorker,
+                [AskedCall(play, setup)] * (workers + 1), f"training by {setup.policy}",
                 patience_s=2 * MOST_S, may_end=frozenset(setup.dies_s),
             )
         )  # fmt: skip
 
 
-def play(request: RunWorker, rank: int) -> RanWorker:
+def play(setup: UnlikeSetup, process: Process) -> RanWorker:
     """What one of the processes does: the last one is the server."""
-    setup = request.setup
+    rank = process.rank
     job = PartitionedJob(kind=setup.job, workers=len(setup.step_s), partition=setup.partition, seed=setup.seed)
     return _serve(setup, job) if rank == job.workers else _train(setup, job, rank)
 

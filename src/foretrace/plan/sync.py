@@ -11,9 +11,8 @@ from statistics import median
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment.ledger import Row, figure_row
-from foretrace.experiment.measure import versions
-from foretrace.experiment.statistics import Ratio, paired_ratio
+from foretrace.experiment.ledger import Row
+from foretrace.experiment.trial import figured
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, TaskGraph, TaskKind
 from foretrace.graph.writer import GraphWriter
 from foretrace.trace.trace import LaneKind
@@ -183,8 +182,7 @@ def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | No
     """
     from hashlib import sha256
 
-    from foretrace.experiment.messages import UnlikeSetup
-    from foretrace.experiment.unlike import run
+    from foretrace.experiment.unlike import UnlikeSetup, run
     from foretrace.training.workers.virtual import train
     from foretrace.zoo.partitioned import PartitionedJob
 
@@ -217,17 +215,17 @@ def rows_of(question: SyncQuestion, tried: Sequence[TriedPolicy]) -> tuple[Row, 
     """A row of the ledger per policy: seconds until so many commits."""
     workers = ":".join(f"{each / min(question.step_s):g}" for each in question.step_s)
     return tuple(
-        figure_row(
+        figured(
+            tuple(each.foreseen.ended_s * part for part in (1.0, 1 - MODEL_RANGE, 1 + MODEL_RANGE)),
+            each.rounds_s[:1], each.rounds_s[1:],
+        ).row(
             f"plan-sync {each.policy}", model="clusters", size=f"{len(question.step_s)} workers, {question.source}",
             parameters={
                 "policy": each.policy, "workers": workers, "commit_s": question.commit_s,
                 "foreseen_commits": list(each.foreseen.commits), "commits": list(each.commits),
                 "same_model": each.same_model,
             },
-            seed=0, clock="wall", runs=ROUNDS, predicted_s=each.foreseen.ended_s, measured_s=each.ended_s,
-            predicted=Ratio(value=1.0, low=1 - MODEL_RANGE, high=1 + MODEL_RANGE),
-            measured=paired_ratio([each.foreseen.ended_s] * ROUNDS, each.rounds_s),
-            same=paired_ratio(each.rounds_s[:1], each.rounds_s[1:]), versions=versions(),
+            seed=0,
         )
         for each in tried
     )  # fmt: skip
