@@ -139,6 +139,8 @@ MEANINGS = {
     "--types": "instance types", "--unequal": "stages that differ", "--utilisation": "share of the memory",
     "--width": "numbers in a row", "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
     "--warmup": "steps with the profiler prepared", "--within": "hours", "--workers": "how many workers",
+    "--share": "of a model's weights, that are sent", "--parameters": "weights of a model",
+    "--commits": "after which a run ends", "--commit-ms": "from a commit to its answer",
     "--write": "write the configuration", "--zero": "stage of ZeRO",
 }  # fmt: skip
 # Where an option means something else, and what; a new one needs a reason as good as these.
@@ -158,9 +160,6 @@ ELSEWHERE = {
     ("plan cache", "--optimizer"): "how rows are updated",
     ("serve plan", "--threads"): "cores that all instances share",
     ("plan data", "--memory"): "most memory of a training",
-    ("plan sync", "--parameters"): "weights of the model",
-    ("plan sync", "--share"): "of the weights, that are sent",
-    ("plan sync", "--commits"): "in all, after which a run ends",
 }
 
 

@@ -216,8 +216,8 @@ def rows_of(question: SyncQuestion, tried: Sequence[TriedPolicy]) -> tuple[Row, 
     workers = ":".join(f"{each / min(question.step_s):g}" for each in question.step_s)
     return tuple(
         figured(
-            tuple(each.foreseen.ended_s * part for part in (1.0, 1 - MODEL_RANGE, 1 + MODEL_RANGE)),
-            each.rounds_s[:1], each.rounds_s[1:],
+            (each.foreseen.ended_s, (1 - MODEL_RANGE) * each.foreseen.ended_s, (1 + MODEL_RANGE) * each.foreseen.ended_s),
+            each.rounds_s,
         ).row(
             f"plan-sync {each.policy}", model="clusters", size=f"{len(question.step_s)} workers, {question.source}",
             parameters={
@@ -225,7 +225,6 @@ def rows_of(question: SyncQuestion, tried: Sequence[TriedPolicy]) -> tuple[Row, 
                 "foreseen_commits": list(each.foreseen.commits), "commits": list(each.commits),
                 "same_model": each.same_model,
             },
-            seed=0,
         )
         for each in tried
     )  # fmt: skip
