@@ -45,7 +45,31 @@ ARMS = {
     "ADSP, fixed": tuple(f"adsp period_s=2 commits={each:g}" for each in (0.5, 1, 2, 4, 8)),
 }
 SEARCHED = ("local SGD", "ADACOMM", "ADSP, fixed")
-PROCESSES = ("synchronous", "stale-synchronous", "local-sgd every=4", "gaia threshold=0.05", "adsp period_s=1 commits=2")
+PROCESSES = (
+    "synchronous",
+    "stale-synchronous",
+    "local-sgd every=4",
+    "gaia threshold=0.05",
+    "adsp period_s=1 commits=2",
+)
+HEAD = """# ADSP: workers of unlike speed that never wait
+
+ADSP (Hu, Wang and Wu, AAAI 2020) lets nobody wait and has all workers commit equally often; how often is searched while
+training runs, and the search is part of the times below. `foretrace plan sync` predicts what policies do with given
+workers, and runs them ([policies](../../docs/sync.md)). Written by `make reproduce NAME=adsp`.
+"""
+
+
+def keys(seeds: int, jobs: Sequence[str] = tuple(JOBS), speeds: Sequence[tuple[int, ...]] = SPEEDS) -> Iterator[Cell]:
+    """All cells."""
+    policies = [policy for each in ARMS.values() for policy in each]
+    for job, speed, commit_s, seed, policy in product(jobs, speeds, COMMITS_S, range(seeds), policies):
+        yield {"job": job, "speeds": list(speed), "commit_s": commit_s, "seed": seed, "policy": policy}
+
+
+def measure(key: Cell) -> Cell:
+    """One training until its target."""
+    job = PartitionedJob(kind=key["job"], workers=len(key["speeds"]), seed=key["seed"], **JOBS[key["job"]])
     times = WorkerTimes(step_s=tuple(STEP_S * each for each in key["speeds"]), commit_s=key["commit_s"])
     run = train(
         parse(key["policy"]), job.replicas(), times, until_s=MOST_S, every_s=LOOK_S, target=TARGETS[key["job"]],
