@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
-from math import inf, nan
+from math import inf, isnan, nan
 from threading import Condition, Thread
 from typing import Any
 
@@ -241,7 +241,7 @@ def _received_answer(server: int) -> Answer:
     if not steps:
         return Answer(steps=0)
     return Answer(
-        steps=int(steps), nbytes=int(nbytes), knob=None if knob != knob else knob, values=values, indices=indices
+        steps=int(steps), nbytes=int(nbytes), knob=None if isnan(knob) else knob, values=values, indices=indices
     )
 
 

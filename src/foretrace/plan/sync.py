@@ -216,7 +216,7 @@ def rows_of(question: SyncQuestion, tried: Sequence[TriedPolicy]) -> tuple[Row, 
     workers = ":".join(f"{each / min(question.step_s):g}" for each in question.step_s)
     return tuple(
         figured(
-            (each.foreseen.ended_s, (1 - MODEL_RANGE) * each.foreseen.ended_s, (1 + MODEL_RANGE) * each.foreseen.ended_s),
+            _around(each.foreseen.ended_s),
             each.rounds_s,
         ).row(
             f"plan-sync {each.policy}", model="clusters", size=f"{len(question.step_s)} workers, {question.source}",
@@ -228,3 +228,8 @@ def rows_of(question: SyncQuestion, tried: Sequence[TriedPolicy]) -> tuple[Row, 
         )
         for each in tried
     )  # fmt: skip
+
+
+def _around(seconds: float) -> tuple[float, float, float]:
+    """Seconds with the range of what processes take beside."""
+    return seconds, (1 - MODEL_RANGE) * seconds, (1 + MODEL_RANGE) * seconds

@@ -1,4 +1,4 @@
-"""Tests that every technique, scheduling policy, search strategy, store of rows and synchronisation policy must pass, also other packages'.
+"""Tests that every technique, policy, search strategy and store of rows must pass, also those of other packages.
 
 class TestMine(TechniqueConformance):
     technique = Mine(strength=2.0)
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from foretrace.testing.technique import TechniqueConformance, recorded, small_training
 
 __all__ = [
-    "PolicyConformance", "RowsConformance", "SearchConformance", "SyncPolicyConformance", "TechniqueConformance", "recorded", "small_jobs",
+    "PolicyConformance", "RowsConformance", "SearchConformance",
+    "SyncPolicyConformance", "TechniqueConformance", "recorded", "small_jobs",
     "small_training",
 ]  # fmt: skip
 
