@@ -144,13 +144,13 @@ def page(cells: Sequence[Cell], command: str) -> str:
         f"begins with the middle knob, lets models travel every {EVERY} steps, and has the paper's weights.\n",
         table(("labels", "policy", "most traffic", "middle", "least traffic", "controller"), knob_rows(runs)) + "\n",
         "## Traffic saved at equal accuracy\n",
-        table(("policy", "labels", "oracle knob", "one knob for all", "controller"), oracle_rows(runs)) + "\n",
+        table(("policy", "labels", "oracle knob", "one knob", "controller"), oracle_rows(runs)) + "\n",
         "**Published: 9.6 to 34.1 times** less traffic than synchronous training, at most 5 % of accuracy lost, in runs "
         "of hundreds of thousands of steps on CIFAR-10. Here a run has 300 steps, so a travel every 40 costs a "
         "visible share, and the controller has seven decisions. Its estimate is the accuracy that a worker's own "
         "model loses on another's samples: `dgc` gives all workers the same model, so what it sees there is the "
-        "difference of their samples and not what the knob did. At this rate and length group norm has not converged with "
-        "equal labels, so *as accurate* is a low bar there, and few seeds say little: read the curves, not the ratios.\n",
+        "difference of their samples and not what the knob did. At this rate and length group "
+        "norm has not converged with equal labels, so *as accurate* is a low bar there; few seeds say little.\n",
     ])  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 Between two commits a worker trains as many steps as fit, so that all workers have made as many commits at any time. How
 many commits a period has is searched while training runs: a period each with more and more commits, until the loss
-falls no faster. The loss of a period is fitted by 1 / (a t + b) + c; the paper rewards 1 / (the time until a common loss l is
+falls no faster.
+
+The loss of a period is fitted by 1 / (a t + b) + c; the paper rewards 1 / (the time until a common loss l is
 reached from the period's beginning). Periods begin at ever lower losses, so the later ones would always win; here the
 reward is the slope at a common loss, a (l - c)^2 with a common c, which is larger exactly where a is.
 """
