@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ HERE = Path(__file__).parent
 STEP_S = 0.1  # of the quickest worker
 SPEEDS = ((1, 1, 1, 1), (1, 1, 1, 3), (1, 1, 3, 6), (1, 1, 1, 10))
 COMMITS_S = (0.01, 0.2)
-JOBS = {"clusters": {"rate": 0.05, "noise": 3.0}, "text": {"rate": 0.3}}
+JOBS: dict[str, dict[str, Any]] = {"clusters": {"rate": 0.05, "noise": 3.0}, "text": {"rate": 0.3}}
 TARGETS = {"clusters": 0.4, "text": 1.75}
 MOST_S, LOOK_S = 900.0, 0.25
 STARTS = (2, 4, 8, 16, 32)

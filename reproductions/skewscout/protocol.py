@@ -144,7 +144,7 @@ def page(cells: Sequence[Cell], command: str) -> str:
         f"begins with the middle knob, lets models travel every {EVERY} steps, and has the paper's weights.\n",
         table(("labels", "policy", "most traffic", "middle", "least traffic", "controller"), knob_rows(runs)) + "\n",
         "## Traffic saved at equal accuracy\n",
-        table(("policy", "labels", "oracle knob", "one knob", "controller"), oracle_rows(runs)) + "\n",
+        table(("policy", "labels", "oracle", "one knob", "controller"), oracle_rows(runs)) + "\n",
         "**Published: 9.6 to 34.1 times** less traffic than synchronous training, at most 5 % of accuracy lost, in runs "
         "of hundreds of thousands of steps on CIFAR-10. Here a run has 300 steps, so a travel every 40 costs a "
         "visible share, and the controller has seven decisions. Its estimate is the accuracy that a worker's own "

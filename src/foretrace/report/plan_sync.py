@@ -83,12 +83,11 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
 def planned_sync(plan: SyncPlan, tried: Sequence[TriedPolicy] = (), ledger: str = "", row: str = "") -> PlanSyncView:
     """The answer, with what became of it in processes and where its rows went."""
     best, question = plan.best, plan.question
+    base = next((each for each in plan.policies if each.policy == "synchronous"), None)
+    wait = f", in which workers wait {share(base.waited)} of the time" if base else ""
     sentence = (
-        f"{best.policy} does {digits(best.over_synchronous)} times the steps per second of synchronous training, in "
-        f"which workers wait {share(_synchronous(plan).waited)} of the time."
-        if _synchronous(plan) else f"{best.policy} does {digits(best.over_synchronous)} times the steps per second of "
-        "synchronous training."
-    )  # fmt: skip
+        f"{best.policy} does {digits(best.over_synchronous)} times the steps per second of synchronous training{wait}."
+    )
     words = ["foretrace", "plan", "sync", question.source, "--policy", best.policy, "--run"]
     return taken(
         PlanSyncView, question, plan, headline=sentence, ledger=ledger, row=row,
@@ -100,10 +99,6 @@ def planned_sync(plan: SyncPlan, tried: Sequence[TriedPolicy] = (), ledger: str 
         ),
         next="foretrace ledger" if tried else shlex.join(words),
     )  # fmt: skip
-
-
-def _synchronous(plan: SyncPlan) -> PlannedPolicy | None:
-    return next((each for each in plan.policies if each.policy == "synchronous"), None)
 
 
 def _policy(each: PlannedPolicy) -> PlannedPolicyView:
