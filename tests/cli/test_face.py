@@ -145,6 +145,8 @@ MEANINGS = {
     "--types": "instance types", "--unequal": "stages that differ", "--utilisation": "share of the memory",
     "--width": "numbers in a row", "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
     "--warmup": "steps with the profiler prepared", "--within": "hours", "--workers": "how many workers",
+    "--share": "of a model's weights, that are sent", "--parameters": "weights of a model",
+    "--commits": "after which a run ends", "--commit-ms": "from a commit to its answer",
     "--write": "write the configuration", "--zero": "stage of ZeRO",
 }  # fmt: skip
 # Where an option means something else, and what; a new one needs a reason as good as these.

@@ -64,6 +64,7 @@ NOT_ASKED = {
     "plan place": "suggests nothing",
     "plan rows": "suggests nothing",
     "plan cache": "suggests itself with --run, which shapes real links",
+    "plan sync": "suggests itself with --run, which starts processes",
     "plan transformer": "suggests nothing",
     "plan pipeline": "suggests nothing",
     "energy tune": "suggests nothing",

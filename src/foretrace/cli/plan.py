@@ -273,3 +273,41 @@ def cache(
     with options.stages("starting trainers") as tell:
         tried = try_cache(question, tell)
     return report.planned(found, tried, *(() if kept is None else kept.keep(*rows_of(tried))))
+
+
+@plan.command("sync")
+@answers
+def sync(
+    source: str = argument(..., "TIMES", "Of a step of each worker, as 100,100,100,300ms."),
+    policy: list[str] | None = option(None, "NAME", "With its knobs, as 'adsp period_s=2'; several; default all."),
+    commit_ms: float = option(0.0, "MS", "From a commit to its answer, beside the bytes.", least=0),
+    link: str = option("", "RATE", "Of a worker in each direction, as 1gbit; by default any."),
+    parameters: int = option(0, "N", "Weights of the model, 4 bytes each.", least=0, most=10**12),
+    share: float = option(1.0, "X", "Of the weights, that gaia and dgc send."),
+    commits: int = option(0, "N", "In all, after which a run ends; by default after 1,000 steps.", least=0, most=10**6),
+    run: bool = flag("--run", "Then run them as processes, with a small real model and steps of that length."),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
+    top: options.Top = 8,
+) -> Result:
+    """Compare ways in which workers of unlike speed agree: steps per second, waiting and bytes of each policy.
+
+    Example: foretrace plan sync 100,100,100,300ms --commit-ms 200
+    """
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.hardware.cluster import parse_link
+    from foretrace.plan.sync import SyncQuestion, plan_sync, rows_of, step_times, try_policies
+    from foretrace.report.plan_sync import planned_sync
+    from foretrace.training.workers.policies import POLICIES
+
+    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    question = SyncQuestion(
+        source=source, step_s=step_times(source), commit_s=commit_ms / 1e3, elements=parameters, share=share,
+        bytes_per_s=parse_link(link).bytes_per_s if link else inf, policies=tuple(policy or POLICIES), commits=commits,
+    )  # fmt: skip
+    found = plan_sync(question)
+    if not run:
+        return planned_sync(found)
+    with options.stages("starting workers") as tell:
+        tried = try_policies(question, tell)
+    return planned_sync(found, tried, *(() if kept is None else kept.keep(*rows_of(question, tried))))
