@@ -205,7 +205,7 @@ class Kfac(Technique):
             )
         }
         if not Calibration.of(graph).lacking(self._operators(layers)):
-            found["work"] = Prior(1.05, 0.9, 1.4, why="it was timed alone; in a step its arrays come from memory")
+            found["work"] = Prior(1.15, 0.95, 1.5, why="it was timed alone; in a step its arrays come from memory")
             return found
         found["work"] = Prior(1.0, 0.6, 2.5, why="it was not timed but counted in operations; foretrace calibrate run")
         found["gflops"] = _rate(graph)
@@ -259,7 +259,9 @@ class Kfac(Technique):
         if len(training.optimizers) != 1:
             raise self.refuse(f"it preconditions one optimizer, and the training has {len(training.optimizers)}.")
         if training.micro_batches > 1 or training.scaler is not None:
-            raise self.refuse("it takes whole batches with gradients in their true scale, not micro-batches or float16.")
+            raise self.refuse(
+                "it takes whole batches with gradients in their true scale, not micro-batches or float16."
+            )
         model, workers, rank = training.model, 1, 0
         if isinstance(model, DistributedDataParallel):
             model, workers, rank = model.module, distributed.get_world_size(), distributed.get_rank()

@@ -14,7 +14,7 @@ from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.graph.work import operator_work
 from foretrace.techniques.memory.blocks import layer_prefixes, recorded_modules
-from foretrace.training.second_order.grid import FactoredLayer, factored, skips, unsupported
+from foretrace.training.second_order.grid import BYTES, FactoredLayer, factored, skips, unsupported
 from foretrace.training.second_order.timed import FACTORS, INVERSES, PACKING, part_operator
 
 _CALLS = {"Linear": "aten::linear", "Conv2d": "aten::conv2d"}
@@ -38,6 +38,16 @@ class RecordedLayer:
         found = ("bias" if self.bias else "",)
         return found + tuple(self.forward.concrete[3:6]) if self.forward and len(self.weight) == 4 else found
 
+    @property
+    def rows(self) -> float:
+        """Rows of what it reads in one call, as a matrix: samples, or positions of all samples."""
+        return operator_work(self.forward.name, self.forward.text)[1] / (2 * prod(self.weight)) if self.forward else 0.0
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of these rows, and of the gradients of what it writes."""
+        return round(BYTES * self.rows * (self.layer.inputs + self.layer.outputs))
+
     def operations(self, part: str) -> float:
         """What a part takes, in operations of a matrix product that take as long."""
         return _CALLED + self._operations(part)
@@ -45,10 +55,7 @@ class RecordedLayer:
     def _operations(self, part: str) -> float:
         a, g = self.layer.inputs, self.layer.outputs
         if part == FACTORS:
-            if self.forward is None:
-                return 0.0
-            rows = operator_work(self.forward.name, self.forward.text)[1] / (2 * prod(self.weight))
-            return self.calls * (2 * rows * (a**2 + g**2) + _TOUCHED * (rows * (a + g) + a**2 + g**2))
+            return self.calls * (2 * self.rows * (a**2 + g**2) + _TOUCHED * (self.rows * (a + g) + a**2 + g**2))
         if part == PACKING:
             return float(_PACKED * (a**2 + g**2))
         if part == INVERSES:

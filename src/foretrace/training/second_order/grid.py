@@ -160,6 +160,24 @@ class SecondOrderShares:
         """Bytes of the messages that average factors."""
         return [sum(BYTES * triangle(side) for side in sides) for sides in self.buckets()]
 
+    def passing_bytes(self, read_bytes: int) -> int:
+        """Bytes that come and go in a step at most, where the largest layer reads so much (as rows of a matrix).
+
+        The largest of four: taking new factors, averaging them, decomposing and sending, preconditioning.
+        """
+        factors = sum(each.factor_bytes for each in self.layers)
+        gradients = sum(each.gradient_bytes for each in self.layers)
+        largest = max(each.inverse_bytes for each in self.layers)
+        sent = max(sum(self.layers[i].inverse_bytes for i in self.decomposes(rank)) for rank in range(self.workers))
+        half = max(triangle(side) for each in self.layers for side in (each.inputs, each.outputs))
+        several = self.workers > 1
+        return max(
+            factors + 3 * read_bytes,
+            factors + several * (2 * max(self.bucket_bytes()) + 32 * half),  # with places of numbers, int64
+            4 * largest + self.sends_inverses * sent,
+            (2 + self.sends_gradients) * gradients + 3 * largest,
+        )
+
     def _inverse_bytes(self, rank: int) -> int:
         return sum(self.layers[i].inverse_bytes for i in self.preconditions(rank))
 

@@ -159,7 +159,9 @@ class Preconditioner:
         self._send_gradients(plain, ready)
         scale = 1.0
         if self.settings.clip and plain:
-            length = rate**2 * float(torch.stack([torch.vdot(ready[i].view(-1), plain[i].view(-1)) for i in plain]).sum())
+            length = rate**2 * float(
+                torch.stack([torch.vdot(ready[i].view(-1), plain[i].view(-1)) for i in plain]).sum()
+            )
             scale = min(1.0, sqrt(self.settings.clip / abs(length))) if length else 1.0
         for i in plain:
             put_gradient(self.modules[i], ready[i], scale)

@@ -40,9 +40,7 @@ def prepared_part(operator: Operator) -> Callable[[], object]:
     from foretrace.training.second_order import factors, preconditioner
 
     part, (reads, weights, *_) = operator.concrete[0], operator.dims
-    modules = [
-        _layer(weight, window) for weight, window in zip(weights, json.loads(operator.concrete[2]), strict=True)
-    ]
+    modules = [_layer(weight, window) for weight, window in zip(weights, json.loads(operator.concrete[2]), strict=True)]
     made = preconditioner.Preconditioner(nn.Sequential(*modules), preconditioner.SecondOrderSettings())
     inputs = [torch.randn(read) if read else None for read in reads]
     with torch.no_grad():
