@@ -87,6 +87,12 @@ class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag="inspect"):
     name: str
 
 
+class InspectSecondOrder(msgspec.Struct, frozen=True, kw_only=True, tag="inspect-second-order"):
+    """Say what K-FAC of an arm keeps and has sent."""
+
+    name: str
+
+
 class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-rows"):
     """Read batches of lookups from tables that are divided as a placement says, and in training send gradients back."""
 
@@ -159,7 +165,7 @@ class HashRows(msgspec.Struct, frozen=True, kw_only=True, tag="hash-rows"):
 
 
 Request = (
-    Verify | Join | Collectives | Record | Make | RunSteps | Inspect | ExchangeRows
+    Verify | Join | Collectives | Record | Make | RunSteps | Inspect | InspectSecondOrder | ExchangeRows
     | ServeRows | ListenRows | MeetRows | TimeRows | TrainRows | HashRows
 )  # fmt: skip
 
@@ -202,6 +208,17 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True, tag="buckets"):
     first: tuple[int, ...]  # of the first step
     rebuilt: tuple[int, ...]  # since then, in the order in which gradients became ready; empty if they stayed
     world: int
+
+
+class SecondOrderState(msgspec.Struct, frozen=True, kw_only=True, tag="second-order"):
+    """Bytes that K-FAC keeps in storages and has handed to collectives, and the parameters that it has led to."""
+
+    held_bytes: int
+    factors_bytes: int
+    inverses_bytes: int
+    gradients_bytes: int
+    failures: int  # decompositions that kept the old inverse
+    parameters: tuple[float, ...]  # sum of the values of each and of their squares, in turns
 
 
 class ExchangedRows(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged-rows"):
@@ -258,5 +275,5 @@ class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
 
 Answer = (
     Progress | Verified | Done | Recorded | TimedSteps | Buckets | ExchangedRows | Refusal | Crashed
-    | Listening | RowTimes | TrainedRows | RowHashes
+    | SecondOrderState | Listening | RowTimes | TrainedRows | RowHashes
 )  # fmt: skip

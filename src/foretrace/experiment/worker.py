@@ -36,6 +36,7 @@ from foretrace.experiment.messages import (
     ExchangeRows,
     HashRows,
     Inspect,
+    InspectSecondOrder,
     Join,
     Listening,
     ListenRows,
@@ -47,6 +48,7 @@ from foretrace.experiment.messages import (
     Refusal,
     Request,
     RunSteps,
+    SecondOrderState,
     ServeRows,
     TimedSteps,
     TimeRows,
@@ -120,6 +122,8 @@ def _answer(worker: Worker, request: Request) -> Answer:
                 return worker.steps(request)
             case Inspect():
                 return worker.inspect(request)
+            case InspectSecondOrder():
+                return worker.second_order(request)
             case ExchangeRows():
                 return worker.exchange_rows(request)
             case _:
@@ -242,6 +246,10 @@ class Worker:
     def inspect(self, request: Inspect) -> Buckets:
         """The buckets of an arm."""
         return self.arms[request.name].buckets()
+
+    def second_order(self, request: InspectSecondOrder) -> SecondOrderState:
+        """What K-FAC of an arm keeps and has sent."""
+        return self.arms[request.name].second_order()
 
     def exchange_rows(self, request: ExchangeRows) -> ExchangedRows:
         """Exchange rows of embedding tables."""

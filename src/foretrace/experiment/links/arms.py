@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace.experiment.arms import next_loss
 from foretrace.experiment.measure import RESIDENT_BATCHES
-from foretrace.experiment.messages import Buckets, Setup, TimedSteps
+from foretrace.experiment.messages import Buckets, SecondOrderState, Setup, TimedSteps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,7 @@ from pathlib import Path
 from foretrace.cost.operators import bench
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.deadline import Deadline
+from foretrace.errors import ForetraceError
 from foretrace.experiment.job import Job
 from foretrace.experiment.measure import CALIBRATION_S, PLAIN, recorded_calmly, recording_of, unrest
 from foretrace.experiment.messages import Record, Recorded
@@ -100,6 +101,17 @@ class RunningArm:
             rebuilt=_sizes(said.get("rebuilt_bucket_sizes", "")),
             world=int(said["world_size"]),
         )
+
+    def second_order(self) -> SecondOrderState:
+        """What K-FAC keeps and has sent. Raises ForetraceError where the arm has none."""
+        found = getattr(self.training.optimizers[0], "preconditioner", None)
+        if found is None:
+            raise ForetraceError("the arm has no K-FAC; make it with the technique kfac.")
+        sums = [float(sum_) for each in self.training.model.parameters() for sum_ in (each.sum(), each.square().sum())]
+        return SecondOrderState(
+            held_bytes=found.held_bytes, **{f"{name}_bytes": sent for name, sent in found.sent.items()},
+            failures=found.failures, parameters=tuple(sums),
+        )  # fmt: skip
 
     def _parallel(self) -> DistributedDataParallel | None:
         from torch.nn.parallel import DistributedDataParallel
