@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ _SIZES = (64, 128, 64, 32, 8, 32, 64, 128, 64)
 
 
 def _auto_encoder() -> nn.Module:
-    layers = [each for a, b in zip(_SIZES, _SIZES[1:], strict=False) for each in (nn.Linear(a, b), nn.ReLU())]
+    layers = [each for a, b in pairwise(_SIZES) for each in (nn.Linear(a, b), nn.ReLU())]
     del layers[-1], layers[7]  # neither code nor image is cut at 0
     return nn.Sequential(nn.Flatten(), *layers)
 

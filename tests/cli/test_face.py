@@ -51,6 +51,7 @@ NOT_RUN = {
     "calibrate run": "times operators for a minute",
     "calibrate network": "times collectives for a minute",
     "serve plan": "measures a model, for a minute",
+    "plan second-order": "times K-FAC for a minute",
     "plan data": "times steps and the disk, for half a minute",
     "fleet compare": "plays 60 runs",
     "fleet sweep": "plays 30 runs",
@@ -157,6 +158,7 @@ ELSEWHERE = {
     ("scale", "--samples"): "how often noise is drawn",
     ("plan cache", "--optimizer"): "how rows are updated",
     ("serve plan", "--threads"): "cores that all instances share",
+    ("plan second-order", "--memory"): "for factors and inverses, of a worker",
     ("plan data", "--memory"): "most memory of a training",
 }
 

@@ -69,8 +69,8 @@ class SecondOrderPlan:
     @property
     def pays_below(self) -> tuple[float, float, float]:
         """K-FAC pays in time where it needs no more than this share of the steps: value, low, high."""
-        low, high = self.choice.interval_s
-        return self.before_s / self.choice.step_s, self.before_interval_s[0] / high, self.before_interval_s[1] / low
+        low, high = (self.before_s / (self.before_s + added) for added in self.choice.added_interval_s[::-1])
+        return self.before_s / self.choice.step_s, low, high
 
 
 def frequency(text: str) -> tuple[int, int]:

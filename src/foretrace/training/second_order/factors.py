@@ -8,6 +8,8 @@ by the number of positions.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,7 +20,7 @@ from foretrace.training.second_order.grid import FactoredLayer, factored, skips,
 KINDS = {"Linear": nn.Linear, "Conv2d": nn.Conv2d}
 
 
-def find_layers(model: nn.Module, skip: str = "") -> list[tuple[FactoredLayer, nn.Module]]:
+def find_layers(model: nn.Module, skip: str = "") -> list[tuple[FactoredLayer, Any]]:
     """Linear layers and convolutions that are trained, in the order of the model, without those that `skip` names.
 
     Raises NotApplicableError for a convolution that has no two factors.
@@ -36,7 +38,7 @@ def find_layers(model: nn.Module, skip: str = "") -> list[tuple[FactoredLayer, n
     return found
 
 
-def input_factor(module: nn.Module, read: Tensor, scaling: str) -> Tensor:
+def input_factor(module: Any, read: Tensor, scaling: str) -> Tensor:
     """A of what a layer reads, (..., inputs) or (N, C, H, W): a symmetric matrix with `inputs` of the layer as side."""
     read = read.detach().float()
     positions = 1
@@ -49,10 +51,11 @@ def input_factor(module: nn.Module, read: Tensor, scaling: str) -> Tensor:
     rows = read.reshape(-1, read.shape[-1])
     if module.bias is not None:
         rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
-    return (rows.T @ rows).mul_(positions / len(rows) if scaling == "sample" else 1 / len(rows) / positions**2)
+    found: Tensor = rows.T @ rows
+    return found.mul_(positions / len(rows) if scaling == "sample" else 1 / len(rows) / positions**2)
 
 
-def output_factor(module: nn.Module, gradient: Tensor, scaling: str) -> Tensor:
+def output_factor(module: Any, gradient: Tensor, scaling: str) -> Tensor:
     """G of the gradients of what a layer writes, (..., outputs) or (N, outputs, H, W), by the mean loss of a batch."""
     gradient = gradient.detach().float()
     positions = 1
@@ -61,19 +64,20 @@ def output_factor(module: nn.Module, gradient: Tensor, scaling: str) -> Tensor:
         gradient = gradient.flatten(2).transpose(1, 2)
     rows = gradient.reshape(-1, gradient.shape[-1])
     samples = len(rows) / positions
-    return (rows.T @ rows).mul_(samples / positions if scaling == "sample" else 1 / len(rows) / positions**2)
+    found: Tensor = rows.T @ rows
+    return found.mul_(samples / positions if scaling == "sample" else 1 / len(rows) / positions**2)
 
 
-def gradient_of(module: nn.Module) -> Tensor:
+def gradient_of(module: Any) -> Tensor:
     """The gradient of weight and bias of a layer as one matrix, `outputs` x `inputs`."""
-    gradient: Tensor = module.weight.grad.flatten(1)  # type: ignore[union-attr]
-    return gradient if module.bias is None else torch.cat([gradient, module.bias.grad[:, None]], dim=1)  # type: ignore[union-attr,index]
+    gradient: Tensor = module.weight.grad.flatten(1)
+    return gradient if module.bias is None else torch.cat([gradient, module.bias.grad[:, None]], dim=1)
 
 
-def put_gradient(module: nn.Module, matrix: Tensor, scale: float) -> None:
+def put_gradient(module: Any, matrix: Tensor, scale: float) -> None:
     """Set the gradient of weight and bias from a matrix as `gradient_of` gives it, times `scale`."""
     weight = module.weight.grad
-    columns = weight[0].numel()  # type: ignore[union-attr,index]
-    torch.mul(matrix[:, :columns].view(weight.shape), scale, out=weight)  # type: ignore[union-attr,arg-type]
+    columns = weight[0].numel()
+    torch.mul(matrix[:, :columns].view(weight.shape), scale, out=weight)
     if module.bias is not None:
-        torch.mul(matrix[:, -1], scale, out=module.bias.grad)  # type: ignore[arg-type]
+        torch.mul(matrix[:, -1], scale, out=module.bias.grad)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch._C import _LinAlgError as LinAlgError
 
 from foretrace.errors import NotApplicableError
 from foretrace.training.second_order.factors import (
@@ -129,12 +130,12 @@ class Preconditioner:
             layer = shares.layers[i]
             if i not in self.inverses:  # one that leaves gradients as they are
                 a, g = torch.eye(layer.inputs), torch.eye(layer.outputs)
-                first = a, g, torch.ones(layer.outputs, layer.inputs)
-                self.inverses[i] = tuple(each.to(self.modules[i].weight.device) for each in first)
+                at = self.modules[i].weight.device
+                self.inverses[i] = a.to(at), g.to(at), torch.ones(layer.outputs, layer.inputs, device=at)
         for i in shares.decomposes(self.rank):
             try:
                 found = decompose(self.factors[i, "A"], self.factors[i, "G"], self.settings.damping)
-            except torch.linalg.LinAlgError as error:
+            except LinAlgError as error:
                 self.failures += 1
                 why = str(error).partition("\n")[0]
                 warnings.warn(
@@ -221,7 +222,7 @@ def decompose(a: Tensor, g: Tensor, damping: float) -> tuple[Tensor, Tensor, Ten
     """
     (values_a, vectors_a), (values_g, vectors_g) = torch.linalg.eigh(a), torch.linalg.eigh(g)
     if not (bool(torch.isfinite(values_a).all()) and bool(torch.isfinite(values_g).all())):
-        raise torch.linalg.LinAlgError("its eigenvalues are not finite")
+        raise LinAlgError("its eigenvalues are not finite")
     return vectors_a, vectors_g, 1 / (torch.outer(values_g.clamp(min=0), values_a.clamp(min=0)) + damping)
 
 

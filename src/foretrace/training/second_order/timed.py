@@ -77,6 +77,6 @@ def _layer(weight: Sequence[int], window: Sequence[str]) -> nn.Module:
         return nn.Linear(weight[1], weight[0], bias=bool(bias))
     stride, padding, dilation = (tuple(json.loads(each)) for each in rest or ("[1]", "[0]", "[1]"))
     return nn.Conv2d(
-        weight[1], weight[0], tuple(weight[2:]), stride=stride * (2 // len(stride)),
+        weight[1], weight[0], (weight[2], weight[3]), stride=stride * (2 // len(stride)),
         padding=padding * (2 // len(padding)), dilation=dilation * (2 // len(dilation)), bias=bool(bias),
     )  # fmt: skip
