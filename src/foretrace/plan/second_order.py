@@ -21,7 +21,7 @@ from foretrace.techniques.distributed.recorded_layers import RecordedLayer
 from foretrace.techniques.whatif import WhatIf, whatif
 from foretrace.training.second_order.grid import SecondOrderShares, fractions, share_out
 
-_ALIKE = 0.01  # of a step: candidates that differ by less are told apart by memory
+_ALIKE = 0.01  # of a step: of candidates that differ by less, the one with the least memory is taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

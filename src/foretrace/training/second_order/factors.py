@@ -42,9 +42,9 @@ def input_factor(module: Any, read: Tensor, scaling: str) -> Tensor:
     """A of what a layer reads, (..., inputs) or (N, C, H, W): a symmetric matrix with `inputs` of the layer as side."""
     read = read.detach().float()
     positions = 1
-    if isinstance(module, nn.Conv2d):
+    if type(module) is nn.Conv2d:
         patches = functional.unfold(
-            read, module.kernel_size, dilation=module.dilation, padding=module.padding, stride=module.stride
+            read, module.kernel_size, dilation=module.dilation, padding=module.padding, stride=module.stride  # type: ignore[arg-type]
         )  # fmt: skip
         positions = patches.shape[-1]
         read = patches.transpose(1, 2)

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch._C import _LinAlgError as LinAlgError
 
 from foretrace.errors import NotApplicableError
 from foretrace.training.second_order.factors import (
@@ -135,7 +134,7 @@ class Preconditioner:
         for i in shares.decomposes(self.rank):
             try:
                 found = decompose(self.factors[i, "A"], self.factors[i, "G"], self.settings.damping)
-            except LinAlgError as error:
+            except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
                 self.failures += 1
                 why = str(error).partition("\n")[0]
                 warnings.warn(
@@ -222,7 +221,7 @@ def decompose(a: Tensor, g: Tensor, damping: float) -> tuple[Tensor, Tensor, Ten
     """
     (values_a, vectors_a), (values_g, vectors_g) = torch.linalg.eigh(a), torch.linalg.eigh(g)
     if not (bool(torch.isfinite(values_a).all()) and bool(torch.isfinite(values_g).all())):
-        raise LinAlgError("its eigenvalues are not finite")
+        raise torch.linalg.LinAlgError("its eigenvalues are not finite")  # type: ignore[attr-defined]
     return vectors_a, vectors_g, 1 / (torch.outer(values_g.clamp(min=0), values_a.clamp(min=0)) + damping)
 
 
