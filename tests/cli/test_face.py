@@ -138,7 +138,8 @@ MEANINGS = {
     "--token-file": "a secret of clients", "--tokens": "words to train on", "--tolerance": "what counts as near",
     "--top": "rows of a ranking", "--tp": "devices that share a layer", "--trust": "packages that may be called",
     "--types": "instance types", "--unequal": "stages that differ", "--utilisation": "share of the memory",
-    "--skip": "layers that are left out", "--width": "numbers in a row", "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
+    "--skip": "layers that are left out",
+    "--width": "numbers in a row", "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
     "--warmup": "steps with the profiler prepared", "--within": "hours", "--workers": "how many workers",
     "--write": "write the configuration", "--zero": "stage of ZeRO",
 }  # fmt: skip
