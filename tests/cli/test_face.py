@@ -84,7 +84,7 @@ MEANINGS = {
     "--do": "techniques, in order", "--dp": "groups that attend to different sequences",
     "--dtype": "number format of served weights", "--emulate": "layers that sleep", "--engine": "whose step times",
     "--ep": "devices that share experts", "--epochs": "epochs to train",
-    "--evaluations": "how many settings to measure",
+    "--evaluations": "how many settings to measure", "--every": "steps between updates",
     "--every-s": "seconds between looks at the load", "--exact": "weigh every assumption alone",
     "--explain": "why others lost", "--export": "write the rows", "--first-steps": "steps to keep",
     "--fix": "a degree that is given", "--for": "what to make small", "--format": "format of a log",
