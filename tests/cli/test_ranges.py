@@ -28,13 +28,13 @@ CARRIES: dict[str, tuple[list[str], list[str]]] = {
     "compare": (["S"], ["before_interval_s", "after_interval_s"]),
     "profile": ([], ["interval_s"]),
     "stash": ([], ["interval_s"]),
-    "plan second-order": (["--network", LINK, "--workers", "2", "--no-measure"], ["before_interval_s"]),
     "compression advise": (["--network", LINK, "--workers", "2", "--seconds", "1"], ["interval_s"]),
 }
 # Commands that write a file, looked at by tests of their own below; and those whose answer is no time of a step.
 WRITES = {"report", "export", "graph"}
 OTHERS = {
     "align": "clocks of recorded ranks",
+    "plan second-order": "refuses a device; ranges of every candidate: tests/plan/test_second_order.py",
     "advise": "what techniques save, each with its range: tests/plan/test_advise.py",
     "check": "whether the graph may be changed",
     "calibrate run": "times of operators",
