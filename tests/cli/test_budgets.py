@@ -60,6 +60,8 @@ HELD = {
     "calibrate run --seconds": [HERE + "test_operators_share_their_time"],
     "calibrate network --limit": ["tests/experiment/test_collectives.py::test_a_limit_in_time_holds"],
     "compression advise --seconds": [HERE + "test_operators_share_their_time"],
+    "plan second-order --seconds": [HERE + "test_operators_share_their_time"],
+    "plan second-order --memory": ["tests/plan/test_second_order.py::test_memory_bounds_the_choice"],
     "rig verify --seconds": ["tests/experiment/links/test_verify.py::test_turns_keep_their_time"],
     "energy tune --evaluations": [
         "tests/serving/energy/test_recorded.py::test_no_more_settings_are_measured_than_asked"
@@ -76,6 +78,7 @@ OTHERS = {
     "llm simulate --token-budget": "what a step of the engine holds",
     "fleet run --measure": "which jobs a mean is over",
     "compression advise --measure": "whether anything is timed",
+    "plan second-order --measure": "whether anything is timed",
     "rewrite --measure": "whether anything is timed",
 }
 # What stands in the help of those that leave something out.

@@ -40,6 +40,7 @@ ASKED = {
     "profile": f"{RUN}",
     "stash": f"{RUN} --workers 4 --between 1gbit",
     "cloud advise": f"{RUN} --samples 100000 --epochs 2 --step K80-half=0.2",
+    "plan second-order": f"{RUN} --network 1gbit --workers 4 --no-measure",
     "compression advise": f"{RUN} --network 1gbit --workers 4 --no-measure --method powersgd",
     "align": "D/traces/param/dlrm_kineto_8rank",
     "scale": "D/traces/param/dlrm_kineto_8rank --ranks 64 --network 100gbit/5us",

@@ -51,6 +51,7 @@ NOT_RUN = {
     "calibrate run": "times operators for a minute",
     "calibrate network": "times collectives for a minute",
     "serve plan": "measures a model, for a minute",
+    "plan second-order": "times K-FAC for a minute",
     "plan data": "times steps and the disk, for half a minute",
     "fleet compare": "plays 60 runs",
     "fleet sweep": "plays 30 runs",
@@ -85,7 +86,7 @@ MEANINGS = {
     "--do": "techniques, in order", "--dp": "groups that attend to different sequences",
     "--dtype": "number format of served weights", "--emulate": "layers that sleep", "--engine": "whose step times",
     "--ep": "devices that share experts", "--epochs": "epochs to train",
-    "--evaluations": "how many settings to measure",
+    "--evaluations": "how many settings to measure", "--every": "steps between updates",
     "--every-s": "seconds between looks at the load", "--exact": "weigh every assumption alone",
     "--explain": "why others lost", "--export": "write the rows", "--first-steps": "steps to keep",
     "--fix": "a degree that is given", "--for": "what to make small", "--format": "format of a log",
@@ -143,6 +144,7 @@ MEANINGS = {
     "--token-file": "a secret of clients", "--tokens": "words to train on", "--tolerance": "what counts as near",
     "--top": "rows of a ranking", "--tp": "devices that share a layer", "--trust": "packages that may be called",
     "--types": "instance types", "--unequal": "stages that differ", "--utilisation": "share of the memory",
+    "--skip": "layers that are left out",
     "--width": "numbers in a row", "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
     "--warmup": "steps with the profiler prepared", "--within": "hours", "--workers": "how many workers",
     "--share": "of a model's weights, that are sent", "--parameters": "weights of a model",
@@ -165,6 +167,7 @@ ELSEWHERE = {
     ("scale", "--samples"): "how often noise is drawn",
     ("plan cache", "--optimizer"): "how rows are updated",
     ("serve plan", "--threads"): "cores that all instances share",
+    ("plan second-order", "--memory"): "for factors and inverses, of a worker",
     ("plan data", "--memory"): "most memory of a training",
 }
 

@@ -45,6 +45,7 @@ EXAMPLES = {
     "gradient-compression": "gradient-compression method=fp16",
     "model-parallel-compression": "model-parallel-compression method=quantise rows=64 hidden=32 layers=2 network=1gbit",
     "partial-backprop": "partial-backprop workers=2 network=1gbit/50us",
+    "kfac": "kfac",
     "contention": "contention network=1gbit/50us",
     "faster-device": "faster-device ratio=2",
     "replace-kernel": "replace-kernel phase=backward kind=kernel|operator time_us=7",
@@ -74,6 +75,7 @@ WITH_OWN_TESTS = {
     "gradient-compression",
     "model-parallel-compression",
     "partial-backprop",
+    "kfac",
     "contention",
 }
 # They begin with one worker alone, so each refuses what another one has made of it.

@@ -180,6 +180,50 @@ def data(
     return planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
 
 
+@plan.command("second-order")
+@answers
+def second_order(
+    source: options.Source,
+    workers: int = option(8, "N", "Data-parallel processes; 1 is allowed.", least=1, most=4096),
+    network: str = option("", "LINK|FILE", "Link between workers (10gbit/50us), or a file; not for one worker."),
+    memory: str = option("", "SIZE", "For factors and inverses, of a worker, as 500MB; by default any.", "--memory"),
+    every: list[str] | None = option(
+        None, "F/I", "Steps between factors and inverses; several: the first is planned. By default 10/100 and 1/10."
+    ),
+    skip: str = option("", "GLOB,GLOB", "Layers that are left to the optimizer."),
+    measure: bool = flag(
+        "--measure/--no-measure", "Time K-FAC here, if this is the machine of the recording.", default=True
+    ),
+    seconds: float = option(60.0, "S", "At most this many seconds for timing it.", least=1.0),
+    rank: options.Rank = None,
+    steps: options.Steps = "",
+    salvage: options.Salvage = False,
+    top: options.Top = 16,
+) -> Result:
+    """Choose the gradient-worker fraction of distributed K-FAC (KAISA): memory, communication and step of each.
+
+    TRACE is a recording of one worker. Example: foretrace plan second-order run/ --workers 8 --network 10gbit/50us
+    """
+    from foretrace.experiment.calibrate import with_hooks
+    from foretrace.plan.result import size
+    from foretrace.plan.second_order import chain, frequency, plan_second_order
+    from foretrace.report.plan_second_order import planned_second_order
+    from foretrace.techniques.distributed.kfac import Kfac
+
+    often = [frequency(each) for each in every or ("10/100", "1/10")]
+    before = chain(workers, network)
+    graph = options.scenario(source, rank=rank, steps=steps, salvage=salvage).calibrated().graph
+    if measure:
+        with options.progress("timing K-FAC") as told:
+            graph, _ = with_hooks(graph, [(*before, Kfac(skip=skip))], seconds, told)
+    with options.progress("predicting fractions") as told:
+        found = plan_second_order(
+            graph, workers=workers, network=network, memory_bytes=size(memory, "memory") or inf, every=often,
+            skip=skip, progress=told,
+        )  # fmt: skip
+    return planned_second_order(found, str(source))
+
+
 @plan.command("transformer")
 @answers
 def transformer(

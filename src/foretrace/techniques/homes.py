@@ -27,6 +27,7 @@ HOMES = {
     "LocalSteps": "distributed.local_steps",
     "GradientCompression": "distributed.gradient_compression",
     "ModelParallelCompression": "distributed.model_parallel_compression",
+    "Kfac": "distributed.kfac",
     "PartialBackprop": "distributed.partial_backprop",
     "Contention": "data.contention",
     "FasterDevice": "compute.faster_device",
