@@ -16,6 +16,7 @@ HOMES = {
     "ActivationOffload": "memory.activation_offload",
     "ActivationCompression": "memory.activation_compression",
     "StructuredDropout": "compute.structured_dropout",
+    "ClusteredHeads": "compute.clustered_heads",
     "DataParallel": "distributed.data_parallel",
     "FullySharded": "distributed.fully_sharded",
     "BucketFusion": "distributed.bucket_fusion",
