@@ -17,7 +17,7 @@ from foretrace.errors import ForetraceError
 
 pytest.importorskip("transformers", minversion="5", reason="decoders are those of transformers")
 
-from transformers import (  # noqa: E402  skipped where it is absent
+from transformers import (
     DynamicCache,
     GPT2Config,
     GPT2LMHeadModel,
@@ -28,8 +28,8 @@ from transformers import (  # noqa: E402  skipped where it is absent
     StaticCache,
 )
 
-from foretrace.training import head_counts  # noqa: E402
-from foretrace.training.clustered_heads import (  # noqa: E402
+from foretrace.training import head_counts
+from foretrace.training.clustered_heads import (
     cache_bytes,
     cluster_heads,
     draw_groups,

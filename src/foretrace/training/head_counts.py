@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.training.clustered_heads import cluster_heads, group_heads, heads_of
+from foretrace.training.clustered_heads import HeadGroups, cluster_heads, group_heads, heads_of
 
 
 def loss_after(model: nn.Module, samples: Tensor, skip: int) -> float:
@@ -87,14 +87,17 @@ def choose_counts(deviation: Float64, saving: float) -> list[int]:
 
 def spreads(model: nn.Module, samples: Tensor) -> Float64:
     """Return (layers, heads): squared distances within column + 1 clusters of heads by all their scores, summed."""
-    heads = heads_of(model)
-    plain = copy.deepcopy(model).eval()
-    plain.set_attn_implementation("eager")
-    with torch.inference_mode():
-        layers = plain(samples, use_cache=False, output_attentions=True).attentions
-        return np.array(
-            [[float(group_heads(each.flatten(2), count)[1].sum()) for count in range(1, heads + 1)] for each in layers]
-        )
+    heads, layers = heads_of(model), int(model.config.num_hidden_layers)
+    seen = copy.deepcopy(model).eval()
+    clusters, found = cluster_heads(seen, [1] * layers, warm_up=samples.shape[1]), np.zeros((layers, heads))
+
+    def group(features: Tensor, layer: int) -> HeadGroups:
+        found[layer] = [float(group_heads(features, count)[1].sum()) for count in range(1, heads + 1)]
+        return group_heads(features, 1)[0]
+
+    clusters.group = group  # type: ignore[method-assign]  # all tokens are warm-up, so it is given all scores
+    loss_after(seen, samples, 0)
+    return found
 
 
 def elbow(spread: Float64) -> int:

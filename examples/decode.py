@@ -1,4 +1,7 @@
-"""Decoding as a `Training`: a step is one token of every prompt, so that decoding is recorded, changed and verified."""
+"""Decoding as a `Training`: a step is one token of every prompt, so that decoding is recorded, changed and verified.
+
+foretrace verify "clustered-heads clusters=2" --model examples/decode.py
+"""
 
 from __future__ import annotations
 
@@ -58,3 +61,15 @@ def decoding(model: nn.Module, prompt: Tensor, *, tokens: int = 16, name: str = 
 
 def _no_loss(model: nn.Module, batch: Any) -> Tensor:
     raise NotImplementedError("decoding learns nothing")
+
+
+def training(context: int = 2048) -> Training:
+    """Return decoding of a small Llama-like decoder with random weights, after a prompt of `context` tokens."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=2048, hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=8, max_position_embeddings=8192, attn_implementation="sdpa",
+    )  # fmt: skip
+    return decoding(LlamaForCausalLM(config), torch.randint(3, 2048, (1, context)), name=f"decoding-{context}")
