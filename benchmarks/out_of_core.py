@@ -19,10 +19,10 @@ from typing import Any
 
 from msgspec.structs import replace as but
 
-from foretrace.experiment import limited
+from foretrace.experiment.processes import limited
 from foretrace.plan.data.plan import GraphSource, plan_data
 from foretrace.plan.data.trial import seconds, try_plan
-from foretrace.training.rows.out_of_core import TrainedGraph, TrainingJob, train
+from foretrace.training.rows.out_of_core import TrainingJob, train
 
 GRAPH = "planted:nodes=1000000 edges=10000000 communities=10000"
 
@@ -36,7 +36,7 @@ def one_by_one(source: GraphSource, partitions: int, *, batch: int = 64, batches
     with tempfile.TemporaryDirectory() as folder:
         graph = source.partitioned(Path(folder) / "graph", partitions)
         job = TrainingJob(folder=str(graph.folder), task="links", loader="rows from disk", batch=batch, batches=batches)
-        epoch = limited.run(train, job, TrainedGraph).epochs[0]
+        epoch = limited(train, job).epochs[0]
     return epoch.batches * batch / epoch.s
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     choice = plan.choice
     for seed in range(given.first_seed, given.first_seed + given.seeds):
         tried = try_plan(replace(plan, job=but(plan.job, seed=seed)), source, epochs=given.epochs)
-        measured, over = tried.measured, tried.over_memory
+        measured, over = tried.trial.measured, tried.over_memory
         say(
             graph=given.graph, edges=source.sizes.edges, limit_mb=given.memory, choice=choice.name,
             planned_mb=choice.memory_bytes / 1e6, swaps=choice.swaps, bound=choice.swaps_bound,

@@ -20,7 +20,7 @@ from foretrace.files import write_text
 from foretrace.report.units import digits, seconds
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.plan import plan_splits
-from foretrace.serving.server.trial import row_of, try_plan
+from foretrace.serving.server.trial import try_plan
 from tables import ROOT, load, machine, table, today
 
 ROWS = ROOT / "benchmarks" / "data" / "splits.jsonl"
@@ -46,7 +46,7 @@ def kept() -> tuple[Row, ...]:
 def measured(model: str, size: str, batch: int, run_s: float, profile: Path | None) -> Row:
     """The row of one model."""
     plan = plan_splits(ModelSource(name=model, size=size), batch=batch, profile=profile)
-    return row_of(try_plan(plan, seconds=run_s))
+    return try_plan(plan, seconds=run_s).row()
 
 
 def line(row: Row) -> tuple[str, ...]:

@@ -137,8 +137,8 @@ def summary(outcome: LinkOutcome) -> str:
     ]
     lines += [
         f"  {' + '.join(arm.techniques)}: predicted {1e3 * arm.predicted_s:.1f}, measured "
-        f"{1e3 * arm.measured.median_s:.1f} ms, {100 * arm.step_error:+.2f} % (over the baseline "
-        f"{100 * arm.error:+.2f} %), {arm.verdict}"
+        f"{1e3 * arm.trial.after.median_s:.1f} ms, {100 * arm.step_error:+.2f} % (over the baseline "
+        f"{100 * arm.trial.error:+.2f} %), {arm.trial.verdict}"
         for arm in outcome.arms
     ]
     return "\n".join(lines)

@@ -54,7 +54,7 @@ def texts() -> dict[str, str]:
 def train(
     *, steps: int = STEPS, seed: int = 0, samples: int = 16, length: int = 512, tell: Callable[[str], object] = print
 ) -> TrainedDecoder:
-    """Train the decoder, and take `samples` of `length` tokens each of the text to choose by and of that to judge by."""
+    """Train the decoder, and take `samples` of `length` tokens of the text to choose by and of that to judge by."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     began, found = time.process_time(), texts()

@@ -22,10 +22,9 @@ import msgspec
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment.ledger import Row, export_lines, figure_row
+from foretrace.experiment.ledger import Row, export_lines
 from foretrace.experiment.links import netns
-from foretrace.experiment.measure import versions
-from foretrace.experiment.statistics import Ratio, paired_ratio
+from foretrace.experiment.trial import figured, in_turns
 from foretrace.files import write_text
 from foretrace.hardware.cluster import parse_link
 from foretrace.plan.data.neighbour_caches import DISK_WIDTH, SamplingCosts, WaitingRows, candidates, clock_of
@@ -111,23 +110,26 @@ def measure(lists: NeighbourLists, setting: Setting, store: str) -> list[Measure
     every, fan_out, size = np.arange(setting.nodes), setting.fan_out, setting.batch
     loaders: dict[str, NeighborLoader] = {}
     filled: dict[str, float] = {}
-    taken: dict[str, list[float]] = {name: [] for name in arms}
-    costs = []
+    costs, seeds = [], []
     for name, policy in arms.items():
         begin = clock()
         loaders[name] = NeighborLoader(lists, num_neighbors=fan_out, batch_size=size, cache=policy)
         filled[name] = clock() - begin
         loaders[name].counters.rows_read = 0
         loaders[name].sample(every[:size])  # compiles; its refresh comes after `every` more
-    for turn in range(setting.rounds):
+
+    def before(turn: int, _: object) -> None:
         costs.append(SamplingCosts.measure(lists, seed=turn).seconds)
-        seeds = np.random.default_rng(turn).permutation(setting.nodes)
-        for name in NAMES if turn % 2 == 0 else NAMES[::-1]:
-            count = setting.every if arms[name] else max(setting.every // 10, 2)
-            begin = clock()
-            for k in range(count):
-                loaders[name].sample(seeds[np.arange(k * size, (k + 1) * size) % setting.nodes])
-            taken[name].append((clock() - begin) / count)
+        seeds.append(np.random.default_rng(turn).permutation(setting.nodes))
+
+    def batch_s(name: str, turn: int) -> float:
+        count = setting.every if arms[name] else max(setting.every // 10, 2)
+        begin = clock()
+        for k in range(count):
+            loaders[name].sample(seeds[turn][np.arange(k * size, (k + 1) * size) % setting.nodes])
+        return (clock() - begin) / count
+
+    taken = in_turns(NAMES, batch_s, setting.rounds, before=before)
     low, middle, high = np.swapaxes(costs, 0, 1)
     joined = SamplingCosts(seconds=np.stack([low.min(axis=0), np.median(middle, axis=0), high.max(axis=0)]))
     told = candidates(lists, joined, num_neighbors=fan_out, input_nodes=every, batch_size=size, among=arms)
@@ -222,17 +224,11 @@ def line(row: Measured, plain: Measured) -> str:
 
 def ledger_rows(found: Sequence[Measured], setting: Setting) -> Iterator[Row]:
     """A row of the ledger for every sampler of one store."""
-    plain = {each.name: each.seconds for each in found}
     for each in found:
-        s, low, high = each.predicted
-        yield figure_row(
+        yield figured(each.predicted, each.seconds, clock="cpu" if each.store == "memory" else "wall").row(
             f"sample-neighbours {each.name}.{each.store}", parameters={"degree": each.degree, "batch": setting.batch,
             "fan_out": list(setting.fan_out), "every": setting.every}, model=f"{setting.nodes} random nodes",
-            size=f"degree {each.degree}", seed=0, clock="cpu" if each.store == "memory" else "wall",
-            runs=len(each.seconds), predicted_s=s, measured_s=median(each.seconds),
-            predicted=Ratio(value=1.0, low=low / s, high=high / s),
-            measured=paired_ratio([s] * len(each.seconds), each.seconds),
-            same=paired_ratio(plain["plain"], plain["plain again"]), versions=versions(),
+            size=f"degree {each.degree}",
         )  # fmt: skip
 
 

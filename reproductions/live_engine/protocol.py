@@ -21,9 +21,9 @@ import torch
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.experiment.ledger import Ledger, Row, figure_row
-from foretrace.experiment.measure import versions
-from foretrace.experiment.statistics import Ratio, floor, paired_ratio
+from foretrace.experiment.ledger import Ledger, Row
+from foretrace.experiment.statistics import paired_ratio
+from foretrace.experiment.trial import TriedPrediction, figured
 from foretrace.serving.llm.engine import EngineRules, Served, simulate
 from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
 from foretrace.serving.llm.step_times import StepTimes
@@ -39,28 +39,6 @@ _CALIBRATING = 1000  # added to a seed: requests that no run is judged by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedFigure:
-    """A figure of runs of an engine, in seconds: median over the runs, and of each run's prediction over it."""
-
-    name: str
-    measured_s: float
-    predicted_s: float
-    measured: Ratio  # measured over predicted, of each run; 80 % interval of the median
-    predicted: Ratio  # 1, with the range of the prediction over it
-    same: Ratio  # a second real run over the first
-
-    @property
-    def covered(self) -> bool:
-        """Whether the predicted range holds the measured median, or two real runs differ by as much."""
-        return self.predicted.holds(self.measured.value) or self.measured.effect <= floor(self.same)
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured - 1."""
-        return 1 / self.measured.value - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedEngine:
     """What became of predictions for a live engine."""
 
@@ -71,19 +49,15 @@ class VerifiedEngine:
     steps: int  # of all runs
     step_error: float  # median of |expected / measured - 1| of single steps
     preemptions: int
-    figures: tuple[ServedFigure, ...]
+    figures: dict[str, TriedPrediction]
 
     def rows(self) -> list[Row]:
         """What the ledger keeps of it, a row per figure."""
         own = {"policy": self.rules.policy, "token_budget": self.rules.budget, "sequences": self.rules.sequences}
         return [
-            figure_row(
-                f"serve-llm {each.name}", parameters=own, model="a small decoder", size=self.requests, seed=self.seed,
-                clock="cpu", runs=self.runs, predicted_s=each.predicted_s, measured_s=each.measured_s,
-                predicted=each.predicted, measured=each.measured, same=each.same, versions=versions(),
-            )
-            for each in self.figures
-        ]  # fmt: skip
+            each.row(f"serve-llm {name}", parameters=own, model="a small decoder", size=self.requests)
+            for name, each in self.figures.items()
+        ]
 
 
 def figures_of(served: Served) -> dict[str, float]:
@@ -152,25 +126,21 @@ def verify(
     return VerifiedEngine(
         rules=rules, runs=runs, seed=seed, requests=arrivals, steps=count, step_error=statistics.median(off),
         preemptions=preempted,
-        figures=tuple(_figure(name, predicted, measured, again) for name in measured[0]),
+        figures={name: _figure(name, predicted, measured, again, seed) for name in measured[0]},
     )  # fmt: skip
 
 
 def _figure(
     name: str, predicted: Sequence[Sequence[dict[str, float]]], measured: Sequence[dict[str, float]],
-    again: Sequence[dict[str, float]],
-) -> ServedFigure:  # fmt: skip
+    again: Sequence[dict[str, float]], seed: int,
+) -> TriedPrediction:  # fmt: skip
+    """A figure of runs of an engine, in seconds, each held against its own prediction."""
     middle, low, high = ([run[end][name] for run in predicted] for end in range(3))
     real, second = [run[name] for run in measured], [run[name] for run in again]
-    both = [(a + b) / 2 for a, b in zip(real, second, strict=True)]
-    foretold = Ratio(
-        value=1.0, low=min(1.0, paired_ratio(middle, low).value), high=max(1.0, paired_ratio(middle, high).value)
-    )
-    ratio = paired_ratio(middle, both)
-    return ServedFigure(
-        name=name, measured_s=statistics.median(both), predicted_s=statistics.median(middle), measured=ratio,
-        predicted=foretold, same=paired_ratio(real, second),
-    )  # fmt: skip
+    value = statistics.median(middle)
+    least, most = (paired_ratio(middle, end).value for end in (low, high))
+    expected = value, value * min(1.0, least), value * max(1.0, most)
+    return figured(expected, real, second, each_s=middle, clock="cpu", seed=seed)
 
 
 def calibrate(steps: StepTimes, run: LiveRun) -> StepTimes:
@@ -277,9 +247,10 @@ def page(found: VerifiedEngine) -> str:
         return f"{1e3 * seconds:.3g} ms"
 
     rows = [
-        [each.name, ms(each.predicted_s), " – ".join(ms(each.predicted_s * end) for end in (each.predicted.low,
-         each.predicted.high)), ms(each.measured_s), f"{percent(each.error, signed=True)} %",
-         f"{percent(each.same.value - 1, signed=True)} %", "yes" if each.covered else "no"] for each in found.figures
+        [name, ms(each.before_s), " – ".join(ms(each.before_s * end) for end in (each.predicted.low,
+         each.predicted.high)), ms(each.after.median_s), f"{percent(each.error, signed=True)} %",
+         f"{percent(each.same.value - 1, signed=True)} %", "yes" if each.covered else "no"]
+        for name, each in found.figures.items()
     ]  # fmt: skip
     header = ("figure", "predicted", "80 % range", "measured", "error", "two real runs", "covered")
     told = (

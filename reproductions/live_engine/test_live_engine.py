@@ -71,15 +71,15 @@ def test_simulator_makes_the_same_steps(engine: LiveEngine) -> None:
 
 def test_verification_leaves_rows(engine: LiveEngine, tmp_path: Path) -> None:
     found = verify(engine, RULES, runs=3, number=6, seed=1, lengths="prompt=3-40 output=5-40")
-    assert [each.name for each in found.figures] == ["ttft.p50", "ttft.p90", "tpot.p50", "tpot.p90"]
-    for each in found.figures:
+    assert list(found.figures) == ["ttft.p50", "ttft.p90", "tpot.p50", "tpot.p90"]
+    for each in found.figures.values():
         assert each.predicted.low <= 1 <= each.predicted.high
         assert each.error == pytest.approx(1 / each.measured.value - 1)
     ledger = Ledger(tmp_path / "ledger.sqlite")
     assert ledger.add(found.rows()) == 4
     kept = ledger.rows()
     assert {row.names for row in kept} == {("serve-llm",)}
-    assert [row.covered for row in kept] == [each.covered for each in found.figures]
+    assert [row.covered for row in kept] == [each.covered for each in found.figures.values()]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -130,6 +131,13 @@ def _in_pool(
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
     return [results[i] for i in range(len(items))]
+
+
+def how_ended(code: int | None) -> str:
+    """How a process ended by its exit code, negative for a signal, in words for a sentence."""
+    if code is None:
+        return "answers no more"
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
 def _end_with_caller() -> None:

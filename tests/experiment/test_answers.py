@@ -9,8 +9,8 @@ import pytest
 from msgspec import structs
 
 from foretrace.experiment.job import Assumed, Job, Outcome, Residual
-from foretrace.experiment.ledger import row_of
 from foretrace.experiment.statistics import Arm, Ratio, Verdict
+from foretrace.experiment.trial import TriedPrediction
 from foretrace.report import verification
 from foretrace.report.jsonout import dumps, loads, schema
 from foretrace.report.terminal import Terminal, render
@@ -29,24 +29,21 @@ def make_outcome(**changes: object) -> Outcome:
         techniques=("mixed-precision",),
         parameters={"mixed-precision": {"dtype": "bfloat16"}},
         recorded_s=0.1,
-        predicted=Ratio(value=0.70, low=0.66, high=0.75),
+        trial=TriedPrediction(
+            predicted=Ratio(value=0.70, low=0.66, high=0.75), measured=Ratio(value=0.72, low=0.71, high=0.73),
+            same=Ratio(value=1.0, low=0.99, high=1.01), before_s=arms["before"].median_s, after=arms["after"],
+            clock="cpu", seed=0, uncertain="", verdict=Verdict.COVERED, covered=True,
+        ),
         assumptions=(
             Assumed(
                 technique="mixed-precision", name="measured", value=1.0, low=0.93, high=1.07, unit="×",
                 why="timed alone.", flag="measured", step_at_low_s=0.066, step_at_high_s=0.075,
             ),
         ),
-        measured=Ratio(value=0.72, low=0.71, high=0.73),
-        same=Ratio(value=1.0, low=0.99, high=1.01),
         before=arms["before"],
-        after=arms["after"],
         again=arms["again"],
         walls=arms,
         cpus=arms,
-        verdict=Verdict.COVERED,
-        covered=True,
-        uncertain="",
-        clock="cpu",
         stretch=1.01,
         rounds=12,
         repeated_rounds=1,
@@ -67,7 +64,8 @@ def make_outcome(**changes: object) -> Outcome:
         notes=("a note",),
         took_s=20.0,
     )  # fmt: skip
-    return structs.replace(outcome, **changes)
+    own = {name: changes.pop(name) for name in list(changes) if name in TriedPrediction.__struct_fields__}
+    return structs.replace(outcome, trial=structs.replace(outcome.trial, **own), **changes)
 
 
 def test_the_first_sentence() -> None:
@@ -141,9 +139,9 @@ def test_answers_keep_the_contract(view: VerifyView | LedgerView) -> None:
 
 
 def test_a_row_holds_the_whole_outcome() -> None:
-    row = row_of(make_outcome())
+    row = make_outcome().row()
     assert row.error == pytest.approx(0.70 / 0.72 - 1)
     assert (row.techniques, row.names, row.model, row.size) == ("mixed-precision", ("mixed-precision",), "bert", "tiny")
     assert row.arms["cpu"]["after"]["median_s"] == pytest.approx(0.72 * 0.101)
     assert row.assumptions[0]["flag"] == "measured"
-    assert row.id != row_of(make_outcome()).id
+    assert row.id != make_outcome().row().id

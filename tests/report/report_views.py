@@ -7,13 +7,14 @@ from typing import Any
 from msgspec import structs
 
 from foretrace.experiment.job import Assumed
+from foretrace.graph.taskgraph import Change
 from foretrace.report import headline
 from foretrace.report.blame import BlameView
 from foretrace.report.compare import CompareRowView, CompareView
 from foretrace.report.show import ShowView
 from foretrace.report.simulate import SimulateView
 from foretrace.report.views import BreakdownView, StepTimeView
-from foretrace.report.whatif import ChangeView, StageView, WhatIfView
+from foretrace.report.whatif import StageView, WhatIfView
 from foretrace.simulate.timeline import BlameRow
 from foretrace.techniques.explain import PathPart
 
@@ -137,7 +138,7 @@ def make_whatif(**changes: Any) -> WhatIfView:
                 why_not_more="41 of 161 layers are bandwidth-bound",
             ),
         ),
-        changes=(ChangeView(technique="prefetch-data", what="hid 6 loader tasks", tasks=6),),
+        changes=(Change(technique="prefetch-data", what="hid 6 loader tasks", tasks=6),),
         assumptions=(
             Assumed(
                 technique="mixed-precision", name="tensor-core ratio", value=2.5, low=2.0, high=3.1, unit="×",

@@ -28,7 +28,7 @@ from reproductions import ROOT
 
 sys.path.append(str(ROOT / "examples"))
 
-import decode  # noqa: E402  the example's folder must be on the path first
+import decode
 
 HEADS, LAYERS, CONTEXT = 8, 2, 40
 
@@ -50,8 +50,7 @@ def graph(heads: int = HEADS, keys: int = HEADS) -> TaskGraph:
 class TestClusteredHeads(TechniqueConformance):
     technique: ClassVar[Technique] = ClusteredHeads(clusters="2")
 
-    def make_training(self) -> Training:
-        return job()
+    make_training = staticmethod(job)
 
 
 def test_every_attention_is_found_with_the_copies_into_its_cache() -> None:

@@ -127,7 +127,7 @@ def plan(
         return report.planned(found)
     with options.progress("running splits in turns") as share:
         tried = trials.try_plan(found, seconds=seconds, tell=share)
-    return report.planned(found, tried, *(() if kept is None else kept.keep(trials.row_of(tried))))
+    return report.planned(found, tried, *(() if kept is None else kept.keep(tried.row())))
 
 
 @serve.command("load")

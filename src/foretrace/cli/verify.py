@@ -40,7 +40,7 @@ def verify(
     """
     from foretrace.experiment import processes
     from foretrace.experiment.job import Job
-    from foretrace.experiment.ledger import Ledger, row_of
+    from foretrace.experiment.ledger import Ledger
     from foretrace.report import verification
 
     job = Job(
@@ -55,7 +55,7 @@ def verify(
     except processes.ScriptError as error:
         print(error.trace, file=sys.stderr, end="")
         raise
-    return verification.verify(outcome, *(() if kept is None else kept.keep(row_of(outcome))))
+    return verification.verify(outcome, *(() if kept is None else kept.keep(outcome.row())))
 
 
 def ledger(

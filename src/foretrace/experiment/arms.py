@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from foretrace.deadline import Clock, Deadline
+from foretrace.deadline import Clock
 from foretrace.errors import ForetraceError
+from foretrace.experiment.trial import in_turns
 from foretrace.training.batches import Resident
 
 if TYPE_CHECKING:
@@ -162,21 +163,13 @@ def take_turns(
     Arms of one thread that wait for nothing tell which rounds others disturbed (`_calm`): these are run once more, as
     far as `plan.seconds` allow, and count only if too few calm rounds are left without them.
     """
-    order, until = list(arms), Deadline(plan.seconds, clock)
-    done = 0
-    while True:
-        with until.part("round"):
-            for name in order:
-                arms[name].block(plan)
-        order = order[1:] + order[:1]
-        done += 1
-        calm = _calm(arms) if one_thread else [True] * done
-        if tell is not None:
-            tell(min(sum(calm) / plan.rounds, 1.0))
-        if sum(calm) >= plan.rounds or done >= MOST_TURNS * plan.rounds:
-            break
-        if done >= LEAST_ROUNDS and not until.allows("round"):
-            break
+    ran = in_turns(
+        arms, lambda name, _: arms[name].block(plan), plan.rounds, least=LEAST_ROUNDS,
+        most=MOST_TURNS * plan.rounds, seconds=plan.seconds, good=(lambda: sum(_calm(arms))) if one_thread else None,
+        tell=tell, clock=clock,
+    )  # fmt: skip
+    done = len(next(iter(ran.values())))
+    calm = _calm(arms) if one_thread else [True] * done
     kept = [i for i, quiet in enumerate(calm) if quiet]
     if len(kept) < LEAST_ROUNDS:
         kept = list(range(done))

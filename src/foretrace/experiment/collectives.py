@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from foretrace.cost.network.collective_bench import LEAST_REPETITIONS, checked
+from foretrace.cost.network.collective_bench import LEAST_REPETITIONS, checked, measure_collectives
 from foretrace.cost.network.collective_files import read
 from foretrace.cost.network.collective_table import CollectiveTable
 from foretrace.cost.network.network import CollectiveKind
@@ -17,12 +17,29 @@ from foretrace.cost.operators import store
 from foretrace.cost.operators.machine import fingerprint
 from foretrace.deadline import ending
 from foretrace.errors import ForetraceError, MissingExtraError
-from foretrace.experiment.messages import Collectives, Done
-from foretrace.experiment.processes import DeadError, SilentError, together
+from foretrace.experiment.messages import Collectives, Worker
+from foretrace.experiment.processes import AskedCall, DeadError, SilentError, together
 
 MOST_SPREAD = 0.10
 _BACKENDS = ("gloo", "nccl")
 _MOST_WORKERS = 64
+
+
+def time_collectives(given: Collectives, worker: Worker) -> None:
+    """Time collectives in a worker; the first one writes their table."""
+    table = measure_collectives(
+        worker.rank,
+        worker.workers,
+        sizes=given.sizes,
+        kinds=given.kinds,
+        repetitions=given.repetitions,
+        per_node=given.per_node,
+        wanted_spread=given.wanted_spread,
+        busy=given.busy,
+        progress=(lambda share: worker.tell("timing collectives", share)) if given.told and not worker.rank else None,
+    )
+    if worker.rank == 0:
+        msgspec.structs.replace(table, name=given.name).save(Path(given.table))
 
 
 def sizes_between(least: int, most: int, count: int) -> tuple[int, ...]:
@@ -70,7 +87,7 @@ def calibrate(
             with together(workers, backend=backend, first=False) as members:
                 left_s = max(end - time.monotonic(), 0.0)
                 members.ask_each(
-                    [request] * workers, "timing collectives", Done, patience_s=left_s,
+                    [AskedCall(time_collectives, request)] * workers, "timing collectives", patience_s=left_s,
                     tell=None if progress is None else lambda _, share: progress(share),
                 )  # fmt: skip
         except SilentError:

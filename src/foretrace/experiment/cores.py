@@ -28,6 +28,12 @@ def environment(threads: int) -> dict[str, str]:
     return os.environ | ALLOCATOR | dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
+def bounded_environment() -> dict[str, str]:
+    """The environment of a process whose memory is limited: one thread, one heap that keeps what it has."""
+    heap = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), ALLOCATOR["MALLOC_MMAP_THRESHOLD_"])
+    return os.environ | dict.fromkeys((*THREAD_VARIABLES, "MALLOC_ARENA_MAX"), "1") | heap
+
+
 def go_first() -> None:
     """Take precedence over what else runs on the machine, where that is allowed: a rig should not measure it."""
     with suppress(OSError):

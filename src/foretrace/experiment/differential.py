@@ -27,10 +27,13 @@ import numpy as np
 from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError, spelled
+from foretrace.experiment.collectives import time_collectives
 from foretrace.experiment.links import netns
-from foretrace.experiment.messages import Collectives, Done, Make, Record, Recorded, RunSteps, Setup, TimedSteps
+from foretrace.experiment.links.arms import make, record, run_steps
+from foretrace.experiment.messages import Collectives, Make, Record, RunSteps, Setup
 from foretrace.experiment.processes import Workers, alone, together
 from foretrace.experiment.stalls import Stall, Stalls, stalls
+from foretrace.experiment.trial import in_turns
 from foretrace.graph import store
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.cluster import parse_link
@@ -151,7 +154,7 @@ def _recorded(wanted: DifferentialRequest, folder: Path) -> TaskGraph:
     setup = Setup(work=wanted.work, size=wanted.size, loads=True)
     request = Record(setup=setup, arms=(), threads=wanted.threads, graph=str(file))
     with alone(threads=wanted.threads) as worker:
-        worker.ask(request, "recording one worker alone", Recorded, seconds=_RECORDING_S)
+        worker.ask(record, request, "recording one worker alone", seconds=_RECORDING_S)
     return store.load(file)
 
 
@@ -165,7 +168,7 @@ def _table(workers: Workers, file: Path, name: str) -> str:
         name=name,
         table=str(file),
     )
-    workers.ask(request, "measuring the network", Done, seconds=600.0)
+    workers.ask(time_collectives, request, "measuring the network", seconds=600.0)
     return str(file)
 
 
@@ -176,7 +179,7 @@ def _run(
     files: Sequence[Path],
     tell: Callable[[float], None],
 ) -> dict[str, list[float]]:
-    """Seconds per step of every kind of run, by round; the kinds take turns, and who begins changes."""
+    """Seconds per step of every kind of run, by round."""
     exchange = (f"data-parallel workers={len(workers)} network=1gbit",)  # the network is real: the text says nothing
     setups = {
         "alone": Setup(work=wanted.work, size=wanted.size),
@@ -184,22 +187,17 @@ def _run(
         "cold": Setup(work=wanted.work, size=wanted.size, techniques=exchange, loads=True),
         "cached": Setup(work=wanted.work, size=wanted.size, techniques=exchange, loads=True),
     }
-    found: dict[str, list[float]] = {name: [] for name in names}
-    order = list(names)
-    for number in range(ROUNDS + 1):  # the first round warms up
-        for name in order:
-            if name == "cold":
-                _evict(files)
-            # A new arm begins its epoch again, so that every block reads the same batches.
-            workers.ask(Make(name=name, setup=setups[name]), f"making the run {name}", Done)
-            request = RunSteps(name=name, discarded=2, steps=wanted.steps, together=name != "alone")
-            ask = workers.ask_first if name == "alone" else workers.ask
-            blocks = ask(request, f"running {name}", TimedSteps, seconds=600.0)
-            if number:
-                found[name].append(max(block.wall_s for block in blocks))
-        order = order[1:] + order[:1]
-        tell(number / ROUNDS)
-    return found
+
+    def block(name: str, _: int) -> float:
+        if name == "cold":
+            _evict(files)
+        # A new arm begins its epoch again, so that every block reads the same batches.
+        workers.ask(make, Make(name=name, setup=setups[name]), f"making the run {name}")
+        request = RunSteps(name=name, discarded=2, steps=wanted.steps, together=name != "alone")
+        blocks = workers.ask(run_steps, request, f"running {name}", seconds=600.0, first=name == "alone")
+        return max(each.wall_s for each in blocks)
+
+    return in_turns(names, block, ROUNDS, warm_up=1, tell=tell)
 
 
 def _files(paths: Sequence[str]) -> list[Path]:

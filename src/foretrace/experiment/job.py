@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from foretrace.experiment.statistics import Arm, Ratio, Verdict
+from foretrace.experiment.ledger import Row
+from foretrace.experiment.statistics import Arm
+from foretrace.experiment.trial import TriedPrediction
 
 LOADING = frozenset(["prefetch-data"])  # techniques that are about loading: batches must come from the loader
 
@@ -73,19 +76,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     techniques: tuple[str, ...]  # as they write themselves
     parameters: dict[str, dict[str, Any]]  # per technique, what the user set
     recorded_s: float  # step of the recording that the prediction starts from
-    predicted: Ratio
+    trial: TriedPrediction
     assumptions: tuple[Assumed, ...]
-    measured: Ratio  # against the mean of the baseline's two arms, round by round
-    same: Ratio  # the baseline against itself
     before: Arm
-    after: Arm
     again: Arm  # the baseline's second arm
     walls: dict[str, Arm]  # the same blocks on the wall clock, by arm
     cpus: dict[str, Arm]  # and on the CPU clock
-    verdict: Verdict
-    covered: bool  # whether the predicted interval holds the measured ratio
-    uncertain: str  # why nothing was concluded
-    clock: str  # "cpu": the process's own time; "wall"
     stretch: float  # wall over CPU time of the baseline's blocks
     rounds: int
     repeated_rounds: int  # run once more because others disturbed them
@@ -106,7 +102,21 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     took_s: float
 
-    @property
-    def error(self) -> float:
-        """Predicted against measured treated step: +0.05 predicts a step 5 % too long."""
-        return self.predicted.value / self.measured.value - 1.0
+    def row(self) -> Row:
+        """What the ledger keeps of it."""
+        job = self.job
+        kept = (
+            "rounds", "repeated_rounds", "disturbed_rounds", "steps_per_block", "stretch", "free_cores", "recorded_s",
+            "treated_recorded_s", "calibrated", "losses_before", "losses_after",
+        )  # fmt: skip
+        arms = {"wall": msgspec.to_builtins(self.walls), "cpu": msgspec.to_builtins(self.cpus)}
+        return self.trial.row(
+            " + ".join(self.techniques), parameters=self.parameters, model=Path(job.model).name,
+            size=job.size if not job.model.endswith(".py") else "", threads=job.threads,
+            batches="loader" if job.loads else "ready", device=self.device,
+            samples=(self.samples_before, self.samples_after), notes=self.notes, machine=self.machine,
+            allocator=self.allocator, **self.versions,
+            arms=arms | {name: getattr(self, name) for name in kept} | {"uncertain": self.trial.uncertain},
+            assumptions=tuple(msgspec.to_builtins(each) for each in self.assumptions),
+            residual=tuple(msgspec.to_builtins(each) for each in self.residual),
+        )  # fmt: skip

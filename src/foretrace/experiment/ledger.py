@@ -10,20 +10,16 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from foretrace.cost.operators.machine import allocator_settings, fingerprint
 from foretrace.errors import ForetraceError
-from foretrace.experiment.job import Assumed, Outcome
-from foretrace.experiment.statistics import Arm, Ratio, Verdict, floor
+from foretrace.experiment.statistics import Verdict
 from foretrace.files import part_of, write_text
 from foretrace.reading import home, read_text
 from foretrace.techniques.arguments import parse
@@ -98,106 +94,6 @@ def default_path() -> Path:
     else:
         base = Path(os.environ.get("XDG_DATA_HOME") or home() / ".local" / "share")
     return base / "foretrace" / "ledger.sqlite"
-
-
-def new_row(
-    job: Any, outcome: Any, *, techniques: Sequence[str], predicted: Ratio, measured: Ratio, after: Arm,
-    assumptions: Iterable[Assumed], **own: Any,
-) -> Row:  # fmt: skip
-    """A row with a new id and the present time: what verifications and sessions on links share, and `own`."""
-    return Row(
-        id=str(uuid.uuid4()),
-        time=datetime.now(tz=UTC).isoformat(timespec="seconds"),
-        techniques=" + ".join(techniques),
-        threads=job.threads,
-        seed=job.seed,
-        before_s=outcome.before.median_s,
-        after_s=after.median_s,
-        measured=measured.value,
-        measured_low=measured.low,
-        measured_high=measured.high,
-        predicted=predicted.value,
-        predicted_low=predicted.low,
-        predicted_high=predicted.high,
-        same=outcome.same.value,
-        same_low=outcome.same.low,
-        same_high=outcome.same.high,
-        machine=outcome.machine,
-        allocator=outcome.allocator,
-        assumptions=tuple(msgspec.to_builtins(each) for each in assumptions),
-        notes=outcome.notes,
-        **outcome.versions,
-        **own,
-    )
-
-
-def row_of(outcome: Outcome) -> Row:
-    """The row that a verification leaves."""
-    job = outcome.job
-    kept = (
-        "rounds", "repeated_rounds", "disturbed_rounds", "steps_per_block", "stretch", "free_cores", "recorded_s",
-        "treated_recorded_s", "calibrated", "uncertain", "losses_before", "losses_after",
-    )  # fmt: skip
-    arms = {"wall": msgspec.to_builtins(outcome.walls), "cpu": msgspec.to_builtins(outcome.cpus)}
-    return new_row(
-        job,
-        outcome,
-        techniques=outcome.techniques,
-        predicted=outcome.predicted,
-        measured=outcome.measured,
-        after=outcome.after,
-        assumptions=outcome.assumptions,
-        model=Path(job.model).name,
-        size=job.size if not job.model.endswith(".py") else "",
-        batches="loader" if job.loads else "ready",
-        device=outcome.device,
-        clock=outcome.clock,
-        error=outcome.error,
-        covered=outcome.covered,
-        verdict=outcome.verdict,
-        samples_before=outcome.samples_before,
-        samples_after=outcome.samples_after,
-        parameters=outcome.parameters,
-        arms=arms | {name: getattr(outcome, name) for name in kept},
-        residual=tuple(msgspec.to_builtins(each) for each in outcome.residual),
-    )
-
-
-def figure_row(
-    figure: str, *, parameters: dict[str, Any], model: str, size: str, seed: int, clock: str, runs: int,
-    predicted_s: float, measured_s: float, predicted: Ratio, measured: Ratio, same: Ratio, versions: dict[str, str],
-    notes: tuple[str, ...] = (),
-) -> Row:  # fmt: skip
-    """A row about one figure of runs that nothing was changed in: its prediction takes the place of the baseline.
-
-    Args:
-        figure: what was predicted, as "serve-llm ttft.p50": the first word names it in summaries.
-        parameters: of the run.
-        model: what ran.
-        size: and how.
-        seed: of the runs.
-        clock: "cpu" or "wall".
-        runs: how many were made.
-        predicted_s: seconds.
-        measured_s: seconds.
-        predicted: 1 with the range of the prediction over its value.
-        measured: measured over predicted.
-        same: a second run over the first.
-        versions: see `measure.versions`.
-        notes: sentences.
-
-    """
-    covered = predicted.holds(measured.value) or measured.effect <= floor(same)
-    return Row(
-        id=str(uuid.uuid4()), time=datetime.now(tz=UTC).isoformat(timespec="seconds"), techniques=figure, model=model,
-        size=size, threads=1, batches="ready", device="cpu", clock=clock, before_s=predicted_s, after_s=measured_s,
-        measured=measured.value, measured_low=measured.low, measured_high=measured.high, predicted=predicted.value,
-        predicted_low=predicted.low, predicted_high=predicted.high, error=predicted.value / measured.value - 1,
-        covered=covered, verdict=Verdict.COVERED if covered else Verdict.MISSED, same=same.value,
-        same_low=same.low, same_high=same.high, samples_before=runs, samples_after=runs, seed=seed,
-        machine=fingerprint(), allocator=allocator_settings(), parameters={figure.split(maxsplit=1)[0]: parameters},
-        arms={}, assumptions=(), residual=(), notes=notes, **versions,
-    )  # fmt: skip
 
 
 class Ledger:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
-import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,9 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment import cores, statistics
 from foretrace.experiment.arms import Running, plan, take_turns, waits, workers
 from foretrace.experiment.job import LOADING, Assumed, Job, Outcome, Residual
-from foretrace.experiment.statistics import Arm, Ratio, paired_ratio
+from foretrace.experiment.messages import Worker
+from foretrace.experiment.statistics import Arm, Ratio
+from foretrace.experiment.trial import changed, versions
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.compare import compare
@@ -122,36 +123,27 @@ def measure(job: Job, tell: Tell) -> Outcome:
     tell("recording the treated arm", 0.9)
     walls = {name: Arm.of([arm.wall_s[i] for i in rounds.kept]) for name, arm in arms.items()}
     cpus = {name: Arm.of([arm.cpu_s[i] for i in rounds.kept]) for name, arm in arms.items()}
-    used = cpus if clock == "cpu" else walls
-    measured = paired_ratio(_baseline(used), used["after"].blocks_s, seed=job.seed)
-    residual, treated_s, notes = _residual(predicted, treated, measured, clock, keep=_kept(job, "after"))
-    tell("done", 1.0)
-    same = paired_ratio(used["before"].blocks_s, used["again"].blocks_s, seed=job.seed)
-    expected = foretold(predicted, predicted.before_s)
-    uncertain = statistics.too_uncertain(list(used.values()), measured, clock)
+    first, second, changed_arm = ((cpus if clock == "cpu" else walls)[name] for name in ("before", "again", "after"))
+    times_s = predicted.before.step_times_ns / 1e9
+    uncertain = statistics.strays(times_s.tolist(), [first, second])
     if clock == "wall" and min(free) < 0.9 * needed:
         uncertain = f"the arms need {needed} cores and the machine had {min(free):.1f} left"
-    times_s = predicted.before.step_times_ns / 1e9
-    uncertain = uncertain or statistics.strays(times_s.tolist(), [used["before"], used["again"]])
+    expected = foretold(predicted, predicted.before_s)
+    trial = changed(expected, first, second, changed_arm, clock=clock, seed=job.seed, uncertain=uncertain)
+    residual, treated_s, notes = _residual(predicted, treated, trial.measured, clock, keep=_kept(job, "after"))
+    tell("done", 1.0)
     info = predicted.before.graph.info
     return Outcome(
         job=job,
         techniques=tuple(str(each) for each in techniques),
         parameters={each.name: parameters_of(each) for each in techniques},
         recorded_s=predicted.before_s,
-        predicted=expected,
+        trial=trial,
         assumptions=assumed(predicted),
-        measured=measured,
-        same=same,
-        before=used["before"],
-        after=used["after"],
-        again=used["again"],
+        before=first,
+        again=second,
         walls=walls,
         cpus=cpus,
-        verdict=statistics.verdict(expected, measured, same=same, uncertain=uncertain),
-        covered=expected.holds(measured.value),
-        uncertain=uncertain,
-        clock=clock,
         stretch=walls["before"].median_s / max(cpus["before"].median_s, 1e-9),
         rounds=len(rounds.kept),
         repeated_rounds=rounds.repeated,
@@ -172,6 +164,16 @@ def measure(job: Job, tell: Tell) -> Outcome:
         notes=(*again, *calibration_notes, *notes, *info.notes),
         took_s=time.monotonic() - began,
     )
+
+
+def verify(job: Job, worker: Worker) -> Outcome:
+    """As `measure`, in a process of its own."""
+    try:
+        return measure(job, worker.tell)
+    except RuntimeError as error:
+        if lacking := bench.lacks(error):
+            raise ForetraceError(f"{' + '.join(job.techniques)} cannot run: {lacking}.") from error
+        raise
 
 
 def _need_cores(threads: int) -> None:
@@ -301,11 +303,6 @@ def assumed(predicted: WhatIf) -> tuple[Assumed, ...]:
     )
 
 
-def _baseline(arms: Mapping[str, Arm]) -> list[float]:
-    """The baseline's two blocks of every round as one: what is peculiar to one of the copies counts half."""
-    return [(a + b) / 2 for a, b in zip(arms["before"].blocks_s, arms["again"].blocks_s, strict=True)]
-
-
 def _finite(losses: Sequence[float]) -> tuple[float | None, ...]:
     return tuple(loss if math.isfinite(loss) else None for loss in losses)
 
@@ -314,16 +311,3 @@ def parameters_of(technique: Technique) -> dict[str, Any]:
     """What the user decided, and what was left at its default; priors only where they were replaced."""
     values = {each.name: (getattr(technique, each.field), each.default) for each in technique.parameters()}
     return {name: value for name, (value, default) in values.items() if value is not None or default is not None}
-
-
-def versions() -> dict[str, str]:
-    """Of Python, PyTorch and foretrace."""
-    from importlib.metadata import version
-
-    import torch
-
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "foretrace": version("foretrace"),
-    }

@@ -1,11 +1,19 @@
-"""What is asked of the processes that measure, and what they answer: one JSON line each, over pipes."""
+"""What is asked of the processes that measure, and what they answer: one JSON line each, over pipes.
+
+A request names a function of a module: it takes one thing that msgspec can write, and the `Worker` where it wants what
+the process keeps. Its annotations say how both ways are read.
+"""
 
 from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import msgspec
 
 from foretrace.cost.network.network import CollectiveKind
-from foretrace.experiment.job import Job, Outcome
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,13 +26,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     loads: bool = False  # whether steps take batches from the loader; else batches were made once and lie ready
 
 
-class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
-    """Run a verification from beginning to end, and leave."""
-
-    job: Job
-
-
-class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
+class Join(msgspec.Struct, frozen=True, kw_only=True):
     """The first request: who you are, and where the others meet."""
 
     rank: int
@@ -36,7 +38,27 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     backend: str = "gloo"
 
 
-class Collectives(msgspec.Struct, frozen=True, kw_only=True, tag="collectives"):
+def meet(given: Join, worker: Worker) -> None:
+    """Settle threads and meet the others."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(given.threads)
+    worker.rank, worker.workers = given.rank, given.workers
+    dist.init_process_group(
+        given.backend,
+        init_method=f"tcp://{given.address}:{given.port}",
+        rank=given.rank,
+        world_size=given.workers,
+        timeout=timedelta(seconds=given.patience_s),
+    )
+    if given.backend == "gloo":  # NCCL would take every worker to have the first GPU
+        dist.barrier()
+    gc.collect()
+    gc.freeze()
+
+
+class Collectives(msgspec.Struct, frozen=True, kw_only=True):
     """Time collectives of these kinds and sizes; the first worker writes the table.
 
     `per_node`, `busy`: as of `measure_collectives`, for a link of each worker's own that saves up credit.
@@ -53,7 +75,7 @@ class Collectives(msgspec.Struct, frozen=True, kw_only=True, tag="collectives"):
     told: bool = False  # whether the first worker says how far it is
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record"):
+class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Record the training of one worker alone, and save its graph; for a process that has joined no other."""
 
     setup: Setup
@@ -62,14 +84,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record"):
     graph: str  # file
 
 
-class Make(msgspec.Struct, frozen=True, kw_only=True, tag="make"):
+class Make(msgspec.Struct, frozen=True, kw_only=True):
     """Make an arm under this name."""
 
     name: str
     setup: Setup
 
 
-class RunSteps(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
+class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Run steps of an arm: `discarded` ones first, then `steps` that are timed together.
 
     `together`: all workers begin the timed steps at once, so that none begins early what another one ends late.
@@ -81,13 +103,7 @@ class RunSteps(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     together: bool
 
 
-class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag="inspect"):
-    """Say what PyTorch's data parallelism knows of itself, once an arm has run."""
-
-    name: str
-
-
-class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-rows"):
+class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True):
     """Read batches of lookups from tables that are divided as a placement says, and in training send gradients back."""
 
     placement: str  # file
@@ -116,14 +132,14 @@ class RowSetup(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
 
-class ServeRows(msgspec.Struct, frozen=True, kw_only=True, tag="serve-rows"):
+class ServeRows(msgspec.Struct, frozen=True, kw_only=True):
     """Be the embedding server of every arm, and one more for timing the link."""
 
     setup: RowSetup
     host: str
 
 
-class ListenRows(msgspec.Struct, frozen=True, kw_only=True, tag="listen-rows"):
+class ListenRows(msgspec.Struct, frozen=True, kw_only=True):
     """Be a trainer, where the others can connect."""
 
     setup: RowSetup
@@ -131,7 +147,7 @@ class ListenRows(msgspec.Struct, frozen=True, kw_only=True, tag="listen-rows"):
     host: str
 
 
-class MeetRows(msgspec.Struct, frozen=True, kw_only=True, tag="meet-rows"):
+class MeetRows(msgspec.Struct, frozen=True, kw_only=True):
     """Connect with the servers and the other trainers."""
 
     server: str  # address
@@ -139,14 +155,14 @@ class MeetRows(msgspec.Struct, frozen=True, kw_only=True, tag="meet-rows"):
     trainers: tuple[tuple[str, int], ...]
 
 
-class TimeRows(msgspec.Struct, frozen=True, kw_only=True, tag="time-rows"):
+class TimeRows(msgspec.Struct, frozen=True, kw_only=True):
     """Time reads, writes and messages of so many rows, all trainers at once."""
 
     rows: tuple[int, ...]
     repetitions: int
 
 
-class TrainRows(msgspec.Struct, frozen=True, kw_only=True, tag="train-rows"):
+class TrainRows(msgspec.Struct, frozen=True, kw_only=True):
     """Train some batches of an arm."""
 
     arm: str
@@ -154,14 +170,31 @@ class TrainRows(msgspec.Struct, frozen=True, kw_only=True, tag="train-rows"):
     end: int
 
 
-class HashRows(msgspec.Struct, frozen=True, kw_only=True, tag="hash-rows"):
-    """Say which bits tables (a server) or dense weights (a trainer) have."""
+class Worker:
+    """What a process keeps between two requests, and how it says what it does."""
+
+    def __init__(self, say: Callable[[str, float], None]) -> None:
+        self.rank, self.workers, self.during = 0, 1, ""
+        self.kept: dict[str, Any] = {}
+        self._say = say
+
+    def tell(self, what: str, share: float) -> None:
+        """Say what is done now, and how far it has come."""
+        self.during = what
+        self._say(what, share)
 
 
-Request = (
-    Verify | Join | Collectives | Record | Make | RunSteps | Inspect | ExchangeRows
-    | ServeRows | ListenRows | MeetRows | TimeRows | TrainRows | HashRows
-)  # fmt: skip
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Call a function, as in "module:name"; without one, leave."""
+
+    function: str
+    given: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Returned(msgspec.Struct, frozen=True, kw_only=True, tag="returned"):
+    """JSON of what the function made."""
+
+    made: msgspec.Raw
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
@@ -171,24 +204,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     share: float
 
 
-class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
-    """The end of a verification that worked."""
-
-    outcome: Outcome
-
-
-class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """Nothing to tell."""
-
-
-class Recorded(msgspec.Struct, frozen=True, kw_only=True, tag="recorded"):
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """A recording was made; so many operators were timed alone."""
 
     operators: int
     notes: tuple[str, ...]
 
 
-class TimedSteps(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
+class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of an arm: wall and CPU seconds per step, and the last loss (None where it is not a finite number)."""
 
     wall_s: float
@@ -196,7 +219,7 @@ class TimedSteps(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
     loss: float | None
 
 
-class Buckets(msgspec.Struct, frozen=True, kw_only=True, tag="buckets"):
+class Buckets(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the buckets that gradients were exchanged in, in the order of the exchange; empty where none are."""
 
     first: tuple[int, ...]  # of the first step
@@ -204,7 +227,7 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True, tag="buckets"):
     world: int
 
 
-class ExchangedRows(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged-rows"):
+class ExchangedRows(msgspec.Struct, frozen=True, kw_only=True):
     """What a process exchanged in each batch, and seconds per batch, or how its sums and gradients compare."""
 
     bytes: tuple[int, ...]
@@ -213,13 +236,7 @@ class ExchangedRows(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged-ro
     gradient_error: float  # largest difference over the largest gradient
 
 
-class Listening(msgspec.Struct, frozen=True, kw_only=True, tag="listening"):
-    """Where a process listens: a port for every arm, or of a trainer one."""
-
-    ports: dict[str, int]
-
-
-class RowTimes(msgspec.Struct, frozen=True, kw_only=True, tag="row-times"):
+class RowTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of every repetition, by size, of one trainer."""
 
     get_s: tuple[tuple[float, ...], ...]
@@ -227,18 +244,12 @@ class RowTimes(msgspec.Struct, frozen=True, kw_only=True, tag="row-times"):
     exchange_s: tuple[tuple[float, ...], ...]
 
 
-class TrainedRows(msgspec.Struct, frozen=True, kw_only=True, tag="trained-rows"):
+class TrainedRows(msgspec.Struct, frozen=True, kw_only=True):
     """Batches that were trained: seconds from the first one's beginning until each had ended."""
 
     ends_s: tuple[float, ...]
     hits: int
     misses: int
-
-
-class RowHashes(msgspec.Struct, frozen=True, kw_only=True, tag="row-hashes"):
-    """SHA-256 of what a process has, by arm."""
-
-    hashes: dict[str, str]
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -248,15 +259,12 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
-    """Something was raised; `script` says whether it passed through the user's own file."""
+    """Something was raised, in a frame of the last of these files."""
 
     error: str
     trace: str
     during: str
-    script: bool
+    files: tuple[str, ...]
 
 
-Answer = (
-    Progress | Verified | Done | Recorded | TimedSteps | Buckets | ExchangedRows | Refusal | Crashed
-    | Listening | RowTimes | TrainedRows | RowHashes
-)  # fmt: skip
+Answer = Progress | Returned | Refusal | Crashed

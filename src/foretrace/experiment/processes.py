@@ -16,27 +16,43 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from math import inf, isfinite
-from typing import IO, TypeVar
+from pathlib import Path
+from typing import IO, Any, Generic, TypeVar, get_type_hints
 
 import msgspec
 
 from foretrace.deadline import ending
 from foretrace.errors import ForetraceError, NotApplicableError
-from foretrace.experiment.cores import environment
+from foretrace.executor import how_ended
+from foretrace.experiment.cores import bounded_environment, environment
 from foretrace.experiment.job import Job, Outcome
-from foretrace.experiment.messages import Answer, Crashed, Done, Join, Progress, Refusal, Request, Verified, Verify
+from foretrace.experiment.messages import Answer, Crashed, Join, Progress, Refusal, Request, Returned, meet
+from foretrace.experiment.worker import CORES, FIRST, MEMORY
 from foretrace.techniques.arguments import parse_all
 from foretrace.zoo.registry import job as find_job
 
-A = TypeVar("A", bound=Answer)
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 Tell = Callable[[str, float], None]
 
 START_S = 120.0  # importing PyTorch on a busy machine
 PATIENCE_S = 120.0  # of one request beyond the time that it should take
 _SETTLE_S = {Refusal: 0.3, Crashed: 2.0}  # when a worker complains: time for the end of another one to be seen
 _GOODBYE_S = 5.0
+_MOST_LIMITED_S = 3600.0
+# Stages in which nothing of ours has been applied: what a user's script raises there is the script's own.
+USERS_STAGES = ("making the training", "recording the baseline")
 _LINES = 4  # of what a worker that died had to say
+
+
+@dataclass(frozen=True, slots=True)
+class AskedCall(Generic[Made]):
+    """A function of a module, of one thing and of the `Worker` where it wants that, and what it is given."""
+
+    function: Callable[..., Made]
+    given: Any
 
 
 class WorkerError(RuntimeError):
@@ -71,41 +87,64 @@ class Workers:
     def __len__(self) -> int:
         return len(self.processes)
 
-    def ask(self, request: Request, what: str, answer: type[A], *, seconds: float = 0.0) -> list[A]:
-        """Give every worker the same request and take their answers, by rank; `what` is said when it fails.
+    def ask(
+        self, function: Callable[..., Made], given: Any, what: str, *, seconds: float = 0.0, first: bool = False
+    ) -> list[Made]:
+        """Call a function of a module in every worker, or in the `first` one alone; what it returned, by rank.
 
-        `seconds` is what the request should take; PATIENCE_S more are waited. Raises ForetraceError where a worker
-        dies, is silent for too long or refuses, WorkerError for a bug of ours. All workers have ended then.
+        `what` is said when it fails; it should take `seconds`, and PATIENCE_S more are waited. Raises ForetraceError
+        where a worker dies, is silent for too long or refuses, WorkerError for a bug of ours. All workers have ended
+        then.
         """
-        return self.ask_each([request] * len(self), what, answer, patience_s=seconds + PATIENCE_S)
-
-    def ask_first(self, request: Request, what: str, answer: type[A], *, seconds: float = 0.0) -> list[A]:
-        """As `ask`, for the first worker only; the others wait."""
-        return self.ask_each([request], what, answer, patience_s=seconds + PATIENCE_S)
+        calls = [AskedCall(function, given)] * (1 if first else len(self))
+        return self.ask_each(calls, what, patience_s=seconds + PATIENCE_S)
 
     def ask_each(
-        self, requests: Sequence[Request], what: str, answer: type[A], *, patience_s: float, first: bool = False,
+        self,
+        calls: Sequence[AskedCall[Made]],
+        what: str,
+        *,
+        patience_s: float,
+        first: bool = False,
         tell: Tell | None = None,
-    ) -> list[A]:  # fmt: skip
-        """As `ask`, with a request of its own for every worker; those that are given none wait.
+    ) -> list[Made]:
+        """As `ask`, with a call of its own for every worker; those that are given none wait.
 
         With `first`, only the first one's answer is awaited, and nothing more can be asked of the others. `tell` is
         called with what they do and how far they are, where they say so.
         """
+        self.submit(calls, what)
+        return self.collect(calls[:1] if first else calls, what, patience_s=patience_s, tell=tell)
+
+    def submit(self, calls: Sequence[AskedCall[Made]], what: str) -> None:
+        """Give calls to the workers without waiting for what they return. Raises as `ask`."""
+        with self._together():
+            for rank, call in enumerate(calls):
+                name = f"{call.function.__module__}:{call.function.__qualname__}"
+                self._send(rank, Request(function=name, given=msgspec.Raw(msgspec.json.encode(call.given))), what)
+
+    def collect(
+        self, calls: Sequence[AskedCall[Made]], what: str, *, patience_s: float = PATIENCE_S, tell: Tell | None = None
+    ) -> list[Made]:
+        """What submitted calls returned, by rank. Raises as `ask`."""
+        with self._together():
+            answers = self._listen(what, patience_s, len(calls), tell)
+        kinds = [get_type_hints(call.function)["return"] for call in calls]
+        return [msgspec.json.decode(made, type=kind) for made, kind in zip(answers, kinds, strict=True)]
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What ends one ends all."""
         try:
-            for rank, request in enumerate(requests):
-                self._send(rank, request, what)
-            answers = self._listen(what, patience_s, 1 if first else len(requests), tell)
+            yield
         except BaseException:
             self.end()
             raise
-        found: list[A] = [each for each in answers if isinstance(each, answer)]
-        assert len(found) == len(answers), f"{what}: unexpected answers {answers}"
-        return found
 
     def leave(self) -> None:
-        """Let workers that were asked for nothing more end by themselves, with their own children, for a while."""
-        for process in self.processes:
+        """Let workers end by themselves, with their own children, for a while."""
+        for rank, process in enumerate(self.processes):
+            self._send(rank, Request(function=""), "leaving")
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_GOODBYE_S)
 
@@ -125,10 +164,10 @@ class Workers:
         except BrokenPipeError:
             raise self._died(rank, what) from None
 
-    def _listen(self, what: str, patience_s: float, count: int, tell: Tell | None) -> list[Answer]:
+    def _listen(self, what: str, patience_s: float, count: int, tell: Tell | None) -> list[msgspec.Raw]:
         """One answer of each of the first `count` workers; the end of any worker is an error."""
         end = time.monotonic() + patience_s
-        answers: dict[int, Answer] = {}
+        answers: dict[int, msgspec.Raw] = {}
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self.processes):
                 assert process.stdout is not None
@@ -147,8 +186,8 @@ class Workers:
                         if rank >= count:
                             continue
                         answer = self._checked(rank, line, what)
-                        if not isinstance(answer, Progress):
-                            answers[rank] = answer
+                        if isinstance(answer, Returned):
+                            answers[rank] = answer.made
                         elif tell is not None:
                             tell(answer.what, answer.share)
         return [answers[rank] for rank in range(count)]
@@ -163,7 +202,7 @@ class Workers:
         *lines, self._rest[rank] = (self._rest[rank] + chunk).split(b"\n")
         return lines
 
-    def _checked(self, rank: int, line: bytes, what: str) -> Answer:
+    def _checked(self, rank: int, line: bytes, what: str) -> Progress | Returned:
         """The answer in a line; raises what it complains of, or the death of another worker that explains it."""
         answer: Answer = self._decoder.decode(line)
         if isinstance(answer, Refusal | Crashed) and (dead := self._dead(rank, _SETTLE_S[type(answer)])) is not None:
@@ -173,7 +212,8 @@ class Workers:
                 raise NotApplicableError(answer.sentence)
             case Crashed():
                 raise WorkerError(f"worker {rank}, while {answer.during or what}:\n{answer.trace}", answer)
-        return answer
+            case _:
+                return answer
 
     def _dead(self, complaining: int, settle_s: float) -> int | None:
         """A worker that ended while another one complained of a broken connection."""
@@ -192,33 +232,47 @@ class Workers:
             process.wait(timeout=_GOODBYE_S)
         code = process.returncode
         ended_by = signal.Signals(-code).name if code and code < 0 else ""
-        how = f"was ended by {ended_by}" if ended_by else f"ended with code {code}"
         self._said[rank].seek(0)
         words = self._said[rank].read().decode("utf-8", errors="replace").strip().splitlines()[-_LINES:]
         last = f"; its last words: {' / '.join(words)}" if words else ""
-        return DeadError(f"worker {rank} {how} while {what}, and the others were ended{last}.", rank, ended_by)
+        said = f"worker {rank} {how_ended(code)} while {what}, and the others were ended{last}."
+        return DeadError(said, rank, ended_by)
 
 
 @contextmanager
 def together(count: int, *, threads: int = 1, backend: str = "gloo", first: bool = True) -> Iterator[Workers]:
     """So many workers on this machine's own network, joined; ended with the block."""
-    with started([()] * count, threads, "lo", first=first) as workers:
+    with alone(count, threads=threads, first=first) as workers:
         join(workers, "127.0.0.1", _free_port(), threads, backend)
         yield workers
 
 
 @contextmanager
-def alone(count: int = 1, *, threads: int = 1, first: bool = True) -> Iterator[Workers]:
-    """Workers that have joined no other, in the same environment; ended with the block."""
-    with started([()] * count, threads, "lo", first=first) as workers:
+def alone(
+    count: int = 1, *, threads: int = 1, first: bool = True, memory_bytes: int = 0, cores: Sequence[int] = ()
+) -> Iterator[Workers]:
+    """Workers that have joined no other, on these cores; ended with the block.
+
+    `memory_bytes` is what each may have beyond its libraries, as the system enforces it (RLIMIT_DATA); 0: no limit.
+    """
+    with started([()] * count, threads, first=first, memory_bytes=memory_bytes, cores=cores) as workers:
         yield workers
+
+
+def limited(function: Callable[[Given], Made], given: Given, *, memory_bytes: int = 0) -> Made:
+    """What a function returns in a process of its own that may have so many bytes beyond its libraries (0: any).
+
+    Raises ForetraceError for what the function refuses, where its memory does not suffice, and where it is killed.
+    """
+    with alone(first=False, memory_bytes=memory_bytes) as workers:
+        return workers.ask(function, given, "measuring within its memory", seconds=_MOST_LIMITED_S)[0]
 
 
 def join(workers: Workers, address: str, port: int, threads: int, backend: str = "gloo") -> None:
     """Let workers meet at the address of the first one."""
     common = {"address": address, "port": port, "threads": threads, "patience_s": PATIENCE_S, "backend": backend}
     joins = [msgspec.convert({**common, "rank": rank, "workers": len(workers)}, Join) for rank in range(len(workers))]
-    workers.ask_each(joins, "joining the others", Done, patience_s=START_S)
+    workers.ask_each([AskedCall(meet, each) for each in joins], "joining the others", patience_s=START_S)
 
 
 def _free_port() -> int:
@@ -230,18 +284,21 @@ def _free_port() -> int:
 
 @contextmanager
 def started(
-    before: Sequence[tuple[str, ...]], threads: int, interface: str, *, first: bool = True
-) -> Iterator[Workers]:
+    before: Sequence[tuple[str, ...]], threads: int, *, interface: str = "lo", first: bool = True,
+    memory_bytes: int = 0, cores: Sequence[int] = (),
+) -> Iterator[Workers]:  # fmt: skip
     """A process per item, each behind its words; ended with the block. `first`: ahead of what else the machine runs."""
-    environ = environment(threads) | {"GLOO_SOCKET_IFNAME": interface, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environ = bounded_environment() if memory_bytes else environment(threads)
+    environ |= {"GLOO_SOCKET_IFNAME": interface, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    words = [FIRST] * first + [f"{CORES}{','.join(map(str, cores))}"] * bool(cores)
+    own = [sys.executable, "-m", "foretrace.experiment.worker", *words, f"{MEMORY}{memory_bytes}"]
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
         said = [stack.enter_context(tempfile.TemporaryFile()) for _ in before]
         try:
-            for words, errors in zip(before, said, strict=True):
-                command = [*words, sys.executable, "-m", "foretrace.experiment.worker", *(["first"] if first else [])]
+            for each, errors in zip(before, said, strict=True):
                 pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
-                processes.append(subprocess.Popen(command, env=environ, bufsize=0, **pipes))  # type: ignore[call-overload]
+                processes.append(subprocess.Popen([*each, *own], env=environ, bufsize=0, **pipes))  # type: ignore[call-overload]
             yield Workers(processes, said)
         finally:
             for process in processes:
@@ -282,12 +339,14 @@ def run(job: Job, progress: Tell | None = None) -> Outcome:
     Raises ForetraceError where something that was asked for cannot be, NotApplicableError among them, ScriptError
     where the user's script fails, and WorkerError for a bug of ours. The process ends with this one.
     """
+    from foretrace.experiment.measure import verify
+
     try:
         with alone(threads=job.threads, first=False) as worker:
-            (found,) = worker.ask_each([Verify(job=job)], "verifying", Verified, patience_s=inf, tell=progress)
+            (found,) = worker.ask_each([AskedCall(verify, job)], "verifying", patience_s=inf, tell=progress)
             worker.leave()
     except WorkerError as error:
-        if error.crash.script:
+        if _is_the_users(job, error.crash):
             what = f"{job.model} raised {error.crash.error.splitlines()[0]} while {error.crash.during}"
             raise ScriptError(f"{what}; its traceback is above.", error.crash.trace) from None
         raise
@@ -298,4 +357,12 @@ def run(job: Job, progress: Tell | None = None) -> Outcome:
             f"the process that measures was ended by {error.signal}; if nobody did that, it had too little memory: "
             "use `size=tiny` or a smaller batch."
         ) from None
-    return found.outcome
+    return found
+
+
+def _is_the_users(job: Job, crash: Crashed) -> bool:
+    """Whether a script of the user raised this: before anything was applied, or with a frame of its own file."""
+    if not job.model.endswith(".py"):
+        return False
+    script = Path(job.model).resolve()
+    return crash.during in USERS_STAGES or any(Path(each).resolve() == script for each in crash.files)

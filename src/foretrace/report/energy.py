@@ -10,9 +10,9 @@ from foretrace.report.blocks import About, Block, Line, listing
 from foretrace.report.power import carbon, co2_g
 from foretrace.report.units import digits, scaled, seconds, share, span, things
 from foretrace.report.views import Report, taken
-from foretrace.serving.energy.colocate import Colocation
+from foretrace.serving.energy.colocate import ColocatedArm, Colocation
 from foretrace.serving.energy.command import CommandEnvironment
-from foretrace.serving.energy.environment import EnergyUse, Setting, TunedEnvironment
+from foretrace.serving.energy.environment import EnergyUse, Knob, Setting, TunedEnvironment
 from foretrace.serving.energy.tune import Tuned, words
 
 
@@ -29,15 +29,6 @@ class SettingView(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(f"{name}={value:g}" for name, value in self.setting.items())
 
 
-class KnobView(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be set."""
-
-    name: str
-    unit: str
-    levels: tuple[float, ...]
-    default: float  # what it is set to
-
-
 class EnergyTuneView(Report, frozen=True, kw_only=True):
     """`foretrace energy tune`: the setting that takes the least energy and keeps the limit of the time."""
 
@@ -45,7 +36,7 @@ class EnergyTuneView(Report, frozen=True, kw_only=True):
     target: str
     slo: str
     dry_run: bool  # nothing was run: it would have changed settings of the machine
-    knobs: tuple[KnobView, ...]
+    knobs: tuple[Knob, ...]
     limit_s: float | None
     best: dict[str, float] | None
     energy_j: float | None
@@ -118,16 +109,6 @@ class HeldPairView(msgspec.Struct, frozen=True, kw_only=True):
     covered: bool
 
 
-class ColocatedArmView(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests with no step beside them, with one always, with those that are admitted."""
-
-    name: str
-    p50_s: float
-    p99_s: float
-    within: float  # share of requests that kept the limit
-    tuned_per_s: float  # samples that were fine-tuned, per second
-
-
 class EnergyColocateView(Report, frozen=True, kw_only=True):
     """`foretrace energy colocate`: fine-tuning beside inference on one core, admitted by predicted latency."""
 
@@ -138,7 +119,7 @@ class EnergyColocateView(Report, frozen=True, kw_only=True):
     limit_s: float
     alone_s: dict[int, float]  # latency by samples of a request
     pairs: tuple[HeldPairView, ...]
-    arms: tuple[ColocatedArmView, ...]
+    arms: tuple[ColocatedArm, ...]
     ledger: str
     rows: int  # that were added to it
 
@@ -191,7 +172,7 @@ def tuned(found: Tuned, *, slo: str) -> EnergyTuneView:
         target=found.environment.name,
         slo=slo,
         dry_run=False,
-        knobs=_knobs(found.environment),
+        knobs=found.environment.knobs,
         limit_s=found.limit_s,
         best=_named(found.best, found.environment),
         energy_j=best.energy_j,
@@ -220,7 +201,7 @@ def dry_run(environment: CommandEnvironment, *, slo: str) -> EnergyTuneView:
             "Add --apply to change them; they are restored at the end, however it ends.",
             f"Energy would be read from {meters or 'no counter: this machine has none that can be read'}.",
         ),
-        target=environment.name, slo=slo, dry_run=True, knobs=_knobs(environment), limit_s=None, best=None,
+        target=environment.name, slo=slo, dry_run=True, knobs=environment.knobs, limit_s=None, best=None,
         energy_j=None, time_s=None, evaluations=0, default=_named(default, environment), default_energy_j=None,
         default_time_s=None, optimum=None, optimum_j=None, optimum_time_s=None, measured=(),
     )  # fmt: skip
@@ -234,10 +215,6 @@ def measured(target: str, found: EnergyUse, meters: tuple[str, ...], grid: float
         target=target, energy_j=found.energy_j, time_s=found.time_s, power_w=power_w, meters=meters,
         co2_g=co2_g(found.energy_j, grid), grid_g_per_kwh=grid,
     )  # fmt: skip
-
-
-def _knobs(environment: TunedEnvironment) -> tuple[KnobView, ...]:
-    return tuple(taken(KnobView, knob) for knob in environment.knobs)
 
 
 def _named(setting: Setting, environment: TunedEnvironment) -> dict[str, float]:

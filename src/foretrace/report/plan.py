@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from foretrace.plan.pipelines.cut import CutModel
+from foretrace.plan.pipelines.cut import CutModel, ScheduledPipeline
 from foretrace.plan.placement.place import Placement
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 from foretrace.plan.transformers.alpa import UnequalPlan
@@ -122,19 +122,6 @@ class PipelineStageView(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: float
 
 
-class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
-    """One schedule of the stages; null where it cannot be, for the reason in `why`."""
-
-    name: str
-    batch_s: float | None
-    interval_s: tuple[float, float] | None  # with every operator as fast and as slow as it may be
-    bubble: tuple[float, ...] | None  # per stage, share of the time without work, filling and draining included
-    in_flight: tuple[int, ...] | None  # micro-batches, most at a time
-    memory_bytes: tuple[float, ...] | None  # per stage
-    fits: bool
-    why: str
-
-
 class PipelineView(Result, frozen=True, kw_only=True):
     """`foretrace plan pipeline`: a model cut into stages, and what every schedule makes of them."""
 
@@ -145,7 +132,7 @@ class PipelineView(Result, frozen=True, kw_only=True):
     memory_limit_bytes: float
     proven: bool  # no cut has a smaller largest load
     stages: tuple[PipelineStageView, ...]
-    schedules: tuple[ScheduleView, ...]  # fastest first; those that do not fit or cannot be stand last
+    schedules: tuple[ScheduledPipeline, ...]  # fastest first; those that do not fit or cannot be stand last
 
     def shown(self, top: int) -> Iterator[Block]:
         cut = "the cut is proven best" if self.proven else "the cut is not proven best"
@@ -183,7 +170,7 @@ def pipelined(found: CutModel, source: str) -> PipelineView:
     )  # fmt: skip
 
 
-def _schedule_row(each: ScheduleView) -> tuple[Any, ...]:
+def _schedule_row(each: ScheduledPipeline) -> tuple[Any, ...]:
     if each.batch_s is None or each.interval_s is None or each.bubble is None or each.memory_bytes is None:
         return each.name, None, "–", "–", "–", "–", each.why
     unit = unit_for(each.batch_s)

@@ -8,42 +8,18 @@ from collections.abc import Iterator
 import msgspec
 
 from foretrace.experiment.statistics import Ratio
-from foretrace.plan.look_ahead.plan import CachePlan, PredictedStep
+from foretrace.plan.look_ahead.plan import CachePlan, LookedAhead, PredictedStep
 from foretrace.plan.look_ahead.trial import CacheTrial
 from foretrace.report.blocks import About, Block, Column, Line, listing
 from foretrace.report.units import between, digits, nbytes, share, things, unit_for
 from foretrace.report.views import Report, taken
 
 
-class PredictedStepView(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean step with its range."""
-
-    step_s: float
-    low_s: float
-    high_s: float
-
-
-class LookAheadView(msgspec.Struct, frozen=True, kw_only=True):
-    """One look-ahead. Bytes are of a trainer's busier direction and a mean batch."""
-
-    look_ahead: int
-    step: PredictedStepView
-    speedup: Ratio  # uncached step over this one
-    hit_rate: float  # of the different rows of a batch
-    now_bytes: float  # that the next batch waits for
-    later_bytes: float  # behind the computation
-    fetched_bytes: float  # of these, ahead of their batch
-    all_bytes: float
-    bound_s: float  # max(compute + now / rate, all / rate)
-    held_rows: int  # of a trainer, at most
-    held_bytes: int
-
-
 class CacheArmView(msgspec.Struct, frozen=True, kw_only=True):
     """One way to train, as it ran."""
 
     name: str
-    predicted: PredictedStepView  # from what the processor and the links alone take
+    predicted: PredictedStep  # from what the processor and the links alone take
     measured_s: float
     steps_s: tuple[float, ...]  # by round
     residual: float  # predicted over measured, less 1
@@ -72,10 +48,10 @@ class PlanCacheView(Report, frozen=True, kw_only=True):
     trainers: int
     link: str
     optimizer: str
-    uncached: PredictedStepView
+    uncached: PredictedStep
     uncached_bytes: float
-    chosen: LookAheadView
-    others: tuple[LookAheadView, ...]
+    chosen: LookedAhead
+    others: tuple[LookedAhead, ...]
     trial: CacheTrialView | None
     ledger: str
     row: str
@@ -149,7 +125,7 @@ def _trial(trial: CacheTrial) -> CacheTrialView:
     )
 
 
-def _step(step: PredictedStep | PredictedStepView) -> str:
+def _step(step: PredictedStep) -> str:
     unit = unit_for(step.high_s)
     return f"{digits(step.step_s / unit.seconds)} {unit.name} ({between(step.low_s, step.high_s, unit)})"
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from foretrace.experiment.statistics import Ratio, Verdict
+from foretrace.experiment.statistics import Ratio
 from foretrace.plan.data.candidate import DataCandidate
 from foretrace.plan.data.plan import DataPlan
 from foretrace.plan.data.trial import DataTrial
 from foretrace.report.blocks import About, Block, Column, Line, listing, notes
 from foretrace.report.units import count, digits, nbytes, seconds, share, span
-from foretrace.report.views import Report
+from foretrace.report.views import Report, taken
 from foretrace.training.rows.graphs import NodeData
 
 _UNEQUAL = "candidates read the same edges but in other orders: quality is compared by --run alone"
@@ -135,20 +135,13 @@ def planned_samplers(graph: str, data: NodeData, limit_bytes: int, found: Sequen
 
 def _view(each: DataCandidate) -> DataCandidateView:
     value, low, high = each.epoch_s
-    return DataCandidateView(
-        name=each.name, loader=each.loader, parameters=dict(each.parameters), epoch_s=value, low_s=low, high_s=high,
-        batches=each.batches, memory_bytes=each.memory_bytes, disk_bytes=each.disk_bytes, swaps=each.swaps,
-        swaps_bound=each.swaps_bound, notes=each.notes,
-    )  # fmt: skip
+    return taken(DataCandidateView, each, parameters=dict(each.parameters), epoch_s=value, low_s=low, high_s=high)
 
 
 def _tried(trial: DataTrial) -> DataTrialView:
-    row = trial.row()
-    return DataTrialView(
+    return taken(
+        DataTrialView, trial, trial.trial, trial.trained,
         epochs_s=tuple(each.s for each in trial.trained.epochs),
-        waited_s=tuple(each.wait_s for each in trial.trained.epochs), peak_bytes=trial.trained.peak_bytes,
-        limit_bytes=trial.trained.limit_bytes, quality=trial.trained.quality,
+        waited_s=tuple(each.wait_s for each in trial.trained.epochs),
         in_memory_s=tuple(each.s for each in trial.in_memory.epochs), in_memory_quality=trial.in_memory.quality,
-        measured=trial.measured, over_memory=trial.over_memory, error=row.error, verdict=Verdict(row.verdict),
-        direct=trial.trained.direct,
     )  # fmt: skip

@@ -187,17 +187,16 @@ def verify(outcome: LinkOutcome, arm: ArmOutcome, ledger: str = "", row: str = "
     return taken(
         RigVerifyView,
         arm,
+        arm.trial,
         job,
         outcome,
         headline=headline(arm),
         link_mbit_s=outcome.link.mbit_s,
         link_spread=outcome.link.spread,
-        measured_step_s=arm.measured.median_s,
-        predicted=arm.predicted_ratio,
-        measured=arm.measured_ratio,
+        measured_step_s=arm.trial.after.median_s,
         arms=tuple(
             taken(RigArmView, each, name=name)
-            for name, each in (("before", outcome.before), ("after", arm.measured), ("again", outcome.again))
+            for name, each in (("before", outcome.before), ("after", arm.trial.after), ("again", outcome.again))
         ),
         ledger=ledger,
         row=row,
@@ -208,11 +207,11 @@ def verify(outcome: LinkOutcome, arm: ArmOutcome, ledger: str = "", row: str = "
 def headline(arm: ArmOutcome) -> str:
     """As in "Predicted a step of 443 ms (431 ms – 455 ms), measured 440 ms (438 ms – 447 ms): covered, off by …"."""
     predicted = f"Predicted a step of {seconds(arm.predicted_s)} ({span(arm.predicted_low_s, arm.predicted_high_s)})"
-    if arm.uncertain:
-        return f"{predicted}; nothing can be concluded: {arm.uncertain}."
-    found = arm.measured
+    if arm.trial.uncertain:
+        return f"{predicted}; nothing can be concluded: {arm.trial.uncertain}."
+    found = arm.trial.after
     measured = f"measured {seconds(found.median_s)} ({span(found.p10_s, found.p90_s)})"
-    return f"{predicted}, {measured}: {arm.verdict}, off by {signed(arm.step_error)}."
+    return f"{predicted}, {measured}: {arm.trial.verdict}, off by {signed(arm.step_error)}."
 
 
 def _figures(view: RigVerifyView) -> Iterator[tuple[str, str]]:

@@ -120,9 +120,7 @@ def planned(plan: SplitPlan, trial: SplitTrial | None = None, ledger: str = "", 
         points=len(plan.profile.samples_s),
         chosen=splits[0],
         splits=splits,
-        trial=None
-        if trial is None
-        else taken(ServeTrialView, trial, after=trial.after.name, verdict=str(trial.verdict)),
+        trial=None if trial is None else taken(ServeTrialView, trial.trial, trial, after=trial.after.name),
         ledger=ledger,
         row=row,
         notes=(*plan.notes, *_unmeasured(plan)),

@@ -9,21 +9,12 @@ import msgspec
 
 from foretrace.report.blocks import Block, Headline, Line, Next
 from foretrace.report.views import Result, taken
+from foretrace.techniques.base import Prior
 
 if TYPE_CHECKING:
     from foretrace.techniques.base import Technique
 
 Models = Mapping[str, tuple[str, ...]]  # by technique
-
-
-class PriorView(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in for a number that no recording gives."""
-
-    value: float
-    low: float
-    high: float
-    unit: str
-    why: str
 
 
 class ParameterView(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +27,7 @@ class ParameterView(msgspec.Struct, frozen=True, kw_only=True):
     default: str | float | bool | None
     required: bool
     choices: tuple[str, ...]
-    prior: PriorView | None
+    prior: Prior | None
 
 
 class TechniqueView(msgspec.Struct, frozen=True, kw_only=True):

@@ -159,15 +159,16 @@ def verify(outcome: Outcome, ledger: str = "", row: str = "") -> VerifyView:
     return taken(
         VerifyView,
         outcome,
+        outcome.trial,
         job,
         headline=headline(outcome),
         name=" + ".join(outcome.techniques),
         techniques=tuple(outcome.parameters),
         batches="loader" if job.loads else "ready",
-        floor=statistics.floor(outcome.same),
+        floor=statistics.floor(outcome.trial.same),
         arms=tuple(
             taken(ArmView, arm, name=name, wall_s=outcome.walls[name].median_s, cpu_s=outcome.cpus[name].median_s)
-            for name, arm in (("before", outcome.before), ("after", outcome.after), ("again", outcome.again))
+            for name, arm in (("before", outcome.before), ("after", outcome.trial.after), ("again", outcome.again))
         ),
         ledger=ledger,
         row=row,
@@ -177,16 +178,17 @@ def verify(outcome: Outcome, ledger: str = "", row: str = "") -> VerifyView:
 
 def headline(outcome: Outcome) -> str:
     """As in "Predicted 1.42× faster (0.700, 0.660 – 0.750 of the step), measured 1.38× …: covered, off by −2.80 %."."""
-    predicted = f"Predicted {_speed(outcome.predicted)} ({_numbers(outcome.predicted)} of the step)"
-    floor = statistics.floor(outcome.same)
-    off = f"off by {signed(outcome.error)}"
-    if outcome.verdict == Verdict.INCONCLUSIVE:
-        return f"{predicted}; nothing can be concluded: {outcome.uncertain}."
-    if outcome.measured.effect <= floor:
-        measured = f"measured no change above the floor of {share(floor)} ({_numbers(outcome.measured)})"
-        agrees = "agrees" if outcome.verdict == Verdict.NO_CHANGE else "missed"
+    trial = outcome.trial
+    predicted = f"Predicted {_speed(trial.predicted)} ({_numbers(trial.predicted)} of the step)"
+    floor = statistics.floor(trial.same)
+    off = f"off by {signed(trial.error)}"
+    if trial.verdict == Verdict.INCONCLUSIVE:
+        return f"{predicted}; nothing can be concluded: {trial.uncertain}."
+    if trial.measured.effect <= floor:
+        measured = f"measured no change above the floor of {share(floor)} ({_numbers(trial.measured)})"
+        agrees = "agrees" if trial.verdict == Verdict.NO_CHANGE else "missed"
         return f"{predicted}, {measured}: {agrees}, {off}."
-    return f"{predicted}, measured {_speed(outcome.measured)} ({_numbers(outcome.measured)}): {outcome.verdict}, {off}."
+    return f"{predicted}, measured {_speed(trial.measured)} ({_numbers(trial.measured)}): {trial.verdict}, {off}."
 
 
 def ledger(rows: Sequence[Row], *, source: str, summary_only: bool = False) -> LedgerView:
@@ -235,7 +237,7 @@ def _speed(ratio: Ratio) -> str:
 
 
 def _next(outcome: Outcome, ledger: str) -> str:
-    if outcome.verdict == Verdict.INCONCLUSIVE:
+    if outcome.trial.verdict == Verdict.INCONCLUSIVE:
         words = [shlex.quote(text) for text in outcome.job.techniques]
         again = f"foretrace verify {' '.join(words)} --model {shlex.quote(outcome.job.model)}"
         return f"{again} --seconds {3 * outcome.job.seconds:g}"

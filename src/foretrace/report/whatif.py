@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from foretrace.experiment.job import Assumed
+from foretrace.graph.taskgraph import Change
 from foretrace.report import assumptions, headline, power, runs
 from foretrace.report.assumptions import assumption
 from foretrace.report.blocks import Bars, Block, Column, Line, table
@@ -20,14 +21,6 @@ from foretrace.techniques.whatif import WhatIf
 
 MATTERS = 0.01  # an assumption whose range moves the predicted step by less is named, not explained
 LEAST_SHARE = 0.03  # parts of a critical path below this share of the step are left out of the words
-
-
-class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
-    """What one edit did."""
-
-    technique: str
-    what: str
-    tasks: int
 
 
 class StageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +60,7 @@ class WhatIfView(Report, frozen=True, kw_only=True):
     critical_path_after: tuple[PathPart, ...]
     critical_path_moved: bool
     stages: tuple[StageView, ...]
-    changes: tuple[ChangeView, ...]
+    changes: tuple[Change, ...]
     assumptions: tuple[Assumed, ...]
     why_not_more: str
 
@@ -151,7 +144,7 @@ def interval_text(view: WhatIfView) -> str:
     return f"{100 * view.interval_level:.3g} % interval {between(*view.interval_s, unit)} {unit.name}"
 
 
-def change_text(made: ChangeView, several: bool) -> str:
+def change_text(made: Change, several: bool) -> str:
     """What one edit did, with the technique's name where several were applied."""
     return f"{made.technique}: {made.what}" if several and made.technique else made.what
 

@@ -53,7 +53,7 @@ def test_a_session_predicts_then_measures(able: netns.Capability, tmp_path: Path
     assert second.buckets == second.predicted_buckets == (6 * 128 * 1024,)
     assert outcome.recorded_s > 6 * 0.005
     for arm in outcome.arms:  # no message is free, and nothing is faster than its link
-        assert min(arm.predicted_s, arm.measured.median_s) > 6 * 128 * 1024 * 8 / 100e6
+        assert min(arm.predicted_s, arm.trial.after.median_s) > 6 * 128 * 1024 * 8 / 100e6
     rows = rows_of(outcome)
     ledger = Ledger(tmp_path / "ledger.sqlite")
     assert ledger.add(rows) == 2
@@ -98,7 +98,7 @@ def test_turns_keep_their_time(steps_s: list[float], seconds: float, slow: float
     now = [0.0]
 
     class Asked:
-        def ask(self, request: RunSteps, *_: object, **__: object) -> list[TimedSteps]:
+        def ask(self, _: object, request: RunSteps, *__: object, **___: object) -> list[TimedSteps]:
             now[0] += (request.discarded + request.steps) * slow * steps_s[int(request.name)]
             return [TimedSteps(wall_s=1.0, cpu_s=1.0, loss=None)] * 2
 

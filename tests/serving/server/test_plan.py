@@ -12,13 +12,14 @@ import pytest
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger
 from foretrace.experiment.statistics import Arm, Ratio, Verdict
+from foretrace.experiment.trial import changed
 from foretrace.serving.server import latencies
 from foretrace.serving.server import plan as plans
 from foretrace.serving.server.measure import RunningSplit
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.plan import INTERFERENCE, NOISE, SplitPlan, plan_splits
 from foretrace.serving.server.split import CoreSplit, ModelInstance
-from foretrace.serving.server.trial import SplitTrial, row_of, try_plan
+from foretrace.serving.server.trial import SplitTrial, try_plan
 from tests.cli.conftest import Cli, cli
 
 __all__ = ["cli"]
@@ -119,13 +120,11 @@ def test_a_split_that_would_win_alone_is_run_before_it_is_chosen(
 def test_a_row_of_the_ledger_holds_the_comparison(recorded: Path, tmp_path: Path) -> None:
     plan = replace(planned(recorded), source=ModelSource(name="m", size="tiny"))
     arms = {name: Arm.of([each, each]) for name, each in (("fat", 0.018), ("thin", 0.012), ("again", 0.018))}
-    trial = SplitTrial(
-        plan=plan, after=plan.chosen, arms=arms, predicted=Ratio(value=0.6, low=0.5, high=0.7),
-        measured=Ratio(value=12 / 18, low=0.65, high=0.68), same=Ratio(value=1, low=1, high=1), uncertain="",
-        verdict=Verdict.COVERED,
-    )  # fmt: skip
+    held = changed(Ratio(value=0.6, low=0.5, high=0.7), arms["fat"], arms["again"], arms["thin"])
+    trial = SplitTrial(plan=plan, after=plan.chosen, arms=arms, trial=held)
+    assert held.verdict == Verdict.COVERED
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    ledger.add([row_of(trial)])
+    ledger.add([trial.row()])
     (row,) = ledger.rows()
     assert (row.before_s, row.after_s, row.covered, row.threads) == (0.018, 0.012, True, 4)
     assert row.arms["serve"]["quickest"] == row.arms["serve"]["chosen"] == "thin"

@@ -17,12 +17,12 @@ pytest.importorskip("torch", reason="trains; install the extra torch")
 from msgspec.structs import replace
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment import limited
+from foretrace.experiment.processes import limited
 from foretrace.plan.data.plan import memory_of
 from foretrace.training.rows import graphs, links, nodes, partitions
 from foretrace.training.rows.dense import sample
 from foretrace.training.rows.disk import RowsOnDisk, read_whole
-from foretrace.training.rows.out_of_core import TrainedGraph, TrainingJob, train
+from foretrace.training.rows.out_of_core import TrainingJob, train
 from foretrace.training.rows.partitions import GraphSizes
 from foretrace.training.rows.rows import RowsInMemory
 from tests.training.rows.test_graphs import odd
@@ -169,11 +169,11 @@ def test_a_limit_is_enforced_and_the_planned_memory_suffices(folder: Path) -> No
     sizes = partitions.read(folder).sizes
     asked = node_job(folder)
     memory = memory_of(asked, sizes, 200)
-    trained = limited.run(train, asked, TrainedGraph, memory_bytes=memory)
+    trained = limited(train, asked, memory_bytes=memory)
     assert 0 < trained.peak_bytes <= memory
     assert trained.limit_bytes > memory
     with pytest.raises(ForetraceError, match="2 MB do not suffice"):
-        limited.run(train, job(folder, batch=50_000), TrainedGraph, memory_bytes=2_000_000)
+        limited(train, job(folder, batch=50_000), memory_bytes=2_000_000)
 
 
 def test_memory_counts_buffer_and_temporaries() -> None:

@@ -4,6 +4,7 @@ one worker alone and recorded, which a prediction for many starts from.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace.experiment.arms import next_loss
 from foretrace.experiment.measure import RESIDENT_BATCHES
-from foretrace.experiment.messages import Buckets, Setup, TimedSteps
+from foretrace.experiment.messages import Buckets, Make, Record, Recorded, RunSteps, Setup, TimedSteps, Worker
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,6 @@ from foretrace.cost.operators.calibration import Calibration
 from foretrace.deadline import Deadline
 from foretrace.experiment.job import Job
 from foretrace.experiment.measure import CALIBRATION_S, PLAIN, recorded_calmly, recording_of, unrest
-from foretrace.experiment.messages import Record, Recorded
 from foretrace.graph import store
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import TaskGraph
@@ -110,6 +110,25 @@ class RunningArm:
 
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.replace(",", " ").split())
+
+
+def make(given: Make, worker: Worker) -> None:
+    """Make an arm, in a worker."""
+    worker.kept[given.name] = RunningArm(given.setup)
+    gc.collect()
+    gc.freeze()
+
+
+def run_steps(given: RunSteps, worker: Worker) -> TimedSteps:
+    """Run steps of an arm that was made."""
+    arm: RunningArm = worker.kept[given.name]
+    return arm.block(given.discarded, given.steps, together=given.together)
+
+
+def buckets_of(name: str, worker: Worker) -> Buckets:
+    """What PyTorch's data parallelism knows of itself, once an arm has run."""
+    arm: RunningArm = worker.kept[name]
+    return arm.buckets()
 
 
 _RECORDINGS = 3

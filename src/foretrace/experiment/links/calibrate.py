@@ -10,8 +10,9 @@ from tempfile import TemporaryDirectory
 from foretrace.cost.network.collective_table import CollectiveTable, decode
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError
+from foretrace.experiment.collectives import time_collectives
 from foretrace.experiment.links import netns
-from foretrace.experiment.messages import Collectives, Done
+from foretrace.experiment.messages import Collectives
 from foretrace.experiment.processes import Workers
 from foretrace.hardware.cluster import Link, parse_link
 
@@ -61,7 +62,7 @@ def calibrate(
         name=name,
         table=str(file),
     )
-    workers.ask(request, "calibrating the link", Done, seconds=longest)
+    workers.ask(time_collectives, request, "calibrating the link", seconds=longest)
     table = decode(file.read_bytes(), str(file))
     worst, what = _worst(table, LEAST_S * link.bytes_per_s)
     if worst > MOST_SPREAD:

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from foretrace.experiment.job import Assumed
-from foretrace.experiment.statistics import Arm, Ratio, Verdict
+from foretrace.experiment.statistics import Arm, Ratio
+from foretrace.experiment.trial import TriedPrediction
 
 
 class LinkJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,33 +36,23 @@ class MeasuredLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One arm: predicted and measured. Ratios are its step over the baseline's."""
+    """One arm: predicted and measured."""
 
     techniques: tuple[str, ...]  # as they write themselves, the link by its name
     parameters: dict[str, dict[str, Any]]
     predicted_s: float  # step, from the recording of one worker
     predicted_low_s: float
     predicted_high_s: float
-    measured: Arm
-    predicted_ratio: Ratio
-    measured_ratio: Ratio
-    verdict: Verdict
-    covered: bool
-    uncertain: str
+    trial: TriedPrediction  # its step over the baseline's
     predicted_buckets: tuple[int, ...]  # bytes, in the order of the exchange
     buckets: tuple[int, ...]  # as PyTorch formed them; empty where the arm is not made of its data parallelism
     losses: tuple[float | None, ...]  # last one of every block of the first worker
     assumptions: tuple[Assumed, ...]
 
     @property
-    def error(self) -> float:
-        """Predicted over measured ratio, less one."""
-        return self.predicted_ratio.value / self.measured_ratio.value - 1.0
-
-    @property
     def step_error(self) -> float:
         """Predicted over measured step, less one."""
-        return self.predicted_s / self.measured.median_s - 1.0
+        return self.predicted_s / self.trial.after.median_s - 1.0
 
 
 class LinkOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,17 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from foretrace.experiment import statistics
-from foretrace.experiment.ledger import Row, new_row
+from foretrace.experiment.ledger import Row
 from foretrace.experiment.links.job import ArmOutcome, LinkJob, LinkOutcome
 from foretrace.experiment.measure import assumed, foretold, parameters_of
 from foretrace.experiment.messages import TimedSteps
-from foretrace.experiment.statistics import Arm, Ratio, paired_ratio
+from foretrace.experiment.statistics import Arm
+from foretrace.experiment.trial import changed
 from foretrace.techniques.base import Technique
 from foretrace.techniques.whatif import WhatIf
-
-CLOCK = "wall"  # workers wait for each other
-CPU = "cpu"
 
 Rounds = Sequence[Sequence[TimedSteps]]  # by round and worker
 
@@ -34,14 +31,9 @@ class Ran:
     buckets: tuple[int, ...]
 
 
-def judge(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm, same: Ratio) -> ArmOutcome:
-    """What became of one arm's prediction; ratios are compared round by round with the mean of the baseline's arms."""
-    measured = summed(arm.blocks)
-    baseline = [(a + b) / 2 for a, b in zip(before.blocks_s, again.blocks_s, strict=True)]
-    ratio = paired_ratio(baseline, measured.blocks_s, seed=job.seed)
+def judge(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm) -> ArmOutcome:
+    """What became of one arm's prediction."""
     low_s, high_s = arm.predicted.interval_s
-    expected = foretold(arm.predicted, baseline_s)
-    uncertain = statistics.too_uncertain([before, again, measured], ratio, CLOCK)
     distributed = arm.predicted.after.graph.info.recording.get("distributed") or {}
     return ArmOutcome(
         techniques=arm.techniques,
@@ -49,12 +41,7 @@ def judge(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm, sa
         predicted_s=arm.predicted.after_s,
         predicted_low_s=low_s,
         predicted_high_s=high_s,
-        measured=measured,
-        predicted_ratio=expected,
-        measured_ratio=ratio,
-        verdict=statistics.verdict(expected, ratio, same=same, uncertain=uncertain),
-        covered=expected.holds(ratio.value),
-        uncertain=uncertain,
+        trial=changed(foretold(arm.predicted, baseline_s), before, again, summed(arm.blocks), seed=job.seed),
         predicted_buckets=tuple(int(each) for each in distributed.get("buckets", ())),
         buckets=arm.buckets,
         losses=tuple(round_[0].loss for round_ in arm.blocks),
@@ -68,30 +55,23 @@ def summed(blocks: Rounds) -> Arm:
 
 
 def rows_of(outcome: LinkOutcome) -> tuple[Row, ...]:
-    """A row of the ledger per arm. Step and ratio are on the wall clock; `arms["rig"]` holds the link and the rest."""
+    """A row of the ledger per arm, on the wall clock: workers wait for each other. `arms["rig"]` holds the link."""
     return tuple(_row(outcome, arm) for arm in outcome.arms)
 
 
 def _row(outcome: LinkOutcome, arm: ArmOutcome) -> Row:
     job = outcome.job
-    return new_row(
-        job,
-        outcome,
-        techniques=arm.techniques,
-        predicted=arm.predicted_ratio,
-        measured=arm.measured_ratio,
-        after=arm.measured,
-        assumptions=arm.assumptions,
+    return arm.trial.row(
+        " + ".join(arm.techniques),
+        threads=job.threads,
+        assumptions=tuple(msgspec.to_builtins(each) for each in arm.assumptions),
+        machine=outcome.machine,
+        allocator=outcome.allocator,
+        notes=outcome.notes,
+        **outcome.versions,
         model=Path(job.work).name if job.work.endswith(".py") else job.work,
         size=setting(job),
-        batches="ready",
-        device=CPU,
-        clock=CLOCK,
-        error=arm.error,
-        covered=arm.covered,
-        verdict=arm.verdict,
-        samples_before=outcome.samples,
-        samples_after=outcome.samples,
+        samples=(outcome.samples, outcome.samples),
         parameters={
             name: {key: job.link if key == "network" else value for key, value in found.items()}
             for name, found in arm.parameters.items()
@@ -99,14 +79,14 @@ def _row(outcome: LinkOutcome, arm: ArmOutcome) -> Row:
         arms={
             "wall": {
                 "before": msgspec.to_builtins(outcome.before),
-                "after": msgspec.to_builtins(arm.measured),
+                "after": msgspec.to_builtins(arm.trial.after),
                 "again": msgspec.to_builtins(outcome.again),
             },
             "rounds": outcome.rounds,
             "steps_per_block": outcome.steps_per_block,
             "recorded_s": outcome.recorded_s,
             "calibrated": outcome.operators_timed,
-            "uncertain": arm.uncertain,
+            "uncertain": arm.trial.uncertain,
             "losses_after": arm.losses,
             "rig": {
                 "workers": job.workers,
@@ -123,7 +103,6 @@ def _row(outcome: LinkOutcome, arm: ArmOutcome) -> Row:
                 "buckets": arm.buckets,
             },
         },
-        residual=(),
     )
 
 

@@ -10,32 +10,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
-from foretrace.deadline import Deadline, ending
+from foretrace.deadline import ending
 from foretrace.errors import ForetraceError
 from foretrace.experiment import cores
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.arms import is_emulated, training_of
+from foretrace.experiment.links.arms import buckets_of, is_emulated, make, record, run_steps, training_of
 from foretrace.experiment.links.calibrate import calibrate, title
 from foretrace.experiment.links.job import LinkJob, LinkOutcome, MeasuredLink
 from foretrace.experiment.links.judge import Ran, judge, summed
-from foretrace.experiment.measure import versions
-from foretrace.experiment.messages import (
-    Buckets,
-    Done,
-    Inspect,
-    Make,
-    Record,
-    Recorded,
-    Request,
-    RunSteps,
-    Setup,
-    TimedSteps,
-)
-from foretrace.experiment.processes import PATIENCE_S, Workers, alone
+from foretrace.experiment.messages import Make, Record, Recorded, RunSteps, Setup, TimedSteps
+from foretrace.experiment.processes import PATIENCE_S, AskedCall, Workers, alone
 from foretrace.experiment.statistics import paired_ratio
+from foretrace.experiment.trial import in_turns, versions
 from foretrace.graph import store
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.cluster import parse_link
@@ -126,7 +116,7 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
         before=before,
         again=again,
         same=same,
-        arms=tuple(judge(job, each, baseline.step_s, before, again, same) for each in ran),
+        arms=tuple(judge(job, each, baseline.step_s, before, again) for each in ran),
         rounds=len(blocks[_BASELINE]),
         steps_per_block=max(turns.steps[arm.name] for arm in arms),
         operators_timed=recorded.operators,
@@ -205,13 +195,12 @@ def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
     # which is no matter of the network. Layers that sleep share nothing.
     beside = 0 if is_emulated(job.work) else job.workers - 1
     with alone(1 + beside, threads=job.threads) as workers:
-        requests: list[Request] = [request]
+        calls: list[AskedCall[Any]] = [AskedCall(record, request)]
         if beside:
-            workers.ask(Make(name=_BASELINE, setup=request.setup), "making the training", Done)
-            requests += [RunSteps(name=_BASELINE, discarded=0, steps=_FOR_EVER, together=False)] * beside
-        (answer,) = workers.ask_each(
-            requests, "recording one worker", Recorded, patience_s=_RECORDING_S + PATIENCE_S, first=True
-        )
+            workers.ask(make, Make(name=_BASELINE, setup=request.setup), "making the training")
+            endless = RunSteps(name=_BASELINE, discarded=0, steps=_FOR_EVER, together=False)
+            calls += [AskedCall(run_steps, endless)] * beside
+        (answer,) = workers.ask_each(calls, "recording one worker", patience_s=_RECORDING_S + PATIENCE_S, first=True)
     return store.load(file), answer
 
 
@@ -228,7 +217,7 @@ def _make(workers: Workers, job: LinkJob, arms: Sequence[_Planned]) -> None:
     for arm in arms:
         setup = Setup(work=job.work, size=job.size, seed=job.seed, techniques=arm.used)
         for name in (arm.name, _AGAIN) if arm.name == _BASELINE else (arm.name,):
-            workers.ask(Make(name=name, setup=setup), f"making {_said(arm)}", Done)
+            workers.ask(make, Make(name=name, setup=setup), f"making {_said(arm)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,28 +248,23 @@ def _turns(job: LinkJob, arms: Sequence[_Planned]) -> _Turns:
 
 
 def _run(workers: Workers, turns: _Turns, tell: Callable[[float], None]) -> dict[str, list[list[TimedSteps]]]:
-    """Blocks by arm, round and worker; who begins changes from round to round. The first round is not counted."""
-    found: dict[str, list[list[TimedSteps]]] = {arm.name: [] for arm in turns.order}
-    order, until = list(turns.order), Deadline(turns.seconds)
-    for number in range(turns.rounds + 1):
-        if number > LEAST_ROUNDS and not until.allows("round"):
-            break
-        with until.part("round"):
-            for arm in order:
-                steps = turns.steps[arm.name] if number else 1
-                request = RunSteps(name=arm.name, discarded=1 if number else _FIRST - 1, steps=steps, together=True)
-                blocks = workers.ask(
-                    request, f"running {_said(arm)}", TimedSteps, seconds=10 * (steps + 2) * arm.step_s
-                )
-                if number:
-                    found[arm.name].append(blocks)
-        order = order[1:] + order[:1]
-        tell(number / turns.rounds)
-    return found
+    """Blocks by arm, round and worker."""
+    arms = {arm.name: arm for arm in turns.order}
+
+    def block(name: str, number: int) -> list[TimedSteps]:
+        arm = arms[name]
+        steps, discarded = (turns.steps[arm.name], 1) if number >= 0 else (1, _FIRST - 1)
+        request = RunSteps(name=arm.name, discarded=discarded, steps=steps, together=True)
+        return workers.ask(run_steps, request, f"running {_said(arm)}", seconds=10 * (steps + 2) * arm.step_s)
+
+    return in_turns(
+        arms, block, turns.rounds, warm_up=1, least=LEAST_ROUNDS,
+        seconds=turns.seconds, tell=tell,
+    )  # fmt: skip
 
 
 def _buckets(workers: Workers, arm: _Planned) -> tuple[int, ...]:
-    first = workers.ask(Inspect(name=arm.name), f"asking for the buckets of {_said(arm)}", Buckets)[0]
+    first = workers.ask(buckets_of, arm.name, f"asking for the buckets of {_said(arm)}")[0]
     return first.rebuilt or first.first
 
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from foretrace.arrays import Float32
 from foretrace.errors import ForetraceError
-from foretrace.experiment.ledger import Row, figure_row
+from foretrace.experiment.ledger import Row
 from foretrace.experiment.links import netns
-from foretrace.experiment.measure import versions
-from foretrace.experiment.messages import ExchangedRows, ExchangeRows
+from foretrace.experiment.messages import ExchangedRows, ExchangeRows, Worker
 from foretrace.experiment.processes import Workers, together
-from foretrace.experiment.statistics import Ratio, paired_ratio
+from foretrace.experiment.statistics import Arm
+from foretrace.experiment.trial import figured, in_turns, means
 from foretrace.hardware.cluster import parse_link
 from foretrace.training.rows.lookups import read
 from foretrace.training.rows.placement import FLOAT, RowPlacement
@@ -47,21 +47,15 @@ class RanPlacement:
     @property
     def step_s(self) -> float:
         """Median over rounds."""
-        return float(np.median(self.rounds_s))
+        return Arm.of(means(self.rounds_s, self.again_s)).median_s
 
     def row(self, size: str, devices: int) -> Row | None:
         """What the ledger keeps; None where nothing was predicted."""
         if self.predicted_s is None or self.interval_s is None:
             return None
-        ratios = np.array(self.rounds_s) / self.predicted_s
-        low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9]).tolist()
-        lowest, highest = (each / self.predicted_s for each in self.interval_s)
-        return figure_row(
+        return figured((self.predicted_s, *self.interval_s), self.rounds_s, self.again_s).row(
             f"plan-rows {self.name}", parameters={"devices": devices, "placement": self.name}, model="embedding tables",
-            size=size, seed=0, clock="wall", runs=len(ratios), predicted_s=self.predicted_s, measured_s=self.step_s,
-            predicted=Ratio(value=1.0, low=lowest, high=highest),
-            measured=Ratio(value=middle, low=low, high=high), same=paired_ratio(self.rounds_s, self.again_s),
-            versions=versions(),
+            size=size,
         )  # fmt: skip
 
 
@@ -129,30 +123,21 @@ def run(
 def _turns(
     workers: Workers, requests: Mapping[str, ExchangeRows], rounds: int, tell: Callable[[float], None] | None
 ) -> dict[str, list[float]]:
-    """Seconds of a batch by round, of two copies of each; who begins changes. The first round is not counted."""
-    times: dict[str, list[float]] = {f"{name}{copy}": [] for name in requests for copy in ("", _AGAIN)}
-    order = list(times)
-    for number in range(rounds + 1):
-        for each in order:
-            seconds = _slowest(_asked(workers, requests[each.removesuffix(_AGAIN)]))
-            if number:
-                times[each].append(seconds)
-        order = order[1:] + order[:1]
-        if tell is not None:
-            tell((number + 1) / (rounds + 1))
-    return times
+    """Seconds of a batch by round, of two copies of each."""
+    asked = {f"{name}{copy}": request for name, request in requests.items() for copy in ("", _AGAIN)}
+    return in_turns(asked, lambda name, _: _slowest(_asked(workers, asked[name])), rounds, warm_up=1, tell=tell)
 
 
 def _asked(workers: Workers, request: ExchangeRows, *, check: bool = False) -> list[ExchangedRows]:
     request = msgspec.structs.replace(request, check=check)
-    return workers.ask(request, "exchanging rows", ExchangedRows, seconds=60)
+    return workers.ask(exchange, request, "exchanging rows", seconds=60)
 
 
 def _slowest(answers: Sequence[ExchangedRows]) -> float:
     return max(each.wall_s for each in answers)
 
 
-def exchange(request: ExchangeRows, rank: int) -> ExchangedRows:
+def exchange(request: ExchangeRows, worker: Worker) -> ExchangedRows:
     """What a process does: its part of every batch, timed, or compared with whole tables."""
     import torch
     import torch.distributed as dist
@@ -162,7 +147,7 @@ def exchange(request: ExchangeRows, rank: int) -> ExchangedRows:
     placement = RowPlacement.load(Path(request.placement))
     lookups = read(request.lookups, samples=request.samples)
     whole = [_values(at, each.rows, placement.width) for at, each in enumerate(placement.tables)]
-    tables = ShardedTables(placement, rank, whole)
+    tables = ShardedTables(placement, worker.rank, whole)
     counted, equal, error = [], True, 0.0
     dist.barrier()
     began = time.perf_counter()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,17 +13,14 @@ import numpy as np
 from foretrace.arrays import Float32
 from foretrace.errors import ForetraceError
 from foretrace.experiment.messages import (
-    Answer,
-    Done,
-    HashRows,
     ListenRows,
     MeetRows,
-    RowHashes,
     RowTimes,
     ServeRows,
     TimeRows,
     TrainedRows,
     TrainRows,
+    Worker,
 )
 from foretrace.files import write_bytes
 from foretrace.reading import read_bytes
@@ -36,21 +32,45 @@ from foretrace.training.rows.server import RemoteRows, RowServer, rows_file
 LINK = "link"  # the server that timing reads from and writes to
 TIMED_ROWS = 1 << 14
 _URGENT = 0  # kind of a message
+_ROLE = "role"  # what a worker keeps it as
 
 
-class RowRole(ABC):
-    """A process under way; `ports` is where it listens."""
-
-    ports: dict[str, int]
-
-    @abstractmethod
-    def answer(self, request: MeetRows | TimeRows | TrainRows | HashRows) -> Answer:
-        """Do what is asked."""
+def serve(given: ServeRows, worker: Worker) -> dict[str, int]:
+    """Become the embedding server; a port for every arm. Raises ForetraceError where what was kept cannot be read."""
+    worker.kept[_ROLE] = role = _Server(given)
+    return {arm: server.address[1] for arm, server in role.servers.items()}
 
 
-def begin(request: ServeRows | ListenRows) -> RowRole:
-    """Take up a role. Raises ForetraceError where what was kept cannot be read."""
-    return _Server(request) if isinstance(request, ServeRows) else _Trainer(request)
+def listen(given: ListenRows, worker: Worker) -> int:
+    """Become a trainer; the port where others can connect."""
+    worker.kept[_ROLE] = role = _Trainer(given)
+    return role.peers.address[1]
+
+
+def connect(given: MeetRows, worker: Worker) -> None:
+    """Connect with the servers and the other trainers. Raises as `serve`."""
+    _trainer(worker).meet(given)
+
+
+def time_link(given: TimeRows, worker: Worker) -> RowTimes:
+    """Time reads, writes and messages."""
+    return _trainer(worker).time(given)
+
+
+def train_batches(given: TrainRows, worker: Worker) -> TrainedRows:
+    """Train some batches of an arm."""
+    return _trainer(worker).train(given)
+
+
+def hashes(given: None, worker: Worker) -> dict[str, str]:
+    """SHA-256 of tables (a server) or dense weights (a trainer), by arm."""
+    arms: dict[str, Float32] = worker.kept[_ROLE].weights()
+    return {arm: hashlib.sha256(np.ascontiguousarray(each).tobytes()).hexdigest() for arm, each in arms.items()}
+
+
+def _trainer(worker: Worker) -> _Trainer:
+    role: _Trainer = worker.kept[_ROLE]
+    return role
 
 
 def dense_file(folder: Path, batches: int) -> Path:
@@ -58,7 +78,7 @@ def dense_file(folder: Path, batches: int) -> Path:
     return folder / f"dense-{batches}.f32"
 
 
-class _Server(RowRole):
+class _Server:
     def __init__(self, request: ServeRows) -> None:
         setup, rule = request.setup, row_optimizer(request.setup.optimizer)
         shape = (sum(setup.rows.values()), setup.width + rule.state)
@@ -80,13 +100,12 @@ class _Server(RowRole):
             for arm, table in tables.items()
         }  # fmt: skip
         self.tables = tables
-        self.ports = {arm: server.address[1] for arm, server in self.servers.items()}
 
-    def answer(self, request: MeetRows | TimeRows | TrainRows | HashRows) -> Answer:
-        return RowHashes(hashes={arm: _hash(table) for arm, table in self.tables.items() if arm != LINK})
+    def weights(self) -> dict[str, Float32]:
+        return {arm: table for arm, table in self.tables.items() if arm != LINK}
 
 
-class _Trainer(RowRole):
+class _Trainer:
     def __init__(self, request: ListenRows) -> None:
         import torch
 
@@ -99,19 +118,11 @@ class _Trainer(RowRole):
         self.lookups = read(self.setup.lookups, samples=self.setup.samples, rows=self.setup.rows)
         self.peers = Peers(self.rank, self.setup.trainers, request.host)
         self.trainers: dict[str, RowTrainer] = {}
-        self.ports = {"": self.peers.address[1]}
 
-    def answer(self, request: MeetRows | TimeRows | TrainRows | HashRows) -> Answer:
-        match request:
-            case MeetRows():
-                return self._meet(request)
-            case TimeRows():
-                return self._time(request)
-            case TrainRows():
-                return self._train(request)
-        return RowHashes(hashes={arm: _hash(each.dense.numpy()) for arm, each in self.trainers.items()})
+    def weights(self) -> dict[str, Float32]:
+        return {arm: each.dense.numpy() for arm, each in self.trainers.items()}
 
-    def _meet(self, request: MeetRows) -> Done:
+    def meet(self, request: MeetRows) -> None:
         from foretrace.training.rows.trainer import RowSettings, RowTrainer
         from foretrace.zoo.recommendation import RowClicks
 
@@ -130,9 +141,8 @@ class _Trainer(RowRole):
                 trainer.dense.numpy()[:] = kept
             self.trainers[arm] = trainer
         self.link = (request.server, request.ports[LINK])
-        return Done()
 
-    def _time(self, request: TimeRows) -> RowTimes:
+    def time(self, request: TimeRows) -> RowTimes:
         others = [each for each in range(self.setup.trainers) if each != self.rank]
         number = iter(range(1 << 30))
         with RemoteRows(self.link, token=self.token) as rows:
@@ -158,7 +168,7 @@ class _Trainer(RowRole):
 
             return RowTimes(get_s=timed(get), put_s=timed(put), exchange_s=timed(exchange))
 
-    def _train(self, request: TrainRows) -> TrainedRows:
+    def train(self, request: TrainRows) -> TrainedRows:
         trainer, look_ahead = self.trainers[request.arm], self.setup.look_ahead[request.arm]
         if look_ahead:
             ends = trainer.ahead(request.begin, request.end, look_ahead)
@@ -179,10 +189,6 @@ def _kept(file: Path, shape: tuple[int, ...]) -> Float32:
     if len(data) != 4 * int(np.prod(shape)):
         raise ForetraceError(f"{file} must hold {int(np.prod(shape))} numbers for this training, got {len(data) // 4}.")
     return np.frombuffer(data, np.float32).reshape(shape).copy()
-
-
-def _hash(values: Float32) -> str:
-    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
 
 
 def _seconds(what: Callable[[], object]) -> float:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,12 +17,8 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.experiment.links import netns
 from foretrace.experiment.messages import (
-    Done,
-    HashRows,
-    Listening,
     ListenRows,
     MeetRows,
-    RowHashes,
     RowSetup,
     RowTimes,
     ServeRows,
@@ -29,8 +26,8 @@ from foretrace.experiment.messages import (
     TrainedRows,
     TrainRows,
 )
-from foretrace.experiment.processes import START_S, DeadError, Workers, alone
-from foretrace.experiment.rows.role import dense_file
+from foretrace.experiment.processes import START_S, AskedCall, DeadError, Workers, alone
+from foretrace.experiment.rows.role import connect, dense_file, hashes, listen, serve, time_link, train_batches
 from foretrace.files import write_text
 from foretrace.hardware.cluster import parse_link
 from foretrace.reading import read_text
@@ -56,9 +53,9 @@ class RowRun:
 
     def train(self, arm: str, begin: int, end: int, *, seconds: float = 0.0) -> list[TrainedRows]:
         """Train batches of an arm; by trainer. Raises ForetraceError where a process ends."""
-        requests = [TrainRows(arm=arm, begin=begin, end=end)] * self.setup.trainers
+        calls = [AskedCall(train_batches, TrainRows(arm=arm, begin=begin, end=end))] * self.setup.trainers
         try:
-            found = self._workers.ask_each(requests, f"training {arm}", TrainedRows, patience_s=seconds + START_S)
+            found = self._workers.ask_each(calls, f"training {arm}", patience_s=seconds + START_S)
         except DeadError as error:
             raise ForetraceError(self._ended(error, begin)) from None
         self.done = end
@@ -70,19 +67,18 @@ class RowRun:
     def time(self, rows: Sequence[int], repetitions: int) -> list[RowTimes]:
         """Time the link; by trainer."""
         request = TimeRows(rows=tuple(rows), repetitions=repetitions)
-        return self._workers.ask_each(
-            [request] * self.setup.trainers, "timing the link", RowTimes, patience_s=3 * START_S
-        )
+        calls = [AskedCall(time_link, request)] * self.setup.trainers
+        return self._workers.ask_each(calls, "timing the link", patience_s=3 * START_S)
 
     def weights(self) -> dict[str, RowWeights]:
         """What was trained, by arm."""
-        *trainers, server = self._workers.ask(HashRows(), "comparing weights", RowHashes)
+        *trainers, server = self._workers.ask(hashes, None, "comparing weights")
         found = {}
         for arm in self.setup.look_ahead:
-            dense = {each.hashes[arm] for each in trainers}
+            dense = {each[arm] for each in trainers}
             if len(dense) > 1:
                 raise RuntimeError(f"trainers of {arm} have different dense weights")
-            found[arm] = RowWeights(table=server.hashes[arm], dense=dense.pop())
+            found[arm] = RowWeights(table=server[arm], dense=dense.pop())
         return found
 
     def _ended(self, error: DeadError, begin: int) -> str:
@@ -118,13 +114,13 @@ def running(lookups: Lookups, setup: RowSetup, *, link: str = "") -> Iterator[Ro
         else:
             net = stack.enter_context(netns.made(setup.trainers, parsed, servers=1))
             workers, hosts = stack.enter_context(netns.inside(net)), list(net.addresses)
-        begins = [ListenRows(setup=setup, rank=rank, host=hosts[rank]) for rank in range(setup.trainers)]
-        *trainers, server = workers.ask_each(
-            [*begins, ServeRows(setup=setup, host=hosts[-1])], "starting", Listening, patience_s=START_S
-        )
-        peers = tuple((host, each.ports[""]) for host, each in zip(hosts, trainers, strict=False))
-        meet = MeetRows(server=hosts[-1], ports=server.ports, trainers=peers)
-        workers.ask_each([meet] * setup.trainers, "meeting", Done, patience_s=START_S)
+        begins: list[AskedCall[Any]] = [
+            AskedCall(listen, ListenRows(setup=setup, rank=rank, host=hosts[rank])) for rank in range(setup.trainers)
+        ]
+        serving = AskedCall(serve, ServeRows(setup=setup, host=hosts[-1]))
+        *ports, arms = workers.ask_each([*begins, serving], "starting", patience_s=START_S)
+        meet = MeetRows(server=hosts[-1], ports=arms, trainers=tuple(zip(hosts, ports, strict=False)))
+        workers.ask_each([AskedCall(connect, meet)] * setup.trainers, "meeting", patience_s=START_S)
         yield RowRun(workers, setup, net)
 
 

@@ -67,21 +67,9 @@ class AccessCosts(msgspec.Struct, frozen=True, kw_only=True):
         return value, min(low, value), max(high, value)
 
 
-class Probes(msgspec.Struct, frozen=True):
-    """What is timed in one process."""
-
-    probes: tuple[Probe, ...]
-
-
-class ProbedCosts(msgspec.Struct, frozen=True):
-    """The costs of each probe."""
-
-    costs: tuple[AccessCosts, ...]
-
-
-def measure(asked: Probes) -> ProbedCosts:
+def measure(probes: tuple[Probe, ...]) -> tuple[AccessCosts, ...]:
     """Time all probes here."""
-    return ProbedCosts(costs=tuple(map(measure_one, asked.probes)))
+    return tuple(map(measure_one, probes))
 
 
 def measure_one(probe: Probe) -> AccessCosts:

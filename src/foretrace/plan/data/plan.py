@@ -18,9 +18,9 @@ import numpy as np
 from msgspec.structs import replace as but
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment import limited
+from foretrace.experiment.processes import limited
 from foretrace.plan.data.candidate import HALF, BatchTime, DataCandidate, ranked
-from foretrace.plan.data.costs import AccessCosts, Cost, Probe, ProbedCosts, Probes, measure
+from foretrace.plan.data.costs import AccessCosts, Cost, Probe, measure
 from foretrace.training.rows import graphs, links, nodes, orders, out_of_core, partitions
 from foretrace.training.rows.disk import partition_bytes
 from foretrace.training.rows.graphs import NodeData
@@ -120,7 +120,7 @@ def plan_data(
     with tempfile.TemporaryDirectory(dir=None if source.data is not None else source.name) as folder:
 
         def costs_of(probes: Sequence[Probe]) -> tuple[AccessCosts, ...]:
-            return limited.run(measure, Probes(tuple(probes)), ProbedCosts).costs
+            return limited(measure, tuple(probes))
 
         probes = {each: _probe(*tried[each], folder) for each in fitting}
         distinct = tuple(dict.fromkeys(probes.values()))

@@ -10,10 +10,10 @@ from pathlib import Path
 from msgspec.structs import replace as but
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment import limited
-from foretrace.experiment.ledger import Row, figure_row
-from foretrace.experiment.measure import versions
+from foretrace.experiment.ledger import Row
+from foretrace.experiment.processes import limited
 from foretrace.experiment.statistics import Ratio, paired_ratio
+from foretrace.experiment.trial import TriedPrediction, figured
 from foretrace.plan.data.plan import DataPlan, GraphSource, Tell
 from foretrace.training.rows.out_of_core import EpochRun, TrainedGraph, TrainingJob, train
 
@@ -27,16 +27,9 @@ class DataTrial:
     in_memory: TrainedGraph  # without a limit
 
     @property
-    def measured(self) -> Ratio:
-        """Epochs over the predicted one, with the 80 % interval of their median."""
-        times = seconds(self.trained.epochs)
-        return paired_ratio([self.plan.choice.epoch_s[0]] * len(times), times)
-
-    @property
-    def same(self) -> Ratio:
-        """Later epochs over the ones before them."""
-        times = seconds(self.trained.epochs)
-        return paired_ratio(times[:-1], times[1:])
+    def trial(self) -> TriedPrediction:
+        """Epochs, held against the predicted one."""
+        return figured(self.plan.choice.epoch_s, seconds(self.trained.epochs), clock="cpu", seed=self.plan.job.seed)
 
     @property
     def over_memory(self) -> Ratio:
@@ -45,15 +38,11 @@ class DataTrial:
 
     def row(self) -> Row:
         """What the ledger keeps of it."""
-        value, low, high = self.plan.choice.epoch_s
         job, sizes = self.plan.job, self.plan.sizes
         own = {"loader": job.loader, "memory": self.plan.limit_bytes, **self.plan.choice.parameters}
-        return figure_row(
+        return self.trial.row(
             f"plan-data {job.task}", parameters=own, model=self.plan.graph,
-            size=f"{sizes.nodes} nodes, {sizes.edges} edges, batch {job.batch}, width {job.width}", seed=job.seed,
-            clock="cpu", runs=len(self.trained.epochs), predicted_s=value,
-            measured_s=self.measured.value * value, predicted=Ratio(value=1.0, low=low / value, high=high / value),
-            measured=self.measured, same=self.same, versions=versions(),
+            size=f"{sizes.nodes} nodes, {sizes.edges} edges, batch {job.batch}, width {job.width}",
             notes=("Seconds are those of the processor and of waiting for the disk.",),
         )  # fmt: skip
 
@@ -78,7 +67,7 @@ def try_plan(plan: DataPlan, source: GraphSource, *, epochs: int = 3, tell: Tell
         def trained(job: TrainingJob, name: str, limit: int) -> TrainedGraph:
             (Path(folder) / name).mkdir()
             given = but(job, folder=str(graph.folder), into=str(Path(folder) / name), epochs=epochs)
-            return limited.run(train, given, TrainedGraph, memory_bytes=limit)
+            return limited(train, given, memory_bytes=limit)
 
         say("training within the limit", 0.2)
         chosen = trained(plan.job, "chosen", plan.limit_bytes)

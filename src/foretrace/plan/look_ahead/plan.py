@@ -76,10 +76,6 @@ class PredictedStep:
     low_s: float
     high_s: float
 
-    def over(self, seconds: float) -> Ratio:
-        """As a multiple of so many seconds."""
-        return Ratio(value=self.step_s / seconds, low=self.low_s / seconds, high=self.high_s / seconds)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LookedAhead:
@@ -88,13 +84,13 @@ class LookedAhead:
     look_ahead: int
     step: PredictedStep
     speedup: Ratio  # uncached over this step
-    hit_rate: float
+    hit_rate: float  # of the different rows of a batch
     now_bytes: float  # that the next batch waits for
-    later_bytes: float
-    fetched_bytes: float
+    later_bytes: float  # behind the computation
+    fetched_bytes: float  # of these, ahead of their batch
     all_bytes: float
-    bound_s: float
-    held_rows: int
+    bound_s: float  # max(compute + now / rate, all / rate)
+    held_rows: int  # of a trainer, at most
     held_bytes: int
 
 

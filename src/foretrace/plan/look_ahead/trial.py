@@ -13,12 +13,12 @@ from statistics import median
 
 import numpy as np
 
-from foretrace.experiment.ledger import Row, figure_row
+from foretrace.experiment.ledger import Row
 from foretrace.experiment.links import netns
-from foretrace.experiment.measure import versions
-from foretrace.experiment.messages import RowSetup, RowTimes, TrainedRows
-from foretrace.experiment.rows.run import RowRun, RowWeights, running
+from foretrace.experiment.messages import RowSetup, RowTimes
+from foretrace.experiment.rows.run import RowWeights, running
 from foretrace.experiment.statistics import Ratio, paired_ratio
+from foretrace.experiment.trial import TriedPrediction, figured, in_turns
 from foretrace.plan.look_ahead.plan import (
     COMPUTE_S,
     LAYERS,
@@ -52,14 +52,19 @@ class RunArm:
     steps_s: tuple[float, ...]
 
     @property
+    def trial(self) -> TriedPrediction:
+        """The steps, held against the predicted one."""
+        return figured((self.predicted.step_s, self.predicted.low_s, self.predicted.high_s), self.steps_s)
+
+    @property
     def measured_s(self) -> float:
         """Median over rounds."""
-        return median(self.steps_s)
+        return self.trial.after.median_s
 
     @property
     def residual(self) -> float:
         """Predicted over measured step, less 1."""
-        return self.predicted.step_s / self.measured_s - 1
+        return self.trial.error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +103,17 @@ def try_cache(question: CacheQuestion, tell: Callable[[str, float], None] | None
         bare = Conditions(bytes_per_s=unlimited, host_s={False: nothing, True: nothing}, compute_s=known)
         ideal = plan_cache(question, bare, batches=block, alone=True)
         plans: list[CachePlan] = []
-        rounds: list[dict[str, float]] = []
-        for number in range(PAIRS):
+
+        def step(arm: str, number: int) -> float:
+            """Seconds of a mean step in that block, after the batches that fill caches; the slowest trainer's."""
+            found = run.train(arm, number * block, (number + 1) * block, seconds=10.0 * block)
+            ends = np.array([each.ends_s for each in found]).max(0)
+            return float(ends[-1] - ends[ideal.warm - 1]) / (block - ideal.warm)
+
+        def predict(number: int, order: Sequence[str]) -> None:
             say("running both ways in turns", 0.2 + 0.8 * number / PAIRS)
-            order = list(_ARMS)[:: -1 if number % 2 else 1]
             with netns.unshaped(net):
-                free = _round(run, 2 * number * block, block, order, ideal.warm)
+                free = {arm: step(arm, 2 * number) for arm in order}
             beyond = {
                 False: free["uncached"] - ideal.uncached.step_s,
                 True: free["look-ahead"] - ideal.chosen.step.step_s,
@@ -114,14 +124,14 @@ def try_cache(question: CacheQuestion, tell: Callable[[str, float], None] | None
                 free_s=_times(free["look-ahead"], FREE),
             )  # fmt: skip
             plans.append(plan_cache(question, found, batches=block, alone=True))
-            rounds.append(_round(run, (2 * number + 1) * block, block, order, ideal.warm))
-            hits = run.hit_rate
-        weights = run.weights()
+
+        rounds = in_turns(_ARMS, lambda arm, number: step(arm, 2 * number + 1), PAIRS, before=predict)
+        hits, weights = run.hit_rate, run.weights()
     if weights["uncached"] != weights["look-ahead"]:
         raise RuntimeError(f"look-ahead changed the weights: {weights}")
     arms = (
         RunArm(name=arm, predicted=_middle([each.chosen.step if ahead else each.uncached for each in plans]),
-               steps_s=tuple(each[arm] for each in rounds))
+               steps_s=tuple(rounds[arm]))
         for arm, ahead in _ARMS.items()
     )  # fmt: skip
     uncached, ahead = arms
@@ -135,17 +145,13 @@ def rows_of(trial: CacheTrial) -> tuple[Row, ...]:
     """A row of the ledger per arm; the residual is its error."""
     question = trial.question
     return tuple(
-        figure_row(
+        arm.trial.row(
             f"plan-cache {arm.name}", model=question.source, size=f"{question.trainers} trainers, {question.link}",
             parameters={
                 "look_ahead": question.look_ahead, "trainers": question.trainers, "link": question.link,
                 "optimizer": question.optimizer, "compute_s": question.compute_s, "hit_rate": trial.hit_rate,
                 "residual": arm.residual, "speedup": trial.speedup.value, "weights": trial.weights.table[:16],
             },
-            seed=0, clock="wall", runs=len(arm.steps_s), predicted_s=arm.predicted.step_s, measured_s=arm.measured_s,
-            predicted=arm.predicted.over(arm.predicted.step_s),
-            measured=paired_ratio([arm.predicted.step_s] * len(arm.steps_s), arm.steps_s),
-            same=paired_ratio(arm.steps_s[:1], arm.steps_s[1:2]), versions=versions(),
         )
         for arm in trial.arms
     )  # fmt: skip
@@ -160,16 +166,6 @@ def repeated(lookups: Lookups, batches: int, times: int) -> Lookups:
         again = np.concatenate([offsets[:-1] + len(ids) * each for each in range(times)] + [[len(ids) * times]])
         tables.append(EmbeddingTable(name=table.name, rows=table.rows, ids=np.tile(ids, times), offsets=again))
     return Lookups(tables=tuple(tables), samples=lookups.samples)
-
-
-def _round(run: RowRun, begin: int, block: int, order: Sequence[str], warm: int) -> dict[str, float]:
-    """Seconds of a mean step of every arm, after the batches that fill caches; the slowest trainer's."""
-
-    def step_s(found: list[TrainedRows]) -> float:
-        ends = np.array([each.ends_s for each in found]).max(0)
-        return float(ends[-1] - ends[warm - 1]) / (block - warm)
-
-    return {arm: step_s(run.train(arm, begin, begin + block, seconds=10.0 * block)) for arm in order}
 
 
 def _rate(times: Sequence[RowTimes], question: CacheQuestion) -> Range:

@@ -10,6 +10,7 @@ from math import inf, isnan
 from typing import TYPE_CHECKING, Any
 
 from foretrace.experiment.statistics import Arm, Ratio, paired_ratio
+from foretrace.experiment.trial import in_turns
 from foretrace.plan.rewrite.capture import Model
 from foretrace.plan.rewrite.emit import Emitted, emit
 from foretrace.plan.rewrite.terms import Graph
@@ -144,7 +145,6 @@ def gain(
     threads = torch.get_num_threads()
     clock = time.thread_time if threads == 1 else time.perf_counter
     collecting = gc.isenabled()
-    blocks: dict[str, list[float]] = {name: [] for name in arms}
     counts: dict[str, int] = {}
     with torch.no_grad():
         for name, run in arms.items():
@@ -152,12 +152,7 @@ def gain(
             counts[name] = max(1, min(round(block_s / max(min(once, _block(run, 2, clock)), 1e-6)), 500))
         gc.disable()
         try:
-            for number in range(rounds):
-                order = list(arms) if number % 2 == 0 else list(arms)[::-1]
-                for name in order:
-                    blocks[name].append(_block(arms[name], counts[name], clock))
-                if tell is not None:
-                    tell((number + 1) / rounds)
+            blocks = in_turns(arms, lambda name, _: _block(arms[name], counts[name], clock), rounds, tell=tell)
         finally:
             if collecting:
                 gc.enable()

@@ -7,29 +7,26 @@ and batch sizes; a step is admitted only where the upper end of that prediction 
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from random import Random
 from time import perf_counter
 
+import msgspec
 import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.experiment.cores import go_first
-from foretrace.experiment.ledger import Row, figure_row
-from foretrace.experiment.measure import versions
-from foretrace.experiment.statistics import Ratio, paired_ratio
+from foretrace.experiment.ledger import Row
+from foretrace.experiment.messages import Worker
+from foretrace.experiment.processes import START_S, AskedCall, Workers, alone
+from foretrace.experiment.trial import TriedPrediction, figured, in_turns
 from foretrace.graph.taskgraph import Phase
 from foretrace.serving.energy.tune import limit
 from foretrace.serving.server.models import ModelSource, import_torch
 from foretrace.serving.server.split import ModelInstance
-from foretrace.serving.server.worker import START_S, ModelWorker
+from foretrace.serving.server.worker import ModelWorker
 from foretrace.zoo.operators import operators_of
 from foretrace.zoo.registry import training
 
@@ -39,6 +36,7 @@ ARMS = ("alone", "always", "admitted")
 _RIDGE = np.geomspace(1e-4, 1.0, 9)
 _LEAST_RANGE = 0.05  # of the latency
 _ROUNDS = 9  # of every pair
+_MOST_REQUESTS = 100_000  # of an arm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +101,12 @@ class HeldPair:
     predicted_s: float
     low_s: float
     high_s: float
-    rounds_s: tuple[float, ...]
+    trial: TriedPrediction
 
     @property
     def measured_s(self) -> float:
         """The median."""
-        return float(np.median(self.rounds_s))
+        return self.trial.after.median_s
 
     @property
     def covered(self) -> bool:
@@ -118,7 +116,7 @@ class HeldPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColocatedArm:
-    """Requests of one arm."""
+    """Requests with no step beside them, with one always, or with those that are admitted."""
 
     name: str
     p50_s: float
@@ -145,15 +143,9 @@ class Colocation:
     def rows(self) -> list[Row]:
         """What the ledger keeps, a row per pair that was held out."""
         return [
-            figure_row(
-                f"energy-colocate latency.{each.request}+{each.step}",
+            each.trial.row(
+                f"energy-colocate latency.{each.request}+{each.step}", model=self.model, size=self.size,
                 parameters={"request": each.request, "step": each.step, "tuned": self.tuned},
-                model=self.model, size=self.size, seed=self.seed, clock="wall", runs=len(each.rounds_s),
-                predicted_s=each.predicted_s, measured_s=each.measured_s,
-                predicted=Ratio(value=1.0, low=each.low_s / each.predicted_s, high=each.high_s / each.predicted_s),
-                measured=paired_ratio([each.predicted_s] * len(each.rounds_s), each.rounds_s),
-                same=paired_ratio(each.rounds_s[::2][: len(each.rounds_s) // 2], each.rounds_s[1::2]),
-                versions=versions(),
             )
             for each in self.pairs
         ]  # fmt: skip
@@ -183,61 +175,61 @@ def colocate(
         tell: hears of the share that is done.
 
     """
+    say = tell or (lambda share: None)
     batches = sorted((*KNOWN, *UNKNOWN))
     requests = {batch: work_of(model, batch, size=size, train=False) for batch in batches}
     steps = {batch: work_of(tuned, batch, size=size, train=True) for batch in batches}
     with _sharing(model, tuned, size, max(batches), core) as (worker, tuner):
 
         def together(request: int, step: int) -> float:
+            calls = [AskedCall(fine_tune, step)]
             if step:
-                tuner.send(step)
+                tuner.submit(calls, f"fine-tuning {tuned}")
             began = perf_counter()
             worker.submit(request)
             if said := worker.receive().error:
                 raise ForetraceError(f"{model} does not run with {request} samples: {said}.")
             latency_s = perf_counter() - began
-            if step and isinstance(said := tuner.recv(), str):
-                raise ForetraceError(f"{tuned} does not train with {step} samples: {said}.")
+            if step:
+                tuner.collect(calls, f"fine-tuning {tuned}")
             return latency_s
 
         pairs = [(request, step) for group in (KNOWN, UNKNOWN) for request in group for step in group]
-        met: dict[tuple[int, int], list[float]] = {pair: [] for pair in [*pairs, *((each, 0) for each in batches)]}
-        for turn in range(_ROUNDS + 1):
-            for pair, latencies in met.items():
-                latencies.append(together(*pair))
-            if tell is not None:
-                tell(0.5 * turn / _ROUNDS)
-        median = {pair: float(np.median(each[1:])) for pair, each in met.items()}  # the first ones warm up
+        met = in_turns(
+            [*pairs, *((each, 0) for each in batches)], lambda pair, _: together(*pair), _ROUNDS, warm_up=1,
+            tell=lambda share: say(0.5 * share),
+        )  # fmt: skip
+        median = {pair: float(np.median(each)) for pair, each in met.items()}
         known = [pair for pair in pairs if pair[0] in KNOWN]
         law = InterferenceLaw.fit([(requests[a], steps[b]) for a, b in known], [median[pair] for pair in known])
         limit_s = limit(slo, median[max(batches), 0])
-        drawn, until = Random(seed), perf_counter() + seconds
-        latencies_s: dict[str, list[float]] = {arm: [] for arm in ARMS}
-        samples, spent = dict.fromkeys(ARMS, 0), dict.fromkeys(ARMS, 0.0)
-        while perf_counter() < until or not latencies_s[ARMS[-1]]:
-            request = drawn.choice(batches)
-            for arm in ARMS:
-                best = law.admitted(requests[request], list(steps.values()), limit_s) if arm == "admitted" else None
-                step = max(batches) if arm == "always" else best.batch if best else 0
-                began = perf_counter()
-                latencies_s[arm].append(together(request, step))
-                spent[arm] += perf_counter() - began
-                samples[arm] += step
-            if tell is not None:
-                tell(min(1 - 0.5 * (until - perf_counter()) / seconds, 1.0))
+        asked, began = Random(seed).choices(batches, k=_MOST_REQUESTS), perf_counter()
+
+        def serve(arm: str, number: int) -> tuple[float, float, int]:
+            """Latency of a request, seconds until its step had ended, too, and samples of that."""
+            best = law.admitted(requests[asked[number]], list(steps.values()), limit_s) if arm == "admitted" else None
+            step = max(batches) if arm == "always" else best.batch if best else 0
+            began = perf_counter()
+            return together(asked[number], step), perf_counter() - began, step
+
+        served = in_turns(
+            ARMS, serve, _MOST_REQUESTS, seconds=seconds,
+            tell=lambda _: say(min(0.5 + 0.5 * (perf_counter() - began) / seconds, 1.0)),
+        )  # fmt: skip
     return Colocation(
         model=model, tuned=tuned, size=size, seed=seed, slo=slo, limit_s=limit_s, error=law.error,
         pairs=tuple(
-            HeldPair(request=a, step=b, predicted_s=value, low_s=low, high_s=high, rounds_s=tuple(met[a, b][1:]))
+            HeldPair(request=a, step=b, predicted_s=value, low_s=low, high_s=high,
+                     trial=figured((value, low, high), met[a, b], seed=seed))
             for a, b in pairs if (a, b) not in known
             for value, low, high in [law.latency_s(requests[a], steps[b])]
         ),
         arms=tuple(
             ColocatedArm(
                 name=arm, p50_s=float(np.quantile(each, 0.5)), p99_s=float(np.quantile(each, 0.99)),
-                within=float(np.mean(np.array(each) <= limit_s)), tuned_per_s=samples[arm] / spent[arm],
+                within=float(np.mean(each <= limit_s)), tuned_per_s=float(samples.sum() / spent.sum()),
             )
-            for arm, each in latencies_s.items()
+            for arm, rounds in served.items() for each, spent, samples in [np.array(rounds).T]
         ),
         alone_s={batch: median[batch, 0] for batch in batches},
     )  # fmt: skip
@@ -262,50 +254,38 @@ def _features(request: PassWork, step: PassWork) -> tuple[float, ...]:
 
 
 @contextmanager
-def _sharing(model: str, tuned: str, size: str, batch: int, core: int) -> Iterator[tuple[ModelWorker, Connection]]:
-    """A process that answers requests and one that fine-tunes, a step per batch size that it is sent, on one core."""
+def _sharing(model: str, tuned: str, size: str, batch: int, core: int) -> Iterator[tuple[ModelWorker, Workers]]:
+    """A process that answers requests and one that fine-tunes, on one core."""
     worker = ModelWorker(ModelSource(name=model, size=size), ModelInstance(1, batch), (core,), first=True)
-    context = get_context("forkserver")
-    pipe, far = context.Pipe()
-    tuner = context.Process(target=_fine_tune, args=(far, tuned, size, core), daemon=True)
     try:
-        tuner.start()
-        far.close()
-        worker.ready()
-        if said := pipe.recv() if pipe.poll(START_S) else "it was not loaded in time":
-            raise ForetraceError(f"{tuned} cannot be fine-tuned: {said}.")
-        yield worker, pipe
+        with alone(cores=(core,)) as tuner:
+            worker.ready()
+            tuner.ask(prepare, FineTuned(model=tuned, size=size), f"loading {tuned}", seconds=START_S)
+            yield worker, tuner
     except EOFError:
-        raise ForetraceError(f"the process of {model} or of {tuned} died; has it too little memory?") from None
+        raise ForetraceError(f"the process of {model} died; has it too little memory?") from None
     finally:
-        pipe.close()
         worker.end()
-        tuner.join(2.0)
-        if tuner.is_alive():
-            tuner.kill()
 
 
-def _fine_tune(pipe: Connection, name: str, size: str, core: int) -> None:
-    """In a process of its own: a step of so many samples for every number that comes; ends with its peer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    go_first()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, (core,))
+class FineTuned(msgspec.Struct, frozen=True, kw_only=True):
+    """A training of the zoo."""
+
+    model: str
+    size: str
+
+
+def prepare(given: FineTuned, worker: Worker) -> None:
+    """Load a training, in a process of its own."""
     import_torch().set_num_threads(1)
+    worker.kept = {"training": training(given.model, given.size), "batches": {}}
+
+
+def fine_tune(samples: int, worker: Worker) -> None:
+    """Take a step of so many samples."""
     from foretrace.training.batches import resized
 
-    try:
-        job = training(name, size)
-        ready = {}
-        pipe.send("")
-        while True:
-            batch = pipe.recv()
-            if batch not in ready:
-                ready[batch] = next(iter(resized(job.loader, batch)))
-            began = perf_counter()
-            job.step(ready[batch])
-            pipe.send(perf_counter() - began)
-    except ForetraceError as error:
-        pipe.send(str(error))
-    except (EOFError, OSError):
-        return
+    job, batches = worker.kept["training"], worker.kept["batches"]
+    if samples not in batches:
+        batches[samples] = next(iter(resized(job.loader, samples)))
+    job.step(batches[samples])

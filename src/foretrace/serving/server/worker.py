@@ -32,6 +32,7 @@ from time import perf_counter
 import numpy as np
 
 from foretrace.errors import ForetraceError
+from foretrace.executor import how_ended
 from foretrace.experiment.cores import THREAD_VARIABLES, go_first
 from foretrace.serving.server.models import Array, LoadedModel, ModelFacts, ModelSource, TensorSpec, import_torch
 from foretrace.serving.server.split import ModelInstance
@@ -128,10 +129,7 @@ class ModelWorker:
     def ended(self) -> str:
         """How the process ended, in words for a sentence; it is waited for."""
         self._process.join(_END_S)
-        code = self._process.exitcode
-        if code is None:
-            return "answers no more"
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return how_ended(self._process.exitcode)
 
     def end(self, patience_s: float = _END_S) -> None:
         """Let it leave once it is idle; by force after `patience_s`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import threading
 import time
 import traceback
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.errors import ForetraceError
+from foretrace.executor import how_ended
 from foretrace.training.pipeline.job import PipelineJob
 from foretrace.training.pipeline.runtime import StageWorker, Trained
 from foretrace.training.pipeline.schedule import PipelineSchedule
@@ -110,7 +110,7 @@ def _watched(
                 what, value = pickle.loads(ready.recv_bytes())
             except (EOFError, OSError):
                 processes[rank].join(SETTLE_S)
-                raise _over(rank, _how(processes[rank].exitcode), updates, task) from None
+                raise _over(rank, how_ended(processes[rank].exitcode), updates, task) from None
             if what == "alive":
                 updates[rank] = value
                 if watch:
@@ -144,12 +144,6 @@ def _over(rank: int, how: str, updates: list[int], task: _Task) -> ForetraceErro
         f"process {rank} of {count} (stage {', '.join(stages)}) {how} after {updates[rank]} updates, and the others "
         f"were ended; {then}."
     )
-
-
-def _how(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
 
 
 def _work(rank: int, task: _Task, pipe: Any) -> None:

@@ -6,7 +6,6 @@ interrupted job continues after the last one, by the same random numbers.
 
 from __future__ import annotations
 
-import os
 import resource
 from dataclasses import replace
 from pathlib import Path
@@ -227,11 +226,3 @@ def limit_memory(bytes_more: int) -> None:
     if not now:
         raise ForetraceError("A limit of memory can be enforced on Linux alone; plan without running it.")
     resource.setrlimit(resource.RLIMIT_DATA, (now + bytes_more, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-
-
-def environment() -> dict[str, str]:
-    """Surroundings of a process whose memory is limited: one thread, one heap that keeps what it has."""
-    return os.environ | {
-        "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1",
-        "MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "33554432",
-    }  # fmt: skip
