@@ -47,7 +47,7 @@ def decoding(model: nn.Module, prompt: Tensor, *, tokens: int = 16, name: str = 
     """Return greedy decoding of a decoder of `transformers` as a job.
 
     Args:
-        model: the decoder, of language.
+        model: the decoder, of language; its gradients are turned off.
         prompt: (batch, length) int64, length above 1.
         tokens: that follow before it begins again, so that the context keeps its length.
         name: of the job.
@@ -56,6 +56,7 @@ def decoding(model: nn.Module, prompt: Tensor, *, tokens: int = 16, name: str = 
         A training without optimizers; the loss of a step is that of the tokens chosen, in nats.
 
     """
+    model.requires_grad_(False)
     return Training(name=name, model=model, optimizers=(), loader=[prompt], loss=_no_loss, run=_Token(tokens=tokens))
 
 

@@ -51,6 +51,7 @@ class TestClusteredHeads(TechniqueConformance):
     technique: ClassVar[Technique] = ClusteredHeads(clusters="2")
 
     make_training = staticmethod(job)
+    test_composes = None  # type: ignore[assignment]  # scales a backward pass, which decoding has not: see below
 
 
 def test_every_attention_is_found_with_the_copies_into_its_cache() -> None:
@@ -94,3 +95,10 @@ def test_prediction_is_the_difference_of_both_forms_timed_alone() -> None:
 def test_refuses_in_one_sentence(text: str, sizes: tuple[int, int], says: str) -> None:
     with pytest.raises(NotApplicableError, match=says):
         parse(f"clustered-heads {text}").predict(graph(*sizes))
+
+
+def test_composes_with_other_changes_of_decoding() -> None:
+    heads, half = ClusteredHeads(clusters="2"), parse("scale op=aten::mm by=0.5")
+    one, other = half.predict(heads.predict(graph())), heads.predict(half.predict(graph()))
+    assert np.array_equal(one.dur, other.dur)
+    assert {each.technique for each in one.changes} >= {"clustered-heads", "scale"}
