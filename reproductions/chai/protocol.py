@@ -17,7 +17,7 @@ import numpy as np
 
 from foretrace.experiment import processes
 from foretrace.experiment.job import Job
-from foretrace.experiment.ledger import Ledger, row_of
+from foretrace.experiment.ledger import Ledger
 from reproductions import ROOT, parser_of
 
 WARM_UP, SAVINGS, SEEDS = 64, (0.1, 0.2, 0.25), 3
@@ -31,11 +31,11 @@ def decoding(context: int, clusters: int, ledger: Path | None) -> str:
         script.write_text("\n".join([*lines, f"def training(): return decode.training({context})\n"]))
         found = processes.run(Job(techniques=(f"clustered-heads clusters={clusters}",), model=str(script)))
     if ledger is not None:
-        Ledger(ledger).keep(row_of(found))
-    said, was = found.predicted, found.measured
+        Ledger(ledger).keep(found.row())
+    said, was = found.trial.predicted, found.trial.measured
     return (
         f"| {context} | {clusters}/8 | {said.value:.3f} ({said.low:.3f} – {said.high:.3f}) | "
-        f"{was.value:.3f} ({was.low:.3f} – {was.high:.3f}) | {100 * found.error:+.1f} % | {found.verdict} |"
+        f"{was.value:.3f} ({was.low:.3f} – {was.high:.3f}) | {100 * found.trial.error:+.1f} % | {found.trial.verdict} |"
     )
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -29,7 +30,7 @@ _SHARES = {"choose": 0.06, "judge": 0.06}  # of the files; the rest trains
 class TrainedDecoder:
     """The decoder and the text that it has not seen."""
 
-    model: nn.Module
+    model: Any
     choose: Tensor  # (samples, length) int64
     judge: Tensor
     steps: int

@@ -39,14 +39,14 @@ from foretrace.training.clustered_heads import (
 HEADS, LAYERS, WORDS, WARM_UP = 8, 3, 97, 5
 
 
-def decoder(kind: str, **more: Any) -> nn.Module:
+def decoder(kind: str, **more: Any) -> Any:
     """A small decoder whose heads differ: weights larger than at the start of a training."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {"vocab_size": WORDS, "attn_implementation": "sdpa", "bos_token_id": 1, "eos_token_id": 2}
     if kind == "llama":
         shape |= {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": LAYERS}
         shape |= {"num_attention_heads": HEADS, "num_key_value_heads": HEADS}
-        model: nn.Module = LlamaForCausalLM(LlamaConfig(**shape | more))
+        model: Any = LlamaForCausalLM(LlamaConfig(**shape | more))
     elif kind == "gpt2":
         shape |= {"n_embd": 64, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 64}
         model = GPT2LMHeadModel(GPT2Config(**shape | more))
@@ -59,7 +59,7 @@ def decoder(kind: str, **more: Any) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def clustered(model: nn.Module, counts: list[int], **more: Any) -> nn.Module:
+def clustered(model: Any, counts: list[int], **more: Any) -> Any:
     changed = copy.deepcopy(model)
     cluster_heads(changed, counts, warm_up=more.pop("warm_up", WARM_UP), **more)
     return changed
@@ -70,11 +70,11 @@ def prompt(batch: int = 2, length: int = 24) -> Tensor:
 
 
 @pytest.fixture(params=["llama", "gpt2", "opt"])
-def model(request: pytest.FixtureRequest) -> nn.Module:
+def model(request: pytest.FixtureRequest) -> Any:
     return decoder(request.param)
 
 
-def test_as_many_clusters_as_heads_change_nothing(model: nn.Module) -> None:
+def test_as_many_clusters_as_heads_change_nothing(model: Any) -> None:
     same = clustered(model, [HEADS] * LAYERS)
     assert torch.equal(same(prompt()).logits, model(prompt()).logits)
     assert torch.equal(
@@ -83,7 +83,7 @@ def test_as_many_clusters_as_heads_change_nothing(model: nn.Module) -> None:
     )
 
 
-def test_a_prompt_at_once_equals_token_by_token(model: nn.Module) -> None:
+def test_a_prompt_at_once_equals_token_by_token(model: Any) -> None:
     shared, words, cache = clustered(model, [HEADS, 3, 2]), prompt(), DynamicCache()
     at_once = shared(words, use_cache=False).logits
     one_by_one = [shared(words[:, i : i + 1], past_key_values=cache).logits for i in range(words.shape[1])]

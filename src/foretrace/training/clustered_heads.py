@@ -113,7 +113,7 @@ class ClusteredLayer(DynamicLayer):  # type: ignore[misc]  # mypy does not read 
     def drop(self, groups: HeadGroups) -> None:
         """Keep the keys of representatives alone."""
         self.groups, self.features = groups, []
-        self.keys = _take(self.keys, groups.representatives)
+        self.keys: Tensor = _take(self.keys, groups.representatives)
 
     def reset(self) -> None:
         """Forget all tokens and clusters."""
@@ -151,7 +151,7 @@ class HeadClusters:
     seed: int = 0  # of random clusters
     _cache: Callable[[], Any] = field(default=lambda: None)  # of the request under way, not kept alive
 
-    def before(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def before(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Give a request without tokens a cache that can drop keys. Raises ForetraceError for caches of other kinds."""
         cache, wanted = kwargs.get("past_key_values"), kwargs.get("use_cache")
         if cache is None and (decoder.config.use_cache if wanted is None else wanted):
@@ -183,9 +183,7 @@ def _generator(*seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(hash(seed) % 2**63)  # of whole numbers: the same in every process
 
 
-def cluster_heads(
-    model: nn.Module, counts: Sequence[int], *, warm_up: int, by: str = SCORES, seed: int = 0
-) -> HeadClusters:
+def cluster_heads(model: Any, counts: Sequence[int], *, warm_up: int, by: str = SCORES, seed: int = 0) -> HeadClusters:
     """Let the heads of a decoder share scores, in place.
 
     Args:
@@ -223,7 +221,7 @@ def cluster_heads(
     return clusters
 
 
-def heads_of(model: nn.Module) -> int:
+def heads_of(model: Any) -> int:
     """Return how many heads each layer of a decoder has. Raises ForetraceError where they cannot be clustered."""
     config, name = getattr(model, "config", None), type(model).__name__
     heads = int(getattr(config, "num_attention_heads", 0))
@@ -246,7 +244,7 @@ def heads_of(model: nn.Module) -> int:
 
 
 def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
     dropout: float = 0.0, scaling: float | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Attend as `transformers` wants it done.
@@ -342,7 +340,7 @@ def prepared_attention(operator: Operator) -> BoundCall:
     dtype = {"float": torch.float32, "double": torch.float64, "c10::BFloat16": torch.bfloat16, "c10::Half": torch.half}[
         operator.type(0)
     ]
-    module = nn.Module()
+    module: Any = nn.Module()
     module.head_clusters = HeadClusters(counts=(count,), heads=heads, warm_up=1)
     module.layer_idx, module.is_causal = 0, True
     groups = draw_groups(batch, heads, count, _generator(0))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from foretrace.arrays import Float64
@@ -18,7 +19,7 @@ from foretrace.errors import ForetraceError
 from foretrace.training.clustered_heads import HeadGroups, cluster_heads, group_heads, heads_of
 
 
-def loss_after(model: nn.Module, samples: Tensor, skip: int) -> float:
+def loss_after(model: Any, samples: Tensor, skip: int) -> float:
     """Return the mean loss in nats of tokens (samples, length) after the first `skip` of each, given those before."""
     with torch.inference_mode():
         logits = model(samples, use_cache=False).logits[:, skip:-1].float()
@@ -26,7 +27,7 @@ def loss_after(model: nn.Module, samples: Tensor, skip: int) -> float:
 
 
 def deviations(
-    model: nn.Module, samples: Tensor, *, warm_up: int, tell: Callable[[float], object] = lambda share: None
+    model: Any, samples: Tensor, *, warm_up: int, tell: Callable[[float], object] = lambda share: None
 ) -> Float64:
     """Measure what clustering one layer alone does to the loss.
 
@@ -85,7 +86,7 @@ def choose_counts(deviation: Float64, saving: float) -> list[int]:
     return best[wanted][1]
 
 
-def spreads(model: nn.Module, samples: Tensor) -> Float64:
+def spreads(model: Any, samples: Tensor) -> Float64:
     """Return (layers, heads): squared distances within column + 1 clusters of heads by all their scores, summed."""
     heads, layers = heads_of(model), int(model.config.num_hidden_layers)
     seen = copy.deepcopy(model).eval()

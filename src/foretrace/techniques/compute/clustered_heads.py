@@ -9,7 +9,7 @@ forms of the step timed alone, or from bytes with a wide range.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -99,19 +99,20 @@ class ClusteredHeads(Technique):
                 dur[row] += taken
                 more_ns -= taken
         mask = graph.mask(np.array([row for call in found for row in call.rows], dtype=np.int64))
-        kept = np.mean([call.clusters / call.heads for call in found])
+        kept = float(np.mean([call.clusters / call.heads for call in found]))
         return retime(graph, mask, dur[mask], what=f"shared scores in {{}}, with {kept:.0%} of their keys left")
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.clustered_heads import cluster_heads, heads_of
 
-        heads_of(training.model)
-        layers = int(training.model.config.num_hidden_layers)
+        model: Any = training.model
+        heads_of(model)
+        layers = int(model.config.num_hidden_layers)
         counts = self._counts()
         if len(counts) not in (1, layers):
             raise self.refuse(f"clusters={self.clusters} is for {len(counts)} layers and the model has {layers}.")
         counts = counts if len(counts) == layers else counts * layers
-        cluster_heads(training.model, counts, warm_up=self.warm_up, by=self.by)
+        cluster_heads(model, counts, warm_up=self.warm_up, by=self.by)
         return training
 
     def _counts(self) -> list[int]:
@@ -216,7 +217,7 @@ def attentions(graph: TaskGraph) -> list[DecodedAttention]:
                 before.append((row, [*parts[0][:2], parts[0][2] + parts[1][2], parts[0][3]]))
             continue
         query, key = operator.tensor(0), operator.tensor(1)
-        if len(query) == len(key) == 4 and prod(query) and prod(key):
+        if len(query) == len(key) == 4 and min(*query, *key) > 0:
             mine = [at for at, made in before if made == list(key)]
             found.append(
                 DecodedAttention(
