@@ -33,6 +33,8 @@ EXAMPLES = {
     "activation-offload": "activation-offload to=disk min_bytes=0",
     "activation-compression": "activation-compression min_bytes=0",
     "structured-dropout": "structured-dropout p=0.5",
+    "speculative-decoding": "speculative-decoding draft=1us",
+    "clustered-heads": "clustered-heads clusters=2",
     "data-parallel": "data-parallel workers=4 network=1gbit/50us",
     "fully-sharded": "fully-sharded workers=4 network=1gbit/50us blocks=Conv2d",
     "bucket-fusion": "bucket-fusion cap_mb=5",
@@ -44,6 +46,7 @@ EXAMPLES = {
     "gradient-compression": "gradient-compression method=fp16",
     "model-parallel-compression": "model-parallel-compression method=quantise rows=64 hidden=32 layers=2 network=1gbit",
     "partial-backprop": "partial-backprop workers=2 network=1gbit/50us",
+    "kfac": "kfac",
     "contention": "contention network=1gbit/50us",
     "faster-device": "faster-device ratio=2",
     "replace-kernel": "replace-kernel phase=backward kind=kernel|operator time_us=7",
@@ -61,6 +64,8 @@ WITH_OWN_TESTS = {
     "activation-offload",
     "activation-compression",
     "structured-dropout",
+    "speculative-decoding",
+    "clustered-heads",
     "data-parallel",
     "fully-sharded",
     "bucket-fusion",
@@ -72,6 +77,7 @@ WITH_OWN_TESTS = {
     "gradient-compression",
     "model-parallel-compression",
     "partial-backprop",
+    "kfac",
     "contention",
 }
 # They begin with one worker alone, so each refuses what another one has made of it.
