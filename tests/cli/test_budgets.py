@@ -39,6 +39,10 @@ HELD = {
     ],
     "serve load --seconds": ["tests/serving/server/test_load.py::test_a_closed_loop_keeps_to_its_time"],
     "llm capacity --seconds": ["tests/serving/llm/test_capacity.py::test_search_stops_and_goes_on"],
+    "llm draft --parameters": [
+        "tests/serving/speculative/test_drafts.py::test_shallow_drafts_are_quicker_at_equal_acceptance"
+    ],
+    "llm draft --latency-ms": ["tests/serving/speculative/test_drafts.py::test_a_limit_of_latency_is_kept"],
     "plan place --memory-limit": ["tests/plan/placement/test_command.py::test_what_cannot_be"],
     "plan pipeline --memory-limit": ["tests/plan/pipelines/test_cut.py::test_what_does_not_fit_is_said"],
     "plan place --seconds": ["tests/plan/placement/test_small.py::test_integer_program_has_the_time_that_is_given"],
@@ -56,6 +60,8 @@ HELD = {
     "calibrate run --seconds": [HERE + "test_operators_share_their_time"],
     "calibrate network --limit": ["tests/experiment/test_collectives.py::test_a_limit_in_time_holds"],
     "compression advise --seconds": [HERE + "test_operators_share_their_time"],
+    "plan second-order --seconds": [HERE + "test_operators_share_their_time"],
+    "plan second-order --memory": ["tests/plan/test_second_order.py::test_memory_bounds_the_choice"],
     "rig verify --seconds": ["tests/experiment/links/test_verify.py::test_turns_keep_their_time"],
     "energy tune --evaluations": [
         "tests/serving/energy/test_recorded.py::test_no_more_settings_are_measured_than_asked"
@@ -72,6 +78,7 @@ OTHERS = {
     "llm simulate --token-budget": "what a step of the engine holds",
     "fleet run --measure": "which jobs a mean is over",
     "compression advise --measure": "whether anything is timed",
+    "plan second-order --measure": "whether anything is timed",
     "rewrite --measure": "whether anything is timed",
 }
 # What stands in the help of those that leave something out.

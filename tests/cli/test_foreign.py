@@ -21,6 +21,7 @@ NEEDS = {
     "graph": "R --out O.graph",
     "scale": "R --ranks 8 --network 1gbit",
     "calibrate run": "R --do fused-optimizer",
+    "plan second-order": "R --network 1gbit --workers 2 --no-measure",
     "compression advise": "R --network 1gbit --workers 2",
     "cloud advise": "R --samples 1000",
     "fleet export": "R --to slurm --out O",

@@ -34,6 +34,7 @@ CARRIES: dict[str, tuple[list[str], list[str]]] = {
 WRITES = {"report", "export", "graph"}
 OTHERS = {
     "align": "clocks of recorded ranks",
+    "plan second-order": "refuses a device; ranges of every candidate: tests/plan/test_second_order.py",
     "advise": "what techniques save, each with its range: tests/plan/test_advise.py",
     "check": "whether the graph may be changed",
     "calibrate run": "times of operators",

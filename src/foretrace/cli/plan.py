@@ -70,13 +70,14 @@ def pipeline(
     devices: Devices = 2,
     micro_batches: int = option(8, "N", "Micro-batches of a batch; --batch is the size of one.", least=1),
     schedule: list[str] | None = option(None, "NAME", "Only this one, e.g. 2bw; several."),
+    planner: str = option("placement", "placement|pipedream|piper", "The last two replicate stages."),
     memory_limit: MemoryLimit = "",
     link: Link = "",
     batch: options.Batch = None,
     precision: options.Precision = "",
     size: options.Size = "full",
 ) -> Result:
-    """Cut a model into a stage per device and compare the schedules of a pipeline: time, bubble and memory.
+    """Cut a model into stages and compare the schedules of a pipeline: time, bubble and memory.
 
     Example: foretrace plan pipeline bert --device a100-40gb --devices 4 --batch 8
     """
@@ -87,7 +88,8 @@ def pipeline(
     with options.progress(f"cutting {model}") as tell:
         found = flow.pipeline(
             model, device=device, devices=devices, micro_batches=micro_batches, schedules=schedule or (),
-            memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size, progress=tell,
+            planner=planner, memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size,
+            progress=tell,
         )  # fmt: skip
     return report.pipelined(found, model)
 
@@ -176,6 +178,50 @@ def data(
         found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
         tried = try_plan(found, source, epochs=epochs, tell=tell) if run else None
     return planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
+
+
+@plan.command("second-order")
+@answers
+def second_order(
+    source: options.Source,
+    workers: int = option(8, "N", "Data-parallel processes; 1 is allowed.", least=1, most=4096),
+    network: str = option("", "LINK|FILE", "Link between workers (10gbit/50us), or a file; not for one worker."),
+    memory: str = option("", "SIZE", "For factors and inverses, of a worker, as 500MB; by default any.", "--memory"),
+    every: list[str] | None = option(
+        None, "F/I", "Steps between factors and inverses; several: the first is planned. By default 10/100 and 1/10."
+    ),
+    skip: str = option("", "GLOB,GLOB", "Layers that are left to the optimizer."),
+    measure: bool = flag(
+        "--measure/--no-measure", "Time K-FAC here, if this is the machine of the recording.", default=True
+    ),
+    seconds: float = option(60.0, "S", "At most this many seconds for timing it.", least=1.0),
+    rank: options.Rank = None,
+    steps: options.Steps = "",
+    salvage: options.Salvage = False,
+    top: options.Top = 16,
+) -> Result:
+    """Choose the gradient-worker fraction of distributed K-FAC (KAISA): memory, communication and step of each.
+
+    TRACE is a recording of one worker. Example: foretrace plan second-order run/ --workers 8 --network 10gbit/50us
+    """
+    from foretrace.experiment.calibrate import with_hooks
+    from foretrace.plan.result import size
+    from foretrace.plan.second_order import chain, frequency, plan_second_order
+    from foretrace.report.plan_second_order import planned_second_order
+    from foretrace.techniques.distributed.kfac import Kfac
+
+    often = [frequency(each) for each in every or ("10/100", "1/10")]
+    before = chain(workers, network)
+    graph = options.scenario(source, rank=rank, steps=steps, salvage=salvage).calibrated().graph
+    if measure:
+        with options.progress("timing K-FAC") as told:
+            graph, _ = with_hooks(graph, [(*before, Kfac(skip=skip))], seconds, told)
+    with options.progress("predicting fractions") as told:
+        found = plan_second_order(
+            graph, workers=workers, network=network, memory_bytes=size(memory, "memory") or inf, every=often,
+            skip=skip, progress=told,
+        )  # fmt: skip
+    return planned_second_order(found, str(source))
 
 
 @plan.command("transformer")
@@ -271,3 +317,41 @@ def cache(
     with options.stages("starting trainers") as tell:
         tried = try_cache(question, tell)
     return report.planned(found, tried, *(() if kept is None else kept.keep(*rows_of(tried))))
+
+
+@plan.command("sync")
+@answers
+def sync(
+    source: str = argument(..., "TIMES", "Of a step of each worker, as 100,100,100,300ms."),
+    policy: list[str] | None = option(None, "NAME", "With its knobs, as 'adsp period_s=2'; several; default all."),
+    commit_ms: float = option(0.0, "MS", "From a commit to its answer, beside the bytes.", least=0),
+    link: str = option("", "RATE", "Of a worker in each direction, as 1gbit; by default any."),
+    parameters: int = option(0, "N", "Weights of the model, 4 bytes each.", least=0, most=10**12),
+    share: float = option(1.0, "X", "Of the weights, that gaia and dgc send."),
+    commits: int = option(0, "N", "In all, after which a run ends; by default after 1,000 steps.", least=0, most=10**6),
+    run: bool = flag("--run", "Then run them as processes, with a small real model and steps of that length."),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
+    top: options.Top = 8,
+) -> Result:
+    """Compare ways in which workers of unlike speed agree: steps per second, waiting and bytes of each policy.
+
+    Example: foretrace plan sync 100,100,100,300ms --commit-ms 200
+    """
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.hardware.cluster import parse_link
+    from foretrace.plan.sync import SyncQuestion, plan_sync, rows_of, step_times, try_policies
+    from foretrace.report.plan_sync import planned_sync
+    from foretrace.training.workers.policies import POLICIES
+
+    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    question = SyncQuestion(
+        source=source, step_s=step_times(source), commit_s=commit_ms / 1e3, elements=parameters, share=share,
+        bytes_per_s=parse_link(link).bytes_per_s if link else inf, policies=tuple(policy or POLICIES), commits=commits,
+    )  # fmt: skip
+    found = plan_sync(question)
+    if not run:
+        return planned_sync(found)
+    with options.stages("starting workers") as tell:
+        tried = try_policies(question, tell)
+    return planned_sync(found, tried, *(() if kept is None else kept.keep(*rows_of(question, tried))))

@@ -1,0 +1,268 @@
+"""`SoapProblem`: the time of a training step for every way to split and place the operators of a model.
+
+    problem = SoapProblem(rnnlm(64 * 16), p100_cluster(), "all-reduce")
+    found = best_strategy(problem, calls=4000, chains=4)
+    found.cost / problem.cost(problem.data_parallel())
+
+A point holds one whole number per operator: which of its ways to be split, the device of the first part, and how far
+apart the devices of parts are (1: neighbours; devices of a node: one per node first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from random import Random
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from foretrace.arrays import Int64
+from foretrace.errors import ForetraceError
+from foretrace.search.minimise import Found, minimise
+from foretrace.search.space import Infeasible, Problem, Space
+from foretrace.search.strategies import MCMC
+from foretrace.search.strategy import SearchStrategy
+from reproductions.flexflow.cluster import SoapCluster
+from reproductions.flexflow.engine import (
+    ALLREDUCE,
+    GATHER,
+    ID_BITS,
+    ClusterFigures,
+    Columns,
+    Tasks,
+    room,
+    simulate_strategy,
+)
+from reproductions.flexflow.operators import SoapModel, SoapOperator
+
+Codes = tuple[int, ...]
+Degrees = tuple[int, int, int, int]
+Synchronisation = Literal["all-reduce", "gather"]
+SYNCHRONISATIONS: dict[Synchronisation, int] = {"all-reduce": ALLREDUCE, "gather": GATHER}
+
+
+class Split(NamedTuple):
+    """One operator's configuration."""
+
+    degrees: Degrees  # parts per dimension
+    first: int  # device of the first part
+    stride: int  # between devices of parts
+
+
+@dataclass
+class _Room:
+    """What a simulation writes: tasks, bytes of each device, counts."""
+
+    tasks: Tasks
+    held: Int64
+    counts: Int64
+
+
+class StepCounts(NamedTuple):
+    """What one simulated step comes to."""
+
+    milliseconds: float
+    tasks: int
+    moved_bytes: int  # activations and their gradients
+    exchanged_bytes: int  # gradients of weights, and weights
+    held_bytes: tuple[int, ...]  # of every device
+
+
+def ways_of(operator: SoapOperator, devices: int) -> list[Degrees]:
+    """Powers of two per dimension that may be split, at most as many parts as devices."""
+    powers = [1 << i for i in range(devices.bit_length())]
+    choices = [
+        [degree for degree in powers if degree <= size] if name in operator.splits else [1]
+        for name, size in zip("shwc", operator.sizes, strict=True)
+    ]
+    return [(a, b, c, d) for a, b, c, d in product(*choices) if a * b * c * d <= devices]
+
+
+class SplitSpace(Space[Codes]):
+    """Configurations of all operators."""
+
+    def __init__(self, model: SoapModel, devices: int) -> None:
+        self.devices = devices
+        self.strides = [stride for stride in range(1, devices + 1) if devices % stride == 0 and stride < devices] or [1]
+        self.ways = [ways_of(operator, devices) for operator in model.operators]
+        self.counts = [len(ways) * devices * len(self.strides) for ways in self.ways]
+        self.size = prod(map(float, self.counts))
+        self._index = [{way: i for i, way in enumerate(ways)} for ways in self.ways]
+        layers: dict[str, list[int]] = {}
+        for i, operator in enumerate(model.operators):
+            layers.setdefault(operator.layer, []).append(i)
+        self._layer = [layers[operator.layer] for operator in model.operators]
+        near: list[list[int]] = [[] for _ in model.operators]
+        for i, operator in enumerate(model.operators):
+            for each in operator.inputs:
+                near[i].append(each.source)
+                near[each.source].append(i)
+        self._near = near
+
+    def split(self, op: int, code: int) -> Split:
+        """What a number of a point means."""
+        rest, stride = divmod(code, len(self.strides))
+        way, first = divmod(rest, self.devices)
+        return Split(self.ways[op][way], first, self.strides[stride])
+
+    def code(self, op: int, split: Split) -> int:
+        """The number of a configuration; raises ForetraceError where the operator cannot be split so."""
+        way = self._index[op].get(split.degrees)
+        if way is None or split.stride not in self.strides or not 0 <= split.first < self.devices:
+            raise ForetraceError(f"operator {op} cannot be split as {split}; the ways are {self.ways[op]}.")
+        return (way * self.devices + split.first) * len(self.strides) + self.strides.index(split.stride)
+
+    def random(self, rng: Random) -> Codes:
+        return tuple(map(rng.randrange, self.counts))
+
+    def neighbour(self, point: Codes, rng: Random) -> Codes:
+        """A new configuration for an operator (for half), for its whole layer, or that of an operator next to it."""
+        op = rng.randrange(len(point))
+        changed, kind = list(point), rng.random()
+        if kind < 0.75 or not self._near[op]:
+            code = rng.randrange(self.counts[op])
+        else:
+            other = rng.choice(self._near[op])
+            split = self.split(other, point[other])
+            if split.degrees not in self._index[op]:
+                return point
+            code = self.code(op, split)
+        split = self.split(op, code)
+        for each in self._layer[op] if kind >= 0.5 else (op,):
+            if split.degrees in self._index[each]:
+                changed[each] = self.code(each, split)
+        return tuple(changed)
+
+
+class SoapProblem(Problem[Codes]):
+    """Milliseconds of one training step on a cluster; infinite where a device's memory does not hold its share."""
+
+    def __init__(
+        self, model: SoapModel, cluster: SoapCluster, synchronisation: Synchronisation, memory_gb: float | None = None
+    ) -> None:
+        if synchronisation not in SYNCHRONISATIONS:
+            raise ForetraceError(f"`synchronisation={synchronisation}` must be all-reduce or gather.")
+        self.model, self.cluster, self.synchronisation = model, cluster, synchronisation
+        self.limit = 1e9 * (cluster.device.memory_gb if memory_gb is None else memory_gb)
+        self.space: SplitSpace = SplitSpace(model, cluster.devices)
+        self.machine = ClusterFigures(
+            cluster.devices, cluster.per_node, float(cluster.link), float(cluster.network), cluster.link_s,
+            cluster.network_s, cluster.launch_s, cluster.flop_s, cluster.byte_s,
+        )  # fmt: skip
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The model as the compiled simulation reads it."""
+        operators, ways = self.model.operators, self.space.ways
+        layers = {name: i for i, name in enumerate(dict.fromkeys(each.layer for each in operators))}
+        inputs = [each for operator in operators for each in operator.inputs]
+
+        def whole(values: Sequence[object]) -> Int64:
+            return np.array(values, dtype=np.int64)
+
+        return Columns(
+            sizes=whole([each.sizes for each in operators]),
+            flops=np.array([each.flops for each in operators], dtype=np.float64),
+            weights=whole([each.weights for each in operators]),
+            read=whole([each.weights * each.reads_weights for each in operators]),
+            layer=whole([layers[each.layer] for each in operators]),
+            launches=whole([each.launches for each in operators]),
+            begin=np.cumsum([0, *(len(each.inputs) for each in operators)]).astype(np.int64),
+            source=whole([each.source for each in inputs]),
+            needed=whole([each.needed for each in inputs]).reshape(-1, 4, 3),
+            degrees=whole([way for each in ways for way in each]),
+            ways=np.cumsum([0, *map(len, ways[:-1])]).astype(np.int64),
+            strides=whole(self.space.strides),
+        )
+
+    @cached_property
+    def _room(self) -> _Room:
+        return _Room(room(1 << 12, 1 << 14), np.zeros(self.cluster.devices, np.int64), np.zeros(4, np.int64))
+
+    def __getstate__(self) -> dict[str, object]:  # arrays are made where they are needed: Ray's cannot be written to
+        return {name: value for name, value in vars(self).items() if name not in ("_room", "columns")}
+
+    def simulated(self, point: Codes) -> tuple[int, Tasks]:
+        """Nanoseconds of a step, and its tasks, which the next simulation overwrites."""
+        codes, sync = np.array(point, dtype=np.int64), SYNCHRONISATIONS[self.synchronisation]
+        model, cluster, own = tuple(self.columns), tuple(self.machine), self._room
+        while True:
+            tasks = own.tasks
+            found = simulate_strategy(codes, model, cluster, sync, tuple(tasks), own.held, own.counts)
+            if found >> (63 - ID_BITS):
+                raise ForetraceError(f"a step must end within half an hour, got {found / 1e9:.0f} s; give less work.")
+            if found:
+                return found, tasks
+            count, followers = (max(int(need), size) for need, size in
+                                zip(own.counts[:2], (len(tasks.takes), len(tasks.target)), strict=True))  # fmt: skip
+            if count >= 1 << ID_BITS:
+                raise ForetraceError(f"a step must have fewer than {1 << ID_BITS:,} tasks, got {count:,}.")
+            own.tasks = room(2 * count, 2 * followers)
+
+    def counted(self, point: Codes) -> StepCounts:
+        """What a step comes to, whether it fits or not."""
+        found, _ = self.simulated(point)
+        tasks, _, moved, exchanged = map(int, self._room.counts)
+        return StepCounts(found / 1e6, tasks, moved, exchanged, tuple(map(int, self._room.held)))
+
+    def cost(self, point: Codes) -> float:
+        """Milliseconds of one point."""
+        found, _ = self.simulated(point)
+        if self._room.held.max() > self.limit:
+            return Infeasible("a device holds more than its memory")
+        return found / 1e6
+
+    def costs(self, points: Sequence[Codes]) -> Sequence[float]:
+        return [self.cost(point) for point in points]
+
+    # --- baselines ---------------------------------------------------------------------------------------------------
+
+    def _samples(self, op: int, parts: int, first: int = 0, stride: int = 1) -> int:
+        while parts > self.model.operators[op].sizes[0]:
+            parts //= 2
+        return self.space.code(op, Split((parts, 1, 1, 1), first, stride))
+
+    @property
+    def _most(self) -> int:
+        return 1 << (self.cluster.devices.bit_length() - 1)
+
+    def data_parallel(self) -> Codes:
+        """Every operator split by samples over all devices (the largest power of two of them)."""
+        return tuple(self._samples(op, self._most) for op in range(len(self.model.operators)))
+
+    def expert(self) -> Codes:
+        """What people do by hand (Krizhevsky, 2014; Wu et al., 2016).
+
+        Convolutional models: samples, but products of flat inputs split by channels. Recurrent models: nodes are data
+        parallel, and each layer has a device of its node, in turns.
+        """
+        operators, per_node = self.model.operators, self.cluster.per_node
+        recurrent = any(each.launches > 1 for each in operators)
+        layers = {name: i for i, name in enumerate(dict.fromkeys(each.layer for each in operators if each.weights))}
+        parts = 1 << (self.cluster.nodes.bit_length() - 1)
+        stride = per_node if per_node in self.space.strides else 1
+        point, place = [], 0
+        for op, each in enumerate(operators):
+            place = layers.get(each.layer, place)  # what has no weights stays where it was made
+            if recurrent:
+                point.append(self._samples(op, parts, place % per_node, stride))
+            elif each.weights and each.sizes[1:3] == (1, 1):
+                channels = min(self._most, 1 << (each.sizes[3].bit_length() - 1))
+                point.append(self.space.code(op, Split((1, 1, 1, channels), 0, 1)))
+            else:
+                point.append(self._samples(op, self._most))
+        return tuple(point)
+
+
+def best_strategy(
+    problem: SoapProblem, *, calls: int, chains: int = 4, seed: int = 0, strategy: SearchStrategy | None = None,
+    on: str | None = None,
+) -> Found[Codes]:  # fmt: skip
+    """The fastest strategy found from the better of data parallelism and the expert's; by default FlexFlow's search."""
+    strategy = strategy or MCMC(beta=0.05, reset=min(1000, max(1, calls // chains // 100)))
+    starts = (problem.data_parallel(), problem.expert())
+    return minimise(problem, strategy=strategy, starts=starts, calls=calls, chains=chains, seed=seed, on=on)

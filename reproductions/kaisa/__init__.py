@@ -1,0 +1,1 @@
+"""KAISA: what second-order information costs and saves."""

@@ -1,0 +1,101 @@
+"""What `foretrace plan second-order` answers."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from math import isfinite
+
+import msgspec
+
+from foretrace.plan.second_order import SecondOrderCandidate, SecondOrderPlan
+from foretrace.report.blocks import About, Block, Column, Line, listing
+from foretrace.report.units import digits, nbytes, seconds, span, things
+from foretrace.report.views import Report, taken
+
+_FEWER = "how many steps K-FAC saves no recording tells: train both for a while, each with tuned rates"
+_COUNTED = "K-FAC's work was counted, not timed; on the machine of the recording, --measure times it"
+
+
+class SecondOrderCandidateView(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to share K-FAC out. Bytes are of the worker that keeps or sends most; times are per step."""
+
+    technique: str  # as it is written behind --do
+    fraction: float
+    gradient_workers: int
+    factors_every: int  # steps
+    inverses_every: int  # steps
+    memory_bytes: int  # kept between steps
+    peak_bytes: int  # with what comes and goes in a step, at most
+    factors_bytes: int  # all-reduced each time
+    inverses_bytes: int  # broadcast each time
+    gradients_bytes: int  # broadcast in every step
+    sent_bytes: float  # in a step on average
+    added_s: float  # to the step without it
+    added_interval_s: tuple[float, float]
+    step_s: float
+    interval_s: tuple[float, float]
+    fits: bool
+
+
+class SecondOrderView(Report, frozen=True, kw_only=True):
+    """`foretrace plan second-order`: the gradient-worker fraction of distributed K-FAC."""
+
+    command: str = "plan second-order"
+    source: str
+    workers: int
+    network: str
+    layers: int
+    memory_limit_bytes: int | None  # null: any
+    before_s: float  # step without it
+    before_interval_s: tuple[float, float]
+    pays_below: float  # share of the steps that K-FAC may need at most to pay in time
+    pays_below_interval: tuple[float, float]
+    measured: bool  # whether K-FAC's work was timed on the machine of the recording
+    choice: SecondOrderCandidateView
+    candidates: tuple[SecondOrderCandidateView, ...]  # memory-optimal first, by frequency as asked
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((self.source, things(self.workers, "worker"), things(self.layers, "layer")))
+        yield listing(
+            self.candidates, (lambda each: _name(each, self.choice), "gradient workers"),
+            (lambda each: f"{each.factors_every}/{each.inverses_every}", Column("every", right=True)),
+            ("memory_bytes", "memory", "bytes"), ("peak_bytes", Column("at most", "bytes", least=90)),
+            ("sent_bytes", "sent", "bytes"), ("added_s", "added", "time"),
+            (lambda each: span(*each.added_interval_s), Column("range", right=True, least=110)),
+            ("step_s", "step", "time"), (lambda each: span(*each.interval_s), Column("range", right=True)),
+            (lambda each: "" if each.fits else "too large", ""), top=top, noun="candidate", how="--top",
+        )  # fmt: skip
+        low, high = self.pays_below_interval
+        yield Line(
+            f"in {digits(self.pays_below)} ({digits(low)} – {digits(high)}) of the steps or fewer", label="it pays"
+        )
+        yield Line(
+            "memory of a worker, kept and at most; sent: bytes of a worker in a step; every: steps between "
+            "factors and between inverses",
+            label="columns",
+        )
+
+
+def planned_second_order(plan: SecondOrderPlan, source: str) -> SecondOrderView:
+    """The answer about a plan."""
+    each, (value, low, high) = plan.choice, plan.pays_below
+    within = f" within {nbytes(plan.memory_bytes)}" if isfinite(plan.memory_bytes) else ""
+    who = f"{each.gradient_workers} of {plan.workers} workers" if plan.workers > 1 else "one worker"
+    sentence = (
+        f"K-FAC with {who} per layer is quickest{within}: {seconds(each.step_s)} ({span(*each.interval_s)}) a step, "
+        f"{seconds(each.added_s)} ({span(*each.added_interval_s)}) more than without; "
+        f"{nbytes(each.memory_bytes)} per worker."
+    )
+    parallel = [f"data-parallel workers={plan.workers} network={plan.network}"] if plan.workers > 1 else []
+    words = ["foretrace", "whatif", source, *(word for text in (*parallel, each.technique) for word in ("--do", text))]
+    return taken(
+        SecondOrderView, plan, headline=sentence, source=source,
+        memory_limit_bytes=int(plan.memory_bytes) if isfinite(plan.memory_bytes) else None, pays_below=value,
+        pays_below_interval=(low, high), notes=(_FEWER,) if plan.measured else (_FEWER, _COUNTED),
+        next=shlex.join(words),
+    )  # fmt: skip
+
+
+def _name(each: SecondOrderCandidateView | SecondOrderCandidate, choice: SecondOrderCandidateView) -> str:
+    return f"{each.gradient_workers} ({digits(each.fraction)}){' *' * (each.technique == choice.technique)}"

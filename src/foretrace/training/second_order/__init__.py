@@ -1,0 +1,1 @@
+"""K-FAC: gradients preconditioned by Kronecker factors, on one worker or shared out over several as KAISA does."""

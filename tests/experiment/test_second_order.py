@@ -1,0 +1,27 @@
+"""K-FAC of a recorded model on processes: bytes as predicted from the recording."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretrace.experiment.second_order import run_second_order
+from foretrace.techniques.distributed.recorded_layers import factored_layers
+from foretrace.testing import recorded
+from foretrace.training.second_order.grid import share_out
+from foretrace.zoo.registry import training
+
+
+def test_processes_keep_and_send_what_the_recording_predicts() -> None:
+    layers = [each.layer for each in factored_layers(recorded(training("ncf")))]
+    found = {}
+    for fraction in (0.5, 1.0):
+        states = run_second_order("ncf", workers=2, fraction=fraction, steps=3, factors_every=2, inverses_every=2)
+        shares = share_out(layers, workers=2, fraction=fraction)
+        for rank, each in enumerate(states):
+            sent = shares.traffic(rank)
+            assert each.held_bytes == shares.held_bytes(rank) and each.failures == 0
+            expected = 2 * sent.factors, 2 * sent.inverses, 3 * sent.gradients
+            assert (each.factors_bytes, each.inverses_bytes, each.gradients_bytes) == expected
+            assert each.parameters == pytest.approx(states[0].parameters, rel=1e-6)
+        found[fraction] = states[0].parameters
+    assert found[0.5] == pytest.approx(found[1.0], rel=1e-4, abs=1e-4)
