@@ -22,9 +22,17 @@ os.environ.setdefault("FORETRACE_POISON", "1")  # what a pass leaves unwritten s
 
 @pytest.fixture(scope="session", autouse=True)
 def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes the user's calibrations and ledger; subprocesses inherit this."""
+    """No test reads or writes the user's calibrations and ledger; subprocesses inherit this.
+
+    Captured operators are shared by all processes of a run of the tests: none is stale, by its name.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FORETRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        cache = tmp_path_factory.mktemp("cache")
+        run = tmp_path_factory.getbasetemp()
+        captured = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "operators"
+        captured.mkdir(exist_ok=True)
+        (cache / "operators").symlink_to(captured)
+        patch.setenv("FORETRACE_CACHE", str(cache))
         patch.setenv("FORETRACE_LEDGER", str(tmp_path_factory.mktemp("ledger") / "ledger.sqlite"))
         yield
 

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from foretrace.plan.pipelines.lower import StageCost, predict
-from foretrace.plan.pipelines.measured import batch_times_s, measured_costs
 from foretrace.training.pipeline.job import PipelineJob
 from foretrace.training.pipeline.launch import train_here
 from foretrace.training.pipeline.runtime import Trained
 from foretrace.training.pipeline.schedule import PipelineSchedule
 from foretrace.training.pipeline.schedules import SCHEDULES
+from pipeline_costs import batch_times_s, measured_costs
 from tables import ROOT, machine, table, today
 
 PATH = Path(__file__).parent / "data" / "pipelines.jsonl"

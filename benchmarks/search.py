@@ -22,15 +22,16 @@ from typing import Any
 
 import numpy as np
 
+from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.minimise import minimise
-from foretrace.search.models import CMAES, Bayes
+from foretrace.search.models import CMAES
 from foretrace.search.space import Choices, Problem
 from foretrace.search.strategies import MCMC, BestFirst, Descent, Evolution, Exhaustive, RandomSearch
 from foretrace.search.strategy import SearchStrategy
 from tables import load, machine, table, today
 
 SEEDS, CALLS = 10, (30, 100, 300, 1000)
-COSTLY = {"Bayes": 100}  # calls at most: its own time grows with the cube of them
+COSTLY = {"ConstrainedBayes": 100}  # calls at most: its own time grows with the cube of them
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def landscapes() -> Iterator[tuple[str, Given, float]]:
 def strategies(beta: float) -> list[SearchStrategy]:
     """All that need no solver."""
     found: list[SearchStrategy] = [
-        Exhaustive(), RandomSearch(), MCMC(beta=beta), Descent(walk=50), BestFirst(alpha=1.5), Evolution(), Bayes(),
+        Exhaustive(), RandomSearch(), MCMC(beta=beta), Descent(walk=50), BestFirst(alpha=1.5), Evolution(),
+        ConstrainedBayes(),
     ]  # fmt: skip
     if find_spec("cma") is None:
         print("cma is not installed: no row for CMA-ES", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foretrace.plan.soap.operators import SAME, Input, Needed, Sizes, SoapModel, SoapOperator
+from reproductions.flexflow.operators import SAME, Input, Needed, Sizes, SoapModel, SoapOperator
 
 
 class LayeredModel(SoapModel):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from foretrace.hardware.devices import named
-from foretrace.plan.soap.cluster import SoapCluster
-from foretrace.plan.soap.operators import Sizes, SoapModel
+from reproductions.flexflow.cluster import SoapCluster
 from reproductions.flexflow.layers import LayeredModel
+from reproductions.flexflow.operators import Sizes, SoapModel
 
 STEPS = 40
 

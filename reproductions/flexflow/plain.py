@@ -1,6 +1,6 @@
 """A training step of a strategy in plain Python, as FlexFlow's full simulation has it: objects, dictionaries, one heap.
 
-What `foretrace.plan.soap.engine` computes on columns, written for reading: every pair of parts is looked at, and who
+What `reproductions.flexflow.engine` computes on columns, written for reading: every pair of parts is looked at, and who
 holds which channel of a weight is a set per channel boundary.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 
-from foretrace.plan.soap.engine import KEPT
-from foretrace.plan.soap.operators import Input
-from foretrace.plan.soap.problem import Codes, SoapProblem, Split
+from reproductions.flexflow.engine import KEPT
+from reproductions.flexflow.operators import Input
+from reproductions.flexflow.problem import Codes, SoapProblem, Split
 
 Box = tuple[tuple[int, int], ...]  # first element and the one behind the last, per dimension
 

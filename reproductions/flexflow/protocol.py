@@ -16,12 +16,12 @@ from pathlib import Path
 from random import Random
 
 from foretrace.arrays import Int64
-from foretrace.plan.soap.cluster import SoapCluster
-from foretrace.plan.soap.problem import SYNCHRONISATIONS, Codes, SoapProblem, best_strategy
 from foretrace.search.strategies import MCMC
 from reproductions import parser_of
+from reproductions.flexflow.cluster import SoapCluster
 from reproductions.flexflow.models import MODELS, k80_cluster, p100_cluster
 from reproductions.flexflow.plain import PlainStep
+from reproductions.flexflow.problem import SYNCHRONISATIONS, Codes, SoapProblem, best_strategy
 from tables import load as load_averages
 from tables import machine, table, today, update
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.plan.soap.problem import SoapProblem
 from reproductions.flexflow import protocol
 from reproductions.flexflow.models import p100_cluster, rnntc
+from reproductions.flexflow.problem import SoapProblem
 
 
 @pytest.fixture(autouse=True)

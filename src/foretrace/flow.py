@@ -490,16 +490,18 @@ def place(
     return best(found, objective=objective, contiguous=contiguous, seconds=seconds)
 
 
-def pipeline(model: str, *, micro_batches: int, schedules: Sequence[str] = (), **how: Any) -> CutModel:
-    """Cut a model into a stage per device by the best placement, and simulate schedules of its stages.
+def pipeline(
+    model: str, *, micro_batches: int, schedules: Sequence[str] = (), planner: str = "placement", **how: Any
+) -> CutModel:
+    """Cut a model into a stage per device by the best placement, or by another planner; simulate their schedules.
 
-    The batch is a micro-batch, of which an update has `micro_batches`; `schedules` are names, by default all. `how`
-    and errors are as in `place`.
+    The batch is a micro-batch, of which an update has `micro_batches`; `schedules` are names, by default all. Stages
+    of the planners pipedream and piper may have replicas. `how` and errors are as in `place`.
     """
     from foretrace.plan.pipelines.cut import cut
     from foretrace.plan.placement.source import of_model
 
-    return cut(of_model(model, **how), micro_batches=micro_batches, names=schedules)
+    return cut(of_model(model, **how), micro_batches=micro_batches, names=schedules, planner=planner)
 
 
 # === 3. fleet ================================================================================================

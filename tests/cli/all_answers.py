@@ -6,20 +6,21 @@ import contextlib
 import io
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from foretrace.cli.app import run
 
 
-def main() -> None:
-    """Answer every command, one after the other."""
+def answers(asked: Iterable[Sequence[str]]) -> list[tuple[int, str, str]]:
+    """Code, output and messages of every command, one after the other."""
     found = []
-    for words in json.loads(Path(sys.argv[1]).read_text()):
+    for words in asked:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
             code = run(words)
-        found.append([code, out.getvalue(), err.getvalue()])
-    json.dump(found, sys.stdout)
+        found.append((code, out.getvalue(), err.getvalue()))
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    json.dump(answers(json.loads(Path(sys.argv[1]).read_text())), sys.stdout)

@@ -39,6 +39,10 @@ HELD = {
     ],
     "serve load --seconds": ["tests/serving/server/test_load.py::test_a_closed_loop_keeps_to_its_time"],
     "llm capacity --seconds": ["tests/serving/llm/test_capacity.py::test_search_stops_and_goes_on"],
+    "llm draft --parameters": [
+        "tests/serving/speculative/test_drafts.py::test_shallow_drafts_are_quicker_at_equal_acceptance"
+    ],
+    "llm draft --latency-ms": ["tests/serving/speculative/test_drafts.py::test_a_limit_of_latency_is_kept"],
     "plan place --memory-limit": ["tests/plan/placement/test_command.py::test_what_cannot_be"],
     "plan pipeline --memory-limit": ["tests/plan/pipelines/test_cut.py::test_what_does_not_fit_is_said"],
     "plan place --seconds": ["tests/plan/placement/test_small.py::test_integer_program_has_the_time_that_is_given"],

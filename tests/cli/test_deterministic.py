@@ -1,6 +1,6 @@
 """Two runs of any command on the same input print the same bytes of --json, measured times aside.
 
-Each runs in two processes whose sets and dictionaries of texts are ordered by different seeds.
+Each runs in this process and in another, whose sets and dictionaries of texts are ordered by different seeds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import typer
 
 from foretrace.cli.app import application
 from foretrace.report.jsonout import MEASURED
+from tests.cli import all_answers
 from tests.cli.test_ranges import commands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,11 +55,13 @@ ASKED = {
     "plan rows": "'zipf:1.1 tables=3 rows=900 samples=64 batches=6' --devices 3 --memory 400KB --inference",
     "plan transformer": "gpt2-xl --device a100-80gb --devices 16 --batch 64",
     "plan cache": "zipf:1.05 --link 50mbit",
+    "plan sync": "100,100,300ms --commit-ms 20 --parameters 1000 --link 1gbit",
     "plan pipeline": "bert --size tiny --device a100 --devices 2",
     "serve plan": "bert --profile D/serving/packrat/packrat_profile.csv --threads 16 --batch 64",
     "network check": "D/network/vtrain_allreduce_v100/AR_GPU7_1M_1024M.csv.gz --on nccl:V100-SXM2",
     "llm capacity": f"llama-3-8b --device h100 --devices 1 --slo ttft=1s --seconds 600 --requests {REQUESTS}",
     "llm simulate": "llama-3-8b --device h100 --seconds 30",
+    "llm draft": "llama-2-70b --device h100 --tp 4 --parameters 5e8",
     "llm calibrate": f"{ROOT / 'tests' / 'data' / 'serving' / 'vllm_bench.json'} --model llama-3-8b --device h100",
     "energy tune": f"zeus:{ROOT / 'tests' / 'data' / 'energy'} workload=squad",
     "fleet run": f"{SMALL} --policy las",
@@ -124,34 +127,46 @@ def without_measured(command: str, text: str) -> str:
     return json.dumps(answer)
 
 
-def answers(folder: Path, data: Path, seed: int) -> list[list[Any]]:
-    """What a process whose hashes of texts begin at `seed` answers to all commands: code, output and messages."""
+def asked(folder: Path, data: Path) -> tuple[list[list[str]], dict[str, str]]:
+    """The words of all commands, and the variables of the environment that give them `folder` to themselves."""
     folder.mkdir()
     (folder / "written").mkdir()
     questions = [f"{name} {words} --json" for name, words in ASKED.items()]
     questions += [f"{name} {words}" for name, words in WRITE.items()]
-    places = {"D/": f"{data}/", "T/": f"{folder}/", "W/": f"{folder}/written/"}
-    environment = os.environ | {
-        "PYTHONHASHSEED": str(seed), "FORETRACE_CACHE": str(folder / "cache"),
-        "FORETRACE_LEDGER": str(folder / "ledger.sqlite"),
-    }  # fmt: skip
-    for short, place in places.items():
+    for short, place in {"D/": f"{data}/", "T/": f"{folder}/", "W/": f"{folder}/written/"}.items():
         questions = [re.sub(f"(?<= ){short}", place, each) for each in questions]
-    (folder / "questions.json").write_text(json.dumps([shlex.split(each) for each in questions]))
+    environment = {"FORETRACE_CACHE": str(folder / "cache"), "FORETRACE_LEDGER": str(folder / "ledger.sqlite")}
+    return [shlex.split(each) for each in questions], environment
+
+
+def here(folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """What this process answers to all commands: code, output and messages."""
+    questions, environment = asked(folder, data)
+    monkeypatch.chdir(ROOT)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return [[code, text.replace(str(folder), "T"), said] for code, text, said in all_answers.answers(questions)]
+
+
+def elsewhere(folder: Path, data: Path) -> list[list[Any]]:
+    """What a process answers whose hashes of texts begin at another seed."""
+    questions, environment = asked(folder, data)
+    (folder / "questions.json").write_text(json.dumps(questions))
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cli.all_answers", str(folder / "questions.json")], cwd=ROOT, env=environment,
-        capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "tests.cli.all_answers", str(folder / "questions.json")], cwd=ROOT,
+        env=os.environ | environment | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return [[code, text.replace(str(folder), "T"), said] for code, text, said in json.loads(done.stdout)]
 
 
-@pytest.mark.slow("every command twice, in two processes")
-def test_two_runs_print_the_same_bytes(shared_data: Path, tmp_path: Path) -> None:
+@pytest.mark.slow("every command twice, once in a process of its own")
+def test_two_runs_print_the_same_bytes(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     folders = [tmp_path / name for name in ("a", "b")]
     # One after the other: the second finds the loops that the first compiled.
-    found = [answers(folder, shared_data, seed) for seed, folder in enumerate(folders, 1)]
+    found = [here(folders[0], shared_data, monkeypatch), elsewhere(folders[1], shared_data)]
     wrong = {
         name: said
         for name, (code, text, said), other in zip([*ASKED, *WRITE], *found, strict=True)

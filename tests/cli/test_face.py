@@ -67,7 +67,8 @@ LESS = {"llm capacity": ("--requests", "poisson requests=40")}
 
 # What every option means. An option that means the same elsewhere has the same name there.
 MEANINGS = {
-    "--accept-noise": "keep times that vary", "--accumulate": "micro-batches per update", "--add-rack": "more units",
+    "--accept-noise": "keep times that vary", "--acceptance": "proposals that a model accepts",
+    "--accumulate": "micro-batches per update", "--add-rack": "more units",
     "--against": "techniques of the baseline", "--all-ranks": "all ranks as one graph",
     "--alpha": "how much worse graphs may be that are followed", "--any-sets": "several pieces on a device",
     "--apply": "change settings of the machine",
@@ -78,7 +79,8 @@ MEANINGS = {
     "--by": "what a row sums up", "--calibration": "use stored operator times", "--certificate": "for TLS",
     "--checkpoint-gb": "size of a model's state", "--checkpoint-s": "seconds between saves",
     "--clients": "who wait for answers", "--cluster": "machines and their GPUs",
-    "--compute-ms": "time of the passes of a batch", "--counts": "machines to try",
+    "--compute-ms": "time of the passes of a batch", "--context": "tokens attended to",
+    "--counts": "machines to try",
     "--data": "files of the data set", "--days": "length of a log", "--deadline-s": "longest wait for an answer",
     "--device": "which device", "--devices": "how many devices", "--dim": "size of an open dimension",
     "--do": "techniques, in order", "--dp": "groups that attend to different sequences",
@@ -94,8 +96,10 @@ MEANINGS = {
     "--import": "add exported rows", "--inference": "forward pass alone", "--input": "sizes of a model's input",
     "--inside": "link inside a machine", "--jitter-s": "how far submissions are shifted", "--job": "one job of a log",
     "--jobs": "how many jobs", "--json": "the answer as JSON", "--keep": "keep what was recorded",
-    "--keep-memory": "malloc keeps memory", "--key": "of a certificate", "--kind": "kind of collective",
-    "--kinds": "kinds of collectives", "--ledger": "which ledger", "--length": "words of a sequence",
+    "--keep-memory": "malloc keeps memory", "--k": "tokens of a round",
+    "--key": "of a certificate", "--kind": "kind of collective",
+    "--kinds": "kinds of collectives", "--ledger": "which ledger", "--latency-ms": "most of a pass",
+    "--length": "words of a sequence",
     "--level": "a level of a cluster", "--like": "settings of this recording",
     "--limit": "seconds after which to stop", "--link": "rate of every worker's link",
     "--load": "how densely jobs come", "--look-ahead": "batches that are known ahead",
@@ -106,7 +110,8 @@ MEANINGS = {
     "--mttr-h": "hours to repair", "--network": "what joins workers or machines", "--no-ledger": "write no row",
     "--now": "the policy as it is", "--objective": "what a placement is judged by",
     "--on": "where work runs: here or Ray", "--operators": "how many operators", "--optimizer": "implementation",
-    "--out": "where what is made is written", "--overwrite": "replace an older recording",
+    "--out": "where what is made is written", "--parameters": "most of a model",
+    "--overwrite": "replace an older recording",
     "--peak-gb-s": "peak of memory", "--peak-gflops": "peak of arithmetic", "--per-node": "workers of a machine",
     "--perfetto": "timelines for Perfetto", "--pipeline": "refused", "--plan": "write what is to be timed",
     "--play": "placements by playing the log", "--plot": "draw the offers", "--policy": "scheduling policy",
@@ -122,7 +127,8 @@ MEANINGS = {
     "--run": "run what was planned",
     "--salvage": "use the good part of a damaged file", "--sample": "neighbours per hop",
     "--samples": "how many samples", "--save": "keep the graph",
-    "--schedule": "a schedule of a pipeline", "--seconds": "time to spend", "--seed": "of all that is drawn",
+    "--planner": "what cuts a model into stages", "--schedule": "a schedule of a pipeline",
+    "--seconds": "time to spend", "--seed": "of all that is drawn",
     "--seeds": "how many seeds", "--sequence-parallel": "refused", "--sequences": "running at a time",
     "--set": "values to try", "--shapes": "store input sizes", "--size": "size of a model",
     "--sizes": "how many sizes", "--skip-first": "steps to skip", "--slo": "limits of latency",
@@ -141,6 +147,8 @@ MEANINGS = {
     "--skip": "layers that are left out",
     "--width": "numbers in a row", "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
     "--warmup": "steps with the profiler prepared", "--within": "hours", "--workers": "how many workers",
+    "--share": "of a model's weights, that are sent", "--parameters": "weights of a model",
+    "--commits": "after which a run ends", "--commit-ms": "from a commit to its answer",
     "--write": "write the configuration", "--zero": "stage of ZeRO",
 }  # fmt: skip
 # Where an option means something else, and what; a new one needs a reason as good as these.
@@ -230,6 +238,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(ROOT / "examples" / "jobs.csv", tmp_path)
     shutil.copy(DATA / "serving" / "vllm_bench.json", tmp_path / "bench.json")
     monkeypatch.setenv("FORETRACE_LEDGER", str(tmp_path / "ledger.sqlite"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "operators").symlink_to(Path(os.environ["FORETRACE_CACHE"]) / "operators")
     monkeypatch.setenv("FORETRACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -3,7 +3,8 @@
     python tests/data/make.py
 
 `cnn` has module events, input sizes and a data loader in the training process; `recommender` is an optimizer-bound
-step before, `recommender-fused` the same job after AdamW was fused.
+step before, `recommender-fused` the same job after AdamW was fused. `decode` is a small decoder, one token per step,
+and `decode-draft` a draft for it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader
 import foretrace as ft
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "examples"))
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "examples")]
 
 import train_cnn  # noqa: E402  the example's folder must be on the path first
 import train_recommender  # noqa: E402
@@ -54,6 +55,19 @@ def recommender(folder: Path, *, fused: bool) -> None:
                 break
 
 
+def decode(folder: Path, *, layers: int) -> None:
+    from reproductions.speculative.decoder import Cached, Decoder, DecoderShape
+    from reproductions.speculative.decoding import Dice
+
+    target, dice = Cached(Decoder(DecoderShape(layers=layers, width=64)).requires_grad_(False)), Dice(0)
+    target.feed(list(b"def decode(self) -> bytes:"))
+    token = 0
+    with ft.record(folder, active=3, wait=4, memory=False) as recorder:
+        while not recorder.over:
+            token = dice.draw(target.feed([token])[-1])
+            recorder.step()
+
+
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -62,6 +76,8 @@ def main() -> None:
             ("cnn", cnn),
             ("recommender", lambda folder: recommender(folder, fused=False)),
             ("recommender-fused", lambda folder: recommender(folder, fused=True)),
+            ("decode", lambda folder: decode(folder, layers=4)),
+            ("decode-draft", lambda folder: decode(folder, layers=1)),
         ):
             folder = Path(scratch) / name
             make(folder)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tests.fuzz.mutations import _joined, _varint
 from tests.fuzz.reader import Figure, Reader, Samples, printed
@@ -96,6 +99,20 @@ def _play_operators(path: Path, way: int) -> Iterator[Figure]:
     printed(render(view, Terminal(width=100)))
 
 
+def _kept_operators() -> Samples:
+    from foretrace.model.readers.json_form import loads
+
+    return {"a.operators": zlib.compress(msgspec.msgpack.encode(loads(operator_files()["whole.json"])))}
+
+
+def _play_kept(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.model.capture.kept import read
+
+    found = read(path)
+    if found is not None:  # damaged, it is captured again
+        yield "flops", [found.flops, found.nbytes]
+
+
 def _play_decoder(path: Path, way: int) -> Iterator[Figure]:
     from foretrace.model.decoder_config import decoder_config
 
@@ -142,4 +159,5 @@ def model_readers() -> Iterator[Reader]:
               "tie_word_embeddings": False, "head_dim": 16}  # fmt: skip
     yield Reader(name="decoder", covers=("model.decoder_config",), play=_play_decoder,
                  samples=lambda: {"config.json": json.dumps(config).encode()})  # fmt: skip
+    yield Reader(name="kept-operators", covers=("model.capture.kept",), samples=_kept_operators, play=_play_kept)
     yield Reader(name="rules", covers=("plan.rewrite.taso", "model.readers.protobuf"), samples=_rules, play=_play_rules)

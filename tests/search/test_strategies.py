@@ -13,7 +13,7 @@ import pytest
 from foretrace.deadline import Deadline, never
 from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.minimise import minimise
-from foretrace.search.models import CMAES, Bayes, expected_improvement
+from foretrace.search.models import CMAES
 from foretrace.search.space import Choices, Problem
 from foretrace.search.strategies import MCMC, BestFirst, Descent, Evolution, Exhaustive, RandomSearch
 from foretrace.search.strategy import Exact, SearchContext, SearchStrategy
@@ -60,13 +60,6 @@ class TestBestFirst(SearchConformance):
 class TestEvolution(SearchConformance):
     def strategy(self) -> SearchStrategy:
         return Evolution(population=8)
-
-
-class TestBayes(SearchConformance):
-    calls = 45
-
-    def strategy(self) -> SearchStrategy:
-        return Bayes(begin=4, candidates=60)
 
 
 class TestCMAES(SearchConformance):
@@ -117,7 +110,7 @@ GRID = Grid(Choices((tuple(range(101)),) * 3), (71, 22, 40))
 
 @pytest.mark.parametrize(
     ("strategy", "calls"),
-    [(MCMC(beta=0.01), 6000), (Descent(), 3000), (Evolution(), 3000), (Bayes(), 60), (CMAES(), 600)],
+    [(MCMC(beta=0.01), 6000), (Descent(), 3000), (Evolution(), 3000), (ConstrainedBayes(), 60), (CMAES(), 600)],
     ids=lambda each: type(each).__name__,
 )
 def test_strategies_that_learn_beat_random_points(strategy: SearchStrategy, calls: int) -> None:
@@ -145,9 +138,3 @@ def test_a_chain_is_at_points_as_often_as_boltzmann_has_it() -> None:
             visits[point[0]] += 1
     boltzmann = np.exp(-1.5 * np.array(costs))
     assert np.abs(visits / visits.sum() - (1 - boltzmann / boltzmann.sum()) / 3).max() < 0.01
-
-
-def test_improvement_is_expected_where_costs_fall() -> None:
-    x = np.linspace(0, 0.6, 7)[:, None]
-    gain = expected_improvement(x, 1 - x[:, 0], np.array([[0.05], [0.3], [0.7]]))
-    assert gain[2] > 100 * gain[:2].max() and (gain >= 0).all()

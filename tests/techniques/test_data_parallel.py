@@ -269,7 +269,7 @@ CAPS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", ["small", "transformer", "ncf"])
 def test_buckets_are_those_of_the_real_reducer(name: str, alone: None) -> None:
-    from foretrace.training.workers import in_replicas
+    from foretrace.training.data_parallel import in_replicas
     from foretrace.zoo.registry import training
 
     made = small_training() if name == "small" else training(name)

@@ -14,7 +14,7 @@ from foretrace.errors import NotApplicableError
 from foretrace.techniques.arguments import parse
 from foretrace.testing import small_training
 from foretrace.training.batches import Resident
-from foretrace.training.workers import Shared, need_group, shared_loader
+from foretrace.training.data_parallel import Shared, need_group, shared_loader
 from tests.gloo_workers import together
 from tests.techniques.worker_process import STEPS, answers, make, weights
 
@@ -165,8 +165,8 @@ def test_batches_of_other_loaders_are_dealt_out() -> None:
 def test_a_step_of_its_own_and_a_part_called_past_the_wrapper_are_refused(alone: None) -> None:
     from dataclasses import replace
 
+    from foretrace.training.data_parallel import in_replicas, sharing
     from foretrace.training.training import plain_step
-    from foretrace.training.workers import in_replicas, sharing
 
     own = replace(small_training(), run=plain_step)
     with pytest.raises(NotApplicableError, match="step of its own"):

@@ -71,12 +71,31 @@ def main():
 if __name__ == "__main__":
     main()
 """
+# An optimizer and a profiler load PyTorch's compiler, half of a short script's time, only to find that nothing is to be
+# compiled.
+NO_COMPILER = """
+import sys, types
+import torch
+torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
+torch._dynamo.disable = lambda function, *_, **__: function
+torch._dynamo.graph_break = lambda: None
+getattr(torch, "_lazy_modules", set()).discard("_inductor")
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The script as anybody would run it."""
+    path = tmp_path_factory.mktemp("script") / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The script without what takes long to load; how it ends is the same."""
     path = tmp_path_factory.mktemp("script") / "train.py"
-    path.write_text(SCRIPT)
+    path.write_text(NO_COMPILER + SCRIPT)
     return str(path)
 
 
@@ -98,12 +117,12 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_script_with_loader_workers_two_optimizers_and_a_sitecustomize_of_its_own(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    whole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import sys; print('own sitecustomize', file=sys.stderr)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    outcome = launched([sys.executable, script, "normal", "2"], tmp_path / "run")
+    outcome = launched([sys.executable, whole, "normal", "2"], tmp_path / "run")
     printed = capfd.readouterr()
     assert printed.out == "done 40\n"
     assert "own sitecustomize" in printed.err
@@ -133,9 +152,9 @@ def test_a_script_with_loader_workers_two_optimizers_and_a_sitecustomize_of_its_
     assert loader["workers"]["cpu_ns"] > 0
 
 
-def test_torchrun_writes_one_file_per_rank(script: str, tmp_path: Path) -> None:
+def test_torchrun_writes_one_file_per_rank(whole: str, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    outcome = launched([*torchrun, script, "normal", "0"], tmp_path)
+    outcome = launched([*torchrun, whole, "normal", "0"], tmp_path)
     assert outcome.exit_code == 0
     assert names(tmp_path) == ["rank0.json.gz", "rank1.json.gz"]
     for rank, recording in enumerate(outcome.recordings):
@@ -237,7 +256,7 @@ def test_the_script_ends_with_a_launcher_that_is_killed(script: str, tmp_path: P
 def test_a_script_that_profiles_itself_goes_on_undisturbed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch\n"
+        f"{NO_COMPILER}\n"
         "w = torch.zeros(3, requires_grad=True)\n"
         "optimizer = torch.optim.SGD([w], lr=0.1)\n"
         "with torch.profiler.profile() as p:\n"

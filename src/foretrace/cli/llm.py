@@ -159,3 +159,33 @@ def calibrate(
 
     found = calibrate_server(runs, model, device, layout.arguments())
     return Reply(result=llm_calibrated(found, save), files={save: found.save})
+
+
+@llm.command("draft")
+@answers
+def draft(
+    *,
+    target: str = argument(..., "TARGET", "A decoder by name, or its config.json.", complete=completion.decoders),
+    device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
+    layout: LayoutOptions,
+    acceptance: str = option("", "RATE", "What it accepts of any draft: 0.7, 0.6-0.8, or rounds by count 30/12/8/50."),
+    k: int = option(0, "N", "Tokens that a draft proposes in a round; by default the best of 1 to 16.", least=0),
+    batch: int = option(1, "N", "Sequences decoded together.", least=1),
+    context: int = option(1024, "N", "Tokens that each attends to.", least=1),
+    parameters: float = option(0.0, "N", "Of a draft at most; by default a tenth of the target's.", least=0),
+    latency_ms: float = option(0.0, "MS", "Of a pass of a draft at most.", least=0),
+    top: options.Top = 12,
+) -> Result:  # fmt: skip
+    """Find the depth and width of a draft that makes a model decode fastest (speculative decoding).
+
+    Example: foretrace llm draft llama-2-70b --device h100 --tp 4 --parameters 1e9
+    """
+    from foretrace.report.llm_draft import llm_drafts
+    from foretrace.serving.llm.served_model import served_model
+    from foretrace.serving.speculative.drafts import DraftSetting, search_drafts
+
+    setting = DraftSetting(target=served_model(target), device=device, layout=layout.arguments(), batch=batch,
+                           context=context, k=k)  # fmt: skip
+    with options.progress(f"searching drafts of {target}"):
+        found = search_drafts(setting, acceptance=acceptance, parameters=parameters, latency_s=latency_ms / 1e3)
+    return llm_drafts(setting, found, stated=bool(acceptance))

@@ -84,6 +84,8 @@ def estimate(
 ) -> Reply:  # fmt: skip
     """Predict a step's time and memory from the model alone.
 
+    What is captured of a named model is kept in $FORETRACE_CACHE, else ~/.cache/foretrace.
+
     Example: foretrace estimate resnet50 --device h100 --batch 32 --precision bf16
     """
     given = locals()

@@ -70,13 +70,14 @@ def pipeline(
     devices: Devices = 2,
     micro_batches: int = option(8, "N", "Micro-batches of a batch; --batch is the size of one.", least=1),
     schedule: list[str] | None = option(None, "NAME", "Only this one, e.g. 2bw; several."),
+    planner: str = option("placement", "placement|pipedream|piper", "The last two replicate stages."),
     memory_limit: MemoryLimit = "",
     link: Link = "",
     batch: options.Batch = None,
     precision: options.Precision = "",
     size: options.Size = "full",
 ) -> Result:
-    """Cut a model into a stage per device and compare the schedules of a pipeline: time, bubble and memory.
+    """Cut a model into stages and compare the schedules of a pipeline: time, bubble and memory.
 
     Example: foretrace plan pipeline bert --device a100-40gb --devices 4 --batch 8
     """
@@ -87,7 +88,8 @@ def pipeline(
     with options.progress(f"cutting {model}") as tell:
         found = flow.pipeline(
             model, device=device, devices=devices, micro_batches=micro_batches, schedules=schedule or (),
-            memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size, progress=tell,
+            planner=planner, memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size,
+            progress=tell,
         )  # fmt: skip
     return report.pipelined(found, model)
 
@@ -315,3 +317,41 @@ def cache(
     with options.stages("starting trainers") as tell:
         tried = try_cache(question, tell)
     return report.planned(found, tried, *(() if kept is None else kept.keep(*rows_of(tried))))
+
+
+@plan.command("sync")
+@answers
+def sync(
+    source: str = argument(..., "TIMES", "Of a step of each worker, as 100,100,100,300ms."),
+    policy: list[str] | None = option(None, "NAME", "With its knobs, as 'adsp period_s=2'; several; default all."),
+    commit_ms: float = option(0.0, "MS", "From a commit to its answer, beside the bytes.", least=0),
+    link: str = option("", "RATE", "Of a worker in each direction, as 1gbit; by default any."),
+    parameters: int = option(0, "N", "Weights of the model, 4 bytes each.", least=0, most=10**12),
+    share: float = option(1.0, "X", "Of the weights, that gaia and dgc send."),
+    commits: int = option(0, "N", "In all, after which a run ends; by default after 1,000 steps.", least=0, most=10**6),
+    run: bool = flag("--run", "Then run them as processes, with a small real model and steps of that length."),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
+    top: options.Top = 8,
+) -> Result:
+    """Compare ways in which workers of unlike speed agree: steps per second, waiting and bytes of each policy.
+
+    Example: foretrace plan sync 100,100,100,300ms --commit-ms 200
+    """
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.hardware.cluster import parse_link
+    from foretrace.plan.sync import SyncQuestion, plan_sync, rows_of, step_times, try_policies
+    from foretrace.report.plan_sync import planned_sync
+    from foretrace.training.workers.policies import POLICIES
+
+    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    question = SyncQuestion(
+        source=source, step_s=step_times(source), commit_s=commit_ms / 1e3, elements=parameters, share=share,
+        bytes_per_s=parse_link(link).bytes_per_s if link else inf, policies=tuple(policy or POLICIES), commits=commits,
+    )  # fmt: skip
+    found = plan_sync(question)
+    if not run:
+        return planned_sync(found)
+    with options.stages("starting workers") as tell:
+        tried = try_policies(question, tell)
+    return planned_sync(found, tried, *(() if kept is None else kept.keep(*rows_of(question, tried))))

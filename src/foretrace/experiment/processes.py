@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -41,6 +41,7 @@ START_S = 120.0  # importing PyTorch on a busy machine
 PATIENCE_S = 120.0  # of one request beyond the time that it should take
 _SETTLE_S = {Refusal: 0.3, Crashed: 2.0}  # when a worker complains: time for the end of another one to be seen
 _GOODBYE_S = 5.0
+_END_S = 0.1  # from the end of a process's pipe to its own
 _MOST_LIMITED_S = 3600.0
 # Stages in which nothing of ours has been applied: what a user's script raises there is the script's own.
 USERS_STAGES = ("making the training", "recording the baseline")
@@ -107,14 +108,17 @@ class Workers:
         patience_s: float,
         first: bool = False,
         tell: Tell | None = None,
+        may_end: Collection[int] = (),
     ) -> list[Made]:
         """As `ask`, with a call of its own for every worker; those that are given none wait.
+
+        What those return that `may_end` is missing where they have.
 
         With `first`, only the first one's answer is awaited, and nothing more can be asked of the others. `tell` is
         called with what they do and how far they are, where they say so.
         """
         self.submit(calls, what)
-        return self.collect(calls[:1] if first else calls, what, patience_s=patience_s, tell=tell)
+        return self.collect(calls[:1] if first else calls, what, patience_s=patience_s, tell=tell, may_end=may_end)
 
     def submit(self, calls: Sequence[AskedCall[Made]], what: str) -> None:
         """Give calls to the workers without waiting for what they return. Raises as `ask`."""
@@ -124,13 +128,14 @@ class Workers:
                 self._send(rank, Request(function=name, given=msgspec.Raw(msgspec.json.encode(call.given))), what)
 
     def collect(
-        self, calls: Sequence[AskedCall[Made]], what: str, *, patience_s: float = PATIENCE_S, tell: Tell | None = None
-    ) -> list[Made]:
+        self, calls: Sequence[AskedCall[Made]], what: str, *, patience_s: float = PATIENCE_S, tell: Tell | None = None,
+        may_end: Collection[int] = (),
+    ) -> list[Made]:  # fmt: skip
         """What submitted calls returned, by rank. Raises as `ask`."""
         with self._together():
-            answers = self._listen(what, patience_s, len(calls), tell)
+            answers = self._listen(what, patience_s, len(calls), tell, may_end)
         kinds = [get_type_hints(call.function)["return"] for call in calls]
-        return [msgspec.json.decode(made, type=kind) for made, kind in zip(answers, kinds, strict=True)]
+        return [msgspec.json.decode(made, type=kinds[rank]) for rank, made in sorted(answers.items())]
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -164,15 +169,18 @@ class Workers:
         except BrokenPipeError:
             raise self._died(rank, what) from None
 
-    def _listen(self, what: str, patience_s: float, count: int, tell: Tell | None) -> list[msgspec.Raw]:
-        """One answer of each of the first `count` workers; the end of any worker is an error."""
+    def _listen(
+        self, what: str, patience_s: float, count: int, tell: Tell | None, may_end: Collection[int]
+    ) -> dict[int, msgspec.Raw]:
+        """One answer of each of the first `count` workers; the end of a worker is an error, unless it may."""
+        gone: set[int] = set()
         end = time.monotonic() + patience_s
         answers: dict[int, msgspec.Raw] = {}
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self.processes):
                 assert process.stdout is not None
                 selector.register(process.stdout, selectors.EVENT_READ, rank)
-            while len(answers) < count:
+            while len(answers.keys() | gone) < count:
                 ready = selector.select(max(end - time.monotonic(), 0.0) if isfinite(end) else None)
                 if not ready:
                     silent = [rank for rank in range(count) if rank not in answers]
@@ -182,6 +190,10 @@ class Workers:
                     )
                 for key, _ in ready:
                     rank = key.data
+                    if rank in may_end and self._ended(rank):
+                        gone.add(rank)
+                        selector.unregister(key.fileobj)
+                        continue
                     for line in self._lines(rank, what):
                         if rank >= count:
                             continue
@@ -190,7 +202,15 @@ class Workers:
                             answers[rank] = answer.made
                         elif tell is not None:
                             tell(answer.what, answer.share)
-        return [answers[rank] for rank in range(count)]
+        return answers
+
+    def _ended(self, rank: int) -> bool:
+        """Whether a process whose pipe has something to read has ended: then that is the pipe's end."""
+        try:
+            self.processes[rank].wait(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def _lines(self, rank: int, what: str) -> list[bytes]:
         """The lines that a worker has completed; raises where its pipe has come to its end."""

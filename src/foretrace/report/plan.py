@@ -114,6 +114,8 @@ class PipelineStageView(msgspec.Struct, frozen=True, kw_only=True):
     """One stage, for one micro-batch."""
 
     layers: str  # first and last
+    replicas: int  # devices, each with every so manieth micro-batch
+    recomputed: int  # blocks of operators whose forward pass is run again
     forward_s: float
     backward_s: float
     update_s: float  # of a batch
@@ -130,12 +132,14 @@ class PipelineView(Result, frozen=True, kw_only=True):
     source: str
     micro_batches: int
     memory_limit_bytes: float
+    planner: str
     proven: bool  # no cut has a smaller largest load
     stages: tuple[PipelineStageView, ...]
     schedules: tuple[ScheduledPipeline, ...]  # fastest first; those that do not fit or cannot be stand last
 
     def shown(self, top: int) -> Iterator[Block]:
-        cut = "the cut is proven best" if self.proven else "the cut is not proven best"
+        cut = f"the cut{'' if self.planner == 'placement' else f' by {self.planner}'} is "
+        cut += "proven best" if self.proven else "not proven best"
         yield About((self.source, f"{len(self.stages)} stages", f"{self.micro_batches} micro-batches", cut))
         columns: list[Column | str] = [
             "schedule", Column("batch", "time"), Column("range", right=True, least=70), Column("bubble", right=True),
@@ -143,11 +147,13 @@ class PipelineView(Result, frozen=True, kw_only=True):
         ]  # fmt: skip
         yield table(columns, map(_schedule_row, self.schedules))
         times = [Column(each, "time") for each in ("forward", "backward", "update", "hop")]
+        counts = ["replicas", "recomputed"] if any(each.replicas > 1 or each.recomputed for each in self.stages) else []
         yield table(
-            ["stage", *times, Column("weights", right=True), Column("layers", "name")],
+            ["stage", *(Column(each, "count") for each in counts), *times, Column("weights", right=True),
+             Column("layers", "name")],
             [
-                (f"{at}", each.forward_s, each.backward_s, each.update_s, each.hop_s,
-                 nbytes(each.weight_bytes), each.layers)
+                (f"{at}", *(getattr(each, name) for name in counts), each.forward_s, each.backward_s, each.update_s,
+                 each.hop_s, nbytes(each.weight_bytes), each.layers)
                 for at, each in enumerate(self.stages)
             ],
         )  # fmt: skip
@@ -164,8 +170,8 @@ def pipelined(found: CutModel, source: str) -> PipelineView:
     return taken(
         PipelineView, found, found.placement, headline=headline, source=source, memory_limit_bytes=found.memory_limit,
         stages=tuple(
-            taken(PipelineStageView, cost, layers=_layers(found.placement.problem, each))
-            for each, cost in zip(found.placement.devices, found.stages, strict=True)
+            taken(PipelineStageView, cost, layers=_layers(found.placement.problem, each), recomputed=again)
+            for each, cost, again in zip(found.placement.devices, found.stages, found.recomputed, strict=True)
         ),
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Container, Hashable
 from dataclasses import dataclass
 from math import inf, log, pi, sqrt
 from random import Random
@@ -10,7 +10,6 @@ from random import Random
 import numpy as np
 
 from foretrace.arrays import Float64
-from foretrace.search.models import candidates, matern
 from foretrace.search.space import Constrained, Point, Space
 from foretrace.search.strategy import SearchContext, Steps
 
@@ -103,6 +102,24 @@ class ConstrainedBayes:
         mean = (across * white[kept][:, None]).sum(axis=-1)
         variance = np.maximum(1 + noise[kept][:, None] - (across**2).sum(axis=-1), 1e-9)
         return y.mean() + scale * mean, np.asarray(scale * np.sqrt(variance)), weight[kept] / weight[kept].sum()
+
+
+def candidates(
+    space: Space[Point], met: Container[Hashable], best: Point, rng: Random, many: int, near: int
+) -> list[Point]:
+    """Points not met yet: all of a space of up to `many`, else so many random ones and `near` neighbours of `best`."""
+    if space.size <= many:
+        drawn = list(space.points())
+    else:
+        drawn = [space.random(rng) for _ in range(many)]
+        drawn += [space.neighbour(best, rng) for _ in range(near)]
+    return [*{key: at for at in drawn if (key := space.key(at)) not in met}.values()]
+
+
+def matern(apart: Float64) -> Float64:
+    """Matérn's kernel with ν = 5/2 at distances over the length."""
+    far = sqrt(5) * apart
+    return np.asarray((1 + far + far**2 / 3) * np.exp(-far))
 
 
 def normal_cdf(x: Float64) -> Float64:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from foretrace.techniques.base import Technique as Technique
     from foretrace.techniques.compute.batch_size import BatchSize as BatchSize
     from foretrace.techniques.compute.channels_last import ChannelsLast as ChannelsLast
+    from foretrace.techniques.compute.clustered_heads import ClusteredHeads as ClusteredHeads
     from foretrace.techniques.compute.compiled import Compiled as Compiled
     from foretrace.techniques.compute.cuda_graphs import CudaGraphs as CudaGraphs
     from foretrace.techniques.compute.faster_device import FasterDevice as FasterDevice

@@ -16,6 +16,8 @@ HOMES = {
     "ActivationOffload": "memory.activation_offload",
     "ActivationCompression": "memory.activation_compression",
     "StructuredDropout": "compute.structured_dropout",
+    "SpeculativeDecoding": "compute.speculative_decoding",
+    "ClusteredHeads": "compute.clustered_heads",
     "DataParallel": "distributed.data_parallel",
     "FullySharded": "distributed.fully_sharded",
     "BucketFusion": "distributed.bucket_fusion",

@@ -1,4 +1,4 @@
-"""Tests that every technique, scheduling policy, search strategy and store of rows must pass, also other packages'.
+"""Tests that every technique, policy, search strategy and store of rows must pass, also those of other packages.
 
 class TestMine(TechniqueConformance):
     technique = Mine(strength=2.0)
@@ -11,6 +11,9 @@ class TestMySearch(SearchConformance):
 
 class TestMyRows(RowsConformance):
     def rows(self, values): return MyRows(values)
+
+class TestMySync(SyncPolicyConformance):
+    def policy(self): return MyPolicy(every=4)
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ if TYPE_CHECKING:
     from foretrace.testing.policy import PolicyConformance, small_jobs
     from foretrace.testing.rows import RowsConformance
     from foretrace.testing.search import SearchConformance
+    from foretrace.testing.sync import SyncPolicyConformance
     from foretrace.testing.technique import TechniqueConformance, recorded, small_training
 
 __all__ = [
-    "PolicyConformance", "RowsConformance", "SearchConformance", "TechniqueConformance", "recorded", "small_jobs",
+    "PolicyConformance", "RowsConformance", "SearchConformance",
+    "SyncPolicyConformance", "TechniqueConformance", "recorded", "small_jobs",
     "small_training",
 ]  # fmt: skip
 
@@ -43,6 +48,10 @@ def __getattr__(name: str) -> Any:
         from foretrace.testing.search import SearchConformance
 
         return SearchConformance
+    if name == "SyncPolicyConformance":
+        from foretrace.testing.sync import SyncPolicyConformance
+
+        return SyncPolicyConformance
     if name in __all__:
         from foretrace.testing import technique
 

@@ -63,23 +63,33 @@ def operators_of(
         source = resolve(source.rpartition("/")[2], entries(), ALIASES) or source
     if source in entries() or path.suffix == ".py":
         from foretrace.model.capture.capture import capture
+        from foretrace.model.capture.kept import kept
 
         shared = tensor if tensor > 1 else 0
         _none({"dim": dims, "length": length, "tensor": shared, "loss": loss}, f"{source} is a training")
         make = job(source, size)
         wanted = precision or "fp32"
-        with script_mistakes(source), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"torch\.")  # of tensors without data and of workers never started
-            changed = _changed(make, techniques, training)
-            found = capture(changed, batch=batch, precision=wanted, like=like, update=update, attention=attention)
-        return replace(found, name=found.name or source)
+
+        def captured() -> OperatorGraph:
+            with script_mistakes(source), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", module=r"torch\.")  # no data, and workers that never start
+                changed = _changed(make, techniques, training)
+                found = capture(changed, batch=batch, precision=wanted, like=like, update=update, attention=attention)
+            return replace(found, name=found.name or source)
+
+        if source not in entries() or any(not type(each).__module__.startswith("foretrace.") for each in techniques):
+            return captured()  # by code of others, which may have changed since
+        asked = {"model": source, "size": size, "batch": batch, "precision": wanted, "training": training, "like": like,
+                 "update": update, "attention": attention, "do": "; ".join(map(str, techniques))}  # fmt: skip
+        return kept(asked, entries()[source].needs.split(), captured)
     if is_decoder(source):
+        from foretrace.model.capture.kept import kept
         from foretrace.model.decoders import decoder
 
         _none({"do": techniques, "dim": dims}, f"{source} is a decoder by name")
-        words = precision or "bf16-weights"
-        return decoder(source, batch=batch or 1, length=length, precision=words, training=training, tensor=tensor,
-                       update=update or "fused", attention=attention, loss=loss)  # fmt: skip
+        asked = {"batch": batch or 1, "length": length, "precision": precision or "bf16-weights", "training": training,
+                 "tensor": tensor, "update": update or "fused", "attention": attention, "loss": loss}  # fmt: skip
+        return kept({"decoder": source, **asked}, (), lambda: decoder(source, **asked))  # type: ignore[arg-type]
     if path.exists():
         from foretrace.model.readers.sources import load_operators
 

@@ -157,6 +157,14 @@ def test_what_a_target_cannot_say_is_refused_with_what_can(to: str, name: str, a
     assert str(refused.value).count(".") == 1
 
 
+def test_no_target_has_words_for_two_versions_of_the_weights() -> None:
+    launch = LaunchedPlan(model=transformer("gpt2-xl"), at=Parallelism(pipeline=2, versions=2), batch=4)
+    for to in ("megatron", "deepspeed", "dtensor"):
+        with pytest.raises(ForetraceError, match=f"{to} cannot express versions=2 .*; fix versions=1.$"):
+            export(launch, to)
+    assert "torchrun" in export(launch, "torchrun")  # which starts processes alone
+
+
 @pytest.mark.parametrize(
     ("at", "batch", "said"),
     [

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from foretrace.arrays import Float64
-from foretrace.plan.pipelines.pipedream import LayerProfile
-from foretrace.plan.pipelines.piper import CostGraph, NodeCosts
+from foretrace.plan.pipelines.stages import CostGraph, NodeCosts
 from foretrace.reading import parse_json, read_text
 
 _NODE = re.compile(
@@ -21,7 +20,17 @@ _NODE = re.compile(
 _EDGE = re.compile(r"\s+(?P<source>\S+) -- (?P<target>\S+)")
 
 
-def profile_of(text: str) -> LayerProfile:
+def profile(compute_s: Sequence[float], weight_bytes: Sequence[float], edges: Iterable[tuple[int, int]]) -> CostGraph:
+    """Layers as PipeDream's optimiser takes them: times and weights, messages that cost nothing."""
+    none = np.zeros((2, len(compute_s)))
+    costs = NodeCosts(
+        time=none + np.array(compute_s), kept_bytes=none, fixed_bytes=none, weight_bytes=np.array(weight_bytes),
+        entering={}, leaving={},
+    )  # fmt: skip
+    return CostGraph(edges=dict.fromkeys(edges, 0.0), costs={1: costs})
+
+
+def profile_of(text: str) -> CostGraph:
     """A profile without inputs and unused parts."""
     found = [each for each in map(_NODE.fullmatch, text.splitlines()) if each]
     links = [(each["source"], each["target"]) for each in map(_EDGE.fullmatch, text.splitlines()) if each]
@@ -33,11 +42,10 @@ def profile_of(text: str) -> LayerProfile:
         if not each["what"].startswith("Input") and (each["id"] in used or not each["what"].startswith("__getitem__"))
     }
     place = {key: at for at, key in enumerate(nodes)}
-    return LayerProfile(
-        names=tuple(each["what"] for each in nodes.values()),
-        compute_s=np.array([float(each["forward"]) + float(each["backward"]) for each in nodes.values()]) / 1e3,
-        weight_bytes=np.array([float(each["parameters"]) for each in nodes.values()]),
-        edges=tuple((place[a], place[b]) for a, b in links if a in place and b in place),
+    return profile(
+        [(float(each["forward"]) + float(each["backward"])) / 1e3 for each in nodes.values()],
+        [float(each["parameters"]) for each in nodes.values()],
+        [(place[a], place[b]) for a, b in links if a in place and b in place],
     )
 
 

@@ -58,11 +58,38 @@ def test_schedules_are_in_order_with_their_ranges(model: PlaceableModel) -> None
 def test_what_cannot_be_is_said(model: PlaceableModel) -> None:
     with pytest.raises(ForetraceError, match="no schedule 1b1f; choose from gpipe"):
         cut(model, micro_batches=4, names=["1b1f"])
+    with pytest.raises(ForetraceError, match="must be placement, pipedream, piper, got 'alpa'"):
+        cut(model, micro_batches=4, planner="alpa")
     unsized = tuple(replace(each, role=Role.TEMPORARY) for each in model.graph.storages)
     with pytest.raises(ForetraceError, match="says nothing of sizes in memory"):
         cut(replace(model, graph=replace(model.graph, storages=unsized)), micro_batches=4)
     with pytest.raises(ForetraceError, match="no backward pass"):
         cut(of_model("vgg11", device="a100", devices=2, size="tiny", training=False), micro_batches=4)
+
+
+@pytest.mark.parametrize("planner", ["pipedream", "piper"])
+def test_planners_with_replicas_cut_the_same_model(model: PlaceableModel, planner: str) -> None:
+    whole, found = (cut(model, micro_batches=4, names=["1f1b-flush"], planner=each) for each in ("placement", planner))
+    assert sum(each.replicas for each in found.stages) <= model.devices
+    rows = sorted(row for each in found.placement.devices for row in each.nodes)
+    assert rows == list(range(len(found.placement.problem)))
+    assert sum(each.weight_bytes for each in found.stages) == sum(each.weight_bytes for each in whole.stages)
+    again = sum(each.backward_s for each in found.stages) - sum(each.backward_s for each in whole.stages)
+    assert again == pytest.approx(0.0, abs=1e-9) and not any(found.recomputed)  # there is room
+    (one,) = found.schedules
+    assert one.interval_s and one.batch_s and one.interval_s[0] <= one.batch_s <= one.interval_s[1]
+
+
+def test_little_memory_has_layers_computed_again() -> None:
+    model = of_model("vgg11", device="a100", devices=2, size="tiny", batch=64)
+    free = cut(model, micro_batches=4, names=["1f1b-flush"], planner="piper").schedules[0]
+    assert free.memory_bytes
+    tight = replace(model, memory_limit=0.8 * max(free.memory_bytes))
+    found = cut(tight, micro_batches=4, names=["1f1b-flush"], planner="piper")
+    (one,) = found.schedules
+    assert one.fits and any(found.recomputed)
+    with pytest.raises(ForetraceError, match="nothing fits in 1,000 bytes on each of 2 devices"):
+        cut(replace(model, memory_limit=1000.0), micro_batches=4, planner="piper")
 
 
 def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,4 +110,6 @@ def test_command_prints_and_writes(capsys: pytest.CaptureFixture[str], tmp_path:
     words = ["plan", "pipeline", "vgg11", "--size", "tiny", "--device", "a100", "--devices", "2", "--schedule", "2bw"]
     assert run([*words, "--html", str(tmp_path / "page.html")]) == 0
     assert "2bw takes" in capsys.readouterr().out
+    assert run([*words, "--planner", "pipedream"]) == 0
+    assert "the cut by pipedream" in capsys.readouterr().out
     assert "bubble" in (tmp_path / "page.html").read_text()

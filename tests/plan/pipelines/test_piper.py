@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
-from foretrace.plan.pipelines.ideals import ideals
-from foretrace.plan.pipelines.piper import CostGraph, NodeCosts, StageLoads, plan_piper
+from foretrace.plan.pipelines.stages import CostGraph, NodeCosts, StageLoads, plan_stages
 from tests.plan.pipelines.published import cost_graph
 
 GIB = 2.0**30
@@ -29,8 +28,8 @@ def test_known_answers(shared_data: Path) -> None:
     graph = cost_graph(folder / "resnet.json.gz")
     for row in csv.DictReader((folder / "known_resnet.csv").read_text().splitlines()):
         if (row["devices"], float(row["memory_gib"])) in {("8", 4.0), ("8", 8.0), ("8", 16.0), ("16", 16.0)}:
-            stages = plan_piper(
-                graph, devices=int(row["devices"]), memory_bytes=float(row["memory_gib"]) * GIB, bandwidth=25 * GIB,
+            stages = plan_stages(
+                graph, [(int(row["devices"]), 25 * GIB)], memory_bytes=float(row["memory_gib"]) * GIB,
                 micro_batches=7680,
             )  # fmt: skip
             assert max(each.load for each in stages) == pytest.approx(float(row["piper_max_load"]), abs=6e-4)
@@ -81,7 +80,7 @@ def graphs(draw: st.DrawFn) -> CostGraph:
 
 def tried(graph: CostGraph, devices: int, memory: float, bandwidth: float, batches: int) -> float:
     """The least maximal load: every chain of stages, every degrees, every set of nodes that is computed again."""
-    sets = ideals(graph.nodes, graph.edges)
+    sets = StageLoads(graph, memory, bandwidth, batches).sets
 
     def load(stage: int, t: int, d: int, s: int) -> float:
         costs, least = graph.costs[t], float("inf")
@@ -124,7 +123,7 @@ def tried(graph: CostGraph, devices: int, memory: float, bandwidth: float, batch
 def test_every_plan_of_a_small_graph(graph: CostGraph, devices: int, memory: float, bandwidth: float) -> None:
     exact = tried(graph, devices, memory, bandwidth, 6)
     try:
-        stages = plan_piper(graph, devices=devices, memory_bytes=memory, bandwidth=bandwidth, micro_batches=6)
+        stages = plan_stages(graph, [(devices, bandwidth)], memory_bytes=memory, micro_batches=6)
     except ForetraceError as error:
         assert "nothing fits" in str(error) and exact == float("inf")
         return
@@ -135,6 +134,10 @@ def test_every_plan_of_a_small_graph(graph: CostGraph, devices: int, memory: flo
     assert found <= exact + 3  # each node computed again loses 1, and at most so many in vain
     assert sorted(v for stage in stages for v in stage.nodes) == list(range(graph.nodes))
     assert sum(each.data * each.tensor for each in stages) <= devices
+    for at, stage in enumerate(stages):  # what is computed again is enough
+        costs, flight = graph.costs[stage.tensor], ceil(sum(each.data for each in stages[at:]) / stage.data)
+        nbytes = costs.kept_bytes * flight + costs.fixed_bytes
+        assert sum(nbytes[int(v in stage.again), v] for v in stage.nodes) <= memory
 
 
 def test_what_cannot_be_planned() -> None:
@@ -143,4 +146,6 @@ def test_what_cannot_be_planned() -> None:
         entering={}, leaving={},
     )  # fmt: skip
     with pytest.raises(ForetraceError, match="above zero"):
-        plan_piper(CostGraph(edges={}, costs={1: ways}), devices=0, memory_bytes=1, bandwidth=1, micro_batches=1)
+        plan_stages(CostGraph(edges={}, costs={1: ways}), [(0, 1.0)], memory_bytes=1, micro_batches=1)
+    with pytest.raises(ForetraceError, match="give one level"):
+        plan_stages(CostGraph(edges={}, costs={1: ways}), [(2, 2.0), (2, 1.0)], memory_bytes=1, micro_batches=1)

@@ -27,7 +27,7 @@ def space(model: TransformerSizes = SMALL, *, devices: int = 8, batch: int = 24,
     )
 
 
-def plainly(model: TransformerSizes, devices: int, batch: int) -> set[tuple[int, ...]]:
+def plainly(model: TransformerSizes, devices: int, batch: int, versions: int) -> set[tuple[int, ...]]:
     """Every valid configuration by trying all tuples of numbers: the rules as they are stated, one by one."""
     found: set[tuple[int, ...]] = set()
     some = [n for n in range(1, devices + 1) if devices % n == 0]
@@ -49,20 +49,39 @@ def plainly(model: TransformerSizes, devices: int, batch: int) -> set[tuple[int,
                     continue
                 if (zero and data * context == 1) or data % expert or model.experts % expert:
                     continue
-                found.add((tensor, sequence, context, pipeline, virtual, data, expert, micro, recompute, zero, overlap))
+                if versions > 1 and (
+                    pipeline == 1 or virtual > 1 or zero > 1 or batch // (data * micro) < pipeline - 1
+                ):
+                    continue
+                fields = (tensor, sequence, context, pipeline, virtual, data, expert, micro, recompute, zero, overlap)
+                found.add((*fields, versions))
     return found
 
 
+@pytest.mark.parametrize("versions", [1, 2])
 @pytest.mark.parametrize(
     ("model", "devices", "batch"),
     [(SMALL, 8, 24), (SMALL, 12, 6), (DENSE, 6, 8), (DENSE, 1, 4), (SMALL, 7, 14), (MIXED, 12, 12)],
 )
-def test_no_valid_configuration_is_skipped(model: TransformerSizes, devices: int, batch: int) -> None:
-    wanted = plainly(model, devices, batch)
-    found = space(model, devices=devices, batch=batch).sweep(len(wanted) + 10)
+def test_no_valid_configuration_is_skipped(model: TransformerSizes, devices: int, batch: int, versions: int) -> None:
+    wanted = plainly(model, devices, batch, versions)
+    found = space(model, devices=devices, batch=batch, versions=versions).sweep(len(wanted) + 10)
     assert found.valid == len(wanted)
     got = [tuple(row) for row in (*found.rows.tolist(), *found.spill.tolist())]
     assert len(got) == len(set(got)) and set(got) == wanted
+
+
+def test_two_versions_save_the_bubble_and_cost_a_copy() -> None:
+    flush = Parallelism(tensor=2, pipeline=4, data=2, zero=1)
+    costs = [space(devices=16).cost(each) for each in (flush, replace(flush, versions=2))]
+    assert costs[1].parts["bubble"] == 0 < costs[0].parts["bubble"] and costs[1].seconds < costs[0].seconds
+    assert [each.memory[1].nbytes["weights"] for each in costs] == [
+        each * costs[0].memory[1].nbytes["weights"] for each in (1, 2)
+    ]
+    widths = [each.interval_s[1] / each.interval_s[0] for each in costs]
+    assert widths[1] == pytest.approx(widths[0] ** 2)  # no row without a flush was measured
+    with pytest.raises(ForetraceError, match="`versions=2` must have `pipeline=2`, got 1"):
+        space(versions=2, pipeline=1)
 
 
 def test_small_devices_reject_what_does_not_fit() -> None:

@@ -10,10 +10,10 @@ import pytest
 from foretrace.cli.app import run
 from foretrace.errors import ForetraceError
 from foretrace.plan.export import TARGETS
-from foretrace.plan.soap.problem import SoapProblem
 from foretrace.plan.transformers.model import Parallelism
 from foretrace.plan.transformers.strategies import STRATEGIES, named
 from reproductions.flexflow.models import MODELS, p100_cluster
+from reproductions.flexflow.problem import SoapProblem
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "strategies.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| [^|]+ \| `named\(([^`]+)\)` \| ([^|]+) \|$", PAGE, re.MULTILINE)

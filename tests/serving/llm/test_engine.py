@@ -65,7 +65,7 @@ def conserved(asked: Requests, found: Served, computed: bool = False) -> None:
 @pytest.mark.parametrize("rho", [0.3, 0.7, 0.9])
 def test_m_d_1(rho: float) -> None:
     """One at a time, every step equally long: an M/D/1 queue. Exactly Lindley's recursion; its mean is known."""
-    service, n = 0.1, 1_000_000
+    service, n = 0.1, 200_000
     arrival = np.cumsum(np.random.default_rng(7).exponential(service / rho, n))
     found = simulate(served.of(arrival, np.ones(n), np.ones(n)), constant(service), EngineRules(sequences=1))
     wait = found.finish_s - service - arrival

@@ -17,11 +17,11 @@ pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 
 
-@pytest.mark.slow("a server under load for a minute, with processes that start and die all the time")
+@pytest.mark.slow("a server under load for half a minute, with processes that start and die all the time")
 def test_no_answer_is_lost_or_wrong_while_everything_goes_wrong() -> None:
     import serve_soak
 
-    words = "--seconds 60 --rate 25 --change-every 2 --kill-every 8"
+    words = "--seconds 30 --rate 25 --change-every 2 --kill-every 8"
     seen = serve_soak.run(serve_soak.parser().parse_args(words.split()))
     assert not seen.trouble
     assert seen.answered > 500 and seen.reconfigurations > 3 and seen.kills > 1 and seen.slow and seen.left

@@ -50,8 +50,6 @@ def agree(job: PipelineJob, schedule: PipelineSchedule, found: tuple[Trained, ..
 @pytest.mark.parametrize(
     ("stages", "name", "options"),
     [
-        (2, "2bw", EVERYTHING | {"recompute": True}),
-        (2, "2bw", OVERFLOWS),
         (4, "2bw", {}),
         (4, "2bw", EVERYTHING | {"recompute": True}),
         (4, "2bw", OVERFLOWS),

@@ -65,8 +65,9 @@ def train(trainers: int, optimizer: str, look_aheads: tuple[int, ...], batches: 
     return hashlib.sha256(rows.values.tobytes()).hexdigest(), only, rows.values
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad rate=0.1"])
-@pytest.mark.parametrize("trainers", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("trainers", "optimizer"), [(1, "sgd"), (2, "adagrad rate=0.1"), (3, "sgd"), (4, "adagrad rate=0.1")]
+)
 def test_look_ahead_gives_the_same_bits(trainers: int, optimizer: str) -> None:
     truth = train(trainers, optimizer, (0,))
     assert not np.isnan(truth[2]).any()

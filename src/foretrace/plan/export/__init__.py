@@ -47,7 +47,7 @@ def export(launch: LaunchedPlan, to: str) -> str:
     """The text of a plan for a target. Raises ForetraceError, with targets that can, where this one cannot."""
     name = target(to)
     try:
-        return TARGETS[name].write(launch)
+        return _text(name, launch)
     except InexpressiblePlanError as error:
         able = [each for each in TARGETS if TARGETS[each].splits and _can(each, launch)]
         other = f", or export to {' or '.join(able)}" if able else ""
@@ -59,9 +59,15 @@ def path_of(out: Path, to: str) -> Path:
     return out / TARGETS[target(to)].file if out.is_dir() else out
 
 
+def _text(name: str, launch: LaunchedPlan) -> str:
+    if TARGETS[name].splits:
+        launch.without("versions", at="its pipelines have a flush")
+    return TARGETS[name].write(launch)
+
+
 def _can(name: str, launch: LaunchedPlan) -> bool:
     try:
-        TARGETS[name].write(launch)
+        _text(name, launch)
     except InexpressiblePlanError:
         return False
     return True

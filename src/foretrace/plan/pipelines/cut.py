@@ -1,21 +1,29 @@
-"""A model cut into the stages of a pipeline by the best placement, and what every schedule makes of them."""
+"""A model cut into the stages of a pipeline, and what every schedule makes of them.
+
+The best placement gives every device a stage; `stages.py` has planners whose stages may have replicas.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from foretrace.arrays import Float64, Mask
 from foretrace.errors import ForetraceError
 from foretrace.model.operator_graph import Role
-from foretrace.plan.pipelines.lower import StageCost, predict
+from foretrace.plan.pipelines.lower import BATCHES, StageCost, predict
+from foretrace.plan.pipelines.stages import CostGraph, NodeCosts, ParallelStage, plan_stages
+from foretrace.plan.placement.blocks import PlacementBlocks, contract, crossing
+from foretrace.plan.placement.ideals import lattice
 from foretrace.plan.placement.place import Placement, place
+from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 from foretrace.plan.placement.source import KEPT, PlaceableModel
 from foretrace.training.pipeline.schedules import SCHEDULES
 
-_BATCHES = 4  # of a simulation: without a flush, what a batch adds settles after the first ones
+PLANNERS = ("placement", "pipedream", "piper")
+_MOST_CUTS = 500  # places where stages with replicas may end; beyond, those of one topological order
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,7 +45,9 @@ class CutModel:
     """The stages, and the schedules by time per batch; those that do not fit or cannot be stand last."""
 
     placement: Placement
+    planner: str
     stages: tuple[StageCost, ...]
+    recomputed: tuple[int, ...]  # blocks of operators of each stage whose forward pass is run again
     schedules: tuple[ScheduledPipeline, ...]
     micro_batches: int
     memory_limit: float
@@ -85,7 +95,6 @@ def stage_costs(
                 update_s=float(max(each[mine].sum() for each in updates)),
                 hop_s=max(sizes) / model.bytes_per_s,
                 activation_bytes=held[Role.ACTIVATION],
-                input_bytes=float(sizes[0]),
                 weight_bytes=weights,
                 state_bytes=max(kept - 2 * weights, 0.0),
             )
@@ -93,26 +102,108 @@ def stage_costs(
     return tuple(found)
 
 
-def cut(model: PlaceableModel, *, micro_batches: int, names: Sequence[str] = ()) -> CutModel:
-    """Cut a model into one stage per device and simulate the schedules of that name, by default all.
+def cost_graph(model: PlaceableModel, kernels_s: Float64, host_s: Float64) -> tuple[CostGraph, PlacementBlocks]:
+    """What planners with replicas read: blocks, each as slow as its kernels or its host; recomputed, inputs stay."""
+    problem = model.problem()
+    blocks = contract(problem)
+    if lattice(blocks, _MOST_CUTS) is None:
+        blocks = blocks.linear()
+    of = np.empty(len(model.graph), dtype=np.int64)
+    for number, rows in enumerate(blocks.rows):
+        of[[problem.ids[row] for row in rows]] = number
+    ids = list(problem.ids)
 
-    The model's batch is a micro-batch. Raises ForetraceError for a model that is not trained, for an unknown schedule,
-    and where no placement fits.
+    def total(values: Float64) -> Float64:
+        return np.bincount(of[ids], weights=values, minlength=len(blocks)).astype(np.float64)
+
+    time, forward = (
+        np.maximum(*(total(each[ids] * which) for each in (kernels_s, host_s))) for which in (1, ~problem.backward)
+    )
+    weights, inputs = np.zeros(len(blocks)), np.zeros(len(blocks))
+    for storage, at in model.holder.items():
+        if model.graph.storages[storage].role == Role.WEIGHT:
+            weights[of[at]] += model.graph.storages[storage].nbytes
+    edges = {(before, after): 0.0 for before, many in enumerate(blocks.after) for after in many}
+    for home, readers, row in zip(*crossing(problem, blocks), strict=True):
+        for reader in () if problem.backward[row] else readers:
+            nbytes = problem.transfer[row] * model.bytes_per_s
+            edges[home, reader] = edges.get((home, reader), 0.0) + nbytes
+            inputs[reader] += nbytes
+    saved = total(np.zeros(len(ids)) if problem.saved is None else problem.saved) / model.devices
+    fixed = total(problem.nbytes) - model.devices * saved
+    costs = NodeCosts(
+        time=np.stack([time, time + forward]), kept_bytes=np.stack([saved, np.minimum(inputs, saved)]),
+        fixed_bytes=np.stack([fixed, fixed]), weight_bytes=weights, entering={}, leaving={},
+    )  # fmt: skip
+    return CostGraph(edges=edges, costs={1: costs}), blocks
+
+
+def _replicated(model: PlaceableModel, cost: StageCost, stage: ParallelStage, costs: NodeCosts) -> StageCost:
+    """A stage's cost on its replicas: each runs what is recomputed, and all exchange gradients with every update."""
+    again, d = list(stage.again), stage.data
+    kept, forward = costs.kept_bytes[:, again], (costs.time[1] - costs.time[0])[again]
+    return replace(
+        cost, replicas=d, backward_s=cost.backward_s + float(forward.sum()),
+        update_s=cost.update_s + 2 * (d - 1) / d * cost.weight_bytes / model.bytes_per_s,
+        activation_bytes=cost.activation_bytes - float((kept[0] - kept[1]).sum()),
+        state_bytes=cost.state_bytes + float(kept[0].max(initial=0.0)),
+    )  # fmt: skip
+
+
+def _stages(
+    model: PlaceableModel, problem: PlacementProblem, planner: str, micro_batches: int
+) -> tuple[Placement, tuple[ParallelStage, ...]]:
+    """The placement of a planner and, where it has replicas, its stages."""
+    if planner == "placement":
+        return place(problem), ()
+    graph, blocks = cost_graph(model, model.costs.seconds, model.host_s)
+    limit, count = (model.memory_limit, micro_batches) if planner == "piper" else (np.inf, 0)
+    levels = [(model.devices, model.bytes_per_s)]
+    stages = plan_stages(graph, levels, memory_bytes=limit, micro_batches=count)
+    devices = tuple(
+        DeviceLoad(kind="accelerator", nodes=tuple(sorted(row for v in each.nodes for row in blocks.rows[v])),
+                   load=each.load, memory=0.0)
+        for each in stages
+    )  # fmt: skip
+    return Placement(
+        problem=problem, objective="throughput", contiguous=True, devices=devices, bound=0.0, seconds=0.0,
+        objective_value=max(each.load for each in stages), method=planner,
+    ), stages  # fmt: skip
+
+
+def cut(
+    model: PlaceableModel, *, micro_batches: int, names: Sequence[str] = (), planner: str = "placement"
+) -> CutModel:
+    """Cut a model into stages by one of PLANNERS and simulate the schedules of that name, by default all.
+
+    The model's batch is a micro-batch. Raises ForetraceError for a model that is not trained, for an unknown schedule
+    or planner, and where no placement fits.
     """
+    if planner not in PLANNERS:
+        raise ForetraceError(f"`planner=` must be {', '.join(PLANNERS)}, got {planner!r}; choose one.")
     if not model.backward.any():
         raise ForetraceError(f"{model.graph.name} has no backward pass, which a pipeline of training needs.")
-    if not model.problem().nbytes.any():
+    problem = model.problem()
+    if not problem.nbytes.any():
         raise ForetraceError(
             f"{model.graph.name} says nothing of sizes in memory, which stages need; give the model, not a recording."
         )
     for name in names:
         if name not in SCHEDULES:
             raise ForetraceError(f"there is no schedule {name}; choose from {', '.join(SCHEDULES)}.")
-    placement = place(model.problem())
+    placement, stages = _stages(model, problem, planner, micro_batches)
     if any(each.kind != "accelerator" for each in placement.devices):
         raise ForetraceError("a stage of a pipeline must be on an accelerator; leave CPUs out.")
-    expected = stage_costs(model, placement, model.costs.seconds, model.host_s)
-    others = [stage_costs(model, placement, *each) for each in model.ends]
+    ways = [(model.costs.seconds, model.host_s), *model.ends]
+    expected, *others = (stage_costs(model, placement, *each) for each in ways)
+    if stages:
+        tables = [cost_graph(model, *each)[0].costs[1] for each in ways]
+        expected, *others = (
+            tuple(_replicated(model, cost, stage, table) for cost, stage in zip(each, stages, strict=True))
+            for table, each in zip(tables, (expected, *others), strict=True)
+        )
+    # The first micro-batches of replicas come and the last ones go later than in turns that are always full.
+    late = sum((1 - 1 / each.replicas) * (each.forward_s + each.backward_s) for each in others[1])
     found = []
     for name in names or SCHEDULES:
         if name == "interleaved":
@@ -120,7 +211,7 @@ def cut(model: PlaceableModel, *, micro_batches: int, names: Sequence[str] = ())
             found.append(ScheduledPipeline(name=name, why=why))
             continue
         try:
-            schedule = SCHEDULES[name](len(expected), micro_batches, _BATCHES)
+            schedule = SCHEDULES[name](len(expected), micro_batches, BATCHES)
         except ForetraceError as error:
             found.append(ScheduledPipeline(name=name, why=str(error)))
             continue
@@ -130,12 +221,12 @@ def cut(model: PlaceableModel, *, micro_batches: int, names: Sequence[str] = ())
         why = "" if fits else f"a device needs {max(took.nbytes) / 1e9:.3g} GB."
         found.append(
             ScheduledPipeline(
-                name=name, batch_s=took.batch_s, interval_s=(low, high), bubble=took.bubble, in_flight=took.in_flight,
-                memory_bytes=took.nbytes, fits=fits, why=why,
+                name=name, batch_s=took.batch_s, interval_s=(low, high + late), bubble=took.bubble,
+                in_flight=took.in_flight, memory_bytes=took.nbytes, fits=fits, why=why,
             )
         )  # fmt: skip
     found.sort(key=lambda each: (not each.fits, np.inf if each.batch_s is None else each.batch_s))
     return CutModel(
-        placement=placement, stages=expected, schedules=tuple(found), micro_batches=micro_batches,
-        memory_limit=model.memory_limit,
+        placement=placement, planner=planner, stages=expected, micro_batches=micro_batches, schedules=tuple(found),
+        recomputed=tuple(len(each.again) for each in stages) or (0,) * len(expected), memory_limit=model.memory_limit,
     )  # fmt: skip

@@ -7,7 +7,7 @@ processes, so that a hop takes time of the link and not of the stage.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.trace.trace import LaneKind
 from foretrace.training.pipeline.schedule import Action, ActionKind, B, F, I, PipelineSchedule, U, W
 
+BATCHES = 4  # of a simulation: without a flush, what a batch adds settles after the first ones
 _PHASES = {F: Phase.FORWARD, B: Phase.BACKWARD, I: Phase.BACKWARD, W: Phase.BACKWARD, U: Phase.OPTIMIZER}
 
 
@@ -31,15 +32,15 @@ class StageCost:
     update_s: float = 0.0
     hop_s: float = 0.0  # until what it sends, forward or backward, is with its neighbour
     activation_bytes: float = 0.0  # that a micro-batch keeps from forward to backward
-    input_bytes: float = 0.0  # all that is kept with recomputation
     weight_bytes: float = 0.0  # one version; gradients take as much
-    state_bytes: float = 0.0  # the optimizer's
+    state_bytes: float = 0.0  # the optimizer's, and what is in work
+    replicas: int = 1  # devices, each with every so manieth micro-batch
 
     def of(self, kind: ActionKind) -> float:
-        """What an action takes, seconds."""
+        """What an action takes, seconds; of replicas, until the next one ends its own."""
         weight = self.backward_s / 2 if self.weight_s is None else self.weight_s
-        times = {F: self.forward_s, B: self.backward_s, I: self.backward_s - weight, W: weight, U: self.update_s}
-        return times[kind]
+        times = {F: self.forward_s, B: self.backward_s, I: self.backward_s - weight, W: weight}
+        return times[kind] / self.replicas if kind in times else self.update_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,18 +112,12 @@ def _ns(seconds: float) -> int:
 
 
 def predict(
-    schedule: PipelineSchedule, costs: Sequence[StageCost], *, clipped: bool = False, sync_s: float = 0.0,
-    recompute: bool = False,
-) -> PipelinePrediction:  # fmt: skip
+    schedule: PipelineSchedule, costs: Sequence[StageCost], *, clipped: bool = False, sync_s: float = 0.0
+) -> PipelinePrediction:
     """Time, bubble and memory of a schedule; arguments and errors as in `lower`.
 
-    `recompute` runs every forward pass again in the backward pass, and keeps inputs alone. Memory counts a second set
-    of gradients where an update is `clipped` without a flush.
+    Memory counts a second set of gradients where an update is `clipped` without a flush.
     """
-    if recompute:
-        if schedule.halves:
-            raise ForetraceError("recomputation needs whole backward passes; choose a schedule without halves.")
-        costs = [_again(each) for each in costs]
     graph = lower(schedule, costs, clipped=clipped, sync_s=sync_s)
     timeline = simulate(graph)
     total = timeline.window_ns
@@ -133,11 +128,9 @@ def predict(
         held = 0.0
         for s in stages:
             sets = schedule.versions[s] + 1 + (clipped and schedule.versions[s] > 1)
-            size = costs[s].input_bytes if recompute else costs[s].activation_bytes
             held += sets * costs[s].weight_bytes + costs[s].state_bytes
-            held += schedule.in_flight(process, s) * size
-        whole = max(costs[s].activation_bytes - costs[s].input_bytes for s in stages) if recompute else 0.0
-        nbytes.append(held + whole)
+            held += -(-schedule.in_flight(process, s) // costs[s].replicas) * costs[s].activation_bytes
+        nbytes.append(held)
     return PipelinePrediction(
         timeline=timeline,
         total_s=total / 1e9,
@@ -146,7 +139,3 @@ def predict(
         in_flight=tuple(schedule.in_flight(r) for r in range(len(schedule.rows))),
         nbytes=tuple(nbytes),
     )
-
-
-def _again(cost: StageCost) -> StageCost:
-    return replace(cost, backward_s=cost.backward_s + cost.forward_s)

@@ -38,7 +38,7 @@ from foretrace.simulate.timeline import simulate
 from foretrace.training.pipeline.schedules import one_f_one_b_flush
 
 _GAIN = 1e-4  # share of a step that a better one has to gain
-_FREE = ("pipeline", "micro", "virtual")  # what cannot be given
+_FREE = ("pipeline", "micro", "virtual", "versions")  # what cannot be given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +210,7 @@ def unequal_stages(space: ParallelismSpace) -> UnequalPlan:
     Schedules are 1F1B, and what is fixed holds in every stage. Raises ForetraceError for what stages cannot differ in,
     and where nothing fits.
     """
-    wrong = [each for each in _FREE if space.fixed.get(each, 0) > (each == "virtual")]
+    wrong = [each for each in _FREE if space.fixed.get(each, 0) > (each in ("virtual", "versions"))]
     if wrong:
         raise ForetraceError(f"stages that differ have no `{wrong[0]}=` in common; leave it out.")
     space = replace(space, fixed={**space.fixed, "virtual": 1})

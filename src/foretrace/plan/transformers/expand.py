@@ -12,11 +12,11 @@ but a pass still waits for it where the schedule has no other work in between.
 from __future__ import annotations
 
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.plan.pipelines.lower import StageCost, lower
+from foretrace.plan.pipelines.lower import BATCHES, StageCost, lower
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.model import Parallelism, fields_of
 from foretrace.plan.transformers.space import ParallelismSpace
-from foretrace.training.pipeline.schedules import interleaved, one_f_one_b_flush
+from foretrace.training.pipeline.schedules import interleaved, one_f_one_b_flush, two_bw
 
 
 def stage_cost(space: ParallelismSpace, at: Parallelism, layers: float, count: int, *, last: bool) -> StageCost:
@@ -40,8 +40,10 @@ def stage_costs(space: ParallelismSpace, at: Parallelism) -> list[StageCost]:
 
 
 def expand(space: ParallelismSpace, at: Parallelism) -> TaskGraph:
-    """The step of a configuration."""
+    """The step of a configuration; without a flush several, of which the first fill the pipeline."""
     costs, count = stage_costs(space, at), space.batch // (at.data * at.micro)
     if at.virtual > 1:
         return lower(interleaved(len(costs), count, 1, chunks=at.virtual), costs)
+    if at.versions > 1:
+        return lower(two_bw(len(costs), count, BATCHES), costs)
     return lower(one_f_one_b_flush(len(costs), count, 1), costs)

@@ -16,8 +16,8 @@ from foretrace.compiled import inner, njit
 
 NONE, SELECTIVE, FULL = 0, 1, 2
 FIELDS = ("tensor", "sequence", "context", "pipeline", "virtual", "data", "expert", "micro", "recompute", "zero",
-          "overlap")  # fmt: skip
-TENSOR, SEQUENCE, CONTEXT, PIPELINE, VIRTUAL, DATA, EXPERT, MICRO, RECOMPUTE, ZERO, OVERLAP = range(11)
+          "overlap", "versions")  # fmt: skip
+TENSOR, SEQUENCE, CONTEXT, PIPELINE, VIRTUAL, DATA, EXPERT, MICRO, RECOMPUTE, ZERO, OVERLAP, VERSIONS = range(12)
 # Positions in the array of a transformer.
 LAYERS, HIDDEN, HEADS, KV, INNER, WORDS, LENGTH, HEAD, GATED, EXPERTS, ACTIVE, TIED, FLASH, CAUSAL = range(14)
 # Positions in the array of a machine: rates in FLOP/s and B/s, latencies in s.
@@ -154,7 +154,7 @@ def in_flight(at, stage, count, layers):
     pipeline, virtual = at[PIPELINE], at[VIRTUAL]
     if virtual > 1:
         return min(2 * (pipeline - stage - 1) + (virtual - 1) * pipeline + 1, count * virtual) * layers / virtual
-    return min(pipeline - stage, count) * layers
+    return (min(pipeline - stage, count) if at[VERSIONS] == 1 else pipeline - stage) * layers
 
 
 @inner
@@ -165,7 +165,7 @@ def held(s, at, layers, flight, first, last, kept, working):
     tables = first + last - (1 if first and last and s[TIED] else 0)
     here = layers * (dense + expert) + tables * table
     shard = (layers * (dense + at[EXPERT] * expert) + tables * table) / shards
-    weight = 2.0 * (shard if zero == 3 else here)
+    weight = 2.0 * at[VERSIONS] * (shard if zero == 3 else here)
     gradient = GRADIENT * (shard if zero >= 2 else here)
     state = STATE * (shard if zero >= 1 else here)
     tokens = at[MICRO] * s[LENGTH] / at[CONTEXT]
@@ -214,6 +214,9 @@ def exchanged_s(s, machine, c, at, layers, forward, backward, count):
         shared = max(shared - most * backward * times, (1 - most) * shared)
         behind_s = forward if zero < 3 else (forward + backward) * count
         gathered = max(gathered - most * behind_s, (1 - most) * gathered)
+    if at[VERSIONS] > 1:  # behind the passes of the next batch, which need neither
+        behind_s = count * (forward + backward)
+        shared, gathered = max(shared - behind_s, 0.0), max(gathered - max(behind_s - shared, 0.0), 0.0)
     return shared, gathered, update
 
 
@@ -229,13 +232,14 @@ def step(s, machine, c, at, one, head, count):
     expert_s = count * layers * swapped
     pace = (compute + recomputed + tensor_s + context_s + expert_s) / count
     heads = count * head
+    fill = pipeline - 1 if at[VERSIONS] == 1 else 0  # without a flush the pipeline stays full
     sends = 0.0
     if pipeline > 1:
-        sends = 2 * hop_s(s, machine, c, at) * (count * virtual * visible + pipeline - 1)
+        sends = 2 * hop_s(s, machine, c, at) * (count * virtual * visible + fill)
     shared, gathered, update = exchanged_s(s, machine, c, at, layers, layers * forward, layers * backward, count)
     if zero >= 2:  # with every micro-batch
         pace += (shared + (gathered if zero == 3 else 0.0)) / count
-    bubble = (pipeline - 1) / virtual * pace
+    bubble = fill / virtual * pace
     exchange = shared + gathered
     total = compute + recomputed + tensor_s + context_s + expert_s + bubble + sends + exchange + update + heads
     return compute, recomputed, tensor_s, context_s, expert_s, bubble, sends, exchange, update, heads, total
@@ -337,6 +341,7 @@ def sweep(
     """
     valid, fitting = 0, 0
     at = np.empty(len(FIELDS), np.int64)
+    at[VERSIONS] = low[VERSIONS]  # given: two versions are another training
     for tensor in range(low[TENSOR], min(high[TENSOR], devices) + 1):
         if devices % tensor:
             continue
@@ -374,6 +379,9 @@ def sweep(
                                     at[VIRTUAL] = virtual
                                     for zero in range(low[ZERO], high[ZERO] + 1):
                                         if zero and data * context == 1:
+                                            continue
+                                        if at[VERSIONS] > 1 and (zero > 1 or virtual > 1 or pipeline == 1
+                                                                 or pipeline > count + 1):  # fmt: skip
                                             continue
                                         at[ZERO] = zero
                                         need = 0.0

@@ -26,7 +26,7 @@ from foretrace.plan.transformers.shape import TransformerSizes
 
 RECOMPUTATIONS = ("none", "selective", "full")
 KINDS = ("weights", "gradients", "optimizer", "activations", "in work")
-ENDS = {"sequence": (0, 1), "recompute": (0, 2), "zero": (0, 3), "overlap": (0, 1)}  # other fields: 1 and more
+ENDS = {"sequence": (0, 1), "recompute": (0, 2), "zero": (0, 3), "overlap": (0, 1), "versions": (1, 2)}  # others: 1 up
 NODE = 8  # devices of a node, where the catalog does not say
 
 
@@ -45,6 +45,7 @@ class Parallelism:
     recompute: int = 0  # position in RECOMPUTATIONS
     zero: int = 0  # ZeRO stage over data and context
     overlap: int = 0  # 1: gradients and messages between stages hide behind computing
+    versions: int = 1  # of the weights; 2: PipeDream-2BW, without a flush
 
     @property
     def devices(self) -> int:
@@ -58,7 +59,8 @@ class Parallelism:
         said += [f"data {self.data}"] + ([f"expert {self.expert}"] if self.expert > 1 else [])
         said += [f"micro-batch {self.micro}", f"{RECOMPUTATIONS[self.recompute]} recomputation"]
         said += [f"ZeRO {self.zero}"] if self.zero else []
-        return ", ".join(said + (["overlap"] if self.overlap else []))
+        said += ["overlap"] if self.overlap else []
+        return ", ".join(said + (["two versions of the weights"] if self.versions > 1 else []))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,8 +229,8 @@ def cost(model: TransformerSizes, on: DeviceRates, software: Software, at: Paral
 
 
 def scored(model: TransformerSizes, at: Parallelism) -> bool:
-    """Whether measured rows are of this kind: no mixture of experts, no ZeRO 2 and 3."""
-    return model.experts == 1 and at.zero < 2
+    """Whether measured rows are of this kind: no mixture of experts, no ZeRO 2 and 3, a flush."""
+    return model.experts == 1 and at.zero < 2 and at.versions == 1
 
 
 def software(name: str) -> Software:

@@ -61,7 +61,7 @@ class TransformerPlan:
         if 2 * at.pipeline * at.virtual * self.space.batch // (at.data * at.micro) > _MOST_PASSES:
             return None
         timeline = self.simulated if at == self.configuration else simulate(expand(self.space, at))
-        return timeline.window_ns / 1e9
+        return timeline.step_time_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -207,6 +207,8 @@ def _assumed(space: ParallelismSpace, at: Parallelism) -> tuple[str, ...]:
         found.append("words are shared out to experts evenly; no mixture was scored: the range is twice as wide")
     if at.zero > 1:
         found.append("no row with ZeRO 2 or 3 was scored: the range is twice as wide; compare a plan with zero=1")
+    if at.versions > 1:
+        found.append("no row without a flush was scored: the range is twice as wide; gradients are one batch old")
     if at.context > 1:
         found.append("one model split by context was scored; compare a plan with context=1")
     return tuple(found)

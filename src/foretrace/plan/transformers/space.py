@@ -5,7 +5,8 @@ feed-forward width, and divides the heads of keys and values or is divided by th
 sequence; pipeline and virtual stages divide the layers, and micro-batches come in groups of the pipeline's size where
 there are virtual stages; data degree and micro-batch divide the batch; the expert degree divides the data degree and
 the experts; sequence parallelism needs a tensor degree above 1 that divides the sequence; ZeRO needs another device
-with the same weights. Stages are alike; `alpa.py` has those that are not.
+with the same weights; two versions of the weights, where asked for, need a pipeline of at most one stage more than
+micro-batches, without virtual stages, ZeRO 2 and 3. Stages are alike; `alpa.py` has those that are not.
 """
 
 from __future__ import annotations
@@ -72,9 +73,8 @@ class ParallelismSpace:
 
     def bounds(self) -> tuple[Int64, Int64]:
         """The least and the largest value of each field."""
-        pairs = [
-            (self.fixed[name],) * 2 if name in self.fixed else ENDS.get(name, (1, _MOST)) for name in kernels.FIELDS
-        ]
+        fixed = {"versions": 1, **self.fixed}
+        pairs = [(fixed[name],) * 2 if name in fixed else ENDS.get(name, (1, _MOST)) for name in kernels.FIELDS]
         low, high = np.array(pairs, dtype=np.int64).T.copy()
         return low, high
 
@@ -124,6 +124,12 @@ class ParallelismSpace:
                     more = f" or {_multiple(size, degree)} {alone}" if alone else ""
                     raise ForetraceError(
                         f"{size} {things} cannot be cut by {what} {degree}; the nearest that can be is {near}{more}."
+                    )
+        if self.fixed.get("versions", 1) > 1:
+            for name, low, high in (("pipeline", 2, _MOST), ("virtual", 1, 1), ("zero", 0, 1)):
+                if not low <= self.fixed.get(name, low) <= high:
+                    raise ForetraceError(
+                        f"`versions=2` must have `{name}={low}`, got {self.fixed[name]}; leave one out."
                     )
         given = [self.fixed.get(name, 1) for name in DEGREES]
         if n % prod(given) or (prod(given) != n and self.fixed.keys() >= DEGREES):

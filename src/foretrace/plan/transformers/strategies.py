@@ -26,6 +26,7 @@ STRATEGIES = {
     "tensor": NamedStrategy(takes="tensor"),
     "model": NamedStrategy(takes="tensor"),
     "pipeline": NamedStrategy(takes="pipeline"),
+    "pipedream-2bw": NamedStrategy(takes="pipeline", fixed={"versions": 2}, several=("pipeline",)),
     "hybrid": NamedStrategy(takes="data", several=("data", "tensor")),
     "zero-1": NamedStrategy(takes="data", fixed={"zero": 1}),
     "zero-2": NamedStrategy(takes="data", fixed={"zero": 2}),

@@ -134,7 +134,7 @@ class BucketFusion(Technique):
             raise self.refuse(f"total_mb={self.total_mb} is no size; give MB above 0.")
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.workers import in_replicas, replicas, unwrapped
+        from foretrace.training.data_parallel import in_replicas, replicas, unwrapped
 
         self._check()
         wrapped = replicas(training, self.name)

@@ -176,7 +176,7 @@ class DataParallel(Technique):
             raise self.refuse(f"gradient_mb={self.gradient_mb} is no size; give MB above 0.")
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.workers import in_replicas, need_group, sharing
+        from foretrace.training.data_parallel import in_replicas, need_group, sharing
 
         self._check()
         need_group(self.name, self.workers)

@@ -240,7 +240,7 @@ class FullySharded(Technique):
         return units
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.workers import need_group, sharded, sharing
+        from foretrace.training.data_parallel import need_group, sharded, sharing
 
         if self.workers < 2:
             raise self.refuse("workers must be 2 or more.")

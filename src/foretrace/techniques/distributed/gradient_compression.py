@@ -112,7 +112,7 @@ class GradientCompression(Technique):
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.compression.hooks import Registered
-        from foretrace.training.workers import replicas
+        from foretrace.training.data_parallel import replicas
 
         self._check()
         parallel, settings = replicas(training, self.name), self.settings

@@ -51,7 +51,7 @@ class HierarchicalAllreduce(Technique):
         return sizes
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.workers import replicas, sums_by_levels
+        from foretrace.training.data_parallel import replicas, sums_by_levels
 
         wrapped = replicas(training, self.name)
         sizes = self._sizes(wrapped.process_group.size())

@@ -117,7 +117,7 @@ class LocalSteps(Technique):
         return rows, device if np.all(device >= 0) else None
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.workers import averaged_every, need_group, sharing
+        from foretrace.training.data_parallel import averaged_every, need_group, sharing
 
         self._check()
         need_group(self.name, self.workers)

@@ -257,7 +257,7 @@ class ModelParallelCompression(Technique):
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.compression.boundaries import divided
-        from foretrace.training.workers import need_group
+        from foretrace.training.data_parallel import need_group
 
         self._check()
         if self.where == PIPELINE:

@@ -176,7 +176,7 @@ class PartialBackprop(Technique):
             self._check()
         from torch import distributed
 
-        from foretrace.training.workers import need_group, plain, same_start, sharing
+        from foretrace.training.data_parallel import need_group, plain, same_start, sharing
 
         plain(training, self.name)
         rank = 0

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from foretrace.errors import NotApplicableError
 from foretrace.training.compression.codecs import Levels, dequantise, quantise, random_indices, scattered, top_k
 from foretrace.training.compression.settings import Boundary, kept
+from foretrace.training.data_parallel import same_start
 from foretrace.training.training import Training
-from foretrace.training.workers import same_start
 
 
 class ActivationCodec(nn.Module):

@@ -22,8 +22,12 @@ import numpy as np
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
-from foretrace.plan.soap.cluster import SoapCluster
-from foretrace.plan.soap.engine import (
+from foretrace.search.minimise import Found, minimise
+from foretrace.search.space import Infeasible, Problem, Space
+from foretrace.search.strategies import MCMC
+from foretrace.search.strategy import SearchStrategy
+from reproductions.flexflow.cluster import SoapCluster
+from reproductions.flexflow.engine import (
     ALLREDUCE,
     GATHER,
     ID_BITS,
@@ -33,11 +37,7 @@ from foretrace.plan.soap.engine import (
     room,
     simulate_strategy,
 )
-from foretrace.plan.soap.operators import SoapModel, SoapOperator
-from foretrace.search.minimise import Found, minimise
-from foretrace.search.space import Infeasible, Problem, Space
-from foretrace.search.strategies import MCMC
-from foretrace.search.strategy import SearchStrategy
+from reproductions.flexflow.operators import SoapModel, SoapOperator
 
 Codes = tuple[int, ...]
 Degrees = tuple[int, int, int, int]

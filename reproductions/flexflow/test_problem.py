@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.hardware.devices import named
-from foretrace.plan.soap.cluster import SoapCluster
-from foretrace.plan.soap.expand import expand
-from foretrace.plan.soap.operators import Needed, SoapOperator
-from foretrace.plan.soap.problem import SYNCHRONISATIONS, Codes, SoapProblem, Split, Synchronisation, best_strategy
 from foretrace.search.space import Infeasible
 from foretrace.simulate.timeline import simulate
+from reproductions.flexflow.cluster import SoapCluster
+from reproductions.flexflow.expand import expand
 from reproductions.flexflow.layers import LayeredModel
 from reproductions.flexflow.models import MODELS, k80_cluster, p100_cluster, rnnlm
+from reproductions.flexflow.operators import Needed, SoapOperator
 from reproductions.flexflow.plain import PlainStep
+from reproductions.flexflow.problem import SYNCHRONISATIONS, Codes, SoapProblem, Split, Synchronisation, best_strategy
 
 
 def cluster(nodes: int, per_node: int) -> SoapCluster:

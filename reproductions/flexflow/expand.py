@@ -13,10 +13,10 @@ import numpy as np
 
 from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.graph.writer import GraphWriter
-from foretrace.plan.soap.cluster import SoapCluster
-from foretrace.plan.soap.engine import Tasks
-from foretrace.plan.soap.problem import Codes, SoapProblem
 from foretrace.trace.trace import LaneKind
+from reproductions.flexflow.cluster import SoapCluster
+from reproductions.flexflow.engine import Tasks
+from reproductions.flexflow.problem import Codes, SoapProblem
 
 
 def expand(problem: SoapProblem, point: Codes) -> TaskGraph:

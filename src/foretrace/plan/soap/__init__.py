@@ -1,1 +1,0 @@
-"""Splitting every operator by samples, attributes and parameters and placing its parts (FlexFlow's SOAP space)."""

@@ -1,0 +1,235 @@
+"""`plan_sync`: what policies do with workers of given speed, from their step times; and the same in processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import median
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.experiment.ledger import Row
+from foretrace.experiment.trial import figured
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, TaskGraph, TaskKind
+from foretrace.graph.writer import GraphWriter
+from foretrace.trace.trace import LaneKind
+from foretrace.training.workers.policies import POLICIES, parse
+from foretrace.training.workers.virtual import SyncRun, WorkerTimes, foresee
+
+MODEL_RANGE = 0.05  # of a run's seconds: what processes take beside steps and commits
+ROUNDS = 2  # of processes
+MOST_WORKERS, LATER = 1_024, 8  # commits after which a run may end later, to end between two that are far apart
+_TIMES = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?)*(ms|s)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncQuestion:
+    """Workers, what a commit takes, and the policies to compare."""
+
+    source: str
+    step_s: tuple[float, ...]
+    commit_s: float = 0.0  # of a commit until its answer is back, beside its bytes
+    bytes_per_s: float = inf
+    elements: int = 0  # weights of the model
+    share: float = 1.0  # of the elements, that a policy sends which sends some
+    policies: tuple[str, ...] = tuple(POLICIES)
+    commits: int = 0  # in all, after which a run ends; 0: by steps
+    steps: int = 1_000  # in all
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.step_s) <= MOST_WORKERS:
+            raise ForetraceError(f"Workers must be 1 to {MOST_WORKERS}, got {len(self.step_s)}; give a time for each.")
+        if not 0 < self.share <= 1:
+            raise ForetraceError(f"share must be above 0 and at most 1, got {self.share:g}; 0.01 is one in a hundred.")
+
+    @property
+    def times(self) -> WorkerTimes:
+        """What workers take."""
+        return WorkerTimes(step_s=self.step_s, commit_s=self.commit_s, bytes_per_s=self.bytes_per_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPolicy:
+    """What one policy does with these workers."""
+
+    policy: str
+    run: SyncRun
+    seconds: float
+    over_synchronous: float  # steps per second over those of synchronous training
+    waited: float  # share of the workers' time
+    sent_bytes: float  # by a worker for each of its steps, mean
+    lead: int  # commits of the first over the last worker's, at the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncPlan:
+    """The answer."""
+
+    question: SyncQuestion
+    policies: tuple[PlannedPolicy, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def best(self) -> PlannedPolicy:
+        """That with most steps in a second."""
+        return max(self.policies, key=lambda each: each.over_synchronous)
+
+
+def step_times(text: str) -> tuple[float, ...]:
+    """Seconds of each worker's step from "100,100,300ms". Raises ForetraceError for another text."""
+    if not _TIMES.fullmatch(text):
+        raise ForetraceError(
+            f"Step times must be numbers with one unit, got {text!r}; write 100,100,300ms or 0.1,0.3s."
+        )
+    unit = 1e-3 if text.endswith("ms") else 1.0
+    return tuple(unit * float(each) for each in text.removesuffix("s").removesuffix("m").split(","))
+
+
+def plan_sync(question: SyncQuestion) -> SyncPlan:
+    """Foresee every policy. Raises ForetraceError for workers or a policy that cannot be."""
+    ends = {"commits": question.commits} if question.commits else {"steps": question.steps}
+
+    def played(policy: str) -> SyncRun:
+        return foresee(parse(policy), question.times, elements=question.elements, share=question.share, **ends)
+
+    base = played("synchronous")
+    pace = sum(base.steps) / base.ended_s
+    found = []
+    for policy in question.policies:
+        run = played(policy)
+        steps = sum(run.steps)
+        found.append(
+            PlannedPolicy(
+                policy=policy, run=run, seconds=run.ended_s, over_synchronous=steps / run.ended_s / pace,
+                waited=sum(run.waited_s) / (run.ended_s * len(question.step_s)), sent_bytes=sum(run.sent_bytes) / steps,
+                lead=max(run.commits) - min(run.commits),
+            )
+        )  # fmt: skip
+    return SyncPlan(question=question, policies=tuple(found), notes=tuple(_notes(question)))
+
+
+def _notes(question: SyncQuestion) -> list[str]:
+    notes = ["More steps in a second are not always a loss that falls sooner: stale and local updates may need more."]
+    kinds = [parse(each) for each in question.policies]
+    if any(each.name in ("adsp", "adacomm") for each in kinds):
+        notes.append("What adsp and adacomm learn from losses is not foreseen: adsp commits once a period throughout.")
+    if question.share == 1 and any(each.sparse for each in kinds):
+        notes.append("How much gaia and dgc send is not in step times: all of it is assumed; say `share=`.")
+    return notes
+
+
+def lower(run: SyncRun, times: WorkerTimes) -> TaskGraph:
+    """The turns of a run as a task graph: a lane for each worker and one for its link, ended where the run ended."""
+    workers = len(times.step_s)
+    info = GraphInfo(source="workers", platform="cuda", world_size=workers, steps=(0,))
+    writer = GraphWriter(
+        (Lane(rank=each, kind=LaneKind.GPU, device=each, stream=0, label=f"worker {each}") for each in range(workers)),
+        info,
+    )
+    links = [writer.lane(Lane(rank=each, kind=LaneKind.LINK, label=f"link of {each}")) for each in range(workers)]
+    clock = writer.lane(Lane(rank=0, kind=LaneKind.CPU, label="run"))
+    writer.mark(clock, "run", release=0, step=0)
+    sent: list[int] = []
+    for turn in run.turns:
+        begin = round(turn.begin_s * 1e9)
+        first = turn.released_by < 0
+        got = -1
+        if not first:
+            answer_ns = begin - round(run.turns[turn.released_by].arrived_s * 1e9)
+            got = writer.task(TaskKind.COPY, links[turn.worker], "answer", answer_ns, step=0)
+            writer.edge(sent[turn.released_by], got, EdgeKind.DATA)
+        train = writer.task(TaskKind.KERNEL, turn.worker, "steps", round(turn.ready_s * 1e9) - begin, step=0,
+                            release=0 if first else NO_RELEASE)  # fmt: skip
+        if got >= 0:
+            writer.edge(got, train, EdgeKind.DATA)
+        up_ns = round(turn.arrived_s * 1e9) - round(turn.ready_s * 1e9)
+        sent.append(writer.task(TaskKind.COPY, links[turn.worker], "commit", up_ns, step=0))
+        writer.edge(train, sent[-1], EdgeKind.DATA)
+    writer.mark(clock, "run", sent, step=-1)
+    return writer.graph()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedPolicy:
+    """A policy in processes, beside the virtual clock with the same gradients."""
+
+    policy: str
+    foreseen: SyncRun
+    commits: tuple[int, ...]  # counted, by worker
+    sent_bytes: tuple[int, ...]
+    rounds_s: tuple[float, ...]  # until the last commit
+    same_model: bool  # as on the virtual clock, to the bit
+
+    @property
+    def ended_s(self) -> float:
+        """Median over rounds."""
+        return median(self.rounds_s)
+
+    @property
+    def error(self) -> float:
+        """Foreseen over measured seconds, less 1."""
+        return self.foreseen.ended_s / self.ended_s - 1
+
+
+def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | None = None) -> tuple[TriedPolicy, ...]:
+    """Run every policy in processes with a small real model and steps of the stated length, after foreseeing it.
+
+    A run ends with a commit that is followed by the longest pause on the virtual clock, so that it is no tie. Raises
+    ForetraceError where processes cannot be run, and for steps that are too long to be waited for.
+    """
+    from hashlib import sha256
+
+    from foretrace.experiment.unlike import UnlikeSetup, run
+    from foretrace.training.workers.virtual import train
+    from foretrace.zoo.partitioned import PartitionedJob
+
+    job = PartitionedJob(workers=len(question.step_s))
+    found = []
+    for number, policy in enumerate(question.policies):
+        if tell is not None:
+            tell(f"running {policy}", number / len(question.policies))
+        wanted = question.commits or 12 * len(question.step_s)
+        times = WorkerTimes(step_s=question.step_s, commit_s=question.commit_s)
+        longer = train(parse(policy), job.replicas(), times, commits=wanted + LATER).turns
+        pauses = [after.arrived_s - before.arrived_s
+                  for before, after in zip(longer[wanted - 1 :], longer[wanted:], strict=False)]  # fmt: skip
+        commits = wanted + int(np.argmax(pauses))
+        foreseen = train(parse(policy), job.replicas(), times, commits=commits)
+        setup = UnlikeSetup(policy=policy, step_s=question.step_s, commit_s=question.commit_s, commits=commits)
+        servers = [run(setup)[-1] for _ in range(ROUNDS)]
+        server = servers[-1]
+        found.append(
+            TriedPolicy(
+                policy=policy, foreseen=foreseen, commits=server.commits, sent_bytes=server.sent_bytes,
+                rounds_s=tuple(each.arrived_s[-1] for each in servers),
+                same_model=server.state == sha256(foreseen.server.model.tobytes()).hexdigest(),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def rows_of(question: SyncQuestion, tried: Sequence[TriedPolicy]) -> tuple[Row, ...]:
+    """A row of the ledger per policy: seconds until so many commits."""
+    workers = ":".join(f"{each / min(question.step_s):g}" for each in question.step_s)
+    return tuple(
+        figured(
+            _around(each.foreseen.ended_s),
+            each.rounds_s,
+        ).row(
+            f"plan-sync {each.policy}", model="clusters", size=f"{len(question.step_s)} workers, {question.source}",
+            parameters={
+                "policy": each.policy, "workers": workers, "commit_s": question.commit_s,
+                "foreseen_commits": list(each.foreseen.commits), "commits": list(each.commits),
+                "same_model": each.same_model,
+            },
+        )
+        for each in tried
+    )  # fmt: skip
+
+
+def _around(seconds: float) -> tuple[float, float, float]:
+    """Seconds with the range of what processes take beside."""
+    return seconds, (1 - MODEL_RANGE) * seconds, (1 + MODEL_RANGE) * seconds

@@ -1,0 +1,105 @@
+"""What `foretrace plan sync` answers: policies by which workers of unlike speed agree."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from foretrace.plan.sync import PlannedPolicy, SyncPlan, TriedPolicy
+from foretrace.report.blocks import About, Block, Column, Line, listing
+from foretrace.report.units import digits, nbytes, share, things
+from foretrace.report.views import Report, taken
+
+
+class PlannedPolicyView(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy on these workers; counts are by worker."""
+
+    policy: str
+    seconds: float
+    over_synchronous: float  # steps per second over those of synchronous training
+    waited: float  # share of the workers' time
+    sent_bytes: float  # by a worker for each of its steps
+    lead: int  # commits of the first over the last worker's
+    commits: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+class TriedPolicyView(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy in processes; seconds until the last commit."""
+
+    policy: str
+    foreseen_s: float
+    measured_s: float
+    error: float  # foreseen over measured, less 1
+    foreseen_commits: tuple[int, ...]
+    commits: tuple[int, ...]
+    same_model: bool  # as on the virtual clock, to the bit
+
+
+class PlanSyncView(Report, frozen=True, kw_only=True):
+    """`foretrace plan sync`: what policies do with workers of given speed."""
+
+    command: str = "plan sync"
+    source: str
+    step_s: tuple[float, ...]
+    commit_s: float
+    policies: tuple[PlannedPolicyView, ...]
+    tried: tuple[TriedPolicyView, ...]
+    ledger: str
+    row: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((f"{self.source} · {things(len(self.step_s), 'worker')}", f"a commit takes {self.commit_s:g} s"))
+        yield listing(
+            self.policies,
+            ("policy", "policy"),
+            (lambda each: f"{digits(each.over_synchronous)}×", Column("steps per second", right=True)),
+            ("waited", "waiting", "share"),
+            (
+                lambda each: nbytes(each.sent_bytes) if each.sent_bytes else "not asked",
+                Column("sent per step", right=True, least=80),
+            ),
+            (lambda each: " ".join(map(str, each.commits[:8])), Column("commits", right=True, least=100)),
+            top=top,
+            noun="policy",
+        )
+        if self.tried:
+            yield listing(
+                self.tried,
+                ("policy", "run in processes"),
+                ("foreseen_s", "foreseen", "seconds"),
+                ("measured_s", "measured", "seconds"),
+                (lambda each: f"{each.error:+.1%}", Column("error", right=True)),
+                (lambda each: " ".join(map(str, each.foreseen_commits[:8])), Column("commits", right=True)),
+                (lambda each: " ".join(map(str, each.commits[:8])), Column("counted", right=True)),
+            )
+            same = [each.policy for each in self.tried if each.same_model]
+            yield Line(", ".join(same) or "of none", label="model as foreseen, to the bit")
+            yield f"row {self.row[:8]} added to {self.ledger}" if self.ledger else "no row was written"
+
+
+def planned_sync(plan: SyncPlan, tried: Sequence[TriedPolicy] = (), ledger: str = "", row: str = "") -> PlanSyncView:
+    """The answer, with what became of it in processes and where its rows went."""
+    best, question = plan.best, plan.question
+    base = next((each for each in plan.policies if each.policy == "synchronous"), None)
+    wait = f", in which workers wait {share(base.waited)} of the time" if base else ""
+    sentence = (
+        f"{best.policy} does {digits(best.over_synchronous)} times the steps per second of synchronous training{wait}."
+    )
+    words = ["foretrace", "plan", "sync", question.source, "--policy", best.policy, "--run"]
+    return taken(
+        PlanSyncView, question, plan, headline=sentence, ledger=ledger, row=row,
+        policies=tuple(_policy(each) for each in sorted(plan.policies, key=lambda each: -each.over_synchronous)),
+        tried=tuple(
+            taken(TriedPolicyView, each, foreseen_s=each.foreseen.ended_s, measured_s=each.ended_s,
+                  foreseen_commits=each.foreseen.commits)
+            for each in tried
+        ),
+        next="foretrace ledger" if tried else shlex.join(words),
+    )  # fmt: skip
+
+
+def _policy(each: PlannedPolicy) -> PlannedPolicyView:
+    return taken(PlannedPolicyView, each, commits=each.run.commits, steps=each.run.steps)

@@ -1,0 +1,1 @@
+"""Speculative decoding: what a draft gains, how fast it must be, and which draft is best."""

@@ -1,0 +1,206 @@
+"""Search of drafts for a target: depth x width within a budget of parameters or latency, ranked by predicted speed-up.
+
+Latencies come from the step times of the engine's law (`serving/llm`). A draft of a search was never trained, so what
+the target accepts of it is a rate by parameters, or one that the user states for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import log
+from typing import Any
+
+import msgspec
+
+from foretrace.errors import ForetraceError
+from foretrace.serving.llm.deployment import step_times
+from foretrace.serving.llm.pace import across, along
+from foretrace.serving.llm.served_model import ServedModel
+from foretrace.serving.llm.step_law import StepLaw
+from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.speculative.rounds import (
+    MOST_K,
+    RoundTimes,
+    best,
+    break_even_batch,
+    break_even_draft_s,
+    speculated,
+)
+from foretrace.techniques.compute.acceptance import Acceptance, checked_k
+
+DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)
+BATCHES = tuple(2**i for i in range(11))
+_HEAD = 128  # width of a head of a draft, where the target's is no divisor
+_SHARE = 1 / 10  # of the target's parameters: the budget where none is stated
+# Of the host's time of a step, that a pass of a draft takes: low, middle, high. Engines schedule a round once; a pass
+# is launched and sampled on its own.
+_HOST = (0.05, 0.3, 1.0)
+# Rates of published pairs under sampling, 77 M to 8 B parameters (Leviathan et al., ICML 2023, table 3): at 100 M, more
+# per e-fold of parameters, and how far they lie from that.
+_RATE, _PER_FOLD, _OFF = 0.58, 0.03, 0.1
+
+
+class RankedDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft, the k that is best for it, and what it gains. Ranges are 80 %."""
+
+    layers: int
+    width: int
+    parameters: int
+    latency_s: float  # of a pass over one token of each sequence
+    latency_low_s: float
+    latency_high_s: float
+    acceptance: str
+    k: int
+    tau: float
+    tau_low: float
+    tau_high: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    tokens_per_s: float
+    must_be_below_s: float  # latency at which rounds of this k gain nothing; 0 where none is small enough
+    hurts_from_batch: int | None  # from which batch on rounds of this k are slower than none; null: none up to 1,024
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSetting:
+    """What a draft is for: a target on devices, and what is decoded."""
+
+    target: ServedModel
+    device: str
+    layout: dict[str, Any] = field(default_factory=dict)  # of the target: further arguments of `step_times`
+    law: StepLaw | None = None  # instead of the engine's
+    batch: int = 1
+    context: int = 1024  # tokens that a sequence attends to
+    k: int = 0  # 0: the best
+
+    def __post_init__(self) -> None:
+        """Check the numbers. Raises ForetraceError."""
+        if self.batch < 1 or self.context < 1:
+            raise ForetraceError(
+                f"`batch=` and `context=` must be 1 or more, got {self.batch} and {self.context}; give what is decoded."
+            )
+        if int(self.layout.get("pp", 1)) > 1:
+            raise ForetraceError("drafts are timed for targets without a pipeline; use `tp=` in place of `pp=`.")
+        if self.k:
+            checked_k(self.k)
+
+
+def draft_like(target: ServedModel, layers: int, width: int) -> ServedModel:
+    """A dense draft of the target's kind and vocabulary."""
+    ratio = target.inner / target.hidden if target.inner else 8 / 3
+    head = target.head if width % target.head == 0 and not target.latent else min(_HEAD, width)
+    return ServedModel(
+        name=f"{layers}x{width}", layers=layers, hidden=width, heads=width // head, kv_heads=width // head, head=head,
+        words=target.words, inner=round(ratio * width / 64) * 64, dense=layers, gated=target.gated, tied=target.tied,
+    )  # fmt: skip
+
+
+def checked_draft(target: ServedModel, draft: ServedModel) -> None:
+    """Raise ForetraceError where a model cannot be a draft of the target."""
+    if draft.words != target.words:
+        raise ForetraceError(
+            f"{draft.name} knows {draft.words:,} tokens and {target.name} {target.words:,}; a draft must have the "
+            "target's vocabulary."
+        )
+    if draft.active_parameters >= target.active_parameters:
+        raise ForetraceError(
+            f"{draft.name} has {draft.active_parameters / 1e9:.3g} B parameters that a token meets, {target.name} "
+            f"{target.active_parameters / 1e9:.3g} B; a draft must be smaller than its target."
+        )
+
+
+def rate_of(draft: ServedModel) -> str:
+    """The range of rates of published pairs for a draft of so many parameters, as `Acceptance` reads it."""
+    middle = min(max(_RATE + _PER_FOLD * log(max(draft.parameters, 1) / 1e8), _OFF), 1 - 2 * _OFF)
+    return f"{middle - _OFF:.2f}-{middle + _OFF:.2f}"
+
+
+def pass_seconds(steps: StepTimes, batch: int, tokens: int, context: int) -> float:
+    """Seconds of the device for `tokens` more tokens of each of `batch` sequences."""
+    t, all_tokens = steps.table, batch * tokens
+    attention = across(t.batch, t.mean_context, t.decode_s, batch, context)
+    if tokens > 1:  # the cache is read once for all of them, until arithmetic takes longer
+        attention = max(attention, batch * across(t.chunk, t.context, t.prefill_s, tokens, context))
+    linear = along(t.tokens, t.linear_s, all_tokens) + along(t.sequences, t.output_s, all_tokens)
+    return float(linear + attention)
+
+
+def modelled_rounds(target: StepTimes, draft: StepTimes, *, batch: int, context: int, most: int = MOST_K) -> RoundTimes:
+    """The parts of a round by step times; a pass of the draft takes a share of the host's time of a step."""
+    host = target.host_s + target.host_per_sequence_s * batch
+    one = pass_seconds(draft, batch, 1, context)
+    low, middle, high = (share * host for share in _HOST)
+    return RoundTimes(
+        verify_s=tuple(host + pass_seconds(target, batch, m, context) for m in range(1, most + 2)),
+        draft_s=one + middle, catch_up_s=max(pass_seconds(draft, batch, 2, context) - one, 0.0), batch=batch,
+        low=(draft.low * one + low) / (one + middle), high=(draft.high * one + high) / (one + middle),
+        verify_low=target.low, verify_high=target.high,
+    )  # fmt: skip
+
+
+def timed_draft(setting: DraftSetting, draft: ServedModel, acceptance: str = "") -> RankedDraft:
+    """What one draft gains. Raises ForetraceError where it cannot be a draft of the target."""
+    checked_draft(setting.target, draft)
+    own = {key: value for key, value in setting.layout.items() if key in ("dtype", "engine")}
+    target = step_times(setting.target, setting.device, law=setting.law, **setting.layout)
+    small = step_times(draft, setting.device, law=setting.law, **own)
+    return _timed(setting, target, small, draft, acceptance)
+
+
+def _timed(
+    setting: DraftSetting, target: StepTimes, small: StepTimes, draft: ServedModel, acceptance: str
+) -> RankedDraft:
+    def times_of(batch: int) -> RoundTimes:
+        return modelled_rounds(target, small, batch=batch, context=setting.context, most=max(MOST_K, setting.k))
+
+    text = acceptance or rate_of(draft)
+    accepted, times = Acceptance.of(text), times_of(setting.batch)
+    found = speculated(times, accepted, setting.k) if setting.k else best(times, accepted)
+    gains = {name: getattr(found, name) for name in RankedDraft.__struct_fields__ if hasattr(found, name)}
+    return RankedDraft(
+        layers=draft.layers, width=draft.hidden, parameters=draft.parameters, latency_s=times.draft_s,
+        latency_low_s=times.low * times.draft_s, latency_high_s=times.high * times.draft_s, acceptance=text,
+        must_be_below_s=max(break_even_draft_s(times, accepted, found.k), 0.0),
+        hurts_from_batch=break_even_batch(times_of, accepted, found.k, BATCHES), **gains,
+    )  # fmt: skip
+
+
+def search_drafts(
+    setting: DraftSetting, *, acceptance: str = "", parameters: float = 0.0, latency_s: float = 0.0
+) -> tuple[RankedDraft, ...]:
+    """Drafts within the budget, the quickest first.
+
+    Args:
+        setting: what they are for.
+        acceptance: of all drafts, as `Acceptance` reads it; by default a range by parameters.
+        parameters: at most, embedding and output included; 0: a tenth of the target's, where no latency is stated.
+        latency_s: of a pass at most; 0: any.
+
+    Raises:
+        ForetraceError: nothing fits the budget, or a number cannot be.
+
+    """
+    if not (parameters >= 0 and latency_s >= 0):
+        raise ForetraceError(
+            f"a budget must be 0 or more, got {parameters:g} parameters and {latency_s:g} s; state one."
+        )
+    target = setting.target
+    most = parameters or (0.0 if latency_s else _SHARE * target.parameters)
+    times = step_times(target, setting.device, law=setting.law, **setting.layout)
+    own = {key: value for key, value in setting.layout.items() if key in ("dtype", "engine")}
+    widths = [256 * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64) if 256 * n <= target.hidden]
+    found = []
+    for draft in (
+        draft_like(target, layers, width) for layers in DEPTHS for width in widths if layers <= target.layers
+    ):
+        if draft.active_parameters >= target.active_parameters or (most and draft.parameters > most):
+            continue
+        one = _timed(setting, times, step_times(draft, setting.device, law=setting.law, **own), draft, acceptance)
+        if not latency_s or one.latency_s <= latency_s:
+            found.append(one)
+    if not found:
+        raise ForetraceError(
+            f"no draft with the {target.words:,} tokens of {target.name} fits the budget; allow more of it."
+        )
+    return tuple(sorted(found, key=lambda each: -each.speedup))

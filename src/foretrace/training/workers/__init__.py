@@ -1,0 +1,1 @@
+"""How workers agree: policies, and what carries them."""
