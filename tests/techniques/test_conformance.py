@@ -92,6 +92,8 @@ REFUSED = {
     ("gradient-accumulation", "model-parallel-compression"),
     *permutations(DISTRIBUTED, 2),
     *((first, "gradient-accumulation") for first in DISTRIBUTED),
+    ("gradient-accumulation", "kfac"),
+    *((first, "kfac") for first in DISTRIBUTED if first != "data-parallel"),  # it reckons with averaged gradients
 }
 
 

@@ -252,7 +252,7 @@ class Kfac(Technique):
         from torch.nn.parallel import DistributedDataParallel
 
         from foretrace.training.second_order.preconditioner import Preconditioned, Preconditioner
-        from foretrace.training.workers import plain
+        from foretrace.training.data_parallel import plain
 
         self._check()
         plain(training, self.name)
