@@ -60,4 +60,4 @@ def test_an_unknown_name_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
     for given in ([], ["dali"]):
         assert main(given) == 2
         said = capsys.readouterr().err
-        assert "NAME must be one of aiconfigurator, bagpipe, cdmpp, " in said and said.count("\n") == 1
+        assert "NAME must be one of adsp, aiconfigurator, bagpipe, " in said and said.count("\n") == 1

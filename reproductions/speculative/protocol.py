@@ -14,9 +14,9 @@ from statistics import median
 import numpy as np
 import torch
 
-from foretrace.experiment.ledger import Row, export_lines, new_row
-from foretrace.experiment.measure import versions
-from foretrace.experiment.statistics import Arm, Ratio, paired_ratio, verdict
+from foretrace.experiment.ledger import Row, export_lines
+from foretrace.experiment.statistics import Arm, Ratio
+from foretrace.experiment.trial import TriedPrediction, changed
 from foretrace.files import write_text
 from foretrace.serving.speculative.rounds import Speculated, best, break_even_draft_s, speculated
 from reproductions import parser_of
@@ -47,41 +47,19 @@ class DraftTrial:
     k: int
     tau: float  # measured
     predicted: Speculated
-    before: Arm
-    after: Arm
-    measured: Ratio  # time per token over that without a draft
-    same: Ratio
-    verdict: str
-
-    @property
-    def foretold(self) -> Ratio:
-        """Predicted time per token over that without a draft."""
-        one = self.predicted
-        return Ratio(value=1 / one.speedup, low=1 / one.speedup_high, high=1 / one.speedup_low)
+    trial: TriedPrediction  # time per token over that without a draft
 
     @property
     def error(self) -> float:
-        """Of the predicted speed-up."""
-        return self.measured.value / self.foretold.value - 1
+        """Of the predicted speed-up: below 0 where decoding was slower than predicted."""
+        return self.trial.error
 
-    def row(self, seed: int) -> Row:
+    def row(self) -> Row:
         """A row of the ledger."""
-        from types import SimpleNamespace
-
-        from foretrace.cost.operators.machine import allocator_settings, fingerprint
-
-        text = f"speculative-decoding draft={self.draft} k={self.k}"
-        return new_row(
-            SimpleNamespace(threads=1, seed=seed),
-            SimpleNamespace(before=self.before, same=self.same, machine=fingerprint(), allocator=allocator_settings(),
-                            notes=("Seconds per token that came out; reading the prompt is left out.",),
-                            versions=versions()),
-            techniques=(text,), after=self.after, predicted=self.foretold, measured=self.measured, assumptions=(),
-            model=f"decoder of bytes {TARGET}", size=f"{STEPS[TARGET]} steps", batches="ready", device="cpu",
-            clock="cpu", error=self.foretold.value / self.measured.value - 1,
-            covered=self.foretold.holds(self.measured.value), verdict=self.verdict,
-            samples_before=len(self.before.blocks_s), samples_after=len(self.after.blocks_s), residual=(),
-            parameters={"speculative-decoding": {"draft": self.draft, "k": self.k}}, arms={"tau": self.tau},
+        return self.trial.row(
+            f"speculative-decoding draft={self.draft} k={self.k}", model=f"decoder of bytes {TARGET}",
+            size=f"{STEPS[TARGET]} steps", parameters={"draft": self.draft, "k": self.k}, arms={"tau": self.tau},
+            notes=("Seconds per token that came out; reading the prompt is left out.",),
         )  # fmt: skip
 
 
@@ -105,19 +83,13 @@ def judged(turns: Turns, predicted: dict[tuple[str, int], Speculated]) -> list[D
     def blocks(times: Sequence[float]) -> list[float]:
         return np.asarray(times)[: len(times) // _BLOCK * _BLOCK].reshape(-1, _BLOCK).mean(1).tolist()  # type: ignore[no-any-return]
 
-    plain, again = blocks(turns.plain_s), blocks(turns.again_s)
-    base, same = [(a + b) / 2 for a, b in zip(plain, again, strict=True)], paired_ratio(plain, again)
+    plain, again = (Arm.of(blocks(times)) for times in (turns.plain_s, turns.again_s))
     found = []
     for (draft, k), times in turns.arms_s.items():
-        after, one = blocks(times), predicted[draft, k]
-        ratio = paired_ratio(base, after)
+        one = predicted[draft, k]
         foretold = Ratio(value=1 / one.speedup, low=1 / one.speedup_high, high=1 / one.speedup_low)
-        found.append(
-            DraftTrial(
-                draft=draft, k=k, tau=turns.tau[draft, k], predicted=one, before=Arm.of(base), after=Arm.of(after),
-                measured=ratio, same=same, verdict=verdict(foretold, ratio, same=same, uncertain=""),
-            )
-        )  # fmt: skip
+        trial = changed(foretold, plain, again, Arm.of(blocks(times)), clock="cpu")
+        found.append(DraftTrial(draft=draft, k=k, tau=turns.tau[draft, k], predicted=one, trial=trial))
     return found
 
 
@@ -140,9 +112,9 @@ def page(trials: Sequence[DraftTrial], trained_rows: Sequence[tuple[str, ...]], 
     """The page."""
     rows = [
         (each.draft, str(each.k), f"{each.predicted.tau:.2f}", f"{each.tau:.2f}", f"{each.predicted.speedup:.2f}",
-         f"{each.predicted.speedup_low:.2f} – {each.predicted.speedup_high:.2f}", f"{1 / each.measured.value:.2f}",
-         f"{1 / each.measured.high:.2f} – {1 / each.measured.low:.2f}", f"{percent(each.error, signed=True)} %",
-         each.verdict)
+         f"{each.predicted.speedup_low:.2f} – {each.predicted.speedup_high:.2f}", f"{1 / each.trial.measured.value:.2f}",
+         f"{1 / each.trial.measured.high:.2f} – {1 / each.trial.measured.low:.2f}", f"{percent(each.error, signed=True)} %",
+         each.trial.verdict)
         for each in trials
     ]  # fmt: skip
     off = median(abs(each.error) for each in trials)
@@ -231,10 +203,10 @@ def _run(given: object) -> int:
         f"{1e6 * one.token_s:.3g} µs per token without a draft, {1e6 * one.round_s:.3g} µs per round and "
         f"{1e6 * one.proposal_s:.3g} µs per proposal."
     )
-    plain_ms = 1e3 * trials[0].before.median_s
+    plain_ms = 1e3 * trials[0].trial.before_s
     how = f"{asked} prompts of each of {seeds} seeds; a plain token took {plain_ms:.3g} ms (median)."
     if write:
-        write_text(HERE / "rows.jsonl", export_lines(each.row(0) for each in trials))
+        write_text(HERE / "rows.jsonl", export_lines(each.row() for each in trials))
         put(HERE / "README.md", page(trials, rows, how, notes))
     else:
         print(page(trials, rows, how, notes), end="")

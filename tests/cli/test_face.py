@@ -147,7 +147,7 @@ MEANINGS = {
     "--skip": "layers that are left out",
     "--width": "numbers in a row", "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
     "--warmup": "steps with the profiler prepared", "--within": "hours", "--workers": "how many workers",
-    "--share": "of a model's weights, that are sent", "--parameters": "weights of a model",
+    "--share": "of a model's weights, that are sent",
     "--commits": "after which a run ends", "--commit-ms": "from a commit to its answer",
     "--write": "write the configuration", "--zero": "stage of ZeRO",
 }  # fmt: skip

@@ -27,7 +27,7 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment.messages import Worker as Process
 from foretrace.experiment.processes import AskedCall, together
 from foretrace.training.workers.policies import parse
-from foretrace.training.workers.policy import Answer, Commit, Server, Worker
+from foretrace.training.workers.policy import Commit, Server, SyncAnswer, SyncWorker
 from foretrace.zoo.partitioned import PartitionedJob
 
 MOST_WORKERS, MOST_STEP_S, MOST_S = 16, 10.0, 300.0
@@ -95,7 +95,7 @@ def play(setup: UnlikeSetup, process: Process) -> RanWorker:
 
 
 class _Server:
-    """A thread per worker takes its commits in; whoever lets others go on answers them."""
+    """A thread per worker takes its commits in; whoever lets others continue answers them."""
 
     def __init__(self, setup: UnlikeSetup, job: PartitionedJob) -> None:
         self.setup, self.workers, self.judge = setup, job.workers, job.judge(training=True)
@@ -135,7 +135,7 @@ class _Server:
                 return
             with self.changed:
                 if self.over:
-                    self._answer({worker: Answer(steps=0)})
+                    self._answer({worker: SyncAnswer(steps=0)})
                     continue
                 self.arrived.append((now_s, worker))
                 answers = self.server.commit(commit, now_s)
@@ -148,10 +148,10 @@ class _Server:
         """End the run: who waits is told so now, the others with their next commit."""
         if not self.over:
             self.over = True
-            self._answer({each: Answer(steps=0) for each in {*self.server.waiting(), *also}})
+            self._answer({each: SyncAnswer(steps=0) for each in {*self.server.waiting(), *also}})
             self.changed.notify_all()
 
-    def _answer(self, answers: Mapping[int, Answer]) -> None:
+    def _answer(self, answers: Mapping[int, SyncAnswer]) -> None:
         for worker, answer in answers.items():
             with suppress(RuntimeError):  # its process has ended: its own thread says so
                 _send(
@@ -175,7 +175,7 @@ def _serve(setup: UnlikeSetup, job: PartitionedJob) -> RanWorker:
 def _train(setup: UnlikeSetup, job: PartitionedJob, rank: int) -> RanWorker:
     server, step_s, dies_s = job.workers, setup.step_s[rank], setup.dies_s.get(rank, inf)
     replica, other = job.replicas([rank, rank])
-    worker = Worker(rank, parse(setup.policy), replica)
+    worker = SyncWorker(rank, parse(setup.policy), replica)
     other.gradient()  # the first one in a process takes longer
     dist.barrier()
     begun_s = ended_s = sent_s = time.monotonic()
@@ -236,11 +236,11 @@ def _received(source: int) -> tuple[list[float], list[Any]]:
     return head[: _HEAD - _ARRAYS].tolist(), arrays
 
 
-def _received_answer(server: int) -> Answer:
+def _received_answer(server: int) -> SyncAnswer:
     (steps, nbytes, knob, *_), (values, indices, _) = _received(server)
     if not steps:
-        return Answer(steps=0)
-    return Answer(
+        return SyncAnswer(steps=0)
+    return SyncAnswer(
         steps=int(steps), nbytes=int(nbytes), knob=None if isnan(knob) else knob, values=values, indices=indices
     )
 

@@ -1,7 +1,7 @@
 """`SyncPolicyConformance`: what every policy by which workers agree must do, as tests to inherit from.
 
 Counts bytes as they are sent, gives the same bits for the same seed, is synchronous training to the bit where its knob
-says so, loses no commit of a worker that dies, and goes on after it.
+says so, loses no commit of a worker that dies, and continues after it.
 """
 
 from __future__ import annotations

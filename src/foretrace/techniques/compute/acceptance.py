@@ -50,7 +50,7 @@ class Acceptance:
         try:
             if "/" in words:
                 counts = tuple(int(each) for each in words.split("/"))
-                if min(counts) >= 0 and sum(counts) and 2 <= len(counts) <= MOST + 1:
+                if min(counts) >= 0 and max(counts) and 2 <= len(counts) <= MOST + 1:
                     return cls(counts=counts, text=words)
                 raise ValueError
             ranged = re.fullmatch(r"([\d.]+)-([\d.]+)", words)

@@ -1,8 +1,8 @@
 """`SyncPolicy`: what a worker sends when, what it waits for, and how a server combines what workers send.
 
 A worker trains by itself for some steps, adds up its updates and sends them: a commit. The server keeps the shared
-model, adds the mean of what came, and answers those whom the policy lets go on. The same `Worker` and `Server` run on
-a virtual clock (`virtual.py`), in processes, and without gradients, where only times and bytes are asked for; so no
+model, adds the mean of what came, and answers those whom the policy lets continue. The same `SyncWorker` and `Server`
+run on a virtual clock (`virtual.py`), in processes, and without gradients, where only times and bytes are asked for; so no
 policy knows what carries it. Nothing here needs PyTorch.
 """
 
@@ -46,7 +46,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SyncAnswer:
     """What the server answers: the shared model, or those elements that have changed."""
 
     steps: int  # to train before the next commit
@@ -144,7 +144,7 @@ class Controller(Protocol):
     def saw(self, commit: Commit) -> None:
         """Take in what a commit says."""
 
-    def extended(self, answers: dict[int, Answer], policy: SyncPolicy) -> dict[int, Answer]:
+    def extended(self, answers: dict[int, SyncAnswer], policy: SyncPolicy) -> dict[int, SyncAnswer]:
         """The answers of a round, with what it asks and tells."""
 
 
@@ -155,7 +155,7 @@ class Controlling(Protocol):
         """The controller of one run."""
 
 
-class Worker:
+class SyncWorker:
     """One worker: trains, keeps what was not sent yet, and takes up what the server answers."""
 
     def __init__(self, number: int, policy: SyncPolicy, replica: TrainedReplica) -> None:
@@ -165,7 +165,7 @@ class Worker:
         self.velocity = np.zeros_like(replica.flat) if policy.momentum else None
         self.done = 0  # steps
 
-    def run(self, answer: Answer, after_step: Callable[[], None] = lambda: None) -> Commit:
+    def run(self, answer: SyncAnswer, after_step: Callable[[], None] = lambda: None) -> Commit:
         """Take up an answer and train until the next commit; `after_step` is called after every step."""
         replica, visits = self.replica, None
         if answer.visitor is not None:
@@ -191,7 +191,7 @@ class Worker:
             commit = replace(commit, model=model, nbytes=commit.nbytes + NUMBER * len(model))
         return replace(commit, accuracies=visits) if visits else commit
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: SyncAnswer) -> None:
         if answer.knob is not None:
             self.policy = self.policy.with_knob(answer.knob)
         if answer.indices is None:
@@ -241,12 +241,12 @@ class Server:
         self._new: list[Commit] = []  # that the model does not have yet
         self._changed = np.zeros((workers, len(model) if policy.sparse else 0), bool)  # since a worker's last answer
 
-    def begin(self) -> dict[int, Answer]:
+    def begin(self) -> dict[int, SyncAnswer]:
         """The first answers: everyone has the model already."""
-        return {worker: Answer(steps=self.pace.steps(worker, 0.0)) for worker in sorted(self.live)}
+        return {worker: SyncAnswer(steps=self.pace.steps(worker, 0.0)) for worker in sorted(self.live)}
 
-    def commit(self, commit: Commit, now_s: float) -> dict[int, Answer]:
-        """Take a commit in; answers to those who may go on now."""
+    def commit(self, commit: Commit, now_s: float) -> dict[int, SyncAnswer]:
+        """Take a commit in; answers to those who may continue now."""
         worker = commit.worker
         self.commits[worker] += 1
         self.steps[worker] += commit.steps
@@ -260,7 +260,7 @@ class Server:
             self.scout.saw(commit)
         return self._released(now_s)
 
-    def leave(self, worker: int, now_s: float) -> dict[int, Answer]:
+    def leave(self, worker: int, now_s: float) -> dict[int, SyncAnswer]:
         """A worker has gone; answers to those who waited for it alone."""
         self.live.discard(worker)
         self._waiting.discard(worker)
@@ -270,7 +270,7 @@ class Server:
         """Workers that wait for others."""
         return tuple(sorted(self._waiting))
 
-    def _released(self, now_s: float) -> dict[int, Answer]:
+    def _released(self, now_s: float) -> dict[int, SyncAnswer]:
         slowest = min((self.commits[each] for each in self.live), default=0)
         free = [each for each in sorted(self._waiting) if self.commits[each] - slowest <= self.policy.lag]
         if not free:
@@ -307,12 +307,12 @@ class Server:
                 [each * np.float32(self.weights[worker] / shares) for worker, each in sorted(self._buffers.items())], 0
             )
 
-    def _answer(self, worker: int, now_s: float) -> Answer:
+    def _answer(self, worker: int, now_s: float) -> SyncAnswer:
         steps, elements = self.pace.steps(worker, now_s), len(self.model)
         if not self.policy.sparse:
-            return Answer(steps=steps, values=self.model.copy(), nbytes=NUMBER * elements)
+            return SyncAnswer(steps=steps, values=self.model.copy(), nbytes=NUMBER * elements)
         indices = np.flatnonzero(self._changed[worker])
         self._changed[worker] = False
-        return Answer(
+        return SyncAnswer(
             steps=steps, values=self.model[indices], indices=indices, nbytes=message_bytes(elements, len(indices))
         )

@@ -13,7 +13,7 @@ import numpy as np
 
 from foretrace.arrays import Float32
 from foretrace.errors import ForetraceError
-from foretrace.training.workers.policy import NUMBER, Answer, Commit, Pace, SyncPolicy
+from foretrace.training.workers.policy import NUMBER, Commit, Pace, SyncAnswer, SyncPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class SkewController:
         if commit.accuracies is not None:
             self._scores[commit.worker] = commit.accuracies
 
-    def extended(self, answers: dict[int, Answer], policy: SyncPolicy) -> dict[int, Answer]:
+    def extended(self, answers: dict[int, SyncAnswer], policy: SyncPolicy) -> dict[int, SyncAnswer]:
         """The answers of a round with what travels: a request for models, another one's model, a new knob."""
         self._nbytes += sum(each.nbytes for each in answers.values())
         if not self._told:  # the first round: workers still have the policy's own knob
@@ -102,7 +102,7 @@ class SkewController:
             answers = {worker: replace(each, send_model=True) for worker, each in answers.items()}
         return answers
 
-    def _turned(self, answers: dict[int, Answer]) -> dict[int, Answer]:
+    def _turned(self, answers: dict[int, SyncAnswer]) -> dict[int, SyncAnswer]:
         knob = self.settings.knobs[self.at]
         self.policy = self.policy.with_knob(knob)
         self.pace = self.policy.pace(self.workers)
@@ -128,5 +128,5 @@ def climbed(at: int, known: dict[int, float], count: int, *, looser: bool) -> in
     return min((at, *near), key=lambda each: known.get(each, float("inf")))
 
 
-def _with(answer: Answer, visitor: Float32) -> Answer:
+def _with(answer: SyncAnswer, visitor: Float32) -> SyncAnswer:
     return replace(answer, visitor=visitor, nbytes=answer.nbytes + NUMBER * len(visitor))

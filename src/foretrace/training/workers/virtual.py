@@ -17,13 +17,13 @@ from foretrace.arrays import Float32
 from foretrace.errors import ForetraceError
 from foretrace.training.workers.policy import (
     NUMBER,
-    Answer,
     Commit,
     Controlling,
     Server,
+    SyncAnswer,
     SyncPolicy,
+    SyncWorker,
     TrainedReplica,
-    Worker,
     message_bytes,
 )
 
@@ -76,7 +76,7 @@ class SyncRun:
     answered_bytes: tuple[int, ...]
     waited_s: tuple[float, ...]  # for others; its own exchanges are not waiting
     server: Server
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[SyncWorker, ...] = ()
 
     @property
     def ended_s(self) -> float:
@@ -92,10 +92,10 @@ def train(
     """Train on the virtual clock until one of the ends: a time, so many commits or steps in all, a loss.
 
     `evaluate` gives the loss of the shared model, at most every `every_s`. Raises ForetraceError where nobody could
-    ever go on, and where there is no end.
+    ever continue, and where there is no end.
     """
     server = Server(policy, replicas[0].flat, weights=weights or [1.0] * len(replicas), scout=scout)
-    workers = tuple(Worker(number, policy, each) for number, each in enumerate(replicas))
+    workers = tuple(SyncWorker(number, policy, each) for number, each in enumerate(replicas))
     watch = _Watch(server, evaluate, every_s, target)
     run = [worker.run for worker in workers]
     return replace(_play(server, run, times, watch, until_s, commits, steps), workers=workers)
@@ -115,7 +115,7 @@ def foresee(
     sent = message_bytes(elements, ceil(share * elements)) if policy.sparse else NUMBER * elements
     nothing = np.zeros(0, np.float32)
 
-    def turn(worker: int) -> Callable[[Answer], Commit]:
+    def turn(worker: int) -> Callable[[SyncAnswer], Commit]:
         return lambda answer: Commit(worker=worker, steps=answer.steps, nbytes=sent, values=nothing)
 
     watch = _Watch(server, None, 0.0, -inf)
@@ -133,8 +133,8 @@ class _Foreseen(Server):
     def _fold(self) -> None:
         self._new.clear()
 
-    def _answer(self, worker: int, now_s: float) -> Answer:
-        return Answer(steps=self.pace.steps(worker, now_s), nbytes=self._nbytes)
+    def _answer(self, worker: int, now_s: float) -> SyncAnswer:
+        return SyncAnswer(steps=self.pace.steps(worker, now_s), nbytes=self._nbytes)
 
 
 class _Watch:
@@ -159,7 +159,7 @@ class _Watch:
 
 
 def _play(
-    server: Server, run: Sequence[Callable[[Answer], Commit]], times: WorkerTimes, watch: _Watch, until_s: float,
+    server: Server, run: Sequence[Callable[[SyncAnswer], Commit]], times: WorkerTimes, watch: _Watch, until_s: float,
     commits: int, steps: int,
 ) -> SyncRun:  # fmt: skip
     if len(times.step_s) != len(run):
@@ -173,7 +173,7 @@ def _play(
     exchange = [0.0] * len(run)
     dies = sorted((when, worker) for worker, when in times.dies_s.items())
 
-    def answered(answers: Mapping[int, Answer], now_s: float, by: int) -> None:
+    def answered(answers: Mapping[int, SyncAnswer], now_s: float, by: int) -> None:
         for worker, answer in answers.items():
             down_s = times.way_s(answer.nbytes) if by >= 0 else 0.0
             if by >= 0:
