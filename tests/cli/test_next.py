@@ -37,7 +37,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "profile": ("cnn.json.gz",),
     "techniques": ("", "compiled"),
     "devices": ("", "h100"),
-    "plan second-order": (f"recommender.json.gz {PARALLEL} --no-measure",),
+    "plan second-order": ("recommender.json.gz --workers 2 --network 1gbit/50us --no-measure",),
     "compression advise": (f"recommender.json.gz {PARALLEL}",),
     "stash": ("recommender.json.gz",),
     "fleet run": (FLEET, f"{FLEET} --policy las --jobs 50"),

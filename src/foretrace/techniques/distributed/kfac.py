@@ -251,8 +251,8 @@ class Kfac(Technique):
         from torch import distributed
         from torch.nn.parallel import DistributedDataParallel
 
-        from foretrace.training.second_order.preconditioner import Preconditioned, Preconditioner
         from foretrace.training.data_parallel import plain
+        from foretrace.training.second_order.preconditioner import Preconditioned, Preconditioner
 
         self._check()
         plain(training, self.name)
