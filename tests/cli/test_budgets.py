@@ -61,7 +61,6 @@ HELD = {
     "calibrate network --limit": ["tests/experiment/test_collectives.py::test_a_limit_in_time_holds"],
     "compression advise --seconds": [HERE + "test_operators_share_their_time"],
     "plan second-order --seconds": [HERE + "test_operators_share_their_time"],
-    "plan second-order --memory": ["tests/plan/test_second_order.py::test_memory_bounds_the_choice"],
     "rig verify --seconds": ["tests/experiment/links/test_verify.py::test_turns_keep_their_time"],
     "energy tune --evaluations": [
         "tests/serving/energy/test_recorded.py::test_no_more_settings_are_measured_than_asked"
