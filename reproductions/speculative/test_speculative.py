@@ -166,7 +166,7 @@ def test_a_trial_from_training_to_rows() -> None:
     assert [each.k for each in trials] == [1, 2]
     for each in trials:
         assert 1 <= each.tau <= each.k + 1
-        row = each.row(0)
+        row = each.row()
         assert row.names == ("speculative-decoding",) and row.predicted == pytest.approx(1 / each.predicted.speedup)
 
 

@@ -2,8 +2,8 @@
 
 A worker trains by itself for some steps, adds up its updates and sends them: a commit. The server keeps the shared
 model, adds the mean of what came, and answers those whom the policy lets continue. The same `SyncWorker` and `Server`
-run on a virtual clock (`virtual.py`), in processes, and without gradients, where only times and bytes are asked for; so no
-policy knows what carries it. Nothing here needs PyTorch.
+run on a virtual clock (`virtual.py`), in processes, and without gradients, where only times and bytes are asked for;
+so no policy knows what carries it. Nothing here needs PyTorch.
 """
 
 from __future__ import annotations
