@@ -113,7 +113,8 @@ def page(trials: Sequence[DraftTrial], trained_rows: Sequence[tuple[str, ...]], 
     rows = [
         (each.draft, str(each.k), f"{each.predicted.tau:.2f}", f"{each.tau:.2f}", f"{each.predicted.speedup:.2f}",
          f"{each.predicted.speedup_low:.2f} – {each.predicted.speedup_high:.2f}",
-         f"{1 / each.trial.measured.value:.2f}", f"{1 / each.trial.measured.high:.2f} – {1 / each.trial.measured.low:.2f}",
+         f"{1 / each.trial.measured.value:.2f}",
+         f"{1 / each.trial.measured.high:.2f} – {1 / each.trial.measured.low:.2f}",
          f"{percent(each.error, signed=True)} %", each.trial.verdict)
         for each in trials
     ]  # fmt: skip
