@@ -148,9 +148,9 @@ def page(cells: Sequence[Cell], command: str) -> str:
         "**Published: 9.6 to 34.1 times** less traffic than synchronous training, at most 5 % of accuracy lost. Here a "
         f"run has {STEPS} steps, so a travel every {EVERY} costs a visible share, and the controller decides seldom. "
         "Its estimate is the accuracy that a worker's own model loses on another's samples: `dgc` gives all workers "
-        "the same model, so what it sees there is the difference of their samples and not what the knob did. Where group "
-        "norm is far from its accuracy with equal labels and batch norm, synchronous training has not converged, and "
-        "*as accurate* is a low bar.\n",
+        "the same model, so what it sees there is the difference of their samples and not what the knob did. Where "
+        "synchronous training with group norm is far from what batch norm reaches on equal labels, it has not "
+        "converged, and *as accurate* is a low bar.\n",
     ])  # fmt: skip
 
 

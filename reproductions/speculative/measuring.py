@@ -125,15 +125,27 @@ def calibrated(
         parts = proposals * known.draft_s + full[proposals] / rounds * known.catch_up_s + known.verify_s[proposals]
         left[proposals] = [seconds / n - parts for seconds, n in each]
     proposal_s = max((median(left[k]) - median(left[1])) / (k - 1), times.proposal_s)
-    low, high = (
-        float(np.quantile([seconds / n for seconds, n in runs[k]], q)) / median(seconds / n for seconds, n in runs[k])
-        for q in (0.1, 0.9)
-    )
+    # The range stretches what a round takes beyond a pass of the target, so that is what prompts must differ in.
+    beyond = [max(seconds / n - known.verify_s[0], 0.0) for seconds, n in runs[k]]
+    low, high = (float(np.quantile(beyond, q)) / max(median(beyond), 1e-9) for q in (0.1, 0.9))
     found = replace(
         known, proposal_s=proposal_s, round_s=max(median(left[1]) - proposal_s, 0.0), low=min(low, 1.0),
         high=max(high, 1.0), verify_low=min(low, 1.0), verify_high=max(high, 1.0),
     )  # fmt: skip
     return found, Acceptance.of("/".join(map(str, counts)))
+
+
+def widened(times: Mapping[str, RoundTimes]) -> dict[str, RoundTimes]:
+    """With the drift of the machine: how much plain decoding differed from one draft's calibration to the other's."""
+    pace = [each.plain_s for each in times.values()]
+    found = {}
+    for name, each in times.items():
+        quick, slow = min(pace) / each.plain_s, max(pace) / each.plain_s
+        found[name] = replace(
+            each, low=each.low * quick, verify_low=each.verify_low * quick, high=each.high * slow,
+            verify_high=each.verify_high * slow,
+        )  # fmt: skip
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

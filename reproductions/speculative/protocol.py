@@ -21,11 +21,11 @@ from foretrace.files import write_text
 from foretrace.serving.speculative.rounds import Speculated, best, break_even_draft_s, speculated
 from reproductions import parser_of
 from reproductions.speculative.decoder import BYTES, Cached, Counts, DecoderShape, Ngram, Predictor
-from reproductions.speculative.measuring import Turns, calibrated, prompts, round_times, take_turns
+from reproductions.speculative.measuring import Turns, calibrated, prompts, round_times, take_turns, widened
 from reproductions.speculative.study import study_table
 from reproductions.speculative.training import Text, standard_library, trained
 from reproductions.systems import put
-from tables import machine, percent, table, today
+from tables import load, machine, percent, table, today
 
 HERE = Path(__file__).parent
 TARGET, WIDE, DEEP = (
@@ -128,7 +128,11 @@ def page(trials: Sequence[DraftTrial], trained_rows: Sequence[tuple[str, ...]], 
         block=_BLOCK,
     )
     text += f"{how}\n\n{table(('model', 'parameters', 'training'), trained_rows)}\n\n## Speed-ups\n\n"
-    text += f"{table(header, rows)}\n\nMedian error {percent(off)} %.\n\n" + "\n".join(f"- {each}" for each in notes)
+    held = sum(each.trial.covered for each in trials)
+    text += (
+        f"{table(header, rows)}\n\nMedian error {percent(off)} %; the range holds {held} of {len(trials)}.\n\n"
+        + "\n".join(f"- {each}" for each in notes)
+    )
     return f"{text}\n\n{study_table()}"
 
 
@@ -140,6 +144,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = parser_of("speculative", __doc__)
     parser.add_argument("--prompts", type=int, default=24, help="of every seed")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="of the prompts that judge")
     parser.add_argument("--steps", type=float, default=1.0, help="share of the stated steps")
     parser.add_argument("--models", type=Path, help="keep trained models in this file, or take them from it")
     parser.add_argument("--write", action="store_true", help="write README.md and rows.jsonl beside this file")
@@ -153,8 +158,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(given: object) -> int:
-    asked, seeds, share, kept, write = (
-        getattr(given, each) for each in ("prompts", "seeds", "steps", "models", "write")
+    asked, seeds, share, kept, write, begin = (
+        getattr(given, each) for each in ("prompts", "seeds", "steps", "models", "write", "first_seed")
     )
     text = standard_library()
     if kept is not None and kept.exists():
@@ -163,7 +168,6 @@ def _run(given: object) -> int:
         found, rows = models(text, share)
         if kept is not None:
             torch.save((found, rows), kept)
-            return 0
     target, drafts = found[str(TARGET)], {name: each for name, each in found.items() if name != str(TARGET)}
     half = len(text.held_out) // 2
     first, second = text.held_out[:half], text.held_out[half:]
@@ -173,13 +177,14 @@ def _run(given: object) -> int:
     }
     accepted = {}
     for name, each in drafts.items():
-        asked_first = prompts(first, _CALIBRATION, seed=seeds + 1)
-        times[name], accepted[name] = calibrated(times[name], target, each, asked_first, k=MOST, seed=seeds + 1)
+        asked_first = prompts(first, _CALIBRATION, seed=begin + seeds)
+        times[name], accepted[name] = calibrated(times[name], target, each, asked_first, k=MOST, seed=begin + seeds)
+    times = widened(times)
     predicted = {(name, k): speculated(times[name], accepted[name], k) for name in drafts for k in KS}
     turns = [
         take_turns(target, drafts, KS, prompts(second, asked, seed=seed), seed=seed,
                    tell=lambda done: print(f"\r  {100 * done:3.0f} %", end="", file=sys.stderr, flush=True))
-        for seed in range(seeds)
+        for seed in range(begin, begin + seeds)
     ]  # fmt: skip
     joined = Turns(
         plain_s=tuple(t for each in turns for t in each.plain_s),
@@ -205,7 +210,11 @@ def _run(given: object) -> int:
         f"{1e6 * one.proposal_s:.3g} µs per proposal."
     )
     plain_ms = 1e3 * trials[0].trial.before_s
-    how = f"{asked} prompts of each of {seeds} seeds; a plain token took {plain_ms:.3g} ms (median)."
+    how = (
+        f"{asked} prompts of each of the seeds {begin} – {begin + seeds - 1}; a plain token took {plain_ms:.3g} ms "
+        f"(median); load averages {load()}. A range is how much prompts, and the calibrations of the drafts, differ in "
+        "what a round takes beyond a pass of the target."
+    )
     if write:
         write_text(HERE / "rows.jsonl", export_lines(each.row() for each in trials))
         put(HERE / "README.md", page(trials, rows, how, notes))

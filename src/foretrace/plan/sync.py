@@ -19,7 +19,7 @@ from foretrace.trace.trace import LaneKind
 from foretrace.training.workers.policies import POLICIES, parse
 from foretrace.training.workers.virtual import SyncRun, WorkerTimes, foresee
 
-MODEL_RANGE = 0.05  # of a run's seconds: what processes take beside steps and commits
+MODEL_RANGE = 0.1  # of a run's seconds: what processes take beside steps and commits; few runs have shown it
 ROUNDS = 2  # of processes
 MOST_WORKERS, LATER = 1_024, 8  # commits after which a run may end later, to end between two that are far apart
 _TIMES = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?)*(ms|s)")
@@ -62,6 +62,11 @@ class PlannedPolicy:
     waited: float  # share of the workers' time
     sent_bytes: float  # by a worker for each of its steps, mean
     lead: int  # commits of the first over the last worker's, at the end
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """Of `seconds`: what processes take beside steps and commits as stated."""
+        return _around(self.seconds)[1:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +122,9 @@ def _notes(question: SyncQuestion) -> list[str]:
     if any(each.name in ("adsp", "adacomm") for each in kinds):
         notes.append("What adsp and adacomm learn from losses is not foreseen: adsp commits once a period throughout.")
     if question.share == 1 and any(each.sparse for each in kinds):
-        notes.append("How much gaia and dgc send is not in step times: all of it is assumed; say `share=`.")
+        notes.append(
+            "How much gaia and dgc send is not in step times: all of the weights are assumed, unless a share is stated."
+        )
     return notes
 
 

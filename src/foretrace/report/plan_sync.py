@@ -9,7 +9,7 @@ import msgspec
 
 from foretrace.plan.sync import PlannedPolicy, SyncPlan, TriedPolicy
 from foretrace.report.blocks import About, Block, Column, Line, listing
-from foretrace.report.units import digits, nbytes, share, things
+from foretrace.report.units import digits, nbytes, share, span, things
 from foretrace.report.views import Report, taken
 
 
@@ -18,6 +18,7 @@ class PlannedPolicyView(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     seconds: float
+    interval_s: tuple[float, float]  # of them, where steps and commits take as long as stated
     over_synchronous: float  # steps per second over those of synchronous training
     waited: float  # share of the workers' time
     sent_bytes: float  # by a worker for each of its steps
@@ -57,6 +58,8 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
             ("policy", "policy"),
             (lambda each: f"{digits(each.over_synchronous)}×", Column("steps per second", right=True)),
             ("waited", "waiting", "share"),
+            ("seconds", "run", "time"),
+            (lambda each: span(*each.interval_s), Column("range", right=True, least=90)),
             (
                 lambda each: nbytes(each.sent_bytes) if each.sent_bytes else "not asked",
                 Column("sent per step", right=True, least=80),

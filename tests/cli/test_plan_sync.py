@@ -1,0 +1,42 @@
+"""`foretrace plan sync`: what is known of four workers, and what cannot be asked for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+
+def test_nobody_waits_for_the_slowest(cli: Cli) -> None:
+    """Without costs of commits, synchronous training makes 4 steps per 0.3 s, and workers that never wait 10 / 0.3."""
+    answer = cli("plan", "sync", "100,100,100,300ms", "--json")
+    assert answer.code == 0, answer.err
+    found = {each["policy"]: each for each in json.loads(answer.out)["policies"]}
+    assert found["synchronous"]["over_synchronous"] == 1.0
+    assert found["synchronous"]["waited"] == pytest.approx(0.5, abs=0.01)  # three of four wait 0.2 s of 0.3
+    assert found["adsp"]["over_synchronous"] == pytest.approx(2.5, rel=0.02) and found["adsp"]["waited"] == 0.0
+    assert max(found["adsp"]["commits"]) - min(found["adsp"]["commits"]) <= 1  # all commit equally often
+    for each in found.values():
+        assert each["interval_s"][0] < each["seconds"] < each["interval_s"][1]
+
+
+def test_one_worker_agrees_with_itself(cli: Cli) -> None:
+    answer = cli("plan", "sync", "100ms", "--json")
+    assert {each["waited"] for each in json.loads(answer.out)["policies"]} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["100,ms"], "Step times must be numbers with one unit"),
+        (["100,300ms", "--policy", "adspp"], "adsp"),
+        (["100,300ms", "--share", "2"], "share must be above 0 and at most 1, got 2"),
+        (["0,300ms"], "above 0"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(cli: Cli, words: list[str], says: str) -> None:
+    answer = cli("plan", "sync", *words)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert says in answer.err
