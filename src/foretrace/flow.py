@@ -493,10 +493,7 @@ def place(
 def pipeline(
     model: str, *, micro_batches: int, schedules: Sequence[str] = (), planner: str = "placement", **how: Any
 ) -> CutModel:
-    """Cut a model into a stage per device by a planner, and simulate schedules of its stages.
-
-    The batch is a micro-batch, of which an update has `micro_batches`. `how` and errors are as in `place`.
-    """
+    """Cut a model into a stage per device by a planner, and simulate schedules; `how` and errors are as in `place`."""
     from foretrace.plan.pipelines.cut import cut
     from foretrace.plan.placement.source import of_model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -40,6 +41,7 @@ def settings(root: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
     tree, journal = Path(sys.argv[1]), Path(sys.argv[2])
     setters = [setter(name, tree) for name in ("cpu-frequency", "cpu-power-limit")]
     with held(setters, journal, lambda name: setter(name, tree)):

@@ -173,7 +173,7 @@ class Kfac(Technique):
             partial(net.cost, kind) for kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST)
         )  # fmt: skip
 
-        def sources(ranks: Sequence[int], nbytes: Sequence[int]) -> float:
+        def broadcasts(ranks: Sequence[int], nbytes: Sequence[int]) -> float:
             return sum(
                 send(each, workers=len(ranks)).seconds * plan.transfer + copy_s * each for each in nbytes if each
             )  # fmt: skip
@@ -181,14 +181,14 @@ class Kfac(Technique):
         columns = [shares.column(rank) for rank in range(shares.columns)]
         layers = shares.layers
         inverses = [
-            sources(ranks, [sum(layers[i].inverse_bytes for i in shares.decomposes(rank)) for rank in ranks])
+            broadcasts(ranks, [sum(layers[i].inverse_bytes for i in shares.decomposes(rank)) for rank in ranks])
             for ranks in columns
         ]
         gradients = [sum(layers[i].gradient_bytes for i in shares.preconditions(rank)) for rank in shares.row(0)]
         return (
             sum(reduce(each).seconds * plan.transfer for each in shares.bucket_bytes()),
             max(inverses) if shares.sends_inverses else 0.0,
-            sources(shares.row(0), gradients) if shares.sends_gradients else 0.0,
+            broadcasts(shares.row(0), gradients) if shares.sends_gradients else 0.0,
         )
 
     def _most(self, shares: SecondOrderShares) -> int:

@@ -88,7 +88,7 @@ def factored_layers(graph: TaskGraph, skip: str = "") -> tuple[RecordedLayer, ..
         shape = tuple(map(int, weight["shape"]))
         bias = (module.root, f"{module.path}.bias") in parameters
         forward = _forward(graph, _CALLS[module.kind], shape, inside)
-        if forward is not None and len(shape) == 4 and (groups := forward.concrete[6]) not in ("", "1"):
+        if forward is not None and len(shape) == 4 and (groups := (forward.tensor(0) or shape)[1] // shape[1]) > 1:
             raise NotApplicableError(unsupported(name, f"{groups} groups"))
         numbers = [i for i, each in enumerate(facts["modules"]) if (each["root"], each["name"]) == (0, module.path)]
         calls = sum(facts.get("module_calls", []).count(i) for i in numbers)
