@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Cli
+from tests.graph.rank_sets import Job
+
+CNN = Path(__file__).parents[1] / "data" / "cnn.json.gz"
 
 
 def test_nobody_waits_for_the_slowest(cli: Cli) -> None:
     """Without costs of commits, synchronous training makes 4 steps per 0.3 s, and workers that never wait 10 / 0.3."""
     answer = cli("plan", "sync", "100,100,100,300ms", "--json")
     assert answer.code == 0, answer.err
-    found = {each["policy"]: each for each in json.loads(answer.out)["policies"]}
+    found = {each["policy"].split()[0]: each for each in json.loads(answer.out)["policies"]}
     assert found["synchronous"]["over_synchronous"] == 1.0
     assert found["synchronous"]["waited"] == pytest.approx(0.5, abs=0.01)  # three of four wait 0.2 s of 0.3
     assert found["adsp"]["over_synchronous"] == pytest.approx(2.5, rel=0.02) and found["adsp"]["waited"] == 0.0
@@ -22,9 +26,28 @@ def test_nobody_waits_for_the_slowest(cli: Cli) -> None:
         assert each["interval_s"][0] < each["seconds"] < each["interval_s"][1]
 
 
+def test_a_worker_a_thousand_times_slower_holds_up_those_who_wait(cli: Cli) -> None:
+    found = {
+        each["policy"].split()[0]: each
+        for each in json.loads(cli("plan", "sync", "1,1,1000ms", "--json").out)["policies"]
+    }
+    assert found["adsp"]["over_synchronous"] == pytest.approx(2001 / 3, rel=0.05)  # 1,000 + 1,000 + 1 steps for 3
+    assert found["synchronous"]["waited"] == pytest.approx(2 / 3, abs=0.01)
+
+
 def test_one_worker_agrees_with_itself(cli: Cli) -> None:
     answer = cli("plan", "sync", "100ms", "--json")
     assert {each["waited"] for each in json.loads(answer.out)["policies"]} == {0.0}
+
+
+def test_step_times_are_read_off_a_recording_of_unlike_ranks(cli: Cli, tmp_path: Path) -> None:
+    """The others wait in the collective for the last rank, which is not their own time."""
+    folder = Job(work_us=[[[1000.0 * (3 if rank == 3 else 1)]] * 5 for rank in range(4)]).write(tmp_path)
+    found = json.loads(cli("plan", "sync", str(folder), "--json").out)
+    assert found["step_s"] == pytest.approx([1e-3, 1e-3, 1e-3, 3e-3], rel=0.05)
+    best = max(found["policies"], key=lambda each: each["over_synchronous"])
+    assert best["policy"].startswith("adsp") and best["over_synchronous"] == pytest.approx(10 / 4, rel=0.1)
+    assert any("medians of the recorded steps" in each for each in found["notes"])
 
 
 @pytest.mark.parametrize(
@@ -34,6 +57,7 @@ def test_one_worker_agrees_with_itself(cli: Cli) -> None:
         (["100,300ms", "--policy", "adspp"], "adsp"),
         (["100,300ms", "--share", "2"], "share must be above 0 and at most 1, got 2"),
         (["0,300ms"], "above 0"),
+        ([str(CNN)], "must be of several workers"),
     ],
 )
 def test_what_cannot_be_is_a_sentence(cli: Cli, words: list[str], says: str) -> None:

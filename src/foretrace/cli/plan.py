@@ -322,7 +322,7 @@ def cache(
 @plan.command("sync")
 @answers
 def sync(
-    source: str = argument(..., "TIMES", "Of a step of each worker, as 100,100,100,300ms."),
+    source: str = argument(..., "TIMES", "Of a step of each worker, as 100,100,100,300ms; or a folder of ranks."),
     policy: list[str] | None = option(None, "NAME", "With its knobs, as 'adsp period_s=2'; several; default all."),
     commit_ms: float = option(0.0, "MS", "From a commit to its answer, beside the bytes.", least=0),
     link: str = option("", "RATE", "Of a worker in each direction, as 1gbit; by default any."),
@@ -340,14 +340,27 @@ def sync(
     """
     from foretrace.experiment.ledger import Ledger
     from foretrace.hardware.cluster import parse_link
-    from foretrace.plan.sync import SyncQuestion, plan_sync, rows_of, step_times, try_policies
+    from foretrace.plan.sync import (
+        SyncQuestion,
+        fitted,
+        plan_sync,
+        recorded_step_times,
+        rows_of,
+        step_times,
+        try_policies,
+    )
     from foretrace.report.plan_sync import planned_sync
     from foretrace.training.workers.policies import POLICIES
 
     kept = Ledger(ledger).checked() if run and not no_ledger else None
+    recorded = Path(source).exists()
+    step_s = (
+        recorded_step_times(options.scenario(Path(source), all_ranks=None).graph) if recorded else step_times(source)
+    )
+    policies = tuple(fitted(each, step_s) for each in policy or POLICIES)
     question = SyncQuestion(
-        source=source, step_s=step_times(source), commit_s=commit_ms / 1e3, elements=parameters, share=share,
-        bytes_per_s=parse_link(link).bytes_per_s if link else inf, policies=tuple(policy or POLICIES), commits=commits,
+        source=source, step_s=step_s, commit_s=commit_ms / 1e3, elements=parameters, share=share,
+        bytes_per_s=parse_link(link).bytes_per_s if link else inf, policies=policies, commits=commits,
     )  # fmt: skip
     found = plan_sync(question)
     if not run:

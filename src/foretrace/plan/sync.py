@@ -15,12 +15,15 @@ from foretrace.experiment.ledger import Row
 from foretrace.experiment.trial import figured
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, TaskGraph, TaskKind
 from foretrace.graph.writer import GraphWriter
+from foretrace.simulate.breakdown import PARTS
+from foretrace.simulate.timeline import simulate
 from foretrace.trace.trace import LaneKind
 from foretrace.training.workers.policies import POLICIES, parse
 from foretrace.training.workers.virtual import SyncRun, WorkerTimes, foresee
 
 MODEL_RANGE = 0.1  # of a run's seconds: what processes take beside steps and commits; few runs have shown it
 ROUNDS = 2  # of processes
+PERIOD_STEPS, FEWEST = 20, 8  # of the slowest worker in a period; commits of a worker in a run
 MOST_WORKERS, LATER = 1_024, 8  # commits after which a run may end later, to end between two that are far apart
 _TIMES = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?)*(ms|s)")
 
@@ -93,12 +96,36 @@ def step_times(text: str) -> tuple[float, ...]:
     return tuple(unit * float(each) for each in text.removesuffix("s").removesuffix("m").split(","))
 
 
+def fitted(policy: str, step_s: Sequence[float]) -> str:
+    """A policy with a period that fits the workers, where it has one and none is stated."""
+    if parse(policy).name != "adsp" or "period_s" in policy:
+        return policy
+    return f"{policy} period_s={PERIOD_STEPS * (max(step_s) or 1.0):g}"
+
+
+def recorded_step_times(graph: TaskGraph) -> tuple[float, ...]:
+    """Seconds of each rank's own step: without the communication that it waits in, median over steps.
+
+    Raises ForetraceError for a recording of one rank.
+    """
+    if len(graph.ranks) < 2:
+        raise ForetraceError("a recording must be of several workers, got one rank; write step times: 100,100,300ms.")
+    line, waits = simulate(graph), PARTS.index("exposed_communication")
+    steps = (line.breakdown(rank=rank).steps_ns for rank in graph.ranks)
+    return tuple(float(np.median(each.sum(axis=1) - each[:, waits])) / 1e9 for each in steps)
+
+
 def plan_sync(question: SyncQuestion) -> SyncPlan:
     """Foresee every policy. Raises ForetraceError for workers or a policy that cannot be."""
     ends = {"commits": question.commits} if question.commits else {"steps": question.steps}
 
     def played(policy: str) -> SyncRun:
-        return foresee(parse(policy), question.times, elements=question.elements, share=question.share, **ends)
+        kind, how = parse(policy), {"elements": question.elements, "share": question.share}
+        run = foresee(kind, question.times, **how, **ends)
+        if question.commits or min(run.commits) >= FEWEST:
+            return run
+        # What is under way at the end is not counted, which is much of a run of few commits.
+        return foresee(kind, question.times, **how, commits=2 * FEWEST * len(question.step_s))
 
     base = played("synchronous")
     pace = sum(base.steps) / base.ended_s
@@ -125,6 +152,9 @@ def _notes(question: SyncQuestion) -> list[str]:
         notes.append(
             "How much gaia and dgc send is not in step times: all of the weights are assumed, unless a share is stated."
         )
+    if not _TIMES.fullmatch(question.source):
+        notes.append("Step times are medians of the recorded steps without exposed communication; ranges leave out how "
+                     "steps differ.")  # fmt: skip
     return notes
 
 
