@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from statistics import median
 
@@ -120,12 +121,12 @@ def plan_sync(question: SyncQuestion) -> SyncPlan:
     ends = {"commits": question.commits} if question.commits else {"steps": question.steps}
 
     def played(policy: str) -> SyncRun:
-        kind, how = parse(policy), {"elements": question.elements, "share": question.share}
-        run = foresee(kind, question.times, **how, **ends)
+        play = partial(foresee, parse(policy), question.times, elements=question.elements, share=question.share)
+        run = play(**ends)
         if question.commits or min(run.commits) >= FEWEST:
             return run
         # What is under way at the end is not counted, which is much of a run of few commits.
-        return foresee(kind, question.times, **how, commits=2 * FEWEST * len(question.step_s))
+        return play(commits=2 * FEWEST * len(question.step_s))
 
     base = played("synchronous")
     pace = sum(base.steps) / base.ended_s
