@@ -47,6 +47,9 @@ def test_step_times_are_read_off_a_recording_of_unlike_ranks(cli: Cli, tmp_path:
     assert found["step_s"] == pytest.approx([1e-3, 1e-3, 1e-3, 3e-3], rel=0.05)
     best = max(found["policies"], key=lambda each: each["over_synchronous"])
     assert best["policy"].startswith("adsp") and best["over_synchronous"] == pytest.approx(10 / 4, rel=0.1)
+    advice = cli("advise", str(folder), "--all-ranks")
+    assert f"times the quickest's: foretrace plan sync {folder}" in " ".join(advice.out.split()), advice.err
+    assert "cuda-graphs: the recording has work of a device and launches no kernel" in " ".join(advice.out.split())
     assert any("medians of the recorded steps" in each for each in found["notes"])
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.errors import GraphError
+from foretrace.errors import GraphError, NotApplicableError
 from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, HostTask, insert, typical
 from foretrace.graph.select import select
@@ -149,5 +149,5 @@ def test_typical_launches_need_launches() -> None:
     recording.mark()
     recording.work(1)
     recording.mark()
-    with pytest.raises(GraphError, match="no kernel launches"):
+    with pytest.raises(NotApplicableError, match="launches no kernel"):
         typical(recording.graph())

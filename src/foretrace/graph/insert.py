@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretrace.arrays import Array, Int64
-from foretrace.errors import GraphError
+from foretrace.errors import GraphError, NotApplicableError
 from foretrace.graph.assemble import assemble, edges_with_dst, task_columns
 from foretrace.graph.edit import queue_slots, requeue
 from foretrace.graph.sound import sound_rows
@@ -84,12 +84,12 @@ class Typical:
 
 @per_graph
 def typical(graph: TaskGraph) -> Typical:
-    """Medians over the kernel launches of a graph. Raises GraphError where there are none."""
+    """Medians over the kernel launches of a graph. Raises NotApplicableError where there are none."""
     dst = graph.dst
     launch = (graph.edge_kind == EdgeKind.LAUNCH) & (graph.kind[dst] == TaskKind.KERNEL) & graph.from_start
     launch &= ~graph.gone[dst] & (graph.kind[graph.src] == TaskKind.CALL)
     if not launch.any():
-        raise GraphError("the graph has no kernel launches to take typical launch costs from.")
+        raise NotApplicableError("the recording has work of a device and launches no kernel; record both.")
     stream = (graph.edge_kind == EdgeKind.STREAM) & (graph.kind[dst] == TaskKind.KERNEL) & ~graph.from_start
     sync = (graph.edge_kind == EdgeKind.SYNC) & (graph.kind[dst] == TaskKind.RETURN) & (graph.typical >= 0)
     calls, count = np.unique(graph.src[launch], return_counts=True)

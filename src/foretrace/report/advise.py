@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan.advise import Advice, LeftOut, Tried
+from foretrace.plan.sync import recorded_step_times
 from foretrace.report import runs
 from foretrace.report.blocks import NARROW, Block, Column, Line, table
-from foretrace.report.units import TimeUnit, between, change, in_unit, seconds, unit_for
+from foretrace.report.units import TimeUnit, between, change, digits, in_unit, seconds, unit_for
 from foretrace.report.views import Report, taken
 
 SHOWN_REFUSALS = 8
+_UNLIKE = 1.1  # of the quickest rank's own step
 
 
 class AdviceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,13 +104,23 @@ def advise(advice: Advice, *, path: str = "") -> AdviseView:
         hidden=tuple(map(row, advice.hidden)),
         slower=tuple(map(row, advice.slower)),
         failed=tuple(LeftOut(name=each.name, why=each.why) for each in advice.failed),
-        notes=runs.notes(graph),
+        notes=(*runs.notes(graph), *_unlike(graph, path)),
         next=""
         if not path
         else f"foretrace blame {again}"
         if first is None
         else f"foretrace whatif {again} {runs.do(list(map(str, first.techniques)))}",
     )
+
+
+def _unlike(graph: TaskGraph, path: str) -> tuple[str, ...]:
+    """Where ranks are not equally quick: what compares ways to agree that wait less."""
+    own = recorded_step_times(graph) if len(graph.ranks) > 1 else (1.0,)
+    if max(own) < _UNLIKE * min(own):
+        return ()
+    words = shlex.join(["foretrace", "plan", "sync", path])
+    return (f"the slowest rank's own step takes {digits(max(own) / min(own))} times the quickest's: {words} compares "
+            "policies that wait less.",)  # fmt: skip
 
 
 def row(tried: Tried) -> AdviceRow:

@@ -124,7 +124,12 @@ class Technique(ABC):
 
     def signed(self, graph: TaskGraph) -> TaskGraph:
         """What `change` makes of a graph, with this technique's name under all that it noted."""
-        changed, before = self.change(graph), len(graph.changes)
+        try:
+            changed, before = self.change(graph), len(graph.changes)
+        except NotApplicableError as error:
+            if re.match(r"[\w-]+: ", str(error)):
+                raise
+            raise self.refuse(str(error)) from error  # of what techniques share, which knows no name
         made = (each if each.technique else replace(each, technique=self.name) for each in changed.changes[before:])
         return replace(changed, changes=(*changed.changes[:before], *made))
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrace.errors import ForetraceError, GraphError
+from foretrace.errors import ForetraceError
 from foretrace.graph import edit
-from foretrace.graph.insert import DeviceTask, HostTask, insert, typical
+from foretrace.graph.insert import DeviceTask, HostTask, insert
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.simulate.timeline import simulate
@@ -108,11 +108,6 @@ class SpeculativeDecoding(Technique):
             raise self.refuse(str(error)) from error
         if select(graph, phase=(Phase.BACKWARD, Phase.OPTIMIZER)).any():
             raise self.refuse("the recording trains; record decoding, one token of every sequence per step.")
-        if graph.on_device.any():
-            try:
-                typical(graph)
-            except GraphError as error:
-                raise self.refuse("the recording has work of a device and no launch of it; record both.") from error
         if not graph.n_steps or _step_ns(graph) <= 0:
             raise self.refuse("no whole step was recorded.")
 
