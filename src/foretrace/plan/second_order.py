@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import hypot, inf
 
+import msgspec
+
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plaintext import whole_number
@@ -24,8 +26,7 @@ from foretrace.training.second_order.grid import SecondOrderShares, fractions, s
 _ALIKE = 0.01  # of a step: of candidates that differ by less, the one with the least memory is taken
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecondOrderCandidate:
+class SecondOrderCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """One way to share K-FAC out. Bytes are those of the worker that keeps or sends most; times are per step."""
 
     technique: str  # as it is written behind --do
@@ -38,18 +39,12 @@ class SecondOrderCandidate:
     factors_bytes: int  # all-reduced each time
     inverses_bytes: int  # broadcast each time
     gradients_bytes: int  # broadcast in every step
+    sent_bytes: float  # handed to collectives in a step on average
     added_s: float  # to the step without it
     added_interval_s: tuple[float, float]
     step_s: float
     interval_s: tuple[float, float]
     fits: bool
-
-    @property
-    def sent_bytes(self) -> float:
-        """Handed to collectives in a step on average."""
-        return (
-            self.factors_bytes / self.factors_every + self.inverses_bytes / self.inverses_every + self.gradients_bytes
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +148,14 @@ def _candidate(
         ]
         below.append(max(-min(ends), 0.0))
         above.append(max(*ends, 0.0))
+    factors, gradients = traffic[0].factors, traffic[0].gradients
+    inverses = max(each.inverses for each in traffic)
     return SecondOrderCandidate(
         technique=str(technique), fraction=technique.fraction, gradient_workers=shares.gradient_workers,
         factors_every=technique.factors_every, inverses_every=technique.inverses_every, memory_bytes=max(held),
-        peak_bytes=max(held) + passing, factors_bytes=traffic[0].factors,
-        inverses_bytes=max(each.inverses for each in traffic), gradients_bytes=traffic[0].gradients, added_s=added,
+        peak_bytes=max(held) + passing, factors_bytes=factors, inverses_bytes=inverses,
+        gradients_bytes=gradients, sent_bytes=factors / technique.factors_every + inverses / technique.inverses_every
+        + gradients, added_s=added,
         added_interval_s=(added - hypot(*below), added + hypot(*above)), step_s=after.after_s,
         interval_s=after.interval_s, fits=max(held) + passing <= memory_bytes,
     )  # fmt: skip

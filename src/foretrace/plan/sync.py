@@ -101,7 +101,7 @@ def fitted(policy: str, step_s: Sequence[float]) -> str:
     """A policy with a period that fits the workers, where it has one and none is stated."""
     if parse(policy).name != "adsp" or "period_s" in policy:
         return policy
-    return f"{policy} period_s={PERIOD_STEPS * (max(step_s) or 1.0):g}"
+    return f"{policy} period_s={min(PERIOD_STEPS * (max(step_s) or 1.0), 1e9):g}"
 
 
 def recorded_step_times(graph: TaskGraph) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from foretrace.report.blocks import About, Block, Line, listing
-from foretrace.report.units import count, digits, seconds
+from foretrace.report.units import count, digits, seconds, things
 from foretrace.report.views import Report
 from foretrace.serving.speculative.drafts import DraftSetting, RankedDraft
 
@@ -39,7 +39,7 @@ class LlmDraftView(Report, frozen=True, kw_only=True):
 def llm_drafts(setting: DraftSetting, found: tuple[RankedDraft, ...], *, stated: bool) -> LlmDraftView:
     """The answer to a search; `stated`: the user said what the target accepts."""
     one = found[0]
-    best = f"{one.layers} layers of {one.width} decode {digits(one.speedup)} times as fast"
+    best = f"A draft with {things(one.layers, 'layer')} of {one.width} decodes {digits(one.speedup)} times as fast"
     gain = (
         best if one.speedup > 1 else "No draft gains; the best makes decoding " + f"{digits(one.speedup)} times as fast"
     )

@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Iterator
 from math import isfinite
 
-import msgspec
-
 from foretrace.plan.second_order import SecondOrderCandidate, SecondOrderPlan
 from foretrace.report.blocks import About, Block, Column, Line, listing
 from foretrace.report.units import digits, nbytes, seconds, span, things
@@ -15,27 +13,6 @@ from foretrace.report.views import Report, taken
 
 _FEWER = "how many steps K-FAC saves no recording tells: train both for a while, each with tuned rates"
 _COUNTED = "K-FAC's work was counted, not timed; on the machine of the recording, --measure times it"
-
-
-class SecondOrderCandidateView(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to share K-FAC out. Bytes are of the worker that keeps or sends most; times are per step."""
-
-    technique: str  # as it is written behind --do
-    fraction: float
-    gradient_workers: int
-    factors_every: int  # steps
-    inverses_every: int  # steps
-    memory_bytes: int  # kept between steps
-    peak_bytes: int  # with what comes and goes in a step, at most
-    factors_bytes: int  # all-reduced each time
-    inverses_bytes: int  # broadcast each time
-    gradients_bytes: int  # broadcast in every step
-    sent_bytes: float  # in a step on average
-    added_s: float  # to the step without it
-    added_interval_s: tuple[float, float]
-    step_s: float
-    interval_s: tuple[float, float]
-    fits: bool
 
 
 class SecondOrderView(Report, frozen=True, kw_only=True):
@@ -52,8 +29,8 @@ class SecondOrderView(Report, frozen=True, kw_only=True):
     pays_below: float  # share of the steps that K-FAC may need at most to pay in time
     pays_below_interval: tuple[float, float]
     measured: bool  # whether K-FAC's work was timed on the machine of the recording
-    choice: SecondOrderCandidateView
-    candidates: tuple[SecondOrderCandidateView, ...]  # memory-optimal first, by frequency as asked
+    choice: SecondOrderCandidate
+    candidates: tuple[SecondOrderCandidate, ...]  # memory-optimal first, by frequency as asked
 
     def shown(self, top: int) -> Iterator[Block]:
         yield About((self.source, things(self.workers, "worker"), things(self.layers, "layer")))
@@ -97,5 +74,5 @@ def planned_second_order(plan: SecondOrderPlan, source: str) -> SecondOrderView:
     )  # fmt: skip
 
 
-def _name(each: SecondOrderCandidateView | SecondOrderCandidate, choice: SecondOrderCandidateView) -> str:
+def _name(each: SecondOrderCandidate, choice: SecondOrderCandidate) -> str:
     return f"{each.gradient_workers} ({digits(each.fraction)}){' *' * (each.technique == choice.technique)}"

@@ -80,7 +80,7 @@ def test_two_versions_save_the_bubble_and_cost_a_copy() -> None:
     ]
     widths = [each.interval_s[1] / each.interval_s[0] for each in costs]
     assert widths[1] == pytest.approx(widths[0] ** 2)  # no row without a flush was measured
-    with pytest.raises(ForetraceError, match="`versions=2` must have `pipeline=2`, got 1"):
+    with pytest.raises(ForetraceError, match="two versions of the weights must have pipeline 2, got 1"):
         space(versions=2, pipeline=1)
 
 
@@ -187,7 +187,7 @@ def test_experts_are_shared_out_over_the_data_group() -> None:
         ({"expert": 2}, "1 experts of a layer cannot be cut by expert degree 2; the nearest that can be is 1"),
         ({"micro": 5}, "24 samples of a batch cannot be cut by a micro-batch of 5; the nearest that can be is 4"),
         ({"tensor": 4, "data": 4}, "the degrees multiply to 16, got 8 devices; give 16"),
-        ({"zero": 4}, "`zero=` must be 0 to 3, got 4; give 3"),
+        ({"zero": 4}, "a given zero must be 0 to 3, got 4; give 3"),
         ({"batch": 0}, "`batch=` must be 1 to 1000000, got 0; give 1"),
     ],
 )

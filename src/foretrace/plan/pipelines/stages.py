@@ -31,6 +31,7 @@ from foretrace.plan.placement.ideals import lattice, words
 from foretrace.plan.placement.problem import ROUNDING
 
 MOST_CUTS = 2_000  # ideals: tables have a row and a column for each
+MOST_WORK = 1_000_000  # options behind all ideals: a minute or two
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +159,25 @@ class StageLoads:
             return [(t, d, 0, 0) for t, d in split]
         return [(t, d, s, s - d) for t, d in split for s in range(d, devices + 1)]
 
+    def _work(self, devices: int) -> int:
+        """How many options there are behind all ideals, or numbers to keep in units of that, whichever is more."""
+        limited, replicas = isfinite(self.memory_bytes), np.arange(1, devices + 1)
+        replicas = replicas[self.micro_batches % replicas == 0]
+        options = len(self.graph.costs) * int((devices - replicas + 1).sum() if limited else len(replicas))
+        return len(self.sets) * max(options, (devices + 1) * (devices + 1 if limited else 1) // 250)
+
     def best(self, devices: int, ends: list[int]) -> Float64:
         """R from every ideal to each of `ends` (ideals x ends x devices + 1 x values of s)."""
-        n, options = len(self.sets), self.options(devices)
+        n = len(self.sets)
+        if self._work(devices) > MOST_WORK:
+            most = devices
+            while self._work(most) > MOST_WORK:
+                most //= 2
+            raise ForetraceError(
+                f"stages with replicas for {devices:,} devices and {n:,} ways to cut take too long to find; give "
+                f"{most:,} devices, or stages without replicas."
+            )
+        options = self.options(devices)
         best = np.full((n, len(ends), devices + 1, devices + 1 if isfinite(self.memory_bytes) else 1), np.inf)
         best[ends, np.arange(len(ends))] = 0.0
         for at in range(n - 2, -1, -1):

@@ -63,7 +63,9 @@ class ParallelismSpace:
             low, high = ENDS.get(name, (1, _MOST))
             if not low <= value <= high:
                 ends = f"{low} to {high}" if high < _MOST else "a whole number above 0"
-                raise ForetraceError(f"`{name}=` must be {ends}, got {value}; give {low if value < low else high}.")
+                raise ForetraceError(
+                    f"a given {name} must be {ends}, got {value}; give {low if value < low else high}."
+                )
         self._check_fixed()
 
     @cached_property
@@ -129,7 +131,7 @@ class ParallelismSpace:
             for name, low, high in (("pipeline", 2, _MOST), ("virtual", 1, 1), ("zero", 0, 1)):
                 if not low <= self.fixed.get(name, low) <= high:
                     raise ForetraceError(
-                        f"`versions=2` must have `{name}={low}`, got {self.fixed[name]}; leave one out."
+                        f"two versions of the weights must have {name} {low}, got {self.fixed[name]}; leave one out."
                     )
         given = [self.fixed.get(name, 1) for name in DEGREES]
         if n % prod(given) or (prod(given) != n and self.fixed.keys() >= DEGREES):

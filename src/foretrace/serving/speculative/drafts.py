@@ -31,6 +31,7 @@ from foretrace.techniques.compute.acceptance import Acceptance, checked_k
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)
 BATCHES = tuple(2**i for i in range(11))
 _HEAD = 128  # width of a head of a draft, where the target's is no divisor
+_UTILISATION = 0.9  # of a device's memory, as engines take it
 _SHARE = 1 / 10  # of the target's parameters: the budget where none is stated
 # Of the host's time of a step, that a pass of a draft takes: low, middle, high. Engines schedule a round once; a pass
 # is launched and sampled on its own.
@@ -189,6 +190,14 @@ def search_drafts(
     most = parameters or (0.0 if latency_s else _SHARE * target.parameters)
     times = step_times(target, setting.device, law=setting.law, **setting.layout)
     own = {key: value for key, value in setting.layout.items() if key in ("dtype", "engine")}
+    tokens, rows = setting.batch * setting.context, setting.batch * (max(MOST_K, setting.k) + 1)
+    free = times.capacity_tokens(_UTILISATION, rows) - tokens
+    if free < 0:
+        raise ForetraceError(
+            f"{target.name} does not fit with {tokens:,} tokens: a device has {times.memory_bytes / 1e9:.4g} GB for "
+            f"{times.weight_bytes / 1e9:.4g} GB of weights and {tokens * times.kv_bytes_per_token / 1e9:.4g} GB of "
+            "keys and values; use a larger `tp=`, or a smaller `batch=` or `context=`."
+        )
     widths = [256 * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64) if 256 * n <= target.hidden]
     found = []
     for draft in (
@@ -196,11 +205,14 @@ def search_drafts(
     ):
         if draft.active_parameters >= target.active_parameters or (most and draft.parameters > most):
             continue
-        one = _timed(setting, times, step_times(draft, setting.device, law=setting.law, **own), draft, acceptance)
+        small = step_times(draft, setting.device, law=setting.law, **own)
+        if small.weight_bytes + tokens * small.kv_bytes_per_token > free * times.kv_bytes_per_token:
+            continue  # on one of the target's devices
+        one = _timed(setting, times, small, draft, acceptance)
         if not latency_s or one.latency_s <= latency_s:
             found.append(one)
     if not found:
         raise ForetraceError(
-            f"no draft with the {target.words:,} tokens of {target.name} fits the budget; allow more of it."
+            f"no draft with the {target.words:,} tokens of {target.name} fits the budget and beside it; allow more."
         )
     return tuple(sorted(found, key=lambda each: -each.speedup))

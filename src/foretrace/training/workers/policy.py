@@ -110,7 +110,7 @@ class SyncPolicy(ABC):
         value = getattr(self, name)
         if not low <= value <= high:
             raise ForetraceError(
-                f"{name} of {self.name} must be {low:g} to {high:g}, got {value:g}; give `{name}=` in that range."
+                f"{name} of {self.name} must be {low:g} to {high:g}, got {value:g}; choose one in that range."
             )
 
 
