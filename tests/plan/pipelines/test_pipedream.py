@@ -107,7 +107,7 @@ def test_what_cannot_be_planned() -> None:
         plan_stages(profile_of(PROFILE), [(0, 1e9)])
     with pytest.raises(ForetraceError, match="form a cycle"):
         plan_stages(profile([1.0, 1.0], [0.0, 0.0], [(0, 1), (1, 0)]), [(2, 1e9)])
-    with pytest.raises(ForetraceError, match="too long to find; give [0-9,]+ devices"):
+    with pytest.raises(ForetraceError, match=r"too long to find; give [0-9,]+ devices"):
         plan_stages(profile_of(PROFILE), [(10**6, 1e9)])
     with pytest.raises(ForetraceError, match="more than 2,000 ways to be cut"):
         plan_stages(profile([1.0] * 20, [0.0] * 20, []), [(2, 1e9)])

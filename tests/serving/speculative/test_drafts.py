@@ -51,7 +51,7 @@ def test_what_is_no_draft() -> None:
         timed_draft(DraftSetting(target=served_model("llama-2-7b"), device="h100"), served_model("llama-2-13b"))
     with pytest.raises(ForetraceError, match="fits the budget"):
         search_drafts(SETTING, parameters=1e6)
-    with pytest.raises(ForetraceError, match="does not fit with 1,024 tokens: a device has 85.9 GB for 138 GB"):
+    with pytest.raises(ForetraceError, match=r"does not fit with 1,024 tokens: a device has 85\.9 GB for 138 GB"):
         search_drafts(DraftSetting(target=served_model("llama-2-70b"), device="h100"))
     with pytest.raises(ForetraceError, match="without a pipeline"):
         DraftSetting(target=SETTING.target, device="h100", layout={"pp": 2})
