@@ -17,7 +17,7 @@ from foretrace.simulate.flows.flows import Flows
 from tests.simulate.twins import LANE_FREE, ScheduleRun
 
 Route = Mapping[int, int]  # link -> connections of the flow that cross it
-WORK_ENDS, FLOW_JOINS = -(2**31) - 2, -(2**31) - 1  # below every priority
+AT_ONCE, WORK_ENDS, FLOW_JOINS = -(2**31) - 3, -(2**31) - 2, -(2**31) - 1  # below every priority
 
 
 def fair_rates(routes: Mapping[int, Route], capacity: Sequence[float]) -> dict[int, float]:
@@ -169,7 +169,8 @@ class FlowRun(ScheduleRun):
     def _arrive(self, v: int) -> None:
         if self._timed(v):
             self.ready[v] += 0 if self.graph.gone[v] else int(self.graph.delay[v])
-            heapq.heappush(self.events, (self.ready[v], int(self.graph.priority[v]), v))
+            at_once = self.graph.lanes[self.graph.lane[v]].ordered or self.arrivals[v]  # no slot to wait for
+            heapq.heappush(self.events, (self.ready[v], AT_ONCE if at_once else int(self.graph.priority[v]), v))
         else:
             super()._arrive(v)
 

@@ -129,6 +129,21 @@ def test_a_flow_with_links_of_its_own_is_a_task_of_that_length(graph: TaskGraph)
         assert np.array_equal(mine, theirs)
 
 
+def test_a_flow_of_no_bytes_lets_who_follows_it_compete_for_the_slot() -> None:
+    """What waits for no slot begins before those who do are served, so a tie is decided as for tasks."""
+    build = Ranks(2, slots=[1])
+    mine, other = build.task(0, TaskKind.KERNEL, 0), build.task(2, TaskKind.KERNEL, 0)
+    build.collective({0: [mine], 1: [other]}, 0)
+    empty = build.task(0, TaskKind.COLLECTIVE, 0, [mine], priority=1)
+    follows, longer = build.task(1, TaskKind.COLLECTIVE, 0, [empty]), build.task(1, TaskKind.COLLECTIVE, 1, [mine])
+    build.task(0, TaskKind.KERNEL, 1, [longer])
+    graph = build.graph()
+    flows = Flows.of([([empty], Transfer(nbytes=0.0, route={0: 1}))])
+    start, end = simulate_flows(graph, flows, np.array([GB]))
+    assert (start[follows], start[longer], end[longer]) == (0, 0, 1)
+    assert np.array_equal(start, schedule(graph)[0])
+
+
 @given(task_graphs(ranks=2), st.data())
 def test_the_durations_of_a_run_replay_to_it(graph: TaskGraph, data: st.DataObject) -> None:
     capacity = np.array(data.draw(capacities))

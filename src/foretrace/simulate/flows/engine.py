@@ -22,7 +22,7 @@ Heap = list[tuple[Any, Any, Any]]
 
 NEVER = -NO_RELEASE
 ONE = np.uint64(1)
-WORK_ENDS, FLOW_JOINS, LANE_FREE = -(2**31) - 2, -(2**31) - 1, 2**31  # beside the priorities of tasks
+AT_ONCE, WORK_ENDS, FLOW_JOINS, LANE_FREE = -(2**31) - 3, -(2**31) - 2, -(2**31) - 1, 2**31  # beside tasks' priorities
 
 
 @njit()
@@ -151,8 +151,9 @@ def run(
             v = arrived.pop()
             ready[v] += delay[v]
             timed = flow[v] >= 0 or slowed[v] or slows[v]
-            if timed or not (ordered[lane[v]] or arrivals[v] > 0):
-                heappush(events, (ready[v], np.int64(priority[v]), v))
+            at_once = ordered[lane[v]] or arrivals[v] > 0  # no slot to wait for
+            if timed or not at_once:
+                heappush(events, (ready[v], np.int64(AT_ONCE if at_once else priority[v]), v))
             else:
                 start[v], end[v] = ready[v], ready[v] + dur[v]
                 begun.append(2 * v)
