@@ -100,7 +100,11 @@ def test_without_flows_it_is_the_schedule(graph: TaskGraph) -> None:
 
 @given(group_graphs(), st.booleans())
 def test_without_flows_groups_run_as_in_the_schedule(graph: TaskGraph, interfere: bool) -> None:
-    """Also where ends of kernels become known only as time goes on."""
+    """Also where ends of kernels become known only as time goes on.
+
+    Nothing is removed there, as what follows a removed task may turn out to have been ready in the past.
+    """
+    graph = graph.with_columns(gone=np.zeros(len(graph), dtype=np.bool_)) if interfere else graph
     try:
         expected = schedule(graph)
     except GraphError:

@@ -228,6 +228,7 @@ def train(rank: int) -> list[float]:
     return found
 
 
+@pytest.mark.slow("starts real processes for the methods")
 def test_applied_behind_data_parallel_on_real_processes() -> None:
     first, second = together(train, 2)
     assert all(abs(loss) < 10 for loss in (*first, *second))
