@@ -37,8 +37,8 @@ class Failure(NamedTuple):
 class Ran:
     """What the scheduler did, in the order of the workload; times in seconds after its zero, whole ones as Slurm has.
 
-    submit_s, start_s (of the last start), end_s: (n,) float64; nodes: (n,) names; epoch_s: Unix time of the zero;
-    launch_s: mean seconds that a job took beyond its own run time.
+    submit_s, start_s (of the last start), end_s: (n,) float64; nodes: (n,) names; epoch_s: Unix time of the zero; backfill_s,
+    background_s: when the backfill scheduler and the background thread last looked before it; launch_s: mean seconds that a job took beyond its own run time.
     """
 
     submit_s: Float64
@@ -46,6 +46,8 @@ class Ran:
     end_s: Float64
     nodes: tuple[tuple[int, ...], ...]
     epoch_s: float
+    backfill_s: float
+    background_s: float
     launch_s: float
 
     @property
@@ -171,8 +173,23 @@ def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int) -> Ran:
     submit, start, end = (np.array(each) for each in times.values())
     return Ran(
         submit_s=submit, start_s=start, end_s=end, nodes=tuple(nodes), epoch_s=float(epoch),
+        backfill_s=_looked(slurm, epoch, "_attempt_backfill: beginning"),
+        background_s=_looked(slurm, epoch, "Running job scheduler"),
         launch_s=float(np.maximum(end - start - workload.work_s, 0).mean()),
     )  # fmt: skip
+
+
+def _looked(slurm: PrivateSlurm, epoch: int, words: str) -> float:
+    """When slurmctld last wrote these words before time zero, seconds; 0 where it never did."""
+    found = 0.0
+    with (slurm.folder / "slurmctld.log").open(errors="replace") as log:
+        for line in log:
+            if words in line:
+                at = datetime.fromisoformat(line[1 : line.index("]")]).timestamp() - epoch
+                if at > 0:
+                    break
+                found = at
+    return found
 
 
 def _nodes(text: str) -> tuple[int, ...]:
@@ -187,7 +204,7 @@ def _nodes(text: str) -> tuple[int, ...]:
 
 def slurm_setup(setup: SlurmSetup, policy: SlurmPolicy) -> SlurmSetup:
     """The same cluster, with the scheduler that this policy is."""
-    parameters = {**policy.parameters.items(), "batch_sched_delay": 0}
+    parameters = policy.parameters.items()
     return replace(setup, backfill=policy.backfill, parameters={**setup.parameters, **parameters})
 
 
