@@ -238,7 +238,7 @@ class SlurmPolicy(Policy):
             full = view.free_gpus < int(view.workload.gpus[job])
             return Wait(Cause.FULL if full else Cause.RESERVED if memory.backfills else Cause.SCATTERED)
         memory.ends[job] = int(self._now(view)) + memory.limits_s[job]
-        return table.take(view, asks, nodes)
+        return table.take(view, job, nodes)
 
     def _waited_s(self, view: View, job: int) -> float:
         return (view.now_ns - int(view.workload.submit_ns[job])) / SECOND
