@@ -201,7 +201,7 @@ def _write(made: PrivateSlurm, first: int) -> None:
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
     for at in range(setup.gpus):
-        os.symlink("/dev/null", folder / f"gpu{at}")  # Slurm wants a file per GPU; it is never opened
+        (folder / f"gpu{at}").symlink_to("/dev/null")  # Slurm wants a file per GPU; it is never opened
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{setup.gpus - 1}]\n")
     size = setup.nodes // setup.racks
     names = [setup.node(at) for at in range(setup.nodes)]

@@ -37,8 +37,9 @@ class Failure(NamedTuple):
 class Ran:
     """What the scheduler did, in the order of the workload; times in seconds after its zero, whole ones as Slurm has.
 
-    submit_s, start_s (of the last start), end_s: (n,) float64; nodes: (n,) names; epoch_s: Unix time of the zero; backfill_s,
-    background_s: when the backfill scheduler and the background thread last looked before it; launch_s: mean seconds that a job took beyond its own run time.
+    submit_s, start_s (of the last start), end_s: (n,) float64; nodes: numbers of the nodes of each; epoch_s: Unix time
+    of the zero; backfill_s, background_s: when the backfill scheduler and the background thread last woke before it;
+    launch_s: mean seconds that a job took beyond its own run time.
     """
 
     submit_s: Float64
@@ -112,7 +113,9 @@ def play(
             _, change, node = events.pop(0)
             change(setup.node(node))
         while at < count and workload.submit_ns[at] / SECOND <= now:
-            slurm.run("sbatch", *_words(workload, at, int(limits[at]), setup, policy), *asked, text=_script(workload, at))
+            slurm.run(
+                "sbatch", *_words(workload, at, int(limits[at]), setup, policy), *asked, text=_script(workload, at)
+            )
             at += 1
             since = time.monotonic()
         ended = len(_rows(slurm.completed))
