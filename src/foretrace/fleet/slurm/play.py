@@ -106,7 +106,7 @@ def play(
     events.sort(key=lambda each: each[0])
     limits, at = limits_min(workload), 0
     quiet_s = float(workload.work_s.max()) + 180 * bool(failures) + 90.0
-    done, since = -1, time.monotonic()
+    done, ended, size, since = -1, 0, -1, time.monotonic()
     while True:
         now = time.time() - epoch
         while events and events[0][0] <= now:
@@ -118,7 +118,8 @@ def play(
             )
             at += 1
             since = time.monotonic()
-        ended = len(_rows(slurm.completed))
+        if slurm.completed.exists() and slurm.completed.stat().st_size != size:
+            size, ended = slurm.completed.stat().st_size, len(_rows(slurm.completed))
         if ended != done or at < count:
             done, since = ended, time.monotonic() if ended != done else since
             if progress is not None:
