@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,7 +202,9 @@ def _write(made: PrivateSlurm, first: int) -> None:
     key.write_bytes(secrets.token_bytes(128))
     for at in range(setup.gpus):
         (folder / f"gpu{at}").symlink_to("/dev/null")  # Slurm wants a file per GPU; it is never opened
-    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{setup.gpus - 1}]\n")
+    (folder / "gres.conf").write_text(
+        f"Name=gpu File={folder}/{'gpu0' if setup.gpus == 1 else f'gpu[0-{setup.gpus - 1}]'}\n"
+    )
     size = setup.nodes // setup.racks
     names = [setup.node(at) for at in range(setup.nodes)]
     switches = [
@@ -293,8 +295,8 @@ def _wait(made: PrivateSlurm, started: subprocess.Popen[bytes]) -> None:
     )
 
 
-def _tail(path: Path) -> Sequence[str]:
+def _tail(path: Path) -> list[str]:
     try:
         return path.read_text(errors="replace").splitlines()[-50:]
     except OSError:
-        return ()
+        return []

@@ -30,6 +30,8 @@ def main(folder: Path) -> None:
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, lambda *_: sys.exit(0))
+    with suppress(PermissionError):
+        os.nice(-10)  # daemons need little, but at once: a late launch would be taken for the scheduler's doing
     try:
         made = []
         for at, command in enumerate(json.loads((folder / DAEMONS).read_text())):

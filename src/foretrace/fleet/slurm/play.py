@@ -152,15 +152,17 @@ def _script(workload: Workload, at: int) -> str:
 
 
 def _rows(path: Path) -> dict[int, dict[str, str]]:
-    """The last line about each job that ended for good, by its number (jobcomp/filetxt)."""
+    """The last line about each job that ended for good, by its number (jobcomp/filetxt), with its first submission."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return {}
-    rows = {}
+    rows: dict[int, dict[str, str]] = {}
+    first: dict[str, str] = {}
     for line in lines:
         row = dict(_PAIR.findall(line))
         name = row.get("Name", "")
+        row["SubmitTime"] = first.setdefault(name, row.get("SubmitTime", ""))  # a requeue counts as a submission
         if name[:1] == "j" and name[1:].isdecimal() and row.get("JobState") in ("COMPLETED", "TIMEOUT"):
             rows[int(name[1:])] = row
     return rows
