@@ -1,0 +1,311 @@
+"""Deciding as Slurm does (22.05): its two schedulers at their intervals, time limits, and its choice of nodes.
+
+The main scheduler (job_scheduler.c) looks at every event, in order of priority, and stops at the first job that does
+not fit. sched/backfill (backfill.c) looks at the whole queue every `bf_interval`: each job gets the earliest time at
+which it fits by the time limits of those that run, and whole nodes are reserved for it from then on, to whole
+`bf_resolution`; a job starts if that time is now. A limit is a whole number of minutes, and all that Slurm knows.
+`slurm_nodes` chooses the nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.policies.slurm_nodes import NodeTable, Request
+from foretrace.fleet.policy import Policy, Wait
+from foretrace.fleet.result import Cause
+from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
+from foretrace.names import near
+
+if TYPE_CHECKING:
+    from foretrace.fleet.stepping import View
+
+POLL_S = 1  # how often a backfill that found nothing new looks again (backfill.c: short_sleep)
+LIMIT_CHECK_S = 30  # how often limits are enforced (slurmctld.h: PERIODIC_TIMEOUT)
+REQUEUE_S = 121  # a job that a failure sent back to the queue is held so long (credentials have to expire)
+_FIRST_WINDOW_S = 30  # ends of jobs this close are tested together, the next ones twice as wide (job_test.c)
+_MOST_AT_ONCE = 200
+DEFAULTS = ("yes", "defaults")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerParameters:
+    """Those of slurm.conf(5) that are simulated, with Slurm's defaults: seconds, but bf_window in minutes."""
+
+    sched_interval: int = 60
+    bf_interval: int = 30
+    bf_window: int = 1440
+    bf_max_job_test: int = 500
+    bf_resolution: int = 60
+    max_switch_wait: int = 300
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From `bf_interval=5,bf_resolution=1`; "yes": all as by default. Raises ForetraceError."""
+        known = [each.name for each in fields(cls)]
+        given: dict[str, int] = {}
+        for word in text.split(",") if text not in DEFAULTS else ():
+            key, _, value = word.partition("=")
+            if key not in known:
+                close = near(key, known)
+                hint = f"did you mean {close[0]}?" if close else f"those that are simulated: {', '.join(known)}."
+                raise ForetraceError(f"`slurm`: {key!r} is no SchedulerParameters that is simulated; {hint}")
+            if not value.isdecimal() or not int(value) or int(value) > 10**7:
+                raise ForetraceError(f"`slurm`: {key} must be a whole number above 0, got {value!r}.")
+            given[key] = int(value)
+        return cls(**given)
+
+    def items(self) -> dict[str, int]:
+        """By the names of slurm.conf."""
+        return {each.name: int(getattr(self, each.name)) for each in fields(self)}
+
+
+def limits_min(workload: Workload) -> Int64:
+    """(n,) time limits in whole minutes, as sbatch rounds them up; where none is stated, above the true run time."""
+    stated = np.where(np.isnan(workload.estimate_s), workload.work_s + 5, workload.estimate_s)
+    return np.maximum(np.ceil(stated / 60), 1).astype(np.int64)
+
+
+class Space(NamedTuple):
+    """Nodes that are not reserved from one time to another (Unix seconds)."""
+
+    begin: int
+    end: int
+    nodes: Any
+
+
+@dataclass(slots=True)
+class SlurmMemory:
+    """What the scheduler remembers of one simulation; times in Unix seconds."""
+
+    table: NodeTable
+    limits_s: list[int]
+    epoch: int
+    last_backfill: float
+    planned: float | None = None  # the next backfill
+    backfills: bool = False  # this decision is one of the backfill scheduler, too
+    blocked: bool = False  # the main scheduler has met a job that does not fit
+    tested: int = 0
+    space: list[Space] = field(default_factory=list)
+    ends: dict[int, int] = field(default_factory=dict)  # when those that run reach their limits
+
+
+_memories: WeakKeyDictionary[View, SlurmMemory] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmPolicy(Policy):
+    """First come first served, by priority, with or without backfill, as Slurm decides."""
+
+    parameters: SchedulerParameters = SchedulerParameters()
+    backfill: bool = False
+    by_priority: bool = False
+    switches: str = ""
+    exclusive: bool = False
+
+    @property
+    def request(self) -> Request:
+        """What all jobs ask of their nodes. Raises ForetraceError where `switches` says nothing."""
+        return Request.parse(self.switches, most_s=self.parameters.max_switch_wait, exclusive=self.exclusive)
+
+    def validate(self) -> None:
+        """As `Policy.validate`."""
+        _ = self.request
+        Policy.validate(self)
+
+    def key(self, workload: Workload) -> Float64:
+        """(n,) sorted ascending."""
+        return -workload.priority if self.by_priority else np.zeros(len(workload))
+
+    def takes(self, workload: Workload) -> Workload:
+        """Jobs end when a check of limits finds them above theirs."""
+        most = limits_min(workload) * 60.0 + LIMIT_CHECK_S / 2
+        return workload.with_columns(work_s=np.minimum(workload.work_s, most))
+
+    def memory(self, view: View) -> SlurmMemory:
+        """What this policy remembers of the simulation that is looked at."""
+        if view not in _memories:
+            work = view.workload
+            epoch = round(work.epoch_s)
+            limits = (limits_min(work) * 60).tolist()
+            _memories[view] = SlurmMemory(NodeTable(view, self), limits, epoch, float(epoch))
+        return _memories[view]
+
+    # ---- when
+    def order(self, view: View, waiting: Int64) -> Sequence[int] | Int64:
+        """By priority, those that a failure sent back left out while they are held."""
+        memory, now = self.memory(view), self._now(view)
+        memory.table.look(view)
+        memory.blocked, memory.tested = False, 0
+        memory.backfills = self.backfill and memory.planned is not None and now >= memory.planned
+        if memory.backfills:
+            step, window = self.parameters.bf_resolution, self.parameters.bf_window * 60
+            begin, end = int(now) // step * step, (int(now) + window) // step * step
+            memory.space = [Space(begin, end, memory.table.up.copy())]
+        return [job for job in view.ordered(waiting).tolist() if self._held_ns(view, job) <= view.now_ns]
+
+    def review(self, view: View) -> int | None:
+        """The next backfill or, while a timer of switches runs, the next pass of the main scheduler."""
+        memory, now = self.memory(view), self._now(view)
+        waits = len(view.waiting) > 0
+        times: list[float] = []
+        if self.backfill:
+            if memory.planned is not None and memory.planned <= now:
+                memory.last_backfill, memory.planned = memory.planned, None
+            if memory.planned is None:
+                # it sleeps its interval; if nothing has changed since its last look, second by second after it
+                slept = ceil((now - memory.last_backfill) / POLL_S) * POLL_S
+                memory.planned = memory.last_backfill + max(self.parameters.bf_interval, slept)
+                if memory.planned <= now:
+                    memory.planned += POLL_S
+            times = [memory.planned]
+        if self.request.switches:
+            every = self.parameters.sched_interval
+            times.append((now // every + 1) * every)
+        held = [self._held_ns(view, job) for job in view.waiting.tolist() if view.starts(job)]
+        later = [each for each in held if each > view.now_ns]
+        after = [int(nanoseconds(each - memory.epoch)) for each in times] if waits else []
+        return min((each for each in after + later if each > view.now_ns), default=None)
+
+    def _now(self, view: View) -> float:
+        """Unix time."""
+        return self.memory(view).epoch + view.now_ns / SECOND
+
+    def _held_ns(self, view: View, job: int) -> int:
+        return view.last_ns(job) + REQUEUE_S * SECOND if view.starts(job) else 0
+
+    # ---- who, and where
+    def admit(self, view: View, job: int) -> Wait | None:
+        """Anybody until one does not fit; then those that the backfill scheduler still tests."""
+        memory = self.memory(view)
+        if not memory.blocked or (memory.backfills and memory.tested < self.parameters.bf_max_job_test):
+            return None
+        return Wait(Cause.ROUND if self.backfill else Cause.BEHIND)
+
+    def place(self, view: View, job: int) -> Sequence[int] | Wait:
+        """GPUs of the nodes that the main scheduler or the backfill scheduler gives it."""
+        memory = self.memory(view)
+        table, asks = memory.table, memory.table.asks(job)
+        nodes = None
+        if not memory.blocked:
+            nodes = table.choose(asks, table.free, table.up, self._waited_s(view, job))
+            memory.blocked = nodes is None
+        if nodes is None and memory.backfills:
+            memory.tested += 1
+            nodes = self._backfilled(view, job)
+        if nodes is None:
+            full = view.free_gpus < int(view.workload.gpus[job])
+            return Wait(Cause.FULL if full else Cause.RESERVED if memory.backfills else Cause.SCATTERED)
+        memory.ends[job] = int(self._now(view)) + memory.limits_s[job]
+        return table.take(view, asks, nodes)
+
+    def _waited_s(self, view: View, job: int) -> float:
+        return (view.now_ns - int(view.workload.submit_ns[job])) / SECOND
+
+    def _backfilled(self, view: View, job: int) -> list[int] | None:
+        """Nodes for a job that may start now; else a reservation is made for it (backfill.c: _attempt_backfill)."""
+        memory = self.memory(view)
+        table, asks, space = memory.table, memory.table.asks(job), memory.space
+        step, now, limit = self.parameters.bf_resolution, int(self._now(view)), memory.limits_s[job]
+        later = now
+        while True:
+            start_from, later = later, 0
+            nodes, later = self._unreserved(space, table.up, start_from, start_from + limit)
+            found = self._will_run(view, job, nodes) if nodes.sum() >= asks.nodes else None
+            if found is None:
+                if not later:
+                    return None
+                continue
+            start, chosen = max(found[0], start_from), found[1]
+            if start <= now:
+                return chosen
+            if later and start > later:
+                continue
+            if start > now + self.parameters.bf_window * 60:
+                return None
+            begin, end = start // step * step, (start + limit) // step * step
+            if any(each.end > begin and each.begin < end and not each.nodes[chosen].all() for each in space):
+                later = start
+                continue
+            _reserve(space, begin, max(end, begin + step), chosen)
+            return None
+
+    @staticmethod
+    def _unreserved(space: list[Space], up: Any, begin: int, end: int) -> tuple[Any, int]:
+        """Nodes that are up and reserved at no time in between, and when more will be (0: never)."""
+        nodes, later = up.copy(), 0
+        for at, each in enumerate(space):
+            if each.end > begin and at + 1 < len(space) and not later:
+                more = up & space[at + 1].nodes
+                if (more & ~(nodes & each.nodes)).any():
+                    later = each.end
+            if each.end <= begin:
+                continue
+            if each.begin > end:
+                break
+            nodes &= each.nodes
+        return nodes, later
+
+    def _will_run(self, view: View, job: int, nodes: Any) -> tuple[int, list[int]] | None:
+        """When and on which of these nodes a job can start by the limits of those that run (job_test.c)."""
+        memory, now = self.memory(view), int(self._now(view))
+        table, asks, waited = memory.table, memory.table.asks(job), self._waited_s(view, job)
+        chosen = table.choose(asks, table.free, nodes, waited)
+        if chosen is not None:
+            return now, chosen
+        free = table.free.copy()
+        running = sorted((memory.ends[each], each) for each in table.held)
+        at, window, first_end = 0, _FIRST_WINDOW_S, 0
+        while at < len(running):
+            last = removed = 0
+            while at < len(running):
+                end, other = running[at]
+                at += 1
+                on, gpus = table.held[other]
+                if not nodes[on].any():
+                    continue
+                first_end = first_end or end + window - end % window
+                free[on] += gpus
+                last, removed = end, removed + 1
+                if at < len(running) and (running[at][0] > first_end + window or removed > _MOST_AT_ONCE):
+                    break
+            if not last:
+                return None
+            window *= 2
+            while at < len(running) and running[at][0] > first_end + window:
+                window *= 2
+            chosen = table.choose(asks, free, nodes, waited)
+            if chosen is not None:
+                return max(last, now + 1), chosen
+        return None
+
+
+def _reserve(space: list[Space], begin: int, end: int, nodes: list[int]) -> None:
+    """Take nodes out of a stretch of time; stretches are split at its ends, alike neighbours joined."""
+    made: list[Space] = []
+    for each in space:
+        cuts = [each.begin, *(cut for cut in (begin, end) if each.begin < cut < each.end), each.end]
+        for low, high in itertools.pairwise(cuts):
+            left = each.nodes.copy()
+            if low >= begin and high <= end:
+                left[nodes] = False
+            if made and (made[-1].nodes == left).all():
+                made[-1] = made[-1]._replace(end=high)
+            else:
+                made.append(Space(low, high, left))
+    space[:] = made
+
+
+def slurm_policy(name: str, slurm: str, *, switches: str, exclusive: bool, **kinds: bool) -> SlurmPolicy:
+    """The policy of this name as Slurm has it."""
+    return SlurmPolicy(
+        name=name, parameters=SchedulerParameters.parse(slurm), switches=switches, exclusive=exclusive, **kinds
+    )

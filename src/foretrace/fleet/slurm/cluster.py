@@ -1,0 +1,298 @@
+"""A private Slurm: a controller and a daemon per virtual node on loopback, in a folder of its own.
+
+`private` starts one and ends it with the block. A guardian process owns all daemons (`guardian`), so that nothing stays
+behind however the block ends. Ports come from blocks that a running cluster holds by listening on the first port of
+each, so two never meet. A Slurm that is installed and configured on this machine is neither read nor touched.
+Debian's build of Slurm knows several daemons per host (slurmd -N).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.slurm import guardian
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
+PACKAGES = "slurmctld slurmd slurm-client munge"
+MOST_NODES = 512  # 4 MB each; more would be a load test of this machine
+START_S, COMMAND_S = 90.0, 60.0
+PARTITION = "all"
+_BLOCK, _FIRST_PORT, _LAST_PORT = 256, 10240, 32768  # below the ports that the kernel gives out by itself
+_SYSTEM_FOLDERS = "/usr/sbin:/usr/local/sbin:/sbin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmSetup:
+    """What a private Slurm looks like: nodes × gpus in racks (leaf switches) of equal size below one switch.
+
+    backfill: sched/backfill, else sched/builtin, which lets nobody pass. parameters: of SchedulerParameters, as
+    slurm.conf names them. lines: further lines of slurm.conf.
+    """
+
+    nodes: int = 64
+    gpus: int = 4
+    racks: int = 4
+    backfill: bool = True
+    parameters: Mapping[str, int | None] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+
+    def validate(self) -> None:
+        """Raise ForetraceError where there can be no such cluster."""
+        if not 1 <= self.nodes <= MOST_NODES:
+            raise ForetraceError(f"`nodes` must be 1 to {MOST_NODES}, got {self.nodes}.")
+        if not 1 <= self.gpus <= 64:
+            raise ForetraceError(f"`gpus` per node must be 1 to 64, got {self.gpus}.")
+        if self.racks < 1 or self.nodes % self.racks:
+            raise ForetraceError(f"`racks` must divide the {self.nodes} nodes, got {self.racks}.")
+
+    @property
+    def tree(self) -> ClusterTree:
+        """The same cluster for simulations; nodes in the order of Slurm."""
+        return ClusterTree.of((self.racks, self.nodes // self.racks, self.gpus), levels=("rack", "node"), name="slurm")
+
+    def node(self, at: int) -> str:
+        """What a node is called."""
+        return f"n{at:03d}"
+
+
+class PrivateSlurm:
+    """A Slurm that runs. `environment` is what its commands need; `run` calls one."""
+
+    def __init__(self, setup: SlurmSetup, folder: Path, programs: Mapping[str, str]) -> None:
+        self.setup, self.folder, self._programs = setup, folder, programs
+        known = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+        self.environment = {**known, "SLURM_CONF": str(folder / "slurm.conf"), "SLURM_TIME_FORMAT": "%s"}
+
+    @property
+    def completed(self) -> Path:
+        """The file of jobcomp/filetxt: a line per job that ended."""
+        return self.folder / "completed"
+
+    def run(self, program: str, *words: str, text: str | None = None) -> str:
+        """What a command of Slurm says. Raises ForetraceError with its complaint where it fails."""
+        try:
+            done = subprocess.run(
+                [self._programs.get(program, program), *words], env=self.environment, input=text, text=True,
+                capture_output=True, timeout=COMMAND_S, cwd=self.folder, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise ForetraceError(f"the private Slurm gave {program} no answer within {COMMAND_S:.0f} s.") from None
+        if done.returncode:
+            said = " / ".join(done.stderr.strip().splitlines()[-3:]) or f"exit code {done.returncode}"
+            raise ForetraceError(f"the private Slurm refused {program} {' '.join(words)[:200]}: {said}.")
+        return done.stdout
+
+    def fail(self, node: str) -> None:
+        """Take a node down as an operator does; its jobs go back to the queue."""
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=rig")
+
+    def resume(self, node: str) -> None:
+        """Give a node that was taken down back to the scheduler."""
+        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def missing() -> str:
+    """Why this machine can have no private Slurm, one sentence; "" where it can."""
+    lacks = [name for name in PROGRAMS if _program(name) is None]
+    if lacks:
+        return f"Slurm is not installed here ({lacks[0]} is missing); install it with: apt-get install {PACKAGES}."
+    if os.geteuid() != 0:
+        return "a private Slurm starts its node daemons as root; run this as root, in a container for example."
+    return ""
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_SYSTEM_FOLDERS}")
+
+
+@contextmanager
+def private(setup: SlurmSetup, *, under: Path | None = None) -> Iterator[PrivateSlurm]:
+    """A Slurm of this kind, ready for jobs; ended with the block, its folder (made below `under`) removed.
+
+    Raises ForetraceError where Slurm is not installed or does not start.
+    """
+    setup.validate()
+    lacks = missing()
+    if lacks:
+        raise ForetraceError(lacks)
+    programs = {name: str(_program(name)) for name in PROGRAMS}
+    folder = Path(tempfile.mkdtemp(prefix="ft-slurm-", dir=under))
+    with ExitStack() as stack:
+        try:
+            made = PrivateSlurm(setup, folder, programs)
+            held, first = _ports(setup.nodes + 2)
+            with ExitStack() as ours:
+                for each in held:
+                    ours.enter_context(each)
+                _write(made, first)
+                started = subprocess.Popen(
+                    [sys.executable, guardian.__file__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    start_new_session=True, pass_fds=[each.fileno() for each in held], env=made.environment,
+                )  # fmt: skip
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        stack.callback(_end, started)
+        _wait(made, started)
+        yield made
+
+
+def _end(started: subprocess.Popen[bytes]) -> None:
+    """Let the guardian end everything, and wait for that."""
+    assert started.stdin is not None and started.stdout is not None
+    with suppress(BrokenPipeError):
+        started.stdin.close()
+    started.wait()
+    started.stdout.close()
+
+
+def _ports(count: int) -> tuple[list[socket.socket], int]:
+    """Sockets that hold blocks of ports that nobody uses, and the first port that is free for the daemons."""
+    blocks = -(-(count + 1) // (_BLOCK - 1))
+    starts = range(_FIRST_PORT, _LAST_PORT - blocks * _BLOCK, _BLOCK)
+    offset = secrets.randbelow(len(starts))
+    for first in (*starts[offset:], *starts[:offset]):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + blocks * _BLOCK):
+                    one = socket.socket()
+                    stack.enter_context(one)
+                    one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        held = []
+        try:
+            for block in range(blocks):
+                one = socket.socket()
+                held.append(one)
+                one.bind(("127.0.0.1", first + block * _BLOCK))
+                one.listen(1)
+        except OSError:  # another one took the block in between
+            for one in held:
+                one.close()
+            continue
+        return held, first
+    raise ForetraceError(f"no {count} ports in a row are free on this machine; end what uses them.")
+
+
+def _write(made: PrivateSlurm, first: int) -> None:
+    """All files of the folder: configuration, key, stand-ins for devices, the commands of the daemons."""
+    setup, folder = made.setup, made.folder
+    ports = [port for port in range(first + 1, first + setup.nodes * 2 + 8) if (port - first) % _BLOCK]
+    host = socket.gethostname().split(".")[0]
+    (folder / "state").mkdir()
+    (folder / "spool").mkdir()
+    key = folder / "munge.key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(128))
+    for at in range(setup.gpus):
+        os.symlink("/dev/null", folder / f"gpu{at}")  # Slurm wants a file per GPU; it is never opened
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{setup.gpus - 1}]\n")
+    size = setup.nodes // setup.racks
+    names = [setup.node(at) for at in range(setup.nodes)]
+    switches = [
+        f"SwitchName=rack{at} Nodes={','.join(names[at * size : (at + 1) * size])}" for at in range(setup.racks)
+    ]
+    top = "SwitchName=top Switches=" + ",".join(f"rack{at}" for at in range(setup.racks))
+    (folder / "topology.conf").write_text("\n".join([*switches, top]) + "\n")
+    parameters = ",".join(name if value is None else f"{name}={value}" for name, value in setup.parameters.items())
+    nodes = [
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[at + 1]} CPUs={setup.gpus} "
+        f"RealMemory=1000 Gres=gpu:{setup.gpus} State=UNKNOWN"
+        for at, name in enumerate(names)
+    ]
+    text = f"""ClusterName=foretrace
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+GresTypes=gpu
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+TopologyPlugin=topology/tree
+SchedulerType=sched/{"backfill" if setup.backfill else "builtin"}
+SchedulerParameters={parameters}
+PriorityType=priority/basic
+JobCompType=jobcomp/filetxt
+JobCompLoc={made.completed}
+AccountingStorageType=accounting_storage/none
+ReturnToService=2
+SlurmdTimeout=3600
+SlurmctldTimeout=3600
+MessageTimeout=60
+InactiveLimit=0
+KillWait=1
+JobRequeue=1
+MaxJobCount=100000
+MinJobAge=300
+{chr(10).join(setup.lines)}
+{chr(10).join(nodes)}
+PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+"""
+    (folder / "slurm.conf").write_text(text)
+    munge = [
+        f"--{name}={folder}/munge.{name.partition('-')[0]}" for name in ("socket", "pid-file", "log-file", "seed-file")
+    ]
+    conf = str(folder / "slurm.conf")
+    daemons = [[str(_program("munged")), "--foreground", "--force", f"--key-file={key}", *munge]]
+    daemons += [[str(_program("slurmctld")), "-D", "-f", conf]]
+    daemons += [[str(_program("slurmd")), "-D", "-f", conf, "-N", name] for name in names]
+    (folder / guardian.DAEMONS).write_bytes(msgspec.json.encode(daemons))
+
+
+def _wait(made: PrivateSlurm, started: subprocess.Popen[bytes]) -> None:
+    """Until all nodes are idle. Raises ForetraceError with the last words of the controller where they never are."""
+    assert started.stdout is not None
+    pids = msgspec.json.decode(started.stdout.readline() or b"[]", type=list[int])
+    end = time.monotonic() + START_S
+    while pids and time.monotonic() < end and started.poll() is None:
+        with suppress(ForetraceError):
+            idle = made.run("sinfo", "--noheader", "--states=idle", "--format=%D").split()
+            if sum(int(each) for each in idle) == made.setup.nodes:
+                return
+        time.sleep(0.2)
+    words = [
+        line
+        for line in _tail(made.folder / "slurmctld.log") + _tail(made.folder / "daemon0.txt")
+        if "error" in line.lower()
+    ]
+    raise ForetraceError(
+        f"the private Slurm did not have its {made.setup.nodes} nodes ready after {START_S:.0f} s: "
+        f"{' / '.join(words[-3:]) or 'it said nothing'}."
+    )
+
+
+def _tail(path: Path) -> Sequence[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()[-50:]
+    except OSError:
+        return ()
