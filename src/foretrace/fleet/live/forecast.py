@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.compiled import njit
+from foretrace.compiled import inner, njit
 from foretrace.fleet.workload import Float64, Int64
 
 FOREVER = 1e12  # seconds; beyond what is played
@@ -75,20 +75,29 @@ def play(queue: Queue, run_s: Float64, pace: Pace, phases: Float64) -> Float64:
 
     run_s: (draws, jobs) how long each runs in all; phases: (draws,) in [0, 1), where in its interval backfill stands.
     """
-    args = [np.ascontiguousarray(getattr(queue, each.name)) for each in fields(Queue)]
-    starts = np.empty(run_s.shape)
+    jobs, nodes = queue.may.shape
+    starts = np.full(run_s.shape, FOREVER)
+    most = jobs + 2 * min(pace.depth, jobs) + 4
+    rows, cells = np.empty((3, jobs)), np.empty((most, nodes), np.int64)
     for draw in range(len(run_s)):
-        starts[draw] = _play(
-            *args, np.ascontiguousarray(run_s[draw]), pace.interval_s, pace.window_s, pace.depth, pace.backfill,
-            pace.lag_s, float(phases[draw]) * pace.interval_s,
+        # what the play writes on is its own copy
+        args = [np.array(getattr(queue, each.name), order="C") for each in fields(Queue)]
+        _play(
+            *args, np.array(run_s[draw]), pace.interval_s, pace.window_s, pace.depth, pace.backfill, pace.lag_s,
+            float(phases[draw]) * pace.interval_s, np.where(queue.running, HELD_, QUEUED_), starts[draw], rows[0],
+            rows[1], queue.slots.copy(), np.zeros(queue.group.max(initial=-1) + 2, np.int64),
+            np.zeros(queue.leaf.max(initial=-1) + 1, np.int64), np.empty(nodes, np.int64), np.empty(nodes, np.bool_),
+            np.empty(queue.part.max(initial=0) + 1, np.bool_), np.empty(most), cells, np.empty(jobs, np.int64),
         )  # fmt: skip
     return starts
 
 
-@njit()
-def _pick(fits, free, leaf, leaves, k, switches, chosen):  # type: ignore[no-untyped-def]
+@inner
+def _pick(fits, free, leaf, count, k, switches, chosen):  # type: ignore[no-untyped-def]
     """k nodes of those that fit into `chosen`: the leaf switch where they just fit, else the fullest ones; how many."""
-    count = np.zeros(leaves, np.int64)
+    leaves = len(count)
+    for s in range(leaves):
+        count[s] = 0
     for n in range(len(fits)):
         if fits[n]:
             count[leaf[n]] += 1
@@ -125,16 +134,11 @@ def _pick(fits, free, leaf, leaves, k, switches, chosen):  # type: ignore[no-unt
 
 @njit()
 def _play(  # type: ignore[no-untyped-def]
-    slots, leaf, running, nodes, each, may, held0, limit, began, eligible, part, switches, insists, waits_for, group,
-    throttle, run, interval, window, depth, backfill, lag, phase,
+    slots, leaf, running, nodes, each, may, held, limit, began, eligible, part, switches, insists, waits_for, group,
+    throttle, run, interval, window, depth, backfill, lag, phase, state, start, end, planned, free, crowd, count, chosen,
+    fits, blocked, times, table, order,
 ):  # fmt: skip
     n_jobs, n_nodes = len(nodes), len(slots)
-    leaves = leaf.max() + 1 if n_nodes else 1
-    parts = part.max() + 1 if n_jobs else 1
-    state = np.where(running, HELD_, QUEUED_)
-    start, end, planned = np.full(n_jobs, FOREVER), np.full(n_jobs, FOREVER), np.full(n_jobs, FOREVER)
-    held, free = held0.copy(), slots.copy()
-    crowd = np.zeros(group.max() + 2 if n_jobs else 1, np.int64)
     left = 0
     for j in range(n_jobs):
         if running[j]:
@@ -147,13 +151,8 @@ def _play(  # type: ignore[no-untyped-def]
         elif eligible[j] < FOREVER:
             left += 1
     for n in range(n_nodes):
-        free[n] = max(free[n], 0)
-    chosen = np.empty(n_nodes, np.int64)
-    fits = np.empty(n_nodes, np.bool_)
-    blocked = np.empty(parts, np.bool_)
-    most = n_jobs + 2 * depth + 4
-    times, table = np.empty(most), np.empty((most, n_nodes), np.int64)
-    order = np.empty(n_jobs, np.int64)
+        free[n] = max(free[n], np.int64(0))
+    most = len(times)
     now, look, fill = 0.0, 0.0, phase  # next looks of the main and of the backfill scheduler
     while left > 0 and now < HORIZON_S:
         # the next thing that happens
@@ -195,7 +194,8 @@ def _play(  # type: ignore[no-untyped-def]
             look = FOREVER
         if plan:
             fill = FOREVER
-        blocked[:] = False
+        for p in range(len(blocked)):
+            blocked[p] = False
         changed = False
         if main:
             for j in range(n_jobs):
@@ -208,7 +208,7 @@ def _play(  # type: ignore[no-untyped-def]
                     fits[n] = may[j, n] and free[n] >= each[j]
                     got += fits[n]
                 if got >= nodes[j]:
-                    got = _pick(fits, free, leaf, leaves, nodes[j], switches[j] if insists[j] > now else 0, chosen)
+                    got = _pick(fits, free, leaf, count, nodes[j], switches[j] if insists[j] > now else 0, chosen)
                 if got < nodes[j]:
                     blocked[part[j]] = True
                     continue
@@ -224,11 +224,15 @@ def _play(  # type: ignore[no-untyped-def]
         rows = 0
         for j in range(n_jobs):
             if state[j] == HELD_:
-                order[rows] = j
+                at_ = rows
+                while at_ > 0 and planned[order[at_ - 1]] > planned[j]:
+                    order[at_] = order[at_ - 1]
+                    at_ -= 1
+                order[at_] = j
                 rows += 1
-        order[:rows] = order[:rows][np.argsort(planned[order[:rows]], kind="mergesort")]
         times[0] = now
-        table[0] = free
+        for n in range(n_nodes):
+            table[0, n] = free[n]
         last = 0
         for i in range(rows):
             j = order[i]
@@ -236,7 +240,8 @@ def _play(  # type: ignore[no-untyped-def]
             if at > times[last]:
                 last += 1
                 times[last] = at
-                table[last] = table[last - 1]
+                for n in range(n_nodes):
+                    table[last, n] = table[last - 1, n]
             for n in range(n_nodes):
                 if held[j, n] > 0:
                     table[last, n] = min(table[last, n] + held[j, n], slots[n])
@@ -268,7 +273,7 @@ def _play(  # type: ignore[no-untyped-def]
                     follow += 1
                 if got >= nodes[j]:
                     tight = switches[j] if insists[j] > begin else 0
-                    got = _pick(fits, table[slice_], leaf, leaves, nodes[j], tight, chosen)
+                    got = _pick(fits, table[slice_], leaf, count, nodes[j], tight, chosen)
                 placed = got >= nodes[j]
                 if not placed:
                     slice_ += 1
@@ -290,13 +295,14 @@ def _play(  # type: ignore[no-untyped-def]
             if (cut > last or times[cut] > until) and last + 1 < most:
                 for i in range(last, cut - 1, -1):
                     times[i + 1] = times[i]
-                    table[i + 1] = table[i]
+                    for n in range(n_nodes):
+                        table[i + 1, n] = table[i, n]
                 last += 1
                 times[cut] = until
-                table[cut] = table[cut - 1]
+                for n in range(n_nodes):
+                    table[cut, n] = table[cut - 1, n]
             for i in range(nodes[j]):
                 for row in range(slice_, cut):
                     table[row, chosen[i]] -= each[j] if slice_ == 0 else 1_000_000
         if changed:
             look = min(look, now + lag)
-    return start

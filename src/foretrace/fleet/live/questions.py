@@ -120,11 +120,8 @@ def ask(
 ) -> Answer:
     """When each waiting job starts; for `job` also what would start it sooner; with `racks` or `settings` what these do.
 
-    Raises ForetraceError for a job or a setting that does not exist.
+    settings: SchedulerParameters to try, one by one. Raises ForetraceError for a job that does not exist.
     """
-    unknown = [name for name in settings or {} if name not in PARAMETERS]
-    if unknown:
-        raise ForetraceError(f"`set={unknown[0]}`: what is played knows {', '.join(PARAMETERS)}; give one of these.")
     chosen = seen.find(job) if job is not None else None
     told = progress or (lambda _: None)
     made = Forecast(seen, past, draws=draws, seed=seed)
@@ -156,6 +153,22 @@ def ask(
         seen=seen, starts=tuple(found), asked=asked, sooner=tuple(sooner), changes=tuple(changes), draws=draws,
         past=len(made.past), left_out=lined.left_out, notes=tuple(notes),
     )  # fmt: skip
+
+
+def settings_of(words: Sequence[str]) -> dict[str, float]:
+    """SchedulerParameters from NAME=VALUE. Raises ForetraceError."""
+    found = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in PARAMETERS:
+            raise ForetraceError(f"`set={word}`: what is played knows {', '.join(PARAMETERS)}; give one of these.")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = math.nan
+        if not 0 < found[name] < 1e9:
+            raise ForetraceError(f"`set={word}`: a value must be a number above 0, as in {name}=60.")
+    return found
 
 
 def _of(job: QueuedJob, lined: queue.Lined, starts: Float64) -> Float64:

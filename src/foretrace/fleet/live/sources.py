@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.errors import ForetraceError
+from foretrace.files import write_text
 from foretrace.fleet.formats.source import Source, decode, load
 from foretrace.fleet.live import records
 from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition, Snapshot
@@ -31,8 +32,13 @@ _MOST_FILES = 100
 _SAVE = "save them with foretrace fleet live --save FOLDER where Slurm runs"
 
 
-def ask_slurm(run: Callable[[tuple[str, ...]], str] | None = None) -> dict[str, str]:
-    """What the commands print now, by file name. Raises ForetraceError where Slurm is not there or does not answer."""
+def ask_slurm(
+    run: Callable[[tuple[str, ...]], str] | None = None, *, save: Path | None = None
+) -> dict[str, str]:  # fmt: skip
+    """What the commands print now, by file name, also written into `save`.
+
+    Raises ForetraceError where Slurm is not there or does not answer.
+    """
     run = run or _run
     said = {}
     for name, command in COMMANDS.items():
@@ -44,6 +50,13 @@ def ask_slurm(run: Callable[[tuple[str, ...]], str] | None = None) -> dict[str, 
             said[name] = ""  # a site without topology, or one that hides its configuration
     if not (said["job.txt"].strip() or said["squeue.txt"].strip()):
         raise ForetraceError("neither scontrol show job nor squeue answers; ask the cluster's operators.")
+    if save is not None:
+        try:
+            save.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ForetraceError(f"cannot write to {save} ({error.strerror or error}); choose another folder.") from None
+        for name, text in said.items():
+            write_text(save / name, text)
     return said
 
 
@@ -114,7 +127,7 @@ def snapshot(sources: list[Source], source: str) -> Snapshot:
             settings["as_of"] = first.removeprefix("Configuration data as of").strip()
         elif "JOBID" in first and ("STATE" in first or " ST " in first):
             _once(shown, "squeue", each, records.queue_table(each))
-        elif first and not first.startswith(("No jobs", "There is no", "slurm_load")):
+        elif first and not first.startswith(("No jobs", "There is no", "slurm_load", "JobID|", "JobId=")):
             notes.append(f"{each.path} was not taken: it is no output of scontrol, squeue or sinfo that is read here")
     if not nodes:
         raise ForetraceError(f"{source} says nothing of nodes; add the output of scontrol show node ({_SAVE}).")
