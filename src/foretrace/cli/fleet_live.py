@@ -19,7 +19,7 @@ def live(
     *,
     from_: Path | None = option(None, "FOLDER", "Saved outputs, instead of the Slurm that answers here.", "--from"),
     save: Path | None = option(None, "FOLDER", "Save what Slurm's commands print, for --from."),
-    history: list[Path] | None = option(None, "LOG", "Past jobs (sacct -P, jobcomp or any log); repeat it."),
+    history: list[Path] | None = option(None, "LOG", "Past jobs (sacct -P, jobcomp/filetxt, any log); repeat it."),
     add_rack: int = option(0, "N", "Also: what so many more leaf switches of nodes would do.", least=0),
     set_: list[str] | None = option(
         None, "NAME=VALUE", "Also: what bf_interval, bf_window, bf_max_job_test or max_switch_wait would do.", "--set"
@@ -34,14 +34,13 @@ def live(
 
     Example: foretrace fleet live 41 --from slurm --history slurm/history.txt
     """
-    from foretrace.fleet.formats import read
     from foretrace.fleet.live import history as histories
     from foretrace.fleet.live import questions, sources
     from foretrace.report import fleet_live as report
 
     if from_ is not None and save is not None:
         raise ForetraceError("--save keeps what Slurm prints now, --from reads what was kept; give one of them.")
-    past = [each for log in history or [] for each in histories.of_log(read(log))]
+    past = [each for log in history or [] for each in histories.read_past(log)]
     seen = sources.read_folder(from_) if from_ is not None else sources.read_slurm(sources.ask_slurm(save=save))
     with options.progress("playing the queue on") as tell:
         found = questions.ask(

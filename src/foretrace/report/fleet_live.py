@@ -42,14 +42,14 @@ class FleetLiveView(Report, frozen=True, kw_only=True):
                 (each.change, each.before_s, each.after_s, each.ratio, f"{each.low:.2f} – {each.high:.2f}")
                 for each in self.changes
             ]
-            heads = ["change", Column("mean wait from now", "long"), Column("then", "long"), Column("ratio", "ratio")]
+            heads: list[Column | str] = ["change", Column("mean wait from now", "long"), Column("then", "long"), Column("ratio", "ratio")]
             yield table([*heads, Column("80 % range", right=True)], rows)
         if self.jobs:
             slurm = Column("squeue --start", "long", unknown="no answer")
             yield listing(
                 self.jobs, "job", "user", "partition", ("nodes", "nodes", "count"), ("gpus", "GPUs", "count"),
                 (_when, Column("starts in", right=True)), (_range, Column("80 % range", right=True)),
-                ("slurm_s", slurm), ("reason", Column("Slurm's reason")), top=top,
+                ("slurm_s", slurm), (lambda each: each.reason.split(",")[0][:24], "Slurm's reason"), top=top,
             )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def _headline(found: Answer, waiting: int) -> str:
     if asked is None:
         first = next((each for each in found.starts if each.start_s is not None), None)
         if first is None:
-            return f"{count(waiting)} jobs wait, and nothing says when one of them starts." if waiting else "No job waits."
+            return f"{count(waiting)} jobs wait, and nothing says when one starts." if waiting else "No job waits."
         one = f"job {first.job} is the next to start, in {_when(first)} ({_range(first)})"
         return f"{count(waiting)} job{'s wait' if waiting > 1 else ' waits'}; {one}."
     if asked.status == "running":

@@ -8,12 +8,11 @@ limits. `fleet.engine` plays workloads from their beginning and counts GPUs; her
 """
 
 # The compiler takes plain loops and nested conditions as they are.
-# mypy: disable-error-code="no-untyped-call,no-any-return,misc,untyped-decorator"
+# mypy: disable-error-code="call-arg,no-untyped-call,no-any-return,misc,untyped-decorator"
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +93,7 @@ def play(queue: Queue, run_s: Float64, pace: Pace, phases: Float64) -> Float64:
 
 @inner
 def _pick(fits, free, leaf, count, k, switches, chosen):  # type: ignore[no-untyped-def]
-    """k nodes of those that fit into `chosen`: the leaf switch where they just fit, else the fullest ones; how many."""
+    """Choose k nodes of those that fit: in the leaf switch where they just fit, else in the fullest; how many."""
     leaves = len(count)
     for s in range(leaves):
         count[s] = 0
@@ -135,8 +134,8 @@ def _pick(fits, free, leaf, count, k, switches, chosen):  # type: ignore[no-unty
 @njit()
 def _play(  # type: ignore[no-untyped-def]
     slots, leaf, running, nodes, each, may, held, limit, began, eligible, part, switches, insists, waits_for, group,
-    throttle, run, interval, window, depth, backfill, lag, phase, state, start, end, planned, free, crowd, count, chosen,
-    fits, blocked, times, table, order,
+    throttle, run, interval, window, depth, backfill, lag, phase, state, start, end, planned, free, crowd, count,
+    chosen, fits, blocked, times, table, order,
 ):  # fmt: skip
     n_jobs, n_nodes = len(nodes), len(slots)
     left = 0
@@ -165,7 +164,7 @@ def _play(  # type: ignore[no-untyped-def]
                     comes = min(comes, eligible[j])
                 if now < insists[j] < FOREVER and switches[j] > 0:
                     comes = min(comes, insists[j])
-        then = min(min(soon, comes), min(look, fill if backfill else FOREVER))
+        then = min(soon, comes, look, fill if backfill else FOREVER)
         if then >= FOREVER:
             break
         now = max(then, now)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from foretrace.fleet.formats import read
+from foretrace.fleet.formats.source import load
+from foretrace.fleet.live.records import gpus_in, pairs, stamp
 from foretrace.fleet.live.snapshot import QueuedJob
 from foretrace.fleet.workload import Float64, Workload
 
@@ -16,6 +21,7 @@ MOST_ROWS = 4000  # the latest
 # guess from the limit alone counts for. Chosen on the workloads of `reproductions/slurm_live` that are not scored.
 SAME = {"user": 30.0, "account": 30.0, "name": 10.0, "limit": 6.0, "gpus": 2.0}
 PRIOR = 2.0
+ENDED = ("COMPLETED", "TIMEOUT", "FAILED", "OUT_OF_MEMORY")  # by itself; others say little about how long it would run
 AT_LIMIT = 0.1  # of the guess: jobs that run into their limit; the others end anywhere below it, in proportion
 
 
@@ -29,6 +35,7 @@ class PastJob:
     gpus: int
     limit_s: float
     ran_s: float
+    job: str = ""  # its number, where that is known
 
 
 def stem(name: str) -> str:
@@ -36,25 +43,51 @@ def stem(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
+def read_past(path: str | Path) -> list[PastJob]:
+    """Past jobs of a file of Slurm's jobcomp/filetxt, or of any log of jobs (docs/fleet-formats.md). ForetraceError."""
+    source = load(path)
+    if not (source.first.startswith("JobId=") and "JobState=" in source.first and "EndTime=" in source.first):
+        return of_log(read(path))
+    found = []
+    for said in pairs(source.text, "JobId"):
+        if said.get("JobState") not in ENDED:
+            continue
+        try:
+            ran = stamp(said["EndTime"]) - stamp(said["StartTime"])
+            limit = float(said["TimeLimit"]) * 60 if said.get("TimeLimit", "").isdecimal() else math.inf
+        except (KeyError, ValueError):
+            where = said.get("JobId", "")[:20]
+            raise source.fail(f"job {where!r} has no times; is this the file of jobcomp/filetxt?") from None
+        if ran > 0:
+            user, gpus = re.sub(r"\(.*", "", said.get("UserId", "")), gpus_in(said.get("Tres", ""))
+            account, name = (said.get(key, "") for key in ("Account", "Name"))
+            found.append(
+                PastJob(user=user, account=account, name=name, gpus=gpus, limit_s=limit, ran_s=ran, job=said["JobId"])
+            )
+    return found[-MOST_ROWS:]
+
+
 def of_log(log: Workload) -> list[PastJob]:
     """The jobs of a log that ended."""
     account = log.details.get("account", log.tenant)
     name = log.details.get("name", log.model)
-    rows = zip(log.user, account, name, log.gpus, log.estimate_s, log.work_s, strict=True)
+    rows = zip(log.user, account, name, log.gpus, log.estimate_s, log.work_s, log.job, strict=True)
     return [
-        PastJob(user=str(u), account=str(a), name=str(n), gpus=int(g), limit_s=float(e), ran_s=float(w))
-        for u, a, n, g, e, w in rows
+        PastJob(user=str(u), account=str(a), name=str(n), gpus=int(g), limit_s=float(e), ran_s=float(w), job=str(j))
+        for u, a, n, g, e, w, j in rows
         if np.isfinite(w)
     ][-MOST_ROWS:]
 
 
-def of_queue(jobs: Iterable[QueuedJob]) -> list[PastJob]:
-    """Those of a queue that ended by themselves and are still shown."""
-    return [
-        PastJob(user=j.user, account=j.account, name=j.name, gpus=j.gpus, limit_s=j.limit_s, ran_s=j.ran_s)
-        for j in jobs
-        if j.state in ("COMPLETED", "TIMEOUT", "FAILED", "OUT_OF_MEMORY") and j.ran_s > 0
+def with_queue(past: Sequence[PastJob], jobs: Iterable[QueuedJob]) -> list[PastJob]:
+    """Past jobs, and those of a queue that ended by themselves, are still shown, and are not among them."""
+    known = {each.job for each in past}
+    ended = [each for each in jobs if each.state in ENDED and each.ran_s > 0 and each.job not in known]
+    made = [
+        PastJob(user=j.user, account=j.account, name=j.name, gpus=j.gpus, limit_s=j.limit_s, ran_s=j.ran_s, job=j.job)
+        for j in ended
     ]
+    return [*past, *made]
 
 
 def drawn(
@@ -104,5 +137,6 @@ def drawn(
 def _of_limit(elapsed: float, limit: float, random: np.random.Generator, draws: int) -> Float64:
     """Where nothing is known but the limit: anywhere between what it has run and the limit, or the limit itself."""
     low, high = max(elapsed, 1.0), max(min(limit, 1e8), elapsed + 1.0)
-    anywhere = low + (high - low) * random.random(draws) if limit < 1e8 else low * (1 / (1 - random.random(draws) * 0.999))
+    share = random.random(draws)
+    anywhere = low + (high - low) * share if limit < 1e8 else low / (1 - 0.999 * share)
     return np.where(random.random(draws) < AT_LIMIT, high, anywhere)

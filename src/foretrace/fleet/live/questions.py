@@ -10,7 +10,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.live import history, queue
-from foretrace.fleet.live.forecast import FOREVER, HORIZON_S, play
+from foretrace.fleet.live.forecast import HORIZON_S, play
 from foretrace.fleet.live.history import PastJob
 from foretrace.fleet.live.snapshot import QueuedJob, Snapshot
 from foretrace.fleet.workload import Float64
@@ -60,7 +60,7 @@ class Sooner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorChange:
-    """What becomes of all waiting jobs with another cluster or setting: mean of their further waiting, with its range."""
+    """What another cluster or setting does: mean further waiting of the jobs that wait, and its ratio with a range."""
 
     change: str
     before_s: float
@@ -92,7 +92,7 @@ class Forecast:
         if draws < 20:
             raise ForetraceError(f"`draws={draws}`: a range needs 20 draws or more.")
         self.seen, self.draws, self.seed = seen, draws, seed
-        self.past = [*past, *history.of_queue(seen.jobs)]
+        self.past = history.with_queue(past, seen.jobs)
 
     def of(self, seen: Snapshot) -> tuple[queue.Lined, Float64]:
         """The queue of a snapshot, and (draws, jobs) its starts in seconds from now."""
@@ -118,7 +118,7 @@ def ask(
     settings: Mapping[str, float] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Answer:
-    """When each waiting job starts; for `job` also what would start it sooner; with `racks` or `settings` what these do.
+    """When waiting jobs start; for `job` also what would start it sooner; with `racks` or `settings` what these do.
 
     settings: SchedulerParameters to try, one by one. Raises ForetraceError for a job that does not exist.
     """
@@ -215,7 +215,8 @@ def _why(job: QueuedJob, seen: Snapshot, lined: queue.Lined) -> str:
     asks = f"it needs {made.nodes[at]:,} node{'s' if made.nodes[at] > 1 else ''} with {made.each[at]:,} free each"
     parts = [text, f"{asks}, {fit:,} {'has' if fit == 1 else 'have'} that now"]
     if ahead:
-        parts.append(f"{ahead:,} job{'s' if ahead > 1 else ''} of its partition stand{'s' if ahead == 1 else ''} before it")
+        stand = "job of its partition stands" if ahead == 1 else "jobs of its partition stand"
+        parts.append(f"{ahead:,} {stand} before it")
     if made.switches[at] and made.insists[at] > 0:
         parts.append(f"it insists on {made.switches[at]} leaf switch for another {made.insists[at]:.0f} s")
     return "; ".join(parts)
@@ -238,7 +239,8 @@ def _tries(seen: Snapshot, job: QueuedJob, past: Sequence[PastJob]) -> list[tupl
     if job.nodes > 1:
         nodes = job.nodes // 2
         fields: dict[str, object] = {"nodes": nodes, "gpus": job.gpus * nodes // job.nodes}
-        found.append((f"{nodes} nodes instead of {job.nodes}", update + f"NumNodes={nodes}", fields, "it runs longer"))
+        change = f"{nodes} node{'s' if nodes > 1 else ''} instead of {job.nodes}"
+        found.append((change, update + f"NumNodes={nodes}", fields, "it runs longer"))
     if job.switches:
         found.append(("no --switches", update + "Switches=0", {"switches": 0}, "it may be spread over leaf switches"))
     for part in seen.partitions:
@@ -271,13 +273,12 @@ def _operated(made: Forecast, change: str, other: Snapshot, lined: queue.Lined, 
     both = [(i, at[each.job]) for i, each in enumerate(lined.jobs) if each.waiting and each.job in at]
     if not both:
         raise ForetraceError(f"{made.seen.source} has no job that waits and could start; there is nothing to compare.")
-    mine, theirs = (np.minimum(table[:, list(rows)], HORIZON_S).mean(axis=1) for table, rows in zip((starts, changed), zip(*both, strict=True), strict=True))  # fmt: skip
+    here, there = (list(each) for each in zip(*both, strict=True))
+    mine = np.minimum(starts[:, here], HORIZON_S).mean(axis=1)
+    theirs = np.minimum(changed[:, there], HORIZON_S).mean(axis=1)
     ratio = theirs / np.maximum(mine, 1e-9)
     low, high = np.percentile(ratio, [LOW, HIGH])
     return OperatorChange(
         change=change, before_s=float(np.median(mine)), after_s=float(np.median(theirs)), ratio=float(np.median(ratio)),
         low=float(low), high=float(high),
     )  # fmt: skip
-
-
-__all__ = ["FOREVER", "Answer", "Forecast", "OperatorChange", "Sooner", "Start", "ask", "spread_of"]

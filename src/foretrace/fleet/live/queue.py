@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.live.forecast import FOREVER, Pace, Queue
+from foretrace.fleet.live.forecast import Pace, Queue
 from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition, Snapshot
 
 MOST_JOBS, MOST_CELLS = 20_000, 40_000_000
-# Reasons (squeue(1)) that no schedule answers: somebody has to do something, or a limit that is not seen here must ease.
+# Reasons (squeue(1)) that no schedule answers: somebody has to act, or a limit that is not seen here must ease.
 _NOBODY = re.compile(
     r"JobHeld|DependencyNeverSatisfied|PartitionTimeLimit|PartitionNodeLimit|BadConstraints|Invalid|Inactive|Account|"
     r"FrontEnd|ReqNodeNotAvail|Licenses|Assoc|QOS(?!$)|MaxCpuPer|MaxGRES|MaxNodePer|Cleaning|Prolog|launch_failed|"
@@ -41,7 +41,7 @@ class Lined:
 def line_up(seen: Snapshot) -> Lined:
     """What is played on from a snapshot. Raises ForetraceError where it is too large, or no node takes jobs."""
     parts = {each.name: each for each in seen.partitions}
-    nodes = [each for each in seen.nodes]
+    nodes = list(seen.nodes)
     at = {each.name: i for i, each in enumerate(nodes)}
     devices = any(each.gpus for each in nodes)
     left_out: dict[str, str] = {}
@@ -79,16 +79,20 @@ def line_up(seen: Snapshot) -> Lined:
         if job.running:
             for host, share in job.held.items():
                 if host in at:
-                    whole = job.exclusive or (not share and not nodes[at[host]].gpus)
-                    size = nodes[at[host]].gpus if devices and nodes[at[host]].gpus else nodes[at[host]].cpus
-                    used = share if nodes[at[host]].gpus else -(-job.cpus // max(len(job.held), 1))
-                    held[i, at[host]] = min(size if job.exclusive else used, size) if not whole or used else size
+                    node = nodes[at[host]]
+                    used = share if node.gpus else -(-job.cpus // len(job.held))
+                    held[i, at[host]] = slots[at[host]] if job.exclusive else min(used, node.gpus or node.cpus)
             continue
         may[i] = [_fits(job, node, parts) for node in nodes]
         largest = int(slots[may[i]].max(initial=0))
-        number[i], each[i] = _shape(job, largest, devices)
+        whole = job.exclusive or any(parts[name].whole for name in job.partition.split(",") if name in parts)
+        number[i], each[i] = _shape(job, largest, devices, whole=whole)
         if int((slots[may[i]] >= each[i]).sum()) < number[i] or not largest:
             left_out[job.job] = "no set of nodes that are up now could hold it"
+    listed = {job.job for job in played}
+    for job in played:
+        if job.reason == "Dependency" and _awaited(job, dict.fromkeys(listed, 0)) < 0:
+            left_out[job.job] = f"it depends on {job.after}, whose end is not known here"
     keep = np.array([job.running or job.job not in left_out for job in played], bool)
     index = {job.job: i for i, job in enumerate(job for job, yes in zip(played, keep, strict=True) if yes)}
     kept = tuple(job for job, yes in zip(played, keep, strict=True) if yes)
@@ -173,7 +177,9 @@ def pending(job: QueuedJob) -> str:
     if reason.startswith(("Assoc", "QOS", "Max")):
         return f"a limit of its account or QOS is reached ({reason}); it starts when others of them end"
     first = reason.split(",")[0]
-    return _WORDS.get(first, f"Slurm says {reason}" if reason and reason != "None" else "Slurm has not looked at it yet")
+    if first in ("", "None"):
+        return "Slurm has not looked at it yet"
+    return _WORDS.get(first, f"Slurm says {reason}")
 
 
 def limit_of(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> float:
@@ -187,7 +193,7 @@ def limit_of(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> float:
 
 
 def _tasks(job: QueuedJob) -> list[QueuedJob]:
-    return [job] if job.tasks == 1 else [replace(job, job=job.job if i == 0 else f"{job.job}+{i}", tasks=1) for i in range(job.tasks)]
+    return [job, *(replace(job, job=f"{job.job}+{i}", tasks=1) for i in range(1, job.tasks))]
 
 
 def _submit(job: QueuedJob) -> float:
@@ -216,7 +222,8 @@ def _on(job: QueuedJob) -> list[str]:
 
 def _awaited(job: QueuedJob, index: Mapping[str, int]) -> int:
     """The last in line of those it depends on, −1 where none is left."""
-    return max((index[name] for name in _on(job) if name in index), default=-1)
+    wanted = set(_on(job))
+    return max((i for each, i in index.items() if {each, re.split(r"[+_]", each)[0]} & wanted), default=-1)
 
 
 def _fits(job: QueuedJob, node: SlurmNode, parts: Mapping[str, SlurmPartition]) -> bool:
@@ -231,7 +238,7 @@ def _fits(job: QueuedJob, node: SlurmNode, parts: Mapping[str, SlurmPartition]) 
     return all(word in node.features for word in wanted) and (node.gpus > 0 or not job.gpus)
 
 
-def _shape(job: QueuedJob, largest: int, devices: bool) -> tuple[int, int]:
+def _shape(job: QueuedJob, largest: int, devices: bool, *, whole: bool) -> tuple[int, int]:
     """Nodes and slots on each."""
     nodes = max(job.nodes, 1)
     if job.gpus and job.per_node:
@@ -241,7 +248,7 @@ def _shape(job: QueuedJob, largest: int, devices: bool) -> tuple[int, int]:
         each = -(-job.gpus // nodes)
     else:
         each = 0 if devices else -(-job.cpus // nodes)
-    return nodes, largest if job.exclusive and largest else each
+    return nodes, largest if whole and largest else each
 
 
 def changed_job(seen: Snapshot, job: str, **fields: object) -> Snapshot:
@@ -259,7 +266,7 @@ def larger(seen: Snapshot, racks: int) -> Snapshot:
         nodes += [replace(known[host], name=name, state="IDLE") for host, name in added.items()]
         leaves[f"added{i + 1}"] = tuple(added.values())
         parts = [
-            replace(part, nodes=part.nodes + tuple(added[host] for host in part.nodes if host in added)) for part in parts
+            replace(part, nodes=(*part.nodes, *(added[host] for host in part.nodes if host in added))) for part in parts
         ]
     return replace(seen, nodes=tuple(nodes), leaves=leaves, partitions=tuple(parts))
 
@@ -272,6 +279,3 @@ def with_parameters(seen: Snapshot, changes: Mapping[str, float]) -> Snapshot:
     ]  # fmt: skip
     words = [*kept, *(f"{key}={value:g}" for key, value in changes.items())]
     return replace(seen, settings={**seen.settings, "schedulerparameters": ",".join(words)})
-
-
-__all__ = ["FOREVER", "Lined", "changed_job", "larger", "limit_of", "line_up", "pace_of", "pending", "with_parameters"]

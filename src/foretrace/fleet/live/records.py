@@ -10,6 +10,7 @@ import datetime
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from foretrace.errors import ForetraceError
@@ -52,7 +53,7 @@ def stamp(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """[days-]hours:minutes:seconds, minutes:seconds or minutes in seconds; inf, nan where not set. Raises ValueError."""
+    """[days-]hours:minutes:seconds, minutes:seconds or minutes, in seconds; inf, nan if not set. Raises ValueError."""
     text = text.strip()
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return math.inf
@@ -237,7 +238,7 @@ def settings_of(text: str) -> dict[str, str]:
 
 
 def queue_table(source: Source) -> list[QueuedJob]:
-    """`squeue` in columns: apart by bars (-o "...|..."), or by blanks as it prints by default. Raises ForetraceError."""
+    """`squeue` in columns: apart by bars (-o "...|..."), or by blanks, as by default. Raises ForetraceError."""
     header, bars = source.first, "|" in source.first
     heads = header.split("|") if bars else header.split()
     at = {_COLUMNS[each.strip().lower()]: i for i, each in enumerate(heads) if each.strip().lower() in _COLUMNS}
@@ -252,7 +253,7 @@ def queue_table(source: Source) -> list[QueuedJob]:
         if len(cells) < len(heads):
             raise source.fail(f"line {line[:40]!r} has {len(cells)} columns where {len(heads)} belong; print it again.")
         row = {key: cells[i].strip() for key, i in at.items()}
-        jobs.append(_checked("job", row["job"], lambda row=row: _row(row)))
+        jobs.append(_checked("job", row["job"], partial(_row, row)))
     return jobs
 
 
@@ -275,18 +276,16 @@ def _row(row: Mapping[str, str]) -> QueuedJob:
         priority=float(text("priority") or 0), nodes=nodes, per_node=per_node, gpus=per_node * nodes,
         cpus=number(row.get("cpus", "1")), exclusive=row.get("shared", "") in ("NO", "EXCLUSIVE"),
         limit_s=duration(row.get("limit", "")), submit_s=stamp(row.get("submit", "")), eligible_s=math.nan,
-        start_s=stamp(row.get("start", "")), ran_s=duration(row.get("ran", "0:00")), held=dict.fromkeys(hosts, per_node),
-        after=text("after"), features=text("features"), only=names(row.get("only", "")) if state in WAITING else (),
+        start_s=stamp(row.get("start", "")), ran_s=duration(row.get("ran", "0:00")),
+        held=dict.fromkeys(hosts, per_node), after=text("after"), features=text("features"),
+        only=names(row.get("only", "")) if state in WAITING else (),
         without=names(row.get("without", "")), tasks=tasks, throttle=throttle, array=found[1] if found[3] else "",
     )  # fmt: skip
 
 
 def queue_json(whole: Mapping[str, Any], where: str) -> list[QueuedJob]:
     """`squeue --json` of any of its versions. Raises ForetraceError."""
-    return [
-        _checked("job", str(row.get("job_id", "?")), lambda row=row: _object(row))
-        for row in _rows(whole, "jobs", where)
-    ]
+    return [_checked("job", str(row.get("job_id", "?")), partial(_object, row)) for row in _rows(whole, "jobs", where)]
 
 
 def _rows(whole: Mapping[str, Any], key: str, where: str) -> list[dict[str, Any]]:
@@ -327,14 +326,14 @@ def _object(row: Mapping[str, Any]) -> QueuedJob:
     held = dict(zip(hosts, details, strict=True)) if len(details) == len(hosts) else None
     gpus = sum(details) or gpus or gpus_in(text("tres_alloc_str")) or gpus_in(text("tres_req_str"))
     shared = row.get("shared")
-    limit, start, wait = plain_number(row.get("time_limit")) * 60, moment("start_time"), count("maximum_switch_wait_time")
+    limit, wait = plain_number(row.get("time_limit")) * 60, count("maximum_switch_wait_time")
     return QueuedJob(
         job=f"{array}_{int(task)}" if array and math.isfinite(task) else str(count("job_id")), state=state,
         reason=text("state_reason"), name=text("name"), user=text("user_name"), account=text("account"),
         qos=text("qos"), partition=text("partition"), priority=plain_number(row.get("priority")), nodes=nodes,
         per_node=per_node, gpus=gpus, cpus=max(count("cpus", 1), 1), limit_s=limit, submit_s=moment("submit_time"),
         exclusive="none" in map(str, shared) if isinstance(shared, list) else row.get("exclusive") is True,
-        eligible_s=moment("eligible_time"), start_s=start, ran_s=0.0, array=str(array) if array else "",
+        eligible_s=moment("eligible_time"), start_s=moment("start_time"), ran_s=0.0, array=str(array) if array else "",
         held=held or dict.fromkeys(hosts, -(-gpus // max(len(hosts), 1))), after=text("dependency"),
         switches=count("required_switches"), switch_wait_s=float(wait) if wait else math.inf,
         features=text("features"), only=names(text("required_nodes")), without=names(text("excluded_nodes")),
@@ -354,4 +353,4 @@ def nodes_json(whole: Mapping[str, Any], where: str) -> list[SlurmNode]:
             features=tuple(given.split(",") if isinstance(given, str) else map(str, given)),
         )  # fmt: skip
 
-    return [_checked("node", str(r.get("name", "?")), lambda r=r: make(r)) for r in _rows(whole, "nodes", where)]
+    return [_checked("node", str(r.get("name", "?")), partial(make, r)) for r in _rows(whole, "nodes", where)]

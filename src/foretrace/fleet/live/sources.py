@@ -54,7 +54,7 @@ def ask_slurm(
         try:
             save.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ForetraceError(f"cannot write to {save} ({error.strerror or error}); choose another folder.") from None
+            raise ForetraceError(f"cannot write to {save} ({error.strerror or error}); choose another.") from None
         for name, text in said.items():
             write_text(save / name, text)
     return said
@@ -67,7 +67,7 @@ def _run(command: tuple[str, ...]) -> str:
     for each in [name for name in environment if name.startswith(("SQUEUE_", "SCONTROL_", "SINFO_"))]:
         del environment[each]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_WAIT_S, env=environment, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, timeout=_WAIT_S, env=environment, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ForetraceError(f"{' '.join(command)} does not answer ({error}); ask the cluster's operators.") from None
     if done.returncode:
@@ -151,7 +151,7 @@ def snapshot(sources: list[Source], source: str) -> Snapshot:
 
 def _once(shown: dict[str, list[QueuedJob]], kind: str, source: Source, jobs: list[QueuedJob]) -> None:
     if kind in shown:
-        raise source.fail(f"a second output of {kind} stands beside another; leave one, of the same moment as the nodes.")
+        raise source.fail(f"a second output of {kind} is beside another; leave the one of the nodes' moment.")
     if len({each.job for each in jobs}) < len(jobs):
         raise source.fail("a job stands twice; print every job once, without -r beside its array.")
     shown[kind] = jobs
