@@ -42,8 +42,8 @@ class FleetLiveView(Report, frozen=True, kw_only=True):
                 (each.change, each.before_s, each.after_s, each.ratio, f"{each.low:.2f} – {each.high:.2f}")
                 for each in self.changes
             ]
-            heads: list[Column | str] = ["change", Column("mean wait from now", "long"), Column("then", "long"), Column("ratio", "ratio")]
-            yield table([*heads, Column("80 % range", right=True)], rows)
+            before, after = Column("mean wait from now", "long"), Column("then", "long")
+            yield table(["change", before, after, Column("ratio", "ratio"), Column("80 % range", right=True)], rows)
         if self.jobs:
             slurm = Column("squeue --start", "long", unknown="no answer")
             yield listing(

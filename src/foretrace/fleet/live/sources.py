@@ -114,7 +114,7 @@ def snapshot(sources: list[Source], source: str) -> Snapshot:
         elif whole is not None and "nodes" in whole:
             nodes |= {node.name: node for node in records.nodes_json(whole, each.path)}
             settings.setdefault("slurm_version", _version(whole))
-        elif first.startswith("JobId=") and "JobState=" in each.text and "ProcCnt=" not in each.first:
+        elif first.startswith("JobId=") and "ProcCnt=" not in first:
             _once(shown, "scontrol show job", each, list(map(records.job_of, records.pairs(each.text, "JobId"))))
         elif first.startswith("NodeName="):
             nodes |= {node.name: node for node in map(records.node_of, records.pairs(each.text, "NodeName"))}
