@@ -11,7 +11,6 @@ on which settings were chosen instead.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +21,8 @@ import numpy as np
 
 from foretrace.fleet.formats import read
 from foretrace.fleet.live import questions, sources
-from foretrace.fleet.live.history import of_log
-from foretrace.fleet.live.records import stamp
-from foretrace.reading import read_text
+from foretrace.fleet.live.history import of_log, with_queue
+from foretrace.fleet.live.snapshot import QueuedJob
 from reproductions import parser_of, shared_data
 from reproductions.slurm_live.rig import ENDED, SETUP, gather
 from reproductions.slurm_live.workloads import jobs
@@ -72,20 +70,20 @@ def measure(folder: Path, shared: Path, workloads: dict[int, float]) -> dict[int
 
 def score(folder: Path) -> list[dict[str, float]]:
     """A row for each job that waits at each moment: what was predicted, what Slurm said, what came; seconds."""
-    past = of_log(read(folder / "history.txt"))
-    starts = {}
-    for line in read_text(folder / ENDED).splitlines():
-        said = dict(re.findall(r"(\w+)=(\S*)", line))
-        starts[said["JobId"]] = stamp(said["StartTime"])
+    log = of_log(read(folder / "history.txt"))
+    moments = [sources.read_folder(moment) for moment in sorted(folder.glob("at*"))]
+    starts = {job.job: job.start_s for seen in moments for job in seen.jobs if not job.waiting}
+    ended: dict[str, QueuedJob] = {}  # what accounting knows by then, also when the controller has forgotten it
     rows = []
-    for at, moment in enumerate(sorted(folder.glob("at*"))):
-        seen = sources.read_folder(moment)
+    for at, seen in enumerate(moments):
+        ended |= {job.job: job for job in seen.jobs if not (job.waiting or job.running)}
+        past = with_queue(log, ended.values())
         if not any(job.waiting for job in seen.jobs):
             continue
         for each in questions.ask(seen, past, draws=DRAWS, seed=at).starts:
-            came = starts[each.job] - seen.now_s
-            if each.start_s is None:
+            if each.start_s is None or each.job not in starts:
                 continue
+            came = starts[each.job] - seen.now_s
             slurm = np.nan if each.slurm_s is None else max(each.slurm_s, 0.0)
             high = np.inf if each.high_s is None else each.high_s
             rows.append({"came": came, "said": each.start_s, "low": each.low_s or 0.0, "high": high, "slurm": slurm})

@@ -36,7 +36,7 @@ def gather(folder: Path, jobs: list[RigJob], past: list[RigJob]) -> None:
                 for name, text in said.items():
                     (folder / f"at{shown:03d}").mkdir(exist_ok=True)
                     write_text(folder / f"at{shown:03d}" / name, text)
-                if at == len(jobs) and not slurm.run("squeue", "--noheader").strip():
+                if at == len(jobs) and not slurm.run("squeue", "--noheader", "--states=PENDING").strip():
                     break
             time.sleep(0.1)
         write_text(folder / ENDED, slurm.completed.read_text())

@@ -31,9 +31,13 @@ class RigJob:
     limit_min: int
 
 
-def jobs(trace: Path, *, count: int, load: float, gpus: int, seed: int) -> tuple[list[RigJob], list[RigJob]]:
-    """(to play, history). A job's size, user and run time are the trace's; more of its larger jobs than of its small
-    ones are taken, and submissions are uniform at random, so that the work offered is `load` of the GPUs.
+def jobs(
+    trace: Path, *, count: int, load: float, gpus: int, seed: int, part: tuple[float, float] = (0.6, 1.0)
+) -> tuple[list[RigJob], list[RigJob]]:
+    """(to play, history): users, sizes and run times of the trace, more of its larger jobs than of its small ones.
+
+    Submissions are uniform at random, so that the work offered is `load` of the GPUs. `part` of the trace is played;
+    what lies before it is the history.
     """
     random = np.random.default_rng(seed)
     with gzip.open(trace, "rt") as file:
@@ -50,8 +54,8 @@ def jobs(trace: Path, *, count: int, load: float, gpus: int, seed: int) -> tuple
     ]
     # one in twelve of those with one GPU, which are 93 % of the trace and hardly wait for each other
     kept = [each for each in kept if each[1] > 1 or random.random() < 1 / 12]
-    half = len(kept) * 6 // 10
-    past, later = kept[:half], kept[half:]
+    begin, end = (int(len(kept) * share) for share in part)
+    past, later = kept[:begin], kept[begin:end]
     limits = _limits(past, np.random.default_rng(7))
     first = int(random.integers(0, max(len(later) - 4 * count, 1)))
     # within a stretch of the trace users come and go as they did; every third job is left to others

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -33,6 +33,7 @@ class Costs:
     `first_start`. restart_s_by_model overrides both (from the size of a checkpoint, `checkpoint_cost`).
     checkpoint_s: how often a running job saves by itself (0: a failure loses the whole stretch).
     mtbf_h, mttr_h: mean hours between failures of one innermost unit and to its repair, exponential (0: no failures).
+    failures: stated ones instead, of innermost units: when (s), which unit, when it is repaired (s, inf: never).
     """
 
     restart_s: float = 0.0
@@ -42,6 +43,7 @@ class Costs:
     checkpoint_s: float = 0.0
     mtbf_h: float = 0.0
     mttr_h: float = 1.0
+    failures: tuple[tuple[float, int, float], ...] = ()
 
     def validate(self) -> None:
         """Raise ForetraceError where a cost is negative or not a number."""
@@ -238,6 +240,8 @@ def failures(
 
     Times between failures and to repair are exponential; a broken unit does not break again before its repair.
     """
+    if costs.failures:
+        return _in_order([row for at, unit, back in costs.failures for row in ((at, unit, 0), (back, unit, 1))])
     if costs.mtbf_h <= 0:
         empty = np.zeros(0, np.int64)
         return empty, empty, empty
@@ -258,6 +262,12 @@ def failures(
             back = at + max(random.exponential(costs.mttr_h * 3600), 1e-9)
             rows += [(at, unit, 0), (back, unit, 1)]
             at = back
+    return _in_order(rows)
+
+
+def _in_order(rows: Sequence[tuple[float, int, int]]) -> tuple[Int64, Int64, Int64]:
+    """Times (s), units and repairs as columns, by time; what never happens is left out."""
+    rows = [row for row in rows if np.isfinite(row[0])]
     times = nanoseconds([row[0] for row in rows])
     units = np.array([row[1] for row in rows], np.int64)
     ups = np.array([row[2] for row in rows], np.int64)

@@ -69,10 +69,11 @@ class Pace:
     lag_s: float = 1.0
 
 
-def play(queue: Queue, run_s: Float64, pace: Pace, phases: Float64) -> Float64:
+def play(queue: Queue, run_s: Float64, pace: Pace, phases: Float64, held: list[Int64] | None = None) -> Float64:
     """(draws, jobs) starts in seconds from now, FOREVER where a job does not start; those who run have theirs ≤ 0.
 
     run_s: (draws, jobs) how long each runs in all; phases: (draws,) in [0, 1), where in its interval backfill stands.
+    held: filled with the slots, (j, n), that each job had, one array for each draw.
     """
     jobs, nodes = queue.may.shape
     starts = np.full(run_s.shape, FOREVER)
@@ -81,6 +82,8 @@ def play(queue: Queue, run_s: Float64, pace: Pace, phases: Float64) -> Float64:
     for draw in range(len(run_s)):
         # what the play writes on is its own copy
         args = [np.array(getattr(queue, each.name), order="C") for each in fields(Queue)]
+        if held is not None:
+            held.append(args[6])
         _play(
             *args, np.array(run_s[draw]), pace.interval_s, pace.window_s, pace.depth, pace.backfill, pace.lag_s,
             float(phases[draw]) * pace.interval_s, np.where(queue.running, HELD_, QUEUED_), starts[draw], rows[0],

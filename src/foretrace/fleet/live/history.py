@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from foretrace.fleet.formats import read
 from foretrace.fleet.formats.source import load
@@ -21,6 +22,8 @@ MOST_ROWS = 4000  # the latest
 # guess from the limit alone counts for. Chosen on the workloads of `reproductions/slurm_live` that are not scored.
 SAME = {"user": 30.0, "account": 30.0, "name": 10.0, "limit": 6.0, "gpus": 2.0}
 PRIOR = 2.0
+HALF = 20.0  # jobs of the same user after which one counts half
+DRIFT = 0.3  # standard deviation of the logarithm of how much a user's jobs run longer today than in the history
 ENDED = ("COMPLETED", "TIMEOUT", "FAILED", "OUT_OF_MEMORY")  # by itself; others say little about how long it would run
 AT_LIMIT = 0.1  # of the guess: jobs that run into their limit; the others end anywhere below it, in proportion
 
@@ -80,14 +83,14 @@ def of_log(log: Workload) -> list[PastJob]:
 
 
 def with_queue(past: Sequence[PastJob], jobs: Iterable[QueuedJob]) -> list[PastJob]:
-    """Past jobs, and those of a queue that ended by themselves, are still shown, and are not among them."""
-    known = {each.job for each in past}
-    ended = [each for each in jobs if each.state in ENDED and each.ran_s > 0 and each.job not in known]
+    """Past jobs, and those of a queue that ended by themselves and are still shown, each once, as the queue has it."""
+    ended = [each for each in jobs if each.state in ENDED and each.ran_s > 0]
+    shown = {each.job for each in ended}
     made = [
         PastJob(user=j.user, account=j.account, name=j.name, gpus=j.gpus, limit_s=j.limit_s, ran_s=j.ran_s, job=j.job)
         for j in ended
     ]
-    return [*past, *made]
+    return [*(each for each in past if each.job not in shown or not each.job), *made]
 
 
 def drawn(
@@ -95,43 +98,65 @@ def drawn(
 ) -> Float64:
     """(draws, jobs) run times in seconds, each above what the job has run already and at most its limit.
 
-    A draw is a run time of a past job, the more likely the more it shares (`SAME`), or a share of the limit. Within a
-    draw past jobs carry random weights (Rubin's Bayesian bootstrap, 1981), the same for all jobs, so that what is not
-    known of a user is not known of all of that user's jobs alike.
+    A draw is a run time of a past job, the more likely the more it shares (`SAME`) and the later it was (`HALF`), or a
+    share of the limit. Jobs that run now count, too: each passes its weight on to the past jobs that ran longer
+    (Efron's redistribution to the right, 1967), so that a burst of long jobs of which only short ones have ended is not
+    taken for one of short jobs. Within a draw past jobs carry random weights (Rubin's Bayesian bootstrap, 1981), and
+    each user's run times a common factor (`DRIFT`), the same for all jobs: what is not known of a user is not known of
+    all of that user's jobs alike.
     """
     past = list(past)[-MOST_ROWS:]
     ran = np.array([max(each.ran_s, 1.0) for each in past])
-    columns = {
-        "user": [each.user for each in past], "account": [each.account for each in past],
-        "name": [stem(each.name) for each in past], "limit": [each.limit_s for each in past],
-        "gpus": [each.gpus for each in past],
-    }  # fmt: skip
-    rows = {key: np.array(values, object) for key, values in columns.items()}
+    going = [i for i, job in enumerate(jobs) if job.running]
+    rows = [_said(each) for each in past] + [_said(jobs[i], float(limits_s[i])) for i in going]
+    columns = np.array(rows, object).reshape(len(rows), len(SAME))
+    elapsed = np.array([jobs[i].ran_s for i in going])
     noise = random.exponential(size=(draws, len(past)))
-    own = random.exponential(size=draws)
-    made = np.empty((draws, len(jobs)))
+    own = PRIOR * random.exponential(size=draws)
+    factors: dict[tuple[object, ...], Float64] = {}
     alike: dict[tuple[object, ...], Float64] = {}
+    made = np.empty((draws, len(jobs)))
     for at, job in enumerate(jobs):
-        key = (job.user, job.account, stem(job.name), float(limits_s[at]), job.gpus)
+        key = _said(job, float(limits_s[at]))
         if key not in alike:
-            weight = np.ones(len(past))
-            for (column, factor), value in zip(SAME.items(), (*key[:3], key[3], key[4]), strict=True):
-                weight[rows[column] == value] *= factor
-            alike[key] = weight / max(weight.max(initial=0.0), 1.0)
-        limit, elapsed = float(limits_s[at]), job.ran_s
-        can = ran > elapsed if job.running else np.ones(len(past), bool)
-        where = np.flatnonzero(can)
-        weight = alike[key][where]
-        guess = _of_limit(elapsed, limit, random, draws)
-        if len(where):
-            sums = np.cumsum(noise[:, where] * weight, axis=1)
-            whole = sums[:, -1] + PRIOR * own
-            point = random.random(draws) * whole
-            picked = np.array([np.searchsorted(row, p) for row, p in zip(sums, point, strict=True)])
-            inside = picked < len(where)
-            guess = np.where(inside, ran[where[np.minimum(picked, len(where) - 1)]], guess)
-        made[:, at] = np.clip(guess, min(elapsed + 1.0, max(limit, elapsed + 1.0)), max(limit, elapsed + 1.0))
+            alike[key] = _weights(key, columns, ran, elapsed)
+        if key[:2] not in factors:
+            factors[key[:2]] = np.exp(DRIFT * random.standard_normal((draws, 1)))
+        limit = max(float(limits_s[at]), job.ran_s + 1.0)
+        least = job.ran_s if job.running else 0.0
+        guess = _of_limit(least, limit, random, draws)
+        if len(past):
+            times = ran * factors[key[:2]]
+            sums = np.cumsum(noise * alike[key] * (times > least), axis=1)
+            point = random.random(draws) * (sums[:, -1] + own)
+            picked = (sums < point[:, None]).sum(axis=1)
+            found = np.take_along_axis(times, np.minimum(picked, len(past) - 1)[:, None], axis=1)[:, 0]
+            guess = np.where(picked < len(past), found, guess)
+        made[:, at] = np.clip(guess, min(least + 1.0, limit), limit)
     return made
+
+
+def _said(job: PastJob | QueuedJob, limit_s: float | None = None) -> tuple[object, ...]:
+    """What two jobs may share, in the order of `SAME`."""
+    return (job.user, job.account, stem(job.name), job.limit_s if limit_s is None else limit_s, job.gpus)
+
+
+def _weights(
+    key: tuple[object, ...], columns: npt.NDArray[np.object_], ran: Float64, elapsed: Float64
+) -> Float64:  # fmt: skip
+    """(past,) how much each past job counts for one that says `key`; rows of `columns` are past jobs, then running."""
+    same = columns == np.array(key, object)
+    weight = np.prod(np.where(same, list(SAME.values()), 1.0), axis=1)
+    # of the same user's the latest count most; those that run are later than all
+    mine = same[:, 0] & same[:, 1]
+    rank = mine[::-1].cumsum()[::-1]
+    weight = np.where(mine, weight * 0.5 ** ((rank - 1) / HALF), weight)
+    whole, kept = weight.max(initial=1.0), weight[: len(ran)].copy()
+    for each in np.argsort(elapsed, kind="stable"):
+        longer = kept * (ran > elapsed[each])
+        if longer.sum() > 0:
+            kept += weight[len(ran) + each] * longer / longer.sum()
+    return kept / whole
 
 
 def _of_limit(elapsed: float, limit: float, random: np.random.Generator, draws: int) -> Float64:

@@ -1,10 +1,12 @@
 """Deciding as Slurm does (22.05): its two schedulers at their intervals, time limits, and its choice of nodes.
 
-The main scheduler (job_scheduler.c) looks at every event, in order of priority, and stops at the first job that does
-not fit. sched/backfill (backfill.c) looks at the whole queue every `bf_interval`: each job gets the earliest time at
-which it fits by the time limits of those that run, and whole nodes are reserved for it from then on, to whole
-`bf_resolution`; a job starts if that time is now. A limit is a whole number of minutes, and all that Slurm knows.
-`slurm_nodes` chooses the nodes.
+Nothing is decided when a batch job is submitted or ends; that only asks for a pass of the main scheduler. slurmctld's
+background thread makes one (controller.c: _slurmctld_background wakes every second) once `batch_sched_delay` seconds
+have passed since the last, and every `sched_interval` in any case. The main scheduler (job_scheduler.c: _schedule) goes
+in order of priority and stops at the first job that does not fit. sched/backfill (backfill.c) looks at the whole queue
+every `bf_interval`: each job gets the earliest time at which it fits by the time limits of those that run, and whole
+nodes are reserved for it from then on, to whole `bf_resolution`; a job starts if that time is now. A limit is a whole
+number of minutes, and all that Slurm knows. `slurm_nodes` chooses the nodes.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
@@ -28,7 +29,7 @@ from foretrace.names import near
 if TYPE_CHECKING:
     from foretrace.fleet.stepping import View
 
-POLL_S = 1  # how often a backfill that found nothing new looks again (backfill.c: short_sleep)
+BACKGROUND_NS = 1_005_000_000  # the background thread sleeps ten times 0.1 s, and works a little
 LIMIT_CHECK_S = 30  # how often limits are enforced (slurmctld.h: PERIODIC_TIMEOUT)
 REQUEUE_S = 121  # a job that a failure sent back to the queue is held so long (credentials have to expire)
 _FIRST_WINDOW_S = 30  # ends of jobs this close are tested together, the next ones twice as wide (job_test.c)
@@ -41,6 +42,7 @@ class SchedulerParameters:
     """Those of slurm.conf(5) that are simulated, with Slurm's defaults: seconds, but bf_window in minutes."""
 
     sched_interval: int = 60
+    batch_sched_delay: int = 3
     bf_interval: int = 30
     bf_window: int = 1440
     bf_max_job_test: int = 500
@@ -58,8 +60,9 @@ class SchedulerParameters:
                 close = near(key, known)
                 hint = f"did you mean {close[0]}?" if close else f"those that are simulated: {', '.join(known)}."
                 raise ForetraceError(f"`slurm`: {key!r} is no SchedulerParameters that is simulated; {hint}")
-            if not value.isdecimal() or not int(value) or int(value) > 10**7:
-                raise ForetraceError(f"`slurm`: {key} must be a whole number above 0, got {value!r}.")
+            least = 0 if key == "batch_sched_delay" else 1
+            if not (value.isdecimal() and least <= int(value) <= 10**7):
+                raise ForetraceError(f"`slurm`: {key} must be a whole number from {least} up, got {value!r}.")
             given[key] = int(value)
         return cls(**given)
 
@@ -89,9 +92,12 @@ class SlurmMemory:
     table: NodeTable
     limits_s: list[int]
     epoch: int
-    last_backfill: float
-    planned: float | None = None  # the next backfill
-    backfills: bool = False  # this decision is one of the backfill scheduler, too
+    last: int  # the main scheduler's last pass, ns
+    full: int  # its last one in any case, ns
+    next: int | None = None  # its next pass, ns
+    asked: bool = False  # for a pass, by something that happened since
+    runs: bool = False  # this decision is one of the main scheduler
+    backfills: bool = False  # and this of the backfill scheduler
     blocked: bool = False  # the main scheduler has met a job that does not fit
     tested: int = 0
     space: list[Space] = field(default_factory=list)
@@ -110,6 +116,8 @@ class SlurmPolicy(Policy):
     by_priority: bool = False
     switches: str = ""
     exclusive: bool = False
+    backfill_s: float = 0.0  # a time at which the backfill scheduler looks
+    background_s: float = 0.0  # a time at which the background thread wakes
 
     @property
     def request(self) -> Request:
@@ -136,44 +144,68 @@ class SlurmPolicy(Policy):
             work = view.workload
             epoch = round(work.epoch_s)
             limits = (limits_min(work) * 60).tolist()
-            _memories[view] = SlurmMemory(NodeTable(view, self), limits, epoch, float(epoch))
+            _memories[view] = SlurmMemory(NodeTable(view, self), limits, epoch, -(10**12), self._main_ns)
         return _memories[view]
 
     # ---- when
     def order(self, view: View, waiting: Int64) -> Sequence[int] | Int64:
-        """By priority, those that a failure sent back left out while they are held."""
-        memory, now = self.memory(view), self._now(view)
+        """At a pass of one of the schedulers by priority, those that a failure sent back left out while held."""
+        memory, now = self.memory(view), view.now_ns
+        self._catch_up(memory, now)
+        memory.runs = now == memory.next
+        memory.backfills = self.backfill and self._bf_next(now - 1) == now
+        memory.blocked, memory.tested = not memory.runs, 0
+        if not (memory.runs or memory.backfills):
+            return []
         memory.table.look(view)
-        memory.blocked, memory.tested = False, 0
-        memory.backfills = self.backfill and memory.planned is not None and now >= memory.planned
         if memory.backfills:
-            step, window = self.parameters.bf_resolution, self.parameters.bf_window * 60
-            begin, end = int(now) // step * step, (int(now) + window) // step * step
-            memory.space = [Space(begin, end, memory.table.up.copy())]
-        return [job for job in view.ordered(waiting).tolist() if self._held_ns(view, job) <= view.now_ns]
+            at, step, window = int(self._now(view)), self.parameters.bf_resolution, self.parameters.bf_window * 60
+            memory.space = [Space(at // step * step, (at + window) // step * step, memory.table.up.copy())]
+        return [job for job in view.ordered(waiting).tolist() if self._held_ns(view, job) <= now]
 
     def review(self, view: View) -> int | None:
-        """The next backfill or, while a timer of switches runs, the next pass of the main scheduler."""
-        memory, now = self.memory(view), self._now(view)
-        waits = len(view.waiting) > 0
-        times: list[float] = []
-        if self.backfill:
-            if memory.planned is not None and memory.planned <= now:
-                memory.last_backfill, memory.planned = memory.planned, None
-            if memory.planned is None:
-                # it sleeps its interval; if nothing has changed since its last look, second by second after it
-                slept = ceil((now - memory.last_backfill) / POLL_S) * POLL_S
-                memory.planned = memory.last_backfill + max(self.parameters.bf_interval, slept)
-                if memory.planned <= now:
-                    memory.planned += POLL_S
-            times = [memory.planned]
-        if self.request.switches:
-            every = self.parameters.sched_interval
-            times.append((now // every + 1) * every)
+        """The next pass of either scheduler, if anybody waits for it."""
+        memory, now = self.memory(view), view.now_ns
+        self._catch_up(memory, now)
+        if now == memory.next:
+            self._passed(memory, now)
+        elif not (self.backfill and self._bf_next(now - 1) == now):
+            memory.asked = True
+        delay, every = self.parameters.batch_sched_delay * SECOND, self.parameters.sched_interval * SECOND
+        zero = memory.epoch * SECOND
+        due = memory.full + every
+        if memory.asked:  # difftime() of whole seconds
+            due = min(due, ((zero + memory.last) // SECOND * SECOND + delay) - zero)
+        memory.next = self._tick(max(due, now + 1))
+        if not len(view.waiting):
+            return None
         held = [self._held_ns(view, job) for job in view.waiting.tolist() if view.starts(job)]
-        later = [each for each in held if each > view.now_ns]
-        after = [int(nanoseconds(each - memory.epoch)) for each in times] if waits else []
-        return min((each for each in after + later if each > view.now_ns), default=None)
+        times = [memory.next, *held, *([self._bf_next(now)] if self.backfill else [])]
+        return min(each for each in times if each > now)
+
+    def _catch_up(self, memory: SlurmMemory, now: int) -> None:
+        """A pass that found nobody waiting was not played."""
+        if memory.next is not None and memory.next < now:
+            self._passed(memory, memory.next)
+            memory.next = None
+
+    def _passed(self, memory: SlurmMemory, at: int) -> None:
+        memory.last, memory.asked = at, False
+        if at - memory.full >= self.parameters.sched_interval * SECOND:
+            memory.full = at
+
+    def _tick(self, least: int) -> int:
+        """When the background thread wakes from this time on."""
+        return least + (self._main_ns - least) % BACKGROUND_NS
+
+    def _bf_next(self, after: int) -> int:
+        """When the backfill scheduler looks after this time."""
+        every = self.parameters.bf_interval * SECOND
+        return after + every - (after - int(nanoseconds(self.backfill_s))) % every
+
+    @property
+    def _main_ns(self) -> int:
+        return int(nanoseconds(self.background_s))
 
     def _now(self, view: View) -> float:
         """Unix time."""
@@ -205,7 +237,7 @@ class SlurmPolicy(Policy):
             full = view.free_gpus < int(view.workload.gpus[job])
             return Wait(Cause.FULL if full else Cause.RESERVED if memory.backfills else Cause.SCATTERED)
         memory.ends[job] = int(self._now(view)) + memory.limits_s[job]
-        return table.take(view, asks, nodes)
+        return table.take(view, job, nodes)
 
     def _waited_s(self, view: View, job: int) -> float:
         return (view.now_ns - int(view.workload.submit_ns[job])) / SECOND

@@ -97,12 +97,13 @@ class NodeTable:
             all_held[nodes] += gpus
         self.up = self.free + all_held == self.size
 
-    def take(self, view: View, asks: Asks, nodes: list[int]) -> list[int]:
+    def take(self, view: View, job: int, nodes: list[int]) -> list[int]:
         """Free GPUs of these nodes, as many as asked for."""
         chosen: list[int] = []
+        asks = self.asks(job)
         for node in sorted(nodes):
             chosen += view.free_in(node, self.level)[: min(asks.per_node, asks.gpus - len(chosen))]
-        self.free = self.free.copy()
+        self.held[job] = np.unique(self.node_of[chosen], return_counts=True)
         np.subtract.at(self.free, self.node_of[chosen], 1)
         return chosen
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,8 +201,10 @@ def _write(made: PrivateSlurm, first: int) -> None:
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
     for at in range(setup.gpus):
-        os.symlink("/dev/null", folder / f"gpu{at}")  # Slurm wants a file per GPU; it is never opened
-    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{setup.gpus - 1}]\n")
+        (folder / f"gpu{at}").symlink_to("/dev/null")  # Slurm wants a file per GPU; it is never opened
+    (folder / "gres.conf").write_text(
+        f"Name=gpu File={folder}/{'gpu0' if setup.gpus == 1 else f'gpu[0-{setup.gpus - 1}]'}\n"
+    )
     size = setup.nodes // setup.racks
     names = [setup.node(at) for at in range(setup.nodes)]
     switches = [
@@ -230,6 +232,8 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
+SlurmctldDebug=debug
+LogTimeFormat=iso8601_ms
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -291,8 +295,8 @@ def _wait(made: PrivateSlurm, started: subprocess.Popen[bytes]) -> None:
     )
 
 
-def _tail(path: Path) -> Sequence[str]:
+def _tail(path: Path) -> list[str]:
     try:
         return path.read_text(errors="replace").splitlines()[-50:]
     except OSError:
-        return ()
+        return []

@@ -1,4 +1,4 @@
-"""The process that owns the daemons of a private Slurm: it ends them, their jobs and their folder when its input closes.
+"""The process that owns the daemons of a private Slurm: when its input closes, it ends them, their jobs and the folder.
 
 It needs the standard library only, and is started by `cluster.private` with the folder as its argument. Closing its
 standard input is what ends it, so that it does its work also when whoever started it was killed.
@@ -30,13 +30,19 @@ def main(folder: Path) -> None:
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, lambda *_: sys.exit(0))
+    with suppress(PermissionError):
+        os.nice(-10)  # daemons need little, but at once: a late launch would be taken for the scheduler's doing
     try:
         made = []
         for at, command in enumerate(json.loads((folder / DAEMONS).read_text())):
-            with open(folder / f"daemon{at}.txt", "wb") as said:
+            with (folder / f"daemon{at}.txt").open("wb") as said:
                 made.append(
                     subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, preexec_fn=_dies_with_us
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=said,
+                        stderr=said,
+                        preexec_fn=_dies_with_us,  # noqa: PLW1509  # one thread
                     )
                 )
         print(json.dumps([each.pid for each in made]), flush=True)

@@ -1,0 +1,1 @@
+"""The fleet's simulation of Slurm, held against a real Slurm."""

@@ -1,0 +1,101 @@
+"""Runs on a private Slurm, kept one JSON line each, and what the simulation says of each."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from foretrace.fleet.policies import parse
+from foretrace.fleet.policies.slurm import SlurmPolicy
+from foretrace.fleet.slurm import against
+from foretrace.fleet.slurm.against import RigErrors
+from foretrace.fleet.slurm.cluster import private
+from foretrace.fleet.slurm.play import Ran, for_rig, play, slurm_setup
+from reproductions.slurm.cells import SETUP, Cell, kept, restored, workload
+
+RUNS = Path(__file__).parent / "runs.jsonl.gz"
+_LOCK = threading.Lock()
+
+
+class Row(NamedTuple):
+    """One workload: errors of the simulation over its runs, and what the runs differ by (None of one)."""
+
+    cell: Cell
+    jobs: int
+    runs: int
+    mean_jct_s: float
+    simulated: RigErrors
+    repeats: RigErrors | None
+    plain: RigErrors  # the same policy without Slurm's own rules
+
+
+def stored(path: Path) -> list[dict[str, Any]]:
+    """All runs of a file, none where there is no file."""
+    if not path.exists():
+        return []
+    with gzip.open(path, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def run(cells: Iterable[Cell], *, repeats: int, together: int, path: Path) -> None:
+    """Play what the file does not have yet, so many at a time; each is kept when it is done."""
+    have = {(Cell(*each["cell"]), each["repeat"]) for each in stored(path)}
+    os.nice(-10)  # submissions have to be in time on a machine that does other things, too
+    wanted = [(cell, at) for at in range(repeats) for cell in cells if (cell, at) not in have]
+    with ThreadPoolExecutor(together) as pool:
+        for done in pool.map(lambda each: _played(*each, path), wanted):
+            print(done, flush=True)
+
+
+def _played(cell: Cell, repeat: int, path: Path) -> str:
+    policy = parse(cell.policy)
+    assert isinstance(policy, SlurmPolicy)
+    setup = slurm_setup(SETUP, policy)
+    work = for_rig(workload(cell), setup, 1.0)
+    with private(setup) as slurm:
+        ran = play(slurm, work, policy)
+    row = {
+        "cell": list(cell), "repeat": repeat, "workload": kept(work), "epoch_s": ran.epoch_s,
+        "backfill_s": ran.backfill_s, "background_s": ran.background_s, "launch_s": ran.launch_s,
+        "submit_s": ran.submit_s.astype(int).tolist(), "start_s": ran.start_s.astype(int).tolist(),
+        "end_s": ran.end_s.astype(int).tolist(), "nodes": [list(each) for each in ran.nodes],
+    }  # fmt: skip
+    with _LOCK, gzip.open(path, "at") as lines:
+        lines.write(json.dumps(row, separators=(",", ":")) + "\n")
+    return f"{cell.name}, {cell.policy}, run {repeat + 1}"
+
+
+def _ran(row: dict[str, Any]) -> Ran:
+    times = {name: np.array(row[name], float) for name in ("submit_s", "start_s", "end_s")}
+    nodes = tuple(tuple(each) for each in row["nodes"])
+    return Ran(**times, nodes=nodes, **{n: row[n] for n in ("epoch_s", "backfill_s", "background_s", "launch_s")})
+
+
+def rows(runs: Sequence[dict[str, Any]], *, launch_s: float = against.LAUNCH_S) -> list[Row]:
+    """Simulate every stored run and compare, a row per cell."""
+    found = []
+    by = itertools.groupby(sorted(runs, key=lambda each: (each["cell"], each["repeat"])), lambda each: each["cell"])
+    for said, group in by:
+        cell, each = Cell(*said), list(group)
+        policy = parse(cell.policy)
+        assert isinstance(policy, SlurmPolicy)
+        work, ran = restored(each[0]["workload"]), [_ran(row) for row in each]
+        made = [against.compared(work, SETUP, policy, one, launch_s=launch_s) for one in ran]
+        plain = parse("priority" if policy.by_priority else "backfill" if policy.backfill else "fifo")
+        found.append(
+            Row(
+                cell, len(work), len(ran), float(np.mean([one.jct_s.mean() for one in ran])), against.mean(made),
+                against.between(ran, SETUP, policy),
+                against.mean([against.compared(work, SETUP, policy, one, plain=plain) for one in ran]),
+            )
+        )  # fmt: skip
+    return found

@@ -1,0 +1,55 @@
+"""`foretrace fleet rig`: a real scheduler on this machine, to check simulations against."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from foretrace.cli import completion, options
+from foretrace.cli.options import option
+from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
+
+
+def rig(
+    nodes: int = option(64, "N", "Virtual nodes.", least=1),
+    gpus: int = option(4, "N", "GPUs of each.", least=1),
+    racks: int = option(4, "N", "Leaf switches, each with as many nodes.", least=1),
+    trace: str = option("synthetic jobs=40 seed=7", "TRACE|synthetic", "A log of jobs, or how to draw some."),
+    policy: str = option(
+        "backfill slurm=yes", "NAME [KEY=VALUE ...]", "fifo, backfill or priority, with slurm=.",
+        complete=completion.policies,
+    ),
+    speedup: float = option(600.0, "FACTOR", "Seconds of the workload in one of the rig's."),
+    jobs: int = option(0, "N", "Only the first N jobs. 0: all.", least=0),
+    repeats: int = option(1, "N", "Runs, each on a Slurm of its own.", least=1),
+    fail: list[str] | None = option(None, "NODE@S[-S]", "A node fails (and comes back); repeat it."),
+) -> Result:  # fmt: skip
+    """Play jobs on a private Slurm, in real time, and simulate them.
+
+    It runs in a folder and on ports of its own and ends with the command. Settings of slurm= are on the rig's clock.
+
+    Example: foretrace fleet rig --nodes 8 --racks 2 --trace "synthetic jobs=10 seed=7 run-s=1200" --speedup 600
+    """
+    from pathlib import Path
+
+    from foretrace.fleet.scene import workload_of
+    from foretrace.fleet.slurm import against
+    from foretrace.fleet.slurm.cluster import SlurmSetup, missing
+    from foretrace.report import fleet_rig as report
+
+    if lacks := missing():
+        raise ForetraceError(lacks)
+    setup = SlurmSetup(nodes=nodes, gpus=gpus, racks=racks)
+    setup.validate()
+    drawn = trace.split()[:1] == [against.SYNTHETIC] and not Path(trace).exists()
+    work = against.synthetic(trace, setup) if drawn else workload_of(trace)
+    work = work.take(work.submit_ns.argsort(kind="stable")[:jobs]) if jobs else work
+    failures = [against.failure(each) for each in fail or ()]
+    with options.progress("playing jobs in real time") as tell:
+        found = against.against(work, setup, policy, speedup=speedup, repeats=repeats, failures=failures, progress=tell)
+    said = ["foretrace", "fleet", "rig", "--nodes", str(nodes), "--gpus", str(gpus), "--racks", str(racks)]
+    next_ = shlex.join([*said, "--trace", trace, "--policy", policy, "--speedup", f"{speedup:g}", "--repeats", "3"])
+    return report.rig(found, source=trace, policy=policy, speedup=speedup, next_=next_ if repeats == 1 else "")

@@ -1,0 +1,219 @@
+"""Play a workload on a private Slurm in real time, and read what became of each job."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.policies.slurm import SlurmPolicy, limits_min
+from foretrace.fleet.slurm.cluster import PrivateSlurm, SlurmSetup
+from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
+
+Told = Callable[[float], None]
+MOST_JOBS = 5000
+LONGEST_S = 4 * 3600.0
+_POLL_S = 0.25
+_PAIR = re.compile(r"(\w+)=(\S*)")
+_RANGE = re.compile(r"n\[([\d,-]+)\]|n(\d+)")
+
+
+class Failure(NamedTuple):
+    """A node that goes down at one time, and comes back at another (inf: never); seconds."""
+
+    node: int
+    at_s: float
+    back_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ran:
+    """What the scheduler did, in the order of the workload; times in seconds after its zero, whole ones as Slurm has.
+
+    submit_s, start_s (of the last start), end_s: (n,) float64; nodes: numbers of the nodes of each; epoch_s: Unix time
+    of the zero; backfill_s, background_s: when the backfill scheduler and the background thread last woke before it;
+    launch_s: mean seconds that a job took beyond its own run time.
+    """
+
+    submit_s: Float64
+    start_s: Float64
+    end_s: Float64
+    nodes: tuple[tuple[int, ...], ...]
+    epoch_s: float
+    backfill_s: float
+    background_s: float
+    launch_s: float
+
+    @property
+    def jct_s(self) -> Float64:
+        """(n,) completion minus submission."""
+        return self.end_s - self.submit_s
+
+
+def for_rig(workload: Workload, setup: SlurmSetup, speedup: float) -> Workload:
+    """The jobs on the rig's clock: whole seconds, limits in whole minutes, as many GPUs on every node of a job.
+
+    Raises ForetraceError for jobs that the rig cannot hold or that would take hours.
+    """
+    if not (np.isfinite(speedup) and speedup > 0):
+        raise ForetraceError(f"`speedup` must be above 0, got {speedup:g}.")
+    if not 0 < len(workload) <= MOST_JOBS:
+        raise ForetraceError(f"the rig plays 1 to {MOST_JOBS:,} jobs, got {len(workload):,}; take fewer with jobs=.")
+    if (workload.share < 1).any():
+        raise ForetraceError("the rig's jobs have whole GPUs; take a workload without shares of GPUs.")
+    if np.isnan(workload.work_s).any():
+        raise ForetraceError("the rig needs the run time of every job; this workload does not say it.")
+    nodes = -(-workload.gpus // setup.gpus)
+    gpus = nodes * -(-workload.gpus // nodes)
+    worst = int(np.argmax(nodes))
+    if nodes[worst] > setup.nodes:
+        raise ForetraceError(
+            f"job {workload.job[worst]!r} needs {nodes[worst]} nodes of {setup.gpus} GPUs; the rig has {setup.nodes}."
+        )
+    submit = workload.submit_ns - workload.submit_ns.min()
+    made = workload.with_columns(
+        gpus=gpus, min_gpus=gpus, max_gpus=gpus, work_s=np.maximum(np.rint(workload.work_s / speedup), 1.0),
+        submit_ns=np.rint(submit / SECOND / speedup).astype(np.int64) * SECOND,
+        estimate_s=workload.estimate_s / speedup,
+    )  # fmt: skip
+    made = made.with_columns(estimate_s=limits_min(made) * 60.0)
+    lasts = float(made.submit_ns.max() / SECOND + made.gpu_seconds.sum() / (setup.nodes * setup.gpus))
+    if lasts > LONGEST_S:
+        raise ForetraceError(f"this would take {lasts / 3600:.1f} h or more in real time; give a larger speedup=.")
+    return made
+
+
+def play(
+    slurm: PrivateSlurm, workload: Workload, policy: SlurmPolicy, *, failures: Sequence[Failure] = (),
+    progress: Told | None = None,
+) -> Ran:  # fmt: skip
+    """Submit each job when its time has come, let nodes fail when theirs has, and wait for the last to end.
+
+    The workload is on the rig's clock (`for_rig`). Raises ForetraceError where Slurm refuses a job or stands still.
+    """
+    count, setup = len(workload), slurm.setup
+    epoch = int(time.time()) + 2  # a whole second: what Slurm rounds, the simulation rounds alike
+    asked = policy.request.sbatch
+    events = [(each.at_s, slurm.fail, each.node) for each in failures]
+    events += [(each.back_s, slurm.resume, each.node) for each in failures if np.isfinite(each.back_s)]
+    events.sort(key=lambda each: each[0])
+    limits, at = limits_min(workload), 0
+    quiet_s = float(workload.work_s.max()) + 180 * bool(failures) + 90.0
+    done, ended, size, since = -1, 0, -1, time.monotonic()
+    while True:
+        now = time.time() - epoch
+        while events and events[0][0] <= now:
+            _, change, node = events.pop(0)
+            change(setup.node(node))
+        while at < count and workload.submit_ns[at] / SECOND <= now:
+            slurm.run(
+                "sbatch", *_words(workload, at, int(limits[at]), setup, policy), *asked, text=_script(workload, at)
+            )
+            at += 1
+            since = time.monotonic()
+        if slurm.completed.exists() and slurm.completed.stat().st_size != size:
+            size, ended = slurm.completed.stat().st_size, len(_rows(slurm.completed))
+        if ended != done or at < count:
+            done, since = ended, time.monotonic() if ended != done else since
+            if progress is not None:
+                progress(min((at + ended) / (2 * count), 1.0))
+        if at == count and ended == count and not slurm.run("squeue", "--noheader").strip():
+            return _ran(slurm, workload, epoch)
+        if time.monotonic() - since > quiet_s:
+            raise ForetraceError(
+                f"nothing has happened on the private Slurm for {quiet_s:.0f} s, {ended} of {count} jobs ended; "
+                "is this machine overloaded?"
+            )
+        upcoming = [event[0] for event in events[:1]] + ([workload.submit_ns[at] / SECOND] if at < count else [])
+        time.sleep(min([_POLL_S, *(max(each - (time.time() - epoch), 0.0) for each in upcoming)]))
+
+
+def _words(workload: Workload, at: int, limit: int, setup: SlurmSetup, policy: SlurmPolicy) -> list[str]:
+    gpus = int(workload.gpus[at])
+    nodes = -(-gpus // setup.gpus)
+    words = [
+        "--parsable", f"--job-name=j{at}", f"--nodes={nodes}", f"--ntasks-per-node={gpus // nodes}",
+        f"--gpus-per-node={gpus // nodes}", f"--time={limit}", "--output=/dev/null", "--requeue",
+    ]  # fmt: skip
+    if policy.by_priority:
+        words.append(f"--priority={1_000_000 + int(workload.priority[at])}")
+    return words
+
+
+def _script(workload: Workload, at: int) -> str:
+    return f"#!/bin/sh\nexec sleep {workload.work_s[at]:g}\n"
+
+
+def _rows(path: Path) -> dict[int, dict[str, str]]:
+    """The last line about each job that ended for good, by its number (jobcomp/filetxt), with its first submission."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    rows: dict[int, dict[str, str]] = {}
+    first: dict[str, str] = {}
+    for line in lines:
+        row = dict(_PAIR.findall(line))
+        name = row.get("Name", "")
+        row["SubmitTime"] = first.setdefault(name, row.get("SubmitTime", ""))  # a requeue counts as a submission
+        if name[:1] == "j" and name[1:].isdecimal() and row.get("JobState") in ("COMPLETED", "TIMEOUT"):
+            rows[int(name[1:])] = row
+    return rows
+
+
+def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int) -> Ran:
+    rows = _rows(slurm.completed)
+    times: dict[str, list[float]] = {"SubmitTime": [], "StartTime": [], "EndTime": []}
+    nodes = []
+    for at in range(len(workload)):
+        for name, column in times.items():
+            column.append(datetime.fromisoformat(rows[at][name]).timestamp() - epoch)
+        nodes.append(_nodes(rows[at]["NodeList"]))
+    submit, start, end = (np.array(each) for each in times.values())
+    return Ran(
+        submit_s=submit, start_s=start, end_s=end, nodes=tuple(nodes), epoch_s=float(epoch),
+        backfill_s=_looked(slurm, epoch, "_attempt_backfill: beginning"),
+        background_s=_looked(slurm, epoch, "Running job scheduler"),
+        launch_s=float(np.maximum(end - start - workload.work_s, 0).mean()),
+    )  # fmt: skip
+
+
+def _looked(slurm: PrivateSlurm, epoch: int, words: str) -> float:
+    """When slurmctld last wrote these words before time zero, seconds; 0 where it never did."""
+    found = 0.0
+    with (slurm.folder / "slurmctld.log").open(errors="replace") as log:
+        for line in log:
+            if words in line:
+                at = datetime.fromisoformat(line[1 : line.index("]")]).timestamp() - epoch
+                if at > 0:
+                    break
+                found = at
+    return found
+
+
+def _nodes(text: str) -> tuple[int, ...]:
+    """Numbers of nodes from Slurm's list of names: n[000-002,005]."""
+    found: list[int] = []
+    for ranges, single in _RANGE.findall(text):
+        for part in (ranges or single).split(","):
+            low, _, high = part.partition("-")
+            found += range(int(low), int(high or low) + 1)
+    return tuple(found)
+
+
+def slurm_setup(setup: SlurmSetup, policy: SlurmPolicy) -> SlurmSetup:
+    """The same cluster, with the scheduler that this policy is."""
+    parameters = policy.parameters.items()
+    return replace(setup, backfill=policy.backfill, parameters={**setup.parameters, **parameters})
+
+
+def switches_of(nodes: Sequence[int] | Int64, setup: SlurmSetup) -> int:
+    """Number of racks that nodes lie in."""
+    return len({int(each) // (setup.nodes // setup.racks) for each in nodes})

@@ -1,0 +1,99 @@
+"""`foretrace fleet rig` as an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from foretrace.fleet.slurm.against import Against, RigErrors
+from foretrace.report.blocks import Block, Column, table
+from foretrace.report.units import count, digits, seconds, share
+from foretrace.report.views import Report, taken
+
+
+class RigStartError(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the starts of jobs, seconds of the rig's clock."""
+
+    mean: float
+    p95: float
+    worst: float
+
+
+class FleetRigErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a simulation, or another run, is from a run on the scheduler."""
+
+    start_error_s: RigStartError
+    jct_error: float
+    jct_worst_s: float
+    order_equal: float
+    within: float
+    switches_equal: float
+
+
+class FleetRigView(Report, frozen=True, kw_only=True):
+    """`foretrace fleet rig`: a workload on a real scheduler, beside the simulation of it."""
+
+    command: str = "fleet rig"
+    source: str
+    policy: str
+    nodes: int
+    gpus: int
+    racks: int
+    speedup: float
+    jobs: int
+    repeats: int
+    seconds: float
+    mean_jct_s: float
+    simulated_mean_jct_s: float
+    start_error_s: RigStartError
+    jct_error: float
+    jct_worst_s: float
+    order_equal: float
+    within: float
+    switches_equal: float
+    launch_s: float
+    repeat_jct_difference: float | None
+    repeated: FleetRigErrors | None
+
+    def shown(self, top: int) -> Iterator[Block]:
+        """Errors of the simulation, beside the differences between runs."""
+        rows = [("simulated", _row(self))]
+        if self.repeated is not None:
+            rows.append(("another run", _row(self.repeated)))
+        yield table(
+            [
+                "against the run", *(Column(name, right=True) for name in ("start, mean", "p95")),
+                *(Column(name, right=True, least=96) for name in ("worst", "JCT", "order", "switches")),
+            ],
+            [(name, *row) for name, row in rows],
+        )  # fmt: skip
+
+
+def _row(of: FleetRigView | FleetRigErrors | RigErrors) -> list[str]:
+    start = of.start_error_s
+    return [
+        *(seconds(each) for each in (start.mean, start.p95, start.worst)), share(of.jct_error), share(of.order_equal),
+        share(of.switches_equal),
+    ]  # fmt: skip
+
+
+def rig(found: Against, *, source: str, policy: str, speedup: float, next_: str) -> FleetRigView:
+    """The answer of a rig."""
+    ran, made = found.ran, found.simulated
+    jct = sum(float(each.jct_s.mean()) for each in ran) / len(ran)
+    simulated = sum(float(each.jct_s.mean()) for each in made) / len(made)
+    notes = [f"times are on the rig's clock: a second stands for {digits(speedup)} s of the workload."]
+    if found.repeats is None:
+        notes.append("one run: what the scheduler itself differs by is not known; repeat with --repeats 3.")
+    return taken(
+        FleetRigView, found.errors, source=source, policy=policy, nodes=found.setup.nodes, gpus=found.setup.gpus,
+        racks=found.setup.racks, speedup=speedup, jobs=len(found.workload), repeats=len(ran), seconds=found.seconds,
+        mean_jct_s=jct, simulated_mean_jct_s=simulated, launch_s=sum(each.launch_s for each in ran) / len(ran),
+        repeat_jct_difference=None if found.repeats is None else found.repeats.jct_error,
+        repeated=None if found.repeats is None else taken(FleetRigErrors, found.repeats),
+        headline=f"{count(len(found.workload))} jobs ran on a private Slurm of {count(found.setup.nodes)} nodes; the "
+        f"simulation misses their completion times by {share(found.errors.jct_error)}, their starts by "
+        f"{seconds(found.errors.start_error_s.mean)}.",
+        notes=tuple(notes), next=next_,
+    )  # fmt: skip
