@@ -1,11 +1,10 @@
 """How well `foretrace fleet live` says when jobs of a real Slurm start, beside `squeue --start` at the same moments.
 
-    python -m reproductions slurm_live [--folder FOLDER] [--held-out] [--json]
+    python -m reproductions slurm_live [--folder FOLDER] [--json]
 
 A private Slurm of 16 nodes with 4 GPUs plays workloads of 200 jobs in real time (five to ten minutes each; run times
 and users of the Philly trace). Every 15 s its outputs are saved, and for each job that waits then the predicted start
-is compared with the one that came. What was played once is kept in FOLDER. `--held-out` plays and scores the workloads
-on which settings were chosen instead.
+is compared with the one that came. What was played once is kept in FOLDER.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from reproductions.slurm_live.rig import ENDED, SETUP, gather
 from reproductions.slurm_live.workloads import jobs
 from tables import table
 
-# seed → load. Settings (weights of histories, the width of ranges) were chosen on HELD_OUT.
-HELD_OUT = {101: 1.5, 102: 2.5}
+# Seed → load. Settings were chosen on other workloads (`choose`).
 SCORED = {1: 1.2, 2: 1.6, 3: 2.0, 4: 2.5, 5: 3.0}
 JOBS, DRAWS, AT_ONCE = 200, 100, 3
 BAR = {"ratio": 2.0, "coverage": (0.75, 0.90)}
@@ -39,10 +37,9 @@ def main(given: Sequence[str]) -> int:
     """Print the table; 1 where the bar is missed."""
     parser = parser_of("slurm_live", __doc__)
     parser.add_argument("--folder", type=Path, default=Path("slurm_live_runs"))
-    parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(given)
-    found = measure(asked.folder, shared_data(), HELD_OUT if asked.held_out else SCORED)
+    found = measure(asked.folder, shared_data(), SCORED)
     whole = summary([row for rows in found.values() for row in rows])
     if asked.json:
         print(json.dumps({"workloads": {str(k): summary(v) for k, v in found.items()}, "all": whole}, indent=1))

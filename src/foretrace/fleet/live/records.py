@@ -307,7 +307,7 @@ def plain_number(value: Any) -> float:
 def _object(row: Mapping[str, Any]) -> QueuedJob:
     def count(key: str, default: int = 0) -> int:
         value = plain_number(row.get(key))
-        return int(value) if math.isfinite(value) else default
+        return int(min(max(value, 0.0), 1e9)) if math.isfinite(value) else default
 
     def moment(key: str) -> float:
         return plain_number(row.get(key)) or math.nan  # 0: not yet
