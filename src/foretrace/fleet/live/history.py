@@ -19,11 +19,12 @@ from foretrace.fleet.workload import Float64, Workload
 
 MOST_ROWS = 4000  # the latest
 # How much more a past job counts for each thing that it shares with the one asked about, and how many past jobs the
-# guess from the limit alone counts for. Chosen on the workloads of `reproductions/slurm_live` that are not scored.
+# guess from the limit alone counts for. The other three were chosen by `reproductions/slurm_live/choose.py`, on simulated
+# workloads that are not scored, for ranges that hold a little over 80 %.
 SAME = {"user": 30.0, "account": 30.0, "name": 10.0, "limit": 6.0, "gpus": 2.0}
-PRIOR = 2.0
+PRIOR = 4.0
 HALF = 20.0  # jobs of the same user after which one counts half
-DRIFT = 0.3  # standard deviation of the logarithm of how much a user's jobs run longer today than in the history
+DRIFT = 0.8  # standard deviation of the logarithm of how much a user's jobs run longer today than in the history
 ENDED = ("COMPLETED", "TIMEOUT", "FAILED", "OUT_OF_MEMORY")  # by itself; others say little about how long it would run
 AT_LIMIT = 0.1  # of the guess: jobs that run into their limit; the others end anywhere below it, in proportion
 

@@ -17,7 +17,6 @@ from foretrace.fleet.workload import Float64
 
 LOW, HIGH = 10, 90  # percentiles of the ranges
 PARAMETERS = ("bf_interval", "bf_window", "bf_max_job_test", "max_switch_wait")
-WIDER = 1.0  # factor on the distance of each end of a range from the median, from workloads that are not scored
 AT_LEAST_S = 2.0  # Slurm's own times are whole seconds, and its schedulers look every second or two at best
 
 
@@ -182,7 +181,6 @@ def spread_of(starts: Float64) -> tuple[float | None, float | None, float | None
     if not len(starts):
         return None, None, None
     low, mid, high = np.percentile(starts, [LOW, 50, HIGH], method="nearest")
-    low, high = mid - WIDER * (mid - low), mid + WIDER * (high - mid)
     low, high = min(low, mid - AT_LEAST_S), max(high, mid + AT_LEAST_S)
     if mid >= HORIZON_S:
         return None, None, None
