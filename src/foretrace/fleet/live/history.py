@@ -19,11 +19,10 @@ from foretrace.fleet.workload import Float64, Workload
 
 MOST_ROWS = 4000  # the latest
 # How much more a past job counts for each thing that it shares with the one asked about, and how many past jobs the
-# guess from the limit alone counts for. The other three were chosen by `reproductions/slurm_live/choose.py`, on simulated
-# workloads that are not scored, for ranges that hold a little over 80 %.
+# guess from the limit alone counts for. PRIOR and DRIFT were chosen on workloads that are not scored, for ranges that
+# hold a little over 80 % (`reproductions/slurm_live`).
 SAME = {"user": 30.0, "account": 30.0, "name": 10.0, "limit": 6.0, "gpus": 2.0}
-PRIOR = 4.0
-HALF = 20.0  # jobs of the same user after which one counts half
+PRIOR = 1.0
 DRIFT = 0.8  # standard deviation of the logarithm of how much a user's jobs run longer today than in the history
 ENDED = ("COMPLETED", "TIMEOUT", "FAILED", "OUT_OF_MEMORY")  # by itself; others say little about how long it would run
 AT_LIMIT = 0.1  # of the guess: jobs that run into their limit; the others end anywhere below it, in proportion
@@ -99,8 +98,7 @@ def drawn(
 ) -> Float64:
     """(draws, jobs) run times in seconds, each above what the job has run already and at most its limit.
 
-    A draw is a run time of a past job, the more likely the more it shares (`SAME`) and the later it was (`HALF`), or a
-    share of the limit. Jobs that run now count, too: each passes its weight on to the past jobs that ran longer
+    A draw is a run time of a past job, the more likely the more it shares (`SAME`), or a share of the limit. Jobs that run now count, too: each passes its weight on to the past jobs that ran longer
     (Efron's redistribution to the right, 1967), so that a burst of long jobs of which only short ones have ended is not
     taken for one of short jobs. Within a draw past jobs carry random weights (Rubin's Bayesian bootstrap, 1981), and
     each user's run times a common factor (`DRIFT`), the same for all jobs: what is not known of a user is not known of
@@ -122,7 +120,7 @@ def drawn(
         if key not in alike:
             alike[key] = _weights(key, columns, ran, elapsed)
         if key[:2] not in factors:
-            factors[key[:2]] = np.exp(DRIFT * random.standard_normal((draws, 1)))
+            factors[key[:2]] = np.exp(DRIFT * random.standard_normal((draws, 1)) - DRIFT**2 / 2)
         limit = max(float(limits_s[at]), job.ran_s + 1.0)
         least = job.ran_s if job.running else 0.0
         guess = _of_limit(least, limit, random, draws)
@@ -148,10 +146,6 @@ def _weights(
     """(past,) how much each past job counts for one that says `key`; rows of `columns` are past jobs, then running."""
     same = columns == np.array(key, object)
     weight = np.prod(np.where(same, list(SAME.values()), 1.0), axis=1)
-    # of the same user's the latest count most; those that run are later than all
-    mine = same[:, 0] & same[:, 1]
-    rank = mine[::-1].cumsum()[::-1]
-    weight = np.where(mine, weight * 0.5 ** ((rank - 1) / HALF), weight)
     whole, kept = weight.max(initial=1.0), weight[: len(ran)].copy()
     for each in np.argsort(elapsed, kind="stable"):
         longer = kept * (ran > elapsed[each])
