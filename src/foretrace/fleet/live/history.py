@@ -98,11 +98,11 @@ def drawn(
 ) -> Float64:
     """(draws, jobs) run times in seconds, each above what the job has run already and at most its limit.
 
-    A draw is a run time of a past job, the more likely the more it shares (`SAME`), or a share of the limit. Jobs that run now count, too: each passes its weight on to the past jobs that ran longer
-    (Efron's redistribution to the right, 1967), so that a burst of long jobs of which only short ones have ended is not
-    taken for one of short jobs. Within a draw past jobs carry random weights (Rubin's Bayesian bootstrap, 1981), and
-    each user's run times a common factor (`DRIFT`), the same for all jobs: what is not known of a user is not known of
-    all of that user's jobs alike.
+    A draw is a run time of a past job, the more likely the more it shares (`SAME`), or a share of the limit. Jobs that
+    run now count, too: each passes its weight on to the past jobs that ran longer (Efron's redistribution to the right,
+    1967), so that a burst of long jobs of which only short ones have ended is not taken for one of short jobs. Within a
+    draw past jobs carry random weights (Rubin's Bayesian bootstrap, 1981), and each user's run times a common factor
+    (`DRIFT`), the same for all jobs: what is not known of a user is not known of all of that user's jobs alike.
     """
     past = list(past)[-MOST_ROWS:]
     ran = np.array([max(each.ran_s, 1.0) for each in past])
