@@ -91,6 +91,7 @@ MEASURE = {
     "rig calibrate": "times a link",
     "rig verify": "runs workers",
     "rig clean": "asks this machine",
+    "fleet rig": "runs jobs on a real scheduler",
     "record": "records a run",
     "serve run": "serves until it is stopped",
     "serve load": "times a server",

@@ -85,6 +85,7 @@ NOT_ASKED = {
     "calibrate network": "measures; suggests `techniques data-parallel`, which is asked here",
     "fleet generate": "suggests `fleet run` of what it wrote, asked by `fleet fit`",
     "fleet export": "suggests nothing",
+    "fleet rig": "runs jobs in real time; suggests itself with repeats",
     "rig check": "suggests shaping real links, which needs to be root",
     "rig calibrate": "shapes real links",
     "rig verify": "shapes real links",

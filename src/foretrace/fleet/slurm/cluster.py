@@ -244,7 +244,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 TopologyPlugin=topology/tree
 SchedulerType=sched/{"backfill" if setup.backfill else "builtin"}
-SchedulerParameters={parameters}
+{f"SchedulerParameters={parameters}" if parameters else ""}
 PriorityType=priority/basic
 JobCompType=jobcomp/filetxt
 JobCompLoc={made.completed}
@@ -278,20 +278,16 @@ def _wait(made: PrivateSlurm, started: subprocess.Popen[bytes]) -> None:
     assert started.stdout is not None
     pids = msgspec.json.decode(started.stdout.readline() or b"[]", type=list[int])
     end = time.monotonic() + START_S
-    while pids and time.monotonic() < end and started.poll() is None:
+    while time.monotonic() < end and pids and all(Path(f"/proc/{pid}").exists() for pid in pids):
         with suppress(ForetraceError):
             idle = made.run("sinfo", "--noheader", "--states=idle", "--format=%D").split()
             if sum(int(each) for each in idle) == made.setup.nodes:
                 return
         time.sleep(0.2)
-    words = [
-        line
-        for line in _tail(made.folder / "slurmctld.log") + _tail(made.folder / "daemon0.txt")
-        if "error" in line.lower()
-    ]
+    said = [line for name in ("slurmctld.log", "daemon1.txt", "daemon0.txt") for line in _tail(made.folder / name)]
+    words = [line for line in said if "error" in line.lower() or "fatal" in line.lower()]
     raise ForetraceError(
-        f"the private Slurm did not have its {made.setup.nodes} nodes ready after {START_S:.0f} s: "
-        f"{' / '.join(words[-3:]) or 'it said nothing'}."
+        f"the private Slurm did not get its {made.setup.nodes} nodes ready: {' / '.join(words[-3:]) or 'it said nothing'}."
     )
 
 
