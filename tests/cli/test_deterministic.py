@@ -73,6 +73,7 @@ ASKED = {
     "fleet fit": f"{JOBS} --out T/like.json",
     "fleet generate": "T/like.json --jobs 200 --out T/more.csv",
     "fleet export": f"{JOBS} --to slurm --cluster 2x4x8 --job job20 --out T/slurm",
+    "fleet live": f"60 --from {ROOT / 'examples' / 'slurm'} --add-rack 1",
     "fleet policies": "",
 }
 # Commands that write files instead of an answer; all that they leave in W is compared.

@@ -85,6 +85,7 @@ MEANINGS = {
     "--data": "files of the data set", "--days": "length of a log", "--deadline-s": "longest wait for an answer",
     "--device": "which device", "--devices": "how many devices", "--dim": "size of an open dimension",
     "--do": "techniques, in order", "--dp": "groups that attend to different sequences",
+    "--draws": "how often a queue is played on", "--history": "past jobs",
     "--dtype": "number format of served weights", "--emulate": "layers that sleep", "--engine": "whose step times",
     "--ep": "devices that share experts", "--epochs": "epochs to train",
     "--evaluations": "how many settings to measure", "--every": "steps between updates",
@@ -161,6 +162,8 @@ ELSEWHERE = {
     ("fleet slots", "--size"): "GPUs of a job",
     ("fleet rig", "--gpus"): "of each machine",
     ("fleet export", "--to"): "the scheduler that files are for",
+    ("fleet live", "--from"): "a folder of outputs",
+    ("fleet live", "--save"): "keep the outputs",
     ("plan rows", "--memory"): "for tables, of a device",
     ("plan transformer", "--export"): "the launcher that a plan is written for",
     ("llm simulate", "--seconds"): "how long requests come",
@@ -238,6 +241,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
         shutil.copy(DATA / f"{recording}.json.gz", tmp_path / name)
     shutil.copy(ROOT / "examples" / "jobs.csv", tmp_path)
+    shutil.copytree(ROOT / "examples" / "slurm", tmp_path / "slurm")
     shutil.copy(DATA / "serving" / "vllm_bench.json", tmp_path / "bench.json")
     monkeypatch.setenv("FORETRACE_LEDGER", str(tmp_path / "ledger.sqlite"))
     (tmp_path / "cache").mkdir()

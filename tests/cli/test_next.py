@@ -47,6 +47,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "fleet slots": (FLEET,),
     "fleet sweep": (f"{FLEET} --policy fifo --jobs 50 --out cells",),
     "fleet fit": (f"{FLEET.split(maxsplit=1)[0]} --out like.json",),
+    "fleet live": (f"--from {JOBS.parent / 'slurm'}",),
     "fleet policies": ("",),
 }
 WITH_TORCH = {

@@ -162,6 +162,57 @@ def _pollux_rows(path: Path, way: int) -> Iterator[Figure]:
         yield "row", np.abs(row)  # columns that may be below 0 are its own affair
 
 
+@cache
+def _queues() -> Samples:
+    """What Slurm prints of a small queue, in each of its forms."""
+    from tests.fleet.live.queues import job
+
+    running = job(1, "RUNNING", nodes=2, gpus=4, ran="00:00:20", on="n[0-1]")
+    array = job(3, ArrayJobId="3", ArrayTaskId="1-4%2", Dependency="afterany:1", Switches="1@00:05:00")
+    rows = {"job_id": 7, "job_state": ["PENDING"], "node_count": {"set": True, "infinite": False, "number": 1},
+            "time_limit": {"set": False, "infinite": True, "number": 0}, "submit_time": 1795435200,
+            "partition": "all", "tres_per_node": "gres/gpu:2", "array_job_id": 0}  # fmt: skip
+    table = "JOBID|STATE|NODELIST|NODES|TIME_LIMIT|TIME|TRES_PER_NODE|PARTITION|SUBMIT_TIME|NAME\n"
+    table += "5_[1-3]|PENDING||2|5:00|0:00|gres:gpu:4|all|2026-11-23T12:00:00|a|b\n"
+    table += "6|RUNNING|n1|1|1-00:00:00|0:09|gpu:1|all|2026-11-23T12:00:00|c\n"
+    shown = "JobId=9 UserId=ann(1) Name=a JobState=COMPLETED TimeLimit=5 StartTime=2026-11-23T12:00:00 "
+    shown += "EndTime=2026-11-23T12:01:00 NodeCnt=1 ProcCnt=1 Tres=cpu=1,gres/gpu=2 Account=lab \n"
+    return {
+        "job.txt": f"{running}\n{job(2, nodes=2, gpus=4)}\n{array}".encode(), "squeue.txt": table.encode(),
+        "squeue.json": json.dumps({"meta": {"slurm": {"release": "24.05"}}, "jobs": [rows]}).encode(),
+        "node.txt": b"NodeName=n0 CPUTot=8 Gres=gpu:a100:4(S:0)\n   State=IDLE Partitions=all\n",
+        "jobcomp.txt": shown.encode(),
+        "partition.txt": b"PartitionName=all\n   DefaultTime=00:10:00 MaxTime=2-00:00:00 Nodes=n[0-1]\n",
+        "topology.txt": b"SwitchName=s0 Level=0 Nodes=n[0-1]\nSwitchName=top Level=1 Switches=s0\n",
+        "config.txt": b"Configuration data as of 2026-11-23T12:00:00\nSchedulerParameters = bf_interval=5\n",
+    }  # fmt: skip
+
+
+def _play_queue(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.fleet.live import questions, sources
+    from foretrace.fleet.live.history import read_past
+    from foretrace.report import fleet_live as report
+    from foretrace.report.jsonout import dumps
+    from foretrace.report.terminal import Terminal, render
+    from tests.fleet.live.queues import job, write_queue
+
+    past = read_past(path) if path.name == "jobcomp.txt" else []
+    yield "past", [each.ran_s for each in past]
+    with TemporaryDirectory() as name:
+        folder = write_queue(Path(name) / "q", job(1, "RUNNING", gpus=4, ran="00:01:00", on="n0"), job(2, nodes=2))
+        for each in ("job.txt", path.name) if path.name.startswith("squeue") else (path.name,):
+            (folder / each).unlink(missing_ok=True)
+        (folder / path.name).write_bytes(path.read_bytes())
+        seen = sources.read_folder(folder)
+        waiting = [each.job for each in seen.jobs if each.waiting]
+        found = questions.ask(seen, past, draws=20, job=waiting[0] if waiting and way & 1 else None, racks=way & 2)
+    view = report.live(found)
+    yield "starts", view
+    yield "low", [each.low_s for each in found.starts if each.low_s is not None]
+    dumps(view)
+    printed(render(view, Terminal(width=100)))
+
+
 RESULTS = {"run|allox|physical": {"jct_list": [10.0, 20.0], "ftf_themis": [0.5, 1.0]}}
 SIMULATORS = {
     "results.json": json.dumps(RESULTS).encode(),
@@ -208,6 +259,8 @@ def fleet_readers() -> Iterator[Reader]:
     yield Reader(name="profiles", covers=("fleet.speeds.profiles",), play=_play_profiles,
                  samples=lambda: {"profiles.json": json.dumps(profiles).encode()})  # fmt: skip
     yield Reader(name="generator", covers=("fleet.synthetic",), samples=_generators, play=_play_generator)
+    covers = ("fleet.live.sources", "fleet.live.records", "fleet.live.history")
+    yield Reader(name="queue", covers=covers, samples=_queues, play=_play_queue)
     covers = (
         "reproductions.shockwave.profile", "reproductions.tiresias.simulator", "reproductions.tiresias.cluster",
     )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, answers, group, page_asked, writable
+from foretrace.cli.fleet_live import live
 from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies, Seed, following, plays, spelt
 from foretrace.cli.fleet_rig import rig
 from foretrace.cli.options import argument, flag, option
@@ -312,5 +313,5 @@ def policies() -> Result:
 
 
 fleet = group("fleet", "Simulate logs of many jobs; ask why and what if.")
-for command in (run, compare, why, whatif, slots, sweep, fit, generate, export, policies, rig):
+for command in (run, compare, why, whatif, slots, sweep, fit, generate, export, live, policies, rig):
     fleet.command(command.__name__)(answers(command))

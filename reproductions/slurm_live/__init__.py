@@ -1,0 +1,1 @@
+"""`foretrace fleet live` against a real Slurm under load."""

@@ -1,0 +1,162 @@
+"""How long jobs run: what the history of the same user's jobs, and the time limit, say about one that waits or runs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.fleet.formats import read
+from foretrace.fleet.formats.source import load
+from foretrace.fleet.live.records import gpus_in, pairs, stamp
+from foretrace.fleet.live.snapshot import QueuedJob
+from foretrace.fleet.workload import Float64, Workload
+
+MOST_ROWS = 4000  # the latest
+# How much more a past job counts for each thing that it shares with the one asked about, and how many past jobs the
+# guess from the limit alone counts for. PRIOR and DRIFT were chosen on workloads that are not scored, for ranges that
+# hold a little over 80 % (`reproductions/slurm_live`).
+SAME = {"user": 30.0, "account": 30.0, "name": 10.0, "limit": 6.0, "gpus": 2.0}
+PRIOR = 1.0
+DRIFT = 0.8  # standard deviation of the logarithm of how much a user's jobs run longer today than in the history
+ENDED = ("COMPLETED", "TIMEOUT", "FAILED", "OUT_OF_MEMORY")  # by itself; others say little about how long it would run
+AT_LIMIT = 0.1  # of the guess: jobs that run into their limit; the others end anywhere below it, in proportion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastJob:
+    """A job that ended: who, what it asked for, and how long it ran, seconds."""
+
+    user: str
+    account: str
+    name: str
+    gpus: int
+    limit_s: float
+    ran_s: float
+    job: str = ""  # its number, where that is known
+
+
+def stem(name: str) -> str:
+    """The name of a job without the numbers that tell runs of it apart."""
+    return re.sub(r"\d+", "#", name)
+
+
+def read_past(path: str | Path) -> list[PastJob]:
+    """Past jobs of a file of Slurm's jobcomp/filetxt, or of any log of jobs (docs/fleet-formats.md). ForetraceError."""
+    source = load(path)
+    if not (source.first.startswith("JobId=") and "JobState=" in source.first and "EndTime=" in source.first):
+        return of_log(read(path))
+    found = []
+    for said in pairs(source.text, "JobId"):
+        if said.get("JobState") not in ENDED:
+            continue
+        try:
+            ran = stamp(said["EndTime"]) - stamp(said["StartTime"])
+            limit = float(said["TimeLimit"]) * 60 if said.get("TimeLimit", "").isdecimal() else math.inf
+        except (KeyError, ValueError):
+            where = said.get("JobId", "")[:20]
+            raise source.fail(f"job {where!r} has no times; is this the file of jobcomp/filetxt?") from None
+        if ran > 0:
+            user, gpus = re.sub(r"\(.*", "", said.get("UserId", "")), gpus_in(said.get("Tres", ""))
+            account, name = (said.get(key, "") for key in ("Account", "Name"))
+            found.append(
+                PastJob(user=user, account=account, name=name, gpus=gpus, limit_s=limit, ran_s=ran, job=said["JobId"])
+            )
+    return found[-MOST_ROWS:]
+
+
+def of_log(log: Workload) -> list[PastJob]:
+    """The jobs of a log that ended."""
+    account = log.details.get("account", log.tenant)
+    name = log.details.get("name", log.model)
+    rows = zip(log.user, account, name, log.gpus, log.estimate_s, log.work_s, log.job, strict=True)
+    return [
+        PastJob(user=str(u), account=str(a), name=str(n), gpus=int(g), limit_s=float(e), ran_s=float(w), job=str(j))
+        for u, a, n, g, e, w, j in rows
+        if np.isfinite(w)
+    ][-MOST_ROWS:]
+
+
+def with_queue(past: Sequence[PastJob], jobs: Iterable[QueuedJob]) -> list[PastJob]:
+    """Past jobs, and those of a queue that ended by themselves and are still shown, each once, as the queue has it."""
+    ended = [each for each in jobs if each.state in ENDED and each.ran_s > 0]
+    shown = {each.job for each in ended}
+    made = [
+        PastJob(user=j.user, account=j.account, name=j.name, gpus=j.gpus, limit_s=j.limit_s, ran_s=j.ran_s, job=j.job)
+        for j in ended
+    ]
+    return [*(each for each in past if each.job not in shown or not each.job), *made]
+
+
+def drawn(
+    jobs: Sequence[QueuedJob], limits_s: Float64, past: Sequence[PastJob], draws: int, random: np.random.Generator
+) -> Float64:
+    """(draws, jobs) run times in seconds, each above what the job has run already and at most its limit.
+
+    A draw is a run time of a past job, the more likely the more it shares (`SAME`), or a share of the limit. Jobs that
+    run now count, too: each passes its weight on to the past jobs that ran longer (Efron's redistribution to the right,
+    1967), so that a burst of long jobs of which only short ones have ended is not taken for one of short jobs. Within a
+    draw past jobs carry random weights (Rubin's Bayesian bootstrap, 1981), and each user's run times a common factor
+    (`DRIFT`), the same for all jobs: what is not known of a user is not known of all of that user's jobs alike.
+    """
+    past = list(past)[-MOST_ROWS:]
+    ran = np.array([max(each.ran_s, 1.0) for each in past])
+    going = [i for i, job in enumerate(jobs) if job.running]
+    rows = [_said(each) for each in past] + [_said(jobs[i], float(limits_s[i])) for i in going]
+    columns = np.array(rows, object).reshape(len(rows), len(SAME))
+    elapsed = np.array([jobs[i].ran_s for i in going])
+    noise = random.exponential(size=(draws, len(past)))
+    own = PRIOR * random.exponential(size=draws)
+    factors: dict[tuple[object, ...], Float64] = {}
+    alike: dict[tuple[object, ...], Float64] = {}
+    made = np.empty((draws, len(jobs)))
+    for at, job in enumerate(jobs):
+        key = _said(job, float(limits_s[at]))
+        if key not in alike:
+            alike[key] = _weights(key, columns, ran, elapsed)
+        if key[:2] not in factors:
+            factors[key[:2]] = np.exp(DRIFT * random.standard_normal((draws, 1)) - DRIFT**2 / 2)
+        limit = max(float(limits_s[at]), job.ran_s + 1.0)
+        least = job.ran_s if job.running else 0.0
+        guess = _of_limit(least, limit, random, draws)
+        if len(past):
+            times = ran * factors[key[:2]]
+            sums = np.cumsum(noise * alike[key] * (times > least), axis=1)
+            point = random.random(draws) * (sums[:, -1] + own)
+            picked = (sums < point[:, None]).sum(axis=1)
+            found = np.take_along_axis(times, np.minimum(picked, len(past) - 1)[:, None], axis=1)[:, 0]
+            guess = np.where(picked < len(past), found, guess)
+        made[:, at] = np.clip(guess, min(least + 1.0, limit), limit)
+    return made
+
+
+def _said(job: PastJob | QueuedJob, limit_s: float | None = None) -> tuple[object, ...]:
+    """What two jobs may share, in the order of `SAME`."""
+    return (job.user, job.account, stem(job.name), job.limit_s if limit_s is None else limit_s, job.gpus)
+
+
+def _weights(
+    key: tuple[object, ...], columns: npt.NDArray[np.object_], ran: Float64, elapsed: Float64
+) -> Float64:  # fmt: skip
+    """(past,) how much each past job counts for one that says `key`; rows of `columns` are past jobs, then running."""
+    same = columns == np.array(key, object)
+    weight = np.prod(np.where(same, list(SAME.values()), 1.0), axis=1)
+    whole, kept = weight.max(initial=1.0), weight[: len(ran)].copy()
+    for each in np.argsort(elapsed, kind="stable"):
+        longer = kept * (ran > elapsed[each])
+        if longer.sum() > 0:
+            kept += weight[len(ran) + each] * longer / longer.sum()
+    return kept / whole
+
+
+def _of_limit(elapsed: float, limit: float, random: np.random.Generator, draws: int) -> Float64:
+    """Where nothing is known but the limit: anywhere between what it has run and the limit, or the limit itself."""
+    low, high = max(elapsed, 1.0), max(min(limit, 1e8), elapsed + 1.0)
+    share = random.random(draws)
+    anywhere = low + (high - low) * share if limit < 1e8 else low / (1 - 0.999 * share)
+    return np.where(random.random(draws) < AT_LIMIT, high, anywhere)

@@ -1,0 +1,282 @@
+"""When jobs of a live queue will start, why they wait, and what would let them start sooner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.live import history, queue
+from foretrace.fleet.live.forecast import HORIZON_S, play
+from foretrace.fleet.live.history import PastJob
+from foretrace.fleet.live.snapshot import QueuedJob, Snapshot
+from foretrace.fleet.workload import Float64
+
+LOW, HIGH = 10, 90  # percentiles of the ranges
+PARAMETERS = ("bf_interval", "bf_window", "bf_max_job_test", "max_switch_wait")
+AT_LEAST_S = 2.0  # Slurm's own times are whole seconds, and its schedulers look every second or two at best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """When a job starts, seconds from now: the median, and the range in which 80 % of the draws lie.
+
+    None where it does not start in what is played (or nothing says when). slurm_s: what `squeue --start` says.
+    """
+
+    job: str
+    user: str
+    partition: str
+    name: str
+    nodes: int
+    gpus: int
+    limit_s: float | None
+    status: str  # running, waiting
+    reason: str
+    why: str
+    start_s: float | None
+    low_s: float | None
+    high_s: float | None
+    slurm_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sooner:
+    """A change that was tried, and when the job would start then. sooner_s: by how much, in the median draw."""
+
+    change: str
+    command: str
+    start_s: float | None
+    low_s: float | None
+    high_s: float | None
+    sooner_s: float | None
+    helps: bool
+    risk: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorChange:
+    """What another cluster or setting does: mean further waiting of the jobs that wait, and its ratio with a range."""
+
+    change: str
+    before_s: float
+    after_s: float
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is asked of a live queue."""
+
+    seen: Snapshot
+    starts: tuple[Start, ...]
+    asked: Start | None
+    sooner: tuple[Sooner, ...]
+    changes: tuple[OperatorChange, ...]
+    draws: int
+    past: int
+    left_out: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+class Forecast:
+    """One snapshot, played on `draws` times with the same run times and phases, as it is and with changes."""
+
+    def __init__(self, seen: Snapshot, past: Sequence[PastJob], *, draws: int = 200, seed: int = 0) -> None:
+        if draws < 20:
+            raise ForetraceError(f"`draws={draws}`: a range needs 20 draws or more.")
+        self.seen, self.draws, self.seed = seen, draws, seed
+        self.past = history.with_queue(past, seen.jobs)
+
+    def of(self, seen: Snapshot) -> tuple[queue.Lined, Float64]:
+        """The queue of a snapshot, and (draws, jobs) its starts in seconds from now."""
+        lined = queue.line_up(seen)
+        random = np.random.default_rng(self.seed)
+        phases = random.random(self.draws)
+        # by number, so that a change of one job leaves the draws of all others as they were
+        order = np.argsort([each.job for each in lined.jobs], kind="stable")
+        jobs = [lined.jobs[i] for i in order]
+        run = np.empty((self.draws, len(jobs)))
+        run[:, order] = history.drawn(jobs, lined.limits_s[order], self.past, self.draws, random)
+        return lined, play(lined.queue, run, queue.pace_of(seen), phases)
+
+
+def ask(
+    seen: Snapshot,
+    past: Sequence[PastJob],
+    *,
+    job: str | None = None,
+    draws: int = 200,
+    seed: int = 0,
+    racks: int = 0,
+    settings: Mapping[str, float] | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Answer:
+    """When waiting jobs start; for `job` also what would start it sooner; with `racks` or `settings` what these do.
+
+    settings: SchedulerParameters to try, one by one. Raises ForetraceError for a job that does not exist.
+    """
+    chosen = seen.find(job) if job is not None else None
+    told = progress or (lambda _: None)
+    made = Forecast(seen, past, draws=draws, seed=seed)
+    lined, starts = made.of(seen)
+    told(0.3)
+    found = [_start(each, lined, starts, seen) for each in seen.jobs if each.waiting]
+    found.sort(key=lambda each: (each.start_s is None, each.start_s or 0.0))
+    asked = _start(chosen, lined, starts, seen) if chosen is not None else None
+    sooner: list[Sooner] = []
+    if chosen is not None and chosen.waiting and asked is not None and asked.start_s is not None:
+        tries = list(_tries(seen, chosen, made.past))
+        now = _of(chosen, lined, starts)
+        for i, (change, command, fields, risk) in enumerate(tries):
+            sooner.append(_tried(made, chosen, now, change, command, fields, risk))
+            told(0.3 + 0.5 * (i + 1) / len(tries))
+    changes = []
+    tried: dict[str, Snapshot] = {}
+    if racks:
+        tried[f"{racks} more rack{'s' if racks > 1 else ''}"] = queue.larger(seen, racks)
+    for name, value in (settings or {}).items():
+        tried[f"{name}={value:g}"] = queue.with_parameters(seen, {name: value})
+    for change, other in tried.items():
+        changes.append(_operated(made, change, other, lined, starts))
+    told(1.0)
+    notes = [*seen.notes, *lined.notes]
+    if not made.past:
+        notes.append("no history of run times: they are taken to end anywhere below their limits; give --history")
+    return Answer(
+        seen=seen, starts=tuple(found), asked=asked, sooner=tuple(sooner), changes=tuple(changes), draws=draws,
+        past=len(made.past), left_out=lined.left_out, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def settings_of(words: Sequence[str]) -> dict[str, float]:
+    """SchedulerParameters from NAME=VALUE. Raises ForetraceError."""
+    found = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in PARAMETERS:
+            raise ForetraceError(f"`set={word}`: what is played knows {', '.join(PARAMETERS)}; give one of these.")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = math.nan
+        if not 0 < found[name] < 1e9:
+            raise ForetraceError(f"`set={word}`: a value must be a number above 0, as in {name}=60.")
+    return found
+
+
+def _of(job: QueuedJob, lined: queue.Lined, starts: Float64) -> Float64:
+    """(draws,) starts of a job, the first of its tasks; nothing where it is not played."""
+    at = [i for i, each in enumerate(lined.jobs) if each.job == job.job]
+    return starts[:, at[0]] if at else np.empty(0)
+
+
+def spread_of(starts: Float64) -> tuple[float | None, float | None, float | None]:
+    """Median and range of starts, None where that many draws do not come to a start."""
+    if not len(starts):
+        return None, None, None
+    low, mid, high = np.percentile(starts, [LOW, 50, HIGH], method="nearest")
+    low, high = min(low, mid - AT_LEAST_S), max(high, mid + AT_LEAST_S)
+    if mid >= HORIZON_S:
+        return None, None, None
+    return float(mid), float(max(low, 0.0)), float(high) if high < HORIZON_S else None
+
+
+def _start(job: QueuedJob, lined: queue.Lined, starts: Float64, seen: Snapshot) -> Start:
+    parts = {each.name: each for each in seen.partitions}
+    limit = queue.limit_of(job, parts)
+    mid, low, high = (-job.ran_s,) * 3 if job.running else spread_of(_of(job, lined, starts))
+    why = lined.left_out.get(job.job, "" if job.running else _why(job, seen, lined))
+    slurm = job.start_s - seen.now_s if job.waiting and math.isfinite(job.start_s) else None
+    return Start(
+        job=job.job, user=job.user, partition=job.partition, name=job.name, nodes=job.nodes, gpus=job.gpus,
+        limit_s=limit if limit < 300 * 86400 else None, status="running" if job.running else "waiting",
+        reason=job.reason, why=why, start_s=mid, low_s=low, high_s=high, slurm_s=slurm,
+    )  # fmt: skip
+
+
+def _why(job: QueuedJob, seen: Snapshot, lined: queue.Lined) -> str:
+    """Slurm's reason, and what stands behind it in numbers."""
+    text = queue.pending(job)
+    at = next((i for i, each in enumerate(lined.jobs) if each.job == job.job), -1)
+    if at < 0:
+        return text
+    made = lined.queue
+    ahead = sum(1 for each in lined.jobs[:at] if each.waiting and each.partition == job.partition)
+    free = made.slots - made.held[made.running].sum(axis=0)
+    fit = int((made.may[at] & (free >= made.each[at])).sum())
+    asks = f"it needs {made.nodes[at]:,} node{'s' if made.nodes[at] > 1 else ''} with {made.each[at]:,} free each"
+    parts = [text, f"{asks}, {fit:,} {'has' if fit == 1 else 'have'} that now"]
+    if ahead:
+        stand = "job of its partition stands" if ahead == 1 else "jobs of its partition stand"
+        parts.append(f"{ahead:,} {stand} before it")
+    if made.switches[at] and made.insists[at] > 0:
+        parts.append(f"it insists on {made.switches[at]} leaf switch for another {made.insists[at]:.0f} s")
+    return "; ".join(parts)
+
+
+def _tries(seen: Snapshot, job: QueuedJob, past: Sequence[PastJob]) -> list[tuple[str, str, dict[str, object], str]]:
+    """Changes of a job: name, Slurm's command, fields, and what it risks."""
+    parts = {each.name: each for each in seen.partitions}
+    limit = queue.limit_of(job, parts)
+    found: list[tuple[str, str, dict[str, object], str]] = []
+    update = f"scontrol update JobId={job.job} "
+    alike = [each.ran_s for each in past if each.user == job.user and history.stem(each.name) == history.stem(job.name)]
+    for share in (0.5, 0.25):
+        minutes = max(math.ceil(limit * share / 60), 1)
+        if minutes * 60 < limit:
+            cut = sum(ran > minutes * 60 for ran in alike) / len(alike) if alike else math.nan
+            risk = f"{cut:.0%} of {len(alike)} such jobs ran longer" if alike else "no such job is in the history"
+            change = f"time limit {minutes:,} min instead of {limit / 60:,.0f}"
+            found.append((change, update + f"TimeLimit={minutes}", {"limit_s": minutes * 60.0}, risk))
+    if job.nodes > 1:
+        nodes = job.nodes // 2
+        fields: dict[str, object] = {"nodes": nodes, "gpus": job.gpus * nodes // job.nodes}
+        change = f"{nodes} node{'s' if nodes > 1 else ''} instead of {job.nodes}"
+        found.append((change, update + f"NumNodes={nodes}", fields, "it runs longer"))
+    if job.switches:
+        found.append(("no --switches", update + "Switches=0", {"switches": 0}, "it may be spread over leaf switches"))
+    for part in seen.partitions:
+        if part.up and part.name not in job.partition.split(",") and part.limit_s >= limit and part.nodes:
+            found.append((f"partition {part.name}", update + f"Partition={part.name}", {"partition": part.name}, ""))
+    return found
+
+
+def _tried(
+    made: Forecast, job: QueuedJob, now: Float64, change: str, command: str, fields: dict[str, object], risk: str
+) -> Sooner:
+    lined, starts = made.of(queue.changed_job(made.seen, job.job, **fields))
+    then = _of(job, lined, starts)
+    if not len(then):
+        return Sooner(
+            change=change, command=command, start_s=None, low_s=None, high_s=None, sooner_s=None, helps=False,
+            risk="it could not start at all",
+        )  # fmt: skip
+    mid, low, high = spread_of(then)
+    gain = float(np.median(np.minimum(now, HORIZON_S) - np.minimum(then, HORIZON_S)))
+    return Sooner(
+        change=change, command=command, start_s=mid, low_s=low, high_s=high, sooner_s=gain,
+        helps=gain > AT_LEAST_S, risk=risk,
+    )  # fmt: skip
+
+
+def _operated(made: Forecast, change: str, other: Snapshot, lined: queue.Lined, starts: Float64) -> OperatorChange:
+    then, changed = made.of(other)
+    at = {each.job: i for i, each in enumerate(then.jobs)}
+    both = [(i, at[each.job]) for i, each in enumerate(lined.jobs) if each.waiting and each.job in at]
+    if not both:
+        raise ForetraceError(f"{made.seen.source} has no job that waits and could start; there is nothing to compare.")
+    here, there = (list(each) for each in zip(*both, strict=True))
+    mine = np.minimum(starts[:, here], HORIZON_S).mean(axis=1)
+    theirs = np.minimum(changed[:, there], HORIZON_S).mean(axis=1)
+    ratio = theirs / np.maximum(mine, 1e-9)
+    low, high = np.percentile(ratio, [LOW, HIGH])
+    return OperatorChange(
+        change=change, before_s=float(np.median(mine)), after_s=float(np.median(theirs)), ratio=float(np.median(ratio)),
+        low=float(low), high=float(high),
+    )  # fmt: skip
