@@ -38,34 +38,40 @@ KIND, BATCH, M, N, K, NUMBERS, EACH = range(7)  # columns: 1 for products; sizes
 def folds(flow, m, n, k, rows, columns):
     """Folds of a product, cycles of each, words that cross the ports in each."""
     if flow == OUTPUT:
-        return np.ceil(m / rows) * np.ceil(n / columns), k + rows + columns - 2, k * (rows + columns) + rows * columns
+        count = np.ceil(m / rows) * np.ceil(n / columns)
+        return count, k + rows + columns - 2, k * (rows + columns) + rows * columns
     if flow == WEIGHT:
-        return np.ceil(k / rows) * np.ceil(n / columns), m + 2 * rows + columns - 2, rows * columns + m * (rows + 2 * columns)
-    return np.ceil(k / rows) * np.ceil(m / columns), n + 2 * rows + columns - 2, rows * columns + n * (rows + 2 * columns)
+        count, streamed = np.ceil(k / rows) * np.ceil(n / columns), m
+    else:
+        count, streamed = np.ceil(k / rows) * np.ceil(m / columns), n
+    return count, streamed + 2 * rows + columns - 2, rows * columns + streamed * (rows + 2 * columns)
 
 
 @inner
 def spread(b, m, n, k, cores, rows, columns, ports):
     """Cycles of `b` products at the best split over cores and dataflow, and words that cross the ports."""
     best, words = np.inf, 0.0
-    over = 1.0
-    while True:
-        part = 1.0
-        while over * part <= cores:
-            m_share, n_share = np.ceil(m / part), np.ceil(n / np.floor(cores / (over * part)))
-            shares = np.ceil(m / m_share) * np.ceil(n / n_share)
-            for flow in range(3):
-                count, each, moved = folds(flow, m_share, n_share, k, rows, columns)
-                total = count * moved * shares * b
-                cycles = max(np.ceil(b / over) * count * each, total / ports)
-                if cycles < best:
-                    best, words = cycles, total
-            if part >= m:
+    used = float(cores)
+    while used >= 1 and b * m * n * k < best * used * rows * columns:  # fewer cores read less
+        over = 1.0
+        while True:
+            part = 1.0
+            while over * part <= used:
+                m_share, n_share = np.ceil(m / part), np.ceil(n / np.floor(used / (over * part)))
+                shares = np.ceil(m / m_share) * np.ceil(n / n_share)
+                for flow in range(3):
+                    count, each, moved = folds(flow, m_share, n_share, k, rows, columns)
+                    total = count * moved * shares * b
+                    cycles = max(np.ceil(b / over) * count * each, total / ports)
+                    if cycles < best:
+                        best, words = cycles, total
+                if part >= m:
+                    break
+                part *= 2
+            if over >= b or over * 2 > used:
                 break
-            part *= 2
-        if over >= b or over * 2 > cores:
-            break
-        over *= 2
+            over *= 2
+        used = np.floor(used / 2)
     return best, words
 
 
@@ -216,8 +222,8 @@ def product_columns(sizes: Float64, machines: Float64, out: Float64) -> None:
 
 
 @njit()
-def systolic(flow: Float64, m: Float64, n: Float64, k: Float64, rows: Float64, columns: Float64, out: Float64) -> None:
+def systolic(flow: int, m: Float64, n: Float64, k: Float64, rows: Float64, columns: Float64, out: Float64) -> None:
     """Fill `out` with the cycle at which one array is done, counted from 0 as SCALE-Sim does."""
     for i in range(len(m)):
-        count, each, _ = folds(flow[i], m[i], n[i], k[i], rows[i], columns[i])
+        count, each, _ = folds(flow, m[i], n[i], k[i], rows[i], columns[i])
         out[i] = count * each - 1

@@ -103,6 +103,7 @@ class CodesignSpace:
     training: bool
     like: Accelerator  # memory, links and clock
     designs: DesignColumns
+    only: Parallelism | None = None  # the plan, where it is given
 
     @cached_property
     def arrays(self) -> tuple[Float64, Float64]:
@@ -134,6 +135,8 @@ class CodesignSpace:
 
     def _splits(self) -> list[Parallelism]:
         s, n = self.arrays[0], self.devices
+        if self.only:
+            return [self.only]
         found = []
         for tensor in _divisors(n):
             if not plans_of.fits(s, tensor, 1):
@@ -203,17 +206,13 @@ class CodesignSpace:
     ) -> tuple[float, Parallelism]:
         """Seconds of a design with its links, which need not be among the designs, and its best plan, or `only` this.
 
-        `lanes_rate`: of its vector cores, over what is assumed. Infinite where the plan does not fit.
+        `lanes_rate`: of its vector cores, over what is assumed.
         """
         sizes = np.array([[getattr(design, each) for each in SIZES]], dtype=np.int64)
         columns = DesignColumns(sizes=sizes, area=np.zeros(1))
-        alone = replace(self, designs=columns, like=design)
-        rows = alone.plans[0]
-        chosen = None if only is None else (rows == fields_of(only)).all(axis=1)
-        if chosen is not None and not chosen.any():
-            return inf, only or configuration_of(rows[0])
-        found = alone.price(design.link_gb_s, chosen, lanes_rate)
-        return float(found.seconds[0]), configuration_of(rows[found.chosen[0]])
+        alone = replace(self, designs=columns, like=design, only=only)
+        found = alone.price(design.link_gb_s, lanes_rate=lanes_rate)
+        return float(found.seconds[0]), alone.plan(found, 0)
 
 
 def _divisors(number: int) -> list[int]:
