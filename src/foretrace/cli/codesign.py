@@ -7,7 +7,6 @@ from pathlib import Path
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply
 from foretrace.cli.options import argument, flag, option
-from foretrace.errors import ForetraceError
 
 
 def codesign(
@@ -18,7 +17,7 @@ def codesign(
     link: str = option("50GB/s", "RATE", "Between accelerators, of each in each direction."),
     length: int = option(0, "N", "Words of a sequence; by default the model's.", least=0),
     inference: options.Inference = False,
-    schedule: bool = flag("--schedule/--no-schedule", "Order a layer's operators on the winner's cores.", default=True),
+    layer: bool = flag("--layer/--no-layer", "Order a layer's operators on the winner's cores.", default=True),
     perfetto: Path | None = option(None, "FILE", "Write the timelines for Perfetto (.json or .json.gz), too."),
     top: options.Top = 8,
 ) -> Reply:
@@ -39,7 +38,7 @@ def codesign(
         found = search(model, devices=devices, batch=batch, area=area * 1e6, link_gb_s=rate, training=not inference,
                        length=length)  # fmt: skip
     space, best = found.space, found.best
-    layers = layer_schedules(space.model, best.plan, best.design, training=space.training) if schedule else ()
+    layers = layer_schedules(space.model, best.plan, best.design, training=space.training) if layer else ()
     runs = [simulate(each.graph()) for each in layers]
     view = codesigned(found, model, [(each, run.window_ns / 1e9) for each, run in zip(layers, runs, strict=True)])
     names = [model, *(f"a layer, {each.phase}" for each in view.layer)]

@@ -1,4 +1,4 @@
-"""`Designed`: operator calls on an accelerator that need not exist, by closed forms of arrays, lanes, buffer and memory.
+"""`Designed`: operator calls on an accelerator that need not exist, by closed forms of its parts.
 
 Products, convolutions (as implicit products) and attention run on the systolic arrays, whatever their precision: in
 bf16, which is what XLA makes of float32 products on TPUs unless told otherwise. All else runs on the vector cores. The
@@ -74,7 +74,8 @@ class Designed(CostModel):
         low, seconds, high = (_seconds(calls, at, *each) for each in ends)
         whole = np.where(seconds > 0, seconds, 1.0)
         why = "closed forms of systolic arrays, vector lanes and a buffer; nothing was measured"
-        return self._answer(seconds, np.where(seconds > 0, low / whole, 1.0), np.where(seconds > 0, high / whole, 1.0), why)
+        shares = (np.where(seconds > 0, each / whole, 1.0) for each in (low, high))
+        return self._answer(seconds, *shares, why)
 
 
 def _seconds(calls: Calls, design: Accelerator, ports: int, times: float) -> Float64:

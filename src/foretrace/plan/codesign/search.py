@@ -8,8 +8,6 @@ proven within the model: nothing of the space is left out.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -20,7 +18,7 @@ import numpy as np
 from foretrace.arrays import Float64, Int64, Mask
 from foretrace.cost.accelerators import kernels as designed
 from foretrace.errors import ForetraceError
-from foretrace.hardware.accelerators import MAPPED_PORTS, MB, TPU_LIKE, Accelerator, area_terms
+from foretrace.hardware.accelerators import MB, TPU_LIKE, Accelerator, area_terms
 from foretrace.plan.codesign import kernels
 from foretrace.plan.transformers import kernels as plans_of
 from foretrace.plan.transformers.model import (
@@ -198,8 +196,8 @@ class CodesignSpace:
     def expert(self) -> Parallelism:
         """The plan of the fewest devices for a replica, stages first, and the smallest micro-batch."""
         rows = self.plans[0]
-        order = (rows[:, plans_of.MICRO], rows[:, plans_of.TENSOR], rows[:, plans_of.TENSOR] * rows[:, plans_of.PIPELINE])
-        return configuration_of(rows[np.lexsort(order)[0]])
+        tensor, pipeline, micro = (rows[:, at] for at in (plans_of.TENSOR, plans_of.PIPELINE, plans_of.MICRO))
+        return configuration_of(rows[np.lexsort((micro, tensor, tensor * pipeline))[0]])
 
     def one(
         self, design: Accelerator, only: Parallelism | None = None, *, lanes_rate: float = 1.0
