@@ -7,6 +7,7 @@ from pathlib import Path
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply
 from foretrace.cli.options import argument, flag, option
+from foretrace.errors import ForetraceError
 
 
 def codesign(
@@ -33,7 +34,12 @@ def codesign(
     from foretrace.report.tracks import track
     from foretrace.simulate.timeline import simulate
 
-    rate = parse_link(link).bytes_per_s / 1e9
+    between = parse_link(link)
+    if between.latency_us:
+        raise ForetraceError(
+            f"`link={link}` must be a rate alone, as 50GB/s: latencies are not modelled; leave it out."
+        )
+    rate = between.bytes_per_s / 1e9
     with options.progress("pricing designs"):
         found = search(model, devices=devices, batch=batch, area=area * 1e6, link_gb_s=rate, training=not inference,
                        length=length)  # fmt: skip
@@ -41,6 +47,6 @@ def codesign(
     layers = layer_schedules(space.model, best.plan, best.design, training=space.training) if layer else ()
     runs = [simulate(each.graph()) for each in layers]
     view = codesigned(found, model, [(each, run.window_ns / 1e9) for each, run in zip(layers, runs, strict=True)])
-    names = [model, *(f"a layer, {each.phase}" for each in view.layer)]
-    tracks = lambda: [track(name, run) for name, run in zip(names, [found.simulated, *runs], strict=True)]  # noqa: E731
-    return Reply(result=view, files={perfetto: lambda path: timelines.write(tracks(), path)})
+    names = [f"a layer, {each.phase}" for each in view.layer]
+    files = {perfetto: lambda path: timelines.write([track(model, found.simulated), *map(track, names, runs)], path)}
+    return Reply(result=view, files=files)

@@ -51,6 +51,7 @@ def test_text_says_what_was_compared(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["codesign", "gpt2-medium", "--area", "1"], "no accelerator has an area of at most 1 mm²"),
         (["codesign", "gpt2-medium", "--link", "fast"], "no link"),
+        (["codesign", "gpt2-medium", "--link", "50GB/s/10us"], "must be a rate alone"),
         (["codesign", "resnet50"], "no transformer 'resnet50'"),
         (["plan", "gpt2-medium", "--device", "accelerator:buffer=1KB"], "must hold one tile"),
     ],

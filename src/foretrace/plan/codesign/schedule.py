@@ -217,7 +217,7 @@ def _solve(
     model = cp_model.CpModel()
     begins, core = _serial(rows)
     top = sum(min(one, every) for _, one, every, _ in rows)
-    starts, wholes, ends = [], [], []
+    starts, wholes, ends = list[Any](), list[Any](), list[Any]()
     used: tuple[list[Any], list[Any]] = ([], [])  # intervals on tensor and on vector cores, and how many each takes
     takes: tuple[list[int], list[int]] = ([], [])
     for at, (tensor, one, every, needs) in enumerate(rows):

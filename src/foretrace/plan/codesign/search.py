@@ -73,6 +73,7 @@ def design_columns(area: float = 0.0) -> DesignColumns:
 
     total = sizes[:, 0] * of("tensor_core", sizes[:, 1] * sizes[:, 2]) + sizes[:, 3] * of("vector_core", sizes[:, 4])
     total += of("global_buffer", sizes[:, 5])
+    limit = min(limit, float(total.max()))
     one = (sizes[:, 0] == 1) | (sizes[:, 3] == 1)
     within = (total <= limit * (1 + 1e-11)) & (one | (total >= LEAST_SHARE * limit))
     if not within.any():
@@ -181,12 +182,14 @@ class CodesignSpace:
         machine = on_design(replace(self.like, link_gb_s=link_gb_s)).array()
         facts = np.zeros((len(rows), 3))
         kernels.plan_facts(s, machine, c, rows, self.batch, self.training, facts)
-        pair_of, *columns, lanes = self._columns
+        pair_of, table, product_of, cycles, ports, memory, buffers, arrays_of, buffer_of, lanes = self._columns
         keep = np.ones(len(rows), dtype=np.bool_) if only is None else only
         n = len(self.designs)
         seconds, chosen, counts = np.full(n, inf), np.full(n, -1, dtype=np.int64), np.zeros((n, 4))
-        kernels.price(s, machine, c, rows[keep], pair_of[keep], facts[keep], self.batch, self.training, *columns,
-                      lanes * lanes_rate, seconds, chosen, counts)  # fmt: skip
+        kernels.price(
+            s, machine, c, rows[keep], pair_of[keep], facts[keep], self.batch, self.training, table, product_of, cycles,
+            ports, memory, buffers, arrays_of, buffer_of, lanes * lanes_rate, seconds, chosen, counts,
+        )  # fmt: skip
         return PricedDesigns(seconds=seconds, chosen=np.flatnonzero(keep)[chosen], joules=counts @ np.array(PJ) * 1e-12)
 
     def plan(self, priced: PricedDesigns, row: int) -> Parallelism:
