@@ -20,7 +20,7 @@ from statistics import mean
 import numpy as np
 from scipy.stats import spearmanr
 
-from foretrace.cost.accelerators.model import product_cycles, systolic_cycles
+from foretrace.cost.accelerators.columns import product_cycles, systolic_cycles
 from foretrace.files import write_text
 from foretrace.hardware.accelerators import MAPPED_PORTS, Accelerator
 from foretrace.plan.codesign.answer import Codesign, codesign
@@ -200,8 +200,8 @@ def _cycles(row: dict[str, str], ports: int) -> float:
         tensor_cores=int(row["num_tc"]), width=int(row["width"]), depth=int(row["depth"]),
         buffer=int(row["glb_bytes"]), ports=ports,
     )  # fmt: skip
-    sizes = (np.array([float(row[each])]) for each in ("N", "K", "C"))
-    return float(product_cycles(np.ones(1), *sizes, [design])[0, 0, 0])
+    m, n, k = (np.array([float(row[each])]) for each in ("N", "K", "C"))
+    return float(product_cycles(np.ones(1), m, n, k, [design])[0, 0, 0])
 
 
 def _read(path: Path) -> list[dict[str, str]]:
