@@ -7,55 +7,17 @@ tables that give the same; what none of them gives is from the vendor's document
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from foretrace import shipped
 from foretrace.errors import ForetraceError
+from foretrace.hardware.accelerators import accelerator
+from foretrace.hardware.device import DESIGNED, Device
 from foretrace.names import plain, question
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """One accelerator. Rates are dense TFLOP/s, bandwidth is GB/s; 0 where it has no such units or none is known.
-
-    `scaleup_gb_s` counts both directions of all links to other devices of the machine together, `pcie_gb_s` one.
-    """
-
-    name: str
-    short: str  # as a cluster file names it
-    patterns: tuple[str, ...] = ()  # globs over the device name in a recording
-    vendor: str
-    arch: str
-    fp32_tflops: float = 0.0
-    tf32_tflops: float = 0.0
-    fp16_tflops: float = 0.0
-    bf16_tflops: float = 0.0
-    memory_gb_s: float
-    memory_gb: float
-    sms: int
-    source: str
-    launch_year: int = 0
-    fp8_tflops: float = 0.0
-    int8_tops: float = 0.0
-    l2_mb: float = 0.0
-    boost_mhz: float = 0.0
-    scaleup_link: str = ""  # "NVLink3", ...; "" where there is none
-    scaleup_gb_s: float = 0.0
-    pcie: str = ""  # generation and lanes
-    pcie_gb_s: float = 0.0
-    tdp_w: float = 0.0
-    node_devices: int = 0  # of a usual machine
-    network_gb_s: float = 0.0  # one direction, that such a machine has to others for each device
-    confirmed: Mapping[str, str] = field(default_factory=dict)  # figure -> device tables that give the same
-    note: str = ""
-
-    def matches(self, name: str) -> bool:
-        """Whether a recording that names its device so was made on this one."""
-        return any(fnmatchcase(name.strip().lower(), pattern.lower()) for pattern in self.patterns)
+__all__ = ["Device", "catalog", "find", "named"]
 
 
 @cache
@@ -70,6 +32,8 @@ def catalog() -> tuple[Device, ...]:
 
 def find(name: str) -> Device | None:
     """The device that a recording calls `name`, e.g. "Tesla V100-DGXS-32GB"; None if the catalog lacks it."""
+    if name.startswith(DESIGNED):
+        return named(name)
     return next((device for device in catalog() if device.matches(name)), None)
 
 
@@ -85,8 +49,10 @@ def named(name: str) -> Device:
     What a driver or a recording calls it will do, too: "NVIDIA H100 80GB HBM3".
 
     Of several members of a family its name alone is the usual one: "h100" is an H100-SXM5-80GB. Raises ForetraceError
-    with names that come near.
+    with names that come near. "accelerator:..." is a design (`accelerators.py`).
     """
+    if name.lower().startswith(DESIGNED):
+        return accelerator(name).device()
     wanted = plain(name)
     wanted = plain((_USUAL | _SIZED).get(wanted.removeprefix("nvidia").removeprefix("tesla"), wanted))
     for device in catalog():

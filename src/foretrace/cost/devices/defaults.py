@@ -25,6 +25,7 @@ import numpy as np
 
 from foretrace.cost.calls import Calls, Family, Float64, Precision
 from foretrace.cost.devices.attention import FIRST, FIRST_RANGE, FusedAttention
+from foretrace.cost.devices.designed import Designed
 from foretrace.cost.devices.learned import Learned
 from foretrace.cost.devices.roofline import Roofline
 from foretrace.cost.model import Chain, CostModel, Prediction
@@ -39,8 +40,11 @@ TF32_FAMILIES = (Family.CONV, Family.RECURRENT)  # cuDNN's
 
 
 def standard(first: Sequence[CostModel] = ()) -> Chain:
-    """`first`, e.g. measured ones, then the learned ones, fused attention, and the roofline, which knows every call."""
-    return Chain(members=(*first, Learned(), FusedAttention(), Roofline()))
+    """`first`, e.g. measured ones, then what is designed, the learned ones, fused attention, and the roofline.
+
+    The last one knows every call.
+    """
+    return Chain(members=(*first, Designed(), Learned(), FusedAttention(), Roofline()))
 
 
 def as_run(calls: Calls, device: Device) -> Calls:
