@@ -80,7 +80,7 @@ class Film(Problem[tuple[Any, ...]]):
                 f"a target must have {len(WAVELENGTHS)} shares from 0 to 1, of {WAVELENGTHS[0]:g} to "
                 f"{WAVELENGTHS[-1]:g} nm, got {len(target)} numbers; give one for every 5 nm."
             )
-        self.target = tuple(map(float, target))
+        self.target_response = tuple(map(float, target))
         self.space, self.learned = Films((THICKNESS,) * layers), learned
         self._indices = indices(layers)
 
@@ -89,5 +89,5 @@ class Film(Problem[tuple[Any, ...]]):
 
     def costs(self, points: Sequence[tuple[Any, ...]]) -> list[float]:
         found = reflectance(np.array(points, dtype=np.float64), WAVELENGTHS, self._indices)
-        errors = np.sqrt(((found - np.array(self.target)) ** 2).mean(axis=1))
+        errors = np.sqrt(((found - np.array(self.target_response)) ** 2).mean(axis=1))
         return [Responded(error, row) for error, row in zip(errors.tolist(), found.tolist(), strict=True)]

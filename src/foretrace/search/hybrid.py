@@ -25,9 +25,9 @@ from foretrace.search.strategy import LearnedStart, SearchContext, SearchStrateg
 
 _BATCH, _RATE = 128, 5e-3  # lessons of a round of training; of Adam
 _BEGINS, _DESCENT, _FREE_RATE = 16, 100, 0.1  # lessons that are descended from, and how
+_ANSWERS = 4  # of these that are priced
 _LEAST = 1e-12
 _REPEATED = 0.05  # of a new point, that any point counts as: who finds nothing new does not keep the turn
-_WORSE = 0.5  # what cannot be, counts as worse than all others by this share of their spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,8 @@ class Hybrid:
         begins = list(context.starts)
         if learned is not None:
             begins += learned
-            answer, nearest = yield learned
-            context.learned = LearnedStart(lessons=len(set(map(space.key, asked))), cost=answer, nearest=nearest)
+            nearest, *answers = yield learned
+            context.learned = LearnedStart(lessons=len(set(map(space.key, asked))), cost=min(answers), nearest=nearest)
         yield from self._in_turns(context, tuple(begins))
 
     def _in_turns(self, context: SearchContext[Point], begins: tuple[Point, ...]) -> Steps[Point]:
@@ -87,22 +87,25 @@ class Hybrid:
     def _learned(
         self, problem: Problem[Point], points: Sequence[Point], costs: Sequence[float]
     ) -> list[Point] | None:  # fmt: skip
-        """What the inverse network answers, and the lesson that is nearest to the target; None if nothing is known."""
-        target = problem.target
+        """The lesson that is nearest to the target, and what inversion answers; None if nothing is known."""
+        target = problem.target_response
         met = [(at, cost) for at, cost in zip(points, costs, strict=True) if not target or isinstance(cost, Responded)]
         # Without a target, the first number of a response is what it costs.
         answers = [
             cost.response[: None if target else 1] if isinstance(cost, Responded) else (cost,) for _, cost in met
         ]
-        y = np.array(answers, dtype=np.float64)
+        y = np.array(answers, dtype=np.float64).reshape(len(met), -1) if met else np.zeros((0, 1))
         known = np.isfinite(y).all(axis=-1)
-        if not known.any():
+        if not known.any():  # nothing can be, or nothing responds
             return None
         if target and len(target) != y.shape[1]:
             raise ForetraceError(
                 f"`target=` must have {y.shape[1]} numbers, as what is simulated has, got {len(target)}; give those."
             )
-        y[~known] = y[known].max() + _WORSE * np.ptp(y[known])
+        if not target:  # ranks: what is far from the best need not be known well
+            y[~known] = y[known].max() + 1
+            rank = np.searchsorted(np.sort(y[:, 0]), y) + 0.5
+            y = np.log(rank / (len(y) + 1 - rank))
         x = np.array([problem.space.encode(at) for at, _ in met])
         given = np.array([problem.given(at) for at, _ in met]).reshape(len(met), -1)
         own = np.array(problem.given(None))
@@ -112,8 +115,9 @@ class Hybrid:
             far = (((given - own) / (given.std(axis=0) + _LEAST)) ** 2).sum(axis=1)
             apart += np.where(far == far.min(), 0.0, np.ptp(apart) + 1)
         order = np.argsort(apart, kind="stable")
-        code = _network(_Lessons(x, given, y), self.width, self.rounds).inverted(x[order[:_BEGINS]], own, wanted)
-        return [problem.space.decode(list(code)), problem.space.decode(list(x[order[0]]))]
+        codes = _network(_Lessons(x, given, y), self.width, self.rounds).inverted(x[order[:_BEGINS]], own, wanted)
+        answers = {problem.space.key(at): at for at in map(problem.space.decode, codes.tolist())}
+        return [problem.space.decode(x[order[0]].tolist()), *list(answers.values())[:_ANSWERS]]
 
 
 class _Lessons:
@@ -149,7 +153,7 @@ class _Network:
             adam.step(self._net.backward(values, off)[0], _RATE * (1 - i / rounds))
 
     def inverted(self, begins: Float64, given: Float64, wanted: Float64) -> Float64:
-        """The code whose answer is nearest to what is wanted, or least where nothing is, after descents from codes."""
+        """Codes after descents, best first: whose answer is nearest to what is wanted, or least where nothing is."""
         inside = np.clip(begins, 0.02, 0.98)
         free = np.log(inside / (1 - inside))
         rest = np.broadcast_to((given - self._given_center) / self._given_scale, (len(begins), len(given)))
@@ -162,7 +166,7 @@ class _Network:
                 by_code = self._net.backward(values, off)[1][:, : code.shape[1]]
                 adam.step([by_code * code * (1 - code)], _FREE_RATE * (1 - i / _DESCENT))
         error = (off**2).mean(axis=1) if len(wanted) else values[-1][:, 0]
-        return np.asarray(code[int(np.argmin(error))])
+        return np.asarray(code[np.argsort(error, kind="stable")])
 
 
 @lru_cache(maxsize=16)

@@ -177,7 +177,7 @@ class Problem(Generic[Point]):
 
     space: Space[Point]
     bound: float = -inf  # no point costs less
-    target: tuple[float, ...] = ()  # the response that is wanted; empty: the least cost
+    target_response: tuple[float, ...] = ()  # where costs are distances to one
 
     def lesson(self, rng: Random) -> Point:
         """A point to learn from, before a strategy knows better; it may be of a problem like this one."""

@@ -25,7 +25,7 @@ class LearnedStart:
     """What a strategy that learns began with, beside what needs no learning."""
 
     lessons: int  # points that it learned from, all of them calls
-    cost: float  # of the learned start
+    cost: float  # of the best learned answer
     nearest: float  # of the lesson that comes nearest
 
 

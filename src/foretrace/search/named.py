@@ -1,0 +1,34 @@
+"""`strategy_named`: strategies by the names that a user gives them."""
+
+from __future__ import annotations
+
+from foretrace.errors import ForetraceError
+from foretrace.names import question, resolve
+from foretrace.search.constrained import ConstrainedBayes
+from foretrace.search.hybrid import Hybrid
+from foretrace.search.models import CMAES
+from foretrace.search.reinforcement import DQN, REINFORCE
+from foretrace.search.strategies import MCMC, Evolution, RandomSearch
+from foretrace.search.strategy import SearchStrategy
+
+# Costs are logarithms: a Markov chain accepts what is 2 % worse with probability 1/e.
+REFINERS: dict[str, SearchStrategy] = {
+    "bayes": ConstrainedBayes(), "cmaes": CMAES(), "dqn": DQN(), "evolution": Evolution(),
+    "mcmc": MCMC(beta=50.0), "reinforce": REINFORCE(),
+}  # fmt: skip
+_NEAR: dict[str, SearchStrategy] = {"cmaes": CMAES(sigma=0.05), "reinforce": REINFORCE(sigma=0.05)}
+_HYBRID, _SHARE = "hybrid:", 4  # a quarter of the calls is learned from
+NAMES = ("random", *REFINERS, *(_HYBRID + each for each in REFINERS))
+
+
+def strategy_named(name: str, calls: int) -> SearchStrategy:
+    """The strategy for costs that are logarithms, in so many calls, lessons included. Raises ForetraceError."""
+    found = resolve(name, NAMES)
+    if not found or name.count(":") > 1:
+        raise ForetraceError(f"`strategy={name}` must be one that there is; {question(name, NAMES)}")
+    if found == "random":
+        return RandomSearch()
+    refiner = found.removeprefix(_HYBRID)
+    if refiner == found:
+        return REFINERS[found]
+    return Hybrid(refiner=REFINERS[refiner], near=_NEAR.get(refiner), lessons=max(calls // _SHARE, 1))
