@@ -39,7 +39,7 @@ PANELS = {
     "Record and look": ("record", "show", "blame", "profile", "simulate", "stash", "report", "export", "graph"),
     "Ask what if": ("advise", "whatif", "optimise", "compare"),
     "Check": ("check", "verify", "ledger"),
-    "Models without a run": ("estimate", "operators", "utilisation", "rewrite", "plan"),
+    "Models without a run": ("estimate", "operators", "utilisation", "rewrite", "plan", "codesign"),
     "Many workers": ("align", "scale", "network", "compression", "rig", "cloud"),
     "Fleets": ("fleet",),
     "Serving": ("serve", "llm", "energy"),

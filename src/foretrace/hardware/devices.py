@@ -58,6 +58,9 @@ class Device:
         return any(fnmatchcase(name.strip().lower(), pattern.lower()) for pattern in self.patterns)
 
 
+DESIGNED = "accelerator:"  # begins the text of a device that need not exist (`accelerators.py`)
+
+
 @cache
 def catalog() -> tuple[Device, ...]:
     """All devices, the more specific patterns first."""
@@ -70,6 +73,8 @@ def catalog() -> tuple[Device, ...]:
 
 def find(name: str) -> Device | None:
     """The device that a recording calls `name`, e.g. "Tesla V100-DGXS-32GB"; None if the catalog lacks it."""
+    if name.startswith(DESIGNED):
+        return named(name)
     return next((device for device in catalog() if device.matches(name)), None)
 
 
@@ -85,8 +90,12 @@ def named(name: str) -> Device:
     What a driver or a recording calls it will do, too: "NVIDIA H100 80GB HBM3".
 
     Of several members of a family its name alone is the usual one: "h100" is an H100-SXM5-80GB. Raises ForetraceError
-    with names that come near.
+    with names that come near. "accelerator:..." is a design (`accelerators.py`).
     """
+    if name.lower().startswith(DESIGNED):
+        from foretrace.hardware.accelerators import accelerator  # it needs what is here
+
+        return accelerator(name).device()
     wanted = plain(name)
     wanted = plain((_USUAL | _SIZED).get(wanted.removeprefix("nvidia").removeprefix("tesla"), wanted))
     for device in catalog():

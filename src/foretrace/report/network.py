@@ -327,7 +327,8 @@ def _one_device(each: DeviceView) -> Iterator[Block]:
         value = getattr(each, field)
         if value is not None:
             source = each.confirmed.get(field, "")
-            said = f"confirmed by {source.replace('+', ', ')}" if source else "vendor's figure, unconfirmed"
+            said = "vendor's figure, unconfirmed" if each.source != "designed" else "designed"
+            said = f"confirmed by {source.replace('+', ', ')}" if source else said
             rows.append((word, str(value) if field == "node_devices" else digits(value), unit, said))
     yield table(["", Column(right=True), "", Column(wide=True)], rows)
     links = [text for text in (each.scaleup_link, f"PCIe {each.pcie}" if each.pcie else "") if text]

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from foretrace.cost.accelerators.model import Designed
 from foretrace.cost.calls import Calls, Family, Float64, Precision
 from foretrace.cost.devices.attention import FIRST, FIRST_RANGE, FusedAttention
 from foretrace.cost.devices.learned import Learned
@@ -39,8 +40,10 @@ TF32_FAMILIES = (Family.CONV, Family.RECURRENT)  # cuDNN's
 
 
 def standard(first: Sequence[CostModel] = ()) -> Chain:
-    """`first`, e.g. measured ones, then the learned ones, fused attention, and the roofline, which knows every call."""
-    return Chain(members=(*first, Learned(), FusedAttention(), Roofline()))
+    """`first`, e.g. measured ones, then what is designed, the learned ones, fused attention, and the roofline, which knows
+    every call.
+    """
+    return Chain(members=(*first, Designed(), Learned(), FusedAttention(), Roofline()))
 
 
 def as_run(calls: Calls, device: Device) -> Calls:

@@ -1,15 +1,11 @@
 """Integer programs for placements that dynamic programming does not reach, solved by CP-SAT (Google OR-Tools).
 
-The solver runs in a process of its own: its library and that of another solver (HiGHS) cannot be loaded together, and
-a process ends when its time is up. Times become integers of 2^-24 of the hint's objective, rounded down, so that the
+The solver runs in a process of its own (`plan/solver.py`). Times become integers of 2^-24 of the hint's objective, rounded down, so that the
 bound holds for the real times.
 """
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.plan.placement.blocks import PlacementBlocks, crossing
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
+from foretrace.plan.solver import answer, apart
 
 _STEPS = 1 << 24  # units of time in the objective of the hint
-_GRACE_S = 30.0  # to load the solver and to build the program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +47,10 @@ def improve(
     where = {row: number for number, each in enumerate(hint) for row in each.nodes}
     given = (problem, blocks, [where[rows[0]] for rows in blocks.rows], [each.kind for each in hint],
              objective, latency, seconds, threads)  # fmt: skip
-    command = [sys.executable, "-m", "foretrace.plan.placement.programs"]
-    try:
-        done = subprocess.run(
-            command, input=pickle.dumps(given), capture_output=True, timeout=seconds + _GRACE_S, check=False
-        )
-    except subprocess.TimeoutExpired:
+    solved = apart("foretrace.plan.placement.programs", given, seconds, "placements that are not contiguous")
+    if solved is None:
         return Solved(devices=tuple(hint), bound=0.0, proven=False)
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        if "ortools" in last:
-            raise MissingExtraError("placements that are not contiguous need OR-Tools: pip install 'foretrace[plan]'.")
-        raise ForetraceError(f"the solver stopped ({last}); give it less time or a smaller graph.")
-    chosen, bound, proven = pickle.loads(done.stdout)
+    chosen, bound, proven = solved
     held: dict[int, list[int]] = defaultdict(list)
     for block, machine in enumerate(chosen):
         held[machine] += blocks.rows[block]
@@ -186,4 +172,4 @@ def _finishes(
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(pickle.dumps(_solve(*pickle.load(sys.stdin.buffer))))
+    answer(_solve)

@@ -13,6 +13,7 @@ import numpy as np
 
 from foretrace.arrays import Float64, Int64
 from foretrace.compiled import inner, njit
+from foretrace.cost.accelerators import kernels as designed
 
 NONE, SELECTIVE, FULL = 0, 1, 2
 FIELDS = ("tensor", "sequence", "context", "pipeline", "virtual", "data", "expert", "micro", "recompute", "zero",
@@ -20,7 +21,7 @@ FIELDS = ("tensor", "sequence", "context", "pipeline", "virtual", "data", "exper
 TENSOR, SEQUENCE, CONTEXT, PIPELINE, VIRTUAL, DATA, EXPERT, MICRO, RECOMPUTE, ZERO, OVERLAP, VERSIONS = range(12)
 # Positions in the array of a transformer.
 LAYERS, HIDDEN, HEADS, KV, INNER, WORDS, LENGTH, HEAD, GATED, EXPERTS, ACTIVE, TIED, FLASH, CAUSAL = range(14)
-# Positions in the array of a machine: rates in FLOP/s and B/s, latencies in s.
+# Positions in the array of a machine: rates in FLOP/s and B/s, latencies in s; behind them those of a design.
 PEAK, MEMORY, NODE, LINK, LINK_S, NETWORK, CAPACITY = range(7)
 # Positions in the array of constants, which are those of constants.csv.
 (MATRIX, GRAIN, PRODUCT_US, BANDWIDTH, SHARED, SPLIT, SCORES, ATTENTION, LINK_SHARE, LINK_TIMES, NETWORK_SHARE,
@@ -97,6 +98,11 @@ def layer(s, machine, c, at):
     forward = _either(device, host)
     back = 2 * products + (2.5 if s[FLASH] else 2.0) * core + norms + 1.5 * passes
     backward = _either(back, host * c[HOST_BACK])
+    if machine[designed.CORES]:
+        forward, backward, core = designed.layer_s(
+            tokens, micro, s[LENGTH] / context, s[LENGTH], h, heads / tensor, max(s[KV] / tensor, 1.0), width,
+            inner_share, up, routed, shared / h, machine,
+        )  # fmt: skip
     # Two all-reduces each way; with sequence parallelism reduce-scatter and all-gather, and one more all-gather back.
     # Those of the backward pass can hide behind the products that give gradients of weights.
     full = 2 * tokens * h
@@ -112,7 +118,7 @@ def layer(s, machine, c, at):
         again, again_messages = forward, messages
         swapped *= 1.5
     elif recompute == SELECTIVE:
-        again = core + (0.0 if s[FLASH] else 2 * c[SCORES] * cells / bandwidth)
+        again = core + (0.0 if s[FLASH] or machine[designed.CORES] else 2 * c[SCORES] * cells / bandwidth)
     # Bytes, in 2 each but masks: inputs of norms, of products, of the feed-forward part.
     masks = 0.0 if s[GATED] else 2.0
     whole = (8 + masks) * shared
@@ -250,10 +256,15 @@ def head_s(s, machine, c, at):
     """Seconds of the logits of a micro-batch, forward and backward."""
     tokens, share = at[MICRO] * s[LENGTH] / at[CONTEXT], s[WORDS] / at[TENSOR]
     moved = 16 * tokens * share / (machine[MEMORY] * c[BANDWIDTH])
+    if machine[designed.CORES]:
+        product = designed.product_s(1.0, tokens, share, s[HIDDEN], machine)
+        product += designed.product_s(1.0, tokens, s[HIDDEN], share, machine)
+        product += designed.product_s(1.0, s[HIDDEN], share, tokens, machine)
+        return product + designed.vector_s(tokens * share, sum(designed.SOFTMAX), machine)
     return 3 * product_s(tokens, share, s[HIDDEN], machine[PEAK], c) + moved
 
 
-@njit()
+@njit(files=(designed.__file__,))
 def evaluate(s: Float64, machine: Float64, c: Float64, at: Int64, batch: int, out: Float64, stages: Float64) -> None:
     """Fill `out` (PARTS, TIME, BYTES of the fullest stage) and `stages` (pipeline, 5) for one configuration."""
     count, layers = batch // (at[DATA] * at[MICRO]), s[LAYERS] / at[PIPELINE]
@@ -294,13 +305,13 @@ def stage_s(s, machine, c, at, layers, count):
     return there, back, head_s(s, machine, c, at), (1 - hidden) * hop, hidden * hop, end
 
 
-@njit()
+@njit(files=(designed.__file__,))
 def passes(s: Float64, machine: Float64, c: Float64, at: Int64, layers: float, count: int) -> tuple[float, ...]:
     """What `stage_s` gives."""
     return stage_s(s, machine, c, at, layers, count)  # type: ignore[no-any-return]
 
 
-@njit()
+@njit(files=(designed.__file__,))
 def stage_columns(s: Float64, machine: Float64, c: Float64, ways: Int64, count: int, out: Float64) -> None:
     """Fill `out` (ways, layers + 1, 4, 4) for stages of so many layers: in the middle, first, last, first and last.
 
@@ -321,7 +332,7 @@ def stage_columns(s: Float64, machine: Float64, c: Float64, ways: Int64, count: 
                 out[way, layers, kind, 3] = m[3]
 
 
-@njit()
+@njit(files=(designed.__file__,))
 def fits(s: Float64, tensor: int, context: int) -> bool:
     """Whether heads, feed-forward part and words can be cut so."""
     if s[HEADS] % tensor or s[INNER] % tensor or s[LENGTH] % (2 * context if context > 1 else 1):
@@ -329,7 +340,7 @@ def fits(s: Float64, tensor: int, context: int) -> bool:
     return bool(s[KV] % tensor == 0 or tensor % s[KV] == 0)
 
 
-@njit()
+@njit(files=(designed.__file__,))
 def sweep(
     s: Float64, machine: Float64, c: Float64, devices: int, batch: int, low: Int64, high: Int64, best: Float64,
     rows: Int64, times: Float64, spill_rows: Int64, spill_times: Float64, lost: Int64,

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, lru_cache
 from importlib.resources import files
-from math import exp
+from math import exp, log
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from foretrace.arrays import Float64, Int64
 from foretrace.cost.network.nccl import nccl_network
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError
+from foretrace.hardware.accelerators import Accelerator, AcceleratorDevice
 from foretrace.hardware.devices import Device, named
 from foretrace.names import question, resolve
 from foretrace.plan.transformers import kernels
@@ -105,6 +106,18 @@ class FittedConstant:
     meaning: str
 
 
+# On designs nothing is fitted: links at their rate, no latency, nothing hides behind computing, gradients in 2 bytes,
+# attention operator by operator. Ends of the range: of `codesign`'s winners with ports as PHAZE's mapper has them.
+DESIGNED = Software(
+    name="designed", what="systolic arrays by closed forms, nothing fitted or measured", flash=False, devices=(), rows=0,
+    constants={each: 0.0 for each in ("network_us", "crossing", "host_us", "step_ms", "hidden_share", "hidden_data",
+                                      "product_us", "grain")}
+    | {each: 1.0 for each in ("matrix", "bandwidth", "shared", "split", "scores", "attention", "link_share",
+                              "link_times", "network_share", "host_back", "host_split")}
+    | {"update_bytes": 30.0, "gradient_bytes": 2.0}, low=log(0.8), high=log(10.0), other_low=log(0.8), other_high=log(10.0),
+)  # fmt: skip
+
+
 @cache
 def constants() -> tuple[FittedConstant, ...]:
     """All constants in the order of `kernels`."""
@@ -123,10 +136,12 @@ class DeviceRates:
     link_s: float
     network: float  # one direction, per device
     capacity: float
+    design: tuple[float, ...] = (0.0,) * 7  # as `Accelerator.array` gives it; zeros for a device of the catalog
 
     def array(self) -> Float64:
         """As `kernels` takes it."""
-        return np.array(astuple(self)[1:], dtype=np.float64)
+        *rates, design = astuple(self)[1:]
+        return np.array([*rates, *design], dtype=np.float64)
 
 
 @lru_cache(maxsize=64)
@@ -145,9 +160,19 @@ def machine(name: str, *, network_gb_s: float = 0.0, peak_tflops: float = 0.0) -
         )
     node = found.node_devices or NODE
     link, link_s = _link(found, node)
+    if isinstance(found, AcceleratorDevice):
+        return on_design(replace(found.design, link_gb_s=network_gb_s or found.design.link_gb_s))
     return DeviceRates(
         device=found.short, peak=peak * 1e12, memory=found.memory_gb_s * 1e9, node=node, link=link, link_s=link_s,
         network=(network_gb_s or found.network_gb_s or 12.5) * 1e9, capacity=found.memory_gb * 1e9,
+    )  # fmt: skip
+
+
+def on_design(design: Accelerator) -> DeviceRates:
+    """A design whose devices are all alike far from each other."""
+    return DeviceRates(
+        device=str(design), peak=design.peak_flops, memory=design.hbm_gb_s * 1e9, node=1, link=design.link_gb_s * 1e9,
+        link_s=0.0, network=design.link_gb_s * 1e9, capacity=design.hbm_gb * 1e9, design=design.array(),
     )  # fmt: skip
 
 

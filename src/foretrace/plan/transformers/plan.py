@@ -13,7 +13,7 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.expand import expand
-from foretrace.plan.transformers.model import DeviceRates, Parallelism, StepCost, machine, software
+from foretrace.plan.transformers.model import DESIGNED, DeviceRates, Parallelism, StepCost, machine, software
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace, SweptSpace
 from foretrace.simulate.timeline import Timeline, simulate
@@ -95,7 +95,8 @@ def plan_decoder(
     """
     begun = time.perf_counter()
     model = name if isinstance(name, TransformerSizes) else transformer(name, length=length)
-    on, by = machine(device, network_gb_s=network_gb_s), software(software_name)
+    on = machine(device, network_gb_s=network_gb_s)
+    by = DESIGNED if any(on.design) else software(software_name)
     space = ParallelismSpace(model=model, on=on, software=by, devices=devices, batch=batch, fixed=fixed or {})
     found = space.search(_KEPT)
     if not found.fitting:

@@ -16,6 +16,7 @@ import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
+from foretrace.hardware.accelerators import AcceleratorDevice
 from foretrace.hardware.devices import Device, named
 from foretrace.serving.llm import step_law
 from foretrace.serving.llm.calibration import read_calibration
@@ -29,6 +30,7 @@ _SEQUENCES = np.unique(np.round(np.geomspace(1, 4096, 19)))
 _CONTEXTS = np.unique(np.round(np.geomspace(1, 131072, 18)))
 _BUFFERS = 1.5 * 2**30  # process, graphs and library of collectives; of systems/h100_sxm.yaml of aiconfigurator, less
 # what it holds in reserve
+_DESIGNED = 5.0  # more range where the device does not exist
 _OTHER_LINKS = 1.3  # more range where devices are joined by PCIe: the fit is of NVLink
 _OTHER_ENGINE = 1.2  # where operators were measured with another engine
 _OTHER_SHAPE = 1.15  # where attention is scaled from other numbers of heads
@@ -83,6 +85,9 @@ def step_times(
     linked = device if device.scaleup_gb_s else replace(device, scaleup_gb_s=2 * device.pcie_gb_s)
     wide = _OTHER_LINKS if layout.stage_devices > 1 and not device.scaleup_gb_s else 1.0
     whys = [f"{engine}: rates and latencies fitted to measured servers"]
+    if isinstance(device, AcceleratorDevice):
+        wide *= _DESIGNED
+        whys.append("the device is designed, not built: servers with GPUs say little of it, so the range is wide")
     linear = step_law.linear_seconds(model, linked, layout, kept, law, _TOKENS)
     output = step_law.output_seconds(model, device, layout, law, _SEQUENCES)
     pairs = step_law.prefill_per_pair(model, device, layout, law)

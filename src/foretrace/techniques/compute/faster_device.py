@@ -17,6 +17,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph import edit
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Change, TaskGraph
+from foretrace.hardware.accelerators import AcceleratorDevice
 from foretrace.hardware.devices import Device, named
 from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import MATRIX, classify
@@ -82,7 +83,8 @@ class FasterDevice(Technique):
         for field in ("products", "kernels", *apart):
             if self._stated(field) is None:
                 low, high = step_range(field, source, target)
-                found[field] = Prior(1.0, low, high, why=_APART.get(field, _WHY))
+                why = _ON_DESIGN if isinstance(target, AcceleratorDevice) else _APART.get(field, _WHY)
+                found[field] = Prior(1.0, low, high, why=why)
         return found
 
     def _stated(self, field: str) -> float | None:
@@ -155,6 +157,7 @@ class FasterDevice(Technique):
 
 
 _WHY = "median of measured over scaled times from one GPU to another, over every two GPUs of public tables"
+_ON_DESIGN = "nothing was measured on a design: vector operators of half the work, ports of the buffer as PHAZE's mapper"
 #: Kernels whose range is their own between two vendors, and why.
 _APART = {
     "attention": "the vendors' kernels are unlike and change: two models showed less, on an H100 and an MI300X",

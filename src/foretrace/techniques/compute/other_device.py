@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.arrays import Float64, Int64, Mask
+from foretrace.cost.accelerators.model import Designed
 from foretrace.cost.calls import Call, Calls, Family, Precision, describe
 from foretrace.cost.devices.reached import REACHED, Reached
 from foretrace.cost.devices.roofline import MATRIX
@@ -23,6 +24,7 @@ from foretrace.cost.model import CostModel
 from foretrace.errors import ForetraceError
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
+from foretrace.hardware.accelerators import AcceleratorDevice
 from foretrace.hardware.devices import Device, find
 from foretrace.techniques.compute import classes
 from foretrace.techniques.compute.classes import WorkClass, classify
@@ -117,6 +119,9 @@ def elsewhere(
     found = rescale(seconds, calls, source, target, wide=wide, table=table)
     product = np.isin(calls.family, MATRIX)
     known = product & (calls.flops > 0)
+    if isinstance(target, AcceleratorDevice):  # no ratio to what was recorded
+        told = known | (~product & (calls.nbytes > 0))
+        found = np.where(told, Designed().predict(calls, target).seconds, found)
     left = np.flatnonzero(known)
     shares: dict[str, float] = {}
     total = float(seconds.sum()) or 1.0
@@ -139,6 +144,8 @@ def elsewhere(
             f"the catalog has no rate of {target.short} or {source.short} for {what}, which "
             f"{graph.names[graph.name[rows[lost[0]]]][:60]} needs; give compute= and memory= instead of device=."
         )
+    if isinstance(target, AcceleratorDevice):
+        shares["designed"] = float(seconds[told].sum()) / total
     shares["scaled"] = 1.0 - sum(shares.values())
     return Elsewhere(
         rows=mask,

@@ -1,0 +1,47 @@
+"""`foretrace codesign`: which accelerator to build for a model, with the plan that uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from foretrace.cli import completion, options
+from foretrace.cli.answers import Reply
+from foretrace.cli.options import argument, flag, option
+from foretrace.errors import ForetraceError
+
+
+def codesign(
+    model: str = argument(..., "MODEL", "A transformer by name: gpt2-2.5b, llama-2-7b.", complete=completion.decoders),
+    devices: int = option(1024, "N", "How many of the accelerators.", least=1),
+    batch: int = option(4096, "N", "Samples per step.", least=1),
+    area: float = option(0.0, "MM2", "Most area of one, in 45 nm; by default that of a TPU-like one, 279.", least=0.0),
+    link: str = option("50GB/s", "RATE", "Between accelerators, of each in each direction."),
+    length: int = option(0, "N", "Words of a sequence; by default the model's.", least=0),
+    inference: options.Inference = False,
+    schedule: bool = flag("--schedule/--no-schedule", "Order a layer's operators on the winner's cores.", default=True),
+    perfetto: Path | None = option(None, "FILE", "Write the timelines for Perfetto (.json or .json.gz), too."),
+    top: options.Top = 8,
+) -> Reply:
+    """Search the accelerator and the plan of a training together, all of both.
+
+    Example: foretrace codesign gpt2-xl --devices 1024 --link 50GB/s
+    """
+    from foretrace.hardware.cluster import parse_link
+    from foretrace.plan.codesign.answer import codesign as search
+    from foretrace.plan.codesign.schedule import layer_schedules
+    from foretrace.report import perfetto as timelines
+    from foretrace.report.codesign import codesigned
+    from foretrace.report.tracks import track
+    from foretrace.simulate.timeline import simulate
+
+    rate = parse_link(link).bytes_per_s / 1e9
+    with options.progress("pricing designs"):
+        found = search(model, devices=devices, batch=batch, area=area * 1e6, link_gb_s=rate, training=not inference,
+                       length=length)  # fmt: skip
+    space, best = found.space, found.best
+    layers = layer_schedules(space.model, best.plan, best.design, training=space.training) if schedule else ()
+    runs = [simulate(each.graph()) for each in layers]
+    view = codesigned(found, model, [(each, run.window_ns / 1e9) for each, run in zip(layers, runs, strict=True)])
+    names = [model, *(f"a layer, {each.phase}" for each in view.layer)]
+    tracks = lambda: [track(name, run) for name, run in zip(names, [found.simulated, *runs], strict=True)]  # noqa: E731
+    return Reply(result=view, files={perfetto: lambda path: timelines.write(tracks(), path)})

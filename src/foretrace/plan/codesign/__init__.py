@@ -1,0 +1,1 @@
+"""Which accelerator to build, together with the plan that uses it."""

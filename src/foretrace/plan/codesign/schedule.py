@@ -1,0 +1,293 @@
+"""`schedule_layer`: operators of one layer on the cores of one accelerator, in the shortest order that is found.
+
+As PHAZE does it (Wang et al., ICML 2024): an operator runs on one core of its kind, or on all of them, and then nothing
+runs beside it; forward and backward are apart. PHAZE solves an integer program with big-M rows; here CP-SAT has two
+cumulative constraints, begins from the serial schedule, ends at a deterministic limit, and its bound is reported.
+Heads are in groups: one operator per head and step is beyond any solver. Operators at the same time share the memory's
+bandwidth without a loss, which is not modelled: what is gained beside the serial schedule is the most that there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foretrace.cost.accelerators import kernels as designed
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
+from foretrace.graph.writer import GraphWriter
+from foretrace.hardware.accelerators import Accelerator
+from foretrace.plan.codesign import kernels
+from foretrace.plan.solver import answer, apart
+from foretrace.plan.transformers.model import DESIGNED, Parallelism, on_design, vector
+from foretrace.plan.transformers.shape import TransformerSizes
+from foretrace.trace.trace import LaneKind
+
+GROUPS = 4  # of heads
+LIMIT = 1.0  # of the solver's deterministic time: two to four seconds
+_MOST_S = 60.0  # however slow the machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOperator:
+    """An operator: ns on one core of its kind and on all of them; `needs`: rows that come before."""
+
+    name: str
+    tensor: bool  # on tensor cores; else on vector cores
+    one_ns: int
+    all_ns: int
+    needs: tuple[int, ...] = ()
+
+    @property
+    def least_ns(self) -> int:
+        """In its better mode."""
+        return min(self.one_ns, self.all_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSchedule:
+    """When each operator begins, ns, and whether it has all cores; none can end before `bound_ns`."""
+
+    operators: tuple[LayerOperator, ...]
+    cores: tuple[int, int]  # tensor, vector
+    begins: tuple[int, ...]
+    on_all: tuple[bool, ...]
+    bound_ns: int
+    phase: Phase
+
+    @property
+    def ns(self) -> int:
+        """Until the last operator ends."""
+        return max(begin + (each.all_ns if whole else each.one_ns)
+                   for each, begin, whole in zip(self.operators, self.begins, self.on_all, strict=True))  # fmt: skip
+
+    @property
+    def serial_ns(self) -> int:
+        """One operator after another, each in its better mode."""
+        return sum(each.least_ns for each in self.operators)
+
+    @property
+    def gap(self) -> float:
+        """By how much a better one could be shorter, at most, as a share."""
+        return 1 - self.bound_ns / self.ns
+
+    @property
+    def proven(self) -> bool:
+        """Whether there is none shorter."""
+        return self.bound_ns >= self.ns
+
+    def graph(self) -> TaskGraph:
+        """As tasks, a lane per core that is used; an operator on all cores waits for all before it."""
+        order = sorted(range(len(self.operators)), key=lambda i: (self.begins[i], not self.on_all[i]))
+        writer = GraphWriter((), GraphInfo(source="layer", platform="cuda", world_size=1, steps=(0,)))
+        clock = writer.lane(Lane(rank=0, kind=LaneKind.CPU, label="layer"))
+        writer.mark(clock, "layer", release=0, step=0)
+        lanes: dict[tuple[bool, int], tuple[int, int]] = {}  # (kind, core; −1 for all) -> lane, when it is free
+        rows: dict[int, int] = {}
+        before: list[int] = []  # tasks since the last one on all cores
+        last = -1
+        for i in order:
+            each, begin, whole = self.operators[i], self.begins[i], self.on_all[i]
+            free = (core for core in range(len(self.operators)) if lanes.get((each.tensor, core), (0, 0))[1] <= begin)
+            at = (each.tensor, -1 if whole else next(free))
+            kind = "tensor" if each.tensor else "vector"
+            if at not in lanes:
+                label = f"all {kind} cores" if whole else f"{kind} core {at[1]}"
+                lanes[at] = writer.lane(Lane(rank=0, kind=LaneKind.GPU, device=0, stream=len(lanes), label=label)), 0
+            took = each.all_ns if whole else each.one_ns
+            rows[i] = writer.task(TaskKind.KERNEL, lanes[at][0], each.name, took, step=0, phase=self.phase,
+                                  release=NO_RELEASE if rows else 0)  # fmt: skip
+            lanes[at] = lanes[at][0], begin + took
+            waits = {rows[need] for need in each.needs} | ({last} if last >= 0 else set())
+            for row in sorted(waits | (set(before) if whole else set())):
+                writer.edge(row, rows[i], EdgeKind.DATA)
+            before.append(rows[i])
+            if whole:
+                before, last = [], rows[i]
+        writer.mark(clock, "layer", list(rows.values()), step=-1)
+        return writer.graph()
+
+
+def layer_operators(
+    model: TransformerSizes, at: Parallelism, design: Accelerator, groups: int = GROUPS
+) -> tuple[list[LayerOperator], list[LayerOperator]]:
+    """Operators of a layer, forward and backward, that one device with this plan runs for a micro-batch."""
+    heads = model.heads // at.tensor
+    groups = next(each for each in range(min(groups, heads), 0, -1) if heads % each == 0)
+    sizes = np.zeros((kernels.ROWS, 7))
+    kernels.operator_rows(vector(model, DESIGNED), at.tensor, at.micro, sizes)
+    machine = np.stack([on_design(design).array()] * 2)  # all cores, one of each kind
+    machine[1, designed.CORES], machine[1, designed.LANES] = 1, design.lanes
+    parts = [heads * model.head, *[max(model.kv_heads / at.tensor, 1.0) * model.head] * 2]
+    passes: list[list[LayerOperator]] = []
+    for rows in (range(designed.FORWARD), range(designed.FORWARD, kernels.LAYER)):
+        found: list[LayerOperator] = []
+        where: dict[str, list[int]] = {}  # name in OPERATORS -> rows of it
+        for row in rows:
+            name, size = designed.OPERATORS[row], sizes[row]
+            plain = name.removesuffix(" back").removesuffix(" input").removesuffix(" weight")
+            split = groups if plain in ("scores", "softmax", "context") else 1
+            pieces = [(name, size)]
+            if split > 1:
+                share = size.copy()
+                share[[designed.BATCH, designed.NUMBERS]] = size[[designed.BATCH, designed.NUMBERS]] / split
+                pieces = [(f"{name}, heads {i + 1} of {split}", share) for i in range(split)]
+            elif name == "query key value":
+                pieces = []
+                for part, width in zip(("query", "key", "value"), parts, strict=True):
+                    share = size.copy()
+                    share[designed.N] = width
+                    pieces.append((part, share))
+            wanted = [where[each] for each in NEEDS[name] if each in where]
+            where[name] = []
+            for i, (piece, share) in enumerate(pieces):
+                needs = [others[i] if len(others) == len(pieces) == groups > 1 else others for others in wanted]
+                flat = [each for some in needs for each in (some if isinstance(some, list) else [some])]
+                one, every = (max(round(1e9 * _seconds(share, machine[k])), 1) for k in (1, 0))
+                where[name].append(len(found))
+                found.append(LayerOperator(
+                    name=piece, tensor=bool(size[designed.KIND]), one_ns=one, all_ns=every, needs=tuple(flat)
+                ))  # fmt: skip
+        passes.append(found)
+    return passes[0], passes[1]
+
+
+# What each operator reads that another one of its pass makes.
+NEEDS = {
+    "norm 1": (), "query key value": ("norm 1",), "scores": ("query key value",), "softmax": ("scores",),
+    "context": ("softmax", "query key value"), "output": ("context",), "residual 1": ("output",),
+    "norm 2": ("residual 1",), "up": ("norm 2",), "activation": ("up",), "down": ("activation",),
+    "residual 2": ("down", "residual 1"),
+    "residual 2 back": (), "down input": ("residual 2 back",), "down weight": ("residual 2 back",),
+    "activation back": ("down input",), "up input": ("activation back",), "up weight": ("activation back",),
+    "norm 2 back": ("up input",), "residual 1 back": ("norm 2 back", "residual 2 back"),
+    "output input": ("residual 1 back",), "output weight": ("residual 1 back",), "context input": ("output input",),
+    "context weight": ("output input",), "softmax back": ("context input",), "scores input": ("softmax back",),
+    "scores weight": ("softmax back",),
+    "query key value input": ("scores input", "scores weight", "context weight"),
+    "query key value weight": ("scores input", "scores weight", "context weight"),
+    "norm 1 back": ("query key value input", "residual 1 back"),
+}  # fmt: skip
+
+
+def _seconds(size: Any, machine: Any) -> float:
+    rate = float(machine[designed.MEMORY])
+    if not size[designed.KIND]:
+        numbers = float(size[designed.NUMBERS])
+        work = numbers * size[designed.EACH] / (machine[designed.LANES] * machine[designed.CLOCK])
+        moved = 2 * designed.WORD * numbers
+        return float(max(work, (moved if moved > machine[designed.BUFFER] / 2 else 0.0) / rate))
+    out = np.zeros((1, 1, 3))
+    designed.product_columns(size[designed.BATCH : designed.NUMBERS][None].copy(), machine[None], out)
+    return float(max(out[0, 0, 0] / machine[designed.CLOCK], out[0, 0, 2] * designed.WORD / rate))
+
+
+def layer_schedules(
+    model: TransformerSizes, at: Parallelism, design: Accelerator, *, training: bool = True
+) -> tuple[LayerSchedule, ...]:
+    """A layer forward and, of a training, backward. Raises MissingExtraError without OR-Tools."""
+    cores, phases = (design.tensor_cores, design.vector_cores), (Phase.FORWARD, Phase.BACKWARD)
+    passes = layer_operators(model, at, design)[: 2 if training else 1]
+    return tuple(schedule_layer(each, cores, phase) for each, phase in zip(passes, phases, strict=False))
+
+
+def schedule_layer(
+    operators: Sequence[LayerOperator], cores: tuple[int, int], phase: Phase = Phase.FORWARD, limit: float = LIMIT
+) -> LayerSchedule:
+    """The shortest schedule that is found within `limit`; never longer than the serial one.
+
+    Raises MissingExtraError without OR-Tools.
+    """
+    given = ([(each.tensor, each.one_ns, each.all_ns, each.needs) for each in operators], cores, limit)
+    found = apart("foretrace.plan.codesign.schedule", given, _MOST_S, "exact schedules of a layer")
+    begins, on_all, bound = found or (*_serial(given[0]), 0)
+    return LayerSchedule(
+        operators=tuple(operators), cores=cores, begins=tuple(begins), on_all=tuple(on_all), bound_ns=bound, phase=phase
+    )  # fmt: skip
+
+
+def _serial(rows: Sequence[tuple[bool, int, int, tuple[int, ...]]]) -> tuple[list[int], list[bool]]:
+    ends = np.cumsum([min(one, every) for _, one, every, _ in rows]).tolist()
+    return [0, *ends[:-1]], [every <= one for _, one, every, _ in rows]
+
+
+def _solve(
+    rows: Sequence[tuple[bool, int, int, tuple[int, ...]]], cores: tuple[int, int], limit: float
+) -> tuple[list[int], list[bool], int]:
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    begins, on_all = _serial(rows)
+    top = sum(min(one, every) for _, one, every, _ in rows)
+    starts, wholes, ends = [], [], []
+    used: tuple[list[Any], list[Any]] = ([], [])  # intervals on tensor and on vector cores, and how many each takes
+    takes: tuple[list[int], list[int]] = ([], [])
+    for at, (tensor, one, every, needs) in enumerate(rows):
+        start, whole = model.new_int_var(0, top, ""), model.new_bool_var("")
+        model.add_hint(start, begins[at])
+        model.add_hint(whole, on_all[at])
+        alone = model.new_optional_fixed_size_interval_var(start, one, ~whole, "")
+        with_all = model.new_optional_fixed_size_interval_var(start, every, whole, "")
+        kind = 0 if tensor else 1
+        used[kind].append(alone)
+        takes[kind].append(1)
+        for both in (0, 1):
+            used[both].append(with_all)
+            takes[both].append(cores[both])
+        end = start + one + (every - one) * whole
+        for need in needs:
+            model.add(start >= ends[need])
+        starts.append(start)
+        wholes.append(whole)
+        ends.append(end)
+    last = model.new_int_var(0, top, "")
+    model.add_hint(last, top)
+    for end in ends:
+        model.add(last >= end)
+    for kind in (0, 1):
+        model.add_cumulative(used[kind], takes[kind], cores[kind])
+        work = [  # of all cores of this kind together: no schedule is shorter than that of a full chip
+            cores[kind] * every * whole + (one * (1 - whole) if tensor == (kind == 0) else 0)
+            for (tensor, one, every, _), whole in zip(rows, wholes, strict=True)
+        ]
+        model.add(cores[kind] * last >= sum(work))
+    model.minimize(last)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_deterministic_time = limit
+    solver.parameters.max_time_in_seconds = _MOST_S
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    status = solver.solve(model)
+    bound = round(np.ceil(solver.best_objective_bound - 1e-6))
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or solver.value(last) >= top:
+        return begins, on_all, bound
+    chosen = [bool(solver.value(each)) for each in wholes]
+    return _settled(rows, [solver.value(each) for each in starts], chosen, cores), chosen, bound
+
+
+def _settled(
+    rows: Sequence[tuple[bool, int, int, tuple[int, ...]]], starts: Sequence[int], on_all: Sequence[bool],
+    cores: tuple[int, int],
+) -> list[int]:  # fmt: skip
+    """Begins of operators in this order, each as early as what it needs and its cores allow."""
+    begins, ends = [0] * len(rows), [0] * len(rows)
+    free = {True: [0] * cores[0], False: [0] * cores[1]}
+    barrier = 0  # the end of the last one on all cores
+    for at in sorted(range(len(rows)), key=lambda i: (starts[i], not on_all[i])):
+        tensor, one, every, needs = rows[at]
+        begin = max([barrier, *(ends[need] for need in needs)])
+        if on_all[at]:
+            begin = max(begin, *ends)
+            barrier = ends[at] = begin + every
+        else:
+            core = min(range(len(free[tensor])), key=lambda k: (max(free[tensor][k], begin), k))
+            begin = max(begin, free[tensor][core])
+            free[tensor][core] = ends[at] = begin + one
+        begins[at] = begin
+    return begins
+
+
+if __name__ == "__main__":
+    answer(_solve)

@@ -1,0 +1,230 @@
+"""What `foretrace codesign` answers: the best accelerator with the best plan, and what they are compared with."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+import msgspec
+
+from foretrace.graph.taskgraph import Phase
+from foretrace.hardware.accelerators import Accelerator
+from foretrace.plan.codesign.answer import Codesign, CodesignedPlan, LinkRow, ParetoDesign
+from foretrace.plan.codesign.schedule import LayerSchedule
+from foretrace.plan.codesign.search import ENERGY_RANGE
+from foretrace.report.blocks import About, Block, Chart, Column, Curve, Line, listing
+from foretrace.report.units import between, count, digits, in_unit, seconds, share, span, unit_for
+from foretrace.report.views import Report, taken
+
+NOTES = (
+    "nothing here was measured: cycles are closed forms of systolic arrays, vector operators take stated numbers of "
+    "operations, ranges are the ends of what is assumed of buffer ports and vector operators",
+    "not modelled: overlap of messages with computing, a network on the chip, which flatters many small cores",
+)
+
+
+class DesignView(msgspec.Struct, frozen=True, kw_only=True):
+    """An accelerator; as text, any command takes it for a device."""
+
+    text: str
+    tensor_cores: int
+    width: int  # rows of each array
+    depth: int  # its columns
+    vector_cores: int
+    lanes: int  # of each
+    buffer_bytes: int
+    area: float | None  # mm² in 45 nm; null for sizes that no table has
+
+
+class CodesignBaselineView(msgspec.Struct, frozen=True, kw_only=True):
+    """Something else than the best design with its best plan."""
+
+    design: DesignView
+    plan: dict[str, int]
+    words: str  # the plan, to read
+    iteration_s: float
+    interval_s: tuple[float, float]
+    ratio: float  # over the best
+    ratio_interval: tuple[float, float]  # under one assumption for both, plans as they are
+    calls: int  # designs that a search priced; 0 where none did
+
+
+class ParetoDesignView(msgspec.Struct, frozen=True, kw_only=True):
+    """A design that none beats in area, throughput and energy at once, each with its quickest plan."""
+
+    design: str
+    area: float  # mm²
+    throughput: float  # samples/s
+    energy_j: float  # of a batch
+    plan: dict[str, int]
+
+
+class CodesignLinkView(msgspec.Struct, frozen=True, kw_only=True):
+    """The same search with other links between devices."""
+
+    link: str
+    link_gb_s: float
+    design: str
+    iteration_s: float
+    tpu_like: float  # times as long, with its own best plan
+    balanced: float  # the same of the one with more vector units
+
+
+class LayerScheduleView(msgspec.Struct, frozen=True, kw_only=True):
+    """Operators of a layer on the cores of a device, a micro-batch's forward or backward pass."""
+
+    phase: str
+    operators: int
+    serial_s: float  # one after another, each in its better mode
+    schedule_s: float
+    bound_s: float  # no schedule is shorter
+    gap: float
+    proven: bool
+    simulated_s: float
+
+
+class CodesignView(Report, frozen=True, kw_only=True):
+    """`foretrace codesign`: which accelerator to build for a model, with the plan that uses it."""
+
+    command: str = "codesign"
+    source: str
+    training: bool
+    devices: int
+    batch: int
+    link_gb_s: float
+    design: DesignView
+    plan: dict[str, int]
+    words: str
+    iteration_s: float
+    interval_s: tuple[float, float]
+    throughput: float  # samples/s
+    simulated_s: float | None  # of the winner as tasks; null where its passes are more than 100,000
+    area: float  # mm² in 45 nm
+    energy_j: float  # of a batch
+    energy_interval_j: tuple[float, float]
+    pareto: tuple[ParetoDesignView, ...]  # by area
+    baselines: dict[str, CodesignBaselineView]
+    plan_gain: float  # of TPU-like: an expert's plan over its best one
+    design_gain: float  # with the best plan of TPU-like: TPU-like over the best design for that plan
+    links: tuple[CodesignLinkView, ...]
+    layer: tuple[LayerScheduleView, ...]
+    designs: int
+    plans: int  # that fit, with the least recomputation
+    infeasible: int  # designs that no plan fits
+    proven: bool  # every design was priced with every plan
+    seconds: float  # of CPU that the search took
+
+    def shown(self, top: int) -> Iterator[Block]:
+        what = "training" if self.training else "inference"
+        yield About((self.source, what, f"{count(self.devices)} devices", f"batch {count(self.batch)}",
+                     f"{digits(self.link_gb_s)} GB/s links"))  # fmt: skip
+        sure = "proven best within the model" if self.proven else "not proven"
+        yield Line(f"{count(self.designs)} designs × {count(self.plans)} plans, all priced: {sure}")
+        joules = (f"{digits(each)} J" for each in (self.energy_j, *self.energy_interval_j))
+        yield Line("{} a batch ({} – {})".format(*joules), label="energy")
+        if self.simulated_s is not None:
+            apart = round(100 * (self.simulated_s / self.iteration_s - 1), 1) + 0.0
+            yield Line(f"{seconds(self.simulated_s)} simulated pass by pass ({apart:+.1f} %)")
+        yield listing(
+            list(self.baselines.items()),
+            (lambda each: each[0], Column("compared with", wide=True)),
+            (lambda each: each[1].iteration_s, "iteration", "time"),
+            (lambda each: span(*each[1].interval_s), Column("range", right=True, least=100)),
+            (lambda each: f"{each[1].ratio:.2f}×", Column("times as long", right=True)),
+            (lambda each: "{:.2f} – {:.2f}".format(*each[1].ratio_interval), Column("ratio's range", right=True)),
+            (lambda each: each[1].design.text.partition(":")[2], Column("design", wide=True, least=110)),
+        )
+        yield Line(
+            f"the plan alone gains {self.plan_gain:.2f}×, the design alone {self.design_gain:.2f}×", label="apart"
+        )
+        yield listing(
+            self.links, ("link", "links"), ("iteration_s", "iteration", "time"),
+            (lambda each: f"{each.tpu_like:.2f}×", Column("TPU-like", right=True)),
+            (lambda each: f"{each.balanced:.2f}×", Column("balanced", right=True)),
+            (lambda each: _short(each.design), Column("best design", wide=True)),
+        )  # fmt: skip
+        for each in self.layer:
+            sure = "proven shortest" if each.proven else f"at most {share(each.gap)} from the shortest"
+            yield Line(
+                f"{seconds(each.schedule_s)} for {each.operators} operators, {seconds(each.serial_s)} one after "
+                f"another; {sure}", label=f"a layer {each.phase}",
+            )  # fmt: skip
+        area, rate = zip(*_rising(self.pareto), strict=True)
+        yield Chart(title="most samples/s by area, mm²", curves=(Curve(name="Pareto front", x=area, y=rate),))
+        yield listing(
+            _few(self.pareto, top), ("area", "area, mm²", "digits"), ("throughput", "samples/s", "digits"),
+            (lambda each: each.energy_j, "energy, J", "digits"),
+            (lambda each: _short(each.design), Column("design", wide=True)), top=top, noun="design",
+        )  # fmt: skip
+
+
+def codesigned(found: Codesign, source: str, layer: Sequence[tuple[LayerSchedule, float]], *notes: str) -> CodesignView:
+    """The answer; `layer`: schedules with the seconds that they simulate to."""
+    best, unit, space = found.best, unit_for(found.best.iteration_s), found.space
+    tpu = found.baselines["TPU-like"]
+    time = f"{in_unit(best.iteration_s, unit)} {unit.name} ({between(*best.interval_s, unit)})"
+    low, high = (factor * found.joules for factor in ENERGY_RANGE)
+    fixed, expert = found.baselines["best design for the plan of TPU-like"], found.baselines["TPU-like with an expert's plan"]
+    return taken(
+        CodesignView, found, space, best, source=source, design=_design(best.design), plan=asdict(best.plan),
+        words=str(best.plan), area=best.design.area / 1e6, energy_j=found.joules, energy_interval_j=(low, high),
+        headline=f"{_short(str(best.design))} takes {time} a batch with {best.plan}, "
+        f"{tpu.over(best)[0]:.2f}× faster than TPU-like.",
+        simulated_s=found.simulated.window_ns / 1e9 if found.drawable else None,
+        pareto=tuple(_pareto(each, space.batch) for each in found.pareto),
+        baselines={name: _baseline(each, best) for name, each in found.baselines.items()},
+        plan_gain=expert.iteration_s / tpu.iteration_s, design_gain=tpu.iteration_s / fixed.iteration_s,
+        links=tuple(_link(each) for each in found.links), layer=tuple(_layer(*each) for each in layer),
+        designs=len(space.designs), plans=len(space.plans[0]), notes=(*NOTES, *notes),
+        next=f"foretrace plan transformer {shlex.quote(source)} --device {shlex.quote(str(best.design))} "
+        f"--devices {space.devices} --batch {space.batch}" if space.training else "",
+    )  # fmt: skip
+
+
+def _design(design: Accelerator) -> DesignView:
+    return taken(DesignView, design, text=str(design), buffer_bytes=design.buffer, area=design.area / 1e6)
+
+
+def _baseline(each: CodesignedPlan, best: CodesignedPlan) -> CodesignBaselineView:
+    ratio, low, high = each.over(best)
+    return taken(CodesignBaselineView, each, design=_design(each.design), plan=asdict(each.plan), words=str(each.plan),
+                 ratio=ratio, ratio_interval=(low, high))  # fmt: skip
+
+
+def _pareto(each: ParetoDesign, batch: int) -> ParetoDesignView:
+    return ParetoDesignView(design=str(each.design), area=each.design.area / 1e6, throughput=batch / each.iteration_s,
+                            energy_j=each.joules, plan=asdict(each.plan))  # fmt: skip
+
+
+def _link(each: LinkRow) -> CodesignLinkView:
+    return taken(CodesignLinkView, each, design=str(each.best.design), iteration_s=each.best.iteration_s)
+
+
+def _layer(each: LayerSchedule, simulated_s: float) -> LayerScheduleView:
+    return taken(
+        LayerScheduleView, each, phase="backward" if each.phase == Phase.BACKWARD else "forward",
+        operators=len(each.operators), serial_s=each.serial_ns / 1e9, schedule_s=each.ns / 1e9,
+        bound_s=each.bound_ns / 1e9, simulated_s=simulated_s,
+    )  # fmt: skip
+
+
+def _short(text: str) -> str:
+    """A design without what all designs of an answer share."""
+    return ",".join(each for each in text.partition(":")[2].split(",") if not each.startswith("link="))
+
+
+def _rising(pareto: Sequence[ParetoDesignView]) -> Iterator[tuple[float, float]]:
+    most = 0.0
+    for each in pareto:
+        if each.throughput > most:
+            most = each.throughput
+            yield each.area, most
+
+
+def _few(pareto: Sequence[ParetoDesignView], top: int) -> list[ParetoDesignView]:
+    """So many of them, from the smallest to the quickest."""
+    points = dict(_rising(pareto))
+    rows = [each for each in pareto if points.get(each.area) == each.throughput]
+    step = max((len(rows) - 1) / max(top - 1, 1), 1e-9)
+    return [rows[i] for i in sorted({min(round(step * k), len(rows) - 1) for k in range(top)})]
