@@ -25,7 +25,6 @@ from foretrace.search.strategy import LearnedStart, SearchContext, SearchStrateg
 
 _BATCH, _RATE = 128, 5e-3  # lessons of a round of training; of Adam
 _BEGINS, _DESCENT, _FREE_RATE = 16, 100, 0.1  # lessons that are descended from, and how
-_ANSWERS = 4  # of these that are priced
 _LEAST = 1e-12
 _REPEATED = 0.05  # of a new point, that any point counts as: who finds nothing new does not keep the turn
 
@@ -39,6 +38,8 @@ class Hybrid:
     lessons: int = 200  # points to learn from, of `Problem.lesson`
     rounds: int = 2000  # of training the network
     width: int = 64
+    answers: int = 4  # of the inverted network that are priced; 0: the nearest lesson is the start
+    blind: float = 0.5  # share of the calls after that which is of random starts
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
         """The starts, the lessons, the learned start beside the nearest lesson, then the refiners."""
@@ -52,11 +53,12 @@ class Hybrid:
         if learned is not None:
             begins += learned
             nearest, *answers = yield learned
-            context.learned = LearnedStart(lessons=len(set(map(space.key, asked))), cost=min(answers), nearest=nearest)
+            many = len(set(map(space.key, asked)))
+            context.learned = LearnedStart(lessons=many, cost=min(answers, default=nearest), nearest=nearest)
         yield from self._in_turns(context, tuple(begins))
 
     def _in_turns(self, context: SearchContext[Point], begins: tuple[Point, ...]) -> Steps[Point]:
-        """Both refiners: always the one goes on that has asked for fewer new points."""
+        """Both refiners: always the one goes on that has asked for less than its share of new points."""
         key, seen, spent = context.space.key, set[Any](), [0.0, 0.0]
         inner = [
             SearchContext(
@@ -64,10 +66,12 @@ class Hybrid:
             )
             for starts in (begins, ())
         ]  # fmt: skip
-        going = dict(enumerate(map(self._steps_of, inner, (self.near or self.refiner, self.refiner))))
+        share = {0: 1 - self.blind, 1: self.blind}
+        by = (self.near or self.refiner, self.refiner)
+        going = {i: by[i].steps(inner[i]) for i in share if share[i] > 0}
         answers: dict[int, Sequence[float] | None] = {0: None, 1: None}
         while going:
-            i = min(going, key=lambda each: spent[each])
+            i = min(going, key=lambda each: spent[each] / share[each])
             try:
                 asked = going[i].send(answers[i])  # type: ignore[arg-type]  # None begins a generator
             except StopIteration:
@@ -79,10 +83,6 @@ class Hybrid:
             seen |= new
             spent[i] += len(new) + _REPEATED * len(asked)
             answers[i] = yield asked
-
-    @staticmethod
-    def _steps_of(context: SearchContext[Point], strategy: SearchStrategy) -> Steps[Point]:
-        return strategy.steps(context)
 
     def _learned(
         self, problem: Problem[Point], points: Sequence[Point], costs: Sequence[float]
@@ -115,9 +115,11 @@ class Hybrid:
             far = (((given - own) / (given.std(axis=0) + _LEAST)) ** 2).sum(axis=1)
             apart += np.where(far == far.min(), 0.0, np.ptp(apart) + 1)
         order = np.argsort(apart, kind="stable")
-        codes = _network(_Lessons(x, given, y), self.width, self.rounds).inverted(x[order[:_BEGINS]], own, wanted)
-        answers = {problem.space.key(at): at for at in map(problem.space.decode, codes.tolist())}
-        return [problem.space.decode(x[order[0]].tolist()), *list(answers.values())[:_ANSWERS]]
+        nearest, answers = problem.space.decode(x[order[0]].tolist()), dict[Any, Point]()
+        if self.answers:
+            codes = _network(_Lessons(x, given, y), self.width, self.rounds).inverted(x[order[:_BEGINS]], own, wanted)
+            answers = {problem.space.key(at): at for at in map(problem.space.decode, codes.tolist())}
+        return [nearest, *list(answers.values())[: self.answers]]
 
 
 class _Lessons:

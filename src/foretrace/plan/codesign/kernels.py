@@ -19,7 +19,7 @@ PASSES = 5  # seconds forward, backward, of attention's core, of logits forward,
 COUNTS = ("products", "ports", "memory", "vectors")  # of what energy is spent on: multiplications, words, words, steps
 
 
-@njit(files=(designed.__file__,))
+@njit()
 def operator_rows(s: Float64, tensor: int, micro: int, out: Float64) -> None:
     """Fill `out` (ROWS, 7) with the operators of a layer and of the logits of one device; columns as `designed` has."""
     tokens, share = micro * s[kernels.LENGTH], s[kernels.WORDS] / tensor
@@ -36,7 +36,7 @@ def operator_rows(s: Float64, tensor: int, micro: int, out: Float64) -> None:
     out[LAYER + 3] = 0.0, 1.0, 1.0, 1.0, 1.0, tokens * share, designed.SOFTMAX[0] + designed.SOFTMAX[1]
 
 
-@njit(files=(kernels.__file__, designed.__file__))
+@njit()
 def plan_facts(
     s: Float64, machine: Float64, c: Float64, plans: Int64, batch: int, training: bool, out: Float64
 ) -> None:
@@ -68,7 +68,7 @@ def forward_s(s, machine, c, at, forward, messages, head, count):
     return pipeline * pace + head + (pipeline - 1) * hop + (count - 1) * max(pace + head, hop)
 
 
-@njit(files=(kernels.__file__, designed.__file__))
+@njit()
 def price(
     s: Float64, machine: Float64, c: Float64, plans: Int64, pair_of: Int64, facts: Float64, batch: int, training: bool,
     rows: Float64, product_of: Int64, cycles: Float64, ports: Float64, memory: Float64, buffers: Float64,
@@ -152,7 +152,7 @@ def price(
                 counts[d, 3] += shares * times * r[designed.NUMBERS] * r[designed.EACH]
 
 
-@njit(files=(kernels.__file__, designed.__file__))
+@njit()
 def forward_parts(s: Float64, machine: Float64, c: Float64, at: Int64, out: Float64) -> None:
     """Fill `out` with s of a stage of a forward pass, of its logits, and of a hop."""
     one = kernels.layer(s, machine, c, at)

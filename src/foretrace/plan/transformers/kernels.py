@@ -264,7 +264,7 @@ def head_s(s, machine, c, at):
     return 3 * product_s(tokens, share, s[HIDDEN], machine[PEAK], c) + moved
 
 
-@njit(files=(designed.__file__,))
+@njit()
 def evaluate(s: Float64, machine: Float64, c: Float64, at: Int64, batch: int, out: Float64, stages: Float64) -> None:
     """Fill `out` (PARTS, TIME, BYTES of the fullest stage) and `stages` (pipeline, 5) for one configuration."""
     count, layers = batch // (at[DATA] * at[MICRO]), s[LAYERS] / at[PIPELINE]
@@ -305,13 +305,13 @@ def stage_s(s, machine, c, at, layers, count):
     return there, back, head_s(s, machine, c, at), (1 - hidden) * hop, hidden * hop, end
 
 
-@njit(files=(designed.__file__,))
+@njit()
 def passes(s: Float64, machine: Float64, c: Float64, at: Int64, layers: float, count: int) -> tuple[float, ...]:
     """What `stage_s` gives."""
     return stage_s(s, machine, c, at, layers, count)  # type: ignore[no-any-return]
 
 
-@njit(files=(designed.__file__,))
+@njit()
 def stage_columns(s: Float64, machine: Float64, c: Float64, ways: Int64, count: int, out: Float64) -> None:
     """Fill `out` (ways, layers + 1, 4, 4) for stages of so many layers: in the middle, first, last, first and last.
 
@@ -332,7 +332,7 @@ def stage_columns(s: Float64, machine: Float64, c: Float64, ways: Int64, count: 
                 out[way, layers, kind, 3] = m[3]
 
 
-@njit(files=(designed.__file__,))
+@njit()
 def fits(s: Float64, tensor: int, context: int) -> bool:
     """Whether heads, feed-forward part and words can be cut so."""
     if s[HEADS] % tensor or s[INNER] % tensor or s[LENGTH] % (2 * context if context > 1 else 1):
@@ -340,7 +340,7 @@ def fits(s: Float64, tensor: int, context: int) -> bool:
     return bool(s[KV] % tensor == 0 or tensor % s[KV] == 0)
 
 
-@njit(files=(designed.__file__,))
+@njit()
 def sweep(
     s: Float64, machine: Float64, c: Float64, devices: int, batch: int, low: Int64, high: Int64, best: Float64,
     rows: Int64, times: Float64, spill_rows: Int64, spill_times: Float64, lost: Int64,

@@ -10,6 +10,7 @@ from random import Random
 
 import numpy as np
 
+from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.model import Parallelism
@@ -38,32 +39,37 @@ class Configurations(Space[Parallelism]):
         return self._built(rng.choice(self._splits), lambda _, options: rng.choice(options))
 
     def neighbour(self, point: Parallelism, rng: Random) -> Parallelism:
-        """Another value of one field, the others as near as is valid."""
-        others = list(self.moves(point))
-        return rng.choice(others) if others else point
+        """Another value of one field, or another split, at random; the others as near as is valid."""
+        field = rng.choice(("split", *_LATER))
+        if field == "split":
+            return self._built(rng.choice(self._splits), self._nearest(self.encode(point)))
+        others = [each for each in self._options(field, point) if each != getattr(point, field)]
+        return self._with(point, field, rng.choice(others)) if others else self.neighbour(point, rng)
 
     def moves(self, point: Parallelism) -> Iterator[Parallelism]:
-        """Another split over devices, or another value of one other field; the rest stays as near as is valid."""
-        code = self.encode(point)
-        for split in self._splits:
-            alike = sum(a == getattr(point, name) for a, name in zip(split, _DEGREES, strict=True))
-            if alike >= len(split) - 2 and split != tuple(getattr(point, name) for name in _DEGREES):
-                yield self._built(split, self._nearest(code))
-        split = tuple(getattr(point, name) for name in _DEGREES)
+        """Every other split over devices, and every other value of one other field."""
+        now, pick = tuple(getattr(point, name) for name in _DEGREES), self._nearest(self.encode(point))
+        yield from (self._built(split, pick) for split in self._splits if split != now)
         for field in _LATER:
             for value in self._options(field, point):
                 if value != getattr(point, field):
-                    near = self._nearest(self.encode(replace(point, **{field: value})))
-                    yield self._built(split, near)
+                    yield self._with(point, field, value)
+
+    def _with(self, point: Parallelism, field: str, value: int) -> Parallelism:
+        changed = replace(point, **{field: value})
+        return self._built(tuple(getattr(point, name) for name in _DEGREES), self._nearest(self.encode(changed)))
 
     def encode(self, point: Parallelism) -> tuple[float, ...]:
         return tuple(self._code(name, getattr(point, name)) for name in _CODED)
 
     def decode(self, code: Sequence[float]) -> Parallelism:
-        def apart(split: tuple[int, ...]) -> float:
-            return sum((self._code(name, split[i]) - code[i]) ** 2 for i, name in enumerate(_DEGREES[:3]))
+        nearest = int(np.argmin(((self._codes - code[:3]) ** 2).sum(axis=1)))
+        return self._built(self._splits[nearest], self._nearest(code))
 
-        return self._built(min(self._splits, key=apart), self._nearest(code))
+    @cached_property
+    def _codes(self) -> Float64:
+        """Coordinates of the splits."""
+        return np.array([[self._code(*pair) for pair in zip(_DEGREES[:3], each, strict=False)] for each in self._splits])
 
     @cached_property
     def _splits(self) -> list[tuple[int, ...]]:
