@@ -54,6 +54,7 @@ ASKED = {
     "plan place": "bert --size tiny --device a100 --devices 4 --objective latency --seconds 0",
     "plan rows": "'zipf:1.1 tables=3 rows=900 samples=64 batches=6' --devices 3 --memory 400KB --inference",
     "plan transformer": "gpt2-xl --device a100-80gb --devices 16 --batch 64",
+    "codesign": "gpt2-medium --devices 8 --batch 64 --area 8",
     "plan cache": "zipf:1.05 --link 50mbit",
     "plan sync": "100,100,300ms --commit-ms 20 --parameters 1000 --link 1gbit",
     "plan pipeline": "bert --size tiny --device a100 --devices 2",

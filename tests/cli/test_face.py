@@ -63,7 +63,7 @@ NOT_RUN = {
 }
 NEEDS_TORCH = {"estimate", "operators", "utilisation"}
 # What is added to an example that would compute for long: the same way through the program, with less to do.
-LESS = {"llm capacity": ("--requests", "poisson requests=40")}
+LESS = {"llm capacity": ("--requests", "poisson requests=40"), "codesign": ("--no-layer",)}
 
 # What every option means. An option that means the same elsewhere has the same name there.
 MEANINGS = {
@@ -72,6 +72,7 @@ MEANINGS = {
     "--against": "techniques of the baseline", "--all-ranks": "all ranks as one graph",
     "--alpha": "how much worse graphs may be that are followed", "--any-sets": "several pieces on a device",
     "--apply": "change settings of the machine",
+    "--area": "most area of a chip",
     "--arrivals": "when requests come", "--at": "a moment of a log", "--attention": "implementation",
     "--backend": "what exchanges messages", "--batch": "samples per step",
     "--batches": "where steps take batches from", "--between": "link between machines",
@@ -99,7 +100,7 @@ MEANINGS = {
     "--keep-memory": "malloc keeps memory", "--k": "tokens of a round",
     "--key": "of a certificate", "--kind": "kind of collective",
     "--kinds": "kinds of collectives", "--ledger": "which ledger", "--latency-ms": "most of a pass",
-    "--length": "words of a sequence",
+    "--layer": "order operators on cores", "--length": "words of a sequence",
     "--level": "a level of a cluster", "--like": "settings of this recording",
     "--limit": "seconds after which to stop", "--link": "rate of every worker's link",
     "--load": "how densely jobs come", "--look-ahead": "batches that are known ahead",

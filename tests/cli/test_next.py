@@ -56,6 +56,7 @@ WITH_TORCH = {
     "utilisation": ("resnet50 --size tiny --device h100 --batch 2",),
 }
 NOT_ASKED = {
+    "codesign": "suggests `plan transformer` on its design, asked in tests/plan/codesign/test_command.py",
     "record": "runs a script; what it suggests is asked by the tour in the README",
     "align": "suggests nothing",
     "llm simulate": "suggests nothing",

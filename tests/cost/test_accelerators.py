@@ -12,7 +12,13 @@ import pytest
 from scipy.stats import spearmanr
 
 from foretrace.cost.accelerators import kernels
-from foretrace.cost.accelerators.model import Designed, machine_columns, product_cycles, product_seconds, systolic_cycles
+from foretrace.cost.accelerators.model import (
+    Designed,
+    machine_columns,
+    product_cycles,
+    product_seconds,
+    systolic_cycles,
+)
 from foretrace.cost.calls import Call, Calls, Family, Precision
 from foretrace.cost.devices.defaults import standard
 from foretrace.cost.devices.roofline import floor_s

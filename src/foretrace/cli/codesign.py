@@ -18,7 +18,7 @@ def codesign(
     link: str = option("50GB/s", "RATE", "Between accelerators, of each in each direction."),
     length: int = option(0, "N", "Words of a sequence; by default the model's.", least=0),
     inference: options.Inference = False,
-    schedule: bool = flag("--schedule/--no-schedule", "Order a layer's operators on the winner's cores.", default=True),
+    layer: bool = flag("--layer/--no-layer", "Order a layer's operators on the winner's cores.", default=True),
     perfetto: Path | None = option(None, "FILE", "Write the timelines for Perfetto (.json or .json.gz), too."),
     top: options.Top = 8,
 ) -> Reply:
@@ -34,14 +34,19 @@ def codesign(
     from foretrace.report.tracks import track
     from foretrace.simulate.timeline import simulate
 
-    rate = parse_link(link).bytes_per_s / 1e9
+    between = parse_link(link)
+    if between.latency_us:
+        raise ForetraceError(
+            f"`link={link}` must be a rate alone, as 50GB/s: latencies are not modelled; leave it out."
+        )
+    rate = between.bytes_per_s / 1e9
     with options.progress("pricing designs"):
         found = search(model, devices=devices, batch=batch, area=area * 1e6, link_gb_s=rate, training=not inference,
                        length=length)  # fmt: skip
     space, best = found.space, found.best
-    layers = layer_schedules(space.model, best.plan, best.design, training=space.training) if schedule else ()
+    layers = layer_schedules(space.model, best.plan, best.design, training=space.training) if layer else ()
     runs = [simulate(each.graph()) for each in layers]
     view = codesigned(found, model, [(each, run.window_ns / 1e9) for each, run in zip(layers, runs, strict=True)])
-    names = [model, *(f"a layer, {each.phase}" for each in view.layer)]
-    tracks = lambda: [track(name, run) for name, run in zip(names, [found.simulated, *runs], strict=True)]  # noqa: E731
-    return Reply(result=view, files={perfetto: lambda path: timelines.write(tracks(), path)})
+    names = [f"a layer, {each.phase}" for each in view.layer]
+    files = {perfetto: lambda path: timelines.write([track(model, found.simulated), *map(track, names, runs)], path)}
+    return Reply(result=view, files=files)

@@ -130,7 +130,7 @@ class AcceleratorDevice(Device):
     design: Accelerator
 
 
-# Of PHAZE: what it calls like a TPU v4, whose area is the limit of its search; memory of a TPU v4 (Jouppi et al., 2023).
+# `TPU_LIKE` is what PHAZE calls like a TPU v4, the limit of its search; memory of a TPU v4 (Jouppi et al., 2023).
 _MORE = {
     "ports": ("ports", ""), "hbm": ("hbm_gb", "GB"), "bandwidth": ("hbm_gb_s", "GB/s"), "link": ("link_gb_s", "GB/s"),
     "clock": ("clock_ghz", "GHz"),

@@ -165,7 +165,9 @@ def codesigned(found: Codesign, source: str, layer: Sequence[tuple[LayerSchedule
     tpu = found.baselines["TPU-like"]
     time = f"{in_unit(best.iteration_s, unit)} {unit.name} ({between(*best.interval_s, unit)})"
     low, high = (factor * found.joules for factor in ENERGY_RANGE)
-    fixed, expert = found.baselines["best design for the plan of TPU-like"], found.baselines["TPU-like with an expert's plan"]
+    fixed, expert = (
+        found.baselines[each] for each in ("best design for the plan of TPU-like", "TPU-like with an expert's plan")
+    )
     return taken(
         CodesignView, found, space, best, source=source, design=_design(best.design), plan=asdict(best.plan),
         words=str(best.plan), area=best.design.area / 1e6, energy_j=found.joules, energy_interval_j=(low, high),

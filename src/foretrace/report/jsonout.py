@@ -29,6 +29,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "plan place": ("seconds",),
     "plan rows": ("seconds",),
     "plan transformer": ("seconds",),
+    "codesign": ("seconds",),
 }
 
 

@@ -138,11 +138,11 @@ def operator(i, tokens, micro, query_length, length, hidden, heads, kv, width, i
     at = i if i < FORWARD else _forward_of(i)
     back = 1 if i >= FORWARD else 0
     cells, routed = micro * heads * query_length * length, tokens * active
-    if at == 0 or at == 7:
+    if at in (0, 7):
         return 0.0, 1.0, 1.0, 1.0, 1.0, shared * hidden, NORM[back]
     if at == 3:
         return 0.0, 1.0, 1.0, 1.0, 1.0, cells, SOFTMAX[back]
-    if at == 6 or at == 11:
+    if at in (6, 11):
         return 0.0, 1.0, 1.0, 1.0, 1.0, shared * hidden, ADD[back]
     if at == 9:
         return 0.0, 1.0, 1.0, 1.0, 1.0, routed * inner_share, ACTIVATION[back] + (up - 1)
@@ -183,8 +183,7 @@ def _forward_of(i):
 
 @inner
 def _of_input(i):
-    j = i - FORWARD
-    return j == 1 or j == 4 or j == 8 or j == 10 or j == 13 or j == 15
+    return i - FORWARD in (1, 4, 8, 10, 13, 15)
 
 
 @inner

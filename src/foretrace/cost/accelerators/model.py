@@ -1,4 +1,4 @@
-"""`Designed`: operator calls on an accelerator that need not exist, by closed forms of arrays, lanes, buffer and memory.
+"""`Designed`: operator calls on an accelerator that need not exist, by closed forms of its parts.
 
 Products, convolutions (as implicit products) and attention run on the systolic arrays, whatever their precision: in
 bf16, which is what XLA makes of float32 products on TPUs unless told otherwise. All else runs on the vector cores. The
@@ -47,9 +47,8 @@ def product_cycles(b: Float64, m: Float64, n: Float64, k: Float64, designs: list
 
 def systolic_cycles(flow: str, m: Float64, n: Float64, k: Float64, rows: Float64, columns: Float64) -> Float64:
     """When one array is done with each product, in cycles from 0 as SCALE-Sim counts them; `flow`: os, ws or is."""
-    sizes = [np.asarray(each, dtype=np.float64) for each in (m, n, k, rows, columns)]
-    out = np.zeros(len(sizes[0]))
-    kernels.systolic(("os", "ws", "is").index(flow), *sizes, out)
+    out = np.zeros(len(m))
+    kernels.systolic(("os", "ws", "is").index(flow), m, n, k, rows, columns, out)
     return out
 
 
@@ -74,7 +73,8 @@ class Designed(CostModel):
         low, seconds, high = (_seconds(calls, at, *each) for each in ends)
         whole = np.where(seconds > 0, seconds, 1.0)
         why = "closed forms of systolic arrays, vector lanes and a buffer; nothing was measured"
-        return self._answer(seconds, np.where(seconds > 0, low / whole, 1.0), np.where(seconds > 0, high / whole, 1.0), why)
+        below, above = (np.where(seconds > 0, each / whole, 1.0) for each in (low, high))
+        return self._answer(seconds, below, above, why)
 
 
 def _seconds(calls: Calls, design: Accelerator, ports: int, times: float) -> Float64:

@@ -40,8 +40,9 @@ TF32_FAMILIES = (Family.CONV, Family.RECURRENT)  # cuDNN's
 
 
 def standard(first: Sequence[CostModel] = ()) -> Chain:
-    """`first`, e.g. measured ones, then what is designed, the learned ones, fused attention, and the roofline, which knows
-    every call.
+    """`first`, e.g. measured ones, then what is designed, the learned ones, fused attention, and the roofline.
+
+    The last one knows every call.
     """
     return Chain(members=(*first, Designed(), Learned(), FusedAttention(), Roofline()))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -16,10 +16,10 @@ from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Pha
 from foretrace.graph.writer import GraphWriter
 from foretrace.hardware.accelerators import MAPPED_PORTS, TPU_LIKE, Accelerator
 from foretrace.plan.codesign import kernels
-from foretrace.plan.codesign.search import CodesignSpace, DesignColumns, PricedDesigns, design_columns
+from foretrace.plan.codesign.search import CodesignSpace, PricedDesigns, design_columns
 from foretrace.plan.transformers import kernels as plans_of
 from foretrace.plan.transformers.expand import expand
-from foretrace.plan.transformers.model import DESIGNED, Parallelism, configuration_of, on_design
+from foretrace.plan.transformers.model import DESIGNED, Parallelism, on_design
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace
 from foretrace.simulate.timeline import Timeline, simulate
@@ -193,9 +193,10 @@ def codesign(
     priced = space.price(link_gb_s)
     row = int(np.argmin(priced.seconds))
     best = _under(space, designs.at(row, like), space.plan(priced, row))
-    tpu_s, tpu_plan = space.one(like)
+    _, tpu_plan = space.one(like)
     balanced = replace(BALANCED, link_gb_s=link_gb_s)
     fixed = space.price(link_gb_s, (space.plans[0] == plans_of_row(tpu_plan)).all(axis=1))
+    same = int(np.argmin(fixed.seconds))
     stopped, calls = stopping_rule(designs.area, priced.seconds)
     expert = space.expert()
     baselines = {
@@ -203,7 +204,7 @@ def codesign(
         "TPU-like, balanced vector units": _under(space, balanced, space.one(balanced)[1]),
         "PHAZE's search rule": _under(space, designs.at(stopped, like), space.plan(priced, stopped), calls),
         "TPU-like with an expert's plan": _under(space, like, expert),
-        "best design for the plan of TPU-like": _under(space, designs.at(int(np.argmin(fixed.seconds)), like), tpu_plan),
+        "best design for the plan of TPU-like": _under(space, designs.at(same, like), tpu_plan),
     }
     links = tuple(_linked(space, each, rate) for each, rate in LINKS.items())
     return Codesign(
@@ -214,9 +215,7 @@ def codesign(
 
 
 def _under(space: CodesignSpace, design: Accelerator, plan: Parallelism, calls: int = 0) -> CodesignedPlan:
-    seconds = tuple(
-        space.one(replace(design, ports=ports), plan, lanes_rate=rate)[0] for ports, rate in ASSUMED
-    )
+    seconds = tuple(space.one(replace(design, ports=ports), plan, lanes_rate=rate)[0] for ports, rate in ASSUMED)
     return CodesignedPlan(design=design, plan=plan, under_s=seconds, calls=calls)
 
 
@@ -259,6 +258,6 @@ def stopping_rule(area: Float64, seconds: Float64) -> tuple[int, int]:
             row, least = first, float(seconds[first])
         best.append(float(seconds[first]))
         last = best[-PATIENCE:]
-        if len(best) >= PATIENCE and all(a <= b for a, b in zip(last, last[1:], strict=False)):
+        if len(best) >= PATIENCE and all(a <= b for a, b in pairwise(last)):
             break
     return row, calls

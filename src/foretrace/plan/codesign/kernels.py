@@ -134,9 +134,13 @@ def price(
             times = 1.0 if i >= LAYER else s[kernels.LAYERS]
             if not training and (i > LAYER or designed.FORWARD <= i < LAYER):
                 continue
-            if training and i < designed.FORWARD and (
-                at[kernels.RECOMPUTE] == kernels.FULL
-                or (at[kernels.RECOMPUTE] == kernels.SELECTIVE and designed.CORE[0] <= i < designed.CORE[1])
+            if (
+                training
+                and i < designed.FORWARD
+                and (
+                    at[kernels.RECOMPUTE] == kernels.FULL
+                    or (at[kernels.RECOMPUTE] == kernels.SELECTIVE and designed.CORE[0] <= i < designed.CORE[1])
+                )
             ):
                 times *= 2
             r = rows[q, i]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from foretrace.cost.accelerators import kernels as designed
-from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.graph.writer import GraphWriter
 from foretrace.hardware.accelerators import Accelerator
 from foretrace.plan.codesign import kernels
@@ -48,20 +48,20 @@ class LayerOperator:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSchedule:
-    """When each operator begins, ns, and whether it has all cores; none can end before `bound_ns`."""
+    """When each operator begins, ns, and on which core of its kind, −1 for all; none can end before `bound_ns`."""
 
     operators: tuple[LayerOperator, ...]
     cores: tuple[int, int]  # tensor, vector
     begins: tuple[int, ...]
-    on_all: tuple[bool, ...]
+    core: tuple[int, ...]
     bound_ns: int
     phase: Phase
 
     @property
     def ns(self) -> int:
         """Until the last operator ends."""
-        return max(begin + (each.all_ns if whole else each.one_ns)
-                   for each, begin, whole in zip(self.operators, self.begins, self.on_all, strict=True))  # fmt: skip
+        return max(begin + (each.all_ns if core < 0 else each.one_ns)
+                   for each, begin, core in zip(self.operators, self.begins, self.core, strict=True))  # fmt: skip
 
     @property
     def serial_ns(self) -> int:
@@ -80,26 +80,22 @@ class LayerSchedule:
 
     def graph(self) -> TaskGraph:
         """As tasks, a lane per core that is used; an operator on all cores waits for all before it."""
-        order = sorted(range(len(self.operators)), key=lambda i: (self.begins[i], not self.on_all[i]))
+        order = sorted(range(len(self.operators)), key=lambda i: (self.begins[i], self.core[i]))
         writer = GraphWriter((), GraphInfo(source="layer", platform="cuda", world_size=1, steps=(0,)))
         clock = writer.lane(Lane(rank=0, kind=LaneKind.CPU, label="layer"))
         writer.mark(clock, "layer", release=0, step=0)
-        lanes: dict[tuple[bool, int], tuple[int, int]] = {}  # (kind, core; −1 for all) -> lane, when it is free
+        lanes: dict[tuple[bool, int], int] = {}
         rows: dict[int, int] = {}
         before: list[int] = []  # tasks since the last one on all cores
         last = -1
         for i in order:
-            each, begin, whole = self.operators[i], self.begins[i], self.on_all[i]
-            free = (core for core in range(len(self.operators)) if lanes.get((each.tensor, core), (0, 0))[1] <= begin)
-            at = (each.tensor, -1 if whole else next(free))
-            kind = "tensor" if each.tensor else "vector"
+            each, at = self.operators[i], (self.operators[i].tensor, self.core[i])
+            kind, whole = "tensor" if each.tensor else "vector", self.core[i] < 0
             if at not in lanes:
                 label = f"all {kind} cores" if whole else f"{kind} core {at[1]}"
-                lanes[at] = writer.lane(Lane(rank=0, kind=LaneKind.GPU, device=0, stream=len(lanes), label=label)), 0
+                lanes[at] = writer.lane(Lane(rank=0, kind=LaneKind.GPU, device=0, stream=len(lanes), label=label))
             took = each.all_ns if whole else each.one_ns
-            rows[i] = writer.task(TaskKind.KERNEL, lanes[at][0], each.name, took, step=0, phase=self.phase,
-                                  release=NO_RELEASE if rows else 0)  # fmt: skip
-            lanes[at] = lanes[at][0], begin + took
+            rows[i] = writer.task(TaskKind.KERNEL, lanes[at], each.name, took, step=0, phase=self.phase, release=0)
             waits = {rows[need] for need in each.needs} | ({last} if last >= 0 else set())
             for row in sorted(waits | (set(before) if whole else set())):
                 writer.edge(row, rows[i], EdgeKind.DATA)
@@ -202,32 +198,32 @@ def schedule_layer(
     """
     given = ([(each.tensor, each.one_ns, each.all_ns, each.needs) for each in operators], cores, limit)
     found = apart("foretrace.plan.codesign.schedule", given, _MOST_S, "exact schedules of a layer")
-    begins, on_all, bound = found or (*_serial(given[0]), 0)
+    begins, core, bound = found or (*_serial(given[0]), 0)
     return LayerSchedule(
-        operators=tuple(operators), cores=cores, begins=tuple(begins), on_all=tuple(on_all), bound_ns=bound, phase=phase
-    )  # fmt: skip
+        operators=tuple(operators), cores=cores, begins=tuple(begins), core=tuple(core), bound_ns=bound, phase=phase
+    )
 
 
-def _serial(rows: Sequence[tuple[bool, int, int, tuple[int, ...]]]) -> tuple[list[int], list[bool]]:
+def _serial(rows: Sequence[tuple[bool, int, int, tuple[int, ...]]]) -> tuple[list[int], list[int]]:
     ends = np.cumsum([min(one, every) for _, one, every, _ in rows]).tolist()
-    return [0, *ends[:-1]], [every <= one for _, one, every, _ in rows]
+    return [0, *ends[:-1]], [-1 if every <= one else 0 for _, one, every, _ in rows]
 
 
 def _solve(
     rows: Sequence[tuple[bool, int, int, tuple[int, ...]]], cores: tuple[int, int], limit: float
-) -> tuple[list[int], list[bool], int]:
+) -> tuple[list[int], list[int], int]:
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    begins, on_all = _serial(rows)
+    begins, core = _serial(rows)
     top = sum(min(one, every) for _, one, every, _ in rows)
-    starts, wholes, ends = [], [], []
+    starts, wholes, ends = list[Any](), list[Any](), list[Any]()
     used: tuple[list[Any], list[Any]] = ([], [])  # intervals on tensor and on vector cores, and how many each takes
     takes: tuple[list[int], list[int]] = ([], [])
     for at, (tensor, one, every, needs) in enumerate(rows):
         start, whole = model.new_int_var(0, top, ""), model.new_bool_var("")
         model.add_hint(start, begins[at])
-        model.add_hint(whole, on_all[at])
+        model.add_hint(whole, core[at] < 0)
         alone = model.new_optional_fixed_size_interval_var(start, one, ~whole, "")
         with_all = model.new_optional_fixed_size_interval_var(start, every, whole, "")
         kind = 0 if tensor else 1
@@ -262,17 +258,17 @@ def _solve(
     status = solver.solve(model)
     bound = round(np.ceil(solver.best_objective_bound - 1e-6))
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or solver.value(last) >= top:
-        return begins, on_all, bound
+        return begins, core, bound
     chosen = [bool(solver.value(each)) for each in wholes]
-    return _settled(rows, [solver.value(each) for each in starts], chosen, cores), chosen, bound
+    return *_settled(rows, [solver.value(each) for each in starts], chosen, cores), bound
 
 
 def _settled(
     rows: Sequence[tuple[bool, int, int, tuple[int, ...]]], starts: Sequence[int], on_all: Sequence[bool],
     cores: tuple[int, int],
-) -> list[int]:  # fmt: skip
-    """Begins of operators in this order, each as early as what it needs and its cores allow."""
-    begins, ends = [0] * len(rows), [0] * len(rows)
+) -> tuple[list[int], list[int]]:  # fmt: skip
+    """Begins and cores of operators in this order, each as early as what it needs and its cores allow."""
+    begins, ends, chosen = [0] * len(rows), [0] * len(rows), [-1] * len(rows)
     free = {True: [0] * cores[0], False: [0] * cores[1]}
     barrier = 0  # the end of the last one on all cores
     for at in sorted(range(len(rows)), key=lambda i: (starts[i], not on_all[i])):
@@ -282,11 +278,11 @@ def _settled(
             begin = max(begin, *ends)
             barrier = ends[at] = begin + every
         else:
-            core = min(range(len(free[tensor])), key=lambda k: (max(free[tensor][k], begin), k))
+            core = chosen[at] = min(range(len(free[tensor])), key=lambda k: (max(free[tensor][k], begin), k))
             begin = max(begin, free[tensor][core])
             free[tensor][core] = ends[at] = begin + one
         begins[at] = begin
-    return begins
+    return begins, chosen
 
 
 if __name__ == "__main__":

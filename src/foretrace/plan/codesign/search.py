@@ -8,8 +8,6 @@ proven within the model: nothing of the space is left out.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -20,7 +18,7 @@ import numpy as np
 from foretrace.arrays import Float64, Int64, Mask
 from foretrace.cost.accelerators import kernels as designed
 from foretrace.errors import ForetraceError
-from foretrace.hardware.accelerators import MAPPED_PORTS, MB, TPU_LIKE, Accelerator, area_terms
+from foretrace.hardware.accelerators import MB, TPU_LIKE, Accelerator, area_terms
 from foretrace.plan.codesign import kernels
 from foretrace.plan.transformers import kernels as plans_of
 from foretrace.plan.transformers.model import (
@@ -75,6 +73,7 @@ def design_columns(area: float = 0.0) -> DesignColumns:
 
     total = sizes[:, 0] * of("tensor_core", sizes[:, 1] * sizes[:, 2]) + sizes[:, 3] * of("vector_core", sizes[:, 4])
     total += of("global_buffer", sizes[:, 5])
+    limit = min(limit, float(total.max()))
     one = (sizes[:, 0] == 1) | (sizes[:, 3] == 1)
     within = (total <= limit * (1 + 1e-11)) & (one | (total >= LEAST_SHARE * limit))
     if not within.any():
@@ -183,12 +182,14 @@ class CodesignSpace:
         machine = on_design(replace(self.like, link_gb_s=link_gb_s)).array()
         facts = np.zeros((len(rows), 3))
         kernels.plan_facts(s, machine, c, rows, self.batch, self.training, facts)
-        pair_of, *columns, lanes = self._columns
+        pair_of, table, product_of, cycles, ports, memory, buffers, arrays_of, buffer_of, lanes = self._columns
         keep = np.ones(len(rows), dtype=np.bool_) if only is None else only
         n = len(self.designs)
         seconds, chosen, counts = np.full(n, inf), np.full(n, -1, dtype=np.int64), np.zeros((n, 4))
-        kernels.price(s, machine, c, rows[keep], pair_of[keep], facts[keep], self.batch, self.training, *columns,
-                      lanes * lanes_rate, seconds, chosen, counts)  # fmt: skip
+        kernels.price(
+            s, machine, c, rows[keep], pair_of[keep], facts[keep], self.batch, self.training, table, product_of, cycles,
+            ports, memory, buffers, arrays_of, buffer_of, lanes * lanes_rate, seconds, chosen, counts,
+        )  # fmt: skip
         return PricedDesigns(seconds=seconds, chosen=np.flatnonzero(keep)[chosen], joules=counts @ np.array(PJ) * 1e-12)
 
     def plan(self, priced: PricedDesigns, row: int) -> Parallelism:
@@ -198,8 +199,8 @@ class CodesignSpace:
     def expert(self) -> Parallelism:
         """The plan of the fewest devices for a replica, stages first, and the smallest micro-batch."""
         rows = self.plans[0]
-        order = (rows[:, plans_of.MICRO], rows[:, plans_of.TENSOR], rows[:, plans_of.TENSOR] * rows[:, plans_of.PIPELINE])
-        return configuration_of(rows[np.lexsort(order)[0]])
+        tensor, pipeline, micro = (rows[:, at] for at in (plans_of.TENSOR, plans_of.PIPELINE, plans_of.MICRO))
+        return configuration_of(rows[np.lexsort((micro, tensor, tensor * pipeline))[0]])
 
     def one(
         self, design: Accelerator, only: Parallelism | None = None, *, lanes_rate: float = 1.0

@@ -1,7 +1,7 @@
 """Integer programs for placements that dynamic programming does not reach, solved by CP-SAT (Google OR-Tools).
 
-The solver runs in a process of its own (`plan/solver.py`). Times become integers of 2^-24 of the hint's objective, rounded down, so that the
-bound holds for the real times.
+The solver runs in a process of its own (`plan/solver.py`). Times become integers of 2^-24 of the hint's objective,
+rounded down, so that the bound holds for the real times.
 """
 
 from __future__ import annotations

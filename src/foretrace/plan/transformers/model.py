@@ -108,13 +108,14 @@ class FittedConstant:
 
 # On designs nothing is fitted: links at their rate, no latency, nothing hides behind computing, gradients in 2 bytes,
 # attention operator by operator. Ends of the range: of `codesign`'s winners with ports as PHAZE's mapper has them.
+_NOTHING = ("network_us", "crossing", "host_us", "step_ms", "hidden_share", "hidden_data", "product_us", "grain")
+_WHOLE = ("matrix", "bandwidth", "shared", "split", "scores", "attention", "link_share", "link_times", "network_share",
+          "host_back", "host_split")  # fmt: skip
 DESIGNED = Software(
-    name="designed", what="systolic arrays by closed forms, nothing fitted or measured", flash=False, devices=(), rows=0,
-    constants={each: 0.0 for each in ("network_us", "crossing", "host_us", "step_ms", "hidden_share", "hidden_data",
-                                      "product_us", "grain")}
-    | {each: 1.0 for each in ("matrix", "bandwidth", "shared", "split", "scores", "attention", "link_share",
-                              "link_times", "network_share", "host_back", "host_split")}
-    | {"update_bytes": 30.0, "gradient_bytes": 2.0}, low=log(0.8), high=log(10.0), other_low=log(0.8), other_high=log(10.0),
+    name="designed", what="systolic arrays by closed forms, nothing fitted or measured", flash=False,
+    constants={**dict.fromkeys(_NOTHING, 0.0), **dict.fromkeys(_WHOLE, 1.0), "update_bytes": 30.0,
+               "gradient_bytes": 2.0},
+    devices=(), rows=0, low=log(0.8), high=log(10.0), other_low=log(0.8), other_high=log(10.0),
 )  # fmt: skip
 
 

@@ -157,7 +157,7 @@ class FasterDevice(Technique):
 
 
 _WHY = "median of measured over scaled times from one GPU to another, over every two GPUs of public tables"
-_ON_DESIGN = "nothing was measured on a design: vector operators of half the work, ports of the buffer as PHAZE's mapper"
+_ON_DESIGN = "nothing was measured on a design: half the vector work, or the narrow buffer ports of PHAZE's mapper"
 #: Kernels whose range is their own between two vendors, and why.
 _APART = {
     "attention": "the vendors' kernels are unlike and change: two models showed less, on an H100 and an MI300X",

@@ -1,0 +1,1 @@
+"""PHAZE: accelerator and plan searched together."""
