@@ -13,11 +13,12 @@ import numpy as np
 
 from foretrace.hardware.accelerators import TPU_LIKE
 from foretrace.plan.codesign.search import CodesignSpace, design_columns
+from foretrace.plan.codesign.searched import DesignProblem
 from foretrace.plan.transformers.model import machine, software
 from foretrace.plan.transformers.searched import ParallelismProblem
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace
-from foretrace.search.space import Choices, Infeasible, Problem, Responded, Space
+from foretrace.search.space import Problem, Responded, Space
 from reproductions.nanophotonic.films import LAYERS, LEARNED, THICKNESS, WAVELENGTHS, Film, indices, reflectance
 
 LINK_GB_S = 50.0
@@ -126,29 +127,13 @@ class Learned(Problem[tuple[int, Any]]):
         return Responded(inf if task else cost, (cost - self.works[task].ideal,))
 
 
-class Design(Problem[tuple[int, ...]]):
-    """The accelerator for a training, of the published designs, each with its best plan: log of the iteration's s."""
-
-    def __init__(self, work: Work) -> None:
-        self.table = _priced(work)
-        powers = [tuple(1 << i for i in range(13))] * 2, [tuple(1 << i for i in range(1, 9))] * 2
-        # Tensor cores, vector cores, width, depth, MB of the buffer.
-        self.space = Choices((*powers[0], *powers[1], tuple(1 << i for i in range(1, 8))))
-
-    def costs(self, points: Sequence[tuple[int, ...]]) -> list[float]:
-        return [self.table.get(point, Infeasible("not of the published designs")) for point in points]
-
-
 @cache
-def _priced(work: Work) -> dict[tuple[int, ...], float]:
-    designs = design_columns()
+def _design(work: Work) -> DesignProblem:
+    """The accelerator for a training, of the published designs, each with its best plan."""
     space = CodesignSpace(
-        model=work.sizes, devices=work.devices, batch=work.batch, training=True, like=TPU_LIKE, designs=designs
+        model=work.sizes, devices=work.devices, batch=work.batch, training=True, like=TPU_LIKE, designs=design_columns()
     )
-    seconds = space.price(LINK_GB_S).seconds
-    cores, width, depth, vectors, _, buffer = designs.sizes.T
-    points = np.stack((cores, vectors, width, depth, buffer >> 20), axis=1).tolist()
-    return {tuple(point): log(s) for point, s in zip(points, seconds.tolist(), strict=True) if s < inf}
+    return DesignProblem(space, LINK_GB_S)
 
 
 def _plan(work: Work) -> ParallelismProblem:
@@ -168,8 +153,8 @@ def _works(seed: int, each: int) -> Iterator[tuple[str, Work]]:
 def accelerators(seed: int, each: int) -> Iterator[Target]:
     """Designs for trainings as large as those of the lessons, and for larger ones."""
     for group, work in _works(seed, each):
-        problem = Learned((work, *OTHERS), Design)
-        yield Target(group=group, problem=problem, optimum=min(_priced(work).values()))
+        problem = Learned((work, *OTHERS), _design)
+        yield Target(group=group, problem=problem, optimum=_design(work).optimum)
 
 
 def plans(seed: int, each: int) -> Iterator[Target]:

@@ -3,8 +3,9 @@
     python -m reproductions nanophotonic [--problem NAME] [--seeds N] [--quick] [--speed] [--write]
     python -m reproductions nanophotonic --spectrum FILE [--strategy NAME] [--calls N]
 
-Cells are kept beside this file, in a file of each problem, and not run again. `--spectrum`: 81 shares of light that a film shall
-reflect from 400 to 800 nm, one a line; its thicknesses are printed. `--speed` times the transfer matrix beside `tmm`.
+Cells are kept beside this file, in a file of each problem, and not run again. `--spectrum`: 81 shares of light that a
+film shall reflect from 400 to 800 nm, one a line; its thicknesses are printed. `--speed` times the transfer matrix
+beside `tmm`.
 """
 
 from __future__ import annotations

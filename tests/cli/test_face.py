@@ -129,7 +129,7 @@ MEANINGS = {
     "--salvage": "use the good part of a damaged file", "--sample": "neighbours per hop",
     "--samples": "how many samples", "--save": "keep the graph",
     "--planner": "what cuts a model into stages", "--schedule": "a schedule of a pipeline",
-    "--seconds": "time to spend", "--seed": "of all that is drawn",
+    "--seconds": "time to spend", "--seed": "of all that is drawn", "--strategy": "how a space is searched, too",
     "--seeds": "how many seeds", "--sequence-parallel": "refused", "--sequences": "running at a time",
     "--set": "values to try", "--shapes": "store input sizes", "--size": "size of a model",
     "--sizes": "how many sizes", "--skip-first": "steps to skip", "--slo": "limits of latency",

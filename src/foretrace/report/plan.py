@@ -12,12 +12,13 @@ from foretrace.plan.pipelines.cut import CutModel, ScheduledPipeline
 from foretrace.plan.placement.place import Placement
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 from foretrace.plan.transformers.alpa import UnequalPlan
-from foretrace.plan.transformers.model import StepCost
+from foretrace.plan.transformers.model import Parallelism, StepCost
 from foretrace.plan.transformers.plan import TransformerPlan
-from foretrace.plan.transformers.searched import SearchedPlan
 from foretrace.report.blocks import About, Block, Column, Kind, Line, table
+from foretrace.report.searched import NamedSearchView, search_view, searched
 from foretrace.report.units import between, count, digits, in_unit, nbytes, seconds, share, unit_for
 from foretrace.report.views import Result, taken
+from foretrace.search.named import NamedSearch
 
 UNSIZED = "The source says nothing of sizes in memory, so whether this fits was not checked."
 
@@ -224,21 +225,6 @@ class UnequalPlanView(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[UnequalStageView, ...]
 
 
-class SearchedPlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a strategy found of the space that was enumerated. Seconds are of a step; null where nothing fits."""
-
-    strategy: str
-    calls: int  # configurations that were timed, those that it learned from included
-    lessons: int  # of those, what it learned from
-    best_s: float | None
-    best: dict[str, int] | None  # degrees by name
-    words: str  # the same, to read
-    over_best: float | None  # its step over the best one's, which is proven
-    found_after: int  # calls
-    learned_s: float | None  # of the learned start
-    nearest_s: float | None  # of the best configuration that it learned from
-
-
 class TransformerPlanView(Result, frozen=True, kw_only=True):
     """`foretrace plan transformer`: the quickest configuration that fits, and what lost to it."""
 
@@ -250,7 +236,7 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
     batch: int
     best: TransformerCandidateView
     unequal: UnequalPlanView | None  # asked for by --unequal
-    searched: SearchedPlanView | None  # asked for by --strategy
+    searched: NamedSearchView | None  # asked for by --strategy
     parts_s: dict[str, float]  # of the best step
     memory_bytes: tuple[dict[str, float], ...]  # by stage, what holds it
     memory_limit_bytes: float
@@ -301,7 +287,7 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
         if self.unequal is not None:
             yield from _differing(self.unequal)
         if self.searched is not None:
-            yield from _searched(self.searched)
+            yield from searched(self.searched)
         if explain:
             lost = sorted(self.lost.items(), key=lambda item: -item[1])
             yield table(["lost by", Column("configurations", "count")], [each for each in lost if each[1]])
@@ -309,7 +295,7 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
 
 def planned(
     found: TransformerPlan, source: str, *, tokens: float | None = None, unequal: UnequalPlan | None = None,
-    searched: SearchedPlan | None = None,
+    by: NamedSearch[Parallelism] | None = None,
 ) -> TransformerPlanView:
     """The answer about a large transformer."""
     best = found.best
@@ -324,35 +310,12 @@ def planned(
                 for each in unequal.stages
             ),
         ),
-        searched=None if searched is None else _search_view(searched, best.seconds),
+        searched=None if by is None else search_view(by, by.found.best and asdict(by.found.best), best.seconds),
         parts_s=best.parts, memory_bytes=tuple(each.nbytes for each in best.memory),
         memory_limit_bytes=found.space.on.capacity, gpu_hours=None if tokens is None else found.gpu_hours(tokens),
         runners_up=tuple(_candidate(each.cost, each.why, found) for each in found.runners_up),
         too_large=tuple(_candidate(each.cost, each.why) for each in found.too_large),
     )  # fmt: skip
-
-
-def _search_view(plan: SearchedPlan, best_s: float) -> SearchedPlanView:
-    found, at = plan.found, plan.found.best
-    return taken(
-        SearchedPlanView, plan, found, lessons=found.learned.lessons if found.learned else 0,
-        best=None if at is None else asdict(at), words="" if at is None else str(at),
-        over_best=None if plan.best_s is None else plan.best_s / best_s,
-        found_after=found.curve[-1][0] if found.curve else 0,
-    )  # fmt: skip
-
-
-def _searched(view: SearchedPlanView) -> Iterator[Block]:
-    learned = f", {count(view.lessons)} of them to learn from" if view.lessons else ""
-    calls = f"{view.strategy} timed {count(view.calls)} configurations{learned}"
-    if view.best_s is None or view.over_best is None:
-        yield Line(f"{calls}: none of them fits")
-        return
-    where = f"{seconds(view.best_s)} after {count(view.found_after)}, {view.over_best:.3f} times the best step"
-    yield Line(f"{calls}: {where}, with {view.words}")
-    if view.lessons:
-        started, nearest = ("does not fit" if s is None else seconds(s) for s in (view.learned_s, view.nearest_s))
-        yield Line(f"learned start: {started}; best of what it learned from: {nearest}")
 
 
 def _differing(view: UnequalPlanView) -> Iterator[Block]:

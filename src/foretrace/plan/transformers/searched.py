@@ -1,11 +1,11 @@
-"""`search_space`: configurations of a transformer, searched by a strategy that a user names."""
+"""`ParallelismProblem`: configurations of a transformer as a space that any strategy searches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from math import exp, inf, log
+from math import log
 from random import Random
 
 import numpy as np
@@ -15,8 +15,6 @@ from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.model import Parallelism
 from foretrace.plan.transformers.space import ParallelismSpace
-from foretrace.search.minimise import Found, minimise
-from foretrace.search.named import strategy_named
 from foretrace.search.space import Infeasible, Problem, Space
 
 _DEGREES = ("tensor", "context", "pipeline", "data")
@@ -69,7 +67,8 @@ class Configurations(Space[Parallelism]):
     @cached_property
     def _codes(self) -> Float64:
         """Coordinates of the splits."""
-        return np.array([[self._code(*pair) for pair in zip(_DEGREES[:3], each, strict=False)] for each in self._splits])
+        names = _DEGREES[:3]  # the degree of data parallelism follows
+        return np.array([[self._code(*pair) for pair in zip(names, each, strict=False)] for each in self._splits])
 
     @cached_property
     def _splits(self) -> list[tuple[int, ...]]:
@@ -143,40 +142,6 @@ class ParallelismProblem(Problem[Parallelism]):
         if not found.fitting:
             return Infeasible("out of memory" if found.valid else "not valid")
         return log(self.space.of.cost(at).seconds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchedPlan:
-    """What a strategy found in how many calls; seconds are of a step."""
-
-    strategy: str
-    found: Found[Parallelism]
-
-    @property
-    def best_s(self) -> float | None:
-        """Of the quickest configuration that it met; None where none fits."""
-        return _seconds(self.found.cost)
-
-    @property
-    def learned_s(self) -> float | None:
-        """Of the learned start; None without one, and where it does not fit."""
-        return None if self.found.learned is None else _seconds(self.found.learned.cost)
-
-    @property
-    def nearest_s(self) -> float | None:
-        """Of the best configuration that it was learned from."""
-        return None if self.found.learned is None else _seconds(self.found.learned.nearest)
-
-
-def search_space(space: ParallelismSpace, strategy: str, *, calls: int, seed: int = 0) -> SearchedPlan:
-    """Search by a strategy's name in so many calls, those that it learns from included. Raises ForetraceError."""
-    by = strategy_named(strategy, calls)
-    found = minimise(ParallelismProblem(space), strategy=by, calls=calls, seed=seed)
-    return SearchedPlan(strategy=strategy, found=found)
-
-
-def _seconds(cost: float) -> float | None:
-    return exp(cost) if cost < inf else None
 
 
 def _divisors(number: int) -> list[int]:
