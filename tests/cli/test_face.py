@@ -77,7 +77,7 @@ MEANINGS = {
     "--backend": "what exchanges messages", "--batch": "samples per step",
     "--batches": "where steps take batches from", "--between": "link between machines",
     "--bucket-mb": "size of a bucket", "--budget": "most that may be spent",
-    "--by": "what a row sums up", "--calibration": "use stored operator times", "--certificate": "for TLS",
+    "--by": "what a row sums up", "--calls": "of a cost model by a search", "--calibration": "use stored operator times", "--certificate": "for TLS",
     "--checkpoint-gb": "size of a model's state", "--checkpoint-s": "seconds between saves",
     "--clients": "who wait for answers", "--cluster": "machines and their GPUs",
     "--compute-ms": "time of the passes of a batch", "--context": "tokens attended to",

@@ -264,6 +264,7 @@ def test_half_of_the_calls_are_of_random_starts() -> None:
             priced.extend(at for (at,) in points)
             return [float(at) for (at,) in points]
 
-    minimise(Long(), strategy=Hybrid(refiner=MCMC(beta=1e9), lessons=1, answers=0, rounds=1), starts=[(10**7,)], calls=301)
+    hybrid = Hybrid(refiner=MCMC(beta=1e9), lessons=1, answers=0, rounds=1)
+    minimise(Long(), strategy=hybrid, starts=[(10**7,)], calls=301)
     near = sum(at <= 10**7 for at in priced[2:])
     assert 120 <= near <= 180

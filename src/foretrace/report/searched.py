@@ -14,7 +14,7 @@ from foretrace.search.named import NamedSearch
 
 
 class NamedSearchView(msgspec.Struct, frozen=True, kw_only=True):
-    """Its best, beside the proven one. Seconds are null where nothing fits, and those of starts where none is learned."""
+    """Its best, beside the proven one. Seconds are null where nothing fits; of starts, where none is learned."""
 
     strategy: str
     calls: int  # of the cost model, those that it learned from included

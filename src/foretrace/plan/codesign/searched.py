@@ -9,7 +9,6 @@ from typing import Any
 from foretrace.plan.codesign.search import SIZES, CodesignSpace
 from foretrace.search.space import Choices, Infeasible, Problem
 
-
 CHOSEN = tuple(each for each in SIZES if each != "lanes")  # lanes are as wide as the arrays
 
 
