@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, nan
 from pathlib import Path
 from random import Random
@@ -16,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
+from foretrace.search.hybrid import Hybrid
 from foretrace.search.minimise import SearchProgress, SearchState, minimise
-from foretrace.search.space import Choices, Infeasible, Problem, Space
+from foretrace.search.space import Choices, Infeasible, Problem, Responded, Space
 from foretrace.search.strategies import MCMC, BestFirst, Descent, Evolution, Exhaustive, RandomSearch
 from foretrace.search.strategy import SearchStrategy
 
@@ -191,3 +193,78 @@ def test_chains_are_the_same_on_a_ray_cluster_whose_workers_are_killed(tmp_path:
     dying = Numbers(PROBLEM.space, 7, 0.2, die_once=tmp_path / "died")
     assert minimise(dying, **given, on="ray") == here
     assert (tmp_path / "died").exists()
+
+
+class Answering(Problem[Any]):
+    """Points on a line that answer with their square; the target is that of 0.5."""
+
+    space = Choices((tuple(range(101)),))
+
+    def __init__(self, target: Sequence[float] = (0.25,)) -> None:
+        self.target_response = tuple(target)
+
+    def lesson(self, rng: Random) -> Any:
+        return (rng.randint(0, 100),)
+
+    def costs(self, points: Sequence[Any]) -> list[float]:
+        return [Responded(abs((at / 100) ** 2 - self.target_response[0]), ((at / 100) ** 2,)) for (at,) in points]
+
+
+def test_a_start_is_learned_from_counted_lessons() -> None:
+    hybrid = Hybrid(refiner=RandomSearch(), lessons=12, rounds=800, width=16)
+    found = minimise(Answering(), strategy=hybrid, calls=40, seed=3)
+    assert found.calls == 40 and found.learned is not None and found.learned.lessons <= 12
+    assert found.learned.cost <= 0.03, "the inverse of a square is known where it was seen"
+    assert found.cost <= min(found.learned.cost, found.learned.nearest)
+    alone = minimise(Answering(), strategy=replace(hybrid, answers=0, blind=0.0), calls=20, seed=3)
+    assert alone.learned is not None and alone.learned.cost == alone.learned.nearest >= found.learned.cost
+
+
+def test_responses_are_resumed_from_json() -> None:
+    hybrid = Hybrid(refiner=RandomSearch(), lessons=10, rounds=20, width=8)
+    whole = minimise(Answering(), strategy=hybrid, calls=30)
+    part = minimise(Answering(), strategy=hybrid, calls=17)
+    state = SearchState.of_json(json.loads(json.dumps(part.state.to_json())))
+    assert minimise(Answering(), strategy=hybrid, calls=30, state=state) == whole
+    far = Responded(inf, (1.0,))
+    assert pickle.loads(pickle.dumps(far)).response == (1.0,) and float(far) == inf
+
+
+def test_a_target_of_another_length_is_refused() -> None:
+    with pytest.raises(ForetraceError, match="must have 1 numbers, as what is simulated has, got 2"):
+        minimise(
+            Answering((0.25, 0.5)), strategy=Hybrid(refiner=RandomSearch(), lessons=5, rounds=5, width=4), calls=20
+        )
+
+
+class Line(Space[tuple[int, ...]]):
+    """Whole numbers whose neighbours are near; random ones are far."""
+
+    def random(self, rng: Random) -> tuple[int, ...]:
+        return (rng.randint(10**8, 10**9),)
+
+    def neighbour(self, point: tuple[int, ...], rng: Random) -> tuple[int, ...]:
+        return (point[0] - rng.randint(1, 1000),)
+
+    def encode(self, point: tuple[int, ...]) -> tuple[float, ...]:
+        return (point[0] / 10**9,)
+
+    def decode(self, code: Sequence[float]) -> tuple[int, ...]:
+        return (round(code[0] * 10**9),)
+
+
+def test_half_of_the_calls_are_of_random_starts() -> None:
+    """The one side walks near the start that is given, the other far from there."""
+    priced: list[int] = []
+
+    class Long(Problem[Any]):
+        space = Line()
+
+        def costs(self, points: Sequence[Any]) -> list[float]:
+            priced.extend(at for (at,) in points)
+            return [float(at) for (at,) in points]
+
+    hybrid = Hybrid(refiner=MCMC(beta=1e9), lessons=1, answers=0, rounds=1)
+    minimise(Long(), strategy=hybrid, starts=[(10**7,)], calls=301)
+    near = sum(at <= 10**7 for at in priced[2:])
+    assert 120 <= near <= 180

@@ -12,8 +12,10 @@ import pytest
 
 from foretrace.deadline import Deadline, never
 from foretrace.search.constrained import ConstrainedBayes
+from foretrace.search.hybrid import Hybrid
 from foretrace.search.minimise import minimise
 from foretrace.search.models import CMAES
+from foretrace.search.reinforcement import DQN, REINFORCE
 from foretrace.search.space import Choices, Problem
 from foretrace.search.strategies import MCMC, BestFirst, Descent, Evolution, Exhaustive, RandomSearch
 from foretrace.search.strategy import Exact, SearchContext, SearchStrategy
@@ -68,6 +70,28 @@ class TestCMAES(SearchConformance):
         return CMAES()
 
 
+class TestDQN(SearchConformance):
+    def strategy(self) -> SearchStrategy:
+        return DQN(length=8, batch=8, width=8)
+
+
+class TestREINFORCE(SearchConformance):
+    def strategy(self) -> SearchStrategy:
+        return REINFORCE(batch=6)
+
+
+class TestHybrid(SearchConformance):
+    def strategy(self) -> SearchStrategy:
+        return Hybrid(refiner=MCMC(beta=0.5), lessons=10, rounds=20, width=8)
+
+
+class TestHybridOfDescents(SearchConformance):
+    """Refiners that end."""
+
+    def strategy(self) -> SearchStrategy:
+        return Hybrid(refiner=Descent(walk=20, patience=1), lessons=5, rounds=20, width=8)
+
+
 @dataclass(frozen=True)
 class Halves:
     """A solver that says what it knows bit by bit: better points, and a bound that rises to the least cost."""
@@ -110,7 +134,16 @@ GRID = Grid(Choices((tuple(range(101)),) * 3), (71, 22, 40))
 
 @pytest.mark.parametrize(
     ("strategy", "calls"),
-    [(MCMC(beta=0.01), 6000), (Descent(), 3000), (Evolution(), 3000), (ConstrainedBayes(), 60), (CMAES(), 600)],
+    [
+        (MCMC(beta=0.01), 6000),
+        (Descent(), 3000),
+        (Evolution(), 3000),
+        (ConstrainedBayes(), 60),
+        (CMAES(), 600),
+        (DQN(), 600),
+        (REINFORCE(), 1000),
+        (Hybrid(refiner=DQN(), lessons=100, rounds=300), 600),
+    ],
     ids=lambda each: type(each).__name__,
 )
 def test_strategies_that_learn_beat_random_points(strategy: SearchStrategy, calls: int) -> None:

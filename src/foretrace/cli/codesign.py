@@ -19,6 +19,9 @@ def codesign(
     length: int = option(0, "N", "Words of a sequence; by default the model's.", least=0),
     inference: options.Inference = False,
     layer: bool = flag("--layer/--no-layer", "Order a layer's operators on the winner's cores.", default=True),
+    strategy: options.Strategy = "",
+    calls: options.Calls = 400,
+    seed: int = option(0, "N", "Seed of --strategy.", least=0),
     perfetto: Path | None = option(None, "FILE", "Write the timelines for Perfetto (.json or .json.gz), too."),
     top: options.Top = 8,
 ) -> Reply:
@@ -29,9 +32,11 @@ def codesign(
     from foretrace.hardware.cluster import parse_link
     from foretrace.plan.codesign.answer import codesign as search
     from foretrace.plan.codesign.schedule import layer_schedules
+    from foretrace.plan.codesign.searched import DesignProblem
     from foretrace.report import perfetto as timelines
     from foretrace.report.codesign import codesigned
     from foretrace.report.tracks import track
+    from foretrace.search.named import search_named
     from foretrace.simulate.timeline import simulate
 
     between = parse_link(link)
@@ -46,7 +51,9 @@ def codesign(
     space, best = found.space, found.best
     layers = layer_schedules(space.model, best.plan, best.design, training=space.training) if layer else ()
     runs = [simulate(each.graph()) for each in layers]
-    view = codesigned(found, model, [(each, run.window_ns / 1e9) for each, run in zip(layers, runs, strict=True)])
+    ordered = [(each, run.window_ns / 1e9) for each, run in zip(layers, runs, strict=True)]
+    by = search_named(DesignProblem(space, rate), strategy, calls=calls, seed=seed) if strategy else None
+    view = codesigned(found, model, ordered, by=by)
     names = [f"a layer, {each.phase}" for each in view.layer]
     files = {perfetto: lambda path: timelines.write([track(model, found.simulated), *map(track, names, runs)], path)}
     return Reply(result=view, files=files)

@@ -100,6 +100,8 @@ Techniques = Annotated[
     ),
 ]  # fmt: skip
 Grid = Annotated[float | None, option(..., "G", "Grams of CO2 per kWh of electricity; none is assumed.", least=0.0)]
+Strategy = Annotated[str, option(..., "NAME", "Also search by it: hybrid:cmaes, hybrid:dqn, mcmc, random, ...")]
+Calls = Annotated[int, option(..., "N", "By --strategy, those it learns from included.", least=1, most=100_000)]
 Top = Annotated[int, option(..., "N", "Rows of a ranking to print.", least=1)]
 
 

@@ -237,6 +237,9 @@ def transformer(
     tokens: float | None = option(None, "N", "Words to train on, for GPU-hours: 300e9."),
     explain: bool = flag("--explain", "Say of every way to lose how many configurations lost by it."),
     unequal: bool = flag("--unequal", "Also cut the layers into stages that may differ (Alpa)."),
+    strategy: options.Strategy = "",
+    calls: options.Calls = 400,
+    seed: int = option(0, "N", "Seed of --strategy.", least=0),
     perfetto: Path | None = option(None, "FILE", "Write the timeline for Perfetto (.json or .json.gz), too."),
     export: str = option("", "TARGET", "Write the plan for torchrun, slurm, megatron, deepspeed, ... into --out."),
     out: Path | None = option(None, "FILE", "Where --export writes, or a folder to write into."),
@@ -252,9 +255,11 @@ def transformer(
     from foretrace.plan.export.launch import LaunchedPlan
     from foretrace.plan.transformers.alpa import unequal_stages
     from foretrace.plan.transformers.plan import plan_decoder
+    from foretrace.plan.transformers.searched import ParallelismProblem
     from foretrace.report import perfetto as timelines
     from foretrace.report import plan as report
     from foretrace.report.tracks import track
+    from foretrace.search.named import search_named
 
     if bool(export) != (out is not None):
         raise ForetraceError("`export=TARGET` and `out=FILE` go together; give both, or neither.")
@@ -276,7 +281,8 @@ def transformer(
         text = launches.export(launch, to)
         files[path] = lambda into: write_text(into, text)
     stages = unequal_stages(found.space) if unequal else None
-    view = report.planned(found, model, tokens=tokens, unequal=stages)
+    by = search_named(ParallelismProblem(found.space), strategy, calls=calls, seed=seed) if strategy else None
+    view = report.planned(found, model, tokens=tokens, unequal=stages, by=by)
     return Reply(result=view, how={"explain": explain}, files=files)
 
 

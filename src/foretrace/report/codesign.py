@@ -13,9 +13,12 @@ from foretrace.hardware.accelerators import Accelerator
 from foretrace.plan.codesign.answer import Codesign, CodesignedPlan, LinkRow
 from foretrace.plan.codesign.schedule import LayerSchedule
 from foretrace.plan.codesign.search import ENERGY_RANGE
+from foretrace.plan.codesign.searched import CHOSEN
 from foretrace.report.blocks import About, Block, Chart, Column, Curve, Line, listing
+from foretrace.report.searched import NamedSearchView, search_view, searched
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, span, unit_for
 from foretrace.report.views import Report, taken
+from foretrace.search.named import NamedSearch
 
 NOTES = (
     "nothing here was measured: cycles are closed forms of systolic arrays, vector operators take stated numbers of "
@@ -109,6 +112,7 @@ class CodesignView(Report, frozen=True, kw_only=True):
     design_gain: float  # with the best plan of TPU-like: TPU-like over the best design for that plan
     links: tuple[CodesignLinkView, ...]
     layer: tuple[LayerScheduleView, ...]
+    searched: NamedSearchView | None  # asked for by --strategy
     designs: int
     plans: int  # that fit, with the least recomputation
     infeasible: int  # designs that no plan fits
@@ -150,6 +154,8 @@ class CodesignView(Report, frozen=True, kw_only=True):
                 f"{seconds(each.schedule_s)} for {each.operators} operators, {seconds(each.serial_s)} one after "
                 f"another; {sure}", label=f"a layer {each.phase}",
             )  # fmt: skip
+        if self.searched is not None:
+            yield from searched(self.searched)
         area, rate = zip(*_rising(self.pareto), strict=True)
         yield Chart(title="most samples/s by area, mm²", curves=(Curve(name="Pareto front", x=area, y=rate),))
         yield listing(
@@ -159,7 +165,10 @@ class CodesignView(Report, frozen=True, kw_only=True):
         )  # fmt: skip
 
 
-def codesigned(found: Codesign, source: str, layer: Sequence[tuple[LayerSchedule, float]], *notes: str) -> CodesignView:
+def codesigned(
+    found: Codesign, source: str, layer: Sequence[tuple[LayerSchedule, float]], *notes: str,
+    by: NamedSearch[tuple[int, ...]] | None = None,
+) -> CodesignView:  # fmt: skip
     """The answer; `layer`: schedules with the seconds that they simulate to."""
     best, unit, space = found.best, unit_for(found.best.iteration_s), found.space
     tpu = found.baselines["TPU-like"]
@@ -178,6 +187,9 @@ def codesigned(found: Codesign, source: str, layer: Sequence[tuple[LayerSchedule
         baselines={name: _baseline(each, best) for name, each in found.baselines.items()},
         plan_gain=expert.iteration_s / tpu.iteration_s, design_gain=tpu.iteration_s / fixed.iteration_s,
         links=tuple(_link(each) for each in found.links), layer=tuple(_layer(*each) for each in layer),
+        searched=None if by is None else search_view(
+            by, None if by.found.best is None else dict(zip(CHOSEN, by.found.best, strict=True)), best.iteration_s
+        ),
         designs=len(space.designs), plans=len(space.plans[0]), notes=(*NOTES, *notes),
         next=f"foretrace plan transformer {shlex.quote(source)} --device {shlex.quote(str(best.design))} "
         f"--devices {space.devices} --batch {space.batch}" if space.training else "",

@@ -12,11 +12,13 @@ from foretrace.plan.pipelines.cut import CutModel, ScheduledPipeline
 from foretrace.plan.placement.place import Placement
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 from foretrace.plan.transformers.alpa import UnequalPlan
-from foretrace.plan.transformers.model import StepCost
+from foretrace.plan.transformers.model import Parallelism, StepCost
 from foretrace.plan.transformers.plan import TransformerPlan
 from foretrace.report.blocks import About, Block, Column, Kind, Line, table
+from foretrace.report.searched import NamedSearchView, search_view, searched
 from foretrace.report.units import between, count, digits, in_unit, nbytes, seconds, share, unit_for
 from foretrace.report.views import Result, taken
+from foretrace.search.named import NamedSearch
 
 UNSIZED = "The source says nothing of sizes in memory, so whether this fits was not checked."
 
@@ -234,6 +236,7 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
     batch: int
     best: TransformerCandidateView
     unequal: UnequalPlanView | None  # asked for by --unequal
+    searched: NamedSearchView | None  # asked for by --strategy
     parts_s: dict[str, float]  # of the best step
     memory_bytes: tuple[dict[str, float], ...]  # by stage, what holds it
     memory_limit_bytes: float
@@ -283,13 +286,16 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
         )
         if self.unequal is not None:
             yield from _differing(self.unequal)
+        if self.searched is not None:
+            yield from searched(self.searched)
         if explain:
             lost = sorted(self.lost.items(), key=lambda item: -item[1])
             yield table(["lost by", Column("configurations", "count")], [each for each in lost if each[1]])
 
 
 def planned(
-    found: TransformerPlan, source: str, *, tokens: float | None = None, unequal: UnequalPlan | None = None
+    found: TransformerPlan, source: str, *, tokens: float | None = None, unequal: UnequalPlan | None = None,
+    by: NamedSearch[Parallelism] | None = None,
 ) -> TransformerPlanView:
     """The answer about a large transformer."""
     best = found.best
@@ -304,6 +310,7 @@ def planned(
                 for each in unequal.stages
             ),
         ),
+        searched=None if by is None else search_view(by, by.found.best and asdict(by.found.best), best.seconds),
         parts_s=best.parts, memory_bytes=tuple(each.nbytes for each in best.memory),
         memory_limit_bytes=found.space.on.capacity, gpu_hours=None if tokens is None else found.gpu_hours(tokens),
         runners_up=tuple(_candidate(each.cost, each.why, found) for each in found.runners_up),

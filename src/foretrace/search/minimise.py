@@ -27,10 +27,11 @@ from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
 from foretrace.reading import parse_json, read_bytes
-from foretrace.search.space import Constrained, Infeasible, Point, Problem
-from foretrace.search.strategy import SearchContext, SearchStrategy
+from foretrace.search.space import Constrained, Infeasible, Point, Problem, Responded
+from foretrace.search.strategy import LearnedStart, SearchContext, SearchStrategy
 
-Cost = float | str | tuple[float, float]  # of a new point, as it is kept: its cost, why it cannot be, or `Constrained`
+# Of a new point, as it is kept: its cost, why it cannot be, `Constrained`, or `Responded` (whose cost may be None: inf)
+Cost = float | str | tuple[float, float] | tuple[float | None, tuple[float, ...]]
 Ended = Literal["", "proven", "finished", "nothing new", "calls", "steps", "seconds", "stopped"]
 
 _REPEATED = 30_000  # points in a row that were all priced before: the strategy is caught
@@ -92,6 +93,7 @@ class Found(Generic[Point]):
     infeasible: dict[str, int]  # why points cannot be, and how many, most first
     ended: Ended
     state: SearchState
+    learned: LearnedStart | None = None  # of a strategy that learns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +168,8 @@ class _Chain(Generic[Point]):
         """Note the cost of the first of the points that were wanted."""
         if isinstance(cost, Constrained):
             self.kept.append((cost.objective, cost.excess))
+        elif isinstance(cost, Responded) and not isnan(cost):
+            self.kept.append((float(cost) if cost < inf else None, cost.response))
         elif cost < inf:
             self.kept.append(float(cost))
         elif isnan(cost):
@@ -226,6 +230,7 @@ class _Chain(Generic[Point]):
         return _Part(
             best=self.best, cost=self.cost, steps=self.steps, gains=tuple(self.gains), bound=self.context.bound,
             proven=self.proven, ended=self.ended, kept=tuple(self.kept), check=self.check,
+            learned=self.context.learned,
         )  # fmt: skip
 
     @property
@@ -247,6 +252,7 @@ class _Part(Generic[Point]):
     ended: Ended
     kept: tuple[Cost, ...]
     check: int
+    learned: LearnedStart | None
 
 
 class SearchProgress(Generic[Point]):
@@ -319,15 +325,21 @@ def minimise(
 def _read(held: Any) -> Cost:
     """A cost from JSON."""
     if isinstance(held, list | tuple):
-        objective, excess = map(float, held)
-        return objective, excess
+        first, second = held
+        if isinstance(second, list | tuple):
+            return None if first is None else float(first), tuple(map(float, second))
+        return float(first), float(second)
     return held if isinstance(held, str) else float(held)
 
 
 def _met(cost: Cost) -> float:
     """A cost as the strategy met it."""
     if isinstance(cost, tuple):
-        return Constrained(*cost)
+        first, second = cost
+        if isinstance(second, tuple):
+            return Responded(inf if first is None else first, second)
+        assert first is not None
+        return Constrained(first, second)
     return Infeasible(cost) if isinstance(cost, str) else cost
 
 
@@ -444,6 +456,7 @@ def _found(order: _Order[Point], parts: Sequence[_Part[Point]]) -> Found[Point]:
         proven=best.best is not None and best.cost <= bound + order.gap * abs(bound),
         infeasible=dict(reasons.most_common()),
         ended=best.ended,
+        learned=best.learned,
         state=SearchState(
             strategy=repr(order.strategy), seed=order.seed, costs=tuple(part.kept for part in parts),
             best=tuple(part.check for part in parts),

@@ -45,6 +45,24 @@ class Constrained(float):
         return Constrained, (self.objective, self.excess)
 
 
+class Responded(float):
+    """The cost of a point with what it answered, of which the cost is the distance to a target: a spectrum, say.
+
+    Also of points that are not of the problem itself but of others to learn from; those have an infinite cost.
+    """
+
+    response: tuple[float, ...]
+
+    def __new__(cls, cost: float, response: Sequence[float]) -> Responded:
+        """A cost."""
+        found = super().__new__(cls, cost)
+        found.response = tuple(map(float, response))
+        return found
+
+    def __reduce__(self) -> tuple[type[Responded], tuple[float, tuple[float, ...]]]:
+        return Responded, (float(self), self.response)
+
+
 class Space(Generic[Point]):
     """Points and the ways from one to another. A strategy that needs what a space lacks raises NotImplementedError."""
 
@@ -159,6 +177,15 @@ class Problem(Generic[Point]):
 
     space: Space[Point]
     bound: float = -inf  # no point costs less
+    target_response: tuple[float, ...] = ()  # where costs are distances to one
+
+    def lesson(self, rng: Random) -> Point:
+        """A point to learn from, before a strategy knows better; it may be of a problem like this one."""
+        return self.space.random(rng)
+
+    def given(self, point: Point | None) -> tuple[float, ...]:
+        """Of the problem that a point is of, what says which; None: of this one. Near for problems that are alike."""
+        return ()
 
     def costs(self, points: Sequence[Point]) -> Sequence[float]:
         """The cost of every point; an infinite one, best an `Infeasible`, for what cannot be."""

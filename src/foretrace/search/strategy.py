@@ -20,15 +20,25 @@ Steps = Generator[Sequence[Point], Sequence[float], Any]
 _DRAWS = 1000  # random points until one is feasible
 
 
+@dataclass(frozen=True, kw_only=True)
+class LearnedStart:
+    """What a strategy that learns began with, beside what needs no learning."""
+
+    lessons: int  # points that it learned from, all of them calls
+    cost: float  # of the best learned answer
+    nearest: float  # of the lesson that comes nearest
+
+
 @dataclass
 class SearchContext(Generic[Point]):
-    """What a strategy is given: the problem, where to begin, random numbers, and where to leave a bound."""
+    """What a strategy is given: the problem, where to begin, random numbers, and where to leave what it knows."""
 
     problem: Problem[Point]
     starts: tuple[Point, ...]
     rng: Random
     until: Deadline  # for solvers that keep time themselves
     bound: float = field(init=False)
+    learned: LearnedStart | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.bound = self.problem.bound

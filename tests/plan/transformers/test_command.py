@@ -80,3 +80,23 @@ def test_stages_may_differ(capsys: pytest.CaptureFixture[str]) -> None:
     for more, said in (["--fix", "pipeline=4"], "leave it out"), (["--export", "megatron", "--out", "x"], "alike"):
         assert run([*words, "--unequal", *more]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("strategy", ["hybrid:dqn", "mcmc"])
+def test_a_named_strategy_is_held_against_the_best(capsys: pytest.CaptureFixture[str], strategy: str) -> None:
+    words = ["plan", *SMALL, "--strategy", strategy, "--calls", "60"]
+    assert run([*words, "--json"]) == 0
+    found = jsonout.loads(capsys.readouterr().out, "plan transformer")
+    by = found.searched
+    assert by.calls == 60 and 0 < by.found_after <= 60 and by.over_best >= 1 - 1e-9
+    assert by.best_s == pytest.approx(by.over_best * found.best.step_s)
+    assert by.best["tensor"] * by.best["context"] * by.best["pipeline"] * by.best["data"] == 20
+    learns = strategy.startswith("hybrid")
+    assert (by.lessons > 0) == learns == (by.nearest_s is not None)
+    assert run(words) == 0
+    assert ("to learn from" in capsys.readouterr().out) == learns
+
+
+def test_a_strategy_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *SMALL, "--strategy", "hybrid:cma"]) == 2
+    assert "--strategy hybrid:cma must be one that there is; did you mean hybrid:cmaes" in capsys.readouterr().err

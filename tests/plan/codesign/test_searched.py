@@ -1,0 +1,30 @@
+"""Designs as a space: a named strategy finds what the enumeration has."""
+
+from __future__ import annotations
+
+from math import exp, inf
+
+import pytest
+
+from foretrace.hardware.accelerators import TPU_LIKE
+from foretrace.plan.codesign.search import CodesignSpace, design_columns
+from foretrace.plan.codesign.searched import DesignProblem
+from foretrace.plan.transformers.shape import transformer
+from foretrace.search.named import search_named
+
+
+def test_designs_are_those_that_are_enumerated() -> None:
+    space = CodesignSpace(
+        model=transformer("gpt2-medium"), devices=8, batch=16, training=True, like=TPU_LIKE, designs=design_columns(2e7)
+    )
+    problem = DesignProblem(space, 50.0)
+    seconds = space.price(50.0).seconds
+    rows = [0, len(seconds) // 2, len(seconds) - 1]
+    costs = problem.costs([tuple(space.designs.sizes[row, [0, 1, 2, 3, 5]].tolist()) for row in rows])
+    assert [exp(each) if each < inf else inf for each in costs] == pytest.approx(seconds[rows].tolist())
+    assert exp(problem.optimum) == pytest.approx(seconds.min())
+    biggest = tuple(max(values) for values in problem.space.values)
+    assert problem.costs([biggest]) == [inf]
+    found = search_named(problem, "hybrid:evolution", calls=400)
+    assert found.best_s is not None and seconds.min() <= found.best_s <= 1.3 * seconds.min()
+    assert found.found.learned is not None and found.found.calls == 400
