@@ -86,13 +86,15 @@ def exact(training: Training) -> bool:
         for name, parameter in run.model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_keeper(name, found))
-        with torch.random.fork_rng(devices=[]), _hooked(run, lambda _, module: _skipping(module, skips)):
+        with torch.random.fork_rng(devices=[]), _hooked(run, _skipping if skips else _plain):
             torch.manual_seed(0)
             try:
                 run.step(batch)
             except (RuntimeError, TypeError) as error:
                 said = str(error).splitlines()[0].rstrip(".")
-                raise ForetraceError(f"{training.name} does not run in float64, so skipping is unchecked: {said}.") from error
+                raise ForetraceError(
+                    f"{training.name} does not run in float64, so skipping is unchecked: {said}."
+                ) from error
         gradients.append(found)
     plain, skipped = gradients
     return len(plain) == len(skipped) and all(
@@ -114,13 +116,16 @@ class _Skip(torch.autograd.Function):
         return torch.where(given != 0, gradients[0], torch.zeros_like(gradients[0]))
 
 
-def _skipping(module: _ConvNd, skips: bool) -> Any:
+def _skipping(_: str, module: _ConvNd) -> Any:
     def before(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if skips and given[0].requires_grad and _by_relus(given[0].grad_fn):
-            return (_Skip.apply(given[0]), *given[1:])
-        return given
+        masked = given[0].requires_grad and _by_relus(given[0].grad_fn)
+        return (_Skip.apply(given[0]), *given[1:]) if masked else given
 
     return module.register_forward_pre_hook(before)
+
+
+def _plain(_: str, module: _ConvNd) -> Any:
+    return module.register_forward_pre_hook(lambda *_: None)
 
 
 def _keeper(name: str, found: list[tuple[str, Tensor]]) -> Callable[[Tensor], None]:

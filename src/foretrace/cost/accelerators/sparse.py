@@ -99,7 +99,7 @@ class SparseArray:
     def __str__(self) -> str:
         """As `of` reads it: what is not as usual."""
         return " ".join(
-            f"{each.name}={({True: 'yes', False: 'no'}[value] if isinstance(value, bool) else value)}"
+            f"{each.name}={ ({True: 'yes', False: 'no'}[value] if isinstance(value, bool) else value) }"
             for each in fields(self)
             if (value := getattr(self, each.name)) != each.default
         )
@@ -340,10 +340,7 @@ def _sums(conv: MaskedConv, what: str, array: SparseArray) -> tuple[int, int, in
     counts = grouped.sum(2, dtype=np.int32)  # (images, groups, *pixels)
     spread = _gather if forward else _scatter
     products = spread(conv, counts)
-    if array.packing == "sum":
-        work = -(-products // array.lanes)
-    else:
-        work = spread(conv, -(-counts // array.lanes))
+    work = -(-products // array.lanes) if array.packing == "sum" else spread(conv, -(-counts // array.lanes))
     each = (conv.weight[0] if forward else conv.inputs.shape[1]) // conv.groups  # outputs of a group
     shape = (images, conv.groups, -1)
     work, products = work.reshape(shape), products.reshape(shape)
@@ -492,9 +489,7 @@ def _schedule(
     return cycles + load.max()
 
 
-def _traffic(
-    conv: MaskedConv, what: str, array: SparseArray, zeros: tuple[float, float]
-) -> tuple[float, float]:
+def _traffic(conv: MaskedConv, what: str, array: SparseArray, zeros: tuple[float, float]) -> tuple[float, float]:
     """Bytes (read, written): operands once where half of the buffer holds one of them, else again per half."""
     sizes, word = (conv.inputs.size, conv.gradients.size), array.word
     weights = float(prod(conv.weight) * word)
