@@ -339,12 +339,16 @@ def _sums(conv: MaskedConv, what: str, array: SparseArray) -> tuple[int, int, in
     grouped = operand.reshape(images, conv.groups, channels // conv.groups, *pixels)
     counts = grouped.sum(2, dtype=np.int32)  # (images, groups, *pixels)
     spread = _gather if forward else _scatter
+    every = spread(conv, np.full_like(counts[:1, :1], channels // conv.groups))  # products of one group without zeros
+    possible = int(every.sum(dtype=np.int64)) * images * conv.groups
+    if operand.all():
+        counts = counts[:1, :1]
     products = spread(conv, counts)
     work = -(-products // array.lanes) if array.packing == "sum" else spread(conv, -(-counts // array.lanes))
     each = (conv.weight[0] if forward else conv.inputs.shape[1]) // conv.groups  # outputs of a group
-    shape = (images, conv.groups, -1)
-    work, products = work.reshape(shape), products.reshape(shape)
-    possible = int(spread(conv, np.full_like(counts[:1], channels // conv.groups)).sum(dtype=np.int64)) * images * each
+    shape = (images, conv.groups, prod(work.shape[2:]))
+    work, products = (np.broadcast_to(a.reshape(*a.shape[:2], -1), shape) for a in (work, products))
+    possible *= each
     if forward or not conv.maskable:
         keep = np.ones((0, 0, 0), np.bool_)
         kept = np.full(products.shape, each)

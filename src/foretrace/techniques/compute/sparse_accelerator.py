@@ -32,7 +32,7 @@ from foretrace.trace.trace import decode_shapes
 _STATED = re.compile(r"(\d*\.?\d+)(?:(?:±|\+-)(\d*\.?\d+))?")
 # Cycles with masks of six trained networks over those with as many zeros drawn, all layers alike: what 80 % of nets
 # left out one by one need, at four checkpoints each (reproductions/sparse_training).
-_CLUSTERED = (1.0, 0.7, 1.4)
+CLUSTERED = (1.0, 0.7, 1.4)
 _OTHER = 0.1  # how far batches and later steps may lie beyond the checkpoints that were measured
 _COINCIDENCE = 0.05  # zeros of gradients that no ReLU made, at most
 _NORMS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
@@ -102,7 +102,7 @@ class SparseAccelerator(Technique):
             why = f"masks of {len(totals)} steps; other batches and later steps may lie {_OTHER:.0%} beyond them"
             return {"cycles": Prior(1.0, low * (1 - _OTHER), high * (1 + _OTHER), why=why)}
         why = "zeros of real masks lie together and differ between layers: six small networks, each left out once"
-        found = {"cycles": Prior(*_CLUSTERED, why=why)}
+        found = {"cycles": Prior(*CLUSTERED, why=why)}
         for field, text in (("input_zeros", self.inputs), ("gradient_zeros", self.gradients)):
             share, low, high = self._stated(text)
             if low < high and getattr(self, field) is None:
