@@ -61,8 +61,8 @@ hooks, and our simulator of the array (`foretrace sparsity`, `foretrace.cost.acc
 | skipping is exact | all parameter gradients bit-identical in float64, six networks, trained and untrained | |
 
 How wide the published array's lanes are and how it dispatches is not known to us: where the ranges meet, that is weak
-evidence. Speed-ups are those of the PEs over the same array without skipping, products of padding left out in both; what memory
-adds is in the fourth table.
+evidence. Speed-ups are those of the PEs over the same array without skipping, products of padding left
+out in both; what memory adds is in the fourth table.
 """
 
 
@@ -138,15 +138,15 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--folder", type=Path, default=Path(gettempdir()) / "sparse_training", help="of the weights")
     asked = parser.parse_args(given)
     torch.set_num_threads(1)
+    steps = {name: asked.steps or STEPS[name] for name in NETS if asked.net in (None, name)}
     keys = [
-        {"net": name, "step": round((asked.steps or STEPS[name]) * share)}
-        for name in NETS
-        if asked.net in (None, name)
-        for share in AT
+        {"net": name, "step": step}
+        for name, count in steps.items()
+        for step in dict.fromkeys(round(count * share) for share in AT)
     ]
 
     def found(key: Cell) -> Cell:
-        trained = checkpoints(key["net"], asked.steps or STEPS[key["net"]], asked.folder)
+        trained = checkpoints(key["net"], steps[key["net"]], asked.folder)
         return figures(key["net"], next(each for each in trained if each.step == key["step"]))
 
     file = HERE / "rows.jsonl" if asked.write else asked.folder / f"rows-{asked.steps or 'all'}.jsonl"
@@ -291,8 +291,8 @@ def _stated(cells: Sequence[Cell]) -> str:
     held = sum(CLUSTERED[1] <= each <= CLUSTERED[2] for each in every)
     return (
         f"{text}\n\n80 % lie in {tenths[0]:.2f} – {tenths[-1]:.2f}. A range of the other five networks, 5 % wider, "
-        f"holds {inside} of {len(every)} values of the network left out. `sparse-accelerator` with `input=` and `gradient=` "
-        f"takes {CLUSTERED[0]:g} ({CLUSTERED[1]:g} – {CLUSTERED[2]:g}), which holds {held}."
+        f"holds {inside} of {len(every)} values of the network left out. `sparse-accelerator` with `input=` and "
+        f"`gradient=` takes {CLUSTERED[0]:g} ({CLUSTERED[1]:g} – {CLUSTERED[2]:g}), which holds {held}."
     )
 
 

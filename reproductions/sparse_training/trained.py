@@ -34,7 +34,8 @@ def checkpoints(name: str, steps: int, folder: Path) -> list[Checkpoint]:
         return [Checkpoint(**each) for each in torch.load(path, weights_only=True)]
     job = training(name)
     at = {round(steps * share) for share in AT}
-    found, spent, running = [], 0.0, job.steps()
+    found: list[dict[str, Any]] = []
+    spent, running = 0.0, job.steps()
     for step in range(steps + 1):
         if step in at:
             state = {key: value.clone() for key, value in job.model.state_dict().items()}

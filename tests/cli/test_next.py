@@ -54,6 +54,7 @@ WITH_TORCH = {
     "estimate": ("resnet50 --size tiny --device h100 --batch 2",),
     "operators": ("resnet50 --size tiny",),
     "utilisation": ("resnet50 --size tiny --device h100 --batch 2",),
+    "sparsity": ("vgg11 --images 1",),
 }
 NOT_ASKED = {
     "record": "runs a script; what it suggests is asked by the tour in the README",

@@ -40,6 +40,19 @@ def conv(
     return drawn(made, *zeros, seed=seed)
 
 
+Case = tuple[tuple[int, ...], tuple[int, ...], bool]
+
+
+def cases(n: int, k: int, channel: int, c: int, at: tuple[int, ...], a: bool, d: bool) -> dict[str, Case]:
+    """Per pass: the output that a product belongs to, what shares lanes with it, and whether it is not 0."""
+    y, x, oy, ox, ty, tx = at
+    return {
+        FORWARD: ((n, oy, ox, k), (ty, tx), a),
+        INPUT_GRADIENT: ((n, y, x, channel), (ty, tx), d),
+        WEIGHT_GRADIENT: ((ty, tx, c, k), (n,), a and d),
+    }
+
+
 def twin(conv: MaskedConv, what: str, array: SparseArray) -> tuple[int, int]:
     """(cycles, multiplications) of a pass, one multiplication at a time."""
     images, channels, *side = conv.inputs.shape
@@ -57,11 +70,7 @@ def twin(conv: MaskedConv, what: str, array: SparseArray) -> tuple[int, int]:
             if not (0 <= y < side[0] and 0 <= x < side[1]):
                 continue
             a, d = bool(conv.inputs[n, channel, y, x]), bool(conv.gradients[n, k, oy, ox])
-            output, chunk, used = {
-                FORWARD: ((n, oy, ox, k), (ty, tx), a),
-                INPUT_GRADIENT: ((n, y, x, channel), (ty, tx), d),
-                WEIGHT_GRADIENT: ((ty, tx, c, k), (n,), a and d),
-            }[what]
+            output, chunk, used = cases(n, k, channel, c, (y, x, oy, ox, ty, tx), a, d)[what]
             chunk = chunk if array.packing == "tap" else ()
             found = sums.setdefault(output, {})
             found[chunk] = found.get(chunk, 0) + used

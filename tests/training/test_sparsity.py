@@ -20,7 +20,8 @@ def training(*layers: nn.Module, batch: int = 4) -> Training:
     data = [(torch.rand(batch, 3, 8, 8), torch.zeros(batch))] * 3
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return (model(batch[0]).square().flatten(1).mean(1) - batch[1]).square().mean()
+        found: Tensor = (model(batch[0]).square().flatten(1).mean(1) - batch[1]).square().mean()
+        return found
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return Training(name="small", model=model, optimizers=(optimizer,), loader=data, loss=loss)
@@ -43,7 +44,7 @@ def test_masks_are_those_of_the_operands_and_the_training_stays() -> None:
     image = next(iter(job.loader))[0]
     job.model.train()
     with torch.no_grad():
-        pooled = job.model[2](job.model[1](job.model[0](image)))
+        pooled = nn.Sequential(*list(job.model.children())[:3])(image)
     assert np.array_equal(second.inputs, (pooled[:2] != 0).numpy())
     # A max pool of 2 × 2 passes one of four gradients on, and its ReLU not all of these; batch norm makes them dense.
     assert first.zeros[1] >= 0.75 and second.zeros[1] < 0.05
@@ -94,7 +95,8 @@ class Rounded(nn.Module):
     """Zeros through which gradients pass: rounding with a straight-through gradient."""
 
     def forward(self, values: Tensor) -> Tensor:
-        return values + (values.round() - values).detach()
+        rounded: Tensor = values + (values.round() - values).detach()
+        return rounded
 
 
 def test_masks_follow_training() -> None:

@@ -82,7 +82,8 @@ def exact(training: Training) -> bool:
     batch = mapped(_batch(job), lambda each: each.double() if each.is_floating_point() else each)
     gradients: list[list[tuple[str, Tensor]]] = []
     for skips in (False, True):
-        run, found = job.copied(), []
+        run = job.copied()
+        found: list[tuple[str, Tensor]] = []
         for name, parameter in run.model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_keeper(name, found))
@@ -116,10 +117,13 @@ class _Skip(torch.autograd.Function):
         return torch.where(given != 0, gradients[0], torch.zeros_like(gradients[0]))
 
 
+_skip: Callable[[Tensor], Tensor] = _Skip.apply  # type: ignore[assignment]  # PyTorch gives it no types
+
+
 def _skipping(_: str, module: _ConvNd) -> Any:
     def before(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         masked = given[0].requires_grad and _by_relus(given[0].grad_fn)
-        return (_Skip.apply(given[0]), *given[1:]) if masked else given
+        return (_skip(given[0]), *given[1:]) if masked else given
 
     return module.register_forward_pre_hook(before)
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf, prod
+from typing import Any
 
 import numpy as np
 
@@ -129,13 +130,16 @@ class MaskedConv:
         """The same one without zeros."""
         return replace(self, inputs=np.ones_like(self.inputs), gradients=np.ones_like(self.gradients))
 
-    def taps(self) -> Iterator[tuple[slice, ...]]:
-        """Per tap, where the outputs' inputs lie among the padded pixels."""
+    def taps(self) -> Iterator[tuple[Any, ...]]:
+        """Per tap, where the outputs' inputs lie among (..., *padded pixels)."""
         outputs = self.gradients.shape[2:]
         for tap in np.ndindex(self.weight[2:]):
-            yield tuple(
-                slice(t * d, t * d + s * (o - 1) + 1, s)
-                for t, d, s, o in zip(tap, self.dilation, self.stride, outputs, strict=True)
+            yield (
+                ...,
+                *(
+                    slice(t * d, t * d + s * (o - 1) + 1, s)
+                    for t, d, s, o in zip(tap, self.dilation, self.stride, outputs, strict=True)
+                ),
             )
 
     @property
@@ -150,14 +154,14 @@ class MaskedConv:
         )  # fmt: skip
 
     @property
-    def inside(self) -> tuple[slice, ...]:
-        """Where the pixels lie among the padded ones."""
-        return tuple(slice(p, p + size) for p, size in zip(self.padding, self.inputs.shape[2:], strict=True))
+    def inside(self) -> tuple[Any, ...]:
+        """Where the pixels lie among (..., *padded ones)."""
+        return (..., *(slice(p, p + size) for p, size in zip(self.padding, self.inputs.shape[2:], strict=True)))
 
     def pad(self, values: Array) -> Array:
         """Values (..., *pixels) with zeros around."""
         found = np.zeros((*values.shape[: -len(self.padding)], *self.padded), values.dtype)
-        found[(..., *self.inside)] = values
+        found[self.inside] = values
         return found
 
 
@@ -369,11 +373,11 @@ def _weight_gradient(conv: MaskedConv, array: SparseArray) -> tuple[int, int, in
         inputs = np.ones_like(inputs) if zeros[0] < zeros[1] else inputs
         gradients = np.ones_like(gradients) if zeros[0] >= zeros[1] else gradients
     padded = conv.pad(inputs)
-    shifted = np.stack([_words(padded[(..., *tap)]) for tap in conv.taps()])  # (taps, images, channels, words)
+    shifted = np.stack([_words(padded[tap]) for tap in conv.taps()])  # (taps, images, channels, words)
     whole = array.packing == "sum"
     work, total = _and_counts(shifted, _words(gradients), conv.groups, array.lanes, whole)  # (outputs, of group, taps)
     once = conv.pad(np.ones_like(inputs[:1, :1]))
-    valid = sum(int(once[(..., *tap)].sum()) for tap in conv.taps())
+    valid = sum(int(once[tap].sum()) for tap in conv.taps())
     possible = valid * inputs.shape[0] * conv.weight[0] * conv.weight[1]
     if array.dispatch == "redistributed":
         return -(-int(work.sum()) // array.pes), int(total), possible
@@ -387,7 +391,7 @@ def _gather(conv: MaskedConv, values: Array) -> Array:
     padded = conv.pad(values)
     found = np.zeros((*values.shape[:2], *conv.gradients.shape[2:]), values.dtype)
     for tap in conv.taps():
-        found += padded[(..., *tap)]
+        found += padded[tap]
     return found
 
 
@@ -395,8 +399,8 @@ def _scatter(conv: MaskedConv, values: Array) -> Array:
     """Per input pixel, the values of the output pixels that it is under a tap of summed up."""
     padded = np.zeros((*values.shape[:2], *conv.padded), values.dtype)
     for tap in conv.taps():
-        padded[(..., *tap)] += values
-    return padded[(..., *conv.inside)]
+        padded[tap] += values
+    return padded[conv.inside]
 
 
 def _words(mask: Mask) -> Array:
@@ -420,9 +424,9 @@ def _and_counts(
         first = k // per_group * of_group
         for c in range(of_group):
             for t in range(taps):
-                cycles, held = 0, 0
+                cycles, held = np.int64(0), np.int64(0)
                 for n in range(images):
-                    bits = 0
+                    bits = np.int64(0)
                     for w in range(words):
                         both = inputs[t, n, first + c, w] & gradients[n, k, w]
                         both -= (both >> np.uint64(1)) & np.uint64(0x5555555555555555)
@@ -490,7 +494,7 @@ def _schedule(
                     cycles += load.max()
                     load[:] = 0
                     pe, row = 0, 0
-    return cycles + load.max()
+    return int(cycles + load.max())
 
 
 def _traffic(conv: MaskedConv, what: str, array: SparseArray, zeros: tuple[float, float]) -> tuple[float, float]:

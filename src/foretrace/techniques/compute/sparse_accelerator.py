@@ -97,7 +97,7 @@ class SparseAccelerator(Technique):
         """How far masks of other steps, or real ones with the zeros that were stated, may be off."""
         if self.masks:
             steps = [sum(map(_summed, step.layers)) for step in self._read().samples]
-            totals = [float(each[:, 1].sum() / each[:, 0].sum()) for each in steps]  # type: ignore[union-attr, index]
+            totals = [float(each[:, 1].sum() / each[:, 0].sum()) for each in steps]  # type: ignore[index]
             low, high = (end * len(totals) / sum(totals) for end in (min(totals), max(totals)))
             why = f"masks of {len(totals)} steps; other batches and later steps may lie {_OTHER:.0%} beyond them"
             return {"cycles": Prior(1.0, low * (1 - _OTHER), high * (1 + _OTHER), why=why)}
