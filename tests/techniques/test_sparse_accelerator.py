@@ -77,17 +77,21 @@ class TestSparseAccelerator(TechniqueConformance):
 
 def test_more_stated_zeros_take_less_time() -> None:
     found = [
-        shares(graph(), parse(f"sparse-accelerator input={zeros} gradient={zeros}").predict(graph()))
+        shares(graph(), parse(f"sparse-accelerator input={zeros} gradient={zeros} array=lanes=2").predict(graph()))
         for zeros in (0, 0.3, 0.6, 0.9)
     ]
     assert found[0] == pytest.approx((1, 1), abs=0.02)
     assert all(more[1] < less[1] for less, more in pairwise(found))
-    assert found[-1][1] < 0.25 < found[-1][0] < 1  # pictures have no zeros, so the first convolution stays forward
+    # Pictures have no zeros, so the first convolution takes all of its time forward, and its weights' gradient most.
+    conv = np.flatnonzero((classify(graph()).work == WorkClass.CONV) & (graph().dur > 0))
+    left = parse("sparse-accelerator input=0.9 gradient=0.9 array=lanes=2").predict(graph()).dur / graph().dur.clip(1)
+    assert left[conv].max() == 1 and left[conv].min() < 0.25
 
 
 def test_a_stated_range_widens_the_interval() -> None:
     sure, unsure = (
-        whatif(graph(), [parse(f"sparse-accelerator input={text} gradient=0.6")]) for text in ("0.5", "0.5±0.2")
+        whatif(graph(), [parse(f"sparse-accelerator input={text} gradient=0.6 array=lanes=2")])
+        for text in ("0.5", "0.5±0.2")
     )
     assert {each.assumption.flag for each in sure.assumptions} >= {"cycles"}
     weighed = {each.assumption.flag: each for each in unsure.assumptions}
@@ -105,12 +109,12 @@ def test_measured_masks_give_each_layer_its_share(masks: Path) -> None:
                           sum(each["forward"] for each in side)] for side in sides)  # fmt: skip
         backward.append(sparse[0] / dense[0])
         forward.append(sparse[1] / dense[1])
-    conv = np.flatnonzero(classify(graph()).work == WorkClass.CONV)
-    left = after.dur[conv] / graph().dur[conv]
-    back = graph().phase[conv] == Phase.BACKWARD
-    first = np.flatnonzero(~back)[:2]
-    assert left[first] == pytest.approx(np.minimum(forward, 1), abs=1e-3)
-    assert left[np.flatnonzero(back)[:2]] == pytest.approx(np.minimum(backward[::-1], 1), abs=1e-3)
+    conv = np.flatnonzero((classify(graph()).work == WorkClass.CONV) & (graph().dur > 2_000))
+    left, back = after.dur[conv] / graph().dur[conv], graph().phase[conv] == Phase.BACKWARD
+    for mine, shares in ((~back, forward), (back, backward)):
+        near = [min(abs(each - min(share, 1)) for share in shares) for each in left[mine].tolist()]
+        assert near and max(near) < 2e-3
+    assert left.min() < 0.9
     prior = parse(f"sparse-accelerator masks={masks}").priors(graph())["cycles"]
     assert prior.low < 0.9 and prior.high > 1.1
 
@@ -130,7 +134,7 @@ def test_behind_batch_norm_what_remains_is_said() -> None:
         ("input=1.2", "1.2 is no share of zeros"),
         ("input=0.5 array='lanes=0'", "array: lanes must be above 0"),
         ("input=0.5 masks=x.json", "one of the two"),
-        ("masks=none.json", "none.json does not exist"),
+        ("masks=none.json", "cannot read none.json"),
         ("masks={masks} array='lanes=8'", "array= is that of the file"),
     ],
 )

@@ -72,7 +72,8 @@ class Branches(nn.Module):
         self.one, self.other = nn.Sequential(conv(3), nn.ReLU()), nn.Sequential(conv(3), last)
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.one(images), self.other(images)], 1)
+        found: Tensor = torch.cat([self.one(images), self.other(images)], 1)
+        return found
 
 
 def test_all_branches_must_be_masked() -> None:

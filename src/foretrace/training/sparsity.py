@@ -117,7 +117,7 @@ class _Skip(torch.autograd.Function):
         return torch.where(given != 0, gradients[0], torch.zeros_like(gradients[0]))
 
 
-_skip: Callable[[Tensor], Tensor] = _Skip.apply  # type: ignore[assignment]  # PyTorch gives it no types
+_skip: Callable[[Tensor], Tensor] = _Skip.apply
 
 
 def _skipping(_: str, module: _ConvNd) -> Any:

@@ -86,7 +86,7 @@ class SparseArray:
     @classmethod
     def of(cls, text: str) -> SparseArray:
         """From words, as in "lanes=8 dispatch=fixed"; what is not said is as usual. Raises ForetraceError."""
-        kinds = {each.name: type(each.default) for each in fields(cls)}
+        kinds: dict[str, Any] = {each.name: type(each.default) for each in fields(cls)}
         given: dict[str, object] = {}
         for name, value in keyed(shlex.split(text), kinds, "array").items():
             try:
@@ -408,7 +408,8 @@ def _words(mask: Mask) -> Array:
     flat = mask.reshape(*mask.shape[:2], -1)
     room = np.zeros((*flat.shape[:2], -(-flat.shape[2] // 64) * 64), np.bool_)
     room[..., : flat.shape[2]] = flat
-    return np.packbits(room, axis=-1).view(np.uint64)
+    found: Array = np.packbits(room, axis=-1).view(np.uint64)
+    return found
 
 
 @njit()
@@ -419,7 +420,7 @@ def _and_counts(
     outputs = gradients.shape[1]
     of_group, per_group = channels // groups, outputs // groups
     work = np.zeros((outputs, of_group, taps), np.int64)
-    total = 0
+    total = np.int64(0)
     for k in range(outputs):
         first = k // per_group * of_group
         for c in range(of_group):
@@ -439,7 +440,7 @@ def _and_counts(
                     cycles += (bits + lanes - 1) // lanes
                 total += held
                 work[k, c, t] = (held + lanes - 1) // lanes if whole else cycles
-    return work, total
+    return work, int(total)
 
 
 def _scheduled(work: Array, keep: Mask, each: int, array: SparseArray) -> int:
