@@ -66,8 +66,8 @@ out in both; what memory adds is in the fourth table.
 """
 
 
-def figures(name: str, checkpoint: Checkpoint) -> Cell:
-    """What one checkpoint gives."""
+def figures(name: str, checkpoint: Checkpoint, *, last: bool) -> Cell:
+    """What one checkpoint gives; the last one of a network on all arrays."""
     job = training(name)
     job.model.load_state_dict(checkpoint.state)
     step = taken(job, step=checkpoint.step)
@@ -75,24 +75,23 @@ def figures(name: str, checkpoint: Checkpoint) -> Cell:
     begun = time.process_time()
     usual = sample(step, SparseArray())
     simulated_s = time.process_time() - begun
-    runs = {
-        "fixed": simulate(convs, replace(FREE, dispatch="fixed", barrier=1)),
-        **{f"redistributed {n}": simulate(convs, replace(FREE, lanes=n, dispatch="redistributed")) for n in LANES},
-        **{f"unmasked {n}": simulate(convs, replace(FREE, lanes=n)) for n in LANES},
-        "blocked": simulate(convs, replace(FREE, order="blocked")),
-        "pixels": simulate(convs, replace(FREE, order="pixels")),
-        "one operand": simulate(convs, replace(FREE, operands="one")),
-        **{
-            f"memory {width}{'' if bits else ' plain'}": simulate(convs, SparseArray(bandwidth=width, bitmaps=bits))
-            for width in (64, 256)
-            for bits in (True, False)
-        },
-    }
+    arrays = {"memory 256": SparseArray()}
+    if last:
+        arrays |= {
+            "fixed": replace(FREE, dispatch="fixed", barrier=1), "blocked": replace(FREE, order="blocked"),
+            "pixels": replace(FREE, order="pixels"), "one operand": replace(FREE, operands="one"),
+            "memory 256 plain": SparseArray(bitmaps=False), "memory 64": SparseArray(bandwidth=64),
+            "memory 64 plain": SparseArray(bandwidth=64, bitmaps=False),
+            **{f"{how} {n}": replace(FREE, lanes=n, dispatch=how) for n in LANES for how in
+               ("redistributed", "unmasked")},
+        }  # fmt: skip
+    runs = {key: simulate(convs, array) for key, array in arrays.items()}
+    shares = usual.input_zeros, usual.gradient_zeros
     return {
         "accuracy": checkpoint.accuracy, "trained_s": checkpoint.cpu_s, "exact": exact(job),
         "input_zeros": usual.input_zeros, "gradient_zeros": usual.gradient_zeros, "convolutions": len(convs),
         "masked": sum(each.maskable and each.input_gradient for each in convs), "simulated_s": simulated_s,
-        "ideal": _ideal(convs), "clustered": _clustered(convs, usual.input_zeros, usual.gradient_zeros),
+        "ideal": _ideal(convs), "clustered": _clustered(convs, runs["memory 256"], *shares),
         "runs": {key: _speedups(run) for key, run in runs.items()},
     }  # fmt: skip
 
@@ -116,7 +115,7 @@ def _ideal(convs: Sequence[MaskedConv]) -> float:
     return sum(work) / sum(a * b for a, b in zip(work, left, strict=True))
 
 
-def _clustered(convs: Sequence[MaskedConv], inputs: float, gradients: float) -> dict[str, float]:
+def _clustered(convs: Sequence[MaskedConv], real: ArrayRun, inputs: float, gradients: float) -> dict[str, float]:
     """Cycles with the real masks over those with as many zeros of the whole network, drawn, per part of a step."""
     array = SparseArray()
     real = simulate(convs, array)
@@ -147,7 +146,8 @@ def main(given: Sequence[str]) -> int:
 
     def found(key: Cell) -> Cell:
         trained = checkpoints(key["net"], steps[key["net"]], asked.folder)
-        return figures(key["net"], next(each for each in trained if each.step == key["step"]))
+        checkpoint = next(each for each in trained if each.step == key["step"])
+        return figures(key["net"], checkpoint, last=checkpoint is trained[-1])
 
     file = HERE / "rows.jsonl" if asked.write else asked.folder / f"rows-{asked.steps or 'all'}.jsonl"
     asked.folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,6 @@ without skipping; products of padding are left out in both. Arrays are numpy; si
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -88,7 +87,7 @@ class SparseArray:
         """From words, as in "lanes=8 dispatch=fixed"; what is not said is as usual. Raises ForetraceError."""
         kinds: dict[str, Any] = {each.name: type(each.default) for each in fields(cls)}
         given: dict[str, object] = {}
-        for name, value in keyed(shlex.split(text), kinds, "array").items():
+        for name, value in keyed(text.split(), kinds, "array").items():
             try:
                 yes = {"yes": True, "no": False}
                 given[name] = yes[value] if kinds[name] is bool else kinds[name](value)
