@@ -117,9 +117,9 @@ def _ideal(convs: Sequence[MaskedConv]) -> float:
 
 def _clustered(convs: Sequence[MaskedConv], real: ArrayRun, inputs: float, gradients: float) -> dict[str, float]:
     """Cycles with the real masks over those with as many zeros of the whole network, drawn, per part of a step."""
-    array = SparseArray()
-    real = simulate(convs, array)
-    drawn = [run for each in convs for run in expected(each, inputs if each.input_gradient else 0.0, gradients, array)]
+    drawn = [
+        run for each in convs for run in expected(each, inputs if each.input_gradient else 0.0, gradients, real.array)
+    ]
     found = {}
     for name, passes in (("forward", (FORWARD,)), ("backward", BACKWARD)):
         mine = [each for each in drawn if each.what in passes]
