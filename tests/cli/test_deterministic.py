@@ -50,6 +50,7 @@ ASKED = {
     "estimate": "gpt2 --size tiny --device a100",
     "operators": "gpt2 --size tiny",
     "utilisation": "gpt2 --size tiny --device a100",
+    "sparsity": "vgg11 --images 1",
     "rewrite": "actor-critic --size tiny --device a100 --no-measure --budget 3",
     "plan place": "bert --size tiny --device a100 --devices 4 --objective latency --seconds 0",
     "plan rows": "'zipf:1.1 tables=3 rows=900 samples=64 batches=6' --devices 3 --memory 400KB --inference",

@@ -62,7 +62,7 @@ NOT_RUN = {
     "energy measure": "needs a counter of energy",
     "energy colocate": "measures two models, for a minute",
 }
-NEEDS_TORCH = {"estimate", "operators", "utilisation"}
+NEEDS_TORCH = {"estimate", "operators", "utilisation", "sparsity"}
 # What is added to an example that would compute for long: the same way through the program, with less to do.
 LESS = {"llm capacity": ("--requests", "poisson requests=40"), "codesign": ("--no-layer",)}
 
@@ -74,6 +74,7 @@ MEANINGS = {
     "--alpha": "how much worse graphs may be that are followed", "--any-sets": "several pieces on a device",
     "--apply": "change settings of the machine",
     "--area": "most area of a chip",
+    "--array": "hardware that skips zeros",
     "--arrivals": "when requests come", "--at": "a moment of a log", "--attention": "implementation",
     "--backend": "what exchanges messages", "--batch": "samples per step",
     "--batches": "where steps take batches from", "--between": "link between machines",
@@ -96,6 +97,7 @@ MEANINGS = {
     "--from": "smallest size", "--fuse": "fuse operators", "--gpu": "a GPU's products", "--gpus": "devices in all",
     "--gradient-mb": "size of all gradients",
     "--grid": "carbon of a kWh", "--host": "address to listen at", "--html": "the answer as a page",
+    "--images": "samples whose masks are taken",
     "--import": "add exported rows", "--inference": "forward pass alone", "--input": "sizes of a model's input",
     "--inside": "link inside a machine", "--jitter-s": "how far submissions are shifted", "--job": "one job of a log",
     "--jobs": "how many jobs", "--json": "the answer as JSON", "--keep": "keep what was recorded",

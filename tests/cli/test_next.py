@@ -55,6 +55,7 @@ WITH_TORCH = {
     "estimate": ("resnet50 --size tiny --device h100 --batch 2",),
     "operators": ("resnet50 --size tiny",),
     "utilisation": ("resnet50 --size tiny --device h100 --batch 2",),
+    "sparsity": ("vgg11 --images 1",),
 }
 NOT_ASKED = {
     "codesign": "suggests `plan transformer` on its design, asked in tests/plan/codesign/test_command.py",

@@ -141,6 +141,20 @@ def _play_graph(path: Path, way: int) -> Iterator[Figure]:
     yield "degrees", data.adjacency.degrees
 
 
+MASKS = {"samples": [{"layers": [
+    {"weight": [4, 3, 3, 3], "input": [3, 8, 8], "dense": {"forward": 9.0, "weight gradient": 8.0},
+     "sparse": {"forward": 9.0, "weight gradient": 3.0}}
+]}]}  # fmt: skip
+
+
+def _play_masks(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.techniques.compute.sparse_accelerator import MaskFile
+
+    for step in MaskFile.read(path).samples:
+        for layer in step.layers:
+            yield "cycles", [*layer.dense.values(), *layer.sparse.values()]
+
+
 def plan_readers() -> Iterator[Reader]:
     """The readers of this file."""
     files = {
@@ -149,6 +163,7 @@ def plan_readers() -> Iterator[Reader]:
         "arrivals": ("serving.server.load", "log.csv", ARRIVALS, _play_arrivals),
         "reuse": ("training.rows.reuse", "stats.txt", REUSE, _play_reuse),
         "serve-plan": ("serving.server.run", "plan.json", json.dumps(SERVE_PLAN), _play_serve_plan),
+        "masks": ("techniques.compute.sparse_accelerator", "masks.json", json.dumps(MASKS), _play_masks),
         "search-state": ("search.minimise", "state.json", json.dumps(STATE), _play_state),
     }
     yield Reader(name="lookups", covers=("training.rows.lookups",), samples=_lookups, play=_play_lookups)

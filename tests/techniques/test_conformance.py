@@ -49,6 +49,7 @@ EXAMPLES = {
     "kfac": "kfac",
     "contention": "contention network=1gbit/50us",
     "faster-device": "faster-device ratio=2",
+    "sparse-accelerator": "sparse-accelerator input=0.5±0.1 gradient=0.4",
     "replace-kernel": "replace-kernel phase=backward kind=kernel|operator time_us=7",
     "scale": "scale phase=forward by=0.5",
     "remove": "remove op=aten::relu|aten::clamp_min",
@@ -79,6 +80,7 @@ WITH_OWN_TESTS = {
     "partial-backprop",
     "kfac",
     "contention",
+    "sparse-accelerator",
 }
 # They begin with one worker alone, so each refuses what another one has made of it.
 DISTRIBUTED = ("data-parallel", "fully-sharded", "local-steps", "partial-backprop", "model-parallel-compression")

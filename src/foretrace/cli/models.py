@@ -193,6 +193,45 @@ def _times(path: Path) -> list[CostModel]:
     return [Measured.from_graph(graph), Scaled.from_graph(graph)]
 
 
+def sparsity(
+    model: str = argument(..., "MODEL", "A zoo model, or a script with training().", complete=completion.models),
+    steps: int = option(0, "N", "Train so long; masks are taken before, halfway and after.", least=0),
+    array: str = option(
+        "", '"KEY=VALUE ..."',
+        "pes, lanes, barrier, order=channels|pixels|blocked, dispatch=unmasked|fixed|redistributed, packing=tap|sum, "
+        "operands=both|one, bitmaps, buffer_kib, bandwidth (bytes a cycle), word, multiply_pj, buffer_pj, memory_pj.",
+    ),
+    images: int = option(8, "N", "Samples of a batch whose masks are taken.", least=1),
+    size: options.Size = "tiny",
+    seed: int = option(0, "N", "Seed of weights and data.", least=0),
+    top: options.Top = 14,
+) -> Result:  # fmt: skip
+    """Measure zeros in a model's training, and what an array that skips them would gain.
+
+    The answer with --json is what the technique sparse-accelerator takes by masks=.
+
+    Example: foretrace sparsity vgg11 --array "lanes=8 dispatch=fixed"
+    """
+    from foretrace.cost.accelerators.sparse import SparseArray
+    from foretrace.report import sparsity as report
+    from foretrace.training.sparsity import exact, samples
+    from foretrace.zoo.registry import job, script_mistakes
+
+    on, make = SparseArray.of(array), job(model, size, seed=seed)
+    found, checked, why = [], None, ""
+    with script_mistakes(model), options.progress(f"training {model}") as tell:
+        training = make()
+        for each in samples(training, (0, steps // 2, steps), images=images):
+            found.append(report.sample(each, on))
+            if tell:
+                tell(each.step / max(steps, 1))
+        try:
+            checked = exact(training)
+        except ForetraceError as error:
+            why = str(error)
+    return report.sparsity(found, model=model, size=size, array=on, images=images, exact=checked, unchecked=why)
+
+
 def rewrite(
     source: str = argument(..., "MODEL", "A model of the zoo, or a script with training()."),
     alpha: float = option(1.05, "A", "Follow graphs that cost up to A times the best; 1 is greedy."),

@@ -32,6 +32,7 @@ HOMES = {
     "PartialBackprop": "distributed.partial_backprop",
     "Contention": "data.contention",
     "FasterDevice": "compute.faster_device",
+    "SparseAccelerator": "compute.sparse_accelerator",
     "ReplaceKernel": "selection",
     "Scale": "selection",
     "Remove": "selection",

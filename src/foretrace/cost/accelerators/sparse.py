@@ -1,0 +1,517 @@
+"""An array of multipliers that skips zeros in the convolutions of a training step, cycle by cycle from real masks.
+
+Three products per convolution (Sarma et al., Exploiting Activation based Gradient Output Sparsity, arXiv 2109.07710):
+
+| pass | sum over | zero operands skipped | whole outputs skipped |
+|---|---|---|---|
+| forward | taps, input channels | inputs | none |
+| input gradient | taps, output channels | output gradients | where the input is 0: its ReLU masks the gradient |
+| weight gradient | images, pixels | inputs, output gradients or both | none |
+
+A processing element (PE) computes one output at a time with `lanes` multipliers: its cycles are the non-zeros of every
+tap over the lanes, rounded up. PEs wait for each other after `barrier` outputs each. The dense array is the same one
+without skipping; products of padding are left out in both. Arrays are numpy; sizes are those of PyTorch: inputs
+(images, channels, *pixels), output gradients (images, output channels, *pixels), any number of dimensions of pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+
+from foretrace.arrays import Array, Int64, Mask
+from foretrace.compiled import njit
+from foretrace.errors import ForetraceError
+from foretrace.names import keyed
+
+FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "forward", "input gradient", "weight gradient"
+BACKWARD = (INPUT_GRADIENT, WEIGHT_GRADIENT)
+_CHOICES = {
+    "order": ("channels", "pixels", "blocked"), "packing": ("tap", "sum"),
+    "dispatch": ("unmasked", "fixed", "redistributed"), "operands": ("both", "one"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseArray:
+    """The array.
+
+    - `dispatch`: which outputs PEs are given. "fixed": each its places, masked or not; "unmasked": those alone that no
+      ReLU masks; "redistributed": work in any pieces, an upper bound.
+    - `order`: neighbouring PEs take neighbouring "channels" of a pixel or "pixels" of a channel; "blocked": a PE takes
+      outputs that follow each other, channels first.
+    - `packing`: non-zeros share lanes within one "tap" (weight gradients: one image), or in the whole "sum".
+    - `operands`: whose zeros weight gradients skip: "both", or the "one" with more of them.
+    - `bitmaps`: tensors lie in memory as a bit per number and the non-zeros, where that is less than all numbers.
+
+    Energy per operation: 45 nm, 16 bit (Horowitz, Computing's energy problem, ISSCC 2014, figure 1.1.9).
+    """
+
+    pes: int = 256
+    lanes: int = 16
+    barrier: int = 16  # outputs of a PE between two barriers
+    order: str = "channels"
+    packing: str = "tap"
+    dispatch: str = "unmasked"
+    operands: str = "both"
+    bitmaps: bool = True
+    buffer_kib: float = 512.0  # on the chip, for both operands
+    bandwidth: float = 256.0  # bytes a cycle from memory
+    word: int = 2  # bytes of a number
+    multiply_pj: float = 1.5  # multiplication and addition
+    buffer_pj: float = 2.5  # per byte read
+    memory_pj: float = 160.0  # per byte read or written
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in _CHOICES and value not in _CHOICES[each.name]:
+                wanted = ", ".join(_CHOICES[each.name])
+                raise ForetraceError(f"array: {each.name} must be one of {wanted}, got {value}; choose one.")
+            if each.name not in _CHOICES and each.name != "bitmaps" and not 0 < value < 1e9:
+                raise ForetraceError(f"array: {each.name} must be above 0 and below 1e9, got {value:g}; change it.")
+        tile = 2 * self.lanes * self.pes * self.word / 1024
+        if self.buffer_kib < tile:
+            raise ForetraceError(
+                f"array: buffer_kib must hold one tile, which is {tile:g} KiB for {self.pes} PEs of {self.lanes} "
+                f"lanes, got {self.buffer_kib:g}; give it that or take fewer PEs."
+            )
+
+    @classmethod
+    def of(cls, text: str) -> SparseArray:
+        """From words, as in "lanes=8 dispatch=fixed"; what is not said is as usual. Raises ForetraceError."""
+        kinds: dict[str, Any] = {each.name: type(each.default) for each in fields(cls)}
+        given: dict[str, object] = {}
+        for name, value in keyed(text.split(), kinds, "array").items():
+            try:
+                yes = {"yes": True, "no": False}
+                given[name] = yes[value] if kinds[name] is bool else kinds[name](value)
+            except (ValueError, KeyError):
+                wanted = {int: "a whole number", float: "a number", bool: "yes or no"}[kinds[name]]
+                raise ForetraceError(f"array: {name} must be {wanted}, got {value!r}; change it.") from None
+        return cls(**given)  # type: ignore[arg-type]  # of the types of the fields
+
+    def __str__(self) -> str:
+        """As `of` reads it: what is not as usual."""
+        return " ".join(
+            f"{each.name}={ ({True: 'yes', False: 'no'}[value] if isinstance(value, bool) else value) }"
+            for each in fields(self)
+            if (value := getattr(self, each.name)) != each.default
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaskedConv:
+    """A convolution in a training step: its sizes, and where its operands are not 0."""
+
+    name: str
+    weight: tuple[int, ...]  # (output channels, input channels of a group, *taps)
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]  # before the first pixel
+    dilation: tuple[int, ...]
+    groups: int
+    inputs: Mask  # (images, channels, *pixels)
+    gradients: Mask  # (images, output channels, *pixels)
+    input_gradient: bool = True  # whether anything before it learns
+    maskable: bool = True  # whether what ReLUs gave is its input, so that gradients of its zeros are masked
+
+    @property
+    def zeros(self) -> tuple[float, float]:
+        """Shares of inputs and of output gradients that are 0."""
+        return 1 - float(self.inputs.mean()), 1 - float(self.gradients.mean())
+
+    def full(self) -> MaskedConv:
+        """The same one without zeros."""
+        return replace(self, inputs=np.ones_like(self.inputs), gradients=np.ones_like(self.gradients))
+
+    def taps(self) -> Iterator[tuple[Any, ...]]:
+        """Per tap, where the outputs' inputs lie among (..., *padded pixels)."""
+        outputs = self.gradients.shape[2:]
+        for tap in np.ndindex(self.weight[2:]):
+            yield (
+                ...,
+                *(
+                    slice(t * d, t * d + s * (o - 1) + 1, s)
+                    for t, d, s, o in zip(tap, self.dilation, self.stride, outputs, strict=True)
+                ),
+            )
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """Pixels with the padding that the taps reach."""
+        return tuple(
+            max(s * (o - 1) + (k - 1) * d + 1, p + size)
+            for s, o, k, d, p, size in zip(
+                self.stride, self.gradients.shape[2:], self.weight[2:], self.dilation, self.padding,
+                self.inputs.shape[2:], strict=True,
+            )
+        )  # fmt: skip
+
+    @property
+    def inside(self) -> tuple[Any, ...]:
+        """Where the pixels lie among (..., *padded ones)."""
+        return (..., *(slice(p, p + size) for p, size in zip(self.padding, self.inputs.shape[2:], strict=True)))
+
+    def pad(self, values: Array) -> Array:
+        """Values (..., *pixels) with zeros around."""
+        found = np.zeros((*values.shape[: -len(self.padding)], *self.padded), values.dtype)
+        found[self.inside] = values
+        return found
+
+
+def drawn(conv: MaskedConv, inputs: float, gradients: float, *, seed: int = 0) -> MaskedConv:
+    """The convolution with zeros drawn independently of each other, so many of inputs and of output gradients."""
+    random = np.random.default_rng(seed)
+    return replace(
+        conv,
+        inputs=random.random(conv.inputs.shape, np.float32) >= inputs,
+        gradients=random.random(conv.gradients.shape, np.float32) >= gradients,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassCost:
+    """What one product of one convolution takes on an array."""
+
+    compute: int  # cycles of the PEs
+    cycles: float  # of the PEs or of the memory, whichever takes longer
+    multiplications: int
+    nbytes: float  # from and to memory
+    energy_j: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRun:
+    """A product of a convolution on the dense and on the skipping array."""
+
+    layer: str
+    what: str  # FORWARD, INPUT_GRADIENT or WEIGHT_GRADIENT
+    dense: PassCost
+    sparse: PassCost
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayRun:
+    """All convolutions of a step on an array, dense and skipping."""
+
+    array: SparseArray
+    passes: tuple[PassRun, ...]
+
+    def of(self, *what: str, layer: str | None = None) -> ArrayRun:
+        """Only these passes (all, if none is named) of one layer or of all."""
+        kept = (each for each in self.passes if each.what in (what or (each.what,)) and layer in (None, each.layer))
+        return replace(self, passes=tuple(kept))
+
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """Names, in the order of the step."""
+        return tuple(dict.fromkeys(each.layer for each in self.passes))
+
+    def sum(self, name: str, *, dense: bool = False) -> float:
+        """A figure of `PassCost` summed up."""
+        return float(sum(getattr(each.dense if dense else each.sparse, name) for each in self.passes))
+
+    @property
+    def speedup(self) -> float:
+        """Dense cycles over skipping ones, memory included; 1 where there is nothing to do."""
+        return self.sum("cycles", dense=True) / (self.sum("cycles") or inf) or 1.0
+
+    @property
+    def compute_speedup(self) -> float:
+        """The same of the PEs alone."""
+        return self.sum("compute", dense=True) / (self.sum("compute") or inf) or 1.0
+
+    @property
+    def bound(self) -> float:
+        """The compute speed-up of an array whose multipliers are never idle: no skipping of these zeros exceeds it."""
+        least = self.sum("multiplications") / (self.array.pes * self.array.lanes)
+        return self.sum("compute", dense=True) / (least or inf) or 1.0
+
+    @property
+    def energy_ratio(self) -> float:
+        """Energy of the skipping array over that of the dense one."""
+        return self.sum("energy_j") / (self.sum("energy_j", dense=True) or inf)
+
+
+def simulate(
+    convs: Iterable[MaskedConv], array: SparseArray, *, passes: Sequence[str] = (FORWARD, *BACKWARD)
+) -> ArrayRun:
+    """Run the convolutions of a step on the array."""
+    plain = _without_skipping(array)
+    return ArrayRun(
+        array=array,
+        passes=tuple(
+            PassRun(
+                layer=conv.name, what=what, dense=_cost(conv.full(), what, plain, skip=False),
+                sparse=_cost(conv, what, array, skip=True),
+            )
+            for conv in convs
+            for what in passes
+            if conv.input_gradient or what != INPUT_GRADIENT
+        ),
+    )  # fmt: skip
+
+
+def expected(conv: MaskedConv, inputs: float, gradients: float, array: SparseArray) -> tuple[PassRun, ...]:
+    """The passes of a convolution of which only sizes and shares of zeros are known: zeros are drawn, on a part of it.
+
+    Of `conv`, masks are not looked at: `numpy.broadcast_to(True, sizes)` takes no memory.
+    """
+    found = []
+    for what in (FORWARD, *BACKWARD):
+        if what == INPUT_GRADIENT and not conv.input_gradient:
+            continue
+        part = _part(conv, channels=_PART if what == WEIGHT_GRADIENT else 0)
+        run = simulate([drawn(part, inputs, gradients)], array, passes=(what,)).passes[0]
+        times = (conv.gradients.size * conv.weight[1]) / (part.gradients.size * part.weight[1])
+        sides = []
+        for cost, on, zeros in (
+            (run.dense, _without_skipping(array), (0.0, 0.0)), (run.sparse, array, (inputs, gradients))
+        ):  # fmt: skip
+            before, nbytes = cost.nbytes, sum(_traffic(conv, what, on, zeros))
+            compute = round(cost.compute * times)
+            energy_j = (cost.energy_j - 1e-12 * before * on.memory_pj) * times + 1e-12 * nbytes * on.memory_pj
+            sides.append(
+                replace(
+                    cost, compute=compute, cycles=max(compute, nbytes / array.bandwidth), nbytes=nbytes,
+                    multiplications=round(cost.multiplications * times), energy_j=energy_j,
+                )
+            )  # fmt: skip
+        found.append(replace(run, dense=sides[0], sparse=sides[1]))
+    return tuple(found)
+
+
+_PART = 32  # pixels a side, or channels, of the part of a convolution that stands for all of it
+
+
+def _part(conv: MaskedConv, *, channels: int) -> MaskedConv:
+    """Fewer of the channels, or the first image and a corner of it, with masks that hold all."""
+    outputs, of_group, *taps = conv.weight
+    groups, per_group = conv.groups, outputs // conv.groups
+    size, images = conv.inputs.shape[2:], conv.inputs.shape[0]
+    if channels:
+        groups, of_group = min(groups, channels), min(of_group, channels)
+        per_group = max(min(per_group, channels // groups), 1)
+    else:
+        size, images = tuple(min(each, _PART) for each in size), 1
+    room = zip(size, taps, conv.stride, conv.padding, conv.dilation, strict=True)
+    pixels = [max((each + 2 * p - d * (k - 1) - 1) // s + 1, 1) for each, k, s, p, d in room]
+    return replace(
+        conv, weight=(groups * per_group, of_group, *taps), groups=groups,
+        inputs=np.ones((min(images, 2), groups * of_group, *size), np.bool_),
+        gradients=np.ones((min(images, 2), groups * per_group, *pixels), np.bool_),
+    )  # fmt: skip
+
+
+def _without_skipping(array: SparseArray) -> SparseArray:
+    return replace(array, bitmaps=False, dispatch="redistributed" if array.dispatch == "redistributed" else "fixed")
+
+
+def _cost(conv: MaskedConv, what: str, array: SparseArray, *, skip: bool) -> PassCost:
+    """One product on the array; `skip` says whether it has what skips zeros, which reads a bit per product."""
+    if what == WEIGHT_GRADIENT:
+        compute, multiplications, possible = _weight_gradient(conv, array)
+    else:
+        compute, multiplications, possible = _sums(conv, what, array)
+    nbytes = sum(_traffic(conv, what, array, conv.zeros))
+    bits = possible * (2 if what == WEIGHT_GRADIENT else 1) / 8 if skip else 0.0
+    picojoules = (
+        multiplications * (array.multiply_pj + 2 * array.word * array.buffer_pj)
+        + bits * array.buffer_pj
+        + nbytes * array.memory_pj
+    )
+    return PassCost(
+        compute=compute, cycles=max(compute, nbytes / array.bandwidth), multiplications=multiplications,
+        nbytes=nbytes, energy_j=1e-12 * picojoules,
+    )  # fmt: skip
+
+
+def _sums(conv: MaskedConv, what: str, array: SparseArray) -> tuple[int, int, int]:
+    """(cycles, multiplications, those of a dense array) of the forward pass or of the input gradient.
+
+    All outputs of a pixel that belong to one group read the same non-zeros.
+    """
+    forward = what == FORWARD
+    operand = conv.inputs if forward else conv.gradients
+    images, channels, *pixels = operand.shape
+    grouped = operand.reshape(images, conv.groups, channels // conv.groups, *pixels)
+    counts = grouped.sum(2, dtype=np.int32)  # (images, groups, *pixels)
+    spread = _gather if forward else _scatter
+    every = spread(conv, np.full_like(counts[:1, :1], channels // conv.groups))  # products of one group without zeros
+    possible = int(every.sum(dtype=np.int64)) * images * conv.groups
+    if operand.all():
+        counts = counts[:1, :1]
+    products = spread(conv, counts)
+    work = -(-products // array.lanes) if array.packing == "sum" else spread(conv, -(-counts // array.lanes))
+    each = (conv.weight[0] if forward else conv.inputs.shape[1]) // conv.groups  # outputs of a group
+    shape = (images, conv.groups, prod(work.shape[2:]))
+    work, products = (np.broadcast_to(a.reshape(*a.shape[:2], -1), shape) for a in (work, products))
+    possible *= each
+    if forward or not conv.maskable:
+        keep = np.ones((0, 0, 0), np.bool_)
+        kept = np.full(products.shape, each)
+    else:
+        keep = np.ascontiguousarray(conv.inputs.reshape(images, conv.groups * each, -1))
+        kept = conv.inputs.reshape(images, conv.groups, each, -1).sum(2)
+    multiplications = int((products.astype(np.int64) * kept).sum())
+    if array.dispatch == "redistributed":
+        return -(-int((work.astype(np.int64) * kept).sum()) // array.pes), multiplications, possible
+    return _scheduled(work, keep, each, array), multiplications, possible
+
+
+def _weight_gradient(conv: MaskedConv, array: SparseArray) -> tuple[int, int, int]:
+    """(cycles, multiplications, those of a dense array): bits of inputs and gradients, AND-ed and counted."""
+    inputs, gradients = conv.inputs, conv.gradients
+    if array.operands == "one":
+        zeros = conv.zeros
+        inputs = np.ones_like(inputs) if zeros[0] < zeros[1] else inputs
+        gradients = np.ones_like(gradients) if zeros[0] >= zeros[1] else gradients
+    padded = conv.pad(inputs)
+    shifted = np.stack([_words(padded[tap]) for tap in conv.taps()])  # (taps, images, channels, words)
+    whole = array.packing == "sum"
+    work, total = _and_counts(shifted, _words(gradients), conv.groups, array.lanes, whole)  # (outputs, of group, taps)
+    once = conv.pad(np.ones_like(inputs[:1, :1]))
+    valid = sum(int(once[tap].sum()) for tap in conv.taps())
+    possible = valid * inputs.shape[0] * conv.weight[0] * conv.weight[1]
+    if array.dispatch == "redistributed":
+        return -(-int(work.sum()) // array.pes), int(total), possible
+    outputs = work if array.order == "pixels" else work.transpose(2, 1, 0)
+    flat = np.ascontiguousarray(outputs).reshape(1, -1, 1)
+    return _scheduled(flat, np.ones((0, 0, 0), np.bool_), 1, array), int(total), possible
+
+
+def _gather(conv: MaskedConv, values: Array) -> Array:
+    """Per output pixel, the values of the input pixels under its taps summed up."""
+    padded = conv.pad(values)
+    found = np.zeros((*values.shape[:2], *conv.gradients.shape[2:]), values.dtype)
+    for tap in conv.taps():
+        found += padded[tap]
+    return found
+
+
+def _scatter(conv: MaskedConv, values: Array) -> Array:
+    """Per input pixel, the values of the output pixels that it is under a tap of summed up."""
+    padded = np.zeros((*values.shape[:2], *conv.padded), values.dtype)
+    for tap in conv.taps():
+        padded[tap] += values
+    return padded[conv.inside]
+
+
+def _words(mask: Mask) -> Array:
+    """Bits of the pixels of (images, channels, *pixels) in words of 64, every image and channel from a new one."""
+    flat = mask.reshape(*mask.shape[:2], -1)
+    room = np.zeros((*flat.shape[:2], -(-flat.shape[2] // 64) * 64), np.bool_)
+    room[..., : flat.shape[2]] = flat
+    found: Array = np.packbits(room, axis=-1).view(np.uint64)
+    return found
+
+
+@njit()
+def _and_counts(
+    inputs: Array, gradients: Array, groups: int, lanes: int, whole: bool
+) -> tuple[Int64, int]:  # pragma: no cover - compiled
+    taps, images, channels, words = inputs.shape
+    outputs = gradients.shape[1]
+    of_group, per_group = channels // groups, outputs // groups
+    work = np.zeros((outputs, of_group, taps), np.int64)
+    total = np.int64(0)
+    for k in range(outputs):
+        first = k // per_group * of_group
+        for c in range(of_group):
+            for t in range(taps):
+                cycles, held = np.int64(0), np.int64(0)
+                for n in range(images):
+                    bits = np.int64(0)
+                    for w in range(words):
+                        both = inputs[t, n, first + c, w] & gradients[n, k, w]
+                        both -= (both >> np.uint64(1)) & np.uint64(0x5555555555555555)
+                        both = (both & np.uint64(0x3333333333333333)) + (
+                            (both >> np.uint64(2)) & np.uint64(0x3333333333333333)
+                        )
+                        both = (both + (both >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+                        bits += np.int64((both * np.uint64(0x0101010101010101)) >> np.uint64(56))
+                    held += bits
+                    cycles += (bits + lanes - 1) // lanes
+                total += held
+                work[k, c, t] = (held + lanes - 1) // lanes if whole else cycles
+    return work, int(total)
+
+
+def _scheduled(work: Array, keep: Mask, each: int, array: SparseArray) -> int:
+    """Cycles of outputs whose work (images, groups, pixels) is that of each of `each` channels of a group."""
+    return int(
+        _schedule(
+            np.ascontiguousarray(work, np.int64), keep, each, array.pes, array.barrier, array.order == "pixels",
+            array.order == "blocked", array.dispatch == "unmasked",
+        )
+    )  # fmt: skip
+
+
+@njit()
+def _schedule(
+    work: Int64, keep: Mask, each: int, pes: int, barrier: int, pixels_first: bool, blocked: bool, only_unmasked: bool
+) -> int:  # pragma: no cover - compiled
+    images, groups, pixels = work.shape
+    load = np.zeros(pes, np.int64)
+    cycles, pe, row, masked = 0, 0, 0, keep.size > 0
+    outer, inner = (groups * each, pixels) if pixels_first else (pixels, groups * each)
+    for n in range(images):
+        for a in range(outer):
+            group = a // each
+            left = each
+            for b in range(inner):
+                if pixels_first:
+                    channel, pixel = a, b
+                else:
+                    channel, pixel = b, a
+                    if b == 0:
+                        group, left = 0, each
+                    elif left == 0:
+                        group, left = group + 1, each
+                    left -= 1
+                wanted = True
+                if masked:
+                    wanted = keep[n, channel, pixel]
+                    if only_unmasked and not wanted:
+                        continue
+                if wanted:
+                    load[pe] += work[n, group, pixel]
+                # The next PE, or the next output of this one; after the last of all, everyone waits for the slowest.
+                if blocked:
+                    row += 1
+                    if row == barrier:
+                        row, pe = 0, pe + 1
+                else:
+                    pe += 1
+                    if pe == pes:
+                        pe, row = 0, row + 1
+                if (blocked and pe == pes) or (not blocked and row == barrier):
+                    cycles += load.max()
+                    load[:] = 0
+                    pe, row = 0, 0
+    return int(cycles + load.max())
+
+
+def _traffic(conv: MaskedConv, what: str, array: SparseArray, zeros: tuple[float, float]) -> tuple[float, float]:
+    """Bytes (read, written): operands once where half of the buffer holds one of them, else again per half."""
+    sizes, word = (conv.inputs.size, conv.gradients.size), array.word
+    weights = float(prod(conv.weight) * word)
+    inputs, gradients = (
+        min(size * word, size / 8 + size * (1 - share) * word) if array.bitmaps else float(size * word)
+        for size, share in zip(sizes, zeros, strict=True)
+    )
+    first, second, written = {
+        FORWARD: (inputs, weights, float(sizes[1] * word)),
+        INPUT_GRADIENT: (gradients, weights, float(sizes[0] * word)),
+        WEIGHT_GRADIENT: (inputs, gradients, weights),
+    }[what]
+    half = 512 * array.buffer_kib
+    read = min(first + second * -(-first // half), second + first * -(-second // half))
+    if what == INPUT_GRADIENT and conv.maskable and array.dispatch != "fixed" and zeros[0]:
+        return read + sizes[0] / 8, written * (1 - zeros[0])
+    return read, written
