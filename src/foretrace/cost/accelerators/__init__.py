@@ -1,0 +1,1 @@
+"""Accelerators that one might build: cycles and area."""
