@@ -10,7 +10,7 @@ import pytest
 from foretrace.cost.accelerators.product_quantised import (
     AreaCosts,
     LayerProduct,
-    Measured,
+    MeasuredQuantisation,
     Surroundings,
     best_design,
     dense_array,
@@ -18,7 +18,7 @@ from foretrace.cost.accelerators.product_quantised import (
 )
 from foretrace.errors import ForetraceError
 
-SETTING = Measured(length=9, prototypes=16, distance="l1", bits=8, dense=0.94, accuracy=0.935, samples=2500)
+SETTING = MeasuredQuantisation(length=9, prototypes=16, distance="l1", bits=8, dense=0.94, accuracy=0.935, samples=2500)
 RESNET20 = [
     LayerProduct(rows=1024, inputs=144, outputs=16, count=6), LayerProduct(rows=256, inputs=144, outputs=32),
     LayerProduct(rows=256, inputs=288, outputs=32, count=5), LayerProduct(rows=64, inputs=288, outputs=64),

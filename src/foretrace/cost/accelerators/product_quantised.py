@@ -1,6 +1,6 @@
 """An accelerator that looks products up, beside an array of multipliers: area, cycles, and performance per area.
 
-    setting = Measured(length=9, prototypes=16, distance="l1", bits=8, dense=0.94, accuracy=0.93, samples=2500)
+    setting = MeasuredQuantisation(length=9, prototypes=16, distance="l1", bits=8, dense=0.94, accuracy=0.93, samples=2500)
     design, found = best_design(products, [setting], most_loss=0.01)
     design.over_dense, design.measured.loss
 
@@ -12,7 +12,7 @@ batch, and overlap that with their work; both are given the sizes that suit them
 
 Areas of arithmetic are those of a 45 nm process (Horowitz, ISSCC 2014; Sze et al., Proceedings of the IEEE 2017,
 section VII), of a register NanGate's; bits and ports of memories are estimates with a range. Publications that leave
-ports out find more: they are the low end of costs. Not modelled: wires, control, the clock.
+ports out find more, as `AreaCosts.ends` shows. Not modelled: wires, control, the clock.
 """
 
 from __future__ import annotations
@@ -60,14 +60,19 @@ class AreaCosts:
 
     @property
     def ends(self) -> tuple[AreaCosts, AreaCosts, AreaCosts]:
-        """These, and those of memories that are cheap (no ports: what is mostly published), and dear."""
-        cheap = replace(self, bit_um2=self.bit_um2 / 1.5, port_um2=0.0, word_um2=0.0)
-        dear = replace(self, bit_um2=self.bit_um2 / 0.6, port_um2=self.port_um2 * 2.5, word_um2=self.word_um2 * 2.5)
-        return self, cheap, dear
+        """These; what suits look-ups most, dear multipliers and cheap memories whose ports are free; and least."""
+        most = replace(
+            self, multiplier_um2=1.3 * self.multiplier_um2, bit_um2=self.bit_um2 / 1.5, port_um2=0.0, word_um2=0.0
+        )  # fmt: skip
+        least = replace(
+            self, multiplier_um2=self.multiplier_um2 / 1.3, bit_um2=self.bit_um2 / 0.6, port_um2=2.5 * self.port_um2,
+            word_um2=2.5 * self.word_um2,
+        )  # fmt: skip
+        return self, most, least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredQuantisation:
     """Accuracy that was measured for one setting of product quantisation, and of the dense model."""
 
     length: int  # v, numbers of a sub-vector
@@ -115,14 +120,14 @@ class Surroundings:
 class LookUpDesign:
     """An accelerator for one setting; it cannot be without the accuracy that was measured at this very setting."""
 
-    measured: Measured
+    measured: MeasuredQuantisation
     units: int  # distances per cycle
     banks: int  # of tables
     word: int  # outputs that a bank reads per cycle
     parts_um2: dict[str, float]
     cycles: float  # for one sample
     over_dense: float  # performance per area, relative to the best array of multipliers
-    over_dense_low: float  # with dear memories, or cheap ones
+    over_dense_low: float  # with the areas of `AreaCosts.ends`
     over_dense_high: float
 
     @property
@@ -146,7 +151,7 @@ def dense_array(
 
 
 def look_up_parts(
-    products: Sequence[LayerProduct], setting: Measured, units: Sizes, banks: Sizes, word: Sizes, *,
+    products: Sequence[LayerProduct], setting: MeasuredQuantisation, units: Sizes, banks: Sizes, word: Sizes, *,
     costs: AreaCosts, around: Surroundings,
 ) -> tuple[dict[str, Areas], Areas]:  # fmt: skip
     """Areas (µm²) of the parts of an accelerator that looks products up, and its cycles for one sample."""
@@ -210,7 +215,7 @@ class _Sizing(Problem[tuple[Any, ...]]):
     """Area × cycles of points of sizes, the first of which is the number of a setting."""
 
     def __init__(
-        self, products: Sequence[LayerProduct], settings: Sequence[Measured | int], most_loss: float,
+        self, products: Sequence[LayerProduct], settings: Sequence[MeasuredQuantisation | int], most_loss: float,
         costs: AreaCosts, around: Surroundings,
     ) -> None:  # fmt: skip
         self.products, self.settings, self.most_loss = products, settings, most_loss
@@ -230,8 +235,8 @@ class _Sizing(Problem[tuple[Any, ...]]):
             else:
                 parts, cycles = look_up_parts(self.products, setting, *sizes, **self.given)
                 area = sum(parts.values())
-            lossy = isinstance(setting, Measured) and setting.loss > self.most_loss
-            wide = np.maximum(sizes[0], sizes[1:].prod(0)) if isinstance(setting, Measured) else sizes.prod(0)
+            lossy = isinstance(setting, MeasuredQuantisation) and setting.loss > self.most_loss
+            wide = np.maximum(sizes[0], sizes[1:].prod(0)) if isinstance(setting, MeasuredQuantisation) else sizes.prod(0)
             for row, size, cost, lanes in zip(rows.tolist(), area, area * cycles, wide, strict=True):
                 if lossy:
                     found[row] = Infeasible("loses more accuracy than allowed")
@@ -245,7 +250,7 @@ class _Sizing(Problem[tuple[Any, ...]]):
 
 
 def best_design(
-    products: Sequence[LayerProduct], settings: Sequence[Measured], *, most_loss: float = inf,
+    products: Sequence[LayerProduct], settings: Sequence[MeasuredQuantisation], *, most_loss: float = inf,
     costs: AreaCosts | None = None, around: Surroundings | None = None,
 ) -> tuple[LookUpDesign, Found[tuple[Any, ...]]]:  # fmt: skip
     """The accelerator with the most performance per area among settings that were measured, all sizes compared.
