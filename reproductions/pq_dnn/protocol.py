@@ -39,7 +39,8 @@ def cell(key: Cell, folder: Path) -> dict[str, Any]:
     from reproductions.pq_dnn.trained import dense, quantised
 
     quantiser = Quantiser(**{name: key[name] for name in NAMES}, bits=BITS)
-    return quantised(dense(key["seed"], folder), quantiser, key["seed"])
+    model, accuracy = dense(key["seed"], folder)
+    return {"dense": accuracy, **quantised(model, quantiser, key["seed"])}
 
 
 def main(arguments: Sequence[str]) -> int:

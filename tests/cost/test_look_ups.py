@@ -66,8 +66,8 @@ def test_the_search_finds_the_best_of_all_points_of_a_small_space() -> None:
         for sizes in product((32, 64, 128, 256, 512), (4, 8, 16, 32), (8, 16, 32, 64))
         for parts, cycles in [look_up_parts(RESNET20, SETTING, *sizes, costs=AreaCosts(), around=AROUND)]
     )
-    assert found.area_um2 * found.cycles == pytest.approx(search.cost) and search.cost <= least
-    assert found.over_dense_low <= found.over_dense <= found.over_dense_high
+    assert sum(found.parts_um2.values()) * found.cycles == pytest.approx(search.cost) and search.cost <= least
+    assert found.over_dense_interval[0] < found.over_dense < found.over_dense_interval[1]
 
 
 def test_published_gain_arises_without_ports_and_traffic_and_not_with_them() -> None:
@@ -85,7 +85,7 @@ def test_settings_that_lose_too_much_are_no_candidates() -> None:
     assert best_design(RESNET20, [coarse, SETTING], most_loss=0.01, around=AROUND)[0].measured is SETTING
     with pytest.raises(ForetraceError, match="loses more accuracy than allowed"):
         best_design(RESNET20, [coarse], most_loss=0.01)
-    with pytest.raises(ForetraceError, match="larger than the area allowed"):
+    with pytest.raises(ForetraceError, match="is larger than the area allowed"):
         best_design(RESNET20, [SETTING], around=Surroundings(most_um2=10.0))
     with pytest.raises(ForetraceError, match="one product and one measured setting"):
         best_design(RESNET20, [])

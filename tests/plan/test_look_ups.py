@@ -40,7 +40,9 @@ def test_the_choice_keeps_the_accuracy_asked_for() -> None:
     assert plan_look_ups(graph("resnet50"), settings[:1], most_loss=0.01).choice is None
 
 
-@pytest.mark.parametrize("text", ["9/16=0.9", "9/16/l3=0.9", "9/16/l1", "0x9/16/l1=.9", "9/16/l1=.9.1", "9/0/l1=0.9", "9/16/l1=2"])
+@pytest.mark.parametrize(
+    "text", ["9/16=0.9", "9/16/l3=0.9", "9/16/l1", "0x9/16/l1=.9", "9/16/l1=.9.1", "9/0/l1=0.9", "9/16/l1=2"]
+)
 def test_settings_that_are_none(text: str) -> None:
     with pytest.raises(ForetraceError):
         measured(text)
@@ -49,11 +51,13 @@ def test_settings_that_are_none(text: str) -> None:
 
 
 def test_the_command_shows_no_gain_without_its_accuracy() -> None:
-    words = "plan look-ups resnet50 --size tiny --setting 9/16/l1=0.935 --setting 9/8/l1=0.9 --dense 0.94 --samples 2500"
+    words = (
+        "plan look-ups resnet50 --size tiny --setting 9/16/l1=0.935 --setting 9/8/l1=0.9 --dense 0.94 --samples 2500"
+    )
     found = foretrace(*words.split(), "--json").json
     assert [each["fits"] for each in found["candidates"]] == [False, True]
     for each in found["candidates"]:
-        assert each["over_dense_interval"][0] <= each["over_dense"] <= each["over_dense_interval"][1]
-        assert each["area_mm2"] == pytest.approx(sum(each["parts_mm2"].values()))
-        assert {"accuracy", "loss", "length", "prototypes"} <= each.keys()
+        design = each["design"]
+        assert design["over_dense_interval"][0] <= design["over_dense"] <= design["over_dense_interval"][1]
+        assert {"accuracy", "dense", "length", "prototypes", "distance"} <= design["measured"].keys()
     assert "loses 0.5 points" in foretrace(*words.split()).out

@@ -37,7 +37,8 @@ def job() -> Training:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=2),
-        nn.Conv2d(8, 16, 3, stride=2, padding="valid"), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 64),
+        nn.Conv2d(8, 16, 3, stride=2, padding="valid"), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(64, 64),
         nn.Linear(64, 64),
     ).requires_grad_(False)  # fmt: skip
     batches = [torch.randn(8, 3, 12, 12) for _ in range(4)]

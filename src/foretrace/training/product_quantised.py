@@ -2,18 +2,18 @@
 
     names = quantise(model, lambda: model(images), Quantiser(length=9, prototypes=16))
 
-The inputs of a product are cut into sub-vectors of some length, and each is replaced by the nearest of a few prototypes.
+Inputs of a product are cut into sub-vectors of some length, and each is replaced by the nearest of a few prototypes.
 Prototypes times weights are known in advance: at inference a table is read and summed, and nothing is multiplied but
-within the encoder (Jégou et al., TPAMI 2011; AbouElhamayed et al., PQA: Exploring the Potential of Product Quantization
-in DNN Hardware Acceleration, TRETS 2024). Sub-vectors of a convolution lie within its patches, channel by channel: with
-a 3×3 filter and length 9, each is one channel. Where the length does not divide the inputs, zeros are added to them,
-which leaves every sum as it is. Prototypes begin as k-means of each sub-space and are then trained.
+within the encoder (Jégou et al., TPAMI 2011; AbouElhamayed et al., PQA, TRETS 2024). Sub-vectors of a convolution lie
+within its patches, channel by channel: with a 3×3 filter and length 9 each is one channel. Where the length does not
+divide the inputs, zeros are added to them, which leaves every sum as it is. Prototypes begin as k-means of each
+sub-space and are then trained.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -64,10 +64,11 @@ def distances(rows: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
 
 
 def encode(rows: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
-    """Number of the nearest prototype, (rows, sub-spaces) int64."""
-    step = max(_AT_ONCE // max(prod(prototypes.shape[:2]), 1), 1)
-    parts = [distances(part, prototypes, distance).argmin(2).t() for part in rows.split(step)]
-    return torch.cat(parts) if parts else rows.new_zeros(0, rows.shape[1], dtype=torch.int64)
+    """Rows (rows, sub-spaces) int64 of the flattened prototypes, or of a flattened table, that are nearest."""
+    spaces, many = prototypes.shape[:2]
+    parts = rows.split(max(_AT_ONCE // (spaces * many), 1))
+    codes = torch.cat([distances(part, prototypes, distance).argmin(2).t() for part in parts])
+    return codes + torch.arange(0, spaces * many, many, device=codes.device)
 
 
 def learn_prototypes(rows: Tensor, quantiser: Quantiser, seed: int = 0) -> Tensor:
@@ -85,7 +86,7 @@ def learn_prototypes(rows: Tensor, quantiser: Quantiser, seed: int = 0) -> Tenso
             f"{many} prototypes need as many samples or more, got {len(rows)}; give more samples or fewer prototypes."
         )
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(rows), generator=generator)[:_SAMPLES]
+    chosen = torch.randperm(len(rows), generator=generator)[: max(_SAMPLES, many)]
     each = rows.detach()[chosen].transpose(0, 1)  # (sub-spaces, rows, length)
     found = each[:, :1]
     apart = torch.cdist(each, found).squeeze(2).square()
@@ -97,8 +98,7 @@ def learn_prototypes(rows: Tensor, quantiser: Quantiser, seed: int = 0) -> Tenso
         apart = torch.minimum(apart, (each - new).square().sum(2))
     spaces, _, length = found.shape
     for _ in range(_ROUNDS):
-        own = distances(each.transpose(0, 1), found, quantiser.distance).argmin(2)
-        flat = (own + many * torch.arange(spaces, device=own.device).unsqueeze(1)).flatten()
+        flat = encode(each.transpose(0, 1), found, quantiser.distance).t().flatten()
         size = torch.bincount(flat, minlength=spaces * many).unsqueeze(1)
         total = each.new_zeros(spaces * many, length).index_add_(0, flat, each.reshape(-1, length))
         found = torch.where(size > 0, total / size.clamp(min=1), found.flatten(0, 1)).view(spaces, many, length)
@@ -120,8 +120,7 @@ class ProductQuantised(nn.Module):
     def __init__(self, layer: nn.Conv2d | nn.Linear, quantiser: Quantiser, rows: Tensor | None, seed: int = 0) -> None:
         """Take a layer's place; `rows` (rows, inputs) are what it met, None leaves prototypes at random."""
         super().__init__()
-        refusal = why_not(layer)
-        if refusal:
+        if refusal := why_not(layer):
             raise ForetraceError(refusal)
         self.quantiser, self.layer = quantiser, layer
         self.inputs = prod(layer.weight.shape[1:])
@@ -167,7 +166,7 @@ class ProductQuantised(nn.Module):
         else:
             with torch.no_grad():
                 codes = encode(cut, prototypes, self.quantiser.distance)
-            quantised = _gathered(prototypes, codes) + (cut - cut.detach())
+            quantised = functional.embedding(codes, prototypes.flatten(0, 1)) + (cut - cut.detach())
         return quantised.reshape(len(rows), -1)[:, : self.inputs]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -194,8 +193,6 @@ class ProductQuantised(nn.Module):
         if bits:
             cut, prototypes, table = (_rounded(each, bits) for each in (cut, prototypes, table))
         codes = encode(cut, prototypes, self.quantiser.distance)
-        spaces, many = prototypes.shape[:2]
-        codes = codes + torch.arange(0, spaces * many, many, device=codes.device)
         out = functional.embedding_bag(codes, table.flatten(0, 1), mode="sum")
         return out if self.layer.bias is None else out + self.layer.bias
 
@@ -216,18 +213,10 @@ class ProductQuantised(nn.Module):
         return ", ".join(f"{name}={value}" for name, value in vars(self.quantiser).items())
 
 
-def _gathered(prototypes: Tensor, codes: Tensor) -> Tensor:
-    """The chosen prototypes, (rows, sub-spaces, length)."""
-    spaces, many, length = prototypes.shape
-    flat = codes + torch.arange(0, spaces * many, many, device=codes.device)
-    return functional.embedding(flat, prototypes.reshape(-1, length))
-
-
 def why_not(layer: nn.Module) -> str:
     """Why a layer's products cannot be looked up, in a sentence; "" where they can."""
-    name = type(layer).__name__
     if type(layer) not in (nn.Conv2d, nn.Linear):
-        return f"product quantisation replaces nn.Conv2d and nn.Linear, got {name}."
+        return f"product quantisation replaces nn.Conv2d and nn.Linear, got {type(layer).__name__}."
     if isinstance(layer, nn.Conv2d) and layer.groups > 1:
         return f"a convolution of {layer.groups} groups cannot be quantised as one product; leave it as it is."
     return ""
@@ -254,34 +243,19 @@ def quantise(
     """
     modes = {name: module.training for name, module in model.named_modules()}
     names = {module: name for name, module in model.named_modules() if name and not why_not(module)}
-    order: list[nn.Module] = []
-    met: list[Tensor] = []
-
-    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if module not in order:
-            order.append(module)
-
+    order: dict[nn.Module, None] = {}
     model.eval()
     try:
         with torch.no_grad():
-            hooks = [module.register_forward_pre_hook(note) for module in names]
-            run()
-            for hook in hooks:
-                hook.remove()
-            replaced = order if first else order[1:]
+            _run(names, lambda module, _: order.setdefault(module), run)
+            replaced = list(order)[0 if first else 1 :]
             if not replaced:
                 raise ForetraceError(
-                    "no layer can be quantised: none but the first that runs is an nn.Conv2d of one group or an nn.Linear."
+                    "no layer can be quantised: none but the first that runs is a Linear or a Conv2d of one group."
                 )
             for number, layer in enumerate(replaced):
                 assert isinstance(layer, nn.Conv2d | nn.Linear)
-                shaped = ProductQuantised(layer, quantiser, None)
-                met.clear()
-                hook = layer.register_forward_pre_hook(lambda _, args: met.append(args[0]))
-                run()
-                hook.remove()
-                rows = torch.cat([shaped.rows(each) for each in met])
-                new = ProductQuantised(layer, quantiser, rows, seed + number)
+                new = ProductQuantised(layer, quantiser, _met(layer, quantiser, run), seed + number)
                 for name, module in list(model.named_modules(remove_duplicate=False)):
                     if module is layer:
                         above, _, last = name.rpartition(".")
@@ -290,6 +264,29 @@ def quantise(
         for name, module in model.named_modules():
             module.training = modes.get(name, modes.get(name.rpartition(".")[0], model.training))
     return [names[layer] for layer in replaced]
+
+
+def _met(layer: nn.Conv2d | nn.Linear, quantiser: Quantiser, run: Callable[[], object]) -> Tensor:
+    """Inputs (rows, inputs) of a layer's products, some of every call."""
+    shaped, found = ProductQuantised(layer, quantiser, None), list[Tensor]()
+
+    def note(_: nn.Module, args: tuple[Any, ...]) -> None:
+        rows = shaped.rows(args[0])
+        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(len(found)))
+        found.append(rows[chosen[: max(_SAMPLES, quantiser.prototypes)]])
+
+    _run([layer], note, run)
+    return torch.cat(found)
+
+
+def _run(layers: Iterable[nn.Module], hook: Callable[..., None], run: Callable[[], object]) -> None:
+    """Run a model with a hook ahead of some layers."""
+    hooks = [layer.register_forward_pre_hook(hook) for layer in layers]
+    try:
+        run()
+    finally:
+        for each in hooks:
+            each.remove()
 
 
 def prepared_layer(operator: Operator) -> BoundCall:

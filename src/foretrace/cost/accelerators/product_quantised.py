@@ -1,14 +1,16 @@
 """An accelerator that looks products up, beside an array of multipliers: area, cycles, and performance per area.
 
-    setting = MeasuredQuantisation(length=9, prototypes=16, distance="l1", bits=8, dense=0.94, accuracy=0.93, samples=2500)
+    setting = MeasuredQuantisation(
+        length=9, prototypes=16, distance="l1", bits=8, dense=0.94, accuracy=0.93, samples=2500
+    )
     design, found = best_design(products, [setting], most_loss=0.01)
     design.over_dense, design.measured.loss
 
-Encoder: units that compute the distance of one sub-vector to one prototype per cycle, prototypes held in registers while
+Encoder: units that compute the distance of one sub-vector to one prototype per cycle, prototypes in registers while
 rows pass. Look-up: banks of tables, each of which reads one word of several outputs per cycle, and an accumulator for
-each of them. The array it is compared with holds weights in registers while rows pass (weight-stationary). Both keep the
-weights or tables of the largest layer and the activations of one image on the chip, read the rest from memory once per
-batch, and overlap that with their work; both are given the sizes that suit them best.
+each. The array of multipliers holds weights in registers while rows pass (weight-stationary). Both keep the weights or
+tables of the largest layer and the activations of one image on the chip, read the rest from memory once per batch,
+overlap that with their work, and are given the sizes that suit them best.
 
 Areas of arithmetic are those of a 45 nm process (Horowitz, ISSCC 2014; Sze et al., Proceedings of the IEEE 2017,
 section VII), of a register NanGate's; bits and ports of memories are estimates with a range. Publications that leave
@@ -56,7 +58,6 @@ class AreaCosts:
     bit_um2: float = 0.6  # of a memory, with what surrounds the cell
     port_um2: float = 20.0  # per bit that is read in a cycle: sense amplifier, column
     word_um2: float = 3.0  # per word: decoder, driver of its line
-
 
     @property
     def ends(self) -> tuple[AreaCosts, AreaCosts, AreaCosts]:
@@ -127,12 +128,7 @@ class LookUpDesign:
     parts_um2: dict[str, float]
     cycles: float  # for one sample
     over_dense: float  # performance per area, relative to the best array of multipliers
-    over_dense_low: float  # with the areas of `AreaCosts.ends`
-    over_dense_high: float
-
-    @property
-    def area_um2(self) -> float:
-        return sum(self.parts_um2.values())
+    over_dense_interval: tuple[float, float]  # with the areas of `AreaCosts.ends`
 
 
 def dense_array(
@@ -212,13 +208,13 @@ def _activations(products: Sequence[LayerProduct], per_cycle: Sizes, bits: int, 
 
 
 class _Sizing(Problem[tuple[Any, ...]]):
-    """Area × cycles of points of sizes, the first of which is the number of a setting."""
+    """Area × cycles of sizes, behind the number of a setting; a setting that is a width alone is of multipliers."""
 
     def __init__(
         self, products: Sequence[LayerProduct], settings: Sequence[MeasuredQuantisation | int], most_loss: float,
         costs: AreaCosts, around: Surroundings,
     ) -> None:  # fmt: skip
-        self.products, self.settings, self.most_loss = products, settings, most_loss
+        self.products, self.settings, self.most_loss, self.most_um2 = products, settings, most_loss, around.most_um2
         self.given: dict[str, Any] = {"costs": costs, "around": around}
         sizes = 2 if isinstance(settings[0], int) else 3
         self.space = Choices((tuple(range(len(settings))), *[_SIZES] * sizes))
@@ -226,26 +222,21 @@ class _Sizing(Problem[tuple[Any, ...]]):
     def costs(self, points: Sequence[tuple[Any, ...]]) -> list[float]:
         """Infeasible: what loses more accuracy, is larger than allowed, or has more units than are compared."""
         at = np.array(points, dtype=np.int64)
-        found: list[float] = [np.inf] * len(points)
+        found: list[float] = [inf] * len(points)
         for number in np.unique(at[:, 0]).tolist():
-            setting, rows = self.settings[number], np.flatnonzero(at[:, 0] == number)
+            setting, rows = self.settings[number], np.flatnonzero(at[:, 0] == number).tolist()
             sizes = at[rows, 1:].T
             if isinstance(setting, int):
-                area, cycles = dense_array(self.products, *sizes, bits=setting, **self.given)
+                (area, cycles), lanes = dense_array(self.products, *sizes, bits=setting, **self.given), sizes.prod(0)
             else:
                 parts, cycles = look_up_parts(self.products, setting, *sizes, **self.given)
-                area = sum(parts.values())
-            lossy = isinstance(setting, MeasuredQuantisation) and setting.loss > self.most_loss
-            wide = np.maximum(sizes[0], sizes[1:].prod(0)) if isinstance(setting, MeasuredQuantisation) else sizes.prod(0)
-            for row, size, cost, lanes in zip(rows.tolist(), area, area * cycles, wide, strict=True):
-                if lossy:
-                    found[row] = Infeasible("loses more accuracy than allowed")
-                elif lanes > _MOST_LANES:
-                    found[row] = Infeasible("more units than are compared")
-                elif size > self.given["around"].most_um2:
-                    found[row] = Infeasible("larger than the area allowed")
-                else:
-                    found[row] = float(cost)
+                area, lanes = sum(parts.values()), np.maximum(sizes[0], sizes[1] * sizes[2])
+            lossy = not isinstance(setting, int) and setting.loss > self.most_loss
+            for row, size, cost, many in zip(rows, area, area * cycles, lanes, strict=True):
+                why = "loses more accuracy than allowed" if lossy else ""
+                why = why or ("has more units than are compared" if many > _MOST_LANES else "")
+                why = why or ("is larger than the area allowed" if size > self.most_um2 else "")
+                found[row] = Infeasible(why) if why else float(cost)
         return found
 
 
@@ -289,6 +280,6 @@ def best_design(
     design = LookUpDesign(
         measured=setting, units=sizes[0], banks=sizes[1], word=sizes[2],
         parts_um2={name: float(each) for name, each in parts.items()}, cycles=float(cycles),
-        over_dense=over[0], over_dense_low=min(over), over_dense_high=max(over),
+        over_dense=over[0], over_dense_interval=(min(over), max(over)),
     )  # fmt: skip
     return design, found

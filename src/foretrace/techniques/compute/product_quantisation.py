@@ -1,9 +1,9 @@
 """`product-quantisation`: inference whose convolutions and linear layers look their products up in tables.
 
-On a processor this is mostly slower: patches are copied out, distances are small products, and the nearest prototype is
-searched in memory, where oneDNN multiplies at full rate. It pays in hardware of its own (`foretrace plan look-ups`) and in
-memory where tables are smaller than weights. Both forms of a layer are timed alone, or the new one is counted in passes
-over data, with a wide range.
+On a processor this is mostly slower: patches are copied out, distances are small products, and the nearest prototype
+is searched in memory, where oneDNN multiplies at full rate. It may pay in hardware of its own (`foretrace plan
+look-ups`). Both forms of a layer are timed alone, or the new one is counted by the numbers that it touches, with a wide
+range.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ProductQuantisation(Technique):
             left = graph.layer[found[0].row]
             found = [each for each in found if graph.layer[each.row] != left]
         if not found:
-            raise self.refuse("the recording shows no Conv2d of one group and no Linear, but the first, with its sizes.")
+            raise self.refuse("the recording shows no Linear or Conv2d of one group with its sizes, but the first.")
         return found
 
     def _check(self) -> None:
@@ -177,9 +177,10 @@ class ProductQuantisation(Technique):
                     raise ForetraceError("its step changes weights; give a job that runs the model forward alone.")
                 quantise(model, lambda: [training.step(each) for each in batches], quantiser, first=self.first)
                 training.step(batches[0])
-        except (ForetraceError, AttributeError) as error:
-            what = f"the model reads weights of its layers itself ({error})." if isinstance(error, AttributeError) else str(error)
-            raise self.refuse(what) from error
+        except ForetraceError as error:
+            raise self.refuse(str(error)) from None
+        except AttributeError as error:
+            raise self.refuse(f"the model reads weights of its layers itself ({error}).") from error
         return training
 
 
