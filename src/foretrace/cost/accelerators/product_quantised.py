@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.arrays import Float64, Int64
+from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
 from foretrace.search.minimise import Found, minimise
 from foretrace.search.space import Choices, Infeasible, Problem
@@ -35,7 +35,7 @@ from foretrace.search.strategies import Exhaustive
 _SIZES = tuple(2**i for i in range(13))
 _MOST_LANES = 1 << 14
 Sizes = int | Int64  # one, or one per point
-Areas = float | Float64
+Areas = Any  # float, or float64 one per point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,7 @@ class ProductQuantisation(Technique):
             else:
                 dur[each.row] = values["counted"] * each.counted_ns(self.length, self.prototypes)
         mask = graph.mask(np.array([each.row for each in found], dtype=np.int64))
-        larger = sum(-(-each.inputs // self.length) * self.prototypes * each.outputs for each in found)
+        larger = 1.0 * sum(-(-each.inputs // self.length) * self.prototypes * each.outputs for each in found)
         larger /= sum(each.inputs * each.outputs for each in found)
         return retime(graph, mask, dur[mask], what=f"{{}} looked up in tables of {larger:.2g} × the numbers of weights")
 
