@@ -78,6 +78,7 @@ OTHERS = {
     "fleet run --measure": "which jobs a mean is over",
     "compression advise --measure": "whether anything is timed",
     "plan second-order --measure": "whether anything is timed",
+    "plan look-ups --most-loss": "which settings may be chosen",
     "rewrite --measure": "whether anything is timed",
 }
 # What stands in the help of those that leave something out.

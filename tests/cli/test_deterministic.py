@@ -57,6 +57,7 @@ ASKED = {
     "plan transformer": "gpt2-xl --device a100-80gb --devices 16 --batch 64",
     "codesign": "gpt2-medium --devices 8 --batch 64 --area 8",
     "plan cache": "zipf:1.05 --link 50mbit",
+    "plan look-ups": "mobilenet-v2 --size tiny --setting 9/16/l1=0.75 --dense 0.76 --samples 5000",
     "plan sync": "100,100,300ms --commit-ms 20 --parameters 1000 --link 1gbit",
     "plan pipeline": "bert --size tiny --device a100 --devices 2",
     "serve plan": "bert --profile D/serving/packrat/packrat_profile.csv --threads 16 --batch 64",

@@ -152,6 +152,8 @@ MEANINGS = {
     "--skip": "layers that are left out",
     "--width": "numbers in a row", "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
     "--warmup": "steps with the profiler prepared", "--within": "hours", "--workers": "how many workers",
+    "--setting": "what was measured of one", "--dense": "accuracy without a change", "--bits": "of a number",
+    "--most-loss": "accuracy that may be lost", "--bytes-per-cycle": "from memory", "--on-chip": "nothing is read",
     "--share": "of a model's weights, that are sent",
     "--commits": "after which a run ends", "--commit-ms": "from a commit to its answer",
     "--write": "write the configuration", "--zero": "stage of ZeRO",

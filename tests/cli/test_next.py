@@ -68,6 +68,7 @@ NOT_ASKED = {
     "plan place": "suggests nothing",
     "plan rows": "suggests nothing",
     "plan cache": "suggests itself with --run, which shapes real links",
+    "plan look-ups": "suggests nothing",
     "plan sync": "suggests itself with --run, which starts processes",
     "plan transformer": "suggests nothing",
     "plan pipeline": "suggests nothing",

@@ -224,6 +224,38 @@ def second_order(
     return planned_second_order(found, str(source))
 
 
+@plan.command("look-ups")
+@answers
+def look_ups(
+    model: str = argument(..., "MODEL", "A zoo model, a script with training(), or a file: ONNX, Chakra, JSON."),
+    setting: list[str] = option(..., "V/K/DISTANCE=ACCURACY", "What was measured, as 9/16/l1=0.936; several."),
+    dense: float = option(..., "SHARE", "Accuracy of the model without look-ups, measured on the same samples."),
+    samples: int = option(..., "N", "Test samples that accuracies were measured on.", least=1),
+    most_loss: float = option(0.01, "SHARE", "Accuracy that a choice may lose."),
+    bits: int = option(8, "N", "Of inputs, prototypes and tables.", least=2, most=32),
+    batch: int = option(1, "N", "Samples for which tables are read once.", least=1),
+    bytes_per_cycle: float = option(16.0, "N", "From memory, in a cycle of the accelerator."),
+    on_chip: bool = flag("--on-chip", "Tables and weights of all layers lie on the chip."),
+    size: options.Size = "full",
+    top: options.Top = 16,
+) -> Result:
+    """Compare accelerators that look products up (product quantisation) with multipliers, at accuracies you measured.
+
+    Example: foretrace plan look-ups resnet50 --setting 9/16/l1=0.755 --dense 0.761 --samples 50000
+    """
+    from foretrace.cost.accelerators.product_quantised import Surroundings
+    from foretrace.plan.look_ups import plan_look_ups
+    from foretrace.plan.look_ups import setting as read
+    from foretrace.report.plan_look_ups import planned_look_ups
+    from foretrace.zoo.operators import operators_of
+
+    settings = [read(each, dense=dense, samples=samples, bits=bits) for each in setting]
+    around = Surroundings(bytes_per_cycle=bytes_per_cycle, batch=batch, all_on_chip=on_chip)
+    with options.progress(f"capturing {model}") as tell:
+        graph = operators_of(model, size=size, batch=1, training=False, progress=tell)
+    return planned_look_ups(plan_look_ups(graph, settings, most_loss=most_loss, around=around), model)
+
+
 @plan.command("transformer")
 @answers
 def transformer(

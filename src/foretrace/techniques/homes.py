@@ -18,6 +18,7 @@ HOMES = {
     "StructuredDropout": "compute.structured_dropout",
     "SpeculativeDecoding": "compute.speculative_decoding",
     "ClusteredHeads": "compute.clustered_heads",
+    "ProductQuantisation": "compute.product_quantisation",
     "DataParallel": "distributed.data_parallel",
     "FullySharded": "distributed.fully_sharded",
     "BucketFusion": "distributed.bucket_fusion",

@@ -1,1 +1,1 @@
-"""What operators take on accelerators that need not exist: systolic arrays, lanes, a buffer; arrays that skip zeros; look-up tables."""
+"""What operators take on accelerators that one might build: systolic arrays, arrays that skip zeros, look-ups."""

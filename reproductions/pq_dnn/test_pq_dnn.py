@@ -1,0 +1,46 @@
+"""The protocol in small: a cell that is measured, pictures that can be told, and a page of what is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from foretrace.training.product_quantised import ProductQuantised, Quantiser
+from reproductions.pq_dnn import protocol, trained
+
+
+def test_a_network_is_quantised_trained_again_and_tested() -> None:
+    torch.manual_seed(0)
+    found = trained.quantised(trained.ResNet(), Quantiser(length=9, prototypes=4, bits=8), 0, steps=2, tested=250)
+    assert 0 <= found["kmeans"] <= 1 and 0 <= found["accuracy"] <= 1
+
+
+def test_a_dense_network_is_kept(tmp_path: Path) -> None:
+    first, accuracy = trained.dense(0, tmp_path, steps=1)
+    again, same = trained.dense(0, tmp_path, steps=1)
+    assert accuracy == same and not any(isinstance(each, ProductQuantised) for each in again.modules())
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+
+
+def test_pictures_are_the_same_by_seed_and_balanced() -> None:
+    (x, labels), (again, _) = trained.images(500, 3), trained.images(500, 3)
+    assert torch.equal(x, again) and x.shape == (500, 3, trained.SIDE, trained.SIDE)
+    assert int(torch.bincount(labels, minlength=trained.CLASSES).min()) > 20
+
+
+def test_the_page_has_no_gain_without_its_loss() -> None:
+    cells = [
+        dict(zip(protocol.NAMES, point, strict=True))
+        | {"seed": seed, "dense": 0.94, "kmeans": 0.3, "accuracy": 0.90 + 0.01 * seed, "cpu_s": 1.0}
+        for point in protocol.POINTS[:2]
+        for seed in range(protocol.SEEDS)
+    ]
+    text = protocol.page(cells[:-1], 2000)
+    assert text.count("| 9, 16, L1 | straight | 94.0 |") == 1 and "| 9, 8, L1 |" not in text, "a seed is missing"
+    rows = [line for line in text.splitlines() if line.startswith("| 9, 16, L1 | 3.0 |")]
+    assert len(rows) == 2 and "none: no design is feasible" in text

@@ -1,0 +1,149 @@
+"""A small ResNet on generated images: trained dense, then quantised layer by layer and trained again.
+
+Ten classes of strokes, each warped, coloured and hidden in noise, drawn anew for every step; the test images are the
+same for all. Nothing here was tuned on test images but the noise, which was set so that the dense network is not
+saturated; learning rates and numbers of steps are first choices.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from foretrace.training.product_quantised import Quantiser, quantise
+
+SIDE, CLASSES, BATCH, TESTED = 16, 10, 32, 2000
+NOISE = 0.3  # standard deviation, of strokes 0.4 to 1 bright
+DENSE_STEPS, RATE = 600, 2e-3
+_TEST_SEED, _CALIBRATION = 987_654_321, 256
+
+
+def _templates() -> Tensor:
+    """Strokes of each class, (classes, 1, 32, 32) from 0 to 1."""
+    generator = torch.Generator().manual_seed(0)
+    y, x = torch.meshgrid(torch.linspace(-1, 1, 32), torch.linspace(-1, 1, 32), indexing="ij")
+    made = []
+    for _ in range(CLASSES):
+        drawn = torch.zeros(32, 32)
+        for _ in range(4):
+            at_x, at_y, angle, bend = (2 * torch.rand(4, generator=generator) - 1).tolist()
+            angle *= 3.1416
+            along = (x - 0.5 * at_x) * torch.tensor(angle).cos() + (y - 0.5 * at_y) * torch.tensor(angle).sin()
+            across = (y - 0.5 * at_y) * torch.tensor(angle).cos() - (x - 0.5 * at_x) * torch.tensor(angle).sin()
+            across = across + bend * along.square()
+            drawn = torch.maximum(drawn, torch.exp(-((across / 0.1) ** 2) - (along / 0.45) ** 4))
+        made.append(drawn)
+    return torch.stack(made).unsqueeze(1)
+
+
+_TEMPLATES = _templates()
+
+
+def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw images (count, 3, side, side) and their classes (count,)."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    angle, size, left, down = (torch.rand(4, count, generator=generator) * 2 - 1).unbind()
+    angle, size = angle * 0.5, 1 + 0.25 * size
+    cos, sin = angle.cos() * size, angle.sin() * size
+    theta = torch.stack([cos, -sin, left * 0.3, sin, cos, down * 0.3], 1).view(-1, 2, 3)
+    grid = functional.affine_grid(theta, [count, 1, SIDE, SIDE], align_corners=False)
+    strokes = functional.grid_sample(_TEMPLATES[labels], grid, align_corners=False)
+    colours = 0.4 + 0.6 * torch.rand(count, 3, 1, 1, generator=generator)
+    ground = torch.rand(count, 3, 1, 1, generator=generator) * 2 - 1
+    drawn = 0.4 * ground + strokes * colours
+    return drawn + NOISE * torch.randn(count, 3, SIDE, SIDE, generator=generator), labels
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions around a shortcut (He et al. 2016, section 4.2), 1×1 where shapes change."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride, self.more = stride, outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
+        short = functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
+        return functional.relu(found + short)
+
+
+class ResNet(nn.Module):
+    """6n + 2 layers of widths 16, 32 and 64 (He et al. 2016, section 4.2), the first with a stride of 2."""
+
+    def __init__(self, blocks: int = 1, classes: int = CLASSES) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, 2, 1, bias=False)
+        self.bn = nn.BatchNorm2d(16)
+        widths = [(16, 16), (16, 32), (32, 64)]
+        self.blocks = nn.Sequential(*(
+            Block(inputs if not i else outputs, outputs, 2 if stage and not i else 1)
+            for stage, (inputs, outputs) in enumerate(widths) for i in range(blocks)
+        ))  # fmt: skip
+        self.fc = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.fc(self.blocks(functional.relu(self.bn(self.conv(x)))).mean((2, 3)))
+        return found
+
+
+def train(model: nn.Module, steps: int, seed: int, rate: float = RATE) -> None:
+    """Train with Adam, the rate falling to nothing as a cosine; images are drawn anew for every step."""
+    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=1e-4)
+    falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
+    model.train()
+    for step in range(steps):
+        x, labels = images(BATCH, seed * 1_000_003 + step + 1)
+        optimizer.zero_grad(set_to_none=True)
+        functional.cross_entropy(model(x), labels).backward()
+        optimizer.step()
+        falling.step()
+
+
+def accuracy(model: nn.Module, tested: int = TESTED) -> float:
+    """Share of the test images that are told right."""
+    x, labels = images(tested, _TEST_SEED)
+    model.eval()
+    with torch.no_grad():
+        right = sum(
+            int((model(part).argmax(1) == wanted).sum())
+            for part, wanted in zip(x.split(250), labels.split(250), strict=True)
+        )
+    return right / tested
+
+
+def dense(seed: int, folder: Path, blocks: int = 1, steps: int = DENSE_STEPS) -> tuple[nn.Module, float]:
+    """Train the dense network of a seed, or read it from the folder; with its accuracy."""
+    torch.manual_seed(seed)
+    model, path = ResNet(blocks), folder / f"dense_{blocks}_{seed}_{steps}.pt"
+    if not path.exists():
+        train(model, steps, seed, 3e-3)
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save({"weights": model.state_dict(), "accuracy": accuracy(model)}, path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").rename(path)
+    kept = torch.load(path, weights_only=True)
+    model.load_state_dict(kept["weights"])
+    return model, kept["accuracy"]
+
+
+def quantised(
+    model: nn.Module, quantiser: Quantiser, seed: int, steps: int, tested: int = TESTED
+) -> dict[str, Any]:
+    """Quantise a copy of a dense network, all convolutions but the first, and train it."""
+    found = copy.deepcopy(model)
+    x, _ = images(_CALIBRATION, seed * 1_000_003)
+    fc, found.fc = found.fc, nn.Identity()  # ten outputs: a table would be larger than its weights
+    quantise(found, lambda: found(x), quantiser, seed=seed)
+    found.fc = fc
+    begun = accuracy(found, tested)
+    train(found, steps, seed + 100)
+    return {"kmeans": begun, "accuracy": accuracy(found, tested)}
