@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from tables import ROOT
 
 BEFORE = "b9116561"  # the engines before queues, flows and variants were made faster
