@@ -1,6 +1,6 @@
 """How many times faster engines are than in an earlier commit: the same cases in turns, and whether answers are equal.
 
-    python benchmarks/before.py [--ref COMMIT] [--runs 5] [fleet] [flows] [batch]
+    python benchmarks/before.py [--ref COMMIT] [--runs 3] [--only WORDS] [fleet] [flows] [batch]
 
 Each turn is a process of its own with the package of one of the two commits (the earlier one is unpacked into a
 temporary folder), plays a case after a short run that loads what is compiled, and prints its CPU seconds and a hash of
@@ -63,6 +63,35 @@ def fleets() -> dict[str, Callable[[], Case]]:
     }  # fmt: skip
 
 
+def flows() -> dict[str, Callable[[], Case]]:
+    """Chains of transfers, 2,000 at once, on links of unlike capacity; an event is a flow that joins or ends."""
+    import engine
+    from foretrace.simulate.flows.flows import simulate_flows
+
+    def tree(random: np.random.Generator, _: int) -> list[int]:
+        """Two of 256 hosts in 16 racks: host up, rack up and down where they differ, host down."""
+        a, b = random.choice(256, 2, replace=False).tolist()
+        racks = [] if a // 16 == b // 16 else [512 + a // 16, 528 + b // 16]
+        return [a, *racks, 256 + b]
+
+    def case(chains: int, length: int, links: int, route: Any) -> Case:
+        job = engine.flow_chains(chains, length, links, route)
+        simulate_flows(*job)
+        return 2 * chains * length, "events/s", lambda: simulate_flows(*job), lambda ends: ("", ends[1].tolist())
+
+    return {
+        "64 flows at once, 4 of 100 links each": partial(case, 64, 100, 100, None),
+        "2,000 at once, 4 of 300 links each": partial(case, 2_000, 5, 300, None),
+        "2,000 at once, tree of 256 hosts": partial(case, 2_000, 3, 544, tree),
+        "2,000 at once, ring of 250 hosts": partial(
+            case, 2_000, 5, 500, lambda _, chain: [chain % 250, 250 + (chain + 1) % 250]
+        ),
+        "2,000 at once, star of 8 servers": partial(
+            case, 2_000, 5, 2_008, lambda random, chain: [chain, 2_000 + int(random.integers(8))]
+        ),
+    }  # fmt: skip
+
+
 def variants() -> dict[str, Callable[[], Case]]:
     """Variants of a graph of a million tasks beside one another."""
     import engine
@@ -87,7 +116,7 @@ def _hashed(found: Any) -> tuple[str, list[int]]:
     return hashlib.sha256(np.ascontiguousarray(found).tobytes()).hexdigest(), []
 
 
-PARTS: dict[str, Callable[[], dict[str, Callable[[], Case]]]] = {"fleet": fleets, "batch": variants}
+PARTS: dict[str, Callable[[], dict[str, Callable[[], Case]]]] = {"fleet": fleets, "flows": flows, "batch": variants}
 
 
 def one(part: str, name: str, runs: int) -> dict[str, Any]:
@@ -102,7 +131,7 @@ def one(part: str, name: str, runs: int) -> dict[str, Any]:
     return {"seconds": least, "work": work, "unit": unit, "hash": digest, "ends": ends}
 
 
-def measure(parts: list[str], ref: str = BEFORE, runs: int = 3, turns: int = 2) -> list[tuple[str, ...]]:
+def measure(parts: list[str], ref: str = BEFORE, runs: int = 3, turns: int = 2, only: str = "") -> list[tuple[str, ...]]:
     """Rows: case, rate before and now, how many times that is, and how far answers are apart."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -110,6 +139,8 @@ def measure(parts: list[str], ref: str = BEFORE, runs: int = 3, turns: int = 2) 
         subprocess.run(["tar", "-x", "-C", folder], input=old, check=True)
         for part in parts:
             for name in PARTS[part]():
+                if only not in name:
+                    continue
                 played: dict[str, list[dict[str, Any]]] = {"before": [], "now": []}
                 for which in ("before", "now") * turns:
                     source = Path(folder, "src") if which == "before" else ROOT / "src"
@@ -121,11 +152,11 @@ def measure(parts: list[str], ref: str = BEFORE, runs: int = 3, turns: int = 2) 
                     played[which].append(json.loads(done.stdout))
                 before, now = (min(played[each], key=lambda row: row["seconds"]) for each in played)
                 apart = np.abs(np.array(before["ends"]) - np.array(now["ends"])).max(initial=0)
-                same = before["hash"] == now["hash"]
+                same = "DIFFERENT" if before["hash"] != now["hash"] else f"within {apart} ns" if apart else "equal"
                 rows.append((
                     name, f"{before['work'] / before['seconds']:,.0f}",
                     f"{now['work'] / now['seconds']:,.0f} {now['unit']}", f"{before['seconds'] / now['seconds']:.2f}",
-                    "equal" if same else f"ends within {apart} ns" if now["ends"] else "DIFFERENT",
+                    same,
                 ))  # fmt: skip
                 print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     return rows
@@ -136,13 +167,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all by default")
     parser.add_argument("--ref", default=BEFORE)
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=3, help="plays per turn, of which the quickest counts")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(one(**json.loads(given.one))))
     else:
-        measure(given.parts or list(PARTS), given.ref, given.runs)
+        measure(given.parts or list(PARTS), given.ref, given.runs, given.turns, given.only)
 
 
 if __name__ == "__main__":

@@ -136,19 +136,12 @@ def fair_rates(flows: Flows, capacity: Float64) -> Float64:
     Infinite for a flow without links. Raises GraphError as `simulate_flows` does.
     """
     from foretrace.simulate.flows import engine as flow_engine
+    from foretrace.simulate.flows.shares import Shares
 
     _check(None, flows, capacity)
-    crossing = np.flatnonzero(np.diff(flows.route_ptr)).astype(np.int32)
-    rate = np.full(len(flows), np.inf)
-    n_links = len(capacity)
-    flow_engine.fair_rates(
-        crossing, len(crossing), flows.route_ptr, flows.route_link, flows.route_times, capacity, rate,
-        np.zeros(n_links, dtype=np.int64), np.zeros(n_links, dtype=np.int64), np.zeros(n_links),
-        np.zeros(n_links), np.empty(n_links, dtype=np.int32), np.empty(n_links, dtype=np.int32),
-        np.empty(n_links, dtype=np.int64),
-        np.empty(n_links, dtype=np.int64), np.empty(len(flows.route_link), dtype=np.int32),
-    )  # fmt: skip
-    return rate
+    fair, unit = Shares.of(flows.route_ptr, flows.route_link, flows.route_times, capacity)
+    flow_engine.fair_rates(fair)
+    return np.where(np.diff(flows.route_ptr) > 0, fair.rate * unit, np.inf)
 
 
 Result = tuple[Int64, Int64, Mask]
@@ -158,6 +151,7 @@ def _run(
     graph: TaskGraph, flows: Flows, flow: Int32, per_ns: Float64, slowed: Mask, slows: Mask, factor: float
 ) -> Result:
     from foretrace.simulate.flows import engine as flow_engine
+    from foretrace.simulate.flows.shares import Shares
 
     n = len(graph)
     columns, lanes, group = effective(graph), lane_table(graph), groups(graph)
@@ -177,8 +171,8 @@ def _run(
         fixed(graph.lane), ranks, fixed(graph.priority), pointers(graph.src[kept], n), dst[by_src], columns.lag[by_src],
         graph.from_start[by_src].view(np.uint8), lanes.ordered, lanes.slots, holds, arrivals, flow,
         slowed.view(np.uint8), slows.view(np.uint8), factor, pointers(flow[members], len(flows)),
-        members.astype(np.int32), flows.nbytes, flows.latency_ns, flows.route_ptr, flows.route_link,
-        flows.route_times, per_ns, start, end, decided,
+        members.astype(np.int32), flows.nbytes, flows.latency_ns,
+        *Shares.of(flows.route_ptr, flows.route_link, flows.route_times, per_ns), start, end, decided,
     )  # fmt: skip
     flow_engine.run(*arguments)
     return start, end, decided.view(np.bool_)
