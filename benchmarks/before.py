@@ -1,6 +1,6 @@
 """How many times faster engines are than in an earlier commit: the same cases in turns, and whether answers are equal.
 
-    python benchmarks/before.py [--ref COMMIT] [--runs 3] [--only WORDS] [fleet] [flows] [batch]
+    python benchmarks/before.py [--ref COMMIT] [--runs 3] [--turns 2] [--only WORDS] [fleet] [flows] [batch]
 
 Each turn is a process of its own with the package of one of the two commits (the earlier one is unpacked into a
 temporary folder), plays a case after a short run that loads what is compiled, and prints its CPU seconds and a hash of
@@ -55,8 +55,8 @@ def fleets() -> dict[str, Callable[[], Case]]:
 
         return len(log), "jobs/s", run, answer
 
-    busy = [(name, False) for name in ("fifo-skip", "sjf", "srtf", "las", "tiresias")]
-    busy += [(name, True) for name in ("tiresias", "dally-manual", "dally")]
+    busy = [(name, False) for name in ("fifo-skip", "las", "srtf", "tiresias")]
+    busy += [(name, True) for name in ("tiresias", "dally")]
     return {
         f"{name}{', speeds by placement' if placed else ''}, {words}": partial(case, name, placed, crowded)
         for words, crowded in (("82 k jobs", False), ("8 k jobs that come at once", True)) for name, placed in busy
@@ -131,7 +131,9 @@ def one(part: str, name: str, runs: int) -> dict[str, Any]:
     return {"seconds": least, "work": work, "unit": unit, "hash": digest, "ends": ends}
 
 
-def measure(parts: list[str], ref: str = BEFORE, runs: int = 3, turns: int = 2, only: str = "") -> list[tuple[str, ...]]:
+def measure(
+    parts: list[str], ref: str = BEFORE, runs: int = 3, turns: int = 2, only: str = ""
+) -> list[tuple[str, ...]]:
     """Rows: case, rate before and now, how many times that is, and how far answers are apart."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:

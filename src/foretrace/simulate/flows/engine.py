@@ -40,11 +40,13 @@ def _filled(count: int, value: int) -> list[int]:
 
 
 @njit(_nrt=False, files=(shares.__file__,))
-def fair_rates(fair: Shares) -> None:
-    """The rates of all flows that cross a link, if all move bytes at the same time."""
-    for f in range(len(fair.rate)):
+def move(fair: Shares, come: Int64, gone: Int64) -> int:
+    """Let flows join and leave at one time; how many rates changed (`shares.repair`)."""
+    for f in gone:
+        leave(fair, f)
+    for f in come:
         join(fair, f)
-    repair(fair)
+    return repair(fair)
 
 
 @njit(files=(shares.__file__,))

@@ -15,9 +15,10 @@ All rules of `foretrace.simulate.schedule` hold (lanes, slots, groups, removed t
 - While a rank takes part in a flow, or runs a COLLECTIVE that is none, its kernels progress at 1 / factor of their
   speed (`Interference`).
 
-**Rounding.** Times are whole nanoseconds: when a rate (float64) changes, the end of that flow becomes now + remaining
-bytes / rate to the nearest ns, halves to even; it stays as it is while the rate does. The same holds for slowed
-kernels. Rates depend on which flows are active, not on how they or the links are numbered.
+**Rounding.** Rates are whole multiples of 2^-60 of the widest link's capacity, shares rounded down (`shares.py`).
+Times are whole nanoseconds: when a rate changes, the end of that flow becomes now + remaining bytes / rate to the
+nearest ns, halves to even; it stays as it is while the rate does. The same holds for slowed kernels. Rates depend on
+which flows are active, not on how they or the links are numbered.
 
 A task that turns out to have been ready in the past (negative lags) has that start; bytes move from then on.
 """
@@ -43,6 +44,7 @@ from foretrace.simulate.schedule import edges_that_hold, lane_table, need_slots,
 from foretrace.simulate.unwritten import unwritten, written
 
 _LONGEST_NS = 1e18  # some thirty years: what all links together may need, far from the end of int64
+_WIDEST = 2.0**24  # times the narrowest link: rates on it then still have some 25 bits if a thousand flows share it
 _TAKES_NO_TIME = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN, TaskKind.ARRIVAL)
 
 
@@ -140,7 +142,7 @@ def fair_rates(flows: Flows, capacity: Float64) -> Float64:
 
     _check(None, flows, capacity)
     fair, unit = Shares.of(flows.route_ptr, flows.route_link, flows.route_times, capacity)
-    flow_engine.fair_rates(fair)
+    flow_engine.move(fair, np.arange(len(flows)), np.zeros(0, dtype=np.int64))
     return np.where(np.diff(flows.route_ptr) > 0, fair.rate * unit, np.inf)
 
 
@@ -203,6 +205,11 @@ def _check(graph: TaskGraph | None, flows: Flows, capacity: Float64) -> None:
         raise GraphError(
             f"link {bad[0]} has a capacity of {capacity[bad[0]]:g} bytes/s; a link carries more than 0 and less than "
             "infinity."
+        )
+    if len(capacity) and capacity.max() > _WIDEST * capacity.min():
+        raise GraphError(
+            f"link {capacity.argmax()} carries {capacity.max() / capacity.min():.3g} times as much as link "
+            f"{capacity.argmin()}; leave out links that never hold anybody up, or check the units."
         )
     of = np.repeat(np.arange(len(flows)), np.diff(flows.route_ptr))
     bad = np.flatnonzero((flows.route_link < 0) | (flows.route_link >= len(capacity)))
