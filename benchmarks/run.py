@@ -267,8 +267,8 @@ def fleet_section(_: str) -> str:
 def before_section(_: str) -> str:
     """Engines against those of an earlier commit."""
     intro = (
-        f"The same cases with the package of commit {before.BEFORE} and with this one, in turns, each turn a process of "
-        "its own; CPU time, least of both turns. `python benchmarks/before.py`.\n\n"
+        f"The same cases with the package of commit {before.BEFORE} and with this one, in turns, each turn a process "
+        "of its own; least CPU time. `python benchmarks/before.py`.\n\n"
     )
     return made() + intro + table(("case", "before", "now", "times", "answers"), before.measure(list(before.PARTS)))
 

@@ -1,9 +1,8 @@
 """Compiled loops of replays; `tests/simulate/twins.py` says in plain Python what each of them computes.
 
-Compiled loops live here, in `schedule_engine` and in `flow_engine`. None of them calls one of another file, because
-numba's cache does not see edits across files. They take bare columns: the callers (`replay`, `schedule`, `slack`)
-prepare them, and pass them read-only so that one version per loop is compiled whether a graph is in memory or
-memory-mapped. They allocate nothing: that would take as long to compile as the loop itself. Indices are unsigned where
+Compiled loops live here, in `schedule_engine` and in `flows/engine`. They take bare columns: the callers (`replay`,
+`schedule`, `slack`) prepare them, and pass them read-only so that one version per loop is compiled whether a graph is
+in memory or memory-mapped. They allocate nothing: that would take as long to compile as the loop itself. Indices are unsigned where
 it matters: a signed one costs a test for negative indexing at every access.
 """
 
@@ -128,7 +127,7 @@ def replay_variants(
                 next_row += 1
 
 
-@njit(_nrt=False, files=(vectors.__file__,))
+@njit(_nrt=False)
 def replay_side_by_side(
     in_ptr: Int64, read: UInt32, slot: Int32, values: Int64, edge_kind: UInt8, lag: Int64, dur: Int64, delay: Int64,
     release: Int64, group: Int32, scale: Float64, stays: Int64, any_gone: UInt8, ceiling: Int64, rows: Int32,

@@ -1,8 +1,4 @@
-"""Compiled loops of `flows`; `tests/simulate/flow_twins.py` says in plain Python what each of them computes.
-
-They stand apart from `engine` because that file is long, and call nothing of it: numba's cache does not see edits
-across files.
-"""
+"""Compiled loops of `flows`; `tests/simulate/flow_twins.py` says in plain Python what each of them computes."""
 
 # An index of compiled code changes between signed and unsigned, which mypy takes for a change of type.
 # mypy: disable-error-code="assignment,arg-type,misc,type-var"
@@ -17,13 +13,11 @@ import numpy as np
 from foretrace.arrays import Float64, Int32, Int64, UInt8
 from foretrace.compiled import njit
 from foretrace.graph.taskgraph import NO_RELEASE
-from foretrace.simulate.flows import shares
 from foretrace.simulate.flows.shares import Shares, join, leave, repair
 
 Heap = list[tuple[Any, Any, Any]]
 
 NEVER = -NO_RELEASE
-ONE = np.uint64(1)
 AT_ONCE, WORK_ENDS, FLOW_JOINS, LANE_FREE = -(2**31) - 3, -(2**31) - 2, -(2**31) - 1, 2**31  # beside tasks' priorities
 
 
@@ -39,7 +33,7 @@ def _filled(count: int, value: int) -> list[int]:
     return [np.int64(value) for _ in range(count)]
 
 
-@njit(_nrt=False, files=(shares.__file__,))
+@njit(_nrt=False)
 def move(fair: Shares, come: Int64, gone: Int64) -> int:
     """Let flows join and leave at one time; how many rates changed (`shares.repair`)."""
     for f in gone:
@@ -49,7 +43,7 @@ def move(fair: Shares, come: Int64, gone: Int64) -> int:
     return repair(fair)
 
 
-@njit(files=(shares.__file__,))
+@njit()
 def run(
     ready: Int64, dur: Int64, delay: Int64, missing: Int64, lane: Int32, rank: Int32, priority: Int32,
     out_ptr: Int64, out_task: Int32, out_lag: Int64, out_from_start: UInt8, ordered: UInt8, slots: Int64,
