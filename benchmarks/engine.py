@@ -145,8 +145,13 @@ def group_graph(n: int, *, ranks: int = 8) -> TaskGraph:
     )  # fmt: skip
 
 
-def flow_chains(chains: int, length: int, links: int) -> tuple[TaskGraph, Flows, npt.NDArray[np.float64]]:
-    """A graph of chains of transfers, all of them as flows, and the capacities of the links."""
+def flow_chains(
+    chains: int, length: int, links: int, route: Callable[[np.random.Generator, int], list[int]] | None = None
+) -> tuple[TaskGraph, Flows, npt.NDArray[np.float64]]:
+    """A graph of chains of transfers, all of them as flows, and the capacities of the links.
+
+    route: links of a transfer of a chain; any four by default.
+    """
     random = np.random.default_rng(3)
     n = chains * length
     rows = np.arange(n)
@@ -166,9 +171,10 @@ def flow_chains(chains: int, length: int, links: int) -> tuple[TaskGraph, Flows,
         info=GraphInfo(platform="cuda", steps=(0,)),
     )  # fmt: skip
     nbytes = random.uniform(1e4, 1e6, n).tolist()
+    if route is None:
+        route = lambda random, _: random.choice(links, 4, replace=False).tolist()  # noqa: E731
     moves = [
-        ([row], Transfer(nbytes=nbytes[row], route=dict.fromkeys(random.choice(links, 4, replace=False).tolist(), 1)))
-        for row in range(n)
+        ([row], Transfer(nbytes=nbytes[row], route=dict.fromkeys(route(random, row % chains), 1))) for row in range(n)
     ]
     return graph, Flows.of(moves), random.uniform(5e9, 50e9, links)
 

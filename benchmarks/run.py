@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import before
 import build
 import engine
 import estimate
@@ -263,6 +264,15 @@ def fleet_section(_: str) -> str:
     )
 
 
+def before_section(_: str) -> str:
+    """Engines against those of an earlier commit."""
+    intro = (
+        f"The same cases with the package of commit {before.BEFORE} and with this one, in turns, each turn a process "
+        "of its own; least CPU time. `python benchmarks/before.py`.\n\n"
+    )
+    return made() + intro + table(("case", "before", "now", "times", "answers"), before.measure(list(before.PARTS)))
+
+
 SECTIONS: dict[str, tuple[str, Callable[[str], str]]] = {
     "read": ("Reading", read_section),
     "build": ("Building the graph", build_section),
@@ -273,6 +283,7 @@ SECTIONS: dict[str, tuple[str, Callable[[str], str]]] = {
     "predictors": ("Predictors", predictors_section),
     "fleet": ("Fleet", fleet_section),
     "startup": ("Command line", startup_section),
+    "before": ("Against the engines before", before_section),
 }
 
 

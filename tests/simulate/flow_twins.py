@@ -6,6 +6,7 @@ As in `twins`, nothing here is shared with the compiled side.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,17 +21,23 @@ Route = Mapping[int, int]  # link -> connections of the flow that cross it
 AT_ONCE, WORK_ENDS, FLOW_JOINS = -(2**31) - 3, -(2**31) - 2, -(2**31) - 1  # below every priority
 
 
-def fair_rates(routes: Mapping[int, Route], capacity: Sequence[float]) -> dict[int, float]:
+def fixed_point(capacity: Sequence[float]) -> tuple[list[int], float]:
+    """Capacities as whole multiples of a power of 2, which is returned beside them; the largest one has 60 bits."""
+    unit = 2.0 ** (math.frexp(max(capacity))[1] - 60)
+    return [round(each / unit) for each in capacity], unit
+
+
+def fair_rates(routes: Mapping[int, Route], capacity: Sequence[int]) -> dict[int, int]:
     """Rate of each flow, max-min fair, by progressive filling; see `foretrace.simulate.flows.flows`."""
     left = list(capacity)
-    rate: dict[int, float] = {}
+    rate: dict[int, int] = {}
     while len(rate) < len(routes):
         load: dict[int, int] = {}
         for f in routes.keys() - rate.keys():
             for link, times in routes[f].items():
                 load[link] = load.get(link, 0) + times
-        level = min(left[link] / load[link] for link in load)
-        full = {link for link in load if left[link] / load[link] == level}
+        level = min(left[link] // load[link] for link in load)
+        full = {link for link in load if left[link] // load[link] == level}
         stopped = [f for f in routes if f not in rate and full & routes[f].keys()]
         given = {link: sum(routes[f].get(link, 0) for f in stopped) for link in load}
         for link, times in given.items():
@@ -50,7 +57,7 @@ class Flow:
     absent: int = 0  # members that have not begun
     began: int = NO_RELEASE
     remaining: float = 0.0  # bytes, when the rate was last changed
-    rate: float = 0.0  # bytes per ns
+    rate: int = 0  # in units
     settled: int = 0  # when that was
     finish: int = 0
 
@@ -78,7 +85,8 @@ class FlowRun(ScheduleRun):
         factor: float,
     ) -> None:
         super().__init__(graph)
-        self.flows, self.capacity, self.slowed, self.slows, self.factor = flows, capacity, slowed, slows, factor
+        self.flows, self.slowed, self.slows, self.factor = flows, slowed, slows, factor
+        self.capacity, self.unit = fixed_point(capacity)
         self.flow_of = {v: f for f, flow in enumerate(flows) for v in flow.members}
         self.active: list[int] = []
         self.changed = False
@@ -113,9 +121,9 @@ class FlowRun(ScheduleRun):
         for f in self.active:
             flow = self.flows[f]
             if rates[f] != flow.rate:
-                flow.remaining = max(0.0, flow.remaining - flow.rate * (self.clock - flow.settled))
+                flow.remaining = max(0.0, flow.remaining - flow.rate * self.unit * (self.clock - flow.settled))
                 flow.rate, flow.settled = rates[f], self.clock
-                flow.finish = self.clock + round(flow.remaining / flow.rate)
+                flow.finish = self.clock + round(flow.remaining / (flow.rate * self.unit))
         self.changed = False
 
     def _finish(self, now: int) -> None:

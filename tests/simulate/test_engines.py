@@ -135,6 +135,9 @@ def test_scaled_durations_round_halves_to_even() -> None:
     graph = small_graph([(0, TaskKind.CPU, 5), (1, TaskKind.KERNEL, 7), (2, TaskKind.KERNEL, 10**15 + 1)], [])
     ends = replay_variants(graph, np.zeros(3, dtype=np.int32), np.array([[0.5, 1.0]]), full=True)
     assert ends.tolist() == [[2, 5], [4, 7], [(10**15) // 2, 10**15 + 1]]
+    longer = small_graph([(0, TaskKind.CPU, 2**53 + 2), (1, TaskKind.KERNEL, 7)], [])  # too long for the quicker loop
+    ends = replay_variants(longer, np.zeros(2, dtype=np.int32), np.array([[0.5, 1.0]]), full=True)
+    assert ends.tolist() == [[2**52 + 1, 2**53 + 2], [4, 7]]
 
 
 def test_an_unordered_lane_prefers_small_priorities() -> None:

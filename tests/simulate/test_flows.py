@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
+from foretrace.simulate.flows import engine
 from foretrace.simulate.flows.flows import Flows, Interference, Transfer, fair_rates, simulate_flows
+from foretrace.simulate.flows.shares import Shares
 from foretrace.simulate.replay import replay
 from foretrace.simulate.schedule import schedule
 from foretrace.simulate.timeline import simulate
@@ -177,6 +179,32 @@ def test_rates_fit_the_links_and_every_flow_has_a_bottleneck(bundle: tuple[Flows
         assert np.any(full[links] & (rate[f] >= fastest[links] * (1 - 1e-12)))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_repaired_rates_are_those_of_filling_all_links_anew(seed: int) -> None:
+    """As flows come and go: to the last bit, also with small numbers, where every share leaves a remainder and ties."""
+    random = np.random.default_rng(seed)
+    n, links = int(random.integers(3, 40)), int(random.integers(1, 15))
+    routes = [
+        {int(m): int(random.choice([1, 1, 2, 3])) for m in random.integers(0, links, random.integers(1, 5))}
+        for _ in range(n)
+    ]
+    flows = Flows.of([([], Transfer(nbytes=1, route=route)) for route in routes])
+    fair, _ = Shares.of(flows.route_ptr, flows.route_link, flows.route_times, random.uniform(1, 50, links))
+    if seed % 2:
+        fair.left[:] = random.integers(5, 60, links)
+    capacity, active, rates = fair.left.tolist(), set[int](), dict[int, int]()
+    for _ in range(20):
+        gone = [f for f in sorted(active) if random.random() < 0.2]
+        come = [f for f in range(n) if f not in active and random.random() < 0.2]
+        active = active.difference(gone).union(come)
+        changed = engine.move(fair, np.array(come, dtype=np.int64), np.array(gone, dtype=np.int64))
+        wanted = flow_twins.fair_rates({f: routes[f] for f in active}, capacity)
+        assert {f: int(fair.rate[f]) for f in active} == wanted
+        told = set(fair.changed[:changed].tolist())
+        assert all(f in told for f in active & rates.keys() if rates[f] != wanted[f])
+        rates = wanted
+
+
 @given(bundles(), st.randoms(use_true_random=False))
 def test_numbers_of_flows_and_links_do_not_matter(bundle: tuple[Flows, Float64], random: object) -> None:
     flows, capacity = bundle
@@ -337,6 +365,11 @@ def test_communication_slows_the_kernels_of_its_rank() -> None:
 def test_impossible_capacities_are_refused(rate: float) -> None:
     with pytest.raises(GraphError, match=r"link 1 has a capacity of .* bytes/s; a link carries more than 0"):
         _alone([Transfer(nbytes=1, route={0: 1})], [GB, rate])
+
+
+def test_links_too_unlike_for_one_unit_are_refused() -> None:
+    with pytest.raises(GraphError, match=r"link 1 carries 1e\+09 times as much as link 0"):
+        _alone([Transfer(nbytes=1, route={0: 1})], [1.0, GB])
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def _state(played: Simulation) -> Any:
             value=index["value"],
         ),
         tenants=_records(len(facts.quota), engine.TENANT, quota=facts.quota),
-        windows=_records(len(sizes) * levels, engine.WINDOW, head=-1, tail=-1, said=-1),
+        windows=_records(len(sizes) * levels, engine.WINDOW, head=-1, tail=-1, said=-1, asked=-1),
         samples=np.zeros(1024, engine.SAMPLE),
         timer_log=np.zeros(timers, engine.TIMER),
         rows=np.zeros((1024, 4 + levels), np.int64),

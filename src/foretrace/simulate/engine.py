@@ -1,9 +1,8 @@
 """Compiled loops of replays; `tests/simulate/twins.py` says in plain Python what each of them computes.
 
-Compiled loops live here, in `schedule_engine` and in `flow_engine`. None of them calls one of another file, because
-numba's cache does not see edits across files. They take bare columns: the callers (`replay`, `schedule`, `slack`)
-prepare them, and pass them read-only so that one version per loop is compiled whether a graph is in memory or
-memory-mapped. They allocate nothing: that would take as long to compile as the loop itself. Indices are unsigned where
+Compiled loops live here, in `schedule_engine` and in `flows/engine`. They take bare columns: the callers (`replay`,
+`schedule`, `slack`) prepare them, and pass them read-only so that one version per loop is compiled whether a graph is
+in memory or memory-mapped. They allocate nothing: that would take as long to compile as the loop itself. Indices are unsigned where
 it matters: a signed one costs a test for negative indexing at every access.
 """
 
@@ -17,6 +16,7 @@ import numpy as np
 from foretrace.arrays import Float64, Int32, Int64, UInt8, UInt32
 from foretrace.compiled import njit
 from foretrace.graph.taskgraph import NO_RELEASE
+from foretrace.simulate import vectors
 
 ONE = np.uint64(1)
 TWO = np.uint64(2)
@@ -124,6 +124,51 @@ def replay_variants(
                 out_row = out[next_row, block * width : (block + 1) * width]
                 for k in range(width):
                     out_row[k] = end[k]
+                next_row += 1
+
+
+@njit(_nrt=False)
+def replay_side_by_side(
+    in_ptr: Int64, read: UInt32, slot: Int32, values: Int64, edge_kind: UInt8, lag: Int64, dur: Int64, delay: Int64,
+    release: Int64, group: Int32, scale: Float64, stays: Int64, any_gone: UInt8, ceiling: Int64, rows: Int32,
+    out: Int64,
+) -> None:  # fmt: skip
+    """As `replay_variants` without `meets`, sixteen variants at a time; scaled durations stay below `LARGEST`."""
+    blocks, groups, width = scale.shape
+    for block in range(blocks):
+        next_row = 0
+        first = np.uint64(0)
+        for v in range(len(dur)):
+            stop = np.uint64(in_ptr[v + 1])
+            g = np.uint64(group[v] + 1)
+            factors = (block * groups + np.int64(g)) * width
+            start, end = np.int64(slot[2 * v + 1]) * width, np.int64(slot[2 * v]) * width
+            some_gone, free, length = any_gone[block, g], vectors.spread(release[v]), np.float64(dur[v])
+            for k in range(0, width, vectors.LANES):
+                at, wait, e = free, vectors.spread(delay[v]), first
+                if some_gone:
+                    keep = vectors.load(stays, factors + k)
+                    wait = vectors.both(wait, keep)
+                    while e < stop:
+                        gone = min(lag[e], ceiling[edge_kind[e]])
+                        held = vectors.spread(gone)
+                        if gone < lag[e]:
+                            held = vectors.add(held, vectors.both(vectors.spread(lag[e] - gone), keep))
+                        anchor = vectors.load(values, np.int64(read[e]) * width + k)
+                        at = vectors.larger(at, vectors.add(anchor, held))
+                        e += ONE
+                else:
+                    while e < stop:
+                        anchor = vectors.load(values, np.int64(read[e]) * width + k)
+                        at = vectors.larger(at, vectors.add(anchor, vectors.spread(lag[e])))
+                        e += ONE
+                at = vectors.add(at, wait)
+                vectors.store(values, start + k, at)
+                vectors.store(values, end + k, vectors.add(at, vectors.scaled(length, scale, factors + k)))
+            first = stop
+            while next_row < len(rows) and rows[next_row] == v:
+                for k in range(width):
+                    out[next_row, block * width + k] = values[np.uint64(slot[2 * v]), k]
                 next_row += 1
 
 

@@ -33,8 +33,8 @@ LAG_CEILING_WHEN_GONE[
 ] = NO_RELEASE  # never binds
 LAG_CEILING_WHEN_GONE.flags.writeable = False
 
-WIDEST_BLOCK = 64  # variants side by side; one register row per 8
-LANES_OF_A_VECTOR = 8
+WIDEST_BLOCK = 64  # variants side by side; a few registers per 16
+LANES_OF_A_VECTOR = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,23 +153,40 @@ def _side_by_side(
     from foretrace.simulate import engine
 
     columns = effective(graph)
-    n, (blocks, _, width) = len(graph), factors.shape
-    in_ptr, src, from_start = structure(graph)
-    last_use, slot = np.full(2 * n, -1, dtype=np.int32), np.zeros(2 * n, dtype=np.int32)
-    read, free = np.empty_like(src), np.empty(2 * n + 1, dtype=np.int32)
-    used = engine.value_slots(in_ptr, src, from_start, last_use, read, slot, free)
+    blocks, _, width = factors.shape
+    read, slot, used = _value_slots(graph)
     in_order = np.argsort(rows, kind="stable")
     out = unwritten((len(rows), blocks * width))
-    engine.replay_variants(
-        in_ptr, read, slot, unwritten((used, width)), fixed(edge_classes(graph)), fixed(columns.lag),
+    arguments = (
+        fixed(graph.in_ptr), read, slot, unwritten((used, width)), fixed(edge_classes(graph)), fixed(columns.lag),
         fixed(columns.dur), fixed(columns.delay), fixed(graph.release), fixed(group), factors,
         removed.astype(np.int64) - 1, np.asarray(removed.any(axis=2), dtype=np.uint8), LAG_CEILING_WHEN_GONE,
-        rows[in_order], out, None if meets is None else fixed(meets).view(np.uint8),
+        rows[in_order], out,
     )  # fmt: skip
+    longest = float(columns.dur.max(initial=0)) * float(factors.max(initial=0))
+    if meets is None and longest < engine.vectors.LARGEST and engine.vectors.COMPILED:
+        engine.replay_side_by_side(*arguments)  # type: ignore[call-arg]
+    else:
+        engine.replay_variants(*arguments, None if meets is None else fixed(meets).view(np.uint8))
     ends = np.empty_like(out)
     ends[in_order] = out
     written(ends)
     return ends
+
+
+def _value_slots(graph: TaskGraph) -> tuple[UInt32, Int32, int]:
+    """What `engine.value_slots` lays out, kept with what has passed of the graph and its relatives (`verify`)."""
+    from foretrace.simulate import engine
+
+    edges = (graph.in_ptr, graph.src, graph.from_start)
+    known = graph.passed.get("value slots")
+    if known is None or any(mine is not theirs for mine, theirs in zip(edges, known[:3], strict=True)):
+        n, (in_ptr, src, from_start) = len(graph), structure(graph)
+        last_use, slot = np.full(2 * n, -1, dtype=np.int32), np.zeros(2 * n, dtype=np.int32)
+        read, free = np.empty_like(src), np.empty(2 * n + 1, dtype=np.int32)
+        used = engine.value_slots(in_ptr, src, from_start, last_use, read, slot, free)
+        known = graph.passed["value slots"] = (*edges, read, slot, used)
+    return known[3:]  # type: ignore[return-value]
 
 
 def _check_groups(graph: TaskGraph, group: Int32, scale: Float64) -> tuple[int, int]:

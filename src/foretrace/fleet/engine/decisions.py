@@ -147,18 +147,18 @@ def _outrank(st):  # type: ignore[no-untyped-def]
     if s.wanted <= s.free:
         return  # by number all fit
     n = _running(st)
-    last = np.int64(-1)
-    for i in range(n):
-        placing.settle(st, order[i])
-        waiting.weigh(st, order[i])
-        if last < 0 or waiting.ahead(jobs, last, order[i]):
-            last = order[i]
-    if last < 0 or not waiting.ahead(jobs, queue[s.head], last):
-        return
-    waiting.sort(jobs, order, 0, n, st.merged)
     budget = s.free
+    behind = np.int64(0)
     for i in range(n):
-        budget += jobs[order[i]].gpus
+        j = order[i]
+        placing.settle(st, j)
+        waiting.weigh(st, j)
+        if waiting.ahead(jobs, queue[s.head], j):  # whoever is before the whole line keeps its GPUs
+            order[behind] = j
+            behind += 1
+            budget += jobs[j].gpus
+    n = behind
+    waiting.sort(jobs, order, 0, n, st.merged)
     # walk the waiting line and the running together in order; who stands after the GPUs are dealt out has none
     at = s.head
     losers = np.int64(0)

@@ -54,9 +54,10 @@ NUMBERS = _record(
 # demand: class of (GPUs, kinds allowed); size: class of GPUs alone, for the tuner; eager: no delay timer holds it;
 # fresh: when this stretch began to make progress, what a failure can lose; ghost: it lost its GPUs in this decision and
 # gets them back for nothing if they stay free; band: queue of a discretised order; head: first of its GPUs.
+# What a look at a waiting job needs is first, side by side in memory.
 JOB = _record(
-    "submit gpus kind demand size tenant restart eager status mark ready fresh first ended held dead starts preempted "
-    "failed last lease_end finish_at cause cause_since band head level ghost stretch stretch_dead pos when",
+    "gpus demand cause cause_since last when pos eager size tenant level ghost status submit kind restart mark ready "
+    "fresh first ended held dead starts preempted failed lease_end finish_at band head stretch stretch_dead",
     "work remaining estimate key talk gpu_ns rate talking k1 k2",
 )
 DEVICE = _record("owner nxt haunted kind unit")  # nxt: the next GPU of its job; unit: the innermost one
@@ -66,7 +67,8 @@ LEVEL = _record("at wait", "floor cap")  # first unit; wait before spreading (ns
 # the widest level at which one did not fit in this decision.
 DEMAND = _record("gpus waiting unfit widest memo")
 TENANT = _record("quota used")
-WINDOW = _record("head tail n said", "sum sq")  # samples by (size, level) in a linked list
+# Samples by (size, level) in a linked list; `patience` is what they say at the moment `asked`.
+WINDOW = _record("head tail n said asked patience", "sum sq")
 SAMPLE = _record("at next", "leases")
 RATE = _record("filled", "progress communication")  # speeds, open addressing beside `rows`
 FAILURE = _record("at unit up")

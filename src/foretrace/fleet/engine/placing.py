@@ -311,6 +311,8 @@ def _patience(st, j, level):  # type: ignore[no-untyped-def]
     if s.auto == 0:
         return bounds.wait
     window = st.windows[st.jobs[j].size * (len(st.levels) - 1) + level - 1]
+    if window.asked == s.now:
+        return window.patience
     oldest = s.now - s.lease * s.history
     while window.head >= 0 and st.samples[window.head].at < oldest:
         sample = st.samples[window.head]
@@ -327,7 +329,9 @@ def _patience(st, j, level):  # type: ignore[no-untyped-def]
         window.sum = 0.0
         window.sq = 0.0
     leases = min(bounds.cap, max(bounds.floor, np.ceil(waits)))
-    return np.int64(leases * s.lease)
+    window.asked = s.now
+    window.patience = np.int64(leases * s.lease)
+    return window.patience
 
 
 @inner
@@ -339,6 +343,7 @@ def remember(st, j, level):  # type: ignore[no-untyped-def]
         return
     window = st.windows[st.jobs[j].size * (len(st.levels) - 1) + max(level, s.machine)]
     sample = st.samples[s.samples]
+    window.asked = -1
     sample.at = s.now
     sample.leases = leases
     sample.next = -1

@@ -1,8 +1,4 @@
-"""Compiled loops of `flows`; `tests/simulate/flow_twins.py` says in plain Python what each of them computes.
-
-They stand apart from `engine` because that file is long, and call nothing of it: numba's cache does not see edits
-across files.
-"""
+"""Compiled loops of `flows`; `tests/simulate/flow_twins.py` says in plain Python what each of them computes."""
 
 # An index of compiled code changes between signed and unsigned, which mypy takes for a change of type.
 # mypy: disable-error-code="assignment,arg-type,misc,type-var"
@@ -17,77 +13,12 @@ import numpy as np
 from foretrace.arrays import Float64, Int32, Int64, UInt8
 from foretrace.compiled import njit
 from foretrace.graph.taskgraph import NO_RELEASE
+from foretrace.simulate.flows.shares import Shares, join, leave, repair
 
 Heap = list[tuple[Any, Any, Any]]
 
 NEVER = -NO_RELEASE
-ONE = np.uint64(1)
 AT_ONCE, WORK_ENDS, FLOW_JOINS, LANE_FREE = -(2**31) - 3, -(2**31) - 2, -(2**31) - 1, 2**31  # beside tasks' priorities
-
-
-@njit()
-def fair_rates(
-    active: Int32, n_active: int, route_ptr: Int64, route_link: Int32, route_times: Int64, capacity: Float64,
-    rate: Float64, load: Int64, given: Int64, left: Float64, share: Float64, used: Int32, full: Int32, first: Int64,
-    filled: Int64, crossing: Int32,
-) -> None:  # fmt: skip
-    """Fill `rate` for the flows `active[:n_active]` by progressive filling; the rest is scratch space.
-
-    `load` and `given` (links) must be 0 and are 0 afterwards.
-    """
-    n_used = 0
-    for k in range(n_active):
-        f = np.uint64(active[k])
-        rate[f] = -1.0
-        for p in range(route_ptr[f], route_ptr[f + ONE]):
-            m = np.uint64(route_link[p])
-            if load[m] == 0:
-                used[n_used], left[m], filled[m] = m, capacity[m], 0
-                n_used += 1
-            load[m] += route_times[p]
-            filled[m] += 1
-    place = 0
-    for k in range(n_used):
-        m = np.uint64(used[k])
-        first[m] = place
-        place += filled[m]
-        filled[m] = 0
-    for k in range(n_active):
-        f = np.uint64(active[k])
-        for p in range(route_ptr[f], route_ptr[f + ONE]):
-            m = np.uint64(route_link[p])
-            crossing[first[m] + filled[m]] = f
-            filled[m] += 1
-    level, n_full, first_round = 0.0, 0, True
-    while n_used > 0:
-        for j in range(n_full):
-            m = np.uint64(full[j])
-            for p in range(first[m], first[m] + filled[m]):
-                f = np.uint64(crossing[p])
-                if rate[f] < 0:
-                    rate[f] = level
-                    for q in range(route_ptr[f], route_ptr[f + ONE]):
-                        other = np.uint64(route_link[q])
-                        load[other] -= route_times[q]
-                        given[other] += route_times[q]
-        # One pass over the links that still have open flows: what they have left, and which are full next.
-        following, n_full, kept = np.inf, 0, 0
-        for k in range(n_used):
-            m = np.uint64(used[k])
-            if given[m] > 0 or first_round:
-                left[m] -= level * given[m]
-                given[m] = 0
-                if load[m] == 0:
-                    continue
-                share[m] = left[m] / load[m]
-            used[kept] = m
-            kept += 1
-            if share[m] < following:
-                following, n_full = share[m], 0
-            if share[m] == following:
-                full[n_full] = m
-                n_full += 1
-        level, n_used, first_round = following, kept, False
 
 
 @njit()
@@ -102,21 +33,30 @@ def _filled(count: int, value: int) -> list[int]:
     return [np.int64(value) for _ in range(count)]
 
 
+@njit(_nrt=False)
+def move(fair: Shares, come: Int64, gone: Int64) -> int:
+    """Let flows join and leave at one time; how many rates changed (`shares.repair`)."""
+    for f in gone:
+        leave(fair, f)
+    for f in come:
+        join(fair, f)
+    return repair(fair)
+
+
 @njit()
 def run(
     ready: Int64, dur: Int64, delay: Int64, missing: Int64, lane: Int32, rank: Int32, priority: Int32,
     out_ptr: Int64, out_task: Int32, out_lag: Int64, out_from_start: UInt8, ordered: UInt8, slots: Int64,
     holds: UInt8, arrivals: Int32, flow: Int32, slowed: UInt8, slows: UInt8, factor: float, member_ptr: Int64,
-    member: Int32, nbytes: Float64, latency: Int64, route_ptr: Int64, route_link: Int32, route_times: Int64,
-    capacity: Float64, start: Int64, end: Int64, decided: UInt8,
+    member: Int32, nbytes: Float64, latency: Int64, fair: Shares, unit: float, start: Int64, end: Int64, decided: UInt8,
 ) -> None:  # fmt: skip
     """Fill `start`, `end` and `decided` (n each).
 
     `ready` (n, release times) and `missing` (n, edges into every task) are used up. `out_ptr` (n + 1) gives the edges
     that hold in every order by source. `rank` counts from 0 without gaps. `flow` (n) is −1 for tasks that are no
-    flow, `member_ptr` (flows + 1) gives the tasks of every flow. `capacity` (links) is in bytes per ns.
+    flow, `member_ptr` (flows + 1) gives the tasks of every flow. Rates of `fair` times `unit` are in bytes per ns.
     """
-    n, n_lanes, n_flows, n_links = len(dur), len(ordered), len(nbytes), len(capacity)
+    n, n_lanes, n_flows = len(dur), len(ordered), len(nbytes)
     clock, changed, next_finish = NO_RELEASE, False, NEVER
     events = _empty()  # (time, priority or what happens, row, lane or flow)
     queue = [_empty() for _ in range(n_lanes)]  # (priority, ready, row) of the tasks that wait for a slot
@@ -125,16 +65,11 @@ def run(
     begun = _filled(0, 0)  # 2 row: its start is known and its successors are to be told, 2 row + 1: its end
     touched = _filled(0, 0)  # ranks where a transfer began or ended
 
-    active = np.empty(n_flows, dtype=np.int32)
-    n_active = 0
+    active, finish = np.empty(n_flows, dtype=np.int64), np.empty(n_flows, dtype=np.int64)  # who moves bytes, until when
+    n_active, position = 0, np.zeros(n_flows, dtype=np.int64)  # of a flow in `active`
     absent = member_ptr[1:] - member_ptr[:-1]  # members that have not begun
     began = np.full(n_flows, NO_RELEASE, dtype=np.int64)
-    rate, old_rate, remaining = np.zeros(n_flows), np.zeros(n_flows), nbytes.copy()
-    settled, finish = np.zeros(n_flows, dtype=np.int64), np.zeros(n_flows, dtype=np.int64)
-    load, given, left = np.zeros(n_links, dtype=np.int64), np.zeros(n_links, dtype=np.int64), np.zeros(n_links)
-    share, used, full = np.zeros(n_links), np.empty(n_links, dtype=np.int32), np.empty(n_links, dtype=np.int32)
-    first = np.empty(n_links, dtype=np.int64)
-    filled, crossing = np.empty(n_links, dtype=np.int64), np.empty(len(route_link), dtype=np.int32)
+    remaining, settled = nbytes.copy(), np.zeros(n_flows, dtype=np.int64)
 
     n_ranks = rank.max() + 1 if n > 0 else 0
     transfers = np.zeros(n_ranks, dtype=np.int64)  # of the rank, under way
@@ -195,37 +130,35 @@ def run(
                     v = after[v]
         top = events[0][0] if len(events) > 0 else NEVER
         if changed and top > clock:  # time is about to pass
-            for k in range(n_active):
-                old_rate[active[k]] = rate[active[k]]
-            fair_rates(
-                active, n_active, route_ptr, route_link, route_times, capacity, rate, load, given, left, share, used,
-                full, first, filled, crossing,
-            )  # fmt: skip
+            for k in range(repair(fair)):
+                f = fair.changed[k]
+                if fair.rate[f] != fair.before[f]:
+                    remaining[f] = max(0.0, remaining[f] - fair.before[f] * unit * (clock - settled[f]))
+                    settled[f] = clock
+                    finish[position[f]] = clock + np.int64(np.rint(remaining[f] / (fair.rate[f] * unit)))
             next_finish = NEVER
             for k in range(n_active):
-                f = active[k]
-                if rate[f] != old_rate[f]:
-                    remaining[f] = max(0.0, remaining[f] - old_rate[f] * (clock - settled[f]))
-                    settled[f] = clock
-                    finish[f] = clock + np.int64(np.rint(remaining[f] / rate[f]))
-                next_finish = min(next_finish, finish[f])
+                next_finish = min(next_finish, finish[k])
             changed = False
         if next_finish <= top and next_finish < NEVER:
             clock = next_finish
-            still = 0
-            for k in range(n_active):
-                f = active[k]
-                if finish[f] > clock:
-                    active[still] = f
-                    still += 1
+            k = 0
+            while k < n_active:
+                if finish[k] > clock:
+                    k += 1
                     continue
+                f = active[k]
+                leave(fair, f)
+                n_active -= 1
+                active[k], finish[k] = active[n_active], finish[n_active]
+                position[active[k]] = k
                 for p in range(member_ptr[f], member_ptr[f + 1]):
                     u = np.int64(member[p])
                     end[u] = clock
                     begun.append(2 * u + 1)
                     transfers[rank[u]] -= 1
                     touched.append(np.int64(rank[u]))
-            n_active, changed, next_finish = still, True, NEVER
+            changed, next_finish = True, NEVER
             continue
         if len(events) == 0:
             break
@@ -249,8 +182,9 @@ def run(
                 transfers[rank[v]] -= 1
                 touched.append(np.int64(rank[v]))
         elif what == FLOW_JOINS:
-            if nbytes[v] > 0 and route_ptr[v + 1] > route_ptr[v]:
-                active[n_active], settled[v], changed = v, clock, True
+            if nbytes[v] > 0 and fair.route_ptr[v + 1] > fair.route_ptr[v]:
+                join(fair, v)
+                active[n_active], finish[n_active], position[v], settled[v], changed = v, NEVER, n_active, clock, True
                 n_active += 1
                 continue
             for p in range(member_ptr[v], member_ptr[v + 1]):

@@ -15,9 +15,10 @@ All rules of `foretrace.simulate.schedule` hold (lanes, slots, groups, removed t
 - While a rank takes part in a flow, or runs a COLLECTIVE that is none, its kernels progress at 1 / factor of their
   speed (`Interference`).
 
-**Rounding.** Times are whole nanoseconds: when a rate (float64) changes, the end of that flow becomes now + remaining
-bytes / rate to the nearest ns, halves to even; it stays as it is while the rate does. The same holds for slowed
-kernels. Rates depend on which flows are active, not on how they or the links are numbered.
+**Rounding.** Rates are whole multiples of 2^-60 of the widest link's capacity, shares rounded down (`shares.py`).
+Times are whole nanoseconds: when a rate changes, the end of that flow becomes now + remaining bytes / rate to the
+nearest ns, halves to even; it stays as it is while the rate does. The same holds for slowed kernels. Rates depend on
+which flows are active, not on how they or the links are numbered.
 
 A task that turns out to have been ready in the past (negative lags) has that start; bytes move from then on.
 """
@@ -43,6 +44,7 @@ from foretrace.simulate.schedule import edges_that_hold, lane_table, need_slots,
 from foretrace.simulate.unwritten import unwritten, written
 
 _LONGEST_NS = 1e18  # some thirty years: what all links together may need, far from the end of int64
+_WIDEST = 2.0**24  # times the narrowest link: rates on it then still have some 25 bits if a thousand flows share it
 _TAKES_NO_TIME = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN, TaskKind.ARRIVAL)
 
 
@@ -136,19 +138,12 @@ def fair_rates(flows: Flows, capacity: Float64) -> Float64:
     Infinite for a flow without links. Raises GraphError as `simulate_flows` does.
     """
     from foretrace.simulate.flows import engine as flow_engine
+    from foretrace.simulate.flows.shares import Shares
 
     _check(None, flows, capacity)
-    crossing = np.flatnonzero(np.diff(flows.route_ptr)).astype(np.int32)
-    rate = np.full(len(flows), np.inf)
-    n_links = len(capacity)
-    flow_engine.fair_rates(
-        crossing, len(crossing), flows.route_ptr, flows.route_link, flows.route_times, capacity, rate,
-        np.zeros(n_links, dtype=np.int64), np.zeros(n_links, dtype=np.int64), np.zeros(n_links),
-        np.zeros(n_links), np.empty(n_links, dtype=np.int32), np.empty(n_links, dtype=np.int32),
-        np.empty(n_links, dtype=np.int64),
-        np.empty(n_links, dtype=np.int64), np.empty(len(flows.route_link), dtype=np.int32),
-    )  # fmt: skip
-    return rate
+    fair, unit = Shares.of(flows.route_ptr, flows.route_link, flows.route_times, capacity)
+    flow_engine.move(fair, np.arange(len(flows)), np.zeros(0, dtype=np.int64))
+    return np.where(np.diff(flows.route_ptr) > 0, fair.rate * unit, np.inf)
 
 
 Result = tuple[Int64, Int64, Mask]
@@ -158,6 +153,7 @@ def _run(
     graph: TaskGraph, flows: Flows, flow: Int32, per_ns: Float64, slowed: Mask, slows: Mask, factor: float
 ) -> Result:
     from foretrace.simulate.flows import engine as flow_engine
+    from foretrace.simulate.flows.shares import Shares
 
     n = len(graph)
     columns, lanes, group = effective(graph), lane_table(graph), groups(graph)
@@ -177,8 +173,8 @@ def _run(
         fixed(graph.lane), ranks, fixed(graph.priority), pointers(graph.src[kept], n), dst[by_src], columns.lag[by_src],
         graph.from_start[by_src].view(np.uint8), lanes.ordered, lanes.slots, holds, arrivals, flow,
         slowed.view(np.uint8), slows.view(np.uint8), factor, pointers(flow[members], len(flows)),
-        members.astype(np.int32), flows.nbytes, flows.latency_ns, flows.route_ptr, flows.route_link,
-        flows.route_times, per_ns, start, end, decided,
+        members.astype(np.int32), flows.nbytes, flows.latency_ns,
+        *Shares.of(flows.route_ptr, flows.route_link, flows.route_times, per_ns), start, end, decided,
     )  # fmt: skip
     flow_engine.run(*arguments)
     return start, end, decided.view(np.bool_)
@@ -209,6 +205,11 @@ def _check(graph: TaskGraph | None, flows: Flows, capacity: Float64) -> None:
         raise GraphError(
             f"link {bad[0]} has a capacity of {capacity[bad[0]]:g} bytes/s; a link carries more than 0 and less than "
             "infinity."
+        )
+    if len(capacity) and capacity.max() > _WIDEST * capacity.min():
+        raise GraphError(
+            f"link {capacity.argmax()} carries {capacity.max() / capacity.min():.3g} times as much as link "
+            f"{capacity.argmin()}; leave out links that never hold anybody up, or check the units."
         )
     of = np.repeat(np.arange(len(flows)), np.diff(flows.route_ptr))
     bad = np.flatnonzero((flows.route_link < 0) | (flows.route_link >= len(capacity)))
