@@ -41,6 +41,7 @@ NOT_RUN = {
     "ledger": "needs rows that only verify writes",
     "zoo": "trains a model, for a minute",
     "rewrite": "searches and measures, for minutes",
+    "kernels": "compiles a model, for a minute",
     "network check": "needs the output of nccl-tests",
     "compression advise": "times hooks for a minute",
     "rig calibrate": "shapes real links, which needs to be root",
@@ -76,7 +77,8 @@ MEANINGS = {
     "--backend": "what exchanges messages", "--batch": "samples per step",
     "--batches": "where steps take batches from", "--between": "link between machines",
     "--bucket-mb": "size of a bucket", "--budget": "most that may be spent",
-    "--by": "what a row sums up", "--calibration": "use stored operator times", "--certificate": "for TLS",
+    "--by": "what a row sums up", "--calibrate": "time programs before",
+    "--calibration": "use stored operator times", "--certificate": "for TLS",
     "--checkpoint-gb": "size of a model's state", "--checkpoint-s": "seconds between saves",
     "--clients": "who wait for answers", "--cluster": "machines and their GPUs",
     "--compute-ms": "time of the passes of a batch", "--context": "tokens attended to",
@@ -139,7 +141,7 @@ MEANINGS = {
     "--task": "what is learnt of a graph",
     "--technique": "rows of a technique", "--tensor": "devices that share a layer",
     "--threads": "threads of an operator", "--times": "times filled in", "--to": "largest size",
-    "--trainers": "who train from one table",
+    "--trainers": "who train from one table", "--tries": "schedules that are drawn",
     "--to-cluster": "another cluster", "--to-load": "another load", "--token-budget": "tokens of a step",
     "--token-file": "a secret of clients", "--tokens": "words to train on", "--tolerance": "what counts as near",
     "--top": "rows of a ranking", "--tp": "devices that share a layer", "--trust": "packages that may be called",
@@ -169,6 +171,7 @@ ELSEWHERE = {
     ("serve plan", "--threads"): "cores that all instances share",
     ("plan second-order", "--memory"): "for factors and inverses, of a worker",
     ("plan data", "--memory"): "most memory of a training",
+    ("program", "--measure"): "how many of the best are timed",
 }
 
 

@@ -119,7 +119,7 @@ class Compiled(Technique):
         kind = torch.device(training.device).type
         if kind == "cpu" and self.mode == "reduce-overhead":
             raise self.refuse("mode=reduce-overhead launches CUDA graphs, and this training runs on a processor.")
-        if kind == "cpu" and not _compiler():
+        if kind == "cpu" and not compiler():
             raise self.refuse("torch.compile needs a C++ compiler on a processor; install g++, or name one by CXX.")
         if training.run is not None:
             raise self.refuse("the training has a step function of its own, which calls parts of the model itself.")
@@ -157,7 +157,7 @@ class Compiled(Technique):
         return [HostTask(after=int(previous[row]), like=row, name=_CALL, dur_ns=round(call_ns)) for row in firsts]
 
 
-def _compiler() -> str | None:
+def compiler() -> str | None:
     """The C++ compiler that PyTorch would use, None if there is none."""
     named = os.environ.get("CXX")
     return next(
