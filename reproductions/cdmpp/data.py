@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.cost.programs.compile import SETTINGS, Compiled
-from foretrace.cost.programs.misses import caches_here
 from foretrace.cost.programs.predictor import row
 from foretrace.cost.programs.program import TensorProgram
 from foretrace.cost.programs.rank import ROUNDS, SAMPLE_S, times
@@ -23,6 +22,7 @@ from foretrace.cost.programs.schedules import Schedule, apply, schedule_from_dat
 from foretrace.cost.programs.tasks import Task, task
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
+from foretrace.hardware.processor import caches_here
 from foretrace.reading import parse_json, read_bytes
 from reproductions.cdmpp.truth import reference
 from tables import load, machine, today

@@ -34,6 +34,8 @@ def test_calls_are_timed_in_order_and_hollow_ones_give_earlier_results() -> None
         right = call()
         assert [name for name, _ in watch.names] == ["cpp_fused_add_0", "extern_kernels.mm", "aten.relu"]
         assert [fused for _, fused in watch.names] == [True, False, False]
+        watch.start("kept")
+        call()
         watch.start("hollow")
         assert torch.equal(call(), right) and watch.place == 4, "an allocation and three calls"
         assert len(watch.seconds) == 3, "nothing was timed again"

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from foretrace.cost.programs import listing, misses, predictor, rank
 from foretrace.cost.programs.compile import Compiled
-from foretrace.cost.programs.misses import Caches
 from foretrace.cost.programs.program import Access, Buffer, Kind, Loop, Role, Statement, TensorProgram
 from foretrace.cost.programs.schedules import Group, Plan, Schedule, apply
 from foretrace.cost.programs.tasks import KINDS, SIZES, task
 from foretrace.cost.programs.trees import boost
 from foretrace.errors import ForetraceError
+from foretrace.hardware.processor import Caches
 
 DOT = task("matmul", m=4, n=8, k=6)
 
@@ -134,14 +134,14 @@ def drawn(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def test_the_formula_finds_its_own_constants() -> None:
     rows = drawn(300)
-    true = predictor.Formula(constants=(1.1, 0.6, 0.3, 20.0, 1.0, 3.0, 5.0, 6.0, 9.0, 2.0, 3.0))
+    true = predictor.Formula(constants=(1.1, 0.6, 0.3, 0.5, 20.0, 1.0, 3.0, 5.0, 6.0, 9.0, 2.0, 3.0))
     found = predictor.fit_formula(rows, true.seconds(rows))
-    assert np.abs(found.seconds(rows) / true.seconds(rows) - 1).max() < 0.1
+    assert np.abs(found.seconds(rows) / true.seconds(rows) - 1).max() < 0.15
     assert found.terms(rows).sum(axis=1) == pytest.approx(true.terms(rows).sum(axis=1), rel=0.3)
 
 
 def test_few_programs_do_not_lead_far_from_a_usual_processor() -> None:
-    rows, usual = drawn(4), predictor.Formula(constants=predictor._START)
+    rows, usual = drawn(4), predictor.Formula(constants=predictor.USUAL)
     found = predictor.fit_formula(rows, 2 * usual.seconds(rows))
     assert found.seconds(rows) == pytest.approx(2 * usual.seconds(rows), rel=0.05)
     assert usual.constants[-1] / found.constants[-1] == pytest.approx(2, rel=0.3), "the clock is what is free"
@@ -149,7 +149,7 @@ def test_few_programs_do_not_lead_far_from_a_usual_processor() -> None:
 
 def test_trees_learn_what_the_formula_leaves() -> None:
     rows = drawn(400)
-    formula = predictor.Formula(constants=predictor._START)
+    formula = predictor.Formula(constants=predictor.USUAL)
     seconds = formula.seconds(rows) * np.where(rows[:, 0] > np.median(rows[:, 0]), 1.6, 0.8)
     found = predictor.fit(rows, seconds, np.arange(400) // 4)
     assert np.median(np.abs(found.predict(rows) / seconds - 1)) < 0.1
@@ -167,7 +167,7 @@ def test_trees_reach_a_step() -> None:
 def test_what_binds_is_the_largest_term() -> None:
     rows = np.ones((2, len(predictor.ROW)))
     rows[0, predictor.ROW.index("pages")] = rows[1, predictor.ROW.index("long_chain")] = 1e6
-    found = predictor.ProgramPredictor(formula=predictor.Formula(constants=predictor._START), trees=None, low=1, high=1)
+    found = predictor.ProgramPredictor(formula=predictor.Formula(constants=predictor.USUAL), trees=None, low=1, high=1)
     assert found.binds(rows) == ["pages", "dependency chain"]
 
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 COUNTS = (
     "instructions", "multiply", "add", "shuffle", "vector", "load", "store", "integer", "divide", "wide", "blocks",
 )  # fmt: skip
-CYCLES = ("throughput", "long_chain", "short_chain", "exits")
-"""What a listing costs: at the busiest resource, waiting for chains in long and in short loops; loops left that a
-branch predictor does not count to."""
+CYCLES = ("throughput", "long_chain", "short_chain", "window", "exits")
+"""What a listing costs: at the busiest resource, waiting for chains in long and in short loops, and for values of an
+iteration that is so long that the next one is not in sight; loops left that a branch predictor does not count to."""
 
+_WINDOW = 256  # instructions in flight
 _LONG = 320  # instructions of a whole loop: a shorter one overlaps with what follows it
 _COUNTED_TRIPS = 24  # as far as a branch predictor counts
 _KINDS = {
@@ -79,9 +80,11 @@ def read(text: str, trips: Sequence[Mapping[int, tuple[int, int]]]) -> Listing:
         cycles["throughput"] += throughput * runs
         if inner is not None:
             entered, iterations = trips[nest][inner]
-            excess = max(0.0, _chain(body) - throughput) * iterations
+            chain, depth = _chain(body)
             long = len(body) * iterations / entered > _LONG
-            cycles["long_chain" if long else "short_chain"] += excess
+            cycles["long_chain" if long else "short_chain"] += max(0.0, chain - throughput) * iterations
+            seen = min(1.0, len(body) / _WINDOW)  # share of an iteration that fills the window
+            cycles["window"] += max(0.0, depth * seen - max(chain, throughput)) * iterations
     cycles["exits"] = float(sum(e for nest in trips for e, n in nest.values() if n > _COUNTED_TRIPS * e))
     return Listing(counts={name: counts[name] for name in COUNTS}, cycles=cycles)
 
@@ -164,8 +167,8 @@ def _throughput(found: Mapping[str, float]) -> float:
     )  # fmt: skip
 
 
-def _chain(body: Sequence[Instruction]) -> float:
-    """Cycles per iteration of the values that go from one iteration into the next."""
+def _chain(body: Sequence[Instruction]) -> tuple[float, float]:
+    """Cycles per iteration of the values that go from one iteration into the next; and of the first iteration."""
     ready: dict[str, float] = defaultdict(float)
     written = {each.writes for each in body}
     ends = []
@@ -186,4 +189,4 @@ def _chain(body: Sequence[Instruction]) -> float:
                 ready[each.memory] = begin
             end = max(end, end_of)
         ends.append(end)
-    return (ends[5] - ends[2]) / 3
+    return (ends[5] - ends[2]) / 3, ends[0]

@@ -6,15 +6,13 @@ Outer iterations beyond a limit of accesses are left out and counted by scaling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.compiled import njit
 from foretrace.cost.programs.compile import OFFSET_BYTES, PAGE_BYTES
 from foretrace.cost.programs.program import Access, Kind, Loop, LoopNest, Role, TensorProgram
+from foretrace.hardware.processor import Caches
 
 MISSES = ("l1_next", "l1_other", "l2_next", "l2_other", "pages")
 """Lines missed in the first and the second cache, next to the line that the same access missed before or elsewhere;
@@ -23,31 +21,6 @@ LINE_BYTES = 64
 _MOST = 1_500_000  # accesses that are simulated in each run
 _LOOP, _END, _ACCESS = 0, 1, 2
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caches:
-    """(sets, ways) of the first two caches, in lines, and entries of the first translation buffer."""
-
-    first: tuple[int, int] = (64, 8)
-    second: tuple[int, int] = (1024, 8)
-    pages: int = 64
-
-
-def caches_here() -> Caches:
-    """Those of this processor as Linux tells; those of a usual one where it does not."""
-    found: dict[int, tuple[int, int]] = {}
-    for place in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            kind, level, sets, ways = (
-                (place / name).read_text(encoding="ascii").strip()
-                for name in ("type", "level", "number_of_sets", "ways_of_associativity")
-            )
-            if kind != "Instruction" and int(sets) > 0 and int(ways) > 0:
-                found[int(level)] = (int(sets), int(ways))
-        except (OSError, ValueError):
-            continue
-    return Caches(first=found.get(1, Caches().first), second=found.get(2, Caches().second))
 
 
 def simulate(program: TensorProgram, caches: Caches) -> dict[str, float]:

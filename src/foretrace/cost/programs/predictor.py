@@ -16,25 +16,26 @@ from numpy.typing import NDArray
 from foretrace.cost.programs import listing, misses
 from foretrace.cost.programs.compile import Compiled
 from foretrace.cost.programs.trees import Boosted, boost
+from foretrace.hardware.processor import Caches
 
 Floats = NDArray[np.float64]
 ROW = (*listing.COUNTS, *listing.CYCLES, *misses.MISSES)
 """What is known of a program without running it, per run."""
 BINDS = {
-    "issue": ("throughput",), "dependency chain": ("long_chain", "short_chain"), "branches": ("exits",),
+    "issue": ("throughput",), "dependency chain": ("long_chain", "short_chain", "window"), "branches": ("exits",),
     "L1": ("l1_next", "l1_other"), "L2": ("l2_next", "l2_other"), "pages": ("pages",),
 }  # fmt: skip
 """What can hold a program back, and the terms that tell."""
 _CODE, _MEMORY = listing.CYCLES, misses.MISSES
 _TERMS = (*_CODE, *_MEMORY)
-# Cycles per unit on a processor of 2022 (long chains weigh more than short ones, which overlap), the sharpness p, GHz.
-_START = (1.0, 0.8, 0.2, 15.0, 1.5, 2.0, 4.0, 8.0, 7.0, 2.5, 3.5)
+# Cycles per unit on a processor of 2022 (long chains weigh more than short ones, which overlap), the sharpness p - 1, GHz.
+USUAL = (1.0, 0.8, 0.2, 0.5, 15.0, 1.5, 2.0, 4.0, 8.0, 7.0, 1.6, 3.5)
 _PULL = 0.03  # towards these, in squared logarithms per program: what few programs do not tell stays
 _FOLDS = 5
 _LOW, _HIGH = 0.1, 0.9
 
 
-def row(compiled: Compiled, caches: misses.Caches) -> Floats:
+def row(compiled: Compiled, caches: Caches) -> Floats:
     """What is known of a compiled program [len(ROW)]."""
     found = listing.read(compiled.listing, compiled.trips)
     missed = misses.simulate(compiled.program, caches)
@@ -43,7 +44,7 @@ def row(compiled: Compiled, caches: misses.Caches) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Formula:
-    """The constants, in the order of `_START`."""
+    """The constants, in the order of `USUAL`."""
 
     constants: tuple[float, ...]
 
@@ -60,7 +61,7 @@ class Formula:
 
 def fit_formula(rows: Floats, seconds: Floats) -> Formula:
     """Least soft absolute errors of log t, by Gauss and Newton on the logarithms of the constants."""
-    start = np.log(_START)
+    start = np.log(USUAL)
     at, target = start.copy(), np.log(seconds)
 
     def off(x: Floats) -> Floats:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,16 +18,15 @@ from numpy.typing import NDArray
 from foretrace.cost.operators.store import cache, make_folder
 from foretrace.cost.programs.compile import Bound, Compiled
 from foretrace.cost.programs.drawing import draw
-from foretrace.cost.programs.misses import caches_here
-from foretrace.cost.programs.predictor import Formula, ProgramPredictor, fit, row
+from foretrace.cost.programs.predictor import ROW, USUAL, Formula, ProgramPredictor, fit, row
 from foretrace.cost.programs.program import Kind, LoopNest, Statement, TensorProgram
 from foretrace.cost.programs.schedules import Schedule, apply
 from foretrace.cost.programs.tasks import KINDS, SIZES, Task, task
 from foretrace.cost.programs.trees import Boosted
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
-from foretrace.hardware.processor import instruction_sets
-from foretrace.reading import parse_npz, read_bytes
+from foretrace.hardware.processor import caches_here, instruction_sets
+from foretrace.reading import DAMAGED, parse_npz, read_bytes
 from foretrace.trace.observe.machine import machine
 
 Floats = NDArray[np.float64]
@@ -39,6 +37,16 @@ _MOST_BYTES = 1 << 28
 _SLOW_S = 3.0  # a program is timed for so long at most, and twice at least
 _ELSEWHERE = 2.5  # a processor that nothing was measured on: predictions for it are off by as much
 _TURNS = 24  # programs that are timed in turns
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What a predictor's file holds beside its trees."""
+
+    constants: tuple[float, ...]
+    low: float
+    high: float
+    about: str
+    start: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +194,7 @@ def calibrate(seconds: float, seed: int = 0, tell: Tell | None = None) -> Progra
 def load() -> tuple[ProgramPredictor, bool]:
     """The predictor of this processor, else the shipped one; and whether that was fitted on another processor."""
     if _path().exists():
-        return unpacked(read_bytes(_path())), False
+        return unpacked(read_bytes(_path()), str(_path())), False
     shipped = unpacked(files("foretrace.cost.programs").joinpath("shipped.npz").read_bytes())
     return shipped, shipped.about.split(",")[0] != _processor()
 
@@ -203,7 +211,7 @@ def _path() -> Path:
 def packed(predictor: ProgramPredictor) -> bytes:
     """The predictor as a file."""
     trees = predictor.trees
-    head: dict[str, Any] = {
+    head = {
         "constants": predictor.formula.constants, "low": predictor.low, "high": predictor.high,
         "about": predictor.about, "start": trees.start if trees else None,
     }  # fmt: skip
@@ -214,14 +222,25 @@ def packed(predictor: ProgramPredictor) -> bytes:
     return file.getvalue()
 
 
-def unpacked(data: bytes) -> ProgramPredictor:
-    """What `packed` wrote."""
-    held = parse_npz(data)
-    head = msgspec.json.decode(held["head"].tobytes())
-    trees = None
-    if head["start"] is not None:
-        edges, step = (held[name].astype(np.float64) for name in ("edges", "step"))
-        feature, cut, left = (held[name].astype(np.int64) for name in ("feature", "cut", "left"))
-        trees = Boosted(edges=edges, feature=feature, cut=cut, left=left, step=step, start=head["start"])
-    formula = Formula(constants=tuple(head["constants"]))
-    return ProgramPredictor(formula=formula, trees=trees, low=head["low"], high=head["high"], about=head["about"])
+def unpacked(data: bytes, where: str = "the shipped predictor") -> ProgramPredictor:
+    """What `packed` wrote. Raises ForetraceError where it is damaged."""
+    try:
+        held = parse_npz(data)
+        head = msgspec.json.decode(held["head"].tobytes(), type=_Head)
+        trees = None
+        if head.start is not None:
+            edges, step = (held[name].astype(np.float64) for name in ("edges", "step"))
+            feature, cut, left = (held[name].astype(np.int64) for name in ("feature", "cut", "left"))
+            sound = feature.shape == cut.shape == left.shape == step.shape and edges.shape[1] == len(ROW) + 1
+            sound &= bool((feature < edges.shape[1]).all() and (left >= 0).all() and (left < step.shape[1] - 1).all())
+            if not sound or not (np.isfinite(edges).all() and (np.abs(step) < 1).all() and abs(head.start) < 10):
+                raise ValueError("its trees do not fit")
+            trees = Boosted(edges=edges, feature=feature, cut=cut, left=left, step=step, start=head.start)
+        if len(head.constants) != len(USUAL) or not all(1e-9 < each < 1e9 for each in (*head.constants, head.high)):
+            raise ValueError("its constants do not fit")
+        if not 1e-9 < head.low <= head.high:
+            raise ValueError("its range is none")
+    except (*DAMAGED, msgspec.MsgspecError) as error:
+        raise ForetraceError(f"{where} is damaged ({error}); delete it and calibrate again.") from None
+    formula = Formula(constants=head.constants)
+    return ProgramPredictor(formula=formula, trees=trees, low=head.low, high=head.high, about=head.about)

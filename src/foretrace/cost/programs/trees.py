@@ -55,7 +55,7 @@ def boost(x: Floats, y: Floats, *, trees: int = 500, leaves: int = 7, rate: floa
     for tree in range(trees):
         sign, leaf = np.sign(rest), np.zeros(len(x), np.int64)
         used = rng.random(len(x)) < 0.7
-        tried = rng.random(x.shape[1]) < 0.7
+        tried = np.asarray(rng.random(x.shape[1]) < 0.7, np.bool_)
         best = {0: _cut(flat[used], sign[used], tried)}
         grown = 1
         while grown + 1 < nodes and (node := max(best, key=lambda each: best[each][0])) is not None:
