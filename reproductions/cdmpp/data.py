@@ -141,7 +141,7 @@ class Quiet:
 
 def quiet(path: Path = QUIET) -> Quiet:
     """What `measure` wrote. Raises ForetraceError."""
-    data = parse_json(gzip.decompress(read_bytes(path)), str(path))
+    data = parse_json(read_bytes(path), str(path))
     return Quiet(
         about=data["about"], seconds=np.array(data["ns"]) * 1e-9, gap=np.array(data["gap"]), rows=np.array(data["rows"])
     )

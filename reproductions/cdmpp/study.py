@@ -55,7 +55,6 @@ def results(say: Callable[[str], None]) -> dict[str, Any]:
     found["left_out"] = {
         "formula of ten constants": metrics(formula, native, task_of),
         "trees on what it leaves": metrics(by_task, native, task_of),
-        "trees on log t": metrics(_plain_trees(rows[0], native, task_of), native, task_of),
     }
     error = np.abs(by_task / native - 1)
     found["by_kind"] = {str(kind): float(error[kinds == kind].mean()) for kind in dict.fromkeys(kinds.tolist())}
@@ -78,14 +77,6 @@ def _formula_left_out(rows: Floats, seconds: Floats, groups: NDArray[np.int64]) 
     found = np.zeros(len(seconds))
     for out in _folds(groups):
         found[out] = fit_formula(rows[~out], seconds[~out]).seconds(rows[out])
-    return found
-
-
-def _plain_trees(rows: Floats, seconds: Floats, groups: NDArray[np.int64]) -> Floats:
-    """Trees of the same features without the formula."""
-    features, found = np.log1p(rows), np.zeros(len(seconds))
-    for out in _folds(groups):
-        found[out] = np.exp(boost(features[~out], np.log(seconds[~out])).predict(features[out]))
     return found
 
 
