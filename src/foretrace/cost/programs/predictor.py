@@ -28,7 +28,7 @@ BINDS = {
 """What can hold a program back, and the terms that tell."""
 _CODE, _MEMORY = listing.CYCLES, misses.MISSES
 _TERMS = (*_CODE, *_MEMORY)
-# Cycles per unit on a processor of 2022 (long chains weigh more than short ones, which overlap), the sharpness p - 1, GHz.
+# Cycles per unit on a processor of 2022 (long chains weigh more than short ones, which overlap), p - 1, and GHz.
 USUAL = (1.0, 0.8, 0.2, 0.5, 15.0, 1.5, 2.0, 4.0, 8.0, 7.0, 1.6, 3.5)
 _PULL = 0.03  # towards these, in squared logarithms per program: what few programs do not tell stays
 _FOLDS = 5

@@ -25,7 +25,7 @@ from foretrace.cost.programs.tasks import KINDS, SIZES, Task, task
 from foretrace.cost.programs.trees import Boosted
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
-from foretrace.hardware.processor import caches_here, instruction_sets
+from foretrace.hardware.processor import caches_here, instruction_sets, named
 from foretrace.reading import DAMAGED, parse_npz, read_bytes
 from foretrace.trace.observe.machine import machine
 
@@ -98,14 +98,16 @@ def rank(
             tell((i + 1) / (len(programs) + measured))
     table = np.array(rows)
     predicted, binds = predictor.predict(table), predictor.binds(table)
-    wide = _ELSEWHERE if foreign else 1.0
     order = np.argsort(predicted, kind="stable")
     inputs = given.inputs("float32")
     timed = times([compiled[i].bind(inputs) for i in order[:measured]])
+    ratio = float(np.median(timed / predicted[order[:measured]])) if measured else 1.0
+    wide = _ELSEWHERE if foreign else 1.0
+    low, high = predictor.low * min(1.0, ratio) / wide, predictor.high * max(1.0, ratio) * wide
     found = [
         Candidate(
             loops=described(programs[i]), binds=binds[i], predicted_s=float(predicted[i]),
-            low_s=float(predicted[i] * predictor.low / wide), high_s=float(predicted[i] * predictor.high * wide),
+            low_s=float(predicted[i] * low), high_s=float(predicted[i] * high),
             measured_s=float(timed[place]) if place < len(timed) else None,
         )
         for place, i in enumerate(order)
@@ -196,16 +198,15 @@ def load() -> tuple[ProgramPredictor, bool]:
     if _path().exists():
         return unpacked(read_bytes(_path()), str(_path())), False
     shipped = unpacked(files("foretrace.cost.programs").joinpath("shipped.npz").read_bytes())
-    return shipped, shipped.about.split(",")[0] != _processor()
+    return shipped, not shipped.about.startswith(f"{_processor()},")
 
 
 def _processor() -> str:
-    return str(machine().get("cpu"))
+    return f"{machine().get('cpu')} ({named(instruction_sets())})"
 
 
 def _path() -> Path:
-    what = [_processor(), *(instruction_sets() or ())]
-    return cache() / "programs" / f"{hashlib.sha256(' '.join(what).encode()).hexdigest()[:16]}.npz"
+    return cache() / "programs" / f"{hashlib.sha256(_processor().encode()).hexdigest()[:16]}.npz"
 
 
 def packed(predictor: ProgramPredictor) -> bytes:
