@@ -321,9 +321,9 @@ def devices_section(traces: Path) -> str:
 
 def programs_section(_: Path | None) -> str:
     """Tables of reproductions/cdmpp on the recorded programs."""
-    from reproductions.cdmpp import score
+    from reproductions.cdmpp import study
 
-    return score.page(score.score(lambda text: print(text, file=sys.stderr), ablate=True))
+    return study.page(study.results(lambda text: print(text, file=sys.stderr)))
 
 
 def local_section(_: Path | None) -> str:

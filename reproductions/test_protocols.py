@@ -119,7 +119,7 @@ def test_programs_never_seen_are_scored_with_the_kept_weights() -> None:
     held = score.of_tasks(recording, test)
     found = load().predict_encoded(encode(recording.programs(0)).take(held))
     error = score.metrics(found.seconds, recording.seconds[held, 0], recording.task_of[held])
-    assert 100 * error["mape"] == pytest.approx(28.4, abs=0.1), "as docs/accuracy/programs.md has it"
+    assert 100 * error["mape"] == pytest.approx(28.4, abs=0.1), "as transformer.md has it"
     assert np.all(found.low_s <= found.high_s)
 
 
@@ -129,3 +129,14 @@ def test_structured_dropout_is_timed() -> None:
 
     row = speed(hidden=16, p=0.5, connections="both", blocks=1)
     assert row.ordinary_ms > 0 and row.row().startswith("| 16 | 0.5 | both | ")
+
+
+def test_the_predictor_of_programs_is_scored_on_tasks_left_out() -> None:
+    from foretrace.cost.programs.predictor import fit_formula
+    from reproductions.cdmpp import data, study
+
+    quiet, recording = data.quiet(), data.read()
+    assert quiet.rows.shape[:2] == quiet.seconds.T.shape == (2, len(recording.task_of))
+    out = study._folds(recording.task_of)[0]
+    found = fit_formula(quiet.rows[0][~out], quiet.seconds[~out, 0]).seconds(quiet.rows[0][out])
+    assert np.median(np.abs(found / quiet.seconds[out, 0] - 1)) < 0.3

@@ -14,9 +14,9 @@ from math import log2, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.cost.programs.program import Access, Expression, Kind, Loop, LoopNest, Role, Statement, TensorProgram
+from foretrace.cost.programs.program import leaves as leaves_of
 from foretrace.errors import ForetraceError
-from reproductions.cdmpp.program import Access, Expression, Kind, Loop, LoopNest, Role, Statement, TensorProgram
-from reproductions.cdmpp.program import leaves as leaves_of
 
 Floats = NDArray[np.float64]
 POP = -1

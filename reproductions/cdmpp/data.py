@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import json
 import time
@@ -15,25 +14,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.cost.programs.compile import SETTINGS, Compiled
+from foretrace.cost.programs.predictor import row
+from foretrace.cost.programs.program import TensorProgram
+from foretrace.cost.programs.rank import ROUNDS, SAMPLE_S, times
+from foretrace.cost.programs.schedules import Schedule, apply, schedule_from_data
+from foretrace.cost.programs.tasks import Task, task
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
-from reproductions.cdmpp.compile import Bound, Compiled
-from reproductions.cdmpp.drawing import draw
-from reproductions.cdmpp.emit import module_text
-from reproductions.cdmpp.program import TensorProgram
-from reproductions.cdmpp.schedules import Schedule, apply, schedule_from_data
-from reproductions.cdmpp.tasks import Task, task
+from foretrace.hardware.processor import caches_here
+from foretrace.reading import parse_json, read_bytes
+from reproductions.cdmpp.truth import reference
 from tables import load, machine, today
 
 RECORDING = Path(__file__).parent / "programs.json.gz"
+QUIET = Path(__file__).parent / "quiet.json.gz"
 DOMAINS = (("float32", "native"), ("float32", "baseline"), ("float64", "native"))
 """Number type and instruction set; the first is the source of every transfer."""
 DOMAIN_NAMES = ("float32, native", "float32, baseline", "float64, native")
 
-_MOST_LINES = 1200  # of LLVM IR; longer programs take seconds to compile
 _CHUNK = 48  # programs that are timed in turns
-_ROUNDS = 8
-_SAMPLE_S = 1.5e-3  # processor time of one sample
 _TOLERANCE = {"float32": 3e-4, "float64": 1e-9}
 
 _SIZES: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
@@ -72,6 +72,9 @@ TASKS: tuple[Task, ...] = tuple(
 )
 
 
+Floats = NDArray[np.float64]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """Programs and what they took: `seconds` [programs x domains], the less of both times.
@@ -83,11 +86,11 @@ class Recording:
     tasks: tuple[Task, ...]
     task_of: NDArray[np.int64]
     schedules: tuple[Schedule, ...]
-    once: NDArray[np.float64]
-    seconds: NDArray[np.float64]
+    once: Floats
+    seconds: Floats
     again: NDArray[np.int64]
-    first: NDArray[np.float64]
-    second: NDArray[np.float64]
+    first: Floats
+    second: Floats
 
     def programs(self, domain: int) -> list[TensorProgram]:
         dtype = DOMAINS[domain][0]
@@ -121,114 +124,90 @@ def read(path: Path = RECORDING) -> Recording:
     )
 
 
-def measure(minutes: float, per_task: int, say: Callable[[str], None], path: Path = RECORDING) -> None:
-    """Draw, compile, check and time programs, round by round over all tasks, until there are `per_task` of each or the
-    time is up.
+# --- measured again, quietly ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """The recorded programs on another machine: `seconds` [programs x settings], and by how much the two least passes
+    of each differ.
     """
+
+    about: dict[str, Any]
+    seconds: Floats
+    gap: Floats
+    rows: Floats  # [settings x programs x what is known without running them]
+
+
+def quiet(path: Path = QUIET) -> Quiet:
+    """What `measure` wrote. Raises ForetraceError."""
+    data = parse_json(read_bytes(path), str(path))
+    return Quiet(
+        about=data["about"], seconds=np.array(data["ns"]) * 1e-9, gap=np.array(data["gap"]), rows=np.array(data["rows"])
+    )
+
+
+def measure(passes: int, slices_s: float, say: Callable[[str], None], path: Path = QUIET) -> None:
+    """Time all recorded programs: twice, then those again whose two least passes differ by more than 2 %."""
+    recording = read()
     begin = time.monotonic()
-    rng = np.random.default_rng(20_261_122)
-    truth = {(t, dtype): _truth(each, dtype) for t, each in enumerate(TASKS) for dtype in ("float32", "float64")}
-    found: list[tuple[int, Schedule, NDArray[np.float64]]] = []
-    repeated: list[tuple[int, NDArray[np.float64]]] = []
-    spent = 0.0
-    if path.exists() and (before := read(path)).about["machine"] == machine() and before.tasks == TASKS:
-        found = list(zip(before.task_of.tolist(), before.schedules, before.once, strict=True))
-        repeated = list(zip(before.again.tolist(), before.second, strict=True))
-        spent = before.about["minutes"]
-    jobs = _missing(_draw(per_task, rng), [each[:2] for each in found], per_task)
-
-    def save() -> None:
-        minutes_taken = round(spent + (time.monotonic() - begin) / 60, 1)
-        write_bytes(path, _file(found, repeated, minutes_taken), compress=True)
-
-    while jobs and time.monotonic() - begin < 60 * minutes * 0.9:
-        chunk, jobs = jobs[:_CHUNK], jobs[_CHUNK:]
-        found += [(*job, seconds) for job, seconds in zip(chunk, _timed(chunk, truth), strict=True)]
-        save()
-        say(f"{len(found)} programs, {len(jobs)} left, {time.monotonic() - begin:.0f} s")
-    waiting = np.setdiff1d(np.arange(len(found)), [i for i, _ in repeated])
-    while len(waiting) and time.monotonic() - begin < 60 * minutes * 0.95:
-        part = np.sort(rng.choice(waiting, min(_CHUNK, len(waiting)), replace=False))
-        waiting = np.setdiff1d(waiting, part)
-        timed = _timed([found[i][:2] for i in part], truth)
-        repeated += list(zip(part.tolist(), timed, strict=True))
-        save()
-        say(f"{len(repeated)} programs a second time, {len(waiting)} left, {time.monotonic() - begin:.0f} s")
-    save()
-
-
-def _missing(
-    drawn: list[tuple[int, Schedule]], known: list[tuple[int, Schedule]], per_task: int
-) -> list[tuple[int, Schedule]]:
-    """What is still to be measured, so that no task has more than `per_task`."""
-    have, left = set(known), {t: per_task - sum(each[0] == t for each in known) for t in range(len(TASKS))}
-    found = []
-    for job in drawn:
-        if job not in have and left[job[0]] > 0:
-            left[job[0]] -= 1
-            found.append(job)
-    return found
-
-
-def _file(
-    found: list[tuple[int, Schedule, NDArray[np.float64]]],
-    repeated: list[tuple[int, NDArray[np.float64]]],
-    minutes: float,
-) -> bytes:
-    data = {
-        "about": {
-            "date": today(), "machine": machine(), "load": load(), "minutes": minutes,
-            "protocol": f"one thread, processor time, least of {_ROUNDS} rounds in turns over {_CHUNK} programs, "
-            f"samples of {1e3 * _SAMPLE_S:g} ms, data left where the run before left it, every result checked "
-            "against numpy",
-            "domains": list(DOMAIN_NAMES), "unit": "ns",
-        },
-        "tasks": [[each.kind, dict(each.sizes)] for each in TASKS],
-        "programs": [[t, s.as_data(), np.rint(1e9 * ns).astype(int).tolist()] for t, s, ns in found],
-        "again": [[i, np.rint(1e9 * ns).astype(int).tolist()] for i, ns in repeated],
+    truth = {t: _truth(each, "float32") for t, each in enumerate(recording.tasks)}
+    compiled: dict[tuple[int, int], Compiled] = {}
+    for i, program in enumerate(recording.programs(0)):
+        inputs, right = truth[int(recording.task_of[i])]
+        for d, setting in enumerate(SETTINGS):
+            one = compiled[i, d] = Compiled(program, setting)
+            error = float(np.abs(one.run(inputs) - right).max() / np.abs(right).max())
+            if not error < _TOLERANCE["float32"]:
+                raise AssertionError(f"{program.task} computes something else ({error:.2g}).")
+    found: dict[tuple[int, int], list[float]] = {key: [] for key in compiled}
+    rng = np.random.default_rng(0)
+    for number in range(passes):
+        waiting = [key for key, seconds in found.items() if number < 2 or _gap(seconds) > 0.02]
+        rng.shuffle(waiting)
+        for first in range(0, len(waiting), _CHUNK):
+            part = [(i, d) for i, d in waiting[first : first + _CHUNK]]
+            bound = [compiled[key].bind(truth[int(recording.task_of[key[0]])][0]) for key in part]
+            for key, seconds in zip(part, times(bound), strict=True):
+                found[key].append(float(seconds))
+        say(f"pass {number + 1}: {len(waiting)} programs, {time.monotonic() - begin:.0f} s")
+        if number + 1 < passes:
+            time.sleep(slices_s)
+    shape = (len(recording.task_of), len(SETTINGS))
+    gaps = np.array([_gap(each) for each in found.values()]).reshape(shape)
+    about = {
+        "date": today(), "machine": machine(), "load": load(), "passes": passes,
+        "protocol": f"one thread, wall clock, least of {ROUNDS} samples of {1e3 * SAMPLE_S:g} ms in turns over "
+        f"{_CHUNK} programs, minutes apart again where the two least passes differ by more than 2 %",
     }  # fmt: skip
-    return json.dumps(data, separators=(",", ":")).encode()
+    say("what is known of programs without running them ...")
+    caches = caches_here()
+    rows = [[row(compiled[i, d], caches) for i in range(shape[0])] for d in range(shape[1])]
+    write_quiet(path, about, np.array([min(each) for each in found.values()]).reshape(shape), gaps, np.array(rows))
 
 
-def _draw(per_task: int, rng: np.random.Generator) -> list[tuple[int, Schedule]]:
-    """Different schedules of every task, the first of all tasks before the second of any."""
-    found: list[tuple[int, Schedule]] = []
-    seen: set[tuple[int, Schedule]] = set()
-    for _ in range(per_task):
-        for t, each in enumerate(TASKS):
-            for _ in range(40):
-                schedule = draw(each, rng)
-                if (t, schedule) not in seen and module_text(apply(each, schedule)).count("\n") <= _MOST_LINES:
-                    seen.add((t, schedule))
-                    found.append((t, schedule))
-                    break
-    return found
+def write_quiet(
+    path: Path,
+    about: dict[str, Any],
+    seconds: Floats,
+    gaps: Floats,
+    rows: Floats,
+) -> None:
+    """Keep labels."""
+    data = {
+        "about": about,
+        "ns": np.round(1e9 * seconds, 1).tolist(),
+        "gap": np.round(gaps, 5).tolist(),
+        "rows": np.round(rows, 1).tolist(),
+    }
+    write_bytes(path, json.dumps(data, separators=(",", ":")).encode(), compress=True)
+
+
+def _gap(seconds: list[float]) -> float:
+    least = sorted(seconds)[:2]
+    return least[1] / least[0] - 1
 
 
 def _truth(each: Task, dtype: str) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
     inputs = each.inputs(dtype)
-    return inputs, each.reference({name: array.astype("float64") for name, array in inputs.items()})
-
-
-def _timed(chunk: list[tuple[int, Schedule]], truth: dict[Any, Any]) -> NDArray[np.float64]:
-    """Seconds [programs x domains]."""
-    bound: list[tuple[int, int, Bound, int]] = []
-    for i, (t, schedule) in enumerate(chunk):
-        for d, (dtype, setting) in enumerate(DOMAINS):
-            program = apply(TASKS[t], schedule, dtype)
-            inputs, right = truth[t, dtype]
-            ready = Compiled(program, setting).bind(inputs)
-            ready.run()
-            error = float(np.abs(ready.output - right).max() / np.abs(right).max())
-            if not error < _TOLERANCE[dtype]:
-                raise AssertionError(f"{program.task} computes something else ({error:.2g}): {schedule.as_data()}")
-            bound.append((i, d, ready, max(1, round(_SAMPLE_S / max(ready.seconds(1), 1e-7)))))
-    best = np.full((len(chunk), len(DOMAINS)), np.inf)
-    gc.disable()
-    try:
-        for _ in range(_ROUNDS):
-            for i, d, ready, repetitions in bound:
-                best[i, d] = min(best[i, d], ready.seconds(repetitions))
-    finally:
-        gc.enable()
-    return best
+    return inputs, reference(each, {name: array.astype("float64") for name, array in inputs.items()})

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.cost.programs.program import TensorProgram
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from reproductions.cdmpp.ast import FEATURES, Encoded, encode, positional
 from reproductions.cdmpp.labels import Labels, labels_from_data
 from reproductions.cdmpp.prior import estimates
-from reproductions.cdmpp.program import TensorProgram
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]

@@ -1,11 +1,14 @@
 """Tensor programs on this machine: measure them, train the predictor, score it on tasks that it has not seen.
 
-    python -m reproductions cdmpp measure [--minutes 15] [--per-task 24]
+    python -m reproductions cdmpp measure [--passes 6]
+    python -m reproductions cdmpp ship
+    python -m reproductions cdmpp study [--json]
     python -m reproductions cdmpp train
     python -m reproductions cdmpp score [--ablate] [--json]
 
-`measure` goes on where an earlier recording of the same machine stopped; `train` writes the weights;
-`score` writes docs/accuracy/programs.md, or with --json only prints its figures.
+`measure` times all programs on this machine; `ship` fits what comes with the package to that; `study` scores it on
+tasks left out and writes docs/accuracy/programs.md, or with --json only prints its figures. `train` and `score` are
+of the transformer that it replaced, on the first recording; `score` writes reproductions/cdmpp/transformer.md.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+from foretrace.files import write_text  # noqa: E402
 from reproductions import parser_of  # noqa: E402
-from reproductions.cdmpp import data, score  # noqa: E402
+from reproductions.cdmpp import data, score, study  # noqa: E402
 
 
 def say(text: str) -> None:
@@ -28,14 +33,25 @@ def say(text: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     parser = parser_of("cdmpp", __doc__)
-    parser.add_argument("what", choices=("measure", "train", "score"))
-    parser.add_argument("--minutes", type=float, default=15.0, help="measure: at most so long")
-    parser.add_argument("--per-task", type=int, default=24, help="measure: at most so many programs of a task")
-    parser.add_argument("--json", action="store_true", help="score: print the figures as JSON")
+    parser.add_argument("what", choices=("measure", "ship", "study", "train", "score"))
+    parser.add_argument("--passes", type=int, default=6, help="measure: at most so often, two minutes apart")
+    parser.add_argument("--json", action="store_true", help="study, score: print the figures as JSON")
     parser.add_argument("--ablate", action="store_true", help="score: also leave out parts of the predictor in turn")
     given = parser.parse_args(arguments)
     if given.what == "measure":
-        data.measure(given.minutes, given.per_task, say)
+        data.measure(given.passes, 120.0, say)
+        return 0
+    if given.what == "ship":
+        study.ship(say)
+        return 0
+    if given.what == "study":
+        studied = study.results(say)
+        if given.json:
+            print(json.dumps(studied, indent=1))
+        else:
+            import accuracy
+
+            accuracy.write("programs", study.page(studied))
         return 0
     import torch
 
@@ -47,7 +63,5 @@ def main(arguments: Sequence[str]) -> int:
     if given.json:
         print(json.dumps(found, indent=1))
         return 0
-    import accuracy
-
-    accuracy.write("programs", score.page(found))
+    write_text(Path(__file__).parent / "transformer.md", f"# The transformer\n\n{score.page(found)}")
     return 0

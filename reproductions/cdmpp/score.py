@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boosting import boost
 from foretrace.cost.operators.sampling import choose_tasks
+from foretrace.cost.programs.trees import boost
 from reproductions.cdmpp import data, learn
 from reproductions.cdmpp.ast import Encoded, encode
 from reproductions.cdmpp.data import Recording
@@ -241,7 +241,7 @@ def transfer(
 
 
 def page(found: dict[str, Any]) -> str:
-    """The page docs/accuracy/programs.md."""
+    """The page reproductions/cdmpp/transformer.md."""
     about = found["about"]
 
     def pct(value: float) -> str:

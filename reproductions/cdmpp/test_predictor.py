@@ -12,15 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrace.cost.programs.drawing import draw
+from foretrace.cost.programs.program import Loop, LoopNest, TensorProgram, leaves
+from foretrace.cost.programs.schedules import Group, Plan, Schedule, apply
+from foretrace.cost.programs.tasks import KINDS, task
 from foretrace.errors import ForetraceError
 from reproductions.cdmpp import labels, learn
 from reproductions.cdmpp.ast import FEATURES, POP, CompactTree, compact, encode, features, positional
-from reproductions.cdmpp.drawing import draw
 from reproductions.cdmpp.predictor import ProgramPredictor, Shape, load
 from reproductions.cdmpp.prior import TERMS, estimates, fit_costs
-from reproductions.cdmpp.program import Loop, LoopNest, TensorProgram, leaves
-from reproductions.cdmpp.schedules import Group, Plan, Schedule, apply
-from reproductions.cdmpp.tasks import KINDS, task
 from reproductions.cdmpp.test_programs import SIZES
 
 SMALL = Shape(width=16, layers=2, heads=2, hidden=16, embedding=8, decoder=16)

@@ -66,6 +66,9 @@ HELD = {
         "tests/serving/energy/test_recorded.py::test_no_more_settings_are_measured_than_asked"
     ],
     "energy colocate --seconds": ["tests/serving/energy/test_colocate.py::test_two_real_processes_share_a_core"],
+    "kernels --seconds": ["tests/experiment/test_kernels.py::test_parts_add_up_to_the_step"],
+    "program --calibrate": ["tests/cost/programs/test_programs.py::test_calibration_is_kept"],
+    "program --measure": ["tests/cost/programs/test_programs.py::test_schedules_are_ranked_and_the_best_timed"],
     "cloud advise --budget": ["tests/plan/test_cloud.py::test_the_choice_keeps_within_time_and_money"],
     "cloud advise --within": ["tests/plan/test_cloud.py::test_the_choice_keeps_within_time_and_money"],
 }  # fmt: skip

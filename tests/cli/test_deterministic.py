@@ -66,6 +66,7 @@ ASKED = {
     "llm simulate": "llama-3-8b --device h100 --seconds 30",
     "llm draft": "llama-2-70b --device h100 --tp 4 --parameters 5e8",
     "llm calibrate": f"{ROOT / 'tests' / 'data' / 'serving' / 'vllm_bench.json'} --model llama-3-8b --device h100",
+    "program": "gemv m=32 k=64 --tries 8 --measure 0",
     "energy tune": f"zeus:{ROOT / 'tests' / 'data' / 'energy'} workload=squad",
     "fleet run": f"{SMALL} --policy las",
     "fleet compare": f"{SMALL} --policy fifo --policy las",
@@ -100,6 +101,7 @@ MEASURE = {
     "serve load": "times a server",
     "energy measure": "reads counters of this machine",
     "energy colocate": "runs two models",
+    "kernels": "times a step",
     "plan data": "times steps and the disk",
 }
 ELSEWHERE = {

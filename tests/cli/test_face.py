@@ -41,6 +41,7 @@ NOT_RUN = {
     "ledger": "needs rows that only verify writes",
     "zoo": "trains a model, for a minute",
     "rewrite": "searches and measures, for minutes",
+    "kernels": "compiles a model, for a minute",
     "network check": "needs the output of nccl-tests",
     "compression advise": "times hooks for a minute",
     "rig calibrate": "shapes real links, which needs to be root",
@@ -79,7 +80,8 @@ MEANINGS = {
     "--backend": "what exchanges messages", "--batch": "samples per step",
     "--batches": "where steps take batches from", "--between": "link between machines",
     "--bucket-mb": "size of a bucket", "--budget": "most that may be spent",
-    "--by": "what a row sums up", "--calls": "of a cost model by a search", "--calibration": "use stored operator times", "--certificate": "for TLS",
+    "--by": "what a row sums up", "--calibrate": "time programs before", "--calibration": "use stored operator times",
+    "--calls": "of a cost model by a search", "--certificate": "for TLS",
     "--checkpoint-gb": "size of a model's state", "--checkpoint-s": "seconds between saves",
     "--clients": "who wait for answers", "--cluster": "machines and their GPUs",
     "--compute-ms": "time of the passes of a batch", "--context": "tokens attended to",
@@ -145,6 +147,7 @@ MEANINGS = {
     "--technique": "rows of a technique", "--tensor": "devices that share a layer",
     "--threads": "threads of an operator", "--times": "times filled in", "--to": "largest size",
     "--trace": "a log of jobs, or how to draw one", "--trainers": "who train from one table",
+    "--tries": "schedules that are drawn",
     "--to-cluster": "another cluster", "--to-load": "another load", "--token-budget": "tokens of a step",
     "--token-file": "a secret of clients", "--tokens": "words to train on", "--tolerance": "what counts as near",
     "--top": "rows of a ranking", "--tp": "devices that share a layer", "--trust": "packages that may be called",
@@ -179,6 +182,7 @@ ELSEWHERE = {
     ("serve plan", "--threads"): "cores that all instances share",
     ("plan second-order", "--memory"): "for factors and inverses, of a worker",
     ("plan data", "--memory"): "most memory of a training",
+    ("program", "--measure"): "how many of the best are timed",
 }
 
 

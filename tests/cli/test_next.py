@@ -79,6 +79,8 @@ NOT_ASKED = {
     "serve plan": "measures; suggests `serve`, which runs until Ctrl-C",
     "scale": "needs several ranks; suggests `show` of what it read",
     "rewrite": "suggests nothing",
+    "program": "suggests nothing",
+    "kernels": "compiles a model and suggests nothing",
     "verify": "measures; suggests `ledger`, or itself with more time",
     "ledger": "needs what `verify` measures; suggests its own summary",
     "calibrate device": "measures and suggests nothing",

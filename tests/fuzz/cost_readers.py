@@ -199,8 +199,39 @@ def _play_ledger(path: Path, way: int) -> Iterator[Figure]:
         base.unlink(missing_ok=True)
 
 
+def _play_predictor(path: Path, way: int) -> Iterator[Figure]:
+    import numpy as np
+
+    from foretrace.cost.programs import predictor, rank
+
+    found = rank.unpacked(path.read_bytes(), str(path))
+    rows = np.ones((3, len(predictor.ROW))) * np.array([[1.0], [1e3], [1e6]])
+    yield "seconds", found.predict(rows)
+    yield "range", [found.low, found.high]
+    printed(found.about)
+
+
+def _play_kernels(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.techniques.compute import compiled
+
+    compiled._timed_step.cache_clear()
+    found = compiled._timed_step(str(path))
+    yield "step", [found.step_s, found.sum_s, *found.interval_s]
+    printed(found.model)
+
+
+def _predictors() -> Samples:
+    from importlib.resources import files
+
+    return {"predictor.npz": files("foretrace.cost.programs").joinpath("shipped.npz").read_bytes()}
+
+
 def cost_readers() -> Iterator[Reader]:
     """The readers of this file."""
+    yield Reader(name="program-predictor", covers=("cost.programs.rank",), samples=_predictors, play=_play_predictor)
+    kernels = {"command": "kernels", "model": "m", "step_s": 0.01, "sum_s": 0.0098, "interval_s": [0.0097, 0.0103]}
+    yield Reader(name="kernels", covers=("techniques.compute.compiled",), play=_play_kernels,
+                 samples=lambda: {"kernels.json": json.dumps(kernels).encode()})  # fmt: skip
     yield Reader(name="cluster", covers=("hardware.cluster_file",), samples=lambda: CLUSTERS, play=_play_network)
     covers = ("cost.network.collective_files", "cost.network.collective_table", "experiment.links.calibrate")
     yield Reader(name="collectives", covers=covers, samples=collective_tables, play=_play_collectives)

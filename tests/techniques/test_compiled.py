@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,7 +122,7 @@ def test_the_model_is_compiled_once_and_copies_anew(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler
 def test_it_trains_for_real() -> None:
-    if module._compiler() is None:
+    if module.compiler() is None:
         pytest.skip("no C++ compiler")
     plain, treated = small_training().with_batches(2), Compiled().apply(small_training().with_batches(2))
     torch.manual_seed(1)
@@ -152,3 +154,21 @@ def test_long_stretches_of_unknown_work_may_stay(technique: Technique) -> None:
     assert low < 0.02
     assert high < whole.before_s * 1.05
     assert not any(each.assumption.name == "holes" for each in whatif(graph, [technique]).assumptions)
+
+
+def test_timed_kernels_say_what_the_step_takes(graph: TaskGraph, tmp_path: Path) -> None:
+    file = tmp_path / "kernels.json"
+    answer = {"command": "kernels", "model": "small", "step_s": 0.010, "sum_s": 0.0098, "interval_s": [0.0097, 0.0103]}
+    file.write_text(json.dumps(answer))
+    technique = Compiled(kernels=str(file))
+    predicted = technique.predict(graph)
+    check_valid(predicted)
+    work = select(predicted, phase=("forward", "backward", "optimizer"))
+    assert predicted.dur[work].sum() / predicted.n_steps == pytest.approx(0.0098e9, rel=0.01)
+    (assumed,) = technique.uncertain(graph)
+    assert assumed.low < 0.97 and assumed.high > 1.03 and "2.0 % off" in assumed.why
+    for text in ("{}", "no JSON", json.dumps(answer | {"sum_s": -1.0})):
+        other = tmp_path / f"{len(text)}.json"
+        other.write_text(text)
+        with pytest.raises(NotApplicableError, match="foretrace kernels MODEL --json"):
+            Compiled(kernels=str(other)).predict(graph)

@@ -39,7 +39,7 @@ PANELS = {
     "Record and look": ("record", "show", "blame", "profile", "simulate", "stash", "report", "export", "graph"),
     "Ask what if": ("advise", "whatif", "optimise", "compare"),
     "Check": ("check", "verify", "ledger"),
-    "Models without a run": ("estimate", "operators", "utilisation", "sparsity", "rewrite", "plan", "codesign"),
+    "Models without a run": ("estimate", "operators", "utilisation", "sparsity", "rewrite", "program", "kernels", "plan", "codesign"),
     "Many workers": ("align", "scale", "network", "compression", "rig", "cloud"),
     "Fleets": ("fleet",),
     "Serving": ("serve", "llm", "energy"),
@@ -49,6 +49,7 @@ PANELS = {
 _HOMES = {
     "recordings": ("show", "blame", "simulate", "check", "compare", "advise", "whatif", "report", "export", "graph"),
     "models": ("zoo", "estimate", "operators", "utilisation", "sparsity", "rewrite"),
+    "programs": ("program", "kernels"),
     "ranks": ("align", "scale"),
     "verify": ("ledger",),
 }

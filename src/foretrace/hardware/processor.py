@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,31 @@ def instruction_sets(environment: Mapping[str, str] | None = None) -> tuple[str,
     limit = next((settings[name] for name in _LIMITING if settings.get(name)), "").upper()
     allowed = _LIMITS.get(limit, offered)  # oneDNN passes over a value that it does not know
     return tuple(each for each in offered if each in allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caches:
+    """(sets, ways) of the first two caches, in lines, and entries of the first translation buffer."""
+
+    first: tuple[int, int] = (64, 8)
+    second: tuple[int, int] = (1024, 8)
+    pages: int = 64
+
+
+def caches_here() -> Caches:
+    """Those of this processor as Linux tells; those of a usual one where it does not."""
+    found: dict[int, tuple[int, int]] = {}
+    for place in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            kind, level, sets, ways = (
+                (place / name).read_text(encoding="ascii").strip()
+                for name in ("type", "level", "number_of_sets", "ways_of_associativity")
+            )
+            if kind != "Instruction" and int(sets) > 0 and int(ways) > 0:
+                found[int(level)] = (int(sets), int(ways))
+        except (OSError, ValueError):
+            continue
+    return Caches(first=found.get(1, Caches().first), second=found.get(2, Caches().second))
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 What the interpreter and the dispatcher do between operators goes; runs of operators that are bound by memory
 (elementwise work, normalisation, reductions) become one pass over their data; matrix products and convolutions stay the
-library's. One call checks its guards. Not modelled: kernels that the compiler picks otherwise, changed layouts, and
+library's. One call checks its guards. Where the compiled code is available, its kernels as `foretrace kernels` timed
+them say it instead. Not modelled without it: kernels that the compiler picks otherwise, changed layouts, and
 normalisation that becomes slower than the library's, which is why the range is wide.
 """
 
@@ -12,14 +13,21 @@ import os
 import shutil
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from foretrace.arrays import Float64, Mask
+from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import previous_on_lane, select, trained
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from foretrace.reading import parse_json, read_text
 from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import MATRIX, WorkClass, classify, holes
 from foretrace.training.training import Training
@@ -50,6 +58,8 @@ class Compiled(Technique):
     mode: str = parameter(
         "default", doc="default, or reduce-overhead (CUDA graphs)", choices=("default", "reduce-overhead")
     )
+    kernels: str = parameter("", doc="the answer of `foretrace kernels MODEL --json` for this very training, in a file")
+    code: float | None = derived(doc="the step as these kernels say, relative")
     rest: float | None = derived(doc="time of what a merged chain holds beside its longest operator, relative")
     longest: float | None = derived(doc="time of the longest operator of a merged chain, relative")
     matrix: float | None = prior(
@@ -78,6 +88,13 @@ class Compiled(Technique):
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         found = {**super().priors(graph), **(_ON_CPU if graph.info.platform == "cpu" else _ON_DEVICE)}
+        if self.kernels:
+            step = _timed_step(self.kernels)
+            off = abs(step.sum_s / step.step_s - 1)
+            spread = max(step.interval_s[1] / step.step_s - 1, 1 - step.interval_s[0] / step.step_s)
+            wide = 1 + max(0.04, off + spread)
+            why = f"parts of the step of {step.model}, {100 * off:.1f} % off their whole where they were timed"
+            return {"code": Prior(1.0, 1 / wide, wide, why=why)}
         return found | ({"holes": _HOLES} if np.any(trained(graph) & holes(graph)) else {})
 
     def change(self, graph: TaskGraph) -> TaskGraph:
@@ -91,6 +108,8 @@ class Compiled(Technique):
         if any(fnmatchcase(name, pattern) for name in graph.names for pattern in _COMPILED):
             raise self.refuse("the model, or a part of it, is compiled already.")
         classes, values = classify(graph).work, self.values(graph)
+        if self.kernels:
+            return self._as_timed(graph, values["code"])
         matrix = work & np.isin(classes, MATRIX)
         dispatch = _dispatch(graph, body)
         apart = (select(graph, name=_APART) | select(graph, op=_APART)) & ~dispatch
@@ -113,13 +132,22 @@ class Compiled(Technique):
             result = CudaGraphs(phases="forward,backward").signed(result)
         return result
 
+    def _as_timed(self, graph: TaskGraph, factor: float) -> TaskGraph:
+        """Passes and update take what their kernels, framework and pages took where they were timed."""
+        step = _timed_step(self.kernels)
+        whole = (trained(graph) | (graph.phase == Phase.OPTIMIZER)) & ~graph.on_device
+        recorded_s = graph.dur[whole].sum() / 1e9 / graph.n_steps
+        scale = factor * step.sum_s / recorded_s
+        what = f"compiled {{}}: as {step.model} did, {1e3 * step.sum_s:.3g} ms a step"
+        return retime(graph, whole, graph.dur[whole] * scale, what=what)
+
     def realise(self, training: Training) -> Training:
         import torch
 
         kind = torch.device(training.device).type
         if kind == "cpu" and self.mode == "reduce-overhead":
             raise self.refuse("mode=reduce-overhead launches CUDA graphs, and this training runs on a processor.")
-        if kind == "cpu" and not _compiler():
+        if kind == "cpu" and not compiler():
             raise self.refuse("torch.compile needs a C++ compiler on a processor; install g++, or name one by CXX.")
         if training.run is not None:
             raise self.refuse("the training has a step function of its own, which calls parts of the model itself.")
@@ -157,7 +185,29 @@ class Compiled(Technique):
         return [HostTask(after=int(previous[row]), like=row, name=_CALL, dur_ns=round(call_ns)) for row in firsts]
 
 
-def _compiler() -> str | None:
+class _TimedStep(msgspec.Struct, frozen=True):
+    """What of the answer of `foretrace kernels` counts here."""
+
+    command: Literal["kernels"]
+    model: str
+    step_s: float
+    sum_s: float
+    interval_s: tuple[float, float]
+
+
+@cache
+def _timed_step(file: str) -> _TimedStep:
+    """Raises NotApplicableError where the file is no such answer."""
+    try:
+        found = msgspec.convert(parse_json(read_text(Path(file)), file), _TimedStep)
+    except (msgspec.ValidationError, ForetraceError) as error:
+        raise NotApplicableError(f"kernels={file} is no answer of foretrace kernels MODEL --json ({error})") from None
+    if not 0 < found.interval_s[0] <= found.step_s <= found.interval_s[1] < inf or not 0 < found.sum_s < inf:
+        raise NotApplicableError(f"kernels={file} has times that cannot be; run foretrace kernels MODEL --json again")
+    return found
+
+
+def compiler() -> str | None:
     """The C++ compiler that PyTorch would use, None if there is none."""
     named = os.environ.get("CXX")
     return next(

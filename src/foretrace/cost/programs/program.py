@@ -2,8 +2,8 @@
 
 A loop has an extent and a kind. A statement evaluates an expression of its reads, elementwise, and assigns it to its
 target or combines it with what the target holds. Every access is affine: an offset plus, per loop variable, a stride
-in elements of the buffer. So a program is data: it can be written as JSON, turned into machine code (`emit.py`,
-`compile.py`) and into features (`ast.py`), and all of them see the same loops.
+in elements of the buffer. So a program is data: machine code (`emit.py`, `compile.py`) and the caches that are
+simulated (`misses.py`) see the same loops.
 """
 
 from __future__ import annotations
@@ -140,15 +140,6 @@ class TensorProgram:
         """Bytes of its inputs and outputs."""
         return self.itemsize * sum(each.elements for each in self.having(Role.INPUT, Role.OUTPUT))
 
-    def as_data(self) -> dict[str, Any]:
-        """Plain lists and dictionaries, ready for JSON."""
-        return {
-            "task": self.task,
-            "dtype": self.dtype,
-            "buffers": [[each.name, list(each.shape), each.role.value] for each in self.buffers],
-            "nests": [_node_data(each) for each in self.nests],
-        }
-
 
 def operations(value: Expression) -> int:
     """How many operations an expression has."""
@@ -168,60 +159,6 @@ def leaves_under(node: LoopNest, above: tuple[Loop, ...] = ()) -> Iterator[tuple
     else:
         for each in node.body:
             yield from leaves_under(each, (*above, node))
-
-
-def from_data(data: Mapping[str, Any]) -> TensorProgram:
-    """A program of what `TensorProgram.as_data` (or its JSON) holds. Raises ForetraceError where it is none."""
-    try:
-        return TensorProgram(
-            task=data["task"],
-            dtype=data["dtype"],
-            buffers=tuple(Buffer(name=n, shape=tuple(shape), role=Role(role)) for n, shape, role in data["buffers"]),
-            nests=tuple(_node(each) for each in data["nests"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ForetraceError(
-            f"this is no tensor program ({error!r}); write one with TensorProgram.as_data()."
-        ) from None
-
-
-def _node_data(node: LoopNest) -> dict[str, Any]:
-    if isinstance(node, Loop):
-        body = [_node_data(each) for each in node.body]
-        return {"for": node.variable, "extent": node.extent, "kind": node.kind.value, "body": body}
-    return {
-        "name": node.name,
-        "target": _access_data(node.target),
-        "reads": [_access_data(each) for each in node.reads],
-        "value": node.value,
-        "combine": node.combine,
-    }
-
-
-def _access_data(access: Access) -> list[Any]:
-    return [access.buffer, access.offset, dict(access.strides)]
-
-
-def _node(data: Mapping[str, Any]) -> LoopNest:
-    if "for" in data:
-        body = tuple(_node(each) for each in data["body"])
-        return Loop(variable=data["for"], extent=data["extent"], kind=Kind(data["kind"]), body=body)
-    return Statement(
-        name=data["name"],
-        target=_access(data["target"]),
-        reads=tuple(_access(each) for each in data["reads"]),
-        value=_expression(data["value"]),
-        combine=data["combine"],
-    )
-
-
-def _access(data: list[Any]) -> Access:
-    name, offset, strides = data
-    return Access(buffer=name, offset=offset, strides=tuple(strides.items()))
-
-
-def _expression(data: Any) -> Expression:
-    return (data[0], *(_expression(each) if isinstance(each, (list, tuple)) else each for each in data[1:]))
 
 
 # --- what must hold of a program ---------------------------------------------------------------------------------

@@ -11,19 +11,18 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.cost.programs.emit import module, parameters
+from foretrace.cost.programs.program import Role, TensorProgram
 from foretrace.errors import ForetraceError
-from reproductions.cdmpp.emit import extents, module_text, parameters
-from reproductions.cdmpp.program import Kind, Loop, Role, TensorProgram
 
 SETTINGS = ("native", "baseline")
-_ALIGNED_BYTES = 64
+PAGE_BYTES, OFFSET_BYTES = 4096, 64
 Array = NDArray[Any]
 
 
@@ -33,20 +32,28 @@ class Compiled:
     def __init__(self, program: TensorProgram, setting: str = "native") -> None:
         self.program, self.setting = program, setting
         self.names = parameters(program)
-        self._engine = _engine(module_text(program, opaque_pointers=_opaque()), setting)
-        pointers = [ctypes.c_void_p] * len(self.names)
-        nest_type = ctypes.CFUNCTYPE(None, *pointers, ctypes.c_int64, ctypes.c_int64)
-        self._nests = [nest_type(self._engine.get_function_address(f"nest{i}")) for i in range(len(program.nests))]
-        self._repeat = ctypes.CFUNCTYPE(None, *pointers, ctypes.c_int64)(self._engine.get_function_address("repeat"))
+        written = module(program)
+        optimised, machine = _optimised(written.text, setting)
+        machine.set_asm_verbosity(True)
+        self.listing, self.trips = str(machine.emit_assembly(optimised)), written.trips
+        self._code = optimised, machine
+
+    @cached_property
+    def repeat(self) -> Any:
+        """The machine code: a function of the buffers' addresses and of how often to run."""
+        self._engine = _llvm().create_mcjit_compiler(*self._code)
+        self._engine.finalize_object()
+        kinds = [*[ctypes.c_void_p] * len(self.names), ctypes.c_int64]
+        return ctypes.CFUNCTYPE(None, *kinds)(self._engine.get_function_address("repeat"))
 
     def bind(self, inputs: Mapping[str, Array]) -> Bound:
         """The program on these inputs. Raises ForetraceError where one is missing or has another shape."""
         return Bound(self, inputs)
 
-    def run(self, inputs: Mapping[str, Array], threads: int = 1) -> Array:
+    def run(self, inputs: Mapping[str, Array]) -> Array:
         """The program's output."""
         bound = self.bind(inputs)
-        bound.run(threads)
+        bound.run()
         return bound.output
 
 
@@ -58,7 +65,7 @@ class Bound:
         self.compiled = compiled
         self.arrays: dict[str, Array] = {}
         for buffer in program.having(Role.INPUT, Role.OUTPUT, Role.TEMPORARY):
-            array = self.arrays[buffer.name] = _aligned(buffer.shape, program.dtype)
+            array = self.arrays[buffer.name] = _placed(buffer.shape, program.dtype)
             if buffer.role is not Role.INPUT:
                 array.fill(np.nan)  # what is not written shows
                 continue
@@ -75,30 +82,18 @@ class Bound:
     def output(self) -> Array:
         return next(self.arrays[each.name] for each in self.compiled.program.having(Role.OUTPUT))
 
-    def run(self, threads: int = 1) -> None:
-        """Once; parallel loops are shared among `threads`."""
-        program = self.compiled.program
-        for function, nest, extent in zip(self.compiled._nests, program.nests, extents(program), strict=True):
-            if threads > 1 and isinstance(nest, Loop) and nest.kind is Kind.PARALLEL:
-                cuts = np.linspace(0, extent, min(threads, extent) + 1).astype(int).tolist()
-                with ThreadPoolExecutor(threads) as pool:
-                    list(pool.map(lambda a, b, f=function: f(*self._pointers, a, b), cuts[:-1], cuts[1:]))
-            else:
-                function(*self._pointers, 0, extent)
-
-    def seconds(self, repetitions: int) -> float:
-        """Processor time of one run in seconds, over so many runs in a row by one thread: data is where the run
-        before left it.
-        """
-        start = time.thread_time_ns()
-        self.compiled._repeat(*self._pointers, repetitions)
-        return (time.thread_time_ns() - start) / 1e9 / repetitions
+    def run(self, repetitions: int = 1) -> float:
+        """So many runs in a row by one thread; wall-clock seconds of one. Data is where the run before left it."""
+        start = time.perf_counter_ns()
+        self.compiled.repeat(*self._pointers, repetitions)
+        return (time.perf_counter_ns() - start) / 1e9 / repetitions
 
 
-def _aligned(shape: tuple[int, ...], dtype: str) -> Array:
+def _placed(shape: tuple[int, ...], dtype: str) -> Array:
+    """An array that begins as every buffer of a program does, so that sets of caches are shared as simulated."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.zeros(size + _ALIGNED_BYTES, np.uint8)
-    start = -memory.ctypes.data % _ALIGNED_BYTES
+    memory = np.zeros(size + 2 * PAGE_BYTES, np.uint8)
+    start = -memory.ctypes.data % PAGE_BYTES + OFFSET_BYTES
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
@@ -109,10 +104,6 @@ def _llvm() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm
-
-
-def _opaque() -> bool:
-    return bool(_llvm().llvm_version_info[0] >= 16)
 
 
 def _optimised(text: str, setting: str) -> tuple[Any, Any]:
@@ -126,23 +117,9 @@ def _optimised(text: str, setting: str) -> tuple[Any, Any]:
     if setting == "native":
         cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     machine = target.create_target_machine(cpu=cpu, features=features, opt=3)
-    module = llvm.parse_assembly(text)
+    parsed = llvm.parse_assembly(text)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = options.loop_interleaving = False
     passes = llvm.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(module, passes)
-    return module, machine
-
-
-def _engine(text: str, setting: str) -> Any:
-    """Machine code of an LLVM module."""
-    module, machine = _optimised(text, setting)
-    engine = _llvm().create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    return engine
-
-
-def machine_code(program: TensorProgram, setting: str = "native") -> str:
-    """The assembly listing, to look at."""
-    module, machine = _optimised(module_text(program, opaque_pointers=_opaque()), setting)
-    return str(machine.emit_assembly(module))
+    passes.getModulePassManager().run(parsed, passes)
+    return parsed, machine

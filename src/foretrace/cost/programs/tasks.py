@@ -1,8 +1,7 @@
 """What is to be computed, before anybody decides how: tasks of stages over named axes.
 
 A stage fills one buffer. Its axes are spatial (one element of the buffer each) or reduced; every read is indexed by
-sums of axes, as in a tensor expression. Convolutions read inputs that are padded already. Each kind of task brings
-the same computation in numpy, written apart, as the truth for every program that is made of it.
+sums of axes, as in a tensor expression. Convolutions read inputs that are padded already.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.cost.programs.program import Buffer, Expression, Role
 from foretrace.errors import ForetraceError
-from reproductions.cdmpp.program import Buffer, Expression, Role
 
 Array = NDArray[Any]
 Index = tuple[tuple[tuple[str, int], ...], ...]
@@ -77,10 +76,6 @@ class Task:
             if each.role is Role.INPUT
         }
 
-    def reference(self, inputs: Mapping[str, Array]) -> Array:
-        """What numpy computes of the inputs."""
-        return _KINDS[self.kind][1](inputs, dict(self.sizes))
-
 
 def task(kind: str, **sizes: int) -> Task:
     return Task(kind=kind, sizes=tuple(sizes.items()))
@@ -91,7 +86,7 @@ def _define(given: Task) -> Definition:
     if given.kind not in _KINDS:
         raise ForetraceError(f"task kind {given.kind!r} is unknown; take one of {', '.join(_KINDS)}.")
     try:
-        return _KINDS[given.kind][0](dict(given.sizes))
+        return _KINDS[given.kind](dict(given.sizes))
     except KeyError as error:
         raise ForetraceError(f"task {given.name} lacks the size {error}; give it.") from None
 
@@ -123,10 +118,10 @@ def _sigmoid(x: Expression) -> Expression:
     return ("div", _c(1.0), ("add", _c(1.0), ("exp", ("sub", _c(0.0), x))))
 
 
-_ACTIVATIONS: dict[str, tuple[Callable[[Expression], Expression], Callable[[Array], Array]]] = {
-    "relu": (lambda x: ("max", x, _c(0.0)), lambda x: np.maximum(x, 0)),
-    "silu": (lambda x: ("mul", x, _sigmoid(x)), lambda x: x / (1 + np.exp(-x))),
-    "gelu": (lambda x: ("mul", x, _sigmoid(("mul", _c(1.702), x))), lambda x: x / (1 + np.exp(-1.702 * x))),
+_ACTIVATIONS: dict[str, Callable[[Expression], Expression]] = {
+    "relu": lambda x: ("max", x, _c(0.0)),
+    "silu": lambda x: ("mul", x, _sigmoid(x)),
+    "gelu": lambda x: ("mul", x, _sigmoid(("mul", _c(1.702), x))),
 }
 
 
@@ -151,11 +146,6 @@ def _matmul(s: dict[str, int]) -> Definition:
     return Definition(buffers=_buffers({"y": (m, n)}, a=a, b=b), stages=(stage,))
 
 
-def _matmul_truth(x: Mapping[str, Array], s: dict[str, int]) -> Array:
-    t = s.get("t", 0)
-    return np.asarray((x["a"].T if t == 2 else x["a"]) @ (x["b"].T if t == 1 else x["b"]))
-
-
 def _dense(name: str) -> Callable[[dict[str, int]], Definition]:
     """A product with bias and activation."""
 
@@ -163,7 +153,7 @@ def _dense(name: str) -> Callable[[dict[str, int]], Definition]:
         m, n, k = s["m"], s["n"], s["k"]
         product = Stage(buffer="t", spatial=(("i", m), ("j", n)), reduced=(("k", k),),
                         reads=(_read("a", "i", "k"), _read("b", "k", "j")), value=_PRODUCT, combine="add")  # fmt: skip
-        value = _ACTIVATIONS[name][0](("add", _r(0), _r(1)))
+        value = _ACTIVATIONS[name](("add", _r(0), _r(1)))
         last = Stage(
             buffer="y", spatial=(("i", m), ("j", n)), reads=(_read("t", "i", "j"), _read("c", "j")), value=value
         )
@@ -172,10 +162,6 @@ def _dense(name: str) -> Callable[[dict[str, int]], Definition]:
         )
 
     return define
-
-
-def _dense_truth(name: str) -> Callable[[Mapping[str, Array], dict[str, int]], Array]:
-    return lambda x, _: _ACTIVATIONS[name][1](x["a"] @ x["b"] + x["c"])
 
 
 def _batched(s: dict[str, int]) -> Definition:
@@ -194,12 +180,6 @@ def _gemv(s: dict[str, int]) -> Definition:
 
 
 # --- convolutions and pooling, stride `s`, kernel `r` x `r`, output `h` x `h` -----------------------------------------
-
-
-def _windows(x: Array, s: dict[str, int]) -> Array:
-    """[channels, h, h, r, r] windows of an input [channels, side, side]."""
-    found = np.lib.stride_tricks.sliding_window_view(x, (s["r"], s["r"]), axis=(1, 2))
-    return np.asarray(found[:, :: s["s"], :: s["s"]])
 
 
 def _sides(s: dict[str, int]) -> tuple[int, int, int, int]:
@@ -286,11 +266,6 @@ def _softmax(s: dict[str, int]) -> Definition:
     )
 
 
-def _softmax_truth(x: Mapping[str, Array], _: dict[str, int]) -> Array:
-    e = np.exp(x["a"] - x["a"].max(axis=1, keepdims=True))
-    return np.asarray(e / e.sum(axis=1, keepdims=True))
-
-
 def _layer_norm(s: dict[str, int]) -> Definition:
     """Mean, variance about it, normalised and scaled."""
     m, n = s["m"], s["n"]
@@ -309,11 +284,6 @@ def _layer_norm(s: dict[str, int]) -> Definition:
     )
 
 
-def _layer_norm_truth(x: Mapping[str, Array], _: dict[str, int]) -> Array:
-    a = x["a"]
-    return np.asarray((a - a.mean(axis=1, keepdims=True)) / np.sqrt(a.var(axis=1, keepdims=True) + 1e-5) * x["g"])
-
-
 def _rms_norm(s: dict[str, int]) -> Definition:
     m, n = s["m"], s["n"]
     scale: Expression = ("sqrt", ("add", ("mul", _r(1), _c(1.0 / n)), _c(1e-5)))
@@ -324,10 +294,6 @@ def _rms_norm(s: dict[str, int]) -> Definition:
         buffers=_buffers({"y": (m, n)}, temporary={"t": (m,)}, a=(m, n), g=(n,)),
         stages=(_rows(s, "add", ("mul", _r(0), _r(0))), last),
     )
-
-
-def _rms_norm_truth(x: Mapping[str, Array], _: dict[str, int]) -> Array:
-    return np.asarray(x["a"] / np.sqrt((x["a"] ** 2).mean(axis=1, keepdims=True) + 1e-5) * x["g"])
 
 
 def _transpose(s: dict[str, int]) -> Definition:
@@ -345,7 +311,7 @@ def _pointwise(name: str) -> Callable[[dict[str, int]], Definition]:
         both, whole = (("i", m), ("j", n)), (m, n)
         first = Stage(buffer="t", spatial=both, reads=(_read("a", "i", "j"), _read("g", "j"), _read("c", "j")),
                       value=("add", ("mul", _r(0), _r(1)), _r(2)))  # fmt: skip
-        second = Stage(buffer="u", spatial=both, reads=(_read("t", "i", "j"),), value=_ACTIVATIONS[name][0](_r(0)))
+        second = Stage(buffer="u", spatial=both, reads=(_read("t", "i", "j"),), value=_ACTIVATIONS[name](_r(0)))
         last = Stage(buffer="y", spatial=both, reads=(_read("u", "i", "j"), _read("d", "i", "j")),
                      value=("add", _r(0), _r(1)))  # fmt: skip
         return Definition(
@@ -356,33 +322,25 @@ def _pointwise(name: str) -> Callable[[dict[str, int]], Definition]:
     return define
 
 
-def _pointwise_truth(name: str) -> Callable[[Mapping[str, Array], dict[str, int]], Array]:
-    return lambda x, _: np.asarray(_ACTIVATIONS[name][1](x["a"] * x["g"] + x["c"]) + x["d"])
-
-
-_KINDS: dict[str, tuple[Callable[[dict[str, int]], Definition], Callable[[Mapping[str, Array], dict[str, int]], Array]]]
-_KINDS = {
-    "matmul": (_matmul, _matmul_truth),
-    "dense-relu": (_dense("relu"), _dense_truth("relu")),
-    "dense-gelu": (_dense("gelu"), _dense_truth("gelu")),
-    "batched-matmul": (_batched, lambda x, _: np.asarray(x["a"] @ x["w"])),
-    "gemv": (_gemv, lambda x, _: np.asarray(x["a"] @ x["x"])),
-    "conv2d": (_conv2d, lambda x, s: np.einsum("cyxuv,fcuv->fyx", _windows(x["a"], s), x["w"], optimize=True)),
-    "conv2d-last": (
-        _conv2d_last,
-        lambda x, s: np.maximum(
-            np.einsum("cyxuv,uvcf->yxf", _windows(x["a"].transpose(2, 0, 1), s), x["w"], optimize=True), 0
-        ),
-    ),
-    "depthwise": (_depthwise, lambda x, s: np.einsum("cyxuv,cuv->cyx", _windows(x["a"], s), x["w"], optimize=True)),
-    "max-pool": (_pool, lambda x, s: np.asarray(_windows(x["a"], s).max(axis=(3, 4)))),
-    "row-sum": (_row_sum, lambda x, _: np.asarray((x["a"] ** 2).sum(axis=1))),
-    "column-sum": (_column_sum, lambda x, _: np.asarray(x["a"].sum(axis=0))),
-    "softmax": (_softmax, _softmax_truth),
-    "layer-norm": (_layer_norm, _layer_norm_truth),
-    "rms-norm": (_rms_norm, _rms_norm_truth),
-    "transpose": (_transpose, lambda x, _: np.ascontiguousarray(x["a"].transpose(0, 2, 1))),
-    "pointwise-relu": (_pointwise("relu"), _pointwise_truth("relu")),
-    "pointwise-silu": (_pointwise("silu"), _pointwise_truth("silu")),
-}
+_KINDS: dict[str, Callable[[dict[str, int]], Definition]] = {
+    "matmul": _matmul, "dense-relu": _dense("relu"), "dense-gelu": _dense("gelu"), "batched-matmul": _batched,
+    "gemv": _gemv, "conv2d": _conv2d, "conv2d-last": _conv2d_last, "depthwise": _depthwise, "max-pool": _pool,
+    "row-sum": _row_sum, "column-sum": _column_sum, "softmax": _softmax, "layer-norm": _layer_norm,
+    "rms-norm": _rms_norm, "transpose": _transpose, "pointwise-relu": _pointwise("relu"),
+    "pointwise-silu": _pointwise("silu"),
+}  # fmt: skip
 KINDS = tuple(_KINDS)
+_M, _N, _ROWS = (16, 64, 128, 256), (32, 64, 128, 256, 512), (32, 64, 128, 256, 512, 1024)
+_SHAPES: dict[tuple[str, ...], dict[str, tuple[int, ...]]] = {
+    ("matmul", "dense-relu", "dense-gelu"): {"m": _M, "n": _N, "k": (32, 64, 128, 256)},
+    ("batched-matmul",): {"b": (2, 4, 8, 16), "m": (16, 32, 64), "n": (32, 64, 96), "k": (16, 32, 64)},
+    ("gemv",): {"m": _ROWS, "k": _ROWS},
+    ("conv2d", "conv2d-last"): {"c": (3, 8, 32), "f": (16, 32, 64), "h": (8, 14, 28), "r": (1, 3, 5), "s": (1, 2)},
+    ("depthwise", "max-pool"): {"c": (16, 32, 64), "h": (14, 16, 28), "r": (2, 3, 5), "s": (1, 2)},
+    ("row-sum", "column-sum", "softmax", "layer-norm", "rms-norm", "pointwise-relu", "pointwise-silu"): {
+        "m": _ROWS, "n": (64, 128, 256, 384, 512, 768, 1024),
+    },
+    ("transpose",): {"b": (1, 2, 4, 8), "m": (32, 64, 128, 256), "n": (32, 64, 128, 256)},
+}  # fmt: skip
+SIZES = {kind: sizes for kinds, sizes in _SHAPES.items() for kind in kinds}
+"""Of every kind its sizes, and some usual ones of each."""

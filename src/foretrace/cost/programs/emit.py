@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from reproductions.cdmpp.program import (
+from foretrace.cost.programs.program import (
     DTYPES,
     Access,
     Expression,
@@ -40,13 +40,20 @@ def extents(program: TensorProgram) -> tuple[int, ...]:
     return tuple(nest.extent if isinstance(nest, Loop) else 1 for nest in program.nests)
 
 
-def module_text(program: TensorProgram, *, opaque_pointers: bool = True) -> str:
-    """The whole module. LLVM before 15 needs `opaque_pointers=False`."""
-    emitted = [_Nest(program, i, nest, opaque_pointers) for i, nest in enumerate(program.nests)]
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """LLVM IR, and how often its blocks run: per nest, by the number in a block's name, (loops entered, iterations)."""
+
+    text: str
+    trips: tuple[dict[int, tuple[int, int]], ...]
+
+
+def module(program: TensorProgram) -> Module:
+    """The whole module."""
+    emitted = [_Nest(program, i, nest) for i, nest in enumerate(program.nests)]
     declared = sorted({each for nest in emitted for each in nest.intrinsics})
-    kind = "ptr" if opaque_pointers else f"{_scalar(program.dtype)}*"
     names = [f"%p{i}" for i in range(len(parameters(program)))]
-    arguments = ", ".join(f"{kind} {name}" for name in names)
+    arguments = ", ".join(f"ptr {name}" for name in names)
     calls = [
         f"  call void @nest{i}({', '.join([arguments, 'i64 0', f'i64 {extent}'])})"
         for i, extent in enumerate(extents(program))
@@ -60,7 +67,8 @@ def module_text(program: TensorProgram, *, opaque_pointers: bool = True) -> str:
         "  %j = add i64 %i, 1", "  %more = icmp slt i64 %j, %n", "  br i1 %more, label %again, label %end",
         "end:", "  ret void", "}",
     ]  # fmt: skip
-    return "\n".join([*(each.text() for each in emitted), *repeat, *declared]) + "\n"
+    text = "\n".join([*(each.text() for each in emitted), *repeat, *declared]) + "\n"
+    return Module(text=text, trips=tuple(each.trips for each in emitted))
 
 
 def _scalar(dtype: str) -> str:
@@ -82,13 +90,13 @@ class _Scope:
 class _Nest:
     """One function."""
 
-    def __init__(self, program: TensorProgram, number: int, nest: LoopNest, opaque: bool) -> None:
-        self.program, self.number, self.opaque = program, number, opaque
+    def __init__(self, program: TensorProgram, number: int, nest: LoopNest) -> None:
+        self.program, self.number = program, number
         self.scalar = _scalar(program.dtype)
         self.align = DTYPES[program.dtype]
         self.lines: list[str] = []
         self.intrinsics: set[str] = set()
-        self.count = 0
+        self.count, self.trips, self.runs = 0, dict[int, tuple[int, int]](), 1
         self.block = "start"
         self.pointers = {name: f"%p{i}" for i, name in enumerate(parameters(program))}
         self.allocas = self.local_buffers(nest)
@@ -97,11 +105,8 @@ class _Nest:
         else:
             self.node(nest, _Scope())
 
-    def pointer(self, element: str) -> str:
-        return "ptr" if self.opaque else f"{element}*"
-
     def text(self) -> str:
-        given = [f"{self.pointer(self.scalar)} noalias %p{i}" for i in range(len(parameters(self.program)))]
+        given = [f"ptr noalias %p{i}" for i in range(len(parameters(self.program)))]
         head = f"define void @nest{self.number}({', '.join([*given, 'i64 %begin', 'i64 %end'])}) noinline nounwind {{"
         return "\n".join([head, "start:", *self.allocas, *self.lines, "  ret void", "}"])
 
@@ -141,9 +146,12 @@ class _Nest:
         head, after, before = f"h{mark}", f"x{mark}", self.block
         self.lines += [f"  br label %{head}", f"{head}:", ""]
         phi = len(self.lines) - 1
-        self.block = head
+        self.block, entered = head, self.runs
+        self.runs *= loop.extent
+        self.trips[mark] = (entered, self.runs)
         for each in loop.body:
             self.node(each, scope.with_variable(loop.variable, f"%i{mark}"))
+        self.runs = entered
         self.lines[phi] = f"  %i{mark} = phi i64 [ {begin}, %{before} ], [ %n{mark}, %{self.block} ]"
         self.lines += [
             f"  %n{mark} = add nuw nsw i64 %i{mark}, 1",
@@ -179,15 +187,7 @@ class _Nest:
                 moving = self.add(f"add nsw i64 {moving}, {term}") if moving else term
         if fixed or not moving:
             moving = self.add(f"add nsw i64 {moving}, {fixed}") if moving else str(fixed)
-        kind = self.pointer(self.scalar)
-        return self.add(f"getelementptr inbounds {self.scalar}, {kind} {self.pointers[access.buffer]}, i64 {moving}")
-
-    def vector(self, address: str, lanes: int) -> str:
-        """The address as one of a vector."""
-        if self.opaque:
-            return f"ptr {address}"
-        cast = self.add(f"bitcast {self.scalar}* {address} to {self.type(lanes)}*")
-        return f"{self.type(lanes)}* {cast}"
+        return self.add(f"getelementptr inbounds {self.scalar}, ptr {self.pointers[access.buffer]}, i64 {moving}")
 
     def load(self, access: Access, scope: _Scope) -> str:
         lanes, stride = scope.lanes, access.stride(scope.lane_variable)
@@ -195,8 +195,7 @@ class _Nest:
             one = self.load_one(self.address(access, scope))
             return one if lanes == 1 else self.splat(one, lanes)
         if stride == 1:
-            where = self.vector(self.address(access, scope), lanes)
-            return self.add(f"load {self.type(lanes)}, {where}, align {self.align}")
+            return self.add(f"load {self.type(lanes)}, ptr {self.address(access, scope)}, align {self.align}")
         found = "poison"
         for lane in range(lanes):  # lanes that do not lie side by side are gathered one by one
             one = self.load_one(self.address(access, scope, lane * stride))
@@ -204,7 +203,7 @@ class _Nest:
         return found
 
     def load_one(self, address: str) -> str:
-        return self.add(f"load {self.scalar}, {self.pointer(self.scalar)} {address}, align {self.align}")
+        return self.add(f"load {self.scalar}, ptr {address}, align {self.align}")
 
     def splat(self, one: str, lanes: int) -> str:
         kind = self.type(lanes)
@@ -216,16 +215,15 @@ class _Nest:
         if lanes == 1:
             self.store_one(value, self.address(access, scope))
         elif stride == 1:
-            where = self.vector(self.address(access, scope), lanes)
-            self.lines.append(f"  store {self.type(lanes)} {value}, {where}, align {self.align}")
+            where = self.address(access, scope)
+            self.lines.append(f"  store {self.type(lanes)} {value}, ptr {where}, align {self.align}")
         else:
             for lane in range(lanes):
                 one = self.add(f"extractelement {self.type(lanes)} {value}, i32 {lane}")
                 self.store_one(one, self.address(access, scope, lane * stride))
 
     def store_one(self, value: str, address: str) -> None:
-        kind = self.pointer(self.scalar)
-        self.lines.append(f"  store {self.scalar} {value}, {kind} {address}, align {self.align}")
+        self.lines.append(f"  store {self.scalar} {value}, ptr {address}, align {self.align}")
 
     # --- values ------------------------------------------------------------------------------------------------
 

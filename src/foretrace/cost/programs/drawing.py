@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reproductions.cdmpp.schedules import (
+from foretrace.cost.programs.schedules import (
     MAX_LOCAL,
     Group,
     Plan,
@@ -16,7 +16,7 @@ from reproductions.cdmpp.schedules import (
     lane_counts,
     shareable,
 )
-from reproductions.cdmpp.tasks import Definition, Stage, Task
+from foretrace.cost.programs.tasks import Definition, Stage, Task
 
 _MOST_UNROLLED = 64  # iterations of a leaf that are written out
 Rng = np.random.Generator

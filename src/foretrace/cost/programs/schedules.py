@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from foretrace.errors import ForetraceError
-from reproductions.cdmpp.program import (
+from foretrace.cost.programs.program import (
     MAX_LANES,
     Access,
     Buffer,
@@ -27,7 +26,8 @@ from reproductions.cdmpp.program import (
     Statement,
     TensorProgram,
 )
-from reproductions.cdmpp.tasks import Definition, Index, Stage, Task
+from foretrace.cost.programs.tasks import Definition, Index, Stage, Task
+from foretrace.errors import ForetraceError
 
 MAX_LOCAL = 8192
 """Elements of one local buffer."""

@@ -1,0 +1,63 @@
+"""Kernels of a compiled step: calls are watched in program order, and a real compiled model's parts add up."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from foretrace.errors import ForetraceError  # noqa: E402
+from foretrace.experiment import kernels  # noqa: E402
+from foretrace.techniques.compute.compiled import compiler  # noqa: E402
+from foretrace.testing import small_training  # noqa: E402
+
+
+def test_calls_are_timed_in_order_and_hollow_ones_give_earlier_results() -> None:
+    module: Any = ModuleType("generated")
+    module.cpp_fused_add_0 = lambda x: x.add_(1)
+    module.extern_kernels = type("E", (), {"mm": staticmethod(torch.mm)})()
+    module.aten = torch.ops.aten
+    module.empty_strided_cpu = lambda *given: torch.zeros(2, 2)
+    plain = dict(vars(module))
+
+    def call() -> Any:
+        made = module.empty_strided_cpu((2, 2), (2, 1), torch.float32)
+        module.cpp_fused_add_0(made)
+        return module.aten.relu.default(module.extern_kernels.mm(made, made))
+
+    watch = kernels._Watch()
+    with kernels._watched([module], watch):
+        watch.start("timed")
+        right = call()
+        assert [name for name, _ in watch.names] == ["cpp_fused_add_0", "extern_kernels.mm", "aten.relu"]
+        assert [fused for _, fused in watch.names] == [True, False, False]
+        watch.start("kept")
+        call()
+        watch.start("hollow")
+        assert torch.equal(call(), right) and watch.place == 4, "an allocation and three calls"
+        assert len(watch.seconds) == 3, "nothing was timed again"
+    assert vars(module) == plain
+
+
+def test_a_page_costs_something() -> None:
+    assert 1e-9 < kernels.page_s() < 1e-4
+
+
+def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "compiler", lambda: None)
+    with pytest.raises(ForetraceError, match=r"C\+\+ compiler"):
+        kernels.step_kernels(small_training())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler
+def test_parts_add_up_to_the_step() -> None:
+    if compiler() is None:
+        pytest.skip("no C++ compiler")
+    found = kernels.step_kernels(small_training(), seconds=0.5)
+    assert any(each.fused for each in found.kernels) and any(not each.fused for each in found.kernels)
+    assert found.sum_s == pytest.approx(found.kernels_s + found.framework_s + found.pages_s)
+    assert 0.3 < found.sum_s / found.step_s < 3 and found.steps >= 3
