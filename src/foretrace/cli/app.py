@@ -39,12 +39,13 @@ PANELS = {
     "Record and look": ("record", "show", "blame", "profile", "simulate", "stash", "report", "export", "graph"),
     "Ask what if": ("advise", "whatif", "optimise", "compare"),
     "Check": ("check", "verify", "ledger"),
-    "Models without a run": ("estimate", "operators", "utilisation", "sparsity", "rewrite", "program", "kernels", "plan", "codesign"),
+    "Models without a run": ("estimate", "operators", "utilisation", "sparsity", "rewrite", "program", "kernels", "plan",
+                             "codesign"),
     "Many workers": ("align", "scale", "network", "compression", "rig", "cloud"),
     "Fleets": ("fleet",),
     "Serving": ("serve", "llm", "energy"),
     "Tools": ("calibrate", "techniques", "zoo", "devices"),
-}
+}  # fmt: skip
 # Files with other names than their commands.
 _HOMES = {
     "recordings": ("show", "blame", "simulate", "check", "compare", "advise", "whatif", "report", "export", "graph"),

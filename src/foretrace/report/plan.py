@@ -294,7 +294,11 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
 
 
 def planned(
-    found: TransformerPlan, source: str, *, tokens: float | None = None, unequal: UnequalPlan | None = None,
+    found: TransformerPlan,
+    source: str,
+    *,
+    tokens: float | None = None,
+    unequal: UnequalPlan | None = None,
     by: NamedSearch[Parallelism] | None = None,
 ) -> TransformerPlanView:
     """The answer about a large transformer."""
