@@ -1,17 +1,31 @@
-"""`njit`: a loop is compiled when it is first called and kept beside its module or in the user's cache folder."""
+"""`njit`: a loop is compiled when it is first called, and kept beside its module and, by content, for this user.
+
+The user's folder is `~/.cache/foretrace/loops`: another environment, a fresh clone, or the next version of the package
+does not compile again what did not change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
+
+import numpy as np
 
 from foretrace.errors import MissingExtraError
 
 try:
     import numba
     from numba.core import event
+    from numba.core.caching import IndexDataCacheFile
     from numba.core.codegen import JITCodeLibrary
     from numba.core.compiler import Compiler
 except ImportError as error:
@@ -34,13 +48,13 @@ def compiled_s() -> float:
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
-def njit(*, files: Sequence[str] = (), **options: Any) -> Callable[[_Loop], _Loop]:
-    """`numba.njit`, kept on disk where that can be; `files` hold loops that it calls beside those of its own file.
+def njit(**options: Any) -> Callable[[_Loop], _Loop]:
+    """`numba.njit`, kept on disk where that can be, as long as neither the loop nor what is compiled into it changes.
 
     Numbers are divided as numpy divides them: no exception has to be compiled in. Nor is a wrapper for C.
 
     Where neither the installation nor the user's cache folder may be written (a container without a home), every
-    process compiles for itself; NUMBA_CACHE_DIR names a folder.
+    process compiles for itself; NUMBA_CACHE_DIR names the only folder to use.
     """
     options = {"error_model": "numpy", "no_cfunc_wrapper": True, **options}
 
@@ -48,9 +62,8 @@ def njit(*, files: Sequence[str] = (), **options: Any) -> Callable[[_Loop], _Loo
         made: Any
         try:
             made = numba.njit(cache=True, **options)(loop)
-            if files and hasattr(made, "_cache"):  # numba's own switch may be off; by itself it looks at one file
-                kept = made._cache._cache_file
-                kept._source_stamp = (kept._source_stamp, *(sha256(Path(each).read_bytes()).digest() for each in files))
+            if hasattr(made, "_cache"):  # numba's own switch may be off
+                made._cache._cache_file = _KeptLoop(made._cache)
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
@@ -59,6 +72,89 @@ def njit(*, files: Sequence[str] = (), **options: Any) -> Callable[[_Loop], _Loo
         return found
 
     return compiled
+
+
+class _KeptLoop(IndexDataCacheFile):
+    """The files of one loop beside its module, and those under its content in the user's folder.
+
+    By itself numba looks at the file of the loop, not at those of loops and constants that are compiled into it, and
+    for no copy of it elsewhere.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        beside = cache._cache_file
+        stamp = (beside._source_stamp, *_compiled_in(cache._py_func))
+        name = beside._index_name.removesuffix(".nbi")
+        super().__init__(beside._cache_path, name, stamp)  # type: ignore[no-untyped-call]  # numba has no types
+        self._by_content = None
+        if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
+            content = sha256(repr((stamp, numba.__version__)).encode()).hexdigest()
+            with suppress(RuntimeError):  # no home
+                folder = Path.home() / ".cache" / "foretrace" / "loops" / f"{cache._py_func.__module__}-{content[:16]}"
+                self._by_content = IndexDataCacheFile(str(folder), name, stamp)  # type: ignore[no-untyped-call]
+
+    def load(self, key: Any) -> Any:
+        """Return what is kept, None if nothing is; a copy found by content is put beside the module."""
+        found = super().load(key)  # type: ignore[no-untyped-call]
+        if found is None and self._by_content is not None:
+            with suppress(OSError):
+                found = self._by_content.load(key)  # type: ignore[no-untyped-call]
+            if found is not None:
+                super().save(key, found)  # type: ignore[no-untyped-call]
+        return found
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keep it in both places; older content of the module leaves the user's folder after `_KEPT_DAYS`."""
+        super().save(key, data)  # type: ignore[no-untyped-call]
+        if self._by_content is not None:
+            folder = Path(self._by_content._cache_path)
+            with suppress(OSError):
+                if not folder.exists():
+                    folder.mkdir(parents=True)
+                    for other in folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*"):
+                        if other.stat().st_mtime < time.time() - _KEPT_DAYS * 86400:
+                            shutil.rmtree(other, ignore_errors=True)
+                self._by_content.save(key, data)  # type: ignore[no-untyped-call]
+
+
+_KEPT_DAYS = 30
+_KNOWN_BY_VERSION = sys.stdlib_module_names | {"numba", "numpy"}
+
+
+def _compiled_in(loop: Any) -> list[str]:
+    """What of other files is compiled into a loop: digests of files whose functions it reaches, constants by value."""
+    found, seen, reached = set(), {loop}, [loop]
+    while reached:
+        function = reached.pop()
+        names = _names(function.__code__)
+        values = {name: function.__globals__[name] for name in names if name in function.__globals__}
+        for module in [value for value in values.values() if isinstance(value, ModuleType)]:
+            if module.__name__.partition(".")[0] not in _KNOWN_BY_VERSION:
+                values |= {f"{module.__name__}.{each}": vars(module)[each] for each in names & vars(module).keys()}
+        for name, value in values.items():
+            made: Any = getattr(value, "py_func", getattr(value, "_defn", value))  # of a loop, of an intrinsic
+            if isinstance(made, FunctionType | type):
+                if made.__module__.partition(".")[0] not in _KNOWN_BY_VERSION:
+                    path = Path(inspect.getfile(made))
+                    found.add(_digest(path, path.stat().st_mtime_ns))
+                    if isinstance(made, FunctionType) and made not in seen:
+                        seen.add(made)
+                        reached.append(made)
+            elif isinstance(value, bool | int | float | str | bytes | tuple | np.generic):
+                found.add(f"{name}={value!r}")
+            elif isinstance(value, np.ndarray):
+                found.add(f"{name}={value.dtype}{value.shape}{sha256(value.tobytes()).hexdigest()}")
+    return sorted(found)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Names that a function and those within it look up."""
+    return set(code.co_names).union(*(_names(each) for each in code.co_consts if isinstance(each, CodeType)))
+
+
+@cache
+def _digest(path: Path, changed: int) -> str:
+    return sha256(path.read_bytes()).hexdigest()
 
 
 class _Merged(JITCodeLibrary):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from foretrace.compiled import inner, njit
-from foretrace.fleet.engine import memory, placing, waiting
+from foretrace.fleet.engine import placing, waiting
 from foretrace.fleet.engine.memory import (
     ALWAYS,
     BACKFILL,
@@ -480,7 +480,7 @@ def _room(st, now):  # type: ignore[no-untyped-def]
     )
 
 
-@njit(error_model="numpy", _nrt=False, files=(memory.__file__, waiting.__file__, placing.__file__))
+@njit(error_model="numpy", _nrt=False)
 def _run(table, until):  # type: ignore[no-untyped-def]
     st = read(table)
     s = st.s

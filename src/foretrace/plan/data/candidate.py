@@ -61,7 +61,7 @@ def ranked(candidates: Iterable[DataCandidate], memory_bytes: int) -> tuple[Data
     if not fitting:
         least = min(known, key=lambda each: each.memory_bytes)
         raise ForetraceError(
-            f"Nothing fits into `memory={memory_bytes / 1e6:.0f}MB`; the least that works is "
+            f"Nothing fits into `memory={memory_bytes / 1e6:g}MB`; the least that works is "
             f"{-(-least.memory_bytes // 10**6)}MB ({least.name})."
         )
     return fitting

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from foretrace.arrays import Float64, Int64, Mask
 from foretrace.compiled import njit
-from foretrace.plan.placement import ideals
 from foretrace.plan.placement.blocks import NOTHING, PlacementBlocks, flat
 from foretrace.plan.placement.ideals import WORD, cut_by, cut_twice, has, lattice, note_cut, within, words
 from foretrace.plan.placement.problem import ROUNDING, DeviceLoad, PlacementProblem
@@ -182,7 +181,7 @@ def _path(problem: PlacementProblem, rows: Sequence[int]) -> float:
     return max(done.values())
 
 
-@njit(files=[ideals.__file__])
+@njit()
 def _least(
     masks: Int64,  # of all ideals, as `words` has them
     weights: Float64,  # (3, b): time on an accelerator, bytes, rows that none can run

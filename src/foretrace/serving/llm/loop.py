@@ -16,7 +16,7 @@ import numpy as np
 
 from foretrace.arrays import Float64, Int64
 from foretrace.compiled import njit
-from foretrace.serving.llm import pace, scheduler
+from foretrace.serving.llm import pace
 from foretrace.serving.llm.pace import across, fixed_seconds, in_range, segment, within
 from foretrace.serving.llm.scheduler import (
     EngineArrays,
@@ -32,7 +32,6 @@ from foretrace.serving.llm.scheduler import (
 )  # fmt: skip
 from foretrace.serving.llm.step_times import TimeTable
 
-FILES = (scheduler.__file__, pace.__file__)  # compiled into the loop
 ROUND_ROBIN, LEAST_OUTSTANDING, PREFIX_AWARE = 0, 1, 2
 SAMPLES = 1024  # of blocks, running and waiting sequences over time
 # A prefix-aware router follows the cache unless the queues differ by more than both (SGLang's defaults), and where at
@@ -301,7 +300,7 @@ def _of(states: EngineArrays, runs: RunArrays, k: int) -> tuple[EngineArrays, Ru
     return state, run
 
 
-@njit(files=FILES)
+@njit()
 def play(states: EngineArrays, runs: RunArrays, table: TimeTable, mine: Int64, first: int, router: int) -> None:
     """Serve the requests `mine`, by arrival, with engines that share a router.
 

@@ -12,7 +12,7 @@ import numpy as np
 from foretrace.arrays import Float64, Int64
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.select import previous_on_lane
-from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind, per_graph
 from foretrace.simulate.replay import replay
 from foretrace.techniques.compute.batching import micro_batches
 from foretrace.techniques.memory.blocks import layer_prefixes, recorded_modules
@@ -47,6 +47,7 @@ class Gradient:
         return self.elements * self.itemsize
 
 
+@per_graph
 def find_gradients(graph: TaskGraph) -> tuple[Gradient, ...]:
     """Gradients in the order in which they become ready; empty where the recording does not show them.
 
