@@ -77,15 +77,22 @@ def _played(cell: Cell, repeat: int, path: Path) -> str:
 def _ran(row: dict[str, Any]) -> Ran:
     times = {name: np.array(row[name], float) for name in ("submit_s", "start_s", "end_s")}
     nodes = tuple(tuple(each) for each in row["nodes"])
-    return Ran(**times, nodes=nodes, **{n: row[n] for n in ("epoch_s", "backfill_s", "background_s", "launch_s")})
+    known = {name: row[name] for name in ("epoch_s", "background_s", "launch_s")}
+    # the first runs say 0 where the backfill scheduler had not looked yet; it starts with the background thread
+    return Ran(**times, nodes=nodes, backfill_s=row["backfill_s"] or row["background_s"], **known)
 
 
-def rows(runs: Sequence[dict[str, Any]], *, launch_s: float = against.LAUNCH_S) -> list[Row]:
-    """Simulate every stored run and compare, a row per cell."""
+def rows(runs: Sequence[dict[str, Any]]) -> list[Row]:
+    """Simulate every stored run and compare, a row per cell.
+
+    How long this machine takes to start a job and to notice its end is taken from the runs of all other cells.
+    """
     found = []
     by = itertools.groupby(sorted(runs, key=lambda each: (each["cell"], each["repeat"])), lambda each: each["cell"])
     for said, group in by:
         cell, each = Cell(*said), list(group)
+        others = [run["launch_s"] for run in runs if run["cell"] != said]
+        launch_s = float(np.mean(others)) if others else against.LAUNCH_S
         policy = parse(cell.policy)
         assert isinstance(policy, SlurmPolicy)
         work, ran = restored(each[0]["workload"]), [_ran(row) for row in each]

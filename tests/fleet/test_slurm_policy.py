@@ -1,4 +1,4 @@
-"""Slurm's rules worked out by hand, without Slurm: when its schedulers look, what they reserve, which nodes it takes."""
+"""Slurm's rules worked out by hand, without Slurm: when its schedulers look, what they reserve, where jobs go."""
 
 from __future__ import annotations
 

@@ -286,9 +286,8 @@ def _wait(made: PrivateSlurm, started: subprocess.Popen[bytes]) -> None:
         time.sleep(0.2)
     said = [line for name in ("slurmctld.log", "daemon1.txt", "daemon0.txt") for line in _tail(made.folder / name)]
     words = [line for line in said if "error" in line.lower() or "fatal" in line.lower()]
-    raise ForetraceError(
-        f"the private Slurm did not get its {made.setup.nodes} nodes ready: {' / '.join(words[-3:]) or 'it said nothing'}."
-    )
+    last = " / ".join(words[-3:]) or "it said nothing"
+    raise ForetraceError(f"the private Slurm did not get its {made.setup.nodes} nodes ready: {last}.")
 
 
 def _tail(path: Path) -> list[str]:

@@ -179,23 +179,23 @@ def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int) -> Ran:
     submit, start, end = (np.array(each) for each in times.values())
     return Ran(
         submit_s=submit, start_s=start, end_s=end, nodes=tuple(nodes), epoch_s=float(epoch),
-        backfill_s=_looked(slurm, epoch, "_attempt_backfill: beginning"),
-        background_s=_looked(slurm, epoch, "Running job scheduler"),
+        backfill_s=_woke(slurm, epoch, "_attempt_backfill: beginning"),
+        background_s=_woke(slurm, epoch, "Running job scheduler"),
         launch_s=float(np.maximum(end - start - workload.work_s, 0).mean()),
     )  # fmt: skip
 
 
-def _looked(slurm: PrivateSlurm, epoch: int, words: str) -> float:
-    """When slurmctld last wrote these words before time zero, seconds; 0 where it never did."""
-    found = 0.0
+def _woke(slurm: PrivateSlurm, epoch: int, words: str) -> float:
+    """When slurmctld last wrote these words before time zero, seconds; when it started where it never did."""
+    found = None
     with (slurm.folder / "slurmctld.log").open(errors="replace") as log:
         for line in log:
-            if words in line:
+            if (found is None or words in line) and line[:2] == "[2":
                 at = datetime.fromisoformat(line[1 : line.index("]")]).timestamp() - epoch
                 if at > 0:
                     break
                 found = at
-    return found
+    return found or 0.0
 
 
 def _nodes(text: str) -> tuple[int, ...]:
