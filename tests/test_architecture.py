@@ -60,7 +60,10 @@ def test_the_glossary_names_classes_where_they_are() -> None:
 def test_options_are_spelled_in_cli_alone() -> None:
     """Below, texts name parameters (`foretrace.errors.spelled`). Whole commands may be shown; reports end with them."""
     known = {"cli", "report"}
-    slurm = {"fleet/export/slurm.py", "fleet/formats/slurm.py"}  # they write and name options of Slurm
+    slurm = {
+        f"fleet/{each}.py"
+        for each in ("export/slurm", "formats/slurm", "live/questions", "live/records", "live/sources")
+    }  # they write and name options of Slurm
     command = re.compile(r"foretrace [a-z]+[^.;]*")
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "src" / "foretrace").rglob("*.py")):
