@@ -19,7 +19,7 @@ from foretrace.fleet.policies.slurm import SlurmPolicy
 from foretrace.fleet.slurm import against
 from foretrace.fleet.slurm.against import RigErrors
 from foretrace.fleet.slurm.cluster import private
-from foretrace.fleet.slurm.play import Ran, for_rig, play, slurm_setup
+from foretrace.fleet.slurm.play import SlurmRun, for_rig, play, slurm_setup
 from reproductions.slurm.cells import SETUP, Cell, kept, restored, workload
 
 RUNS = Path(__file__).parent / "runs.jsonl.gz"
@@ -52,7 +52,7 @@ def run(cells: Iterable[Cell], *, repeats: int, together: int, path: Path) -> No
     os.nice(-10)  # submissions have to be in time on a machine that does other things, too
     wanted = [(cell, at) for at in range(repeats) for cell in cells if (cell, at) not in have]
     with ThreadPoolExecutor(together) as pool:
-        for done in pool.map(lambda each: _played(*each, path), wanted):
+        for done in pool.map(lambda each: _played(each[0], each[1], path), wanted):
             print(done, flush=True)
 
 
@@ -74,12 +74,12 @@ def _played(cell: Cell, repeat: int, path: Path) -> str:
     return f"{cell.name}, {cell.policy}, run {repeat + 1}"
 
 
-def _ran(row: dict[str, Any]) -> Ran:
-    times = {name: np.array(row[name], float) for name in ("submit_s", "start_s", "end_s")}
+def _ran(row: dict[str, Any]) -> SlurmRun:
+    times: dict[str, Any] = {name: np.array(row[name], float) for name in ("submit_s", "start_s", "end_s")}
     nodes = tuple(tuple(each) for each in row["nodes"])
-    known = {name: row[name] for name in ("epoch_s", "background_s", "launch_s")}
+    known: dict[str, Any] = {name: row[name] for name in ("epoch_s", "background_s", "launch_s")}
     # the first runs say 0 where the backfill scheduler had not looked yet; it starts with the background thread
-    return Ran(**times, nodes=nodes, backfill_s=row["backfill_s"] or row["background_s"], **known)
+    return SlurmRun(**times, nodes=nodes, backfill_s=row["backfill_s"] or row["background_s"], **known)
 
 
 def rows(runs: Sequence[dict[str, Any]]) -> list[Row]:

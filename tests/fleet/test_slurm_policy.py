@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policies import parse
-from foretrace.fleet.policies.slurm import REQUEUE_S, SchedulerParameters, limits_min
-from foretrace.fleet.policies.slurm_nodes import Request
+from foretrace.fleet.policies.slurm import REQUEUE_S, SchedulerParameters, SlurmPolicy, limits_min
+from foretrace.fleet.policies.slurm_nodes import NodeRequest
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
@@ -156,10 +156,10 @@ def test_what_is_wrong_is_said(text: str, said: str) -> None:
 
 
 def test_requests_are_read_as_sbatch_does() -> None:
-    assert Request.parse("2@1:30", most_s=300, exclusive=False) == Request(2, 90.0)
-    assert Request.parse("1@10", most_s=300, exclusive=True) == Request(1, 300.0, True), "minutes, capped"
-    assert Request.parse("1@1:00", most_s=300, exclusive=True).sbatch == ["--switches=1@00:01:00", "--exclusive"]
-    assert Request.parse("", most_s=300, exclusive=False).sbatch == []
+    assert NodeRequest.parse("2@1:30", most_s=300, exclusive=False) == NodeRequest(2, 90.0)
+    assert NodeRequest.parse("1@10", most_s=300, exclusive=True) == NodeRequest(1, 300.0, True), "minutes, capped"
+    assert NodeRequest.parse("1@1:00", most_s=300, exclusive=True).sbatch == ["--switches=1@00:01:00", "--exclusive"]
+    assert NodeRequest.parse("", most_s=300, exclusive=False).sbatch == []
     assert SchedulerParameters.parse("yes") == SchedulerParameters() == SchedulerParameters.parse("defaults")
 
 
@@ -174,5 +174,7 @@ def test_every_job_ends_and_no_start_is_before_a_pass(jobs: list[tuple[int, int,
     assert made.finished.all() and (made.start_ns >= made.workload.submit_ns).all()
     again = play(policy, *jobs)
     assert (again.start_ns == made.start_ns).all(), "the same input, the same result"
-    moved = simulate(made.workload, TINY, replace(parse(policy), background_s=0.4))
+    decides = parse(policy)
+    assert isinstance(decides, SlurmPolicy)
+    moved = simulate(made.workload, TINY, replace(decides, background_s=0.4))
     assert moved.finished.all()

@@ -1,6 +1,6 @@
 """Deciding as Slurm does (22.05): its two schedulers at their intervals, time limits, and its choice of nodes.
 
-Nothing is decided when a batch job is submitted or ends; that only asks for a pass of the main scheduler. slurmctld's
+Nothing is decided when a batch job is submitted or ends; that only requests a pass of the main scheduler. slurmctld's
 background thread makes one (controller.c: _slurmctld_background wakes every second) once `batch_sched_delay` seconds
 have passed since the last, and every `sched_interval` in any case. The main scheduler (job_scheduler.c: _schedule) goes
 in order of priority and stops at the first job that does not fit. sched/backfill (backfill.c) looks at the whole queue
@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.policies.slurm_nodes import NodeTable, Request
+from foretrace.fleet.policies.slurm_nodes import NodeRequest, NodeTable
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
@@ -77,7 +77,7 @@ def limits_min(workload: Workload) -> Int64:
     return np.maximum(np.ceil(stated / 60), 1).astype(np.int64)
 
 
-class Space(NamedTuple):
+class PlannedNodes(NamedTuple):
     """Nodes that are not reserved from one time to another (Unix seconds)."""
 
     begin: int
@@ -100,7 +100,7 @@ class SlurmMemory:
     backfills: bool = False  # and this of the backfill scheduler
     blocked: bool = False  # the main scheduler has met a job that does not fit
     tested: int = 0
-    space: list[Space] = field(default_factory=list)
+    space: list[PlannedNodes] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)  # when those that run reach their limits
 
 
@@ -120,9 +120,9 @@ class SlurmPolicy(Policy):
     background_s: float = 0.0  # a time at which the background thread wakes
 
     @property
-    def request(self) -> Request:
+    def request(self) -> NodeRequest:
         """What all jobs ask of their nodes. Raises ForetraceError where `switches` says nothing."""
-        return Request.parse(self.switches, most_s=self.parameters.max_switch_wait, exclusive=self.exclusive)
+        return NodeRequest.parse(self.switches, most_s=self.parameters.max_switch_wait, exclusive=self.exclusive)
 
     def validate(self) -> None:
         """As `Policy.validate`."""
@@ -160,7 +160,7 @@ class SlurmPolicy(Policy):
         memory.table.look(view)
         if memory.backfills:
             at, step, window = int(self._now(view)), self.parameters.bf_resolution, self.parameters.bf_window * 60
-            memory.space = [Space(at // step * step, (at + window) // step * step, memory.table.up.copy())]
+            memory.space = [PlannedNodes(at // step * step, (at + window) // step * step, memory.table.up.copy())]
         return [job for job in view.ordered(waiting).tolist() if self._held_ns(view, job) <= now]
 
     def review(self, view: View) -> int | None:
@@ -271,7 +271,7 @@ class SlurmPolicy(Policy):
             return None
 
     @staticmethod
-    def _unreserved(space: list[Space], up: Any, begin: int, end: int) -> tuple[Any, int]:
+    def _unreserved(space: list[PlannedNodes], up: Any, begin: int, end: int) -> tuple[Any, int]:
         """Nodes that are up and reserved at no time in between, and when more will be (0: never)."""
         nodes, later = up.copy(), 0
         for at, each in enumerate(space):
@@ -320,9 +320,9 @@ class SlurmPolicy(Policy):
         return None
 
 
-def _reserve(space: list[Space], begin: int, end: int, nodes: list[int]) -> None:
+def _reserve(space: list[PlannedNodes], begin: int, end: int, nodes: list[int]) -> None:
     """Take nodes out of a stretch of time; stretches are split at its ends, alike neighbours joined."""
-    made: list[Space] = []
+    made: list[PlannedNodes] = []
     for each in space:
         cuts = [each.begin, *(cut for cut in (begin, end) if each.begin < cut < each.end), each.end]
         for low, high in itertools.pairwise(cuts):
@@ -332,12 +332,15 @@ def _reserve(space: list[Space], begin: int, end: int, nodes: list[int]) -> None
             if made and (made[-1].nodes == left).all():
                 made[-1] = made[-1]._replace(end=high)
             else:
-                made.append(Space(low, high, left))
+                made.append(PlannedNodes(low, high, left))
     space[:] = made
 
 
-def slurm_policy(name: str, slurm: str, *, switches: str, exclusive: bool, **kinds: bool) -> SlurmPolicy:
+def slurm_policy(
+    name: str, slurm: str, *, switches: str, exclusive: bool, backfill: bool = False, by_priority: bool = False
+) -> SlurmPolicy:
     """The policy of this name as Slurm has it."""
     return SlurmPolicy(
-        name=name, parameters=SchedulerParameters.parse(slurm), switches=switches, exclusive=exclusive, **kinds
-    )
+        name=name, parameters=SchedulerParameters.parse(slurm), switches=switches, exclusive=exclusive,
+        backfill=backfill, by_priority=by_priority,
+    )  # fmt: skip

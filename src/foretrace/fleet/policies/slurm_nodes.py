@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What jobs ask of their nodes: at most so many leaf switches, insisted on for so long; nobody else on them."""
+class NodeRequest:
+    """What jobs need of their nodes: at most so many leaf switches, insisted on for so long; nobody else on them."""
 
     switches: int = 0  # 0: any number
     wait_s: float = 0.0
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """What one job asks for: nodes × per_node GPUs (the last one may need fewer), on nodes that it may use."""
+    """What one job needs: nodes × per_node GPUs (the last one may need fewer), on nodes that it may use."""
 
     gpus: int
     nodes: int
@@ -65,7 +65,7 @@ class NodeTable:
 
     def __init__(self, view: View, policy: Policy) -> None:
         cluster = view.cluster
-        self.request: Request = policy.request  # type: ignore[attr-defined]  # of SlurmPolicy
+        self.request: NodeRequest = policy.request  # type: ignore[attr-defined]  # of SlurmPolicy
         self.workload, self.cluster = view.workload, cluster
         self.level = setup.waits_ns(policy, cluster)[1]
         starts = cluster.starts[self.level]
@@ -98,7 +98,7 @@ class NodeTable:
         self.up = self.free + all_held == self.size
 
     def take(self, view: View, job: int, nodes: list[int]) -> list[int]:
-        """Free GPUs of these nodes, as many as asked for."""
+        """Free GPUs of these nodes, as many as needed."""
         chosen: list[int] = []
         asks = self.asks(job)
         for node in sorted(nodes):
@@ -108,7 +108,7 @@ class NodeTable:
         return chosen
 
     def choose(self, asks: Asks, free: Int64, nodes: Any, waited_s: float) -> list[int] | None:
-        """Of these nodes as many as the job asks for; None where too few have room, or they lie below too many
+        """Of these nodes as many as the job needs; None where too few have room, or they lie below too many
         switches and the job has not waited long enough.
 
         Leaf by leaf: one that holds all that is missing, and of these the one with the fewest nodes that fit; else the

@@ -17,7 +17,7 @@ from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.slurm.cluster import SlurmSetup, private
-from foretrace.fleet.slurm.play import Failure, Ran, Told, for_rig, play, slurm_setup, switches_of
+from foretrace.fleet.slurm.play import Failure, SlurmRun, Told, for_rig, play, slurm_setup, switches_of
 from foretrace.fleet.workload import SECOND, Float64, Workload, nanoseconds
 
 LAUNCH_S = 0.1  # what starting a batch job and noticing its end takes on an idle machine
@@ -60,7 +60,7 @@ class Against:
     workload: Workload
     policy: SlurmPolicy
     setup: SlurmSetup
-    ran: tuple[Ran, ...]
+    ran: tuple[SlurmRun, ...]
     simulated: tuple[FleetResult, ...]  # one per run: the schedulers wake at another moment in each
     errors: RigErrors  # means over the runs
     repeats: RigErrors | None  # the same between the runs themselves; None of one
@@ -84,7 +84,7 @@ def against(
         if not (0 <= each.node < setup.nodes and 0 <= each.at_s < each.back_s):
             raise ForetraceError(f"`fail` must name a node from 0 to {setup.nodes - 1} and a later repair, got {each}.")
     work = for_rig(jobs, setup, speedup)
-    ran: list[Ran] = []
+    ran: list[SlurmRun] = []
     for at in range(repeats):
         share = None if progress is None else (lambda part, at=at: progress((at + part) / repeats))
         with private(setup) as slurm:
@@ -99,7 +99,7 @@ def against(
 
 
 def predicted(
-    work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: Ran, *, failures: Sequence[Failure] = (),
+    work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: SlurmRun, *, failures: Sequence[Failure] = (),
     launch_s: float = LAUNCH_S,
 ) -> FleetResult:  # fmt: skip
     """Simulate the jobs of a run, with nothing of it but when the schedulers woke before its first job."""
@@ -110,7 +110,7 @@ def predicted(
 
 
 def compared(
-    work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: Ran, *, launch_s: float = LAUNCH_S,
+    work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: SlurmRun, *, launch_s: float = LAUNCH_S,
     plain: Policy | None = None,
 ) -> RigErrors:  # fmt: skip
     """Errors of a simulation against one run; with `plain` of that policy, which knows nothing of Slurm."""
@@ -120,7 +120,7 @@ def compared(
     return errors(_of(made, setup), _seen(ran, setup), interval_s(policy))
 
 
-def between(ran: Sequence[Ran], setup: SlurmSetup, policy: SlurmPolicy) -> RigErrors | None:
+def between(ran: Sequence[SlurmRun], setup: SlurmSetup, policy: SlurmPolicy) -> RigErrors | None:
     """What runs of the same jobs differ by; None of one."""
     seen = [_seen(each, setup) for each in ran]
     pairs = [errors(one, other, interval_s(policy)) for one, other in itertools.combinations(seen, 2)]
@@ -142,7 +142,7 @@ class Seen:
     switches: Float64
 
 
-def _seen(ran: Ran, setup: SlurmSetup) -> Seen:
+def _seen(ran: SlurmRun, setup: SlurmSetup) -> Seen:
     return Seen(ran.start_s, ran.jct_s, np.array([switches_of(each, setup) for each in ran.nodes], float))
 
 

@@ -34,7 +34,7 @@ class Failure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ran:
+class SlurmRun:
     """What the scheduler did, in the order of the workload; times in seconds after its zero, whole ones as Slurm has.
 
     submit_s, start_s (of the last start), end_s: (n,) float64; nodes: numbers of the nodes of each; epoch_s: Unix time
@@ -93,7 +93,7 @@ def for_rig(workload: Workload, setup: SlurmSetup, speedup: float) -> Workload:
 def play(
     slurm: PrivateSlurm, workload: Workload, policy: SlurmPolicy, *, failures: Sequence[Failure] = (),
     progress: Told | None = None,
-) -> Ran:  # fmt: skip
+) -> SlurmRun:  # fmt: skip
     """Submit each job when its time has come, let nodes fail when theirs has, and wait for the last to end.
 
     The workload is on the rig's clock (`for_rig`). Raises ForetraceError where Slurm refuses a job or stands still.
@@ -168,7 +168,7 @@ def _rows(path: Path) -> dict[int, dict[str, str]]:
     return rows
 
 
-def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int) -> Ran:
+def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int) -> SlurmRun:
     rows = _rows(slurm.completed)
     times: dict[str, list[float]] = {"SubmitTime": [], "StartTime": [], "EndTime": []}
     nodes = []
@@ -177,7 +177,7 @@ def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int) -> Ran:
             column.append(datetime.fromisoformat(rows[at][name]).timestamp() - epoch)
         nodes.append(_nodes(rows[at]["NodeList"]))
     submit, start, end = (np.array(each) for each in times.values())
-    return Ran(
+    return SlurmRun(
         submit_s=submit, start_s=start, end_s=end, nodes=tuple(nodes), epoch_s=float(epoch),
         backfill_s=_woke(slurm, epoch, "_attempt_backfill: beginning"),
         background_s=_woke(slurm, epoch, "Running job scheduler"),
