@@ -41,7 +41,7 @@ def test_past_jobs_are_read_from_jobcomp_and_sacct(tmp_path: Path) -> None:
     assert all(each.limit_s >= 60 for each in found)
     log = tmp_path / "sacct.txt"
     log.write_text(
-        "JobID|User|Account|Partition|State|Submit|ForecastStart|End|ElapsedRaw|TimelimitRaw|ReqTRES\n"
+        "JobID|User|Account|Partition|State|Submit|Start|End|ElapsedRaw|TimelimitRaw|ReqTRES\n"
         "5|ann|lab|all|COMPLETED|2026-11-23T10:00:00|2026-11-23T10:01:00|2026-11-23T10:03:00|120|10|gres/gpu=4\n"
     )
     row = read_past(log)[0]
