@@ -61,8 +61,11 @@ def test_options_are_spelled_in_cli_alone() -> None:
     """Below, texts name parameters (`foretrace.errors.spelled`). Whole commands may be shown; reports end with them."""
     known = {"cli", "report"}
     slurm = {  # they write and name options of Slurm
-        "fleet/export/slurm.py", "fleet/formats/slurm.py", "fleet/policies/slurm_nodes.py", "fleet/slurm/cluster.py",
-        "fleet/slurm/play.py",
+        f"fleet/{each}.py"
+        for each in (
+            "export/slurm", "formats/slurm", "live/questions", "live/records", "live/sources", "policies/slurm_nodes",
+            "slurm/cluster", "slurm/play",
+        )
     }  # fmt: skip
     command = re.compile(r"foretrace [a-z]+[^.;]*")
     found: dict[str, list[str]] = {}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -124,4 +123,4 @@ def _seen(now: float, shown: list[QueuedJob]) -> Snapshot:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,7 +10,6 @@ is compared with the one that came. What was played once is kept in FOLDER.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +29,7 @@ from tables import table
 # Seed → load. Settings were chosen on others: simulated ones (`choose`), and real runs of seeds 1, 2, 5, 101 and 102.
 SCORED = {3: 2.0, 4: 2.5, 6: 1.5, 7: 2.0, 8: 3.0}
 JOBS, DRAWS, AT_ONCE = 200, 100, 3
-BAR = {"ratio": 2.0, "coverage": (0.75, 0.90)}
+LEAST_RATIO, COVERAGE = 2.0, (0.75, 0.90)
 
 
 def main(given: Sequence[str]) -> int:
@@ -47,8 +46,7 @@ def main(given: Sequence[str]) -> int:
         names = list(whole)
         lines = [[str(seed), *(str(summary(rows)[name]) for name in names)] for seed, rows in found.items()]
         print(table(["workload", *names], [*lines, ["all", *(str(whole[name]) for name in names)]]))
-    low, high = BAR["coverage"]  # type: ignore[misc]
-    return int(not (whole["ratio"] >= BAR["ratio"] and low <= whole["coverage"] <= high))
+    return int(not (whole["ratio"] >= LEAST_RATIO and COVERAGE[0] <= whole["coverage"] <= COVERAGE[1]))
 
 
 def measure(folder: Path, shared: Path, workloads: dict[int, float]) -> dict[int, list[dict[str, float]]]:
@@ -105,12 +103,3 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
         "median width s": round(float(np.median(get["high"] - get["low"])), 1),
         "bias s": round(float(np.median(get["said"] - get["came"])), 2),
     }  # fmt: skip
-
-
-if __name__ == "__main__":
-    import sys
-
-    began = time.time()
-    code = main(sys.argv[1:])
-    print(f"{time.time() - began:.0f} s")
-    sys.exit(code)

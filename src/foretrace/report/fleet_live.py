@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from foretrace.fleet.live.questions import Answer, OperatorChange, Sooner, Start
+from foretrace.fleet.live.questions import ClusterChange, ForecastStart, QueueAnswer, Sooner
 from foretrace.report.blocks import Block, Column, listing, table
 from foretrace.report.units import count, long_time
 from foretrace.report.views import Report, taken
@@ -23,10 +23,10 @@ class FleetLiveView(Report, frozen=True, kw_only=True):
     waiting: int
     draws: int
     past: int  # jobs whose run times are known
-    jobs: tuple[Start, ...]  # that wait, the next first
-    asked: Start | None
+    jobs: tuple[ForecastStart, ...]  # that wait, the next first
+    asked: ForecastStart | None
     sooner: tuple[Sooner, ...]
-    changes: tuple[OperatorChange, ...]
+    changes: tuple[ClusterChange, ...]
 
     def shown(self, top: int) -> Iterator[Block]:
         if self.asked is not None and self.asked.status == "waiting":
@@ -53,17 +53,17 @@ class FleetLiveView(Report, frozen=True, kw_only=True):
             )  # fmt: skip
 
 
-def _when(each: Start | Sooner) -> str:
+def _when(each: ForecastStart | Sooner) -> str:
     return "unknown" if each.start_s is None else long_time(each.start_s)
 
 
-def _range(each: Start | Sooner) -> str:
+def _range(each: ForecastStart | Sooner) -> str:
     if each.start_s is None or each.low_s is None:
         return "–"
     return f"{long_time(each.low_s)} – {'?' if each.high_s is None else long_time(each.high_s)}"
 
 
-def live(found: Answer, *, next_: str = "") -> FleetLiveView:
+def live(found: QueueAnswer, *, next_: str = "") -> FleetLiveView:
     """The answer of a live queue."""
     seen = found.seen
     running, waiting = (sum(getattr(job, kind) for job in seen.jobs) for kind in ("running", "waiting"))
@@ -78,7 +78,7 @@ def live(found: Answer, *, next_: str = "") -> FleetLiveView:
     )  # fmt: skip
 
 
-def _headline(found: Answer, waiting: int) -> str:
+def _headline(found: QueueAnswer, waiting: int) -> str:
     asked = found.asked
     if asked is None:
         first = next((each for each in found.starts if each.start_s is not None), None)
@@ -97,7 +97,7 @@ def _headline(found: Answer, waiting: int) -> str:
     return text + (f" Sooner: {best.change}, then in {_when(best)} ({_range(best)})." if best is not None else "")
 
 
-def following(found: Answer, source: Sequence[str]) -> str:
+def following(found: QueueAnswer, source: Sequence[str]) -> str:
     """The command that asks about the job that waits longest; "" where one was asked about."""
     known = [each for each in found.starts if each.start_s is not None]
     if found.asked is not None or not known:

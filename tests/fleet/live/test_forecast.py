@@ -10,15 +10,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.fleet.live.forecast import FOREVER, Pace, play
+from foretrace.fleet.live.forecast import FOREVER, SchedulerPace, play
 from foretrace.fleet.live.queue import line_up, pace_of
 from foretrace.fleet.live.sources import read_folder
 from tests.fleet.live.queues import job, write_queue
 
-AT_ONCE = Pace(interval_s=1.0, window_s=86400.0, depth=500, backfill=True, lag_s=0.0)
+AT_ONCE = SchedulerPace(interval_s=1.0, window_s=86400.0, depth=500, backfill=True, lag_s=0.0)
 
 
-def starts(folder: Path, run_s: dict[str, float], *jobs: str, pace: Pace = AT_ONCE, **cluster: int) -> dict[str, float]:
+def starts(
+    folder: Path, run_s: dict[str, float], *jobs: str, pace: SchedulerPace = AT_ONCE, **cluster: int
+) -> dict[str, float]:
     """When each waiting job starts where each runs so long in all."""
     lined = line_up(read_folder(write_queue(folder, *jobs, **cluster)))  # type: ignore[arg-type]
     run = np.array([[run_s[each.job] for each in lined.jobs]])

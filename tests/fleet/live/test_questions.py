@@ -75,7 +75,7 @@ def test_every_start_has_a_range_and_whoever_has_none_a_reason() -> None:
 
 
 def test_what_helps_is_tried(tmp_path: Path) -> None:
-    """n0 is held for long, n1 for 9 minutes more at most: who asks for less passes the head."""
+    """n0 is held for long, n1 for 9 minutes more at most: who requests less passes the head."""
     ran = [job(1, "RUNNING", gpus=4, ran="00:01:00", on="n0", limit="10:00:00")]
     asked = job(3, gpus=4, limit="20:00:00", Reason="Priority")
     seen = read_folder(write_queue(tmp_path, *ran, job(2, nodes=2, gpus=4), asked))

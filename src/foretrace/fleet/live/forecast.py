@@ -56,7 +56,7 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class SchedulerPace:
     """How often Slurm decides. interval_s, window_s, depth: bf_interval, bf_window, bf_max_job_test.
 
     backfill: False with SchedulerType=sched/builtin. lag_s: from an event to the main scheduler's next look.
@@ -69,7 +69,9 @@ class Pace:
     lag_s: float = 1.0
 
 
-def play(queue: Queue, run_s: Float64, pace: Pace, phases: Float64, held: list[Int64] | None = None) -> Float64:
+def play(
+    queue: Queue, run_s: Float64, pace: SchedulerPace, phases: Float64, held: list[Int64] | None = None
+) -> Float64:
     """(draws, jobs) starts in seconds from now, FOREVER where a job does not start; those who run have theirs ≤ 0.
 
     run_s: (draws, jobs) how long each runs in all; phases: (draws,) in [0, 1), where in its interval backfill stands.

@@ -151,7 +151,8 @@ def _weights(
         longer = kept * (ran > elapsed[each])
         if longer.sum() > 0:
             kept += weight[len(ran) + each] * longer / longer.sum()
-    return kept / whole
+    made: Float64 = kept / whole
+    return made
 
 
 def _of_limit(elapsed: float, limit: float, random: np.random.Generator, draws: int) -> Float64:

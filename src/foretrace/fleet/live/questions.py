@@ -21,7 +21,7 @@ AT_LEAST_S = 2.0  # Slurm's own times are whole seconds, and its schedulers look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class ForecastStart:
     """When a job starts, seconds from now: the median, and the range in which 80 % of the draws lie.
 
     None where it does not start in what is played (or nothing says when). slurm_s: what `squeue --start` says.
@@ -58,7 +58,7 @@ class Sooner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorChange:
+class ClusterChange:
     """What another cluster or setting does: mean further waiting of the jobs that wait, and its ratio with a range."""
 
     change: str
@@ -70,14 +70,14 @@ class OperatorChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class QueueAnswer:
     """What is asked of a live queue."""
 
     seen: Snapshot
-    starts: tuple[Start, ...]
-    asked: Start | None
+    starts: tuple[ForecastStart, ...]
+    asked: ForecastStart | None
     sooner: tuple[Sooner, ...]
-    changes: tuple[OperatorChange, ...]
+    changes: tuple[ClusterChange, ...]
     draws: int
     past: int
     left_out: Mapping[str, str]
@@ -116,7 +116,7 @@ def ask(
     racks: int = 0,
     settings: Mapping[str, float] | None = None,
     progress: Callable[[float], None] | None = None,
-) -> Answer:
+) -> QueueAnswer:
     """When waiting jobs start; for `job` also what would start it sooner; with `racks` or `settings` what these do.
 
     settings: SchedulerParameters to try, one by one. Raises ForetraceError for a job that does not exist.
@@ -147,8 +147,8 @@ def ask(
     told(1.0)
     notes = [*seen.notes, *lined.notes]
     if not made.past:
-        notes.append("no history of run times: they are taken to end anywhere below their limits; give --history")
-    return Answer(
+        notes.append("no history of run times: jobs are taken to end anywhere below their limits")
+    return QueueAnswer(
         seen=seen, starts=tuple(found), asked=asked, sooner=tuple(sooner), changes=tuple(changes), draws=draws,
         past=len(made.past), left_out=lined.left_out, notes=tuple(notes),
     )  # fmt: skip
@@ -187,13 +187,13 @@ def spread_of(starts: Float64) -> tuple[float | None, float | None, float | None
     return float(mid), float(max(low, 0.0)), float(high) if high < HORIZON_S else None
 
 
-def _start(job: QueuedJob, lined: queue.Lined, starts: Float64, seen: Snapshot) -> Start:
+def _start(job: QueuedJob, lined: queue.Lined, starts: Float64, seen: Snapshot) -> ForecastStart:
     parts = {each.name: each for each in seen.partitions}
     limit = queue.limit_of(job, parts)
     mid, low, high = (-job.ran_s,) * 3 if job.running else spread_of(_of(job, lined, starts))
     why = lined.left_out.get(job.job, "" if job.running else _why(job, seen, lined))
     slurm = job.start_s - seen.now_s if job.waiting and math.isfinite(job.start_s) else None
-    return Start(
+    return ForecastStart(
         job=job.job, user=job.user, partition=job.partition, name=job.name, nodes=job.nodes, gpus=job.gpus,
         limit_s=limit if limit < 300 * 86400 else None, status="running" if job.running else "waiting",
         reason=job.reason, why=why, start_s=mid, low_s=low, high_s=high, slurm_s=slurm,
@@ -265,7 +265,7 @@ def _tried(
     )  # fmt: skip
 
 
-def _operated(made: Forecast, change: str, other: Snapshot, lined: queue.Lined, starts: Float64) -> OperatorChange:
+def _operated(made: Forecast, change: str, other: Snapshot, lined: queue.Lined, starts: Float64) -> ClusterChange:
     then, changed = made.of(other)
     at = {each.job: i for i, each in enumerate(then.jobs)}
     both = [(i, at[each.job]) for i, each in enumerate(lined.jobs) if each.waiting and each.job in at]
@@ -276,7 +276,7 @@ def _operated(made: Forecast, change: str, other: Snapshot, lined: queue.Lined, 
     theirs = np.minimum(changed[:, there], HORIZON_S).mean(axis=1)
     ratio = theirs / np.maximum(mine, 1e-9)
     low, high = np.percentile(ratio, [LOW, HIGH])
-    return OperatorChange(
+    return ClusterChange(
         change=change, before_s=float(np.median(mine)), after_s=float(np.median(theirs)), ratio=float(np.median(ratio)),
         low=float(low), high=float(high),
     )  # fmt: skip

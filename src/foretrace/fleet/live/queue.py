@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.live.forecast import Pace, Queue
+from foretrace.fleet.live.forecast import Queue, SchedulerPace
 from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition, Snapshot
 
 MOST_JOBS, MOST_CELLS = 20_000, 40_000_000
@@ -118,9 +118,9 @@ def line_up(seen: Snapshot) -> Lined:
     return Lined(jobs=kept, queue=queue, limits_s=limits[keep], left_out=left_out, notes=tuple(notes))
 
 
-def pace_of(seen: Snapshot) -> Pace:
+def pace_of(seen: Snapshot) -> SchedulerPace:
     """How often this Slurm decides, from its SchedulerParameters."""
-    return Pace(
+    return SchedulerPace(
         interval_s=max(seen.parameter("bf_interval", 30.0), 1.0),
         window_s=seen.parameter("bf_window", 1440.0) * 60,
         depth=int(min(max(seen.parameter("bf_max_job_test", 500.0), 1.0), 5000.0)),
@@ -157,7 +157,7 @@ _WORDS = {
     "JobArrayTaskLimit": "as many tasks of its array run as it allows at once",
     "DependencyNeverSatisfied": "what it depends on failed and cannot be satisfied any more; cancel it",
     "PartitionTimeLimit": "its time limit is above that of its partition; lower it with scontrol update TimeLimit=",
-    "PartitionNodeLimit": "it asks for more nodes than its partition has or gives to one job",
+    "PartitionNodeLimit": "it requests more nodes than its partition has or gives to one job",
     "PartitionDown": "its partition is down",
     "PartitionInactive": "its partition takes no new starts",
     "ReqNodeNotAvail": "a node that it insists on is down, drained or reserved",
@@ -234,7 +234,7 @@ def _fits(job: QueuedJob, node: SlurmNode, parts: Mapping[str, SlurmPartition]) 
         return False
     wanted = [word for word in re.split(r"[&,]", job.features) if word]
     if any(sign in job.features for sign in "|[*("):
-        wanted = []  # alternatives are not told apart
+        wanted = []  # which of several is not worked out
     return all(word in node.features for word in wanted) and (node.gpus > 0 or not job.gpus)
 
 

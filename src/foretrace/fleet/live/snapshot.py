@@ -29,7 +29,7 @@ UNUSABLE = frozenset({
 class QueuedJob:
     """A job of the queue, waiting or running, as Slurm knows it.
 
-    nodes: how many it asks for at least, or holds. per_node, gpus, cpus: GPUs on each node (0: not said), GPUs in all
+    nodes: how many it requests at least, or holds. per_node, gpus, cpus: GPUs on each node (0: not said), GPUs in all
     and cores in all. limit_s: its time limit, inf where there is none, nan where it is not said. eligible_s, start_s:
     nan where unknown; the start of a waiting job is what `squeue --start` says. held: node → GPUs, where it runs.
     switches, switch_wait_s: leaf switches it insists on and for how long. after: what it depends on, as written.

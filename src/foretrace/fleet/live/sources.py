@@ -62,7 +62,7 @@ def ask_slurm(
 
 def _run(command: tuple[str, ...]) -> str:
     if shutil.which(command[0]) is None:
-        raise ForetraceError(f"there is no {command[0]} here; run this where Slurm runs, or give --from FOLDER.")
+        raise ForetraceError(f"there is no {command[0]} here; run this where Slurm runs, or give `from=FOLDER`.")
     environment = os.environ | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
     for each in [name for name in environment if name.startswith(("SQUEUE_", "SCONTROL_", "SINFO_"))]:
         del environment[each]
