@@ -135,9 +135,7 @@ def dense(seed: int, folder: Path, blocks: int = 1, steps: int = DENSE_STEPS) ->
     return model, kept["accuracy"]
 
 
-def quantised(
-    model: nn.Module, quantiser: Quantiser, seed: int, steps: int, tested: int = TESTED
-) -> dict[str, Any]:
+def quantised(model: nn.Module, quantiser: Quantiser, seed: int, steps: int, tested: int = TESTED) -> dict[str, Any]:
     """Quantise a copy of a dense network, all convolutions but the first, and train it."""
     found = copy.deepcopy(model)
     x, _ = images(_CALIBRATION, seed * 1_000_003)
