@@ -56,7 +56,7 @@ Written by `make reproduce NAME=phaze ARGS=--write`.
 DIFFERENCES = (
     (
         "2.9× a TPUv4-like accelerator, mean over language models (as remembered; the repository holds no results)",
-        "the first table: less over 4 GiB/s, about as much over 50 GB/s, more over 4 TiB/s",
+        "the first table: less over 4 GiB/s and 50 GB/s, about as much over 4 TiB/s",
         "the link: 4 GiB/s is stated, but operators come out in milliseconds and transfers in seconds, so that "
         "messages count a thousandth (read, not run): 4 TiB/s in effect",
     ),
