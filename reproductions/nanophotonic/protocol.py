@@ -35,7 +35,7 @@ from reproductions import parser_of
 from reproductions.kept import Cell, measured
 from reproductions.nanophotonic.films import WAVELENGTHS, Film, indices, reflectance
 from reproductions.nanophotonic.problems import EACH, PROBLEMS
-from reproductions.systems import put
+from reproductions.systems import front, put
 from tables import machine, table, today
 
 HERE = Path(__file__).parent
@@ -48,22 +48,7 @@ NEAR: dict[str, SearchStrategy] = {"CMA-ES": CMAES(sigma=0.075), "REINFORCE": RE
 WIDE = {"nearest start": ("CMA-ES",), "hybrid": ("CMA-ES", "DQN")}  # refiners that have these arms, too
 SEEDS, ROUNDS = 5, 1500
 
-HEAD = """# Hybrid search: a learned start, refined
-
-Yeung et al. (2024) train an inverse network on simulated structures, begin a reinforcement learner at its answer, and
-report that this goes beyond what was trained on. Here a network learns what points answer and is inverted by its gradient
-(`foretrace plan transformer --strategy hybrid:dqn`, and any other refiner); films of eight layers stand in for the
-published structures.
-
-Every row has the same lessons behind it, random points priced before: 1,000 films of 20 to 120 nm, or 500 designs or plans
-of eight other trainings. *Inside*: a target like the lessons (films of the same thicknesses, trainings of the same
-sizes); *outside*: films of 120 to 220 nm, trainings of models of 70 to 175 billion parameters; *ideal filters*: steps that
-none reaches. Columns count the calls after the lessons; the line below each table gives what CMA-ES finds with all
-calls, lessons included, which is what one target alone costs. *Nearest start*: the lesson nearest to the target;
-*learned start*: the best of that and four answers of the network; *hybrid*: half of the calls from there, half from a
-random start. Medians over five seeds, each with another target and other lessons. Settings are the defaults; a start
-that is near has a quarter of the steps (CMA-ES, REINFORCE). No setting was chosen on these targets.
-"""
+MARK = "<!-- tables -->\n"  # what is below it on the page is written here
 
 
 def measure(key: Cell) -> Cell:
@@ -194,7 +179,8 @@ def main(arguments: Sequence[str]) -> int:
     text = "\n".join(parts)
     print(text)
     if asked.write:
-        put(HERE / "README.md", f"{HEAD}\n{text}")
+        _, page = front((HERE / "README.md").read_text(encoding="utf-8"))
+        put(HERE / "README.md", f"{page.partition(MARK)[0]}{MARK}{text}")
     return 0
 
 
