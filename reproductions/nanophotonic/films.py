@@ -85,7 +85,7 @@ class Film(Problem[tuple[Any, ...]]):
         self._indices = indices(layers)
 
     def lesson(self, rng: Random) -> tuple[int, ...]:
-        return tuple(rng.randint(*self.learned) for _ in self.space.values)
+        return tuple(rng.randint(*self.learned) for _ in self._indices[1:-1])
 
     def costs(self, points: Sequence[tuple[Any, ...]]) -> list[float]:
         found = reflectance(np.array(points, dtype=np.float64), WAVELENGTHS, self._indices)

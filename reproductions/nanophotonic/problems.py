@@ -169,7 +169,7 @@ def plans(seed: int, each: int) -> Iterator[Target]:
 
 PROBLEMS: dict[str, tuple[Callable[[int, int], Iterator[Target]], int, str]] = {
     "films": (films, 1000, "root mean square error of reflectance"),
-    "accelerators": (accelerators, 800, "iteration over the best one's"),
-    "plans": (plans, 800, "step over the best one's"),
+    "accelerators": (accelerators, 500, "iteration over the best one's"),
+    "plans": (plans, 500, "step over the best one's"),
 }  # targets, lessons, what is counted
-EACH = 2  # targets of a group and a seed
+EACH = 1  # targets of a group and a seed

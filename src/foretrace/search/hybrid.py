@@ -9,11 +9,10 @@ calls, and is resumed with them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
-from typing import Any
 
 import numpy as np
 
@@ -59,7 +58,7 @@ class Hybrid:
 
     def _in_turns(self, context: SearchContext[Point], begins: tuple[Point, ...]) -> Steps[Point]:
         """Both refiners: always the one goes on that has asked for less than its share of new points."""
-        key, seen, spent = context.space.key, set[Any](), [0.0, 0.0]
+        key, seen, spent = context.space.key, set[Hashable](), [0.0, 0.0]
         inner = [
             SearchContext(
                 problem=context.problem, starts=starts, rng=Random(context.rng.random()), until=context.until
@@ -115,11 +114,11 @@ class Hybrid:
             far = (((given - own) / (given.std(axis=0) + _LEAST)) ** 2).sum(axis=1)
             apart += np.where(far == far.min(), 0.0, np.ptp(apart) + 1)
         order = np.argsort(apart, kind="stable")
-        nearest, answers = problem.space.decode(x[order[0]].tolist()), dict[Any, Point]()
+        nearest, answered = problem.space.decode(x[order[0]].tolist()), dict[Hashable, Point]()
         if self.answers:
             codes = _network(_Lessons(x, given, y), self.width, self.rounds).inverted(x[order[:_BEGINS]], own, wanted)
-            answers = {problem.space.key(at): at for at in map(problem.space.decode, codes.tolist())}
-        return [nearest, *list(answers.values())[: self.answers]]
+            answered = {problem.space.key(at): at for at in map(problem.space.decode, codes.tolist())}
+        return [nearest, *list(answered.values())[: self.answers]]
 
 
 class _Lessons:

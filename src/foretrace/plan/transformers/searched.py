@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import log
 from random import Random
 
@@ -144,5 +144,6 @@ class ParallelismProblem(Problem[Parallelism]):
         return log(self.space.of.cost(at).seconds)
 
 
+@cache
 def _divisors(number: int) -> list[int]:
     return [int(each) for each in np.flatnonzero(number % np.arange(1, number + 1) == 0) + 1]
