@@ -2,8 +2,8 @@
 
 Compiled loops live here, in `schedule_engine` and in `flows/engine`. They take bare columns: the callers (`replay`,
 `schedule`, `slack`) prepare them, and pass them read-only so that one version per loop is compiled whether a graph is
-in memory or memory-mapped. They allocate nothing: that would take as long to compile as the loop itself. Indices are unsigned where
-it matters: a signed one costs a test for negative indexing at every access.
+in memory or memory-mapped. They allocate nothing: that would take as long to compile as the loop itself. Indices are
+unsigned where it matters: a signed one costs a test for negative indexing at every access.
 """
 
 # An index of compiled code changes between signed and unsigned, which mypy takes for a change of type.
