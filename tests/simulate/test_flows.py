@@ -180,7 +180,7 @@ def test_rates_fit_the_links_and_every_flow_has_a_bottleneck(bundle: tuple[Flows
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_repaired_rates_are_those_of_filling_all_links_anew(seed: int) -> None:
+def test_repaired_rates_are_those_of_filling_all_links_again(seed: int) -> None:
     """As flows come and go: to the last bit, also with small numbers, where every share leaves a remainder and ties."""
     random = np.random.default_rng(seed)
     n, links = int(random.integers(3, 40)), int(random.integers(1, 15))

@@ -1,7 +1,7 @@
 """Max-min fair rates of the flows under way, kept up as flows join and leave: compiled loops of `engine`.
 
 Rates are whole numbers, as parts of a fixed unit (`Shares.of`): sums of them do not depend on their order and shares
-only rise while links fill, so to repair what a change touches gives what filling all links anew would give, to the
+only rise while links fill, so to repair what a change touches gives what filling all links again would give, to the
 last bit.
 
 Progressive filling raises all rates alike. A link is full at the *level* at which its rest, shared among the flows
