@@ -180,7 +180,7 @@ def test_rates_fit_the_links_and_every_flow_has_a_bottleneck(bundle: tuple[Flows
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_repaired_rates_are_those_of_filling_all_links_anew(seed: int) -> None:
+def test_repaired_rates_are_those_of_filling_all_links_again(seed: int) -> None:
     """As flows come and go: to the last bit, also with small numbers, where every share leaves a remainder and ties."""
     random = np.random.default_rng(seed)
     n, links = int(random.integers(3, 40)), int(random.integers(1, 15))
@@ -191,15 +191,15 @@ def test_repaired_rates_are_those_of_filling_all_links_anew(seed: int) -> None:
     flows = Flows.of([([], Transfer(nbytes=1, route=route)) for route in routes])
     fair, _ = Shares.of(flows.route_ptr, flows.route_link, flows.route_times, random.uniform(1, 50, links))
     if seed % 2:
-        fair.left[:] = random.integers(5, 60, links)
-    capacity, active, rates = fair.left.tolist(), set[int](), dict[int, int]()
+        fair.links["left"] = random.integers(5, 60, links)
+    capacity, active, rates = fair.links["left"].tolist(), set[int](), dict[int, int]()
     for _ in range(20):
         gone = [f for f in sorted(active) if random.random() < 0.2]
         come = [f for f in range(n) if f not in active and random.random() < 0.2]
         active = active.difference(gone).union(come)
         changed = engine.move(fair, np.array(come, dtype=np.int64), np.array(gone, dtype=np.int64))
         wanted = flow_twins.fair_rates({f: routes[f] for f in active}, capacity)
-        assert {f: int(fair.rate[f]) for f in active} == wanted
+        assert {f: int(fair.flows["rate"][f]) for f in active} == wanted
         told = set(fair.changed[:changed].tolist())
         assert all(f in told for f in active & rates.keys() if rates[f] != wanted[f])
         rates = wanted

@@ -20,7 +20,7 @@ from numba.core import types
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
-COMPILED = not numba.config.DISABLE_JIT  # plain Python has no such values
+COMPILED = not numba.config.DISABLE_JIT  # type: ignore[attr-defined]  # plain Python has no such values
 _LONGS, _DOUBLES = ir.VectorType(ir.IntType(64), LANES), ir.VectorType(ir.DoubleType(), LANES)
 # Adding it to |x| < LARGEST leaves no bits behind the point: the sum is x rounded to the nearest integer, halves to
 # even, in the low bits of its mantissa.
@@ -48,7 +48,7 @@ def _spread(builder: Any, value: Any, kind: Any) -> Any:
     return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
 
 
-def _at(context: Any, builder: Any, kind: Any, array: Any, offset: Any, vector: Any) -> Any:
+def _at(context: Any, builder: Any, vector: Any, kind: Any, array: Any, offset: Any) -> Any:
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [offset]), vector.as_pointer())
 
@@ -76,7 +76,7 @@ def load(_: Any, array: Any, offset: Any) -> Any:
     """Sixteen elements of an int64 array."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_at(context, builder, signature.args[0], *args, _LONGS), align=8)
+        return builder.load(_at(context, builder, _LONGS, signature.args[0], *args), align=8)
 
     return SIXTEEN(array, types.int64), made
 
@@ -86,7 +86,7 @@ def store(_: Any, array: Any, offset: Any, value: Any) -> Any:
     """Write sixteen elements of an int64 array."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[2], _at(context, builder, signature.args[0], *args[:2], _LONGS), align=8)
+        builder.store(args[2], _at(context, builder, _LONGS, signature.args[0], *args[:2]), align=8)
         return context.get_dummy_value()
 
     return types.void(array, types.int64, SIXTEEN), made
@@ -97,7 +97,7 @@ def scaled(_: Any, length: Any, factors: Any, offset: Any) -> Any:
     """A float64 times sixteen of an array, rounded to the nearest integers, halves to even; below LARGEST each."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        factor = builder.load(_at(context, builder, signature.args[1], *args[1:], _DOUBLES), align=8)
+        factor = builder.load(_at(context, builder, _DOUBLES, signature.args[1], *args[1:]), align=8)
         product = builder.fmul(_spread(builder, args[0], _DOUBLES), factor)
         shifted = builder.fadd(product, ir.Constant(_DOUBLES, [_ROUNDS] * LANES))
         bits = int(np.float64(_ROUNDS).view(np.int64))

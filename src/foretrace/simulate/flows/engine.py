@@ -132,10 +132,11 @@ def run(
         if changed and top > clock:  # time is about to pass
             for k in range(repair(fair)):
                 f = fair.changed[k]
-                if fair.rate[f] != fair.before[f]:
-                    remaining[f] = max(0.0, remaining[f] - fair.before[f] * unit * (clock - settled[f]))
+                now_rate, old_rate = fair.flows[f].rate, fair.flows[f].before
+                if now_rate != old_rate:
+                    remaining[f] = max(0.0, remaining[f] - old_rate * unit * (clock - settled[f]))
                     settled[f] = clock
-                    finish[position[f]] = clock + np.int64(np.rint(remaining[f] / (fair.rate[f] * unit)))
+                    finish[position[f]] = clock + np.int64(np.rint(remaining[f] / (now_rate * unit)))
             next_finish = NEVER
             for k in range(n_active):
                 next_finish = min(next_finish, finish[k])

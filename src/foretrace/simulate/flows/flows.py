@@ -143,7 +143,7 @@ def fair_rates(flows: Flows, capacity: Float64) -> Float64:
     _check(None, flows, capacity)
     fair, unit = Shares.of(flows.route_ptr, flows.route_link, flows.route_times, capacity)
     flow_engine.move(fair, np.arange(len(flows)), np.zeros(0, dtype=np.int64))
-    return np.where(np.diff(flows.route_ptr) > 0, fair.rate * unit, np.inf)
+    return np.where(np.diff(flows.route_ptr) > 0, fair.flows["rate"] * unit, np.inf)
 
 
 Result = tuple[Int64, Int64, Mask]

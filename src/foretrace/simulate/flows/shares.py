@@ -1,7 +1,7 @@
 """Max-min fair rates of the flows under way, kept up as flows join and leave: compiled loops of `engine`.
 
 Rates are whole numbers, as parts of a fixed unit (`Shares.of`): sums of them do not depend on their order and shares
-only rise while links fill, so to repair what a change touches gives what filling all links anew would give, to the
+only rise while links fill, so to repair what a change touches gives what filling all links again would give, to the
 last bit.
 
 Progressive filling raises all rates alike. A link is full at the *level* at which its rest, shared among the flows
@@ -13,11 +13,11 @@ link by these. At its turn, the lowest first, a link
 """
 
 # An index of compiled code changes between signed and unsigned, which mypy takes for a change of type.
-# mypy: disable-error-code="assignment,arg-type,misc,type-var,no-untyped-call"
+# mypy: disable-error-code="assignment,arg-type,misc,no-any-return,no-untyped-call,return-value,type-var"
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -30,94 +30,94 @@ OPEN, CLEAN = np.int64(-1), np.int64(-1)  # rate of a flow that rises, key of a 
 QUEUED, SEEDS, CHANGED, SWEEP = 0, 1, 2, 3
 
 
-class Shares(NamedTuple):
-    """Flows and links. A route entry is one link of one flow; the entries under way are listed link by link."""
+def _record(names: str) -> np.dtype[Any]:
+    return np.dtype([(name, np.int64) for name in names.split()], align=True)
 
-    route_ptr: Int64  # F + 1
-    route_link: Int32  # entries
-    route_times: Int64
-    at: Int64  # where the entry is listed
-    first: Int64  # links: where its list begins
-    count: Int64  # how long that is
-    entry: Int64  # the lists: entry, its flow, connections and rate
-    flow: Int64
-    times: Int64
-    rates: Int64
-    left: Int64  # links: what flows that are not open leave
-    load: Int64  # connections of open flows
-    total: Int64  # connections of all flows
-    above: Int64  # flows at this rate or faster count as if they rose with the open ones:
-    above_rate: Int64  # what they have together, and their connections
-    above_load: Int64
-    above_least: Int64  # none of them is slower than this
-    below_most: Int64  # none of the others is faster than this
-    full: Int64  # level at which it is full
-    key: Int64  # level at which it is looked at next
-    place: Int64  # where in the heap
-    opened: Int64  # the last sweep in which it opened flows
+
+# One link of one flow: connections there, and where it is listed while the flow is under way.
+ENTRY = _record("link times at")
+# The lists of entries under way, link by link: entry, its flow, connections and rate.
+LISTED = _record("entry flow times rate")
+# first, count: its list; left: what flows that are not open leave; load: connections of open flows, total: of all;
+# above: flows at this rate or faster count as if they rose with the open ones, with what they have together, their
+# connections, and the least rate among them (or less); below_most: the largest rate of the others (or more); full:
+# the level at which it is full; key: that at which it is looked at next; place: where in the heap; opened: the last
+# sweep in which it opened flows.
+LINK = _record("first count left load total above above_rate above_load above_least below_most full key place opened")
+# The rate, the one before, and the sweep that changed it.
+FLOW = _record("rate before marked")
+
+
+class Shares(NamedTuple):
+    """Flows and links; few arrays of records, as every loop passes each of them on."""
+
+    route_ptr: Int64  # (F + 1,) entries of each flow
+    entries: Any  # ENTRY
+    listed: Any  # LISTED
+    links: Any  # LINK
+    flows: Any  # FLOW
     heap: Int64
     seeds: Int64  # links that joining and leaving flows touched
-    rate: Int64  # flows: the rate, the one before, the sweep that changed it
-    before: Int64
-    marked: Int64
-    changed: Int64
+    changed: Int64  # flows
     numbers: Int64
 
     @classmethod
     def of(cls, route_ptr: Int64, route_link: Int32, route_times: Int64, capacity: Float64) -> tuple[Self, float]:
         """No flow under way yet, and the unit of rates: a power of 2, so that the widest link has `BITS` bits."""
-        flows, links, entries = len(route_ptr) - 1, len(capacity), len(route_link)
         bits = BITS - int(np.frexp(capacity.max(initial=0.0))[1])
-        first = np.concatenate([[0], np.cumsum(np.bincount(route_link, minlength=links))]).astype(np.int64)
-        lists = [np.zeros(entries, dtype=np.int64) for _ in range(4)]
-        of_links = [np.zeros(links, dtype=np.int64) for _ in range(3)]
-        made = cls(
-            route_ptr, route_link, route_times, np.zeros(entries, dtype=np.int64), first,
-            np.zeros(links, dtype=np.int64), *lists, np.rint(np.ldexp(capacity, bits)).astype(np.int64),
-            *(np.zeros(links, dtype=np.int64) for _ in range(2)), np.full(links, FREE),
-            *(np.zeros(links, dtype=np.int64) for _ in range(2)), np.full(links, FREE), np.full(links, -1),
-            np.full(links, FREE), np.full(links, CLEAN), np.full(links, -1), *of_links,
-            *(np.zeros(flows, dtype=np.int64) for _ in range(4)), np.zeros(4, dtype=np.int64),
-        )  # fmt: skip
-        return made, 2.0**-bits
+        entries, links = np.zeros(len(route_link), ENTRY), np.zeros(len(capacity), LINK)
+        entries["link"], entries["times"] = route_link, route_times
+        links["first"] = np.cumsum(np.bincount(route_link, minlength=len(links))) - np.bincount(
+            route_link, minlength=len(links)
+        )
+        links["left"] = np.rint(np.ldexp(capacity, bits))
+        for name, value in (("above", FREE), ("above_least", FREE), ("full", FREE)):
+            links[name] = value
+        for name in ("below_most", "key", "place", "opened"):
+            links[name] = -1
+        flows = np.zeros(len(route_ptr) - 1, FLOW)
+        scratch = (np.zeros(n, dtype=np.int64) for n in (len(links), len(links), len(flows), 4))
+        return cls(route_ptr, entries, np.zeros(len(entries), LISTED), links, flows, *scratch), 2.0**-bits
 
 
 @inner
 def _sift(s: Shares, at: int) -> None:
-    heap, key, place, size = s.heap, s.key, s.place, s.numbers[QUEUED]
+    heap, links, size = s.heap, s.links, s.numbers[QUEUED]
     m = heap[at]
-    while at > 0 and key[m] < key[heap[(at - 1) >> 1]]:
+    key = links[m].key
+    while at > 0 and key < links[heap[(at - 1) >> 1]].key:
         heap[at] = heap[(at - 1) >> 1]
-        place[heap[at]] = at
+        links[heap[at]].place = at
         at = (at - 1) >> 1
     while 2 * at + 1 < size:
         down = 2 * at + 1
-        if down + 1 < size and key[heap[down + 1]] < key[heap[down]]:
+        if down + 1 < size and links[heap[down + 1]].key < links[heap[down]].key:
             down += 1
-        if key[heap[down]] >= key[m]:
+        if links[heap[down]].key >= key:
             break
         heap[at] = heap[down]
-        place[heap[at]] = at
+        links[heap[at]].place = at
         at = down
     heap[at] = m
-    place[m] = at
+    links[m].place = at
 
 
 @inner
 def _look_at(s: Shares, m: int, level: int) -> None:
     """Look at a link when the sweep comes to this level."""
-    s.key[m] = level
-    if s.place[m] < 0:
+    link = s.links[m]
+    link.key = level
+    if link.place < 0:
         s.heap[s.numbers[QUEUED]] = m
-        s.place[m] = s.numbers[QUEUED]
+        link.place = s.numbers[QUEUED]
         s.numbers[QUEUED] += 1
-    _sift(s, s.place[m])
+    _sift(s, link.place)
 
 
 @inner
 def _seed(s: Shares, m: int) -> None:
-    if s.key[m] == CLEAN:
-        s.key[m] = FREE
+    if s.links[m].key == CLEAN:
+        s.links[m].key = FREE
         s.seeds[s.numbers[SEEDS]] = m
         s.numbers[SEEDS] += 1
 
@@ -125,39 +125,44 @@ def _seed(s: Shares, m: int) -> None:
 @inner
 def _gain(s: Shares, m: int, rate: int, n: int) -> None:
     """A flow no longer has this rate on a link."""
-    s.left[m] += rate * n
-    if rate >= s.above[m]:
-        s.above_rate[m] -= rate * n
-        s.above_load[m] -= n
+    link = s.links[m]
+    link.left += rate * n
+    if rate >= link.above:
+        link.above_rate -= rate * n
+        link.above_load -= n
 
 
 @inner
 def join(s: Shares, f: int) -> None:
     """The flow begins to move bytes; its rate is known after `repair`."""
-    s.rate[f] = 0
+    s.flows[f].rate = 0
     for q in range(s.route_ptr[f], s.route_ptr[f + 1]):
-        m = s.route_link[q]
-        i = s.first[m] + s.count[m]
-        s.count[m] += 1
-        s.at[q], s.entry[i], s.flow[i], s.times[i], s.rates[i] = i, q, f, s.route_times[q], OPEN
-        s.load[m] += s.route_times[q]
-        s.total[m] += s.route_times[q]
-        _seed(s, m)
+        entry = s.entries[q]
+        link = s.links[entry.link]
+        i = link.first + link.count
+        listed = s.listed[i]
+        listed.entry, listed.flow, listed.times, listed.rate = q, f, entry.times, OPEN
+        entry.at = i
+        link.count += 1
+        link.load += entry.times
+        link.total += entry.times
+        _seed(s, entry.link)
 
 
 @inner
 def leave(s: Shares, f: int) -> None:
     """The flow, which has a rate, is through."""
     for q in range(s.route_ptr[f], s.route_ptr[f + 1]):
-        m, i = s.route_link[q], s.at[q]
-        _gain(s, m, s.rates[i], s.times[i])
-        s.total[m] -= s.times[i]
-        s.count[m] -= 1
-        last = s.first[m] + s.count[m]
-        s.at[s.entry[last]] = i
-        s.entry[i], s.flow[i], s.times[i], s.rates[i] = s.entry[last], s.flow[last], s.times[last], s.rates[last]
-        if s.full[m] < FREE:
-            _seed(s, m)
+        entry = s.entries[q]
+        link, listed = s.links[entry.link], s.listed[entry.at]
+        _gain(s, entry.link, listed.rate, listed.times)
+        link.total -= listed.times
+        link.count -= 1
+        last = s.listed[link.first + link.count]
+        s.entries[last.entry].at = entry.at
+        listed.entry, listed.flow, listed.times, listed.rate = last.entry, last.flow, last.times, last.rate
+        if link.full < FREE:
+            _seed(s, entry.link)
 
 
 @inner
@@ -165,109 +170,121 @@ def _earliest(s: Shares, m: int) -> int:
     """A level that the one at which an open flow's link is full is not below, at once: those who do not count as rising
     take a bit more than they have, the others this level, and together it is all the link has.
     """
-    load = s.load[m] + s.above_load[m]
-    return (s.left[m] + s.above_rate[m] - (s.total[m] - load)) // load
+    link = s.links[m]
+    load = link.load + link.above_load
+    return (link.left + link.above_rate - (link.total - load)) // load
 
 
 @inner
 def _level(s: Shares, m: int, level: int) -> int:
     """The level at which a link is full, from one that is not above it (Newton's method, from below)."""
-    rates, times, begin, end = s.rates, s.times, s.first[m], s.first[m] + s.count[m]
+    link, listed = s.links[m], s.listed
     while True:
-        load = s.load[m] + s.above_load[m]
+        load = link.load + link.above_load
         if load > 0:
             level = max(level, _earliest(s, m))
-            if s.below_most[m] < level:  # all who may rise as far count
-                level = max(level, (s.left[m] + s.above_rate[m]) // load)
-                if level <= s.above_least[m]:
+            if link.below_most < level:  # all who may rise as far count
+                level = max(level, (link.left + link.above_rate) // load)
+                if level <= link.above_least:
                     return level
-        elif s.below_most[m] < level:
+        elif link.below_most < level:
             return FREE
         rate, load, least, most = np.int64(0), np.int64(0), FREE, np.int64(-1)
-        for i in range(begin, end):
-            if rates[i] >= level:
-                rate += rates[i] * times[i]
-                load += times[i]
-                least = min(least, rates[i])
+        for i in range(link.first, link.first + link.count):
+            each, times = listed[i].rate, listed[i].times
+            if each >= level:
+                rate += each * times
+                load += times
+                least = min(least, each)
             else:
-                most = max(most, rates[i])
-        s.above[m], s.above_rate[m], s.above_load[m], s.above_least[m], s.below_most[m] = level, rate, load, least, most
+                most = max(most, each)
+        link.above, link.above_rate, link.above_load = level, rate, load
+        link.above_least, link.below_most = least, most
 
 
 @inner
 def _mark(s: Shares, f: int) -> None:
-    if s.marked[f] != s.numbers[SWEEP]:
-        s.marked[f] = s.numbers[SWEEP]
-        s.before[f] = s.rate[f]
+    flow = s.flows[f]
+    if flow.marked != s.numbers[SWEEP]:
+        flow.marked = s.numbers[SWEEP]
+        flow.before = flow.rate
         s.changed[s.numbers[CHANGED]] = f
         s.numbers[CHANGED] += 1
 
 
 @inner
+def _open(s: Shares, f: int, now: int) -> None:
+    """A flow that stopped at this level may rise."""
+    _mark(s, f)
+    for q in range(s.route_ptr[f], s.route_ptr[f + 1]):
+        entry = s.entries[q]
+        link = s.links[entry.link]
+        _gain(s, entry.link, now, entry.times)
+        link.load += entry.times
+        s.listed[entry.at].rate = OPEN
+        earliest = max(now, min(link.full, _earliest(s, entry.link)))
+        if link.key == CLEAN or earliest < link.key:
+            _look_at(s, entry.link, earliest)
+
+
+@inner
+def _stop(s: Shares, f: int, was: int, level: int, m: int) -> None:
+    """A flow that is open, or faster, has this level for a rate, because of link `m`."""
+    _mark(s, f)
+    s.flows[f].rate = level
+    for q in range(s.route_ptr[f], s.route_ptr[f + 1]):
+        entry = s.entries[q]
+        link, n = s.links[entry.link], entry.times
+        s.listed[entry.at].rate = level
+        link.left -= level * n
+        if was == OPEN:
+            link.load -= n
+        else:
+            _gain(s, entry.link, was, n)
+            if link.key == CLEAN and link.full < FREE and entry.link != m:
+                _look_at(s, entry.link, link.full)
+        if level >= link.above:
+            link.above_rate += level * n
+            link.above_load += n
+            link.above_least = min(link.above_least, level)
+        else:
+            link.below_most = max(link.below_most, level)
+
+
+@inner
 def repair(s: Shares) -> int:
     """Make the rates fair again after flows joined and left; how many are in `changed`, with their rates before."""
-    numbers, rates, full, key = s.numbers, s.rates, s.full, s.key
+    numbers, listed = s.numbers, s.listed
     numbers[SWEEP] += 1
     numbers[CHANGED] = 0
-    sweep = numbers[SWEEP]
     for k in range(numbers[SEEDS]):
         m = s.seeds[k]
-        _look_at(s, m, full[m] if s.load[m] == 0 else max(np.int64(0), min(full[m], _earliest(s, m))))
+        first = s.links[m].full
+        _look_at(s, m, first if s.links[m].load == 0 else max(np.int64(0), min(first, _earliest(s, m))))
     numbers[SEEDS] = 0
     while numbers[QUEUED] > 0:
         m = s.heap[0]
-        now, held = key[m], full[m]
+        link = s.links[m]
+        now, held = link.key, link.full
         level = _level(s, m, now)
-        raises = s.opened[m] != sweep and held < level
+        raises = link.opened != numbers[SWEEP] and held < level
         following = held if raises else level
         if following > now and following < FREE:
             _look_at(s, m, following)
-            continue
-        begin, end = s.first[m], s.first[m] + s.count[m]
-        if raises:
-            s.opened[m] = sweep
-            for i in range(begin, end):
-                if rates[i] == held:
-                    f = s.flow[i]
-                    _mark(s, f)
-                    for q in range(s.route_ptr[f], s.route_ptr[f + 1]):
-                        other = s.route_link[q]
-                        _gain(s, other, held, s.route_times[q])
-                        s.load[other] += s.route_times[q]
-                        rates[s.at[q]] = OPEN
-                        earliest = max(now, min(full[other], _earliest(s, other)))
-                        if key[other] == CLEAN or earliest < key[other]:
-                            _look_at(s, other, earliest)
-            continue
-        numbers[QUEUED] -= 1
-        s.place[m] = -1
-        key[m] = CLEAN
-        full[m] = level
-        if numbers[QUEUED] > 0:
-            s.heap[0] = s.heap[numbers[QUEUED]]
-            _sift(s, 0)
-        if level == FREE or (level == held and s.load[m] == 0):
-            continue
-        for i in range(begin, end):
-            was = rates[i]
-            if was == OPEN or was > level:
-                f = s.flow[i]
-                _mark(s, f)
-                s.rate[f] = level
-                for q in range(s.route_ptr[f], s.route_ptr[f + 1]):
-                    other, n = s.route_link[q], s.route_times[q]
-                    rates[s.at[q]] = level
-                    s.left[other] -= level * n
-                    if was == OPEN:
-                        s.load[other] -= n
-                    else:
-                        _gain(s, other, was, n)
-                        if key[other] == CLEAN and full[other] < FREE and other != m:
-                            _look_at(s, other, full[other])
-                    if level >= s.above[other]:
-                        s.above_rate[other] += level * n
-                        s.above_load[other] += n
-                        s.above_least[other] = min(s.above_least[other], level)
-                    else:
-                        s.below_most[other] = max(s.below_most[other], level)
+        elif raises:
+            link.opened = numbers[SWEEP]
+            for i in range(link.first, link.first + link.count):
+                if listed[i].rate == held:
+                    _open(s, listed[i].flow, held)
+        else:
+            numbers[QUEUED] -= 1
+            link.place, link.key, link.full = -1, CLEAN, level
+            if numbers[QUEUED] > 0:
+                s.heap[0] = s.heap[numbers[QUEUED]]
+                _sift(s, 0)
+            if level < FREE and (level != held or link.load > 0):
+                for i in range(link.first, link.first + link.count):
+                    was = listed[i].rate
+                    if was == OPEN or was > level:
+                        _stop(s, listed[i].flow, was, level, m)
     return numbers[CHANGED]
