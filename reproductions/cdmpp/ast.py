@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from foretrace.cost.programs.program import (
     Access,
-    BufferRole,
     Expression,
     Loop,
     LoopKind,
     LoopNest,
     Statement,
     TensorProgram,
+    Usage,
 )
 from foretrace.cost.programs.program import leaves as leaves_of
 from foretrace.errors import ForetraceError
@@ -251,7 +251,7 @@ class _Leaf:
     def of_buffer(self, i: int) -> list[float]:
         access = self.accesses[i]
         unique, unique_lines = self.footprints[0][i]
-        local = self.program.buffer(access.buffer).role is BufferRole.LOCAL
+        local = self.program.buffer(access.buffer).role is Usage.LOCAL
         stationary = [d for d, x in enumerate(self.loops) if access.stride(x.variable) == 0 and x.extent > 1]
         in_loop, before = bool(stationary), access.buffer in self.seen
         distance = distance_bytes = 0.0

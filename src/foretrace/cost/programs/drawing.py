@@ -16,7 +16,7 @@ from foretrace.cost.programs.schedules import (
     lane_counts,
     shareable,
 )
-from foretrace.cost.programs.tasks import Definition, ProgramStage, Task
+from foretrace.cost.programs.tasks import Definition, Fill, Task
 
 _MOST_UNROLLED = 64  # iterations of a leaf that are written out
 Rng = np.random.Generator
@@ -26,7 +26,7 @@ def draw(task: Task, rng: Rng) -> LoopSchedule:
     """A random schedule of the task. The same generator state gives the same schedule."""
     definition = task.define()
     groups: list[Group] = []
-    stages: list[ProgramStage] = []
+    stages: list[Fill] = []
     for i, stage in enumerate(definition.stages):
         stages.append(stage)
         following = definition.stages[i + 1 : i + 2]
@@ -37,7 +37,7 @@ def draw(task: Task, rng: Rng) -> LoopSchedule:
     return LoopSchedule(groups=tuple(groups))
 
 
-def _group(definition: Definition, stages: Sequence[ProgramStage], rng: Rng) -> Group:
+def _group(definition: Definition, stages: Sequence[Fill], rng: Rng) -> Group:
     shared: list[tuple[str, int]] = []
     if len(stages) > 1:
         axes = list(shareable(definition, stages))
@@ -58,7 +58,7 @@ def _group(definition: Definition, stages: Sequence[ProgramStage], rng: Rng) -> 
     )
 
 
-def _outermost_is_spatial(stage: ProgramStage, shared: Sequence[tuple[str, int]], plans: Sequence[StagePlan]) -> bool:
+def _outermost_is_spatial(stage: Fill, shared: Sequence[tuple[str, int]], plans: Sequence[StagePlan]) -> bool:
     extents = dict(stage.spatial)
     if shared:
         return any(extents[axis] > tile for axis, tile in shared)
@@ -67,7 +67,7 @@ def _outermost_is_spatial(stage: ProgramStage, shared: Sequence[tuple[str, int]]
     return len(loops) > 1 and loops[0][0] in extents and loops[0] not in plan.unrolled
 
 
-def _plan(stage: ProgramStage, shared: dict[str, int], inside: bool, rng: Rng) -> StagePlan:
+def _plan(stage: Fill, shared: dict[str, int], inside: bool, rng: Rng) -> StagePlan:
     left = {axis: shared.get(axis, extent) for axis, extent in (*stage.spatial, *stage.reduced)}
     spatial = [axis for axis, _ in stage.spatial]
     reduced = [axis for axis, _ in stage.reduced]
@@ -93,7 +93,7 @@ def _plan(stage: ProgramStage, shared: dict[str, int], inside: bool, rng: Rng) -
 
 
 def _lane_axis(
-    stage: ProgramStage, left: dict[str, int], spatial: Sequence[str], reduced: Sequence[str], rng: Rng
+    stage: Fill, left: dict[str, int], spatial: Sequence[str], reduced: Sequence[str], rng: Rng
 ) -> str | None:
     """The axis whose innermost part becomes vector lanes: mostly the one that is contiguous in memory."""
     if rng.random() < 0.2:

@@ -1,4 +1,4 @@
-"""Cycles that machine code takes by itself, with all data in the first cache: counted in its assembly listing, nothing is run.
+"""Cycles that machine code takes by itself, all data in the first cache: counted in its listing, nothing is run.
 
 Every block costs what its busiest resource needs (instructions issued, vector units, loads, stores, divider); an
 innermost loop at least what its chain of dependent instructions needs, found by letting values flow through a few

@@ -19,14 +19,14 @@ from foretrace.cost.programs.program import (
     MAX_LANES,
     Access,
     Buffer,
-    BufferRole,
     Loop,
     LoopKind,
     LoopNest,
     Statement,
     TensorProgram,
+    Usage,
 )
-from foretrace.cost.programs.tasks import Definition, Index, ProgramStage, Task
+from foretrace.cost.programs.tasks import Definition, Fill, Index, Task
 from foretrace.errors import ForetraceError
 
 MAX_LOCAL = 8192
@@ -101,7 +101,7 @@ def apply(task: Task, schedule: LoopSchedule, dtype: str = "float32") -> TensorP
     return TensorProgram(task=task.name, dtype=dtype, buffers=tuple(buffers.values()), nests=tuple(nests))
 
 
-def shareable(definition: Definition, stages: Sequence[ProgramStage]) -> tuple[str, ...]:
+def shareable(definition: Definition, stages: Sequence[Fill]) -> tuple[str, ...]:
     """Spatial axes that all of these stages have and over which they can be fused."""
     common = [axis for axis, _ in stages[0].spatial]
     sizes = dict(stages[0].spatial)
@@ -130,7 +130,7 @@ class _Group:
         number: int,
         group: Group,
         definition: Definition,
-        stages: Sequence[ProgramStage],
+        stages: Sequence[Fill],
         ids: Sequence[int],
     ) -> None:
         self.task, self.number, self.group, self.stages, self.ids = task, number, group, stages, ids
@@ -158,10 +158,10 @@ class _Group:
         outside = [stage for stage in definition.stages if stage not in self.stages]
         for stage in self.stages:
             whole = self.buffers[stage.buffer]
-            if whole.role is BufferRole.TEMPORARY and all(r.buffer != whole.name for s in outside for r in s.reads):
+            if whole.role is Usage.TEMPORARY and all(r.buffer != whole.name for s in outside for r in s.reads):
                 shape = tuple(self.shared.get(axis, extent) for axis, extent in stage.spatial)
                 if prod(shape) <= MAX_LOCAL:
-                    self.buffers[whole.name] = Buffer(name=whole.name, shape=shape, role=BufferRole.LOCAL)
+                    self.buffers[whole.name] = Buffer(name=whole.name, shape=shape, role=Usage.LOCAL)
                     self.shrunk.add(whole.name)
 
     def nests(self) -> list[LoopNest]:
@@ -193,7 +193,7 @@ class _Group:
 class _Stage:
     """The nests of one stage inside its group."""
 
-    def __init__(self, group: _Group, number: int, stage: ProgramStage, plan: StagePlan) -> None:
+    def __init__(self, group: _Group, number: int, stage: Fill, plan: StagePlan) -> None:
         self.group, self.number, self.stage, self.plan = group, number, stage, plan
         self.spatial = {axis for axis, _ in stage.spatial}
         self.left = {axis: group.shared.get(axis, extent) for axis, extent in (*stage.spatial, *stage.reduced)}
@@ -254,7 +254,7 @@ class _Stage:
                     f"stage {self.number} would keep {prod(shape)} results in a local buffer; keep at most {MAX_LOCAL} "
                     "and put a spatial loop outermost"
                 )
-            local = Buffer(name=f"{stage.buffer}.local", shape=shape, role=BufferRole.LOCAL)
+            local = Buffer(name=f"{stage.buffer}.local", shape=shape, role=Usage.LOCAL)
             self.group.buffers[local.name] = local
             strides = tuple((self.variable(each), step) for each, step in zip(kept, local.strides, strict=False))
             gathered = Access(buffer=local.name, strides=strides)
