@@ -20,9 +20,9 @@ from foretrace.cost.programs.program import (
     Loop,
     LoopKind,
     LoopNest,
+    Purpose,
     Statement,
     TensorProgram,
-    Usage,
 )
 from foretrace.cost.programs.program import leaves as leaves_of
 from foretrace.errors import ForetraceError
@@ -251,7 +251,7 @@ class _Leaf:
     def of_buffer(self, i: int) -> list[float]:
         access = self.accesses[i]
         unique, unique_lines = self.footprints[0][i]
-        local = self.program.buffer(access.buffer).role is Usage.LOCAL
+        local = self.program.buffer(access.buffer).role is Purpose.LOCAL
         stationary = [d for d, x in enumerate(self.loops) if access.stride(x.variable) == 0 and x.extent > 1]
         in_loop, before = bool(stationary), access.buffer in self.seen
         distance = distance_bytes = 0.0

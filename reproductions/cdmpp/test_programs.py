@@ -19,9 +19,9 @@ from foretrace.cost.programs.program import (
     Buffer,
     Loop,
     LoopKind,
+    Purpose,
     Statement,
     TensorProgram,
-    Usage,
     leaves,
 )
 from foretrace.cost.programs.schedules import Group, LoopSchedule, StagePlan, apply, schedule_from_data
@@ -169,8 +169,8 @@ def test_fusion_over_an_axis_that_is_read_elsewhere_is_refused() -> None:
 
 def test_programs_that_cannot_run_are_refused() -> None:
     buffers = (
-        Buffer(name="x", shape=(8,), role=Usage.INPUT),
-        Buffer(name="y", shape=(8,), role=Usage.OUTPUT),
+        Buffer(name="x", shape=(8,), role=Purpose.INPUT),
+        Buffer(name="y", shape=(8,), role=Purpose.OUTPUT),
     )
 
     def program(extent: int = 8, kind: LoopKind = LoopKind.SERIAL, stride: int = 1, **changes: Any) -> TensorProgram:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from foretrace.cost.programs import listing, misses, predictor, rank
 from foretrace.cost.programs.compile import CompiledProgram
-from foretrace.cost.programs.program import Access, Buffer, Loop, LoopKind, Statement, TensorProgram, Usage
+from foretrace.cost.programs.program import Access, Buffer, Loop, LoopKind, Purpose, Statement, TensorProgram
 from foretrace.cost.programs.schedules import Group, LoopSchedule, StagePlan, apply
 from foretrace.cost.programs.tasks import KINDS, SIZES, task
 from foretrace.cost.programs.trees import boost
@@ -33,7 +33,7 @@ def plain(order: str, *, vectorised: bool = False) -> TensorProgram:
 
 def copy(extents: tuple[int, int], strides: tuple[int, int], elements: int) -> TensorProgram:
     """y[...] = x[...] over two loops."""
-    buffers = tuple(Buffer(name=n, shape=(elements,), role=r) for n, r in (("x", Usage.INPUT), ("y", Usage.OUTPUT)))
+    buffers = tuple(Buffer(name=n, shape=(elements,), role=r) for n, r in (("x", Purpose.INPUT), ("y", Purpose.OUTPUT)))
     moves = tuple(zip("ij", strides, strict=True))
     read, write = (Access(buffer=name, strides=moves) for name in "xy")
     leaf = Statement(name="y", target=write, reads=(read,), value=("read", 0))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.cost.programs.emit import module, parameters
-from foretrace.cost.programs.program import TensorProgram, Usage
+from foretrace.cost.programs.program import Purpose, TensorProgram
 from foretrace.errors import ForetraceError
 
 SETTINGS = ("native", "baseline")
@@ -64,9 +64,9 @@ class Bound:
         program = compiled.program
         self.compiled = compiled
         self.arrays: dict[str, Array] = {}
-        for buffer in program.having(Usage.INPUT, Usage.OUTPUT, Usage.TEMPORARY):
+        for buffer in program.having(Purpose.INPUT, Purpose.OUTPUT, Purpose.TEMPORARY):
             array = self.arrays[buffer.name] = _placed(buffer.shape, program.dtype)
-            if buffer.role is not Usage.INPUT:
+            if buffer.role is not Purpose.INPUT:
                 array.fill(np.nan)  # what is not written shows
                 continue
             given = inputs.get(buffer.name)
@@ -80,7 +80,7 @@ class Bound:
 
     @property
     def output(self) -> Array:
-        return next(self.arrays[each.name] for each in self.compiled.program.having(Usage.OUTPUT))
+        return next(self.arrays[each.name] for each in self.compiled.program.having(Purpose.OUTPUT))
 
     def run(self, repetitions: int = 1) -> float:
         """So many runs in a row by one thread; wall-clock seconds of one. Data is where the run before left it."""

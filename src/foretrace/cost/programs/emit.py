@@ -20,9 +20,9 @@ from foretrace.cost.programs.program import (
     Loop,
     LoopKind,
     LoopNest,
+    Purpose,
     Statement,
     TensorProgram,
-    Usage,
     leaves_under,
 )
 
@@ -32,7 +32,7 @@ _NAMES = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 
 def parameters(program: TensorProgram) -> tuple[str, ...]:
     """Buffers that the functions take as pointers, in order."""
-    return tuple(each.name for each in program.having(Usage.INPUT, Usage.OUTPUT, Usage.TEMPORARY))
+    return tuple(each.name for each in program.having(Purpose.INPUT, Purpose.OUTPUT, Purpose.TEMPORARY))
 
 
 def extents(program: TensorProgram) -> tuple[int, ...]:
@@ -113,7 +113,7 @@ class _Nest:
     def local_buffers(self, nest: LoopNest) -> list[str]:
         used = {a.buffer for _, leaf in leaves_under(nest) for a in (leaf.target, *leaf.reads)}
         found: list[str] = []
-        for buffer in self.program.having(Usage.LOCAL):
+        for buffer in self.program.having(Purpose.LOCAL):
             if buffer.name in used:
                 name = f"%l{len(found)}"
                 found.append(f"  {name} = alloca {self.scalar}, i64 {buffer.elements}, align 64")

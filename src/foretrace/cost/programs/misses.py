@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from foretrace.compiled import njit
 from foretrace.cost.programs.compile import OFFSET_BYTES, PAGE_BYTES
-from foretrace.cost.programs.program import Access, Loop, LoopKind, LoopNest, TensorProgram, Usage
+from foretrace.cost.programs.program import Access, Loop, LoopKind, LoopNest, Purpose, TensorProgram
 from foretrace.hardware.processor import Caches
 
 MISSES = ("l1_next", "l1_other", "l2_next", "l2_other", "pages")
@@ -47,11 +47,11 @@ class _Steps:
         self.place: dict[str, int] = {}
         at = 1 << 20
         for buffer in program.buffers:
-            self.place[buffer.name] = at + (OFFSET_BYTES if buffer.role is not Usage.LOCAL else 0)
+            self.place[buffer.name] = at + (OFFSET_BYTES if buffer.role is not Purpose.LOCAL else 0)
             size = buffer.elements * self.itemsize
             # locals lie side by side on the stack, others begin a page each
-            at += -(-size // LINE_BYTES) * LINE_BYTES if buffer.role is Usage.LOCAL else 0
-            at += 0 if buffer.role is Usage.LOCAL else (size // PAGE_BYTES + 2) * PAGE_BYTES
+            at += -(-size // LINE_BYTES) * LINE_BYTES if buffer.role is Purpose.LOCAL else 0
+            at += 0 if buffer.role is Purpose.LOCAL else (size // PAGE_BYTES + 2) * PAGE_BYTES
 
     def nest(self, nest: LoopNest) -> tuple[Ints, float]:
         """Rows of steps, and by how much to scale what they miss."""

@@ -38,7 +38,7 @@ class LoopKind(StrEnum):
     PARALLEL = "parallel"  # shared among the threads that the program is run with
 
 
-class Usage(StrEnum):
+class Purpose(StrEnum):
     """Where a buffer comes from."""
 
     INPUT = "input"
@@ -53,7 +53,7 @@ class Buffer:
 
     name: str
     shape: tuple[int, ...]
-    role: Usage
+    role: Purpose
 
     @property
     def elements(self) -> int:
@@ -116,7 +116,7 @@ class TensorProgram:
     def buffer(self, name: str) -> Buffer:
         return next(each for each in self.buffers if each.name == name)
 
-    def having(self, *roles: Usage) -> tuple[Buffer, ...]:
+    def having(self, *roles: Purpose) -> tuple[Buffer, ...]:
         return tuple(each for each in self.buffers if each.role in roles)
 
     def with_dtype(self, dtype: str) -> TensorProgram:
@@ -138,7 +138,7 @@ class TensorProgram:
     @property
     def nbytes(self) -> int:
         """Bytes of its inputs and outputs."""
-        return self.itemsize * sum(each.elements for each in self.having(Usage.INPUT, Usage.OUTPUT))
+        return self.itemsize * sum(each.elements for each in self.having(Purpose.INPUT, Purpose.OUTPUT))
 
 
 def operations(value: Expression) -> int:
@@ -176,7 +176,7 @@ def _check(program: TensorProgram) -> None:
         _check_node(program.task, nest, (), named)
         for _, leaf in leaves_under(nest, ()):
             for each in (leaf.target.buffer, *(read.buffer for read in leaf.reads)):
-                if named[each].role is Usage.LOCAL and users.setdefault(each, number) != number:
+                if named[each].role is Purpose.LOCAL and users.setdefault(each, number) != number:
                     raise ForetraceError(f"{program.task}: {each} is local but two nests use it; make it temporary.")
 
 

@@ -22,9 +22,9 @@ from foretrace.cost.programs.program import (
     Loop,
     LoopKind,
     LoopNest,
+    Purpose,
     Statement,
     TensorProgram,
-    Usage,
 )
 from foretrace.cost.programs.tasks import Definition, Fill, Index, Task
 from foretrace.errors import ForetraceError
@@ -158,10 +158,10 @@ class _Group:
         outside = [stage for stage in definition.stages if stage not in self.stages]
         for stage in self.stages:
             whole = self.buffers[stage.buffer]
-            if whole.role is Usage.TEMPORARY and all(r.buffer != whole.name for s in outside for r in s.reads):
+            if whole.role is Purpose.TEMPORARY and all(r.buffer != whole.name for s in outside for r in s.reads):
                 shape = tuple(self.shared.get(axis, extent) for axis, extent in stage.spatial)
                 if prod(shape) <= MAX_LOCAL:
-                    self.buffers[whole.name] = Buffer(name=whole.name, shape=shape, role=Usage.LOCAL)
+                    self.buffers[whole.name] = Buffer(name=whole.name, shape=shape, role=Purpose.LOCAL)
                     self.shrunk.add(whole.name)
 
     def nests(self) -> list[LoopNest]:
@@ -254,7 +254,7 @@ class _Stage:
                     f"stage {self.number} would keep {prod(shape)} results in a local buffer; keep at most {MAX_LOCAL} "
                     "and put a spatial loop outermost"
                 )
-            local = Buffer(name=f"{stage.buffer}.local", shape=shape, role=Usage.LOCAL)
+            local = Buffer(name=f"{stage.buffer}.local", shape=shape, role=Purpose.LOCAL)
             self.group.buffers[local.name] = local
             strides = tuple((self.variable(each), step) for each, step in zip(kept, local.strides, strict=False))
             gathered = Access(buffer=local.name, strides=strides)

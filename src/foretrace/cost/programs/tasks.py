@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost.programs.program import Buffer, Expression, Usage
+from foretrace.cost.programs.program import Buffer, Expression, Purpose
 from foretrace.errors import ForetraceError
 
 Array = NDArray[Any]
@@ -73,7 +73,7 @@ class Task:
         return {
             each.name: rng.uniform(0.1, 1.0, each.shape).astype(dtype)
             for each in self.define().buffers
-            if each.role is Usage.INPUT
+            if each.role is Purpose.INPUT
         }
 
 
@@ -127,7 +127,7 @@ _ACTIVATIONS: dict[str, Callable[[Expression], Expression]] = {
 
 def _buffers(output: Mapping[str, tuple[int, ...]], *, temporary: Mapping[str, tuple[int, ...]] | None = None,
              **inputs: tuple[int, ...]) -> tuple[Buffer, ...]:  # fmt: skip
-    groups = ((Usage.INPUT, inputs), (Usage.TEMPORARY, temporary or {}), (Usage.OUTPUT, output))
+    groups = ((Purpose.INPUT, inputs), (Purpose.TEMPORARY, temporary or {}), (Purpose.OUTPUT, output))
     return tuple(Buffer(name=n, shape=shape, role=role) for role, group in groups for n, shape in group.items())
 
 
