@@ -14,7 +14,16 @@ from math import log2, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost.programs.program import Access, Expression, Kind, Loop, LoopNest, Role, Statement, TensorProgram
+from foretrace.cost.programs.program import (
+    Access,
+    Expression,
+    Loop,
+    LoopKind,
+    LoopNest,
+    Purpose,
+    Statement,
+    TensorProgram,
+)
 from foretrace.cost.programs.program import leaves as leaves_of
 from foretrace.errors import ForetraceError
 
@@ -22,7 +31,7 @@ Floats = NDArray[np.float64]
 POP = -1
 """In a serialised tree: go up by one node."""
 
-_KINDS = tuple(Kind)
+_KINDS = tuple(LoopKind)
 _LEAF = len(_KINDS)
 _LINE_BYTES = 64
 _CAPACITIES = (1 << 11, 1 << 15, 1 << 20, 1 << 23)  # bytes: registers, and caches of a usual processor
@@ -133,7 +142,7 @@ class _Leaf:
         )  # fmt: skip
         self.itemsize = program.itemsize
         self.executions = prod(loop.extent for loop in loops)
-        self.lane_loop = next((loop for loop in loops if loop.kind is Kind.VECTORISED), None)
+        self.lane_loop = next((loop for loop in loops if loop.kind is LoopKind.VECTORISED), None)
         self.lanes = self.lane_loop.extent if self.lane_loop else 1
         reads = sorted(leaf.reads, key=lambda each: -self.issued(each))
         self.accesses = [leaf.target, *reads]
@@ -168,11 +177,11 @@ class _Leaf:
         inner = True
         for loop in reversed(self.loops):
             stride = access.stride(loop.variable)
-            if loop.kind is Kind.VECTORISED:
+            if loop.kind is LoopKind.VECTORISED:
                 count /= loop.extent if stride in (0, 1) else 1
-            elif stride == 0 and (inner or loop.kind is Kind.UNROLLED):
+            elif stride == 0 and (inner or loop.kind is LoopKind.UNROLLED):
                 count /= loop.extent
-            elif loop.kind is not Kind.UNROLLED:
+            elif loop.kind is not LoopKind.UNROLLED:
                 inner = False
         return count
 
@@ -183,12 +192,12 @@ class _Leaf:
         if leaf.combine:
             counts[leaf.combine] += 1
         operations = sum(counts.values())
-        serial = [x.extent for x in reversed(loops) if x.kind in (Kind.SERIAL, Kind.PARALLEL)]
+        serial = [x.extent for x in reversed(loops) if x.kind in (LoopKind.SERIAL, LoopKind.PARALLEL)]
         serial += [1] * (3 - len(serial))
         iterations = sum(
-            prod(x.extent for x in loops[: i + 1] if x.kind is not Kind.VECTORISED)
+            prod(x.extent for x in loops[: i + 1] if x.kind is not LoopKind.VECTORISED)
             for i, loop in enumerate(loops)
-            if loop.kind in (Kind.SERIAL, Kind.PARALLEL)
+            if loop.kind in (LoopKind.SERIAL, LoopKind.PARALLEL)
         )
         reduced = prod(x.extent for x in loops if leaf.target.stride(x.variable) == 0) if leaf.combine else 1
         in_registers, accumulators, accumulated = self.accumulation()
@@ -198,9 +207,9 @@ class _Leaf:
             *(_log(counts[name] * executions) for name in _COUNTED),
             _log(operations * executions), _log(executions), len(loops), _log(iterations), log2(self.lanes),
             _log(max(operations, 1) * executions / self.lanes),
-            log2(prod(x.extent for x in loops if x.kind is Kind.UNROLLED)),
-            sum(x.kind is Kind.UNROLLED for x in loops),
-            log2(prod(x.extent for x in loops if x.kind is Kind.PARALLEL)), *(log2(each) for each in serial[:3]),
+            log2(prod(x.extent for x in loops if x.kind is LoopKind.UNROLLED)),
+            sum(x.kind is LoopKind.UNROLLED for x in loops),
+            log2(prod(x.extent for x in loops if x.kind is LoopKind.PARALLEL)), *(log2(each) for each in serial[:3]),
             float(bool(leaf.combine)), float(not leaf.reads), log2(reduced), in_registers, accumulators, accumulated,
             share * sum(each == 1 for each in strides), share * sum(each == 0 for each in strides),
             share * sum(each > 1 for each in strides), log2(self.itemsize), _log(self.count),
@@ -213,7 +222,7 @@ class _Leaf:
         kept = 1
         for loop in reversed(self.loops):
             stride = self.leaf.target.stride(loop.variable)
-            if loop.kind in (Kind.VECTORISED, Kind.UNROLLED):
+            if loop.kind in (LoopKind.VECTORISED, LoopKind.UNROLLED):
                 kept *= loop.extent if stride else 1
             else:
                 holds = bool(self.leaf.combine) and stride == 0
@@ -242,7 +251,7 @@ class _Leaf:
     def of_buffer(self, i: int) -> list[float]:
         access = self.accesses[i]
         unique, unique_lines = self.footprints[0][i]
-        local = self.program.buffer(access.buffer).role is Role.LOCAL
+        local = self.program.buffer(access.buffer).role is Purpose.LOCAL
         stationary = [d for d, x in enumerate(self.loops) if access.stride(x.variable) == 0 and x.extent > 1]
         in_loop, before = bool(stationary), access.buffer in self.seen
         distance = distance_bytes = 0.0

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost.programs.compile import SETTINGS, Compiled
+from foretrace.cost.programs.compile import SETTINGS, CompiledProgram
 from foretrace.cost.programs.predictor import row
 from foretrace.cost.programs.program import TensorProgram
 from foretrace.cost.programs.rank import ROUNDS, SAMPLE_S, times
-from foretrace.cost.programs.schedules import Schedule, apply, schedule_from_data
+from foretrace.cost.programs.schedules import LoopSchedule, apply, schedule_from_data
 from foretrace.cost.programs.tasks import Task, task
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
@@ -85,7 +85,7 @@ class Recording:
     about: dict[str, Any]
     tasks: tuple[Task, ...]
     task_of: NDArray[np.int64]
-    schedules: tuple[Schedule, ...]
+    schedules: tuple[LoopSchedule, ...]
     once: Floats
     seconds: Floats
     again: NDArray[np.int64]
@@ -152,11 +152,11 @@ def measure(passes: int, slices_s: float, say: Callable[[str], None], path: Path
     recording = read()
     begin = time.monotonic()
     truth = {t: _truth(each, "float32") for t, each in enumerate(recording.tasks)}
-    compiled: dict[tuple[int, int], Compiled] = {}
+    compiled: dict[tuple[int, int], CompiledProgram] = {}
     for i, program in enumerate(recording.programs(0)):
         inputs, right = truth[int(recording.task_of[i])]
         for d, setting in enumerate(SETTINGS):
-            one = compiled[i, d] = Compiled(program, setting)
+            one = compiled[i, d] = CompiledProgram(program, setting)
             error = float(np.abs(one.run(inputs) - right).max() / np.abs(right).max())
             if not error < _TOLERANCE["float32"]:
                 raise AssertionError(f"{program.task} computes something else ({error:.2g}).")

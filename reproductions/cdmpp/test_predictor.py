@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from foretrace.cost.programs.drawing import draw
 from foretrace.cost.programs.program import Loop, LoopNest, TensorProgram, leaves
-from foretrace.cost.programs.schedules import Group, Plan, Schedule, apply
+from foretrace.cost.programs.schedules import Group, LoopSchedule, StagePlan, apply
 from foretrace.cost.programs.tasks import KINDS, task
 from foretrace.errors import ForetraceError
 from reproductions.cdmpp import labels, learn
@@ -82,8 +82,10 @@ def test_features_of_a_product_by_hand() -> None:
     b is a vector each time, a one number spread over the lanes, y stays in registers while k runs.
     """
     dot = task("matmul", m=4, n=8, k=6)
-    plan = Plan(splits=(("i", (4,)), ("j", (8,)), ("k", (6,))), order=(("i", 0), ("k", 0), ("j", 0)), vectorised=True)
-    program = apply(dot, Schedule(groups=(Group(shared=(), plans=(plan,)),)))
+    plan = StagePlan(
+        splits=(("i", (4,)), ("j", (8,)), ("k", (6,))), order=(("i", 0), ("k", 0), ("j", 0)), vectorised=True
+    )
+    program = apply(dot, LoopSchedule(groups=(Group(shared=(), plans=(plan,)),)))
     found = dict(zip(FEATURES, features(program)[1], strict=True))  # leaf 0 sets y to zero
     assert found["executions"] == pytest.approx(np.log2(1 + 4 * 8 * 6))
     assert found["operations"] == pytest.approx(np.log2(1 + 2 * 4 * 8 * 6))

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.cost.programs.compile import Compiled
+from foretrace.cost.programs.compile import CompiledProgram
 from foretrace.cost.programs.drawing import draw
 from foretrace.cost.programs.emit import module
 from foretrace.cost.programs.program import (
     Access,
     Buffer,
-    Kind,
     Loop,
-    Role,
+    LoopKind,
+    Purpose,
     Statement,
     TensorProgram,
     leaves,
 )
-from foretrace.cost.programs.schedules import Group, Plan, Schedule, apply, schedule_from_data
+from foretrace.cost.programs.schedules import Group, LoopSchedule, StagePlan, apply, schedule_from_data
 from foretrace.cost.programs.tasks import KINDS, Task, task
 from foretrace.errors import ForetraceError
 from reproductions.cdmpp.truth import reference
@@ -48,7 +48,7 @@ SIZES: dict[str, dict[str, int]] = {
 DOT = task("matmul", m=4, n=8, k=6)
 
 
-def short(given: Task, seed: int) -> Schedule:
+def short(given: Task, seed: int) -> LoopSchedule:
     """A random schedule that compiles quickly."""
     rng = np.random.default_rng(seed)
     while True:
@@ -69,7 +69,7 @@ def test_random_schedules_compute_what_numpy_computes(kind: str) -> None:
         dtype, setting = (("float32", "native"), ("float64", "native"), ("float32", "baseline"))[seed]
         inputs = given.inputs(dtype, seed)
         right = reference(given, {name: each.astype("float64") for name, each in inputs.items()})
-        found = Compiled(apply(given, schedule, dtype), setting).run(inputs)
+        found = CompiledProgram(apply(given, schedule, dtype), setting).run(inputs)
         assert off(found, right) < (1e-4 if dtype == "float32" else 1e-10), schedule.as_data()
 
 
@@ -78,7 +78,7 @@ def test_stored_layouts_do_not_change_the_result(kind: str) -> None:
     given = task(kind, **SIZES[kind]) if kind != "matmul" else task("matmul", m=16, n=32, k=24, t=2)
     inputs = given.inputs("float64")
     for seed in range(40, 43):
-        compiled = Compiled(apply(given, short(given, seed), "float64"))
+        compiled = CompiledProgram(apply(given, short(given, seed), "float64"))
         assert off(compiled.run(inputs), reference(given, inputs)) < 1e-12
 
 
@@ -104,9 +104,9 @@ def test_every_schedule_does_the_same_work(kind: str, seed: int) -> None:
     assert program.nbytes == apply(given_task, draw(given_task, np.random.default_rng(seed + 1))).nbytes
 
 
-def plain(order: tuple[tuple[str, int], ...], splits: Mapping[str, tuple[int, ...]], **more: Any) -> Schedule:
-    plan = Plan(splits=tuple(splits.items()), order=order, **more)
-    return Schedule(groups=(Group(shared=(), plans=(plan,)),))
+def plain(order: tuple[tuple[str, int], ...], splits: Mapping[str, tuple[int, ...]], **more: Any) -> LoopSchedule:
+    plan = StagePlan(splits=tuple(splits.items()), order=order, **more)
+    return LoopSchedule(groups=(Group(shared=(), plans=(plan,)),))
 
 
 def test_the_code_has_the_loops_of_the_schedule() -> None:
@@ -118,7 +118,7 @@ def test_the_code_has_the_loops_of_the_schedule() -> None:
     assert "fmul contract <8 x float>" in module(vector).text
     assert module(serial).text.count("phi i64") == 5  # repeat; i; the start's j; k and j
     assert module(vector).text.count("phi i64") == 3
-    code = Compiled(serial, "baseline").listing
+    code = CompiledProgram(serial, "baseline").listing
     assert "mulss" in code
     assert "mulps" not in code
 
@@ -135,7 +135,7 @@ def test_unrolled_and_tiled_by_hand() -> None:
     assert [leaf.name for _, leaf in leaves(program)] == ["y.start", "y", "y.out"]
     assert program.buffer("y.local").shape == (2, 8)
     inputs = DOT.inputs("float32")
-    assert off(Compiled(program).run(inputs), inputs["a"] @ inputs["b"]) < 1e-6
+    assert off(CompiledProgram(program).run(inputs), inputs["a"] @ inputs["b"]) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_unrolled_and_tiled_by_hand() -> None:
         (plain((("i", 0), ("j", 0), ("k", 0)), {"i": (4,), "j": (8,), "k": (6,)}, vectorised=True), "vectorised|lanes"),
         (plain((("k", 0), ("i", 0), ("j", 0)), {"i": (4,), "j": (8,), "k": (6,)}, local=True), "spatial loop outer"),
         (plain((("i", 0), ("k", 0), ("j", 0)), {"i": (4,), "j": (8,), "k": (6,)}, rfactor=True), "rfactor"),
-        (Schedule(groups=()), "a plan for each"),
+        (LoopSchedule(groups=()), "a plan for each"),
     ],
 )  # fmt: skip
-def test_illegal_schedules_are_refused(schedule: Schedule, why: str) -> None:
+def test_illegal_schedules_are_refused(schedule: LoopSchedule, why: str) -> None:
     with pytest.raises(ForetraceError, match=why):
         apply(DOT, schedule)
 
@@ -157,40 +157,43 @@ def test_illegal_schedules_are_refused(schedule: Schedule, why: str) -> None:
 def test_fusion_over_an_axis_that_is_read_elsewhere_is_refused() -> None:
     softmax = task("softmax", m=4, n=8)
     plans = tuple(
-        Plan(
+        StagePlan(
             splits=tuple((a, (n,)) for a, n in (*stage.spatial, *stage.reduced)),
             order=tuple((a, 0) for a, _ in (*stage.spatial, *stage.reduced)),
         )
         for stage in softmax.define().stages
     )
     with pytest.raises(ForetraceError, match="cannot be shared"):
-        apply(softmax, Schedule(groups=(Group(shared=(("j", 4),), plans=plans),)))
+        apply(softmax, LoopSchedule(groups=(Group(shared=(("j", 4),), plans=plans),)))
 
 
 def test_programs_that_cannot_run_are_refused() -> None:
-    buffers = (Buffer(name="x", shape=(8,), role=Role.INPUT), Buffer(name="y", shape=(8,), role=Role.OUTPUT))
+    buffers = (
+        Buffer(name="x", shape=(8,), role=Purpose.INPUT),
+        Buffer(name="y", shape=(8,), role=Purpose.OUTPUT),
+    )
 
-    def program(extent: int = 8, kind: Kind = Kind.SERIAL, stride: int = 1, **changes: Any) -> TensorProgram:
+    def program(extent: int = 8, kind: LoopKind = LoopKind.SERIAL, stride: int = 1, **changes: Any) -> TensorProgram:
         parts: dict[str, Any] = {"value": ("read", 0), "combine": "", **changes}
         leaf = Statement(name="y", target=Access(buffer="y", strides=(("i", stride),)),
                          reads=(Access(buffer="x", strides=(("i", 1),)),), **parts)  # fmt: skip
         loop = Loop(variable="i", extent=extent, kind=kind, body=(leaf,))
         return TensorProgram(task="copy", dtype="float32", buffers=buffers, nests=(loop,))
 
-    assert np.array_equal(Compiled(program()).run({"x": np.arange(8, dtype="f4")}), np.arange(8))
+    assert np.array_equal(CompiledProgram(program()).run({"x": np.arange(8, dtype="f4")}), np.arange(8))
     for why, changes in {
         "reaches elements": {"extent": 9},
-        "cannot be vectorised": {"extent": 6, "kind": Kind.VECTORISED},
-        "one element from all lanes": {"kind": Kind.VECTORISED, "stride": 0},
+        "cannot be vectorised": {"extent": 6, "kind": LoopKind.VECTORISED},
+        "one element from all lanes": {"kind": LoopKind.VECTORISED, "stride": 0},
         "combines by": {"combine": "xor"},
         "expression": {"value": ("sin", ("read", 0))},
     }.items():
         with pytest.raises(ForetraceError, match=why):
             program(**changes)  # type: ignore[arg-type]
     with pytest.raises(ForetraceError, match="was given nothing"):
-        Compiled(program()).run({})
+        CompiledProgram(program()).run({})
     with pytest.raises(ForetraceError, match="setting"):
-        Compiled(program(), "fast")
+        CompiledProgram(program(), "fast")
     with pytest.raises(ForetraceError, match="no schedule"):
         schedule_from_data({"groups": 3})
     with pytest.raises(ForetraceError, match="task kind"):
@@ -200,6 +203,6 @@ def test_programs_that_cannot_run_are_refused() -> None:
 
 
 def test_a_timed_run_takes_time() -> None:
-    bound = Compiled(apply(DOT, short(DOT, 1))).bind(DOT.inputs("float32"))
+    bound = CompiledProgram(apply(DOT, short(DOT, 1))).bind(DOT.inputs("float32"))
     assert bound.run(2000) > 0
     assert off(bound.output, reference(DOT, DOT.inputs("float32"))) < 1e-5

@@ -43,8 +43,9 @@ class KernelsView(Report, frozen=True, kw_only=True):
         yield About((self.model, things(self.threads, "thread"), f"{things(self.steps, 'step')} of each kind in turns"))
         fused = sum(each.time_s for each in self.kernels if each.fused)
         parts = (
-            BarPart("compute", "fused", fused), BarPart("copy", "library", self.kernels_s - fused),
-            BarPart("idle", "framework, loss, optimizer", self.framework_s), BarPart("sync", "pages", self.pages_s),
+            BarPart("compute", "fused", fused), BarPart("exposed_copy", "library", self.kernels_s - fused),
+            BarPart("idle", "framework, loss, optimizer", self.framework_s),
+            BarPart("synchronisation", "pages", self.pages_s),
         )  # fmt: skip
         yield Bars((Bar("step", parts),), legend=True)
         rows = sorted(self.kernels, key=lambda each: -each.time_s)

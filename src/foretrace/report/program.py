@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from foretrace.cost.programs.rank import Candidate, Ranking
+from foretrace.cost.programs.rank import RankedSchedule, Ranking
 from foretrace.report.blocks import About, Block, listing
 from foretrace.report.units import digits, scaled, seconds, span, things
 from foretrace.report.views import Report, taken
@@ -74,5 +74,5 @@ def program(found: Ranking) -> ProgramView:
     )
 
 
-def _candidate(found: Candidate) -> ProgramCandidateView:
+def _candidate(found: RankedSchedule) -> ProgramCandidateView:
     return taken(ProgramCandidateView, found)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cost.programs import listing, misses, predictor, rank
-from foretrace.cost.programs.compile import Compiled
-from foretrace.cost.programs.program import Access, Buffer, Kind, Loop, Role, Statement, TensorProgram
-from foretrace.cost.programs.schedules import Group, Plan, Schedule, apply
+from foretrace.cost.programs.compile import CompiledProgram
+from foretrace.cost.programs.program import Access, Buffer, Loop, LoopKind, Purpose, Statement, TensorProgram
+from foretrace.cost.programs.schedules import Group, LoopSchedule, StagePlan, apply
 from foretrace.cost.programs.tasks import KINDS, SIZES, task
 from foretrace.cost.programs.trees import boost
 from foretrace.errors import ForetraceError
@@ -25,22 +25,22 @@ DOT = task("matmul", m=4, n=8, k=6)
 
 def plain(order: str, *, vectorised: bool = False) -> TensorProgram:
     """A product with whole loops in this order."""
-    plan = Plan(
+    plan = StagePlan(
         splits=(("i", (4,)), ("j", (8,)), ("k", (6,))), order=tuple((axis, 0) for axis in order), vectorised=vectorised
     )
-    return apply(DOT, Schedule(groups=(Group(shared=(), plans=(plan,)),)))
+    return apply(DOT, LoopSchedule(groups=(Group(shared=(), plans=(plan,)),)))
 
 
 def copy(extents: tuple[int, int], strides: tuple[int, int], elements: int) -> TensorProgram:
     """y[...] = x[...] over two loops."""
-    buffers = tuple(Buffer(name=n, shape=(elements,), role=r) for n, r in (("x", Role.INPUT), ("y", Role.OUTPUT)))
+    buffers = tuple(Buffer(name=n, shape=(elements,), role=r) for n, r in (("x", Purpose.INPUT), ("y", Purpose.OUTPUT)))
     moves = tuple(zip("ij", strides, strict=True))
     read, write = (Access(buffer=name, strides=moves) for name in "xy")
     leaf = Statement(name="y", target=write, reads=(read,), value=("read", 0))
-    inner = Loop(variable="j", extent=extents[1], kind=Kind.SERIAL, body=(leaf,))
+    inner = Loop(variable="j", extent=extents[1], kind=LoopKind.SERIAL, body=(leaf,))
     return TensorProgram(
         task="copy", dtype="float32", buffers=buffers,
-        nests=(Loop(variable="i", extent=extents[0], kind=Kind.SERIAL, body=(inner,)),),
+        nests=(Loop(variable="i", extent=extents[0], kind=LoopKind.SERIAL, body=(inner,)),),
     )  # fmt: skip
 
 
@@ -83,10 +83,10 @@ def test_sums_kept_in_memory_wait_for_their_store() -> None:
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="listings of x86-64 are read")
 def test_blocks_run_as_often_as_the_program_says() -> None:
     for order in ("ijk", "ikj", "kji"):
-        compiled = Compiled(plain(order), "baseline")
+        compiled = CompiledProgram(plain(order), "baseline")
         found = listing.read(compiled.listing, compiled.trips)
         assert found.counts["multiply"] == 4 * 8 * 6
-    compiled = Compiled(plain("ikj", vectorised=True), "baseline")
+    compiled = CompiledProgram(plain("ikj", vectorised=True), "baseline")
     found = listing.read(compiled.listing, compiled.trips)
     assert found.counts["multiply"] * 4 == 4 * 8 * 6, "four lanes in 128 bits"
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.cost.programs.emit import module, parameters
-from foretrace.cost.programs.program import Role, TensorProgram
+from foretrace.cost.programs.program import Purpose, TensorProgram
 from foretrace.errors import ForetraceError
 
 SETTINGS = ("native", "baseline")
@@ -26,7 +26,7 @@ PAGE_BYTES, OFFSET_BYTES = 4096, 64
 Array = NDArray[Any]
 
 
-class Compiled:
+class CompiledProgram:
     """A program in machine code. Keep it as long as what it was bound to is used."""
 
     def __init__(self, program: TensorProgram, setting: str = "native") -> None:
@@ -60,13 +60,13 @@ class Compiled:
 class Bound:
     """A compiled program with its buffers."""
 
-    def __init__(self, compiled: Compiled, inputs: Mapping[str, Array]) -> None:
+    def __init__(self, compiled: CompiledProgram, inputs: Mapping[str, Array]) -> None:
         program = compiled.program
         self.compiled = compiled
         self.arrays: dict[str, Array] = {}
-        for buffer in program.having(Role.INPUT, Role.OUTPUT, Role.TEMPORARY):
+        for buffer in program.having(Purpose.INPUT, Purpose.OUTPUT, Purpose.TEMPORARY):
             array = self.arrays[buffer.name] = _placed(buffer.shape, program.dtype)
-            if buffer.role is not Role.INPUT:
+            if buffer.role is not Purpose.INPUT:
                 array.fill(np.nan)  # what is not written shows
                 continue
             given = inputs.get(buffer.name)
@@ -80,7 +80,7 @@ class Bound:
 
     @property
     def output(self) -> Array:
-        return next(self.arrays[each.name] for each in self.compiled.program.having(Role.OUTPUT))
+        return next(self.arrays[each.name] for each in self.compiled.program.having(Purpose.OUTPUT))
 
     def run(self, repetitions: int = 1) -> float:
         """So many runs in a row by one thread; wall-clock seconds of one. Data is where the run before left it."""

@@ -9,24 +9,24 @@ import numpy as np
 from foretrace.cost.programs.schedules import (
     MAX_LOCAL,
     Group,
-    Plan,
-    Schedule,
+    LoopSchedule,
+    StagePlan,
     divisors,
     fitting,
     lane_counts,
     shareable,
 )
-from foretrace.cost.programs.tasks import Definition, Stage, Task
+from foretrace.cost.programs.tasks import Definition, Fill, Task
 
 _MOST_UNROLLED = 64  # iterations of a leaf that are written out
 Rng = np.random.Generator
 
 
-def draw(task: Task, rng: Rng) -> Schedule:
+def draw(task: Task, rng: Rng) -> LoopSchedule:
     """A random schedule of the task. The same generator state gives the same schedule."""
     definition = task.define()
     groups: list[Group] = []
-    stages: list[Stage] = []
+    stages: list[Fill] = []
     for i, stage in enumerate(definition.stages):
         stages.append(stage)
         following = definition.stages[i + 1 : i + 2]
@@ -34,10 +34,10 @@ def draw(task: Task, rng: Rng) -> Schedule:
             continue
         groups.append(_group(definition, stages, rng))
         stages = []
-    return Schedule(groups=tuple(groups))
+    return LoopSchedule(groups=tuple(groups))
 
 
-def _group(definition: Definition, stages: Sequence[Stage], rng: Rng) -> Group:
+def _group(definition: Definition, stages: Sequence[Fill], rng: Rng) -> Group:
     shared: list[tuple[str, int]] = []
     if len(stages) > 1:
         axes = list(shareable(definition, stages))
@@ -58,7 +58,7 @@ def _group(definition: Definition, stages: Sequence[Stage], rng: Rng) -> Group:
     )
 
 
-def _outermost_is_spatial(stage: Stage, shared: Sequence[tuple[str, int]], plans: Sequence[Plan]) -> bool:
+def _outermost_is_spatial(stage: Fill, shared: Sequence[tuple[str, int]], plans: Sequence[StagePlan]) -> bool:
     extents = dict(stage.spatial)
     if shared:
         return any(extents[axis] > tile for axis, tile in shared)
@@ -67,7 +67,7 @@ def _outermost_is_spatial(stage: Stage, shared: Sequence[tuple[str, int]], plans
     return len(loops) > 1 and loops[0][0] in extents and loops[0] not in plan.unrolled
 
 
-def _plan(stage: Stage, shared: dict[str, int], inside: bool, rng: Rng) -> Plan:
+def _plan(stage: Fill, shared: dict[str, int], inside: bool, rng: Rng) -> StagePlan:
     left = {axis: shared.get(axis, extent) for axis, extent in (*stage.spatial, *stage.reduced)}
     spatial = [axis for axis, _ in stage.spatial]
     reduced = [axis for axis, _ in stage.reduced]
@@ -82,7 +82,7 @@ def _plan(stage: Stage, shared: dict[str, int], inside: bool, rng: Rng) -> Plan:
         order = [*(each for each in order if each != innermost), innermost]
     rfactor = last is not None and last in reduced
     unrolled = _unrolled(splits, order[:-1] if last is not None else order, rng)
-    return Plan(
+    return StagePlan(
         splits=tuple(splits.items()),
         order=tuple(order),
         unrolled=tuple(unrolled),
@@ -93,7 +93,7 @@ def _plan(stage: Stage, shared: dict[str, int], inside: bool, rng: Rng) -> Plan:
 
 
 def _lane_axis(
-    stage: Stage, left: dict[str, int], spatial: Sequence[str], reduced: Sequence[str], rng: Rng
+    stage: Fill, left: dict[str, int], spatial: Sequence[str], reduced: Sequence[str], rng: Rng
 ) -> str | None:
     """The axis whose innermost part becomes vector lanes: mostly the one that is contiguous in memory."""
     if rng.random() < 0.2:

@@ -17,10 +17,10 @@ from foretrace.cost.programs.program import (
     DTYPES,
     Access,
     Expression,
-    Kind,
     Loop,
+    LoopKind,
     LoopNest,
-    Role,
+    Purpose,
     Statement,
     TensorProgram,
     leaves_under,
@@ -32,7 +32,7 @@ _NAMES = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 
 def parameters(program: TensorProgram) -> tuple[str, ...]:
     """Buffers that the functions take as pointers, in order."""
-    return tuple(each.name for each in program.having(Role.INPUT, Role.OUTPUT, Role.TEMPORARY))
+    return tuple(each.name for each in program.having(Purpose.INPUT, Purpose.OUTPUT, Purpose.TEMPORARY))
 
 
 def extents(program: TensorProgram) -> tuple[int, ...]:
@@ -41,14 +41,14 @@ def extents(program: TensorProgram) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Module:
+class WrittenModule:
     """LLVM IR, and how often its blocks run: per nest, by the number in a block's name, (loops entered, iterations)."""
 
     text: str
     trips: tuple[dict[int, tuple[int, int]], ...]
 
 
-def module(program: TensorProgram) -> Module:
+def module(program: TensorProgram) -> WrittenModule:
     """The whole module."""
     emitted = [_Nest(program, i, nest) for i, nest in enumerate(program.nests)]
     declared = sorted({each for nest in emitted for each in nest.intrinsics})
@@ -68,7 +68,7 @@ def module(program: TensorProgram) -> Module:
         "end:", "  ret void", "}",
     ]  # fmt: skip
     text = "\n".join([*(each.text() for each in emitted), *repeat, *declared]) + "\n"
-    return Module(text=text, trips=tuple(each.trips for each in emitted))
+    return WrittenModule(text=text, trips=tuple(each.trips for each in emitted))
 
 
 def _scalar(dtype: str) -> str:
@@ -100,7 +100,7 @@ class _Nest:
         self.block = "start"
         self.pointers = {name: f"%p{i}" for i, name in enumerate(parameters(program))}
         self.allocas = self.local_buffers(nest)
-        if isinstance(nest, Loop) and nest.kind is not Kind.UNROLLED and nest.kind is not Kind.VECTORISED:
+        if isinstance(nest, Loop) and nest.kind is not LoopKind.UNROLLED and nest.kind is not LoopKind.VECTORISED:
             self.loop(nest, _Scope(), "%begin", "%end")
         else:
             self.node(nest, _Scope())
@@ -113,7 +113,7 @@ class _Nest:
     def local_buffers(self, nest: LoopNest) -> list[str]:
         used = {a.buffer for _, leaf in leaves_under(nest) for a in (leaf.target, *leaf.reads)}
         found: list[str] = []
-        for buffer in self.program.having(Role.LOCAL):
+        for buffer in self.program.having(Purpose.LOCAL):
             if buffer.name in used:
                 name = f"%l{len(found)}"
                 found.append(f"  {name} = alloca {self.scalar}, i64 {buffer.elements}, align 64")
@@ -130,10 +130,10 @@ class _Nest:
     def node(self, node: LoopNest, scope: _Scope) -> None:
         if isinstance(node, Statement):
             self.statement(node, scope)
-        elif node.kind is Kind.VECTORISED:
+        elif node.kind is LoopKind.VECTORISED:
             for each in node.body:
                 self.node(each, _Scope(scope.variables, node.extent, node.variable))
-        elif node.kind is Kind.UNROLLED:
+        elif node.kind is LoopKind.UNROLLED:
             for i in range(node.extent):
                 for each in node.body:
                     self.node(each, scope.with_variable(node.variable, i))

@@ -1,4 +1,4 @@
-"""Cycles that machine code takes by itself, all data at hand: counted in its assembly listing, nothing is run.
+"""Cycles that machine code takes by itself, all data in the first cache: counted in its listing, nothing is run.
 
 Every block costs what its busiest resource needs (instructions issued, vector units, loads, stores, divider); an
 innermost loop at least what its chain of dependent instructions needs, found by letting values flow through a few
@@ -67,7 +67,7 @@ def read(text: str, trips: Sequence[Mapping[int, tuple[int, int]]]) -> Listing:
 
     Args:
         text: of the whole module, with LLVM's comments.
-        trips: per nest how often each of its loops is entered and iterates (`emit.Module.trips`).
+        trips: per nest how often each of its loops is entered and iterates (`emit.WrittenModule.trips`).
 
     """
     counts: dict[str, float] = defaultdict(float)

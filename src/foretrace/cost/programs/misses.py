@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from foretrace.compiled import njit
 from foretrace.cost.programs.compile import OFFSET_BYTES, PAGE_BYTES
-from foretrace.cost.programs.program import Access, Kind, Loop, LoopNest, Role, TensorProgram
+from foretrace.cost.programs.program import Access, Loop, LoopKind, LoopNest, Purpose, TensorProgram
 from foretrace.hardware.processor import Caches
 
 MISSES = ("l1_next", "l1_other", "l2_next", "l2_other", "pages")
@@ -27,12 +27,13 @@ def simulate(program: TensorProgram, caches: Caches) -> dict[str, float]:
     """Misses of one run, by the names in MISSES."""
     steps = _Steps(program)
     total = np.zeros(len(MISSES))
-    state = [np.full(sets * ways, -1, np.int64) for sets, ways in (caches.first, caches.second)]
+    (sets1, ways1), (sets2, ways2) = caches.first, caches.second
+    one, two = np.full(sets1 * ways1, -1, np.int64), np.full(sets2 * ways2, -1, np.int64)
     pages = np.full((caches.pages // 4) * 4, -1, np.int64)
     runs = [steps.nest(nest) for nest in program.nests]
     for again in (False, True):
         for code, scale in runs:
-            found = _run(code, *state, pages, *caches.first, *caches.second)
+            found = _run(code, one, two, pages, sets1, ways1, sets2, ways2)
             if again:
                 total += scale * found
     return dict(zip(MISSES, total.tolist(), strict=True))
@@ -46,11 +47,11 @@ class _Steps:
         self.place: dict[str, int] = {}
         at = 1 << 20
         for buffer in program.buffers:
-            self.place[buffer.name] = at + (OFFSET_BYTES if buffer.role is not Role.LOCAL else 0)
+            self.place[buffer.name] = at + (OFFSET_BYTES if buffer.role is not Purpose.LOCAL else 0)
             size = buffer.elements * self.itemsize
             # locals lie side by side on the stack, others begin a page each
-            at += -(-size // LINE_BYTES) * LINE_BYTES if buffer.role is Role.LOCAL else 0
-            at += 0 if buffer.role is Role.LOCAL else (size // PAGE_BYTES + 2) * PAGE_BYTES
+            at += -(-size // LINE_BYTES) * LINE_BYTES if buffer.role is Purpose.LOCAL else 0
+            at += 0 if buffer.role is Purpose.LOCAL else (size // PAGE_BYTES + 2) * PAGE_BYTES
 
     def nest(self, nest: LoopNest) -> tuple[Ints, float]:
         """Rows of steps, and by how much to scale what they miss."""
@@ -64,7 +65,7 @@ class _Steps:
         if not isinstance(node, Loop):
             return 1.0 + len(node.reads)
         inside = sum(self.count(each) for each in node.body)
-        lanes = max(1, node.extent * self.itemsize // LINE_BYTES) if node.kind is Kind.VECTORISED else node.extent
+        lanes = max(1, node.extent * self.itemsize // LINE_BYTES) if node.kind is LoopKind.VECTORISED else node.extent
         return inside * lanes
 
     def emit(
@@ -74,10 +75,10 @@ class _Steps:
         """Append: (LOOP, extent, slot, place after its end), (END, place of its loop), (ACCESS, address, count, step,
         then bytes per slot).
         """
-        if isinstance(node, Loop) and node.kind is Kind.VECTORISED:
+        if isinstance(node, Loop) and node.kind is LoopKind.VECTORISED:
             for each in node.body:
                 self.emit(each, depth, rows, fixed, node)
-        elif isinstance(node, Loop) and node.kind is Kind.UNROLLED and node.extent <= 64:
+        elif isinstance(node, Loop) and node.kind is LoopKind.UNROLLED and node.extent <= 64:
             for i in range(node.extent):
                 for each in node.body:
                     self.emit(each, depth, rows, {**fixed, node.variable: i})

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.cost.programs import listing, misses
-from foretrace.cost.programs.compile import Compiled
+from foretrace.cost.programs.compile import CompiledProgram
 from foretrace.cost.programs.trees import Boosted, boost
 from foretrace.hardware.processor import Caches
 
@@ -35,7 +35,7 @@ _FOLDS = 5
 _LOW, _HIGH = 0.1, 0.9
 
 
-def row(compiled: Compiled, caches: Caches) -> Floats:
+def row(compiled: CompiledProgram, caches: Caches) -> Floats:
     """What is known of a compiled program [len(ROW)]."""
     found = listing.read(compiled.listing, compiled.trips)
     missed = misses.simulate(compiled.program, caches)

@@ -29,7 +29,7 @@ DTYPES = {"float32": 4, "float64": 8}
 MAX_LANES = 64
 
 
-class Kind(StrEnum):
+class LoopKind(StrEnum):
     """How the iterations of a loop run."""
 
     SERIAL = "serial"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
     PARALLEL = "parallel"  # shared among the threads that the program is run with
 
 
-class Role(StrEnum):
+class Purpose(StrEnum):
     """Where a buffer comes from."""
 
     INPUT = "input"
@@ -53,7 +53,7 @@ class Buffer:
 
     name: str
     shape: tuple[int, ...]
-    role: Role
+    role: Purpose
 
     @property
     def elements(self) -> int:
@@ -94,7 +94,7 @@ class Loop:
 
     variable: str
     extent: int
-    kind: Kind
+    kind: LoopKind
     body: tuple[Loop | Statement, ...]
 
 
@@ -116,7 +116,7 @@ class TensorProgram:
     def buffer(self, name: str) -> Buffer:
         return next(each for each in self.buffers if each.name == name)
 
-    def having(self, *roles: Role) -> tuple[Buffer, ...]:
+    def having(self, *roles: Purpose) -> tuple[Buffer, ...]:
         return tuple(each for each in self.buffers if each.role in roles)
 
     def with_dtype(self, dtype: str) -> TensorProgram:
@@ -138,7 +138,7 @@ class TensorProgram:
     @property
     def nbytes(self) -> int:
         """Bytes of its inputs and outputs."""
-        return self.itemsize * sum(each.elements for each in self.having(Role.INPUT, Role.OUTPUT))
+        return self.itemsize * sum(each.elements for each in self.having(Purpose.INPUT, Purpose.OUTPUT))
 
 
 def operations(value: Expression) -> int:
@@ -176,7 +176,7 @@ def _check(program: TensorProgram) -> None:
         _check_node(program.task, nest, (), named)
         for _, leaf in leaves_under(nest, ()):
             for each in (leaf.target.buffer, *(read.buffer for read in leaf.reads)):
-                if named[each].role is Role.LOCAL and users.setdefault(each, number) != number:
+                if named[each].role is Purpose.LOCAL and users.setdefault(each, number) != number:
                     raise ForetraceError(f"{program.task}: {each} is local but two nests use it; make it temporary.")
 
 
@@ -189,14 +189,14 @@ def _check_node(task: str, node: LoopNest, above: tuple[Loop, ...], named: Mappi
             f"{task}: loop {node.variable} has extent {node.extent} and {len(node.body)} nodes; "
             "give it at least one of each and a variable that no loop around it has."
         )
-    if node.kind is Kind.VECTORISED and (
+    if node.kind is LoopKind.VECTORISED and (
         node.extent > MAX_LANES or node.extent & (node.extent - 1) or any(isinstance(each, Loop) for each in node.body)
     ):
         raise ForetraceError(
             f"{task}: loop {node.variable} of extent {node.extent} cannot be vectorised; "
             f"that takes an innermost loop of a power of two up to {MAX_LANES}."
         )
-    if node.kind is Kind.PARALLEL and above:
+    if node.kind is LoopKind.PARALLEL and above:
         raise ForetraceError(f"{task}: loop {node.variable} is parallel but not outermost; only outermost ones can be.")
     for each in node.body:
         _check_node(task, each, (*above, node), named)
@@ -216,11 +216,11 @@ def _check_statement(task: str, leaf: Statement, above: tuple[Loop, ...], named:
         if low < 0 or high >= named[access.buffer].elements:
             raise ForetraceError(
                 f"{task}: {leaf.name} reaches elements {low} to {high} of {access.buffer}, "
-                f"which has {named[access.buffer].elements}; mend its strides or the buffer."
+                f"which has {named[access.buffer].elements}; correct its strides or the buffer."
             )
         if set(dict(access.strides)) - {each.variable for each in above}:
-            raise ForetraceError(f"{task}: {leaf.name} names a loop that is not around it; mend its strides.")
-    if above and above[-1].kind is Kind.VECTORISED and leaf.target.stride(above[-1].variable) == 0:
+            raise ForetraceError(f"{task}: {leaf.name} names a loop that is not around it; correct its strides.")
+    if above and above[-1].kind is LoopKind.VECTORISED and leaf.target.stride(above[-1].variable) == 0:
         raise ForetraceError(
             f"{task}: {leaf.name} writes one element from all lanes of {above[-1].variable}; use rfactor."
         )

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.cost.operators.store import cache, make_folder
-from foretrace.cost.programs.compile import Bound, Compiled
+from foretrace.cost.programs.compile import Bound, CompiledProgram
 from foretrace.cost.programs.drawing import draw
 from foretrace.cost.programs.predictor import ROW, USUAL, Formula, ProgramPredictor, fit, row
-from foretrace.cost.programs.program import Kind, LoopNest, Statement, TensorProgram
-from foretrace.cost.programs.schedules import Schedule, apply
+from foretrace.cost.programs.program import LoopKind, LoopNest, Statement, TensorProgram
+from foretrace.cost.programs.schedules import LoopSchedule, apply
 from foretrace.cost.programs.tasks import KINDS, SIZES, Task, task
 from foretrace.cost.programs.trees import Boosted
 from foretrace.errors import ForetraceError
@@ -50,7 +50,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class RankedSchedule:
     """A schedule of a task; `measured_s` is None where it was only predicted."""
 
     loops: str
@@ -71,7 +71,7 @@ class Ranking:
 
     task: Task
     flops: int
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[RankedSchedule, ...]
     predictor: ProgramPredictor
     foreign: bool  # the predictor was fitted on another processor
 
@@ -92,7 +92,7 @@ def rank(
     programs = [apply(given, each) for each in schedules]
     compiled, rows, caches = [], [], caches_here()
     for i, each in enumerate(programs):
-        compiled.append(Compiled(each))
+        compiled.append(CompiledProgram(each))
         rows.append(row(compiled[-1], caches))
         if tell is not None:
             tell((i + 1) / (len(programs) + measured))
@@ -105,7 +105,7 @@ def rank(
     wide = _ELSEWHERE if foreign else 1.0
     low, high = predictor.low * min(1.0, ratio) / wide, predictor.high * max(1.0, ratio) * wide
     found = [
-        Candidate(
+        RankedSchedule(
             loops=described(programs[i]), binds=binds[i], predicted_s=float(predicted[i]),
             low_s=float(predicted[i] * low), high_s=float(predicted[i] * high),
             measured_s=float(timed[place]) if place < len(timed) else None,
@@ -137,7 +137,7 @@ def times(programs: Sequence[Bound], rounds: int = ROUNDS) -> Floats:
     return best
 
 
-def _drawn(given: Task, seed: int) -> Iterator[Schedule]:
+def _drawn(given: Task, seed: int) -> Iterator[LoopSchedule]:
     """Random schedules that compile in reasonable time."""
     from foretrace.cost.programs.emit import module
 
@@ -154,7 +154,7 @@ def described(program: TensorProgram) -> str:
     def words(node: LoopNest) -> str:
         if isinstance(node, Statement):
             return ""
-        mark = {Kind.VECTORISED: "v", Kind.UNROLLED: "u"}.get(node.kind, "")
+        mark = {LoopKind.VECTORISED: "v", LoopKind.UNROLLED: "u"}.get(node.kind, "")
         inside = [text for each in node.body if (text := words(each))]
         rest = inside[0] if len(inside) == 1 else f"({'; '.join(inside)})" if inside else ""
         return f"{node.variable.split('.')[1]}{node.extent}{mark} {rest}".rstrip()
@@ -177,7 +177,7 @@ def calibrate(seconds: float, seed: int = 0, tell: Tell | None = None) -> Progra
         for _ in range(_TURNS):
             kind = KINDS[number % len(KINDS)]
             given = task(kind, **{name: int(rng.choice(sizes)) for name, sizes in SIZES[kind].items()})
-            compiled = Compiled(apply(given, next(_drawn(given, int(rng.integers(1 << 30))))))
+            compiled = CompiledProgram(apply(given, next(_drawn(given, int(rng.integers(1 << 30))))))
             rows.append(row(compiled, caches))
             bound.append(compiled.bind(given.inputs("float32")))
             tasks.append(number)

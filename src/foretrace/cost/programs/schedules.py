@@ -1,4 +1,4 @@
-"""How a task is computed: a `Schedule` of explicit decisions, and the program that it makes of the task.
+"""How a task is computed: a `LoopSchedule` of explicit decisions, and the program that it makes of the task.
 
 Stages stand in groups. Stages of one group share outer loops over common spatial axes (fusion); inside, every stage
 splits what is left of its axes into loops (tiling), in any order. A reduction starts at the position of its outermost
@@ -19,14 +19,14 @@ from foretrace.cost.programs.program import (
     MAX_LANES,
     Access,
     Buffer,
-    Kind,
     Loop,
+    LoopKind,
     LoopNest,
-    Role,
+    Purpose,
     Statement,
     TensorProgram,
 )
-from foretrace.cost.programs.tasks import Definition, Index, Stage, Task
+from foretrace.cost.programs.tasks import Definition, Fill, Index, Task
 from foretrace.errors import ForetraceError
 
 MAX_LOCAL = 8192
@@ -34,7 +34,7 @@ MAX_LOCAL = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class StagePlan:
     """The loops of one stage: of every axis its factors from the outermost in, and which loop stands where.
 
     A loop is (axis, number of its factor). With `rfactor` the last loop, of a reduced axis, becomes the lanes of
@@ -57,13 +57,13 @@ class Group:
     """
 
     shared: tuple[tuple[str, int], ...]
-    plans: tuple[Plan, ...]
+    plans: tuple[StagePlan, ...]
     parallel: bool = False
     shrink: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class LoopSchedule:
     """One decision for each stage of a task, in order."""
 
     groups: tuple[Group, ...]
@@ -72,15 +72,15 @@ class Schedule:
         return msgspec.to_builtins(self)
 
 
-def schedule_from_data(data: Any) -> Schedule:
-    """A schedule of what `Schedule.as_data` (or its JSON) holds. Raises ForetraceError where it is none."""
+def schedule_from_data(data: Any) -> LoopSchedule:
+    """A schedule of what `LoopSchedule.as_data` (or its JSON) holds. Raises ForetraceError where it is none."""
     try:
-        return msgspec.convert(data, Schedule)
+        return msgspec.convert(data, LoopSchedule)
     except msgspec.ValidationError as error:
-        raise ForetraceError(f"this is no schedule ({error}); write one with Schedule.as_data().") from None
+        raise ForetraceError(f"this is no schedule ({error}); write one with LoopSchedule.as_data().") from None
 
 
-def apply(task: Task, schedule: Schedule, dtype: str = "float32") -> TensorProgram:
+def apply(task: Task, schedule: LoopSchedule, dtype: str = "float32") -> TensorProgram:
     """The program that computes `task` in this way.
 
     Raises ForetraceError where the schedule does not fit the task: factors that do not multiply to an extent, loops
@@ -101,7 +101,7 @@ def apply(task: Task, schedule: Schedule, dtype: str = "float32") -> TensorProgr
     return TensorProgram(task=task.name, dtype=dtype, buffers=tuple(buffers.values()), nests=tuple(nests))
 
 
-def shareable(definition: Definition, stages: Sequence[Stage]) -> tuple[str, ...]:
+def shareable(definition: Definition, stages: Sequence[Fill]) -> tuple[str, ...]:
     """Spatial axes that all of these stages have and over which they can be fused."""
     common = [axis for axis, _ in stages[0].spatial]
     sizes = dict(stages[0].spatial)
@@ -125,7 +125,13 @@ class _Group:
     """The nests of one group."""
 
     def __init__(
-        self, task: str, number: int, group: Group, definition: Definition, stages: Sequence[Stage], ids: Sequence[int]
+        self,
+        task: str,
+        number: int,
+        group: Group,
+        definition: Definition,
+        stages: Sequence[Fill],
+        ids: Sequence[int],
     ) -> None:
         self.task, self.number, self.group, self.stages, self.ids = task, number, group, stages, ids
         self.shared = dict(group.shared)
@@ -152,10 +158,10 @@ class _Group:
         outside = [stage for stage in definition.stages if stage not in self.stages]
         for stage in self.stages:
             whole = self.buffers[stage.buffer]
-            if whole.role is Role.TEMPORARY and all(r.buffer != whole.name for s in outside for r in s.reads):
+            if whole.role is Purpose.TEMPORARY and all(r.buffer != whole.name for s in outside for r in s.reads):
                 shape = tuple(self.shared.get(axis, extent) for axis, extent in stage.spatial)
                 if prod(shape) <= MAX_LOCAL:
-                    self.buffers[whole.name] = Buffer(name=whole.name, shape=shape, role=Role.LOCAL)
+                    self.buffers[whole.name] = Buffer(name=whole.name, shape=shape, role=Purpose.LOCAL)
                     self.shrunk.add(whole.name)
 
     def nests(self) -> list[LoopNest]:
@@ -166,19 +172,19 @@ class _Group:
         for axis, tile in reversed(self.group.shared):
             if extents[axis] > tile:
                 loop = Loop(
-                    variable=self.variable(axis), extent=extents[axis] // tile, kind=Kind.SERIAL, body=tuple(body)
+                    variable=self.variable(axis), extent=extents[axis] // tile, kind=LoopKind.SERIAL, body=tuple(body)
                 )
                 body = [loop]
         if not self.group.parallel:
             return body
         root = body[0]
         spatial = {axis for axis, _ in self.stages[0].spatial}
-        if len(body) > 1 or not isinstance(root, Loop) or root.kind is not Kind.SERIAL:
+        if len(body) > 1 or not isinstance(root, Loop) or root.kind is not LoopKind.SERIAL:
             self.refuse("no single outermost serial loop can be parallel; share an axis or put a spatial one outermost")
         assert isinstance(root, Loop)
         if root.variable.split(".")[1] not in spatial:
             self.refuse("the outermost loop is of a reduced axis and cannot be parallel; put a spatial one outermost")
-        return [Loop(variable=root.variable, extent=root.extent, kind=Kind.PARALLEL, body=root.body)]
+        return [Loop(variable=root.variable, extent=root.extent, kind=LoopKind.PARALLEL, body=root.body)]
 
     def variable(self, axis: str) -> str:
         return f"g{self.number}.{axis}"
@@ -187,7 +193,7 @@ class _Group:
 class _Stage:
     """The nests of one stage inside its group."""
 
-    def __init__(self, group: _Group, number: int, stage: Stage, plan: Plan) -> None:
+    def __init__(self, group: _Group, number: int, stage: Fill, plan: StagePlan) -> None:
         self.group, self.number, self.stage, self.plan = group, number, stage, plan
         self.spatial = {axis for axis, _ in stage.spatial}
         self.left = {axis: group.shared.get(axis, extent) for axis, extent in (*stage.spatial, *stage.reduced)}
@@ -196,7 +202,7 @@ class _Stage:
         if set(self.splits) != set(self.left) or any(prod(self.splits[a]) != n for a, n in self.left.items()):
             group.refuse(f"the factors of stage {number} do not multiply to {self.left}; mend its splits")
         if set(plan.order) != loops or len(plan.order) != len(loops):
-            group.refuse(f"the order of stage {number} does not name every loop once; mend it")
+            group.refuse(f"the order of stage {number} does not name every loop once; correct it")
         self.order = [each for each in plan.order if self.extent(each) > 1]
         self.lanes = self.order[-1] if plan.rfactor and self.order else None
         if plan.rfactor and (self.lanes is None or self.lanes[0] in self.spatial or not stage.reduced):
@@ -248,7 +254,7 @@ class _Stage:
                     f"stage {self.number} would keep {prod(shape)} results in a local buffer; keep at most {MAX_LOCAL} "
                     "and put a spatial loop outermost"
                 )
-            local = Buffer(name=f"{stage.buffer}.local", shape=shape, role=Role.LOCAL)
+            local = Buffer(name=f"{stage.buffer}.local", shape=shape, role=Purpose.LOCAL)
             self.group.buffers[local.name] = local
             strides = tuple((self.variable(each), step) for each, step in zip(kept, local.strides, strict=False))
             gathered = Access(buffer=local.name, strides=strides)
@@ -281,7 +287,7 @@ class _Stage:
             name=f"{stage.buffer}.join", target=self.marked(target, inner, "^"),
             reads=(self.marked(gathered, [*inner, lanes], "^"),), value=("read", 0), combine=stage.combine,
         )  # fmt: skip
-        over = Loop(variable=self.variable(lanes, "^"), extent=self.extent(lanes), kind=Kind.UNROLLED, body=(join,))
+        over = Loop(variable=self.variable(lanes, "^"), extent=self.extent(lanes), kind=LoopKind.UNROLLED, body=(join,))
         body: list[LoopNest] = [start, over]
         for each in reversed(inner):
             body = [self.loop(each, body, "^", last=False)]
@@ -301,9 +307,9 @@ class _Stage:
         return body
 
     def loop(self, each: tuple[str, int], body: list[LoopNest], mark: str, *, last: bool) -> Loop:
-        kind = Kind.UNROLLED if each in self.plan.unrolled else Kind.SERIAL
+        kind = LoopKind.UNROLLED if each in self.plan.unrolled else LoopKind.SERIAL
         if last and each == self.order[-1] and (self.plan.vectorised or each == self.lanes):
-            kind = Kind.VECTORISED
+            kind = LoopKind.VECTORISED
         return Loop(variable=self.variable(each, mark), extent=self.extent(each), kind=kind, body=tuple(body))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost.programs.program import Buffer, Expression, Role
+from foretrace.cost.programs.program import Buffer, Expression, Purpose
 from foretrace.errors import ForetraceError
 
 Array = NDArray[Any]
@@ -32,7 +32,7 @@ class Read:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class Fill:
     """One buffer, computed for all spatial axes; `combine` over the reduced axes from `start`."""
 
     buffer: str
@@ -49,7 +49,7 @@ class Definition:
     """Buffers and stages of a task, in an order that can run."""
 
     buffers: tuple[Buffer, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[Fill, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Task:
         return {
             each.name: rng.uniform(0.1, 1.0, each.shape).astype(dtype)
             for each in self.define().buffers
-            if each.role is Role.INPUT
+            if each.role is Purpose.INPUT
         }
 
 
@@ -127,7 +127,7 @@ _ACTIVATIONS: dict[str, Callable[[Expression], Expression]] = {
 
 def _buffers(output: Mapping[str, tuple[int, ...]], *, temporary: Mapping[str, tuple[int, ...]] | None = None,
              **inputs: tuple[int, ...]) -> tuple[Buffer, ...]:  # fmt: skip
-    groups = ((Role.INPUT, inputs), (Role.TEMPORARY, temporary or {}), (Role.OUTPUT, output))
+    groups = ((Purpose.INPUT, inputs), (Purpose.TEMPORARY, temporary or {}), (Purpose.OUTPUT, output))
     return tuple(Buffer(name=n, shape=shape, role=role) for role, group in groups for n, shape in group.items())
 
 
@@ -140,7 +140,7 @@ def _matmul(s: dict[str, int]) -> Definition:
     left, right = (_read("a", "k", "i") if t == 2 else _read("a", "i", "k")), (
         _read("b", "j", "k") if t == 1 else _read("b", "k", "j")
     )  # fmt: skip
-    stage = Stage(buffer="y", spatial=(("i", m), ("j", n)), reduced=(("k", k),), reads=(left, right), value=_PRODUCT,
+    stage = Fill(buffer="y", spatial=(("i", m), ("j", n)), reduced=(("k", k),), reads=(left, right), value=_PRODUCT,
                   combine="add")  # fmt: skip
     a, b = (k, m) if t == 2 else (m, k), (n, k) if t == 1 else (k, n)
     return Definition(buffers=_buffers({"y": (m, n)}, a=a, b=b), stages=(stage,))
@@ -151,10 +151,10 @@ def _dense(name: str) -> Callable[[dict[str, int]], Definition]:
 
     def define(s: dict[str, int]) -> Definition:
         m, n, k = s["m"], s["n"], s["k"]
-        product = Stage(buffer="t", spatial=(("i", m), ("j", n)), reduced=(("k", k),),
+        product = Fill(buffer="t", spatial=(("i", m), ("j", n)), reduced=(("k", k),),
                         reads=(_read("a", "i", "k"), _read("b", "k", "j")), value=_PRODUCT, combine="add")  # fmt: skip
         value = _ACTIVATIONS[name](("add", _r(0), _r(1)))
-        last = Stage(
+        last = Fill(
             buffer="y", spatial=(("i", m), ("j", n)), reads=(_read("t", "i", "j"), _read("c", "j")), value=value
         )
         return Definition(
@@ -166,7 +166,7 @@ def _dense(name: str) -> Callable[[dict[str, int]], Definition]:
 
 def _batched(s: dict[str, int]) -> Definition:
     b, m, n, k = s["b"], s["m"], s["n"], s["k"]
-    stage = Stage(buffer="y", spatial=(("b", b), ("i", m), ("j", n)), reduced=(("k", k),),
+    stage = Fill(buffer="y", spatial=(("b", b), ("i", m), ("j", n)), reduced=(("k", k),),
                   reads=(_read("a", "b", "i", "k"), _read("w", "b", "k", "j")), value=_PRODUCT,
                   combine="add")  # fmt: skip
     return Definition(buffers=_buffers({"y": (b, m, n)}, a=(b, m, k), w=(b, k, n)), stages=(stage,))
@@ -174,7 +174,7 @@ def _batched(s: dict[str, int]) -> Definition:
 
 def _gemv(s: dict[str, int]) -> Definition:
     m, k = s["m"], s["k"]
-    stage = Stage(buffer="y", spatial=(("i", m),), reduced=(("k", k),), reads=(_read("a", "i", "k"), _read("x", "k")),
+    stage = Fill(buffer="y", spatial=(("i", m),), reduced=(("k", k),), reads=(_read("a", "i", "k"), _read("x", "k")),
                   value=_PRODUCT, combine="add")  # fmt: skip
     return Definition(buffers=_buffers({"y": (m,)}, a=(m, k), x=(k,)), stages=(stage,))
 
@@ -189,7 +189,7 @@ def _sides(s: dict[str, int]) -> tuple[int, int, int, int]:
 def _conv2d(s: dict[str, int]) -> Definition:
     """Direct convolution, channels first."""
     (h, r, step, side), c, f = _sides(s), s["c"], s["f"]
-    stage = Stage(
+    stage = Fill(
         buffer="y", spatial=(("f", f), ("y", h), ("x", h)), reduced=(("c", c), ("u", r), ("v", r)),
         reads=(_read("a", "c", {"y": step, "u": 1}, {"x": step, "v": 1}), _read("w", "f", "c", "u", "v")),
         value=_PRODUCT, combine="add",
@@ -200,12 +200,12 @@ def _conv2d(s: dict[str, int]) -> Definition:
 def _conv2d_last(s: dict[str, int]) -> Definition:
     """Direct convolution, channels last, with a rectifier."""
     (h, r, step, side), c, f = _sides(s), s["c"], s["f"]
-    product = Stage(
+    product = Fill(
         buffer="t", spatial=(("y", h), ("x", h), ("f", f)), reduced=(("u", r), ("v", r), ("c", c)),
         reads=(_read("a", {"y": step, "u": 1}, {"x": step, "v": 1}, "c"), _read("w", "u", "v", "c", "f")),
         value=_PRODUCT, combine="add",
     )  # fmt: skip
-    last = Stage(buffer="y", spatial=(("y", h), ("x", h), ("f", f)), reads=(_read("t", "y", "x", "f"),),
+    last = Fill(buffer="y", spatial=(("y", h), ("x", h), ("f", f)), reads=(_read("t", "y", "x", "f"),),
                  value=("max", _r(0), _c(0.0)))  # fmt: skip
     return Definition(
         buffers=_buffers({"y": (h, h, f)}, temporary={"t": (h, h, f)}, a=(side, side, c), w=(r, r, c, f)),
@@ -215,7 +215,7 @@ def _conv2d_last(s: dict[str, int]) -> Definition:
 
 def _depthwise(s: dict[str, int]) -> Definition:
     (h, r, step, side), c = _sides(s), s["c"]
-    stage = Stage(
+    stage = Fill(
         buffer="y", spatial=(("c", c), ("y", h), ("x", h)), reduced=(("u", r), ("v", r)),
         reads=(_read("a", "c", {"y": step, "u": 1}, {"x": step, "v": 1}), _read("w", "c", "u", "v")),
         value=_PRODUCT, combine="add",
@@ -225,7 +225,7 @@ def _depthwise(s: dict[str, int]) -> Definition:
 
 def _pool(s: dict[str, int]) -> Definition:
     (h, r, step, side), c = _sides(s), s["c"]
-    stage = Stage(buffer="y", spatial=(("c", c), ("y", h), ("x", h)), reduced=(("u", r), ("v", r)),
+    stage = Fill(buffer="y", spatial=(("c", c), ("y", h), ("x", h)), reduced=(("u", r), ("v", r)),
                   reads=(_read("a", "c", {"y": step, "u": 1}, {"x": step, "v": 1}),), value=_r(0), combine="max",
                   start=LOWEST)  # fmt: skip
     return Definition(buffers=_buffers({"y": (c, h, h)}, a=(c, side, side)), stages=(stage,))
@@ -234,20 +234,20 @@ def _pool(s: dict[str, int]) -> Definition:
 # --- rows, columns and elements -----------------------------------------------------------------------------------
 
 
-def _rows(s: dict[str, int], combine: str, value: Expression = ("read", 0)) -> Stage:
+def _rows(s: dict[str, int], combine: str, value: Expression = ("read", 0)) -> Fill:
     start = LOWEST if combine == "max" else 0.0
-    return Stage(buffer="t", spatial=(("i", s["m"]),), reduced=(("j", s["n"]),), reads=(_read("a", "i", "j"),),
+    return Fill(buffer="t", spatial=(("i", s["m"]),), reduced=(("j", s["n"]),), reads=(_read("a", "i", "j"),),
                  value=value, combine=combine, start=start)  # fmt: skip
 
 
 def _row_sum(s: dict[str, int]) -> Definition:
-    stage = Stage(buffer="y", spatial=(("i", s["m"]),), reduced=(("j", s["n"]),), reads=(_read("a", "i", "j"),),
+    stage = Fill(buffer="y", spatial=(("i", s["m"]),), reduced=(("j", s["n"]),), reads=(_read("a", "i", "j"),),
                   value=("mul", _r(0), _r(0)), combine="add")  # fmt: skip
     return Definition(buffers=_buffers({"y": (s["m"],)}, a=(s["m"], s["n"])), stages=(stage,))
 
 
 def _column_sum(s: dict[str, int]) -> Definition:
-    stage = Stage(buffer="y", spatial=(("j", s["n"]),), reduced=(("i", s["m"]),), reads=(_read("a", "i", "j"),),
+    stage = Fill(buffer="y", spatial=(("j", s["n"]),), reduced=(("i", s["m"]),), reads=(_read("a", "i", "j"),),
                   value=_r(0), combine="add")  # fmt: skip
     return Definition(buffers=_buffers({"y": (s["n"],)}, a=(s["m"], s["n"])), stages=(stage,))
 
@@ -255,11 +255,11 @@ def _column_sum(s: dict[str, int]) -> Definition:
 def _softmax(s: dict[str, int]) -> Definition:
     m, n = s["m"], s["n"]
     both = (("i", m), ("j", n))
-    exps = Stage(buffer="e", spatial=both, reads=(_read("a", "i", "j"), _read("t", "i")),
+    exps = Fill(buffer="e", spatial=both, reads=(_read("a", "i", "j"), _read("t", "i")),
                  value=("exp", ("sub", _r(0), _r(1))))  # fmt: skip
-    total = Stage(buffer="z", spatial=(("i", m),), reduced=(("j", n),), reads=(_read("e", "i", "j"),), value=_r(0),
+    total = Fill(buffer="z", spatial=(("i", m),), reduced=(("j", n),), reads=(_read("e", "i", "j"),), value=_r(0),
                   combine="add")  # fmt: skip
-    last = Stage(buffer="y", spatial=both, reads=(_read("e", "i", "j"), _read("z", "i")), value=("div", _r(0), _r(1)))
+    last = Fill(buffer="y", spatial=both, reads=(_read("e", "i", "j"), _read("z", "i")), value=("div", _r(0), _r(1)))
     return Definition(
         buffers=_buffers({"y": (m, n)}, temporary={"t": (m,), "e": (m, n), "z": (m,)}, a=(m, n)),
         stages=(_rows(s, "max"), exps, total, last),
@@ -271,10 +271,10 @@ def _layer_norm(s: dict[str, int]) -> Definition:
     m, n = s["m"], s["n"]
     share, both = _c(1.0 / n), (("i", m), ("j", n))
     off: Expression = ("sub", _r(0), ("mul", _r(1), share))
-    spread = Stage(buffer="v", spatial=(("i", m),), reduced=(("j", n),), reads=(_read("a", "i", "j"), _read("t", "i")),
+    spread = Fill(buffer="v", spatial=(("i", m),), reduced=(("j", n),), reads=(_read("a", "i", "j"), _read("t", "i")),
                    value=("mul", off, off), combine="add")  # fmt: skip
     scale: Expression = ("sqrt", ("add", ("mul", _r(2), share), _c(1e-5)))
-    last = Stage(
+    last = Fill(
         buffer="y", spatial=both, reads=(_read("a", "i", "j"), _read("t", "i"), _read("v", "i"), _read("g", "j")),
         value=("mul", ("div", off, scale), _r(3)),
     )  # fmt: skip
@@ -289,7 +289,7 @@ def _rms_norm(s: dict[str, int]) -> Definition:
     scale: Expression = ("sqrt", ("add", ("mul", _r(1), _c(1.0 / n)), _c(1e-5)))
     value: Expression = ("mul", ("div", _r(0), scale), _r(2))
     reads = (_read("a", "i", "j"), _read("t", "i"), _read("g", "j"))
-    last = Stage(buffer="y", spatial=(("i", m), ("j", n)), reads=reads, value=value)
+    last = Fill(buffer="y", spatial=(("i", m), ("j", n)), reads=reads, value=value)
     return Definition(
         buffers=_buffers({"y": (m, n)}, temporary={"t": (m,)}, a=(m, n), g=(n,)),
         stages=(_rows(s, "add", ("mul", _r(0), _r(0))), last),
@@ -299,7 +299,7 @@ def _rms_norm(s: dict[str, int]) -> Definition:
 def _transpose(s: dict[str, int]) -> Definition:
     """The last two of three dimensions change places."""
     b, m, n = s["b"], s["m"], s["n"]
-    stage = Stage(buffer="y", spatial=(("b", b), ("j", n), ("i", m)), reads=(_read("a", "b", "i", "j"),), value=_r(0))
+    stage = Fill(buffer="y", spatial=(("b", b), ("j", n), ("i", m)), reads=(_read("a", "b", "i", "j"),), value=_r(0))
     return Definition(buffers=_buffers({"y": (b, n, m)}, a=(b, m, n)), stages=(stage,))
 
 
@@ -309,10 +309,10 @@ def _pointwise(name: str) -> Callable[[dict[str, int]], Definition]:
     def define(s: dict[str, int]) -> Definition:
         m, n = s["m"], s["n"]
         both, whole = (("i", m), ("j", n)), (m, n)
-        first = Stage(buffer="t", spatial=both, reads=(_read("a", "i", "j"), _read("g", "j"), _read("c", "j")),
+        first = Fill(buffer="t", spatial=both, reads=(_read("a", "i", "j"), _read("g", "j"), _read("c", "j")),
                       value=("add", ("mul", _r(0), _r(1)), _r(2)))  # fmt: skip
-        second = Stage(buffer="u", spatial=both, reads=(_read("t", "i", "j"),), value=_ACTIVATIONS[name](_r(0)))
-        last = Stage(buffer="y", spatial=both, reads=(_read("u", "i", "j"), _read("d", "i", "j")),
+        second = Fill(buffer="u", spatial=both, reads=(_read("t", "i", "j"),), value=_ACTIVATIONS[name](_r(0)))
+        last = Fill(buffer="y", spatial=both, reads=(_read("u", "i", "j"), _read("d", "i", "j")),
                      value=("add", _r(0), _r(1)))  # fmt: skip
         return Definition(
             buffers=_buffers({"y": whole}, temporary={"t": whole, "u": whole}, a=whole, g=(n,), c=(n,), d=whole),
