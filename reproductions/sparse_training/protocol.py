@@ -80,8 +80,8 @@ def figures(name: str, checkpoint: Checkpoint, *, last: bool) -> Cell:
         arrays |= {
             "fixed": replace(FREE, dispatch="fixed", barrier=1), "blocked": replace(FREE, order="blocked"),
             "pixels": replace(FREE, order="pixels"), "one operand": replace(FREE, operands="one"),
-            "memory 256 plain": SparseArray(bitmaps=False), "memory 64": SparseArray(bandwidth=64),
-            "memory 64 plain": SparseArray(bandwidth=64, bitmaps=False),
+            "memory 256 plain": SparseArray(bitmaps="no"), "memory 64": SparseArray(bandwidth=64),
+            "memory 64 plain": SparseArray(bandwidth=64, bitmaps="no"),
             **{f"{how} {n}": replace(FREE, lanes=n, dispatch=how) for n in LANES for how in
                ("redistributed", "unmasked")},
         }  # fmt: skip

@@ -160,13 +160,13 @@ def test_memory_and_bitmaps_bound_what_is_gained() -> None:
     ones, pixels = 2 * int(made.inputs.sum()), 256 * 16
     assert tight.sum("nbytes") == ones + pixels / 8 + 2 * (pixels + 256)
     assert tight.sum("cycles") == tight.sum("nbytes") and tight.speedup < 1.5
-    assert simulate([made], SparseArray(bandwidth=1.0, bitmaps=False)).of(FORWARD).speedup == 1.0
+    assert simulate([made], SparseArray(bandwidth=1.0, bitmaps="no")).of(FORWARD).speedup == 1.0
     assert free.energy_ratio < 1.0
 
 
 def test_energy_is_counted_by_operations() -> None:
-    made, array = conv(images=1, kernel=1, padding=0), SparseArray(bitmaps=False)
-    (found,) = simulate([made], array, passes=(FORWARD,)).passes
+    made, array = conv(images=1, kernel=1, padding=0), SparseArray(bitmaps="no")
+    found = simulate([made], array).passes[0]
     products, nbytes = 25 * 4 * 6, 2 * (25 * 4 + 25 * 6 + 24)
     assert found.dense.energy_j == pytest.approx(1e-12 * (products * (1.5 + 4 * 2.5) + nbytes * 160))
     assert found.sparse.energy_j - found.dense.energy_j == pytest.approx(1e-12 * products / 8 * 2.5)
@@ -188,7 +188,7 @@ def test_what_is_drawn_on_a_part_stands_for_the_whole() -> None:
         ("lanes=0", "lanes must be above 0"),
         ("lanes=x", "lanes must be a whole number"),
         ("dispatch=all", "dispatch must be one of unmasked, fixed, redistributed"),
-        ("bitmaps=1", "bitmaps must be yes or no"),
+        ("bitmaps=1", "bitmaps must be one of yes, no"),
         ("lane=3", "did you mean lanes=?"),
     ],
 )
@@ -199,6 +199,6 @@ def test_mistakes_are_told_in_a_sentence(text: str, said: str) -> None:
 
 
 def test_an_array_is_written_as_it_is_read() -> None:
-    array = SparseArray(lanes=8, dispatch="fixed", bitmaps=False)
+    array = SparseArray(lanes=8, dispatch="fixed", bitmaps="no")
     assert str(array) == "lanes=8 dispatch=fixed bitmaps=no"
     assert SparseArray.of(str(array)) == array

@@ -100,21 +100,20 @@ def test_a_stated_range_widens_the_interval() -> None:
 
 
 def test_measured_masks_give_each_layer_its_share(masks: Path) -> None:
-    after = parse(f"sparse-accelerator masks={masks}").predict(graph())
-    steps = json.loads(masks.read_text())["samples"]
+    conv = classify(graph()).work == WorkClass.CONV
+    before = graph().with_columns(dur=np.where(conv, 1_000_000, graph().dur))
+    left = parse(f"sparse-accelerator masks={masks}").predict(before).dur[conv] / 1e6
+    layers = zip(*(step["layers"] for step in json.loads(masks.read_text())["samples"]), strict=True)
     forward, backward = [], []
-    for layer in range(2):
-        sides = [[step["layers"][layer][side] for step in steps] for side in ("dense", "sparse")]
-        dense, sparse = ([sum(sum(each.values()) for each in side) - sum(each["forward"] for each in side),
-                          sum(each["forward"] for each in side)] for side in sides)  # fmt: skip
-        backward.append(sparse[0] / dense[0])
-        forward.append(sparse[1] / dense[1])
-    conv = np.flatnonzero((classify(graph()).work == WorkClass.CONV) & (graph().dur > 2_000))
-    left, back = after.dur[conv] / graph().dur[conv], graph().phase[conv] == Phase.BACKWARD
+    for steps in layers:
+        sums = [[sum(each[side].values()) for each in steps] for side in ("sparse", "dense")]
+        ahead = [[each[side]["forward"] for each in steps] for side in ("sparse", "dense")]
+        forward.append(sum(ahead[0]) / sum(ahead[1]))
+        backward.append((sum(sums[0]) - sum(ahead[0])) / (sum(sums[1]) - sum(ahead[1])))
+    assert max(backward) < 0.9
+    back = before.phase[conv] == Phase.BACKWARD
     for mine, shares in ((~back, forward), (back, backward)):
-        near = [min(abs(each - min(share, 1)) for share in shares) for each in left[mine].tolist()]
-        assert near and max(near) < 2e-3
-    assert left.min() < 0.9
+        assert sorted(set(left[mine].tolist())) == pytest.approx(sorted(min(each, 1) for each in shares), abs=2e-6)
     prior = parse(f"sparse-accelerator masks={masks}").priors(graph())["cycles"]
     assert prior.low < 0.9 and prior.high > 1.1
 

@@ -16,9 +16,8 @@ without skipping; products of padding are left out in both. Arrays are numpy; si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from math import inf, prod
 from typing import Any
 
@@ -34,6 +33,7 @@ BACKWARD = (INPUT_GRADIENT, WEIGHT_GRADIENT)
 _CHOICES = {
     "order": ("channels", "pixels", "blocked"), "packing": ("tap", "sum"),
     "dispatch": ("unmasked", "fixed", "redistributed"), "operands": ("both", "one"),
+    "bitmaps": ("yes", "no"),
 }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ class SparseArray:
     packing: str = "tap"
     dispatch: str = "unmasked"
     operands: str = "both"
-    bitmaps: bool = True
+    bitmaps: str = "yes"
     buffer_kib: float = 512.0  # on the chip, for both operands
     bandwidth: float = 256.0  # bytes a cycle from memory
     word: int = 2  # bytes of a number
@@ -73,7 +73,7 @@ class SparseArray:
             if each.name in _CHOICES and value not in _CHOICES[each.name]:
                 wanted = ", ".join(_CHOICES[each.name])
                 raise ForetraceError(f"array: {each.name} must be one of {wanted}, got {value}; choose one.")
-            if each.name not in _CHOICES and each.name != "bitmaps" and not 0 < value < 1e9:
+            if each.name not in _CHOICES and not 0 < value < 1e9:
                 raise ForetraceError(f"array: {each.name} must be above 0 and below 1e9, got {value:g}; change it.")
         tile = 2 * self.lanes * self.pes * self.word / 1024
         if self.buffer_kib < tile:
@@ -89,20 +89,16 @@ class SparseArray:
         given: dict[str, object] = {}
         for name, value in keyed(text.split(), kinds, "array").items():
             try:
-                yes = {"yes": True, "no": False}
-                given[name] = yes[value] if kinds[name] is bool else kinds[name](value)
-            except (ValueError, KeyError):
-                wanted = {int: "a whole number", float: "a number", bool: "yes or no"}[kinds[name]]
+                given[name] = kinds[name](value)
+            except ValueError:
+                wanted = "a whole number" if kinds[name] is int else "a number"
                 raise ForetraceError(f"array: {name} must be {wanted}, got {value!r}; change it.") from None
         return cls(**given)  # type: ignore[arg-type]  # of the types of the fields
 
     def __str__(self) -> str:
         """As `of` reads it: what is not as usual."""
-        return " ".join(
-            f"{each.name}={ ({True: 'yes', False: 'no'}[value] if isinstance(value, bool) else value) }"
-            for each in fields(self)
-            if (value := getattr(self, each.name)) != each.default
-        )
+        values = ((each.name, getattr(self, each.name), each.default) for each in fields(self))
+        return " ".join(f"{name}={value}" for name, value, default in values if value != default)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,21 +121,20 @@ class MaskedConv:
         """Shares of inputs and of output gradients that are 0."""
         return 1 - float(self.inputs.mean()), 1 - float(self.gradients.mean())
 
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """The products that a step computes."""
+        return (FORWARD, *BACKWARD) if self.input_gradient else (FORWARD, WEIGHT_GRADIENT)
+
     def full(self) -> MaskedConv:
         """The same one without zeros."""
         return replace(self, inputs=np.ones_like(self.inputs), gradients=np.ones_like(self.gradients))
 
     def taps(self) -> Iterator[tuple[Any, ...]]:
         """Per tap, where the outputs' inputs lie among (..., *padded pixels)."""
-        outputs = self.gradients.shape[2:]
+        sizes = (self.dilation, self.stride, self.gradients.shape[2:])
         for tap in np.ndindex(self.weight[2:]):
-            yield (
-                ...,
-                *(
-                    slice(t * d, t * d + s * (o - 1) + 1, s)
-                    for t, d, s, o in zip(tap, self.dilation, self.stride, outputs, strict=True)
-                ),
-            )
+            yield (..., *(slice(t * d, t * d + s * (o - 1) + 1, s) for t, d, s, o in zip(tap, *sizes, strict=True)))
 
     @property
     def padded(self) -> tuple[int, ...]:
@@ -207,11 +202,6 @@ class ArrayRun:
         kept = (each for each in self.passes if each.what in (what or (each.what,)) and layer in (None, each.layer))
         return replace(self, passes=tuple(kept))
 
-    @cached_property
-    def layers(self) -> tuple[str, ...]:
-        """Names, in the order of the step."""
-        return tuple(dict.fromkeys(each.layer for each in self.passes))
-
     def sum(self, name: str, *, dense: bool = False) -> float:
         """A figure of `PassCost` summed up."""
         return float(sum(getattr(each.dense if dense else each.sparse, name) for each in self.passes))
@@ -238,23 +228,10 @@ class ArrayRun:
         return self.sum("energy_j") / (self.sum("energy_j", dense=True) or inf)
 
 
-def simulate(
-    convs: Iterable[MaskedConv], array: SparseArray, *, passes: Sequence[str] = (FORWARD, *BACKWARD)
-) -> ArrayRun:
+def simulate(convs: Iterable[MaskedConv], array: SparseArray) -> ArrayRun:
     """Run the convolutions of a step on the array."""
-    plain = _without_skipping(array)
-    return ArrayRun(
-        array=array,
-        passes=tuple(
-            PassRun(
-                layer=conv.name, what=what, dense=_cost(conv.full(), what, plain, skip=False),
-                sparse=_cost(conv, what, array, skip=True),
-            )
-            for conv in convs
-            for what in passes
-            if conv.input_gradient or what != INPUT_GRADIENT
-        ),
-    )  # fmt: skip
+    passes = (_run(conv, conv, what, array, conv.zeros) for conv in convs for what in conv.passes)
+    return ArrayRun(array=array, passes=tuple(passes))
 
 
 def expected(conv: MaskedConv, inputs: float, gradients: float, array: SparseArray) -> tuple[PassRun, ...]:
@@ -262,28 +239,9 @@ def expected(conv: MaskedConv, inputs: float, gradients: float, array: SparseArr
 
     Of `conv`, masks are not looked at: `numpy.broadcast_to(True, sizes)` takes no memory.
     """
-    found = []
-    for what in (FORWARD, *BACKWARD):
-        if what == INPUT_GRADIENT and not conv.input_gradient:
-            continue
-        part = _part(conv, channels=_PART if what == WEIGHT_GRADIENT else 0)
-        run = simulate([drawn(part, inputs, gradients)], array, passes=(what,)).passes[0]
-        times = (conv.gradients.size * conv.weight[1]) / (part.gradients.size * part.weight[1])
-        sides = []
-        for cost, on, zeros in (
-            (run.dense, _without_skipping(array), (0.0, 0.0)), (run.sparse, array, (inputs, gradients))
-        ):  # fmt: skip
-            before, nbytes = cost.nbytes, sum(_traffic(conv, what, on, zeros))
-            compute = round(cost.compute * times)
-            energy_j = (cost.energy_j - 1e-12 * before * on.memory_pj) * times + 1e-12 * nbytes * on.memory_pj
-            sides.append(
-                replace(
-                    cost, compute=compute, cycles=max(compute, nbytes / array.bandwidth), nbytes=nbytes,
-                    multiplications=round(cost.multiplications * times), energy_j=energy_j,
-                )
-            )  # fmt: skip
-        found.append(replace(run, dense=sides[0], sparse=sides[1]))
-    return tuple(found)
+    parts = {what: _part(conv, channels=_PART if what == WEIGHT_GRADIENT else 0) for what in conv.passes}
+    zeros = inputs, gradients
+    return tuple(_run(drawn(part, *zeros), conv, what, array, zeros) for what, part in parts.items())
 
 
 _PART = 32  # pixels a side, or channels, of the part of a convolution that stands for all of it
@@ -308,21 +266,27 @@ def _part(conv: MaskedConv, *, channels: int) -> MaskedConv:
     )  # fmt: skip
 
 
-def _without_skipping(array: SparseArray) -> SparseArray:
-    return replace(array, bitmaps=False, dispatch="redistributed" if array.dispatch == "redistributed" else "fixed")
+def _run(part: MaskedConv, whole: MaskedConv, what: str, array: SparseArray, zeros: tuple[float, float]) -> PassRun:
+    """A product dense and skipping: what the PEs do from a part of the convolution, memory from the whole."""
+    dispatch = "redistributed" if array.dispatch == "redistributed" else "fixed"
+    plain = replace(array, bitmaps="no", dispatch=dispatch)
+    return PassRun(
+        layer=whole.name, what=what, dense=_cost(part.full(), whole, what, plain, (0.0, 0.0), bits=0),
+        sparse=_cost(part, whole, what, array, zeros, bits=2 if what == WEIGHT_GRADIENT else 1),
+    )  # fmt: skip
 
 
-def _cost(conv: MaskedConv, what: str, array: SparseArray, *, skip: bool) -> PassCost:
-    """One product on the array; `skip` says whether it has what skips zeros, which reads a bit per product."""
-    if what == WEIGHT_GRADIENT:
-        compute, multiplications, possible = _weight_gradient(conv, array)
-    else:
-        compute, multiplications, possible = _sums(conv, what, array)
-    nbytes = sum(_traffic(conv, what, array, conv.zeros))
-    bits = possible * (2 if what == WEIGHT_GRADIENT else 1) / 8 if skip else 0.0
+def _cost(
+    part: MaskedConv, whole: MaskedConv, what: str, array: SparseArray, zeros: tuple[float, float], *, bits: int
+) -> PassCost:
+    """One product on the array, which reads so many bits per product of the dense array to skip."""
+    counts = _weight_gradient(part, array) if what == WEIGHT_GRADIENT else _sums(part, what, array)
+    times = (whole.gradients.size * whole.weight[1]) / (part.gradients.size * part.weight[1])
+    compute, multiplications, possible = (round(each * times) for each in counts)
+    nbytes = sum(_traffic(whole, what, array, zeros))
     picojoules = (
         multiplications * (array.multiply_pj + 2 * array.word * array.buffer_pj)
-        + bits * array.buffer_pj
+        + possible * bits / 8 * array.buffer_pj
         + nbytes * array.memory_pj
     )
     return PassCost(
@@ -502,7 +466,7 @@ def _traffic(conv: MaskedConv, what: str, array: SparseArray, zeros: tuple[float
     sizes, word = (conv.inputs.size, conv.gradients.size), array.word
     weights = float(prod(conv.weight) * word)
     inputs, gradients = (
-        min(size * word, size / 8 + size * (1 - share) * word) if array.bitmaps else float(size * word)
+        min(size * word, size / 8 + size * (1 - share) * word) if array.bitmaps == "yes" else float(size * word)
         for size, share in zip(sizes, zeros, strict=True)
     )
     first, second, written = {

@@ -116,6 +116,7 @@ class SparseAccelerator(Technique):
                 "sparsity MODEL --json by masks=; one of the two."
             )
         rows = np.flatnonzero((classify(graph).work == WorkClass.CONV) & ~graph.gone)
+        rows = rows[[not _transposed(graph, row) for row in rows.tolist()]]
         if not len(rows):
             raise self.refuse("the recording shows no convolution, in which alone this array skips zeros.")
         places = [_place(graph, row) for row in rows.tolist()]
@@ -192,6 +193,18 @@ class _Place:
     sizes: Sizes
     batch: int
     stride: int
+
+
+def _transposed(graph: TaskGraph, row: int) -> bool:
+    """Whether it is a transposed convolution, for which there is no such array."""
+    name = graph.names[graph.op[row]] if graph.op[row] >= 0 else ""
+    at = {"aten::convolution": 6, "aten::_convolution": 6, "aten::convolution_backward": 7}.get(name)
+    if at is None or graph.shape[row] < 0:
+        return "transpose" in name
+    try:
+        return decode_shapes(graph.shapes[graph.shape[row]]).concrete[at] == "True"
+    except (msgspec.DecodeError, LookupError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def _place(graph: TaskGraph, row: int) -> _Place | None:
