@@ -12,8 +12,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from foretrace.cost.accelerators import kernels
-from foretrace.cost.accelerators.model import (
-    Designed,
+from foretrace.cost.accelerators.columns import (
     machine_columns,
     product_cycles,
     product_seconds,
@@ -21,6 +20,7 @@ from foretrace.cost.accelerators.model import (
 )
 from foretrace.cost.calls import Call, Calls, Family, Precision
 from foretrace.cost.devices.defaults import standard
+from foretrace.cost.devices.designed import Designed
 from foretrace.cost.devices.roofline import floor_s
 from foretrace.hardware.accelerators import MAPPED_PORTS, TPU_LIKE, Accelerator
 from foretrace.hardware.devices import named

@@ -14,7 +14,7 @@ from math import isfinite
 
 from foretrace import shipped
 from foretrace.errors import ForetraceError
-from foretrace.hardware.devices import DESIGNED, Device
+from foretrace.hardware.device import DESIGNED, Device
 from foretrace.names import keyed
 
 MB = 1 << 20  # of a buffer: they come in powers of two

@@ -10,7 +10,7 @@ import msgspec
 
 from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.accelerators import Accelerator
-from foretrace.plan.codesign.answer import Codesign, CodesignedPlan, LinkRow, ParetoDesign
+from foretrace.plan.codesign.answer import Codesign, CodesignedPlan, LinkRow
 from foretrace.plan.codesign.schedule import LayerSchedule
 from foretrace.plan.codesign.search import ENERGY_RANGE
 from foretrace.plan.codesign.searched import CHOSEN
@@ -206,7 +206,7 @@ def _baseline(each: CodesignedPlan, best: CodesignedPlan) -> CodesignBaselineVie
                  ratio=ratio, ratio_interval=(low, high))  # fmt: skip
 
 
-def _pareto(each: ParetoDesign, batch: int) -> ParetoDesignView:
+def _pareto(each: CodesignedPlan, batch: int) -> ParetoDesignView:
     return ParetoDesignView(design=str(each.design), area=each.design.area / 1e6, throughput=batch / each.iteration_s,
                             energy_j=each.joules, plan=asdict(each.plan))  # fmt: skip
 

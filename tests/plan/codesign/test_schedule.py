@@ -14,6 +14,7 @@ from foretrace.hardware.accelerators import TPU_LIKE
 from foretrace.plan.codesign.schedule import (
     LayerOperator,
     LayerSchedule,
+    _longest,
     _serial,
     _settled,
     _solve,
@@ -103,7 +104,7 @@ def test_a_layer_is_scheduled_and_takes_as_long_as_it_simulates(
     pytest.importorskip("ortools", reason="OR-Tools is not installed")
     operators = passes[0]
     found = schedule_layer(operators, (8, 16), Phase.FORWARD, 0.05)
-    assert found.bound_ns <= found.ns <= found.serial_ns
+    assert 0 < found.bound_ns <= found.ns <= found.serial_ns
     assert 0 <= found.gap < 1 and found.proven == (found.gap == 0)
     assert simulate(found.graph()).window_ns == found.ns
     ends = [begin + (each.all_ns if core < 0 else each.one_ns)
@@ -153,6 +154,7 @@ def test_operators_are_those_that_are_priced(passes: tuple[list[LayerOperator], 
 def test_without_time_the_serial_schedule_is_answered() -> None:
     pytest.importorskip("ortools", reason="OR-Tools is not installed")
     rows: Rows = [(True, 5, 2, ()), (False, 4, 6, (0,)), (True, 9, 3, (0,))]
+    assert _longest(rows) == 6  # the first on all cores, the second on one
     begins, core, bound = _solve(rows, (4, 4), 0.0)
     assert _length(rows, begins, core) <= _length(rows, *_serial(rows))
     assert bound <= _length(rows, begins, core) < inf

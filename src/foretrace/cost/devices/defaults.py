@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretrace.cost.accelerators.model import Designed
 from foretrace.cost.calls import Calls, Family, Float64, Precision
 from foretrace.cost.devices.attention import FIRST, FIRST_RANGE, FusedAttention
+from foretrace.cost.devices.designed import Designed
 from foretrace.cost.devices.learned import Learned
 from foretrace.cost.devices.roofline import Roofline
 from foretrace.cost.model import Chain, CostModel, Prediction

@@ -10,16 +10,15 @@ from math import inf
 
 import numpy as np
 
-from foretrace.arrays import Float64, Int64
+from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.graph.writer import GraphWriter
 from foretrace.hardware.accelerators import MAPPED_PORTS, TPU_LIKE, Accelerator
 from foretrace.plan.codesign import kernels
 from foretrace.plan.codesign.search import CodesignSpace, PricedDesigns, design_columns
-from foretrace.plan.transformers import kernels as plans_of
 from foretrace.plan.transformers.expand import expand
-from foretrace.plan.transformers.model import DESIGNED, Parallelism, on_design
+from foretrace.plan.transformers.model import DESIGNED, Parallelism, fields_of, on_design
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace
 from foretrace.simulate.timeline import Timeline, simulate
@@ -42,6 +41,7 @@ class CodesignedPlan:
     plan: Parallelism
     under_s: tuple[float, ...]
     calls: int = 0  # designs that a search priced
+    joules: float = 0.0  # of a batch, where it was asked
 
     @property
     def iteration_s(self) -> float:
@@ -71,16 +71,6 @@ class LinkRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParetoDesign:
-    """A design that no other beats in area, time and energy at once."""
-
-    design: Accelerator
-    plan: Parallelism
-    iteration_s: float
-    joules: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Codesign:
     """The answer."""
 
@@ -88,7 +78,7 @@ class Codesign:
     link_gb_s: float
     best: CodesignedPlan
     joules: float
-    pareto: tuple[ParetoDesign, ...]  # by area
+    pareto: tuple[CodesignedPlan, ...]  # by area; none is beaten in area, time and energy at once
     baselines: dict[str, CodesignedPlan]
     links: tuple[LinkRow, ...]
     infeasible: int  # designs without a plan
@@ -137,14 +127,9 @@ class Codesign:
         """Seconds of a stage without logits, of logits, of a hop."""
         s, c = self.space.arrays
         out = np.zeros(3)
-        kernels.forward_parts(s, on_design(self.best.design).array(), c, plans_of_row(self.best.plan), out)
+        kernels.forward_parts(s, on_design(self.best.design).array(), c, fields_of(self.best.plan), out)
         pace, head, hop = out.tolist()
         return pace, head, hop
-
-
-def plans_of_row(at: Parallelism) -> Int64:
-    """A plan as loops take it."""
-    return np.array([getattr(at, name) for name in plans_of.FIELDS], dtype=np.int64)
 
 
 def forward_graph(pace_s: float, head_s: float, hop_s: float, stages: int, count: int) -> TaskGraph:
@@ -195,7 +180,7 @@ def codesign(
     best = _under(space, designs.at(row, like), space.plan(priced, row))
     _, tpu_plan = space.one(like)
     balanced = replace(BALANCED, link_gb_s=link_gb_s)
-    fixed = space.price(link_gb_s, (space.plans[0] == plans_of_row(tpu_plan)).all(axis=1))
+    fixed = space.price(link_gb_s, (space.plans[0] == fields_of(tpu_plan)).all(axis=1))
     same = int(np.argmin(fixed.seconds))
     stopped, calls = stopping_rule(designs.area, priced.seconds)
     expert = space.expert()
@@ -230,13 +215,15 @@ def _linked(space: CodesignSpace, link: str, rate: float) -> LinkRow:
     )
 
 
-def _front(space: CodesignSpace, priced: PricedDesigns, like: Accelerator) -> tuple[ParetoDesign, ...]:
+def _front(space: CodesignSpace, priced: PricedDesigns, like: Accelerator) -> tuple[CodesignedPlan, ...]:
     area, seconds, joules = space.designs.area, priced.seconds, priced.joules
     kept = np.zeros(len(area), dtype=np.int64)
     count = kernels.front(area, seconds, joules, np.lexsort((joules, seconds, area)), kept)
     return tuple(
-        ParetoDesign(design=space.designs.at(row, like), plan=space.plan(priced, row),
-                     iteration_s=float(seconds[row]), joules=float(joules[row]))
+        CodesignedPlan(
+            design=space.designs.at(row, like), plan=space.plan(priced, row), under_s=(float(seconds[row]),),
+            joules=float(joules[row]),
+        )
         for row in kept[:count].tolist()
     )  # fmt: skip
 

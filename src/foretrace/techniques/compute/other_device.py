@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.arrays import Float64, Int64, Mask
-from foretrace.cost.accelerators.model import Designed
 from foretrace.cost.calls import Call, Calls, Family, Precision, describe
+from foretrace.cost.devices.designed import Designed
 from foretrace.cost.devices.reached import REACHED, Reached
 from foretrace.cost.devices.roofline import MATRIX
 from foretrace.cost.devices.scaled import carried, rescale, unaligned

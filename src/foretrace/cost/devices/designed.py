@@ -14,10 +14,11 @@ import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.cost.accelerators import kernels
+from foretrace.cost.accelerators.columns import product_cycles
 from foretrace.cost.calls import ELEMENT_BYTES, Calls, Family, Precision
 from foretrace.cost.devices.roofline import MATRIX
 from foretrace.cost.model import CostModel, Prediction
-from foretrace.hardware.accelerators import MAPPED_PORTS, WORD, Accelerator, AcceleratorDevice
+from foretrace.hardware.accelerators import MAPPED_PORTS, Accelerator, AcceleratorDevice
 from foretrace.hardware.devices import Device
 
 # Operations of a lane for each number that a family touches.
@@ -27,35 +28,6 @@ WORK = {
 }  # fmt: skip
 OTHERWISE = 4.0
 NO_PORTS, DOUBT = 1 << 40, 2.0
-
-
-def machine_columns(design: Accelerator) -> Float64:
-    """A design as `kernels` takes it, without what planners add."""
-    return np.array([0.0, design.hbm_gb_s * 1e9, 0.0, 0.0, 0.0, 0.0, 0.0, *design.array()])
-
-
-def product_cycles(b: Float64, m: Float64, n: Float64, k: Float64, designs: list[Accelerator]) -> Float64:
-    """(designs, products, 3): cycles of all cores, words across the ports, words across the memory.
-
-    `b`, `m`, `n`, `k` (products): sizes of each.
-    """
-    out = np.zeros((len(designs), len(m), 3))
-    machines = np.array([machine_columns(each) for each in designs]).reshape(-1, kernels.CLOCK + 1)
-    kernels.product_columns(np.stack([b, m, n, k], axis=1).astype(np.float64), machines, out)
-    return out
-
-
-def systolic_cycles(flow: str, m: Float64, n: Float64, k: Float64, rows: Float64, columns: Float64) -> Float64:
-    """When one array is done with each product, in cycles from 0 as SCALE-Sim counts them; `flow`: os, ws or is."""
-    out = np.zeros(len(m))
-    kernels.systolic(("os", "ws", "is").index(flow), m, n, k, rows, columns, out)
-    return out
-
-
-def product_seconds(b: Float64, m: Float64, n: Float64, k: Float64, design: Accelerator) -> Float64:
-    """Seconds of products of bf16 numbers; arrays and memory work at the same time."""
-    found = product_cycles(b, m, n, k, [design])[0]
-    return np.asarray(np.maximum(found[:, 0] / (design.clock_ghz * 1e9), found[:, 2] * WORD / (design.hbm_gb_s * 1e9)))
 
 
 @dataclass(frozen=True, kw_only=True)
