@@ -74,11 +74,13 @@ def measure(key: Cell) -> Cell:
             near = NEAR.get(name, refiner)
             add(f"{name}, random start", search(refiner, at[-1]), 0)
             for words, given in (
-                ("nearest start", {"answers": 0, "blind": 0.0}), ("learned start", {"blind": 0.0}), ("hybrid", {}),
+                ("nearest start", (0, 0.0)), ("learned start", (4, 0.0)), ("hybrid", (4, 0.5)),
             ):  # fmt: skip
                 if words != "learned start" and name not in WIDE[words]:
                     continue
-                strategy = Hybrid(refiner=refiner, near=near, lessons=lessons, rounds=rounds, **given)
+                strategy = Hybrid(
+                    refiner=refiner, near=near, lessons=lessons, rounds=rounds, answers=given[0], blind=given[1]
+                )
                 run = search(strategy, lessons + at[-1])
                 assert run.learned is not None
                 add(f"{name}, {words}", run, run.learned.lessons)

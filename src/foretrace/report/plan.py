@@ -314,7 +314,9 @@ def planned(
                 for each in unequal.stages
             ),
         ),
-        searched=None if by is None else search_view(by, by.found.best and asdict(by.found.best), best.seconds),
+        searched=None if by is None else search_view(
+            by, None if by.found.best is None else asdict(by.found.best), best.seconds
+        ),
         parts_s=best.parts, memory_bytes=tuple(each.nbytes for each in best.memory),
         memory_limit_bytes=found.space.on.capacity, gpu_hours=None if tokens is None else found.gpu_hours(tokens),
         runners_up=tuple(_candidate(each.cost, each.why, found) for each in found.runners_up),

@@ -57,7 +57,7 @@ class Hybrid:
         yield from self._in_turns(context, tuple(begins))
 
     def _in_turns(self, context: SearchContext[Point], begins: tuple[Point, ...]) -> Steps[Point]:
-        """Both refiners: always the one goes on that has asked for less than its share of new points."""
+        """Both refiners: always the one continues that has asked for less than its share of new points."""
         key, seen, spent = context.space.key, set[Hashable](), [0.0, 0.0]
         inner = [
             SearchContext(

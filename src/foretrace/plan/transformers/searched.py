@@ -75,7 +75,7 @@ class Configurations(Space[Parallelism]):
         """Valid degrees of tensor, context, pipeline and data parallelism."""
         n, model, shape = self.of.devices, self.of.model, self.of.arrays[0]
         some = _divisors(n)
-        found = [
+        found: list[tuple[int, ...]] = [
             (tensor, context, n // (tensor * context * data), data)
             for tensor in some
             for context in _divisors(n // tensor)
