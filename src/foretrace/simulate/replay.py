@@ -150,7 +150,7 @@ def _side_by_side(
     graph: TaskGraph, group: Int32, factors: Float64, removed: Mask, rows: Int32, meets: Mask | None = None
 ) -> Int64:
     """Ends of some tasks in all variants; factors and what is removed are (blocks, groups + 1, width)."""
-    from foretrace.simulate import engine
+    from foretrace.simulate import engine, vectors
 
     columns = effective(graph)
     blocks, _, width = factors.shape
@@ -164,8 +164,8 @@ def _side_by_side(
         rows[in_order], out,
     )  # fmt: skip
     longest = float(columns.dur.max(initial=0)) * float(factors.max(initial=0))
-    if meets is None and longest < engine.vectors.LARGEST and engine.vectors.COMPILED:
-        engine.replay_side_by_side(*arguments)  # type: ignore[call-arg]
+    if meets is None and longest < vectors.LARGEST and vectors.COMPILED:
+        engine.replay_side_by_side(*arguments)
     else:
         engine.replay_variants(*arguments, None if meets is None else fixed(meets).view(np.uint8))
     ends = np.empty_like(out)
@@ -186,7 +186,7 @@ def _value_slots(graph: TaskGraph) -> tuple[UInt32, Int32, int]:
         read, free = np.empty_like(src), np.empty(2 * n + 1, dtype=np.int32)
         used = engine.value_slots(in_ptr, src, from_start, last_use, read, slot, free)
         known = graph.passed["value slots"] = (*edges, read, slot, used)
-    return known[3:]  # type: ignore[return-value]
+    return known[3:]
 
 
 def _check_groups(graph: TaskGraph, group: Int32, scale: Float64) -> tuple[int, int]:
