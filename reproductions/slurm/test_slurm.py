@@ -9,7 +9,7 @@ import pytest
 from foretrace.fleet.slurm.cluster import SlurmSetup
 from reproductions.__main__ import main
 from reproductions.slurm import runs, section
-from reproductions.slurm.cells import Cell, cells, workload
+from reproductions.slurm.cells import SETUP, Cell, cells, workload
 
 
 def test_kept_runs_are_simulated_again(tmp_path: Path) -> None:
@@ -37,6 +37,6 @@ def test_without_runs_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_workloads_differ_and_fit() -> None:
     every = list(cells())
-    assert len(set(every)) == len(every) == 24 and SlurmSetup() == runs.SETUP
+    assert len(set(every)) == len(every) == 24 and SlurmSetup() == SETUP
     first, again = (workload(Cell("drawn", 20, 1.0, "fifo slurm=yes")) for _ in range(2))
     assert len(first) == 200 and (first.work_s == again.work_s).all() and first.gpus.max() <= 64

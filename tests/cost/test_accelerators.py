@@ -53,10 +53,10 @@ def test_a_fold_by_hand() -> None:
 
 
 def test_one_core_takes_its_best_dataflow() -> None:
-    sizes = [np.array([float(each)]) for each in (300, 200, 77)]
+    m, n, k = (np.array([float(each)]) for each in (300, 200, 77))
     one = Accelerator(tensor_cores=1, width=16, depth=32, ports=1 << 40)
-    best = min(systolic_cycles(flow, *sizes, np.array([16.0]), np.array([32.0]))[0] + 1 for flow in ("os", "ws", "is"))
-    assert product_cycles(np.ones(1), *sizes, [one])[0, 0, 0] == best
+    best = min(systolic_cycles(flow, m, n, k, np.array([16.0]), np.array([32.0]))[0] + 1 for flow in ("os", "ws", "is"))
+    assert product_cycles(np.ones(1), m, n, k, [one])[0, 0, 0] == best
 
 
 def test_nothing_is_below_the_roofline() -> None:
@@ -89,8 +89,8 @@ def test_larger_buffers_more_ports_and_more_cores_never_cost() -> None:
 
 
 def test_what_fits_into_the_buffer_crosses_the_memory_once() -> None:
-    sizes = [np.array([float(each)]) for each in (1, 512, 256, 128)]
-    found = product_cycles(*sizes, [TPU_LIKE, replace(TPU_LIKE, width=8, depth=8, buffer=1 << 14)])
+    b, m, n, k = (np.array([float(each)]) for each in (1, 512, 256, 128))
+    found = product_cycles(b, m, n, k, [TPU_LIKE, replace(TPU_LIKE, width=8, depth=8, buffer=1 << 14)])
     assert found[0, 0, 2] == 512 * 128 + 128 * 256 + 512 * 256
     assert found[1, 0, 2] > 2 * found[0, 0, 2]
 

@@ -110,7 +110,7 @@ def test_refuses_trainings_and_too_few_samples() -> None:
 def test_applied_it_looks_up_and_the_original_stays() -> None:
     plain = job()
     changed = ProductQuantisation(prototypes=8).apply(plain)
-    kinds = [type(each) for each in changed.model]  # type: ignore[arg-type]
+    kinds = [type(each) for each in changed.model.children()]
     assert kinds.count(ProductQuantised) == 3 and kinds[0] is nn.Conv2d
     assert not any(isinstance(each, ProductQuantised) for each in plain.model.modules())
     assert all(bool(torch.isfinite(loss)) for loss in changed.steps(2))

@@ -45,6 +45,7 @@ def test_looked_up_convolutions_equal_their_dense_reconstruction(given: dict[str
     x = torch.randn(2, 5, 9, 8, dtype=torch.float64)
     dense = nn.Conv2d(5, 7, **given).double()
     module = layer(dense, x, length=4, distance=distance)
+    assert dense.bias is not None
     with torch.no_grad():
         out = module(x)
         wanted = module.reconstructed(module.rows(x)) @ dense.weight.flatten(1).t() + dense.bias

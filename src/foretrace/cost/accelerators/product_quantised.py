@@ -215,7 +215,7 @@ class _Sizing(Problem[tuple[Any, ...]]):
         costs: AreaCosts, around: Surroundings,
     ) -> None:  # fmt: skip
         self.products, self.settings, self.most_loss, self.most_um2 = products, settings, most_loss, around.most_um2
-        self.given: dict[str, Any] = {"costs": costs, "around": around}
+        self.priced: dict[str, Any] = {"costs": costs, "around": around}
         sizes = 2 if isinstance(settings[0], int) else 3
         self.space = Choices((tuple(range(len(settings))), *[_SIZES] * sizes))
 
@@ -227,9 +227,9 @@ class _Sizing(Problem[tuple[Any, ...]]):
             setting, rows = self.settings[number], np.flatnonzero(at[:, 0] == number).tolist()
             sizes = at[rows, 1:].T
             if isinstance(setting, int):
-                (area, cycles), lanes = dense_array(self.products, *sizes, bits=setting, **self.given), sizes.prod(0)
+                (area, cycles), lanes = dense_array(self.products, *sizes, bits=setting, **self.priced), sizes.prod(0)
             else:
-                parts, cycles = look_up_parts(self.products, setting, *sizes, **self.given)
+                parts, cycles = look_up_parts(self.products, setting, *sizes, **self.priced)
                 area, lanes = sum(parts.values()), np.maximum(sizes[0], sizes[1] * sizes[2])
             lossy = not isinstance(setting, int) and setting.loss > self.most_loss
             for row, size, cost, many in zip(rows, area, area * cycles, lanes, strict=True):

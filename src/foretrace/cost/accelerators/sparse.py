@@ -363,7 +363,7 @@ def _scatter(conv: MaskedConv, values: Array) -> Array:
     padded = np.zeros((*values.shape[:2], *conv.padded), values.dtype)
     for tap in conv.taps():
         padded[tap] += values
-    return padded[conv.inside]
+    return np.asarray(padded[conv.inside])
 
 
 def _words(mask: Mask) -> Array:
