@@ -102,7 +102,10 @@ def variants() -> dict[str, Callable[[], Case]]:
         random = np.random.default_rng(1)
         group, scale = random.integers(-1, 100, len(graph)).astype(np.int32), random.random((100, max(count, 1)))
         gone = np.arange(100)[:, None] == np.arange(count) if removed else None
-        once = (lambda: replay(graph)[1]) if count == 0 else (lambda: replay_variants(graph, group, scale, gone))
+
+        def once() -> Any:
+            return replay(graph)[1] if count == 0 else replay_variants(graph, group, scale, gone)
+
         once()
         return len(graph) * max(count, 1), "task-variants/s", once, _hashed
 
@@ -135,7 +138,7 @@ def measure(
     parts: list[str], ref: str = BEFORE, runs: int = 3, turns: int = 2, only: str = ""
 ) -> list[tuple[str, ...]]:
     """Rows: case, rate before and now, how many times that is, and how far answers are apart."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory() as folder:
         old = subprocess.run(["git", "archive", ref, "src"], cwd=ROOT, check=True, capture_output=True).stdout
         subprocess.run(["tar", "-x", "-C", folder], input=old, check=True)

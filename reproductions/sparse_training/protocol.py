@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
 from tempfile import gettempdir
@@ -221,7 +222,7 @@ def tables(cells: Sequence[Cell]) -> str:
         [
             line("speed-up, PEs alone", lambda cell: run(cell, "unmasked 16", "iteration")),
             *(
-                line(f"{width} bytes a cycle, {how}{what}", lambda cell, key=key, part=part: run(cell, key, part), form)
+                line(f"{width} bytes a cycle, {how}{what}", partial(run, array=key, part=part), form)
                 for width in (256, 64)
                 for how, key in (("bitmaps", f"memory {width}"), ("all numbers", f"memory {width} plain"))
                 for what, part, form in (

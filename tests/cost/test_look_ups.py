@@ -51,7 +51,9 @@ def test_cycles_and_areas_by_hand() -> None:
 
 def test_multipliers_in_the_encoder_and_ports_cost_what_they_are() -> None:
     squared = replace(SETTING, distance="l2")
-    absolute, square = (look_up_parts(RESNET20, each, 64, 8, 32, costs=AreaCosts(), around=AROUND)[0] for each in (SETTING, squared))
+    absolute, square = (
+        look_up_parts(RESNET20, each, 64, 8, 32, costs=AreaCosts(), around=AROUND)[0] for each in (SETTING, squared)
+    )
     assert square["encoder"] - absolute["encoder"] == pytest.approx(64 * 9 * (282 - 36))
     free = look_up_parts(RESNET20, SETTING, 64, 8, 32, costs=FREE, around=AROUND)[0]
     assert free["tables"] < 0.75 * absolute["tables"]

@@ -7,7 +7,7 @@ unsigned where it matters: a signed one costs a test for negative indexing at ev
 """
 
 # An index of compiled code changes between signed and unsigned, which mypy takes for a change of type.
-# mypy: disable-error-code="assignment,arg-type"
+# mypy: disable-error-code="assignment,arg-type,call-arg,var-annotated"
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from foretrace.plan.codesign.search import CodesignSpace, design_columns
 from foretrace.plan.codesign.searched import DesignProblem
 from foretrace.plan.transformers.shape import transformer
 from foretrace.search.named import search_named
+from foretrace.search.space import Choices
 
 
 def test_designs_are_those_that_are_enumerated() -> None:
@@ -23,6 +24,7 @@ def test_designs_are_those_that_are_enumerated() -> None:
     costs = problem.costs([tuple(space.designs.sizes[row, [0, 1, 2, 3, 5]].tolist()) for row in rows])
     assert [exp(each) if each < inf else inf for each in costs] == pytest.approx(seconds[rows].tolist())
     assert exp(problem.optimum) == pytest.approx(seconds.min())
+    assert isinstance(problem.space, Choices)
     biggest = tuple(max(values) for values in problem.space.values)
     assert problem.costs([biggest]) == [inf]
     found = search_named(problem, "hybrid:evolution", calls=400)

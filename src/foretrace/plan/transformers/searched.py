@@ -83,7 +83,9 @@ class Configurations(Space[Parallelism]):
             for data in _divisors(n // (tensor * context))
             if self.of.batch % data == 0 and model.layers % (n // (tensor * context * data)) == 0
         ]
-        inside: list[tuple[int, ...]] = [each for each in found if all(self._allowed(*pair) for pair in zip(_DEGREES, each, strict=True))]
+        inside: list[tuple[int, ...]] = [
+            each for each in found if all(self._allowed(*pair) for pair in zip(_DEGREES, each, strict=True))
+        ]
         if not inside:
             raise ForetraceError(f"no split over {n} devices is valid for `strategy=`; give other `devices=`.")
         return inside
