@@ -363,7 +363,8 @@ def _scatter(conv: MaskedConv, values: Array) -> Array:
     padded = np.zeros((*values.shape[:2], *conv.padded), values.dtype)
     for tap in conv.taps():
         padded[tap] += values
-    return padded[conv.inside]
+    found: Array = padded[conv.inside]
+    return found
 
 
 def _words(mask: Mask) -> Array:
