@@ -13,7 +13,7 @@ import torch
 from reproductions.sparse_training.nets import NETS, accuracy, training
 
 #: Steps of training, each some two minutes of a core.
-STEPS = {"VGG": 400, "VGG-BN": 340, "ResNet": 220, "MobileNet": 208, "DenseNet": 48, "GoogLeNet": 280}
+STEPS = {"VGG": 400, "VGG-BN": 340, "ResNet": 220, "MobileNet": 208, "DenseNet": 112, "GoogLeNet": 280}
 AT = (0.0, 0.125, 0.5, 1.0)  # of these steps: where masks are taken
 
 

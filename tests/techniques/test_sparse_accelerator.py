@@ -121,7 +121,7 @@ def test_measured_masks_give_each_layer_its_share(masks: Path) -> None:
 def test_behind_batch_norm_what_remains_is_said() -> None:
     after = parse("sparse-accelerator input=0.5 gradient=0").predict(graph(norm=True))
     assert any("batch norm makes output gradients dense; what remains:" in each.what for each in after.changes)
-    with pytest.raises(NotApplicableError, match=r"beside a batch norm, .* dense; state gradient=0\."):
+    with pytest.raises(NotApplicableError, match=r"next to a batch norm, .* dense; state gradient=0\."):
         parse("sparse-accelerator input=0.5 gradient=0.7").predict(graph(norm=True))
 
 
