@@ -46,6 +46,8 @@ HELD = {
     "plan place --memory-limit": ["tests/plan/placement/test_command.py::test_what_cannot_be"],
     "plan pipeline --memory-limit": ["tests/plan/pipelines/test_cut.py::test_what_does_not_fit_is_said"],
     "plan place --seconds": ["tests/plan/placement/test_small.py::test_integer_program_has_the_time_that_is_given"],
+    "codesign --calls": ["tests/plan/codesign/test_searched.py::test_designs_are_those_that_are_enumerated"],
+    "plan transformer --calls": ["tests/plan/codesign/test_searched.py::test_designs_are_those_that_are_enumerated"],
     "serve plan --seconds": ["tests/experiment/test_arms.py::test_turns_keep_their_time"],
     "serve plan --memory-limit": ["tests/serving/server/test_plan.py::test_memory_holds_so_many_instances"],
     "verify --seconds": [
