@@ -308,6 +308,7 @@ def test_the_example_of_each_command_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(LOG, "jobs.csv")
+    shutil.copytree(ROOT / "examples" / "slurm", "slurm")
     for command in fleet.registered_commands:
         assert command.callback is not None
         said = inspect.getdoc(command.callback) or ""

@@ -25,7 +25,9 @@ def codesign(
     perfetto: Path | None = option(None, "FILE", "Write the timelines for Perfetto (.json or .json.gz), too."),
     top: options.Top = 8,
 ) -> Reply:
-    """Search the accelerator and the plan of a training together, all of both.
+    """Search the accelerator and the plan together.
+
+    All designs with all plans are priced, so the best is proven within the model.
 
     Example: foretrace codesign gpt2-xl --devices 1024 --link 50GB/s
     """

@@ -27,9 +27,9 @@ def live(
     draws: int = option(200, "N", "How often the queue is played on.", least=20, most=10_000),
     seed: Seed = 0,
 ) -> Result:
-    """Say when jobs of a Slurm queue start, and what would start one sooner.
+    """Say when jobs of a Slurm queue start.
 
-    Reads scontrol and squeue here (read-only), or saved outputs, and plays the queue on with run times drawn from past
+    And why they wait, and what would start one sooner. Reads scontrol and squeue here (read-only), or saved outputs, and plays the queue on with run times drawn from past
     jobs and time limits.
 
     Example: foretrace fleet live 41 --from slurm --history slurm/history.txt

@@ -206,7 +206,9 @@ def sparsity(
     seed: int = option(0, "N", "Seed of weights and data.", least=0),
     top: options.Top = 14,
 ) -> Result:  # fmt: skip
-    """Measure zeros in a model's training, and what an array that skips them would gain.
+    """Measure zeros in training, and what skipping them gains.
+
+    The gain is of an array that multiplies no zeros.
 
     The answer with --json is what the technique sparse-accelerator takes by masks=.
 

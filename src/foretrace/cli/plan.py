@@ -45,7 +45,9 @@ def place(
     any_sets: bool = flag("--any-sets", "A device may run several pieces of the graph."),
     seconds: float = option(30.0, "S", "At most this for an integer program, if one is needed.", least=0),
 ) -> Result:
-    """Share operators out over devices: the best throughput of a full pipeline, or the best latency of one batch.
+    """Share operators out over devices.
+
+    For the best throughput of a full pipeline, or the best latency of one batch.
 
     Example: foretrace plan place bert --device a100-40gb --devices 4 --inference
     """
@@ -77,7 +79,9 @@ def pipeline(
     precision: options.Precision = "",
     size: options.Size = "full",
 ) -> Result:
-    """Cut a model into stages and compare the schedules of a pipeline: time, bubble and memory.
+    """Cut a model into stages and compare schedules.
+
+    Each with its time, bubble and memory.
 
     Example: foretrace plan pipeline bert --device a100-40gb --devices 4 --batch 8
     """
@@ -110,7 +114,9 @@ def rows(
     no_ledger: NoLedger = False,
     top: options.Top = 8,
 ) -> Reply:
-    """Place rows of embedding tables on devices: what each keeps, what it sends, and how far from the best that is.
+    """Place rows of embedding tables on devices.
+
+    What each keeps, what it sends, and how far from the best that is.
 
     Example: foretrace plan rows "zipf:1.05 tables=26 pooling=1 samples=2048" --devices 4 --memory 2GB
     """
@@ -153,7 +159,9 @@ def data(
     no_ledger: NoLedger = False,
     top: options.Top = 5,
 ) -> Result:
-    """Choose how a training reads a graph that may not fit: loader, buffer and order with the quickest epoch.
+    """Choose how a training reads a graph that may not fit.
+
+    Loader, buffer and order with the quickest epoch.
 
     Example: foretrace plan data "planted:nodes=10000 edges=100000 communities=100" --memory 40MB
     """
@@ -200,7 +208,9 @@ def second_order(
     salvage: options.Salvage = False,
     top: options.Top = 16,
 ) -> Result:
-    """Choose the gradient-worker fraction of distributed K-FAC (KAISA): memory, communication and step of each.
+    """Choose the gradient-worker fraction of K-FAC.
+
+    With memory, communication and step of each (KAISA).
 
     TRACE is a recording of one worker. Example: foretrace plan second-order run/ --workers 8 --network 10gbit/50us
     """
@@ -239,7 +249,9 @@ def look_ups(
     size: options.Size = "full",
     top: options.Top = 16,
 ) -> Result:
-    """Compare accelerators that look products up (product quantisation) with multipliers, at accuracies you measured.
+    """Compare accelerators that look products up.
+
+    Product quantisation against multipliers, at accuracies that you measured.
 
     Example: foretrace plan look-ups resnet50 --setting 9/16/l1=0.755 --dense 0.761 --samples 50000
     """
@@ -277,7 +289,9 @@ def transformer(
     out: Path | None = option(None, "FILE", "Where --export writes, or a folder to write into."),
     top: options.Top = 5,
 ) -> Reply:
-    """Find the quickest way to train a large transformer on many devices, of all configurations that fit.
+    """Find the quickest way to train a large transformer.
+
+    Of all configurations that fit on the devices.
 
     Example: foretrace plan transformer gpt3-175b --devices 512 --device a100-80gb --batch 1536
     """
@@ -333,7 +347,9 @@ def cache(
     ledger: LedgerFile = None,
     no_ledger: NoLedger = False,
 ) -> Result:
-    """Predict what looking ahead gains where embedding rows come from a server: steps, bytes, hit rate, memory.
+    """Predict what looking ahead over rows of a server gains.
+
+    Steps, bytes, hit rate and memory, where embedding rows come from a server.
 
     Example: foretrace plan cache "zipf:1.05 samples=64 batches=16" --link 50mbit --look-ahead 4
     """
@@ -372,7 +388,9 @@ def sync(
     no_ledger: NoLedger = False,
     top: options.Top = 8,
 ) -> Result:
-    """Compare ways in which workers of unlike speed agree: steps per second, waiting and bytes of each policy.
+    """Compare ways in which workers of unlike speed agree.
+
+    Steps per second, waiting and bytes of each policy.
 
     Example: foretrace plan sync 100,100,100,300ms --commit-ms 200
     """

@@ -23,7 +23,9 @@ def program(
     seed: int = option(0, "N", "Seed of the schedules.", least=0),
     top: options.Top = 10,
 ) -> Result:
-    """Rank ways to loop over a tensor computation by predicted time, say what binds each, time the best.
+    """Rank schedules of a tensor program, and time the best.
+
+    Each has its predicted time, and what binds it.
 
     Example: foretrace program matmul m=64 n=128 k=64 --tries 30 --measure 3
     """
@@ -59,7 +61,9 @@ def kernels(
     seed: int = option(0, "N", "Seed of weights and data.", least=0),
     top: options.Top = 12,
 ) -> Result:
-    """Compile a model (torch.compile), time every kernel in its step, and hold their sum against the step.
+    """Time each kernel of a compiled model in its step.
+
+    The sum is held against the step of torch.compile.
 
     Example: foretrace kernels vgg11 --seconds 10
     """

@@ -129,7 +129,8 @@ def _latency(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
     best = min(found, key=lambda each: one_sample.latency(problem, each), default=())
     value = one_sample.latency(problem, best) if best else inf
     if value == inf or (not problem.cpus and any(each.kind == "cpu" for each in best)):
-        raise _misfit(problem, blocks)
+        best = _throughput(problem, blocks)[0]  # which looks at all ideals before it says that nothing fits
+        value = one_sample.latency(problem, best)
     return best, value, bound(problem, blocks), "dynamic programming over ideals"
 
 
