@@ -29,8 +29,8 @@ def live(
 ) -> Result:
     """Say when jobs of a Slurm queue start.
 
-    And why they wait, and what would start one sooner. Reads scontrol and squeue here (read-only), or saved outputs, and plays the queue on with run times drawn from past
-    jobs and time limits.
+    And why they wait, and what would start one sooner. Reads scontrol and squeue here (read-only), or saved outputs,
+    and plays the queue on with run times drawn from past jobs and time limits.
 
     Example: foretrace fleet live 41 --from slurm --history slurm/history.txt
     """

@@ -61,8 +61,10 @@ class Training:
                 if type(model).forward.__module__.startswith("torch."):  # PyTorch compiles none of its own frames
                     import torch
 
-                    called: Any = torch.compile(lambda *given, **named: model._call_impl(*given, **named), mode=mode)
-                    model._compiled_call_impl = called
+                    def called(*given: Any, **named: Any) -> Any:
+                        return model._call_impl(*given, **named)
+
+                    model._compiled_call_impl = torch.compile(called, mode=mode)
                 else:
                     model.compile(mode=mode)
             return inner(model, batch)
