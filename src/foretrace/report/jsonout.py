@@ -25,7 +25,7 @@ from foretrace.report.views import SCHEMA_VERSION, Result
 # Fields that hold what a run took on this machine, by command: all others are the same bytes in every run on one input.
 MEASURED: dict[str, tuple[str, ...]] = {
     "optimise": ("search.seconds",),
-    "rewrite": ("search_s",),
+    "rewrite": ("search_s", "check.float32", "check.float32_original"),
     "plan place": ("seconds",),
     "plan rows": ("seconds",),
     "plan transformer": ("seconds",),
