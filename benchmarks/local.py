@@ -1,12 +1,13 @@
 """Steps on this machine's processor, predicted from a few measured operators, then measured.
 
-    python benchmarks/local.py predict --groups score,outside --folder F    # everything that is said beforehand
+    python benchmarks/local.py capture --groups score,outside --folder F    # operators of every model
+    python benchmarks/local.py predict --folder F                           # everything that is said beforehand
     python benchmarks/local.py steps --folder F --seconds 380               # real steps; again for more turns
     python benchmarks/local.py keep --folder F                              # the table
 
-Three parts, so that each can have the machine for itself for some minutes. `predict` calibrates the machine (50
-operators and the constants of `model.effects`), captures every model, times the OWN calls of it that say most of its
-step, and predicts: from the prices of the package alone, from the 50, and with the model's own. Only then are real
+In parts, so that those that time can have the machine for themselves for some minutes. `predict` calibrates the machine
+(50 operators and the constants of `model.effects`), times the OWN calls of every model that say most of its step, and
+predicts: from the prices of the package alone, from the 50, and with the model's own. Only then are real
 steps run. Groups: the zoo's models fall into halves by a seed (SEED): on one, `development`, every rule and constant
 was chosen; the other, `score`, was looked at once. `outside` are models of `local_models`, `full` some of the zoo at
 full size with small batches. Batches lie ready in memory, one thread does all. Models take turns, a second or so at a
@@ -22,6 +23,7 @@ import argparse
 import gc
 import json
 import os
+import pickle
 import random
 import sys
 import time
@@ -44,7 +46,7 @@ WAYS = {"prices": "nothing measured", "general": "50 operators and effects", "ow
 GROUPS = ("development", "score", "outside", "full")
 # Models with another batch than their own: name and batch.
 OTHERS = (("resnet50", 4), ("bert", 16), ("lstm-lm", 32), ("ncf", 64))
-FULL = (("resnet50", 2), ("mobilenet-v2", 4), ("bert", 1), ("gpt2", 1), ("lstm-lm", 4), ("seq2seq", 2), ("vgg11", 2))
+FULL = (("bert", 1), ("lstm-lm", 4), ("resnet50", 2), ("seq2seq", 2))
 _WARM, _ENOUGH = 4, 12
 # glibc keeps what was freed, instead of giving it back and faulting it in again in every step.
 KEEPING = {
@@ -93,33 +95,51 @@ def made(case: Case) -> Training:
     return found.with_batches(2)
 
 
-def predict(groups: Sequence[str], folder: Path) -> None:
-    """Calibrate, capture and predict; what came of it goes to the folder, before any step."""
-    from foretrace.cost.operators.local import Local
+def captured(groups: Sequence[str], folder: Path) -> None:
+    """Operators of every model, kept in the folder."""
     from foretrace.model.capture.capture import capture
-    from foretrace.model.on_processor import HostOverhead, Processor, calibrated, timed
+
+    path = folder / "graphs.pickle"
+    found = pickle.loads(path.read_bytes()) if path.exists() else {}
+    for case in cases(groups):
+        if case in found:
+            continue
+        try:
+            found[case] = capture(made(case), like="cpu")
+        except ForetraceError as error:
+            found[case] = str(error)
+        print(f"{case[0]}: {found[case] if isinstance(found[case], str) else len(found[case])}", flush=True)
+        write_bytes(path, pickle.dumps(found))
+
+
+def predict(folder: Path, seconds: float) -> None:
+    """Calibrate and predict; what came of it goes to the folder, before any step."""
+    from foretrace.cost.operators.local import Local
+    from foretrace.model.on_processor import SLOWED, HostOverhead, Processor, calibrated, timed
 
     began, loads = time.perf_counter(), [load()]
     calibration = calibrated(OPERATORS)
-    known, took = calibration.measured.seconds, time.perf_counter() - began
+    known, took = {**calibration.measured.seconds, SLOWED: calibration.disturbed}, time.perf_counter() - began
+    until = time.perf_counter() + seconds - took
     nothing = Local.of({})
     general = Processor.of(known)
     rows, refused = [], {}
-    for case in cases(groups):
-        try:
-            graph = capture(made(case), like="cpu")
-        except ForetraceError as error:
-            refused[case[0]] = str(error)
+    graphs = list(pickle.loads((folder / "graphs.pickle").read_bytes()).items())
+    random.Random(SEED).shuffle(graphs)
+    for case, graph in graphs:
+        if isinstance(graph, str) or time.perf_counter() > until:
+            refused[case[0]] = graph if isinstance(graph, str) else "no time was left to predict it"
             continue
         began = time.perf_counter()
         wanted = general.telling(graph, OWN, known)
-        own = timed(wanted, turns=4, budget_s=30.0, usual_s=calibration.probe_s)
+        own = timed(wanted, turns=3, budget_s=8.0, usual_s=calibration.probe_s)
         processors = {
             "prices": Processor(local=nothing, host=HostOverhead.of({}, nothing)), "general": general,
-            "own": Processor.of({**known, **own.measured.seconds}),
+            "own": Processor.of({**known, **own.measured.seconds, SLOWED: max(known[SLOWED], own.disturbed)}),
         }  # fmt: skip
         row: dict[str, Any] = {"case": list(case), "batch": graph.batch, "calls": len(graph)}
         row |= {"own_s": time.perf_counter() - began, "own_calm": own.alike, "own_probe": own.probe_s}
+        row |= {"timed": own.measured.seconds, "not_timed": own.measured.failed}
         for way, processor in processors.items():
             step = processor.step(graph)
             row[way] = [step.seconds, step.low_s, step.high_s]
@@ -128,7 +148,7 @@ def predict(groups: Sequence[str], folder: Path) -> None:
     data = {
         "date": today(), "machine": machine(), "load": [*loads, load()], "calibration_s": took, "rows": rows,
         "probe_s": calibration.probe_s, "calm": calibration.alike, "refused": refused,
-        "allocator": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")},
+        "timed": known, "allocator": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")},
     }  # fmt: skip
     write_bytes(folder / "predicted.json", json.dumps(data, indent=1).encode())
 
@@ -141,7 +161,7 @@ def measure(folder: Path, seconds: float, each_s: float) -> None:
     path = folder / "steps.json"
     samples: dict[str, list[list[float]]] = json.loads(path.read_text()) if path.exists() else {}
     until = time.perf_counter() + seconds
-    told = [tuple(row["case"]) for row in predicted["rows"]]
+    told: list[Case] = [tuple(row["case"]) for row in predicted["rows"]]  # type: ignore[misc]
     running: dict[str, Iterator[Any]] = {}
     turn = 0
     while time.perf_counter() < until and turn < 12:
@@ -188,6 +208,8 @@ def joined(folder: Path) -> dict[str, Any]:
         row["spread"] = [float(value) for value in np.quantile(used[:, 0], [0.25, 0.75])]
         row |= {"all_s": float(np.median(found[:, 0])), "wall_s": float(np.median(found[:, 1]))}
         rows.append(row)
+        del row["timed"]
+    del data["timed"]
     data["rows"] = rows
     return data
 
@@ -245,10 +267,10 @@ def section(data: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("part", choices=("predict", "steps", "keep"), help="what to do")
+    parser.add_argument("part", choices=("capture", "predict", "steps", "keep"), help="what to do")
     parser.add_argument("--folder", type=Path, required=True, help="what the parts hand on")
     parser.add_argument("--groups", default=",".join(GROUPS[1:]), help=f"of {', '.join(GROUPS)}")
-    parser.add_argument("--seconds", type=float, default=380.0, help="of real steps")
+    parser.add_argument("--seconds", type=float, default=380.0, help="for all predictions, or all real steps")
     parser.add_argument("--each", type=float, default=1.0, help="seconds of a model in a turn")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--default-allocator", action="store_true", help="let glibc give memory back in every step")
@@ -260,8 +282,10 @@ def main(arguments: Sequence[str]) -> int:
 
     torch.set_num_threads(1)
     given.folder.mkdir(parents=True, exist_ok=True)
-    if given.part == "predict":
-        predict(given.groups.split(","), given.folder)
+    if given.part == "capture":
+        captured(given.groups.split(","), given.folder)
+    elif given.part == "predict":
+        predict(given.folder, given.seconds)
     elif given.part == "steps":
         measure(given.folder, given.seconds, given.each)
     else:

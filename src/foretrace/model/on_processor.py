@@ -51,7 +51,9 @@ _STEP_ERROR = 0.13  # standard deviation of the step's logarithm that no call ex
 _EFFECT_ERROR = 0.3  # of what a step does to its calls
 ENOUGH_FOR_EFFECTS = 20  # operators: with fewer, a calibration is to be short
 _OWN_TURNS = 4  # of a model's own operators
-_USUAL, _SLOWED = (Operator.of(f"{__name__}:{each}", [[]], ["Scalar"]).key for each in ("calm", "slowed"))
+_USUAL, SLOWED = (  # keys of the calm machine's probe, and of how many times slower it was
+    Operator.of(f"{__name__}:{each}", [[]], ["Scalar"]).key for each in ("calm", "slowed")
+)
 Progress = Callable[[float], None]
 _POOL, _POOL_SEED = 600, 1  # candidates: other calls than those that the shipped prices were fitted to
 TURNS = 7  # of the whole calibration
@@ -102,6 +104,7 @@ class TimedOperators:
     measured: OperatorTimings
     probe_s: float
     alike: float  # share of the times that met the machine calm
+    disturbed: float = 1.0  # times that it was slower than calm while the others were taken
 
 
 def calibrated(
@@ -165,12 +168,13 @@ def timed(
     for key, values in times.items():
         alike = [value for value, state in values if abs(np.log(state / calm)) < ALIKE]
         met += bool(alike)
-        seconds[key] = float(np.median(alike or [value for value, _ in values]))
+        seconds[key] = float(np.median(alike)) if alike else min(value for value, _ in values)
     failed = {key: why for key, why in failed.items() if key not in seconds}
     return TimedOperators(
         measured=OperatorTimings(seconds=seconds, failed=failed),
         probe_s=_calm(states),
         alike=met / max(len(seconds), 1),
+        disturbed=float(max(np.median(states) / calm, 1.0)) ** (1 - met / max(len(seconds), 1)) if states else 1.0,
     )
 
 
@@ -184,14 +188,16 @@ def keep(machine: Mapping[str, Any], found: TimedOperators) -> tuple[Path, str]:
     slower = found.probe_s / known.get(_USUAL, found.probe_s)
     whole = any(map(effects.is_effect, seconds))
     state = f"{100 * found.alike:.0f} % of the times met the machine calm ({1e6 * found.probe_s:.2f} µs a view)"
-    if abs(np.log(slower)) < ALIKE or (slower < 1 and whole):
-        seconds |= {_USUAL: min(found.probe_s, known.get(_USUAL, np.inf))} | ({_SLOWED: 0.0} if whole else {})
-    elif slower < 1:
-        seconds |= {_USUAL: found.probe_s, _SLOWED: 1 / slower}
-        state += f"; {1 / slower:.1f} times faster than when the others were taken: run calibrate device again"
+    unsure = max(found.disturbed, slower, 1.0 if whole else max(1 / slower, known.get(SLOWED, 1.0)))
+    if slower > np.exp(ALIKE):
+        seconds = {key: value for key, value in seconds.items() if key not in known}
     else:
-        seconds = {key: value for key, value in seconds.items() if key not in known} | {_SLOWED: slower}
-        state += f"; it was {slower:.1f} times faster before: ranges are wider until a calibration meets it so"
+        seconds[_USUAL] = min(found.probe_s, known.get(_USUAL, np.inf))
+    if unsure > np.exp(ALIKE):
+        state += (
+            f"; others slowed it, or it was up to {unsure:.1f} times faster in another calibration: ranges are wider"
+        )
+    seconds[SLOWED] = unsure if unsure > np.exp(ALIKE) else 0.0  # of which nothing is loaded
     return store.save(machine, seconds), state
 
 
@@ -356,7 +362,7 @@ class Processor:
             raise ForetraceError(
                 "no operator was timed on this machine yet; run foretrace calibrate device --operators 50."
             )
-        return cls(local=local, host=HostOverhead.of(seconds, local), effects=in_step, slowed=seconds.get(_SLOWED, 1.0))
+        return cls(local=local, host=HostOverhead.of(seconds, local), effects=in_step, slowed=seconds.get(SLOWED, 1.0))
 
     def telling(self, graph: OperatorGraph, k: int, known: Collection[str] = ()) -> list[Operator]:
         """The k calls whose times say most of how long a step takes, of those not `known` by their keys."""
