@@ -1,7 +1,7 @@
 """Steps on this machine's processor, predicted from a few measured operators, then measured.
 
     python benchmarks/local.py capture --groups score,outside --folder F    # operators of every model
-    python benchmarks/local.py predict --folder F                           # everything that is said beforehand
+    python benchmarks/local.py predict --folder F --seconds 300             # what is said before; again for the rest
     python benchmarks/local.py steps --folder F --seconds 380               # real steps; again for more turns
     python benchmarks/local.py keep --folder F                              # the table
 
@@ -42,8 +42,9 @@ from tables import ROOT, load, machine, table, today
 DATA = ROOT / "benchmarks" / "data" / "local.json"
 SEED = 21
 OWN, OPERATORS = 10, 50
-WAYS = {"prices": "nothing measured", "general": "50 operators and effects", "own": "and 10 of the model's own"}
+WAYS = {"prices": "nothing measured", "general": "50 operators", "own": "and 10 of its own"}
 GROUPS = ("development", "score", "outside", "full")
+BEFORE = "before"  # rows that were predicted before effects and own operators were; kept until new ones are
 # Models with another batch than their own: name and batch.
 OTHERS = (("resnet50", 4), ("bert", 16), ("lstm-lm", 32), ("ncf", 64))
 FULL = (("bert", 1), ("lstm-lm", 4), ("resnet50", 2), ("seq2seq", 2))
@@ -113,44 +114,46 @@ def captured(groups: Sequence[str], folder: Path) -> None:
 
 
 def predict(folder: Path, seconds: float) -> None:
-    """Calibrate and predict; what came of it goes to the folder, before any step."""
+    """Calibrate, then predict for so many seconds; what came of it goes to the folder, before any step."""
     from foretrace.cost.operators.local import Local
     from foretrace.model.on_processor import SLOWED, HostOverhead, Processor, calibrated, timed
 
-    began, loads = time.perf_counter(), [load()]
-    calibration = calibrated(OPERATORS)
-    known, took = {**calibration.measured.seconds, SLOWED: calibration.disturbed}, time.perf_counter() - began
-    until = time.perf_counter() + seconds - took
-    nothing = Local.of({})
+    path, began = folder / "predicted.json", time.perf_counter()
+    if not path.exists():
+        calibration = calibrated(OPERATORS)
+        data = {
+            "date": today(), "machine": machine(), "load": [load()], "rows": [], "refused": {},
+            "calibration_s": time.perf_counter() - began, "probe_s": calibration.probe_s, "calm": calibration.alike,
+            "timed": {**calibration.measured.seconds, SLOWED: calibration.disturbed},
+            "allocator": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")},
+        }  # fmt: skip
+        write_bytes(path, json.dumps(data).encode())
+    data = json.loads(path.read_text())
+    known, nothing = data["timed"], Local.of({})
     general = Processor.of(known)
-    rows, refused = [], {}
+    done = {row["case"][0] for row in data["rows"]} | set(data["refused"])
     graphs = list(pickle.loads((folder / "graphs.pickle").read_bytes()).items())
-    random.Random(SEED).shuffle(graphs)
     for case, graph in graphs:
-        if isinstance(graph, str) or time.perf_counter() > until:
-            refused[case[0]] = graph if isinstance(graph, str) else "no time was left to predict it"
+        if case[0] in done or time.perf_counter() > began + seconds:
             continue
-        began = time.perf_counter()
+        if isinstance(graph, str):
+            data["refused"][case[0]] = graph
+            continue
         wanted = general.telling(graph, OWN, known)
-        own = timed(wanted, turns=3, budget_s=8.0, usual_s=calibration.probe_s)
+        own = timed(wanted, turns=3, budget_s=8.0, usual_s=data["probe_s"])
         processors = {
             "prices": Processor(local=nothing, host=HostOverhead.of({}, nothing)), "general": general,
             "own": Processor.of({**known, **own.measured.seconds, SLOWED: max(known[SLOWED], own.disturbed)}),
         }  # fmt: skip
         row: dict[str, Any] = {"case": list(case), "batch": graph.batch, "calls": len(graph)}
-        row |= {"own_s": time.perf_counter() - began, "own_calm": own.alike, "own_probe": own.probe_s}
-        row |= {"timed": own.measured.seconds, "not_timed": own.measured.failed}
+        row |= {"own_calm": own.alike, "own_probe": own.probe_s, "not_timed": own.measured.failed}
+        row["timed"] = own.measured.seconds
         for way, processor in processors.items():
             step = processor.step(graph)
             row[way] = [step.seconds, step.low_s, step.high_s]
-        rows.append(row)
+        data["rows"].append(row)
         print(f"{case[0]}: {1e3 * row['own'][0]:.1f} ms", file=sys.stderr, flush=True)
-    data = {
-        "date": today(), "machine": machine(), "load": [*loads, load()], "calibration_s": took, "rows": rows,
-        "probe_s": calibration.probe_s, "calm": calibration.alike, "refused": refused,
-        "timed": known, "allocator": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")},
-    }  # fmt: skip
-    write_bytes(folder / "predicted.json", json.dumps(data, indent=1).encode())
+        write_bytes(path, json.dumps(data).encode())
 
 
 def measure(folder: Path, seconds: float, each_s: float) -> None:
@@ -165,7 +168,7 @@ def measure(folder: Path, seconds: float, each_s: float) -> None:
     running: dict[str, Iterator[Any]] = {}
     turn = 0
     while time.perf_counter() < until and turn < 12:
-        for case in told:
+        for case in sorted(told, key=lambda each: len(samples.get(each[0], ()))):
             mine = samples.setdefault(case[0], [])
             met = sum(abs(np.log(each[2] / predicted["probe_s"])) < ALIKE for each in mine)
             if time.perf_counter() > until or (met >= _ENOUGH and turn):
@@ -186,7 +189,7 @@ def measure(folder: Path, seconds: float, each_s: float) -> None:
             if case[1] == "full":  # its tensors would crowd out the others'
                 del running[case[0]]
                 gc.collect()
-        write_bytes(path, json.dumps(samples).encode())
+            write_bytes(path, json.dumps(samples).encode())
         turn += 1
 
 
@@ -224,41 +227,49 @@ def summary(rows: Sequence[dict[str, Any]], way: str) -> list[str]:
 
 def section(data: dict[str, Any]) -> str:
     """The page docs/accuracy/local.md, from what was kept."""
+    rows = data["rows"]
+    ways = {way: said for way, said in WAYS.items() if all(way in row for row in rows)}
+    best = list(ways)[-1]
     lines = []
-    for row in data["rows"]:
-        low, high = row["own"][1:]
-        ms = [f"{1e3 * value:.1f}" for value in (row["own"][0], low, high, row["measured_s"], *row["spread"])]
-        error = [f"{100 * (row[way][0] / row['measured_s'] - 1):+.0f}" for way in WAYS]
+    for row in rows:
+        low, high = row[best][1:]
+        ms = [f"{1e3 * value:.1f}" for value in (row[best][0], low, high, row["measured_s"], *row["spread"])]
+        error = [f"{100 * (row[way][0] / row['measured_s'] - 1):+.0f}" for way in ways]
         lines.append([
             row["case"][0], row["case"][1], str(row["batch"]), str(row["calls"]), ms[0], f"{ms[1]} – {ms[2]}", ms[3],
             f"{ms[4]} – {ms[5]}", *error, f"{row['alike']} of {row['steps']}",
         ])  # fmt: skip
-    groups = [each for each in GROUPS if any(row["case"][1] == each for row in data["rows"])]
-    seen = [each for each in groups if each != "development"]
+    groups = [each for each in (BEFORE, *GROUPS) if any(row["case"][1] == each for row in rows)]
+    seen = [each for each in groups if each not in ("development", BEFORE)]
     curve = []
     for name, among in [*((each, [each]) for each in groups), ("all but development", seen)]:
-        rows = [row for row in data["rows"] if row["case"][1] in among]
-        curve += [[name, str(len(rows)), said, *summary(rows, way)] for way, said in WAYS.items()] if rows else []
+        mine = [row for row in rows if row["case"][1] in among]
+        curve += [[name, str(len(mine)), said, *summary(mine, way)] for way, said in ways.items()] if mine else []
     refused = "".join(f"\n- {case}: {why}" for case, why in data["refused"].items())
+    split = (
+        f"Halves of the zoo were drawn by a seed ({SEED}): on *development* ({', '.join(sorted(development()))}) every "
+        "rule, constant and range was chosen; *score*, *outside* (transformers' configurations and networks of our "
+        "own) and *full* (full size, small batch) were predicted once, before any of their steps ran."
+    )
+    old = (
+        "These rows were measured before `estimate --measure` and the effects of a step "
+        "([calibration](../calibration.md)) were modelled; `benchmarks/local.py` compares with them since."
+    )
     return (
         f"*{data['date']}, {data['machine']}, one thread, load {' then '.join(data['load'])}.*\n\n"
         "Training steps that were never run, from captured operators; then the real steps, on batches that lie in "
-        "memory. Prices that a calibration starts from were fitted on an Intel Xeon with AVX-512. Halves of the zoo "
-        f"were drawn by a seed ({SEED}): on *development* ({', '.join(sorted(development()))}) every rule, constant "
-        "and range was chosen; *score*, *outside* (transformers' configurations and networks of our own) and *full* "
-        "(full size, small batch) were predicted once, before any of their steps ran, and nothing was changed after."
-        f"\n\n{data.get('said', '')}\n\n"
+        "memory. Prices that a calibration starts from were fitted on an Intel Xeon with AVX-512. "
+        f"{split if seen or BEFORE not in groups else old}\n\n"
         "*Measured*: median CPU time of the steps during which a probe ran as fast (±15 %) as on the calm machine, "
         f"since the machine was shared; with fewer than five such steps all count. The calibration took "
         f"{data['calibration_s']:.0f} s; {100 * data['calm']:.0f} % of its times met the machine calm "
         f"({1e6 * data['probe_s']:.2f} µs a view). glibc was told to keep freed memory (`MALLOC_TRIM_THRESHOLD_` and "
         "others).\n\n"
         + table(("models", "cases", "from", "median error %", "signed median", "worst", "range held %"), curve)
-        + "\n\nEvery case, with ten of its own operators timed (`estimate --device here --measure 10`); errors in "
-        "the order of the table above:\n\n"
+        + f"\n\nEvery case, predicted from {ways[best]}; errors in the order of the table above:\n\n"
         + table(
             ("model", "group", "batch", "calls", "predicted ms", "80 % range", "measured ms", "quartiles",
-             "prices %", "50 operators %", "and own %", "steps that count"),
+             *(f"error %, {said}" for said in ways.values()), "steps that count"),
             lines,
         )
         + (f"\n\nNot compared:\n{refused}" if refused else "")
