@@ -55,7 +55,8 @@ def run(
 ) -> None:
     """Serve a model over HTTP, until Ctrl-C.
 
-    By the Open Inference Protocol. Also without the word run. Example: foretrace serve run resnet50 --size tiny --split 2x1:4
+    By the Open Inference Protocol; also without the word run.
+    Example: foretrace serve run resnet50 --size tiny --split 2x1:4
     """
     from foretrace.serving.server import run as server
     from foretrace.serving.server.models import ModelSource, TensorSpec
@@ -147,7 +148,8 @@ def load(
 ) -> Result:
     """Send requests to a server and time its answers.
 
-    Counted from when each was due. Exit code 1 where a request had no answer. Example: foretrace serve load http://127.0.0.1:8000 --rate 50
+    Counted from when each was due. Exit code 1 where a request had no answer.
+    Example: foretrace serve load http://127.0.0.1:8000 --rate 50
     """
     from foretrace.report import serve_load as report
     from foretrace.serving.server import load as loads
