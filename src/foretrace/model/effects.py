@@ -23,7 +23,7 @@ import numpy as np
 from foretrace.cost.calls import Calls, Family, Float64
 from foretrace.cost.operators.operator import Operator
 from foretrace.model.host_chains import network
-from foretrace.model.memory.reuse import Reuse
+from foretrace.model.memory.reuse import KEPT_BYTES, Reuse
 from foretrace.model.operator_graph import BEFORE, OperatorGraph, Role
 
 if TYPE_CHECKING:
@@ -186,7 +186,8 @@ class StepEffects:
         code = {kind: row(kind, kind) for kind in KINDS}
         once = {kind: row(f"{kind} at once", kind) for kind in KINDS}
         shared = np.maximum.accumulate(np.maximum(np.median([once[each] - code[each] for each in KINDS], axis=0), 0.0))
-        data = np.maximum(row("data", "data") - code["plain"], 0.0)
+        data = np.maximum.accumulate(np.maximum(row("data", "data") - code["plain"], 0.0))
+        far = data / data[-1] if data[-1] > 0 else np.array([float(each > KEPT_BYTES) for each in SIZES])
         factors = []
         for size in _FRAMEWORK_AT:
             at = SIZES.index(size)
@@ -194,7 +195,7 @@ class StepEffects:
             more = (seconds[_key("layers", size)] - seconds[_key("layers")]) / 8
             factors.append(more / max(direct, 1e-9))
         return cls(
-            code=code, shared=shared, far=np.maximum.accumulate(data) / max(data.max(), 1e-9),
+            code=code, shared=shared, far=far,
             framework=float(np.clip(np.mean(factors), 1.0, 4.0)),
             root_s=max(seconds[_key("roots of zeros")] - seconds[_key("roots")], 0.0) / _ELEMENTS,
             fault_s=max(seconds[_key("new memory")] - seconds[_key("memory")], 0.0) / _NEVER_KEPT,

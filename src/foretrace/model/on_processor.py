@@ -205,9 +205,9 @@ def with_own(graph: OperatorGraph, k: int, *, budget_s: float = 60.0, progress: 
     """The processor of this machine after timing, and keeping, the k calls of this graph that say most of its step."""
     machine = fingerprint()
     known = store.load(machine)
-    wanted = Processor.of(known).telling(graph, k, known)
     usual = known.get(_USUAL, np.inf)
-    keep(machine, timed(wanted, turns=_OWN_TURNS, budget_s=budget_s, usual_s=usual, progress=progress))
+    if wanted := Processor.of(known).telling(graph, k, known):
+        keep(machine, timed(wanted, turns=_OWN_TURNS, budget_s=budget_s, usual_s=usual, progress=progress))
     return Processor.of(store.load(machine))
 
 
