@@ -62,10 +62,10 @@ def _touches(graph: OperatorGraph) -> tuple[Int64, Int64, Float64]:
     """Node, piece of memory and bytes of everything touched in two steps."""
     n = len(graph)
     born, dying = defaultdict(list), defaultdict(list)
-    for i, each in enumerate(graph.storages):
-        if each.born != BEFORE:
-            born[each.born].append(i)
-            dying[min(each.dies, n - 1)].append(i)
+    for i, storage in enumerate(graph.storages):
+        if storage.born != BEFORE:
+            born[storage.born].append(i)
+            dying[min(storage.dies, n - 1)].append(i)
     free: dict[int, list[int]] = defaultdict(list)  # by size, those freed last at the end
     lies: dict[int, int] = {}
     pieces, rows = 0, []
