@@ -130,12 +130,12 @@ def target(name: str, *, threads: int | None = None, measure: int = 0) -> Target
         return Target(device=found)
     from foretrace.cost.operators import store
     from foretrace.cost.operators.machine import fingerprint
-    from foretrace.hardware.processor import operator_threads
 
     with operator_threads(threads):
         machine = fingerprint()
         processor = Processor.of(store.load(machine))
-        return Target(device=_processor(machine["cpu"] or "processor"), processor=processor)
+        device = _processor(machine["cpu"] or "processor")
+    return Target(device=device, processor=processor, threads=threads, measure=measure)
 
 
 def _processor(name: str) -> Device:
