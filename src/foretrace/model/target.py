@@ -135,7 +135,7 @@ def target(name: str, *, threads: int | None = None, measure: int = 0) -> Target
         machine = fingerprint()
         processor = Processor.of(store.load(machine))
         device = _processor(machine["cpu"] or "processor")
-    return Target(device=device, processor=processor, threads=threads, measure=measure)
+        return Target(device=device, processor=processor, threads=threads, measure=measure)
 
 
 def _processor(name: str) -> Device:
