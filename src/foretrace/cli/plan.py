@@ -44,6 +44,7 @@ def place(
     size: options.Size = "full",
     any_sets: bool = flag("--any-sets", "A device may run several pieces of the graph."),
     seconds: float = option(30.0, "S", "At most this for an integer program, if one is needed.", least=0),
+    grid: options.Grid = None,
 ) -> Result:
     """Share operators out over devices.
 
@@ -61,7 +62,7 @@ def place(
             batch=batch, precision=precision, training=not inference, size=size, contiguous=not any_sets,
             seconds=seconds, progress=tell,
         )  # fmt: skip
-    return report.placed(found, source)
+    return report.placed(found, source, device, grid)
 
 
 @plan.command("pipeline")
@@ -78,6 +79,7 @@ def pipeline(
     batch: options.Batch = None,
     precision: options.Precision = "",
     size: options.Size = "full",
+    grid: options.Grid = None,
 ) -> Result:
     """Cut a model into stages and compare schedules.
 
@@ -95,7 +97,7 @@ def pipeline(
             planner=planner, memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size,
             progress=tell,
         )  # fmt: skip
-    return report.pipelined(found, model)
+    return report.pipelined(found, model, device, grid)
 
 
 @plan.command("rows")
@@ -284,6 +286,7 @@ def transformer(
     strategy: options.Strategy = "",
     calls: options.Calls = 400,
     seed: int = option(0, "N", "Seed of --strategy.", least=0),
+    grid: options.Grid = None,
     perfetto: Path | None = option(None, "FILE", "Write the timeline for Perfetto (.json or .json.gz), too."),
     export: str = option("", "TARGET", "Write the plan for torchrun, slurm, megatron, deepspeed, ... into --out."),
     out: Path | None = option(None, "FILE", "Where --export writes, or a folder to write into."),
@@ -328,7 +331,7 @@ def transformer(
         files[path] = lambda into: write_text(into, text)
     stages = unequal_stages(found.space) if unequal else None
     by = search_named(ParallelismProblem(found.space), strategy, calls=calls, seed=seed) if strategy else None
-    view = report.planned(found, model, tokens=tokens, unequal=stages, by=by)
+    view = report.planned(found, model, tokens=tokens, unequal=stages, by=by, grid=grid)
     return Reply(result=view, how={"explain": explain}, files=files)
 
 
