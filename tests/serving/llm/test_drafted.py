@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cli.app import run as command
@@ -29,6 +29,7 @@ LARGE, SMALL = (step_times(each, "h100") for each in (TARGET, read_draft("2x1024
 ASK = SimulationConfig(model="llama-2-7b", device="h100", asked="poisson qps=2 prompt=100 output=100", seconds=15)
 
 
+@settings(max_examples=50)
 @given(
     rate=st.sampled_from([0.0, 0.3, 0.7, 1.0]), k=st.integers(1, 8), n=st.integers(1, 12), output=st.integers(2, 90),
     policy=st.sampled_from(["chunked", "prefill-first", "orca", "static"]),
@@ -120,11 +121,11 @@ def test_command_shows_where_it_hurts(capsys: pytest.CaptureFixture[str]) -> Non
         "--grid",
         "400",
     ]
-    assert command([*asked, "--acceptance", "0.5", "--json"]) == 0
+    assert command([*asked, "--acceptance", "0.36", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     gains = [each["speedup"] for each in found["speculation"]["by_batch"]]
     assert gains[0] > 1 > gains[-1], "reading weights is shared, arithmetic is not"
     energy = found["energy"]
     assert energy["interval_j"][0] < energy["energy_j"] < energy["interval_j"][1] and energy["co2_g"] > 0
-    assert command(asked) == 0
+    assert command([*asked, "--acceptance", "0.36"]) == 0
     assert "hurts from batch" in capsys.readouterr().out
