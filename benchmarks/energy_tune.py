@@ -120,7 +120,7 @@ def select(them: dict[tuple[str, str], RecordedTraining], seeds: int) -> str:
         left_out += medians.tolist()
         lines.append(f"| {name} | {said(jobs[best][0])} | {medians[0]:g} | {medians[1]:g} |")
     few = sum(each <= 10 for each in left_out)
-    lines.append(f"\nLeft out: {few} of {len(left_out)} trainings have a median of at most 10; worst {max(left_out):g}.")
+    lines.append(f"\nLeft out, {few} of {len(left_out)} have a median of at most 10; the worst is {max(left_out):g}.")
     order = np.argsort(score.mean(axis=1))
     lines.append(
         f"\nOf all: {said(jobs[chosen(found)][0])}. The {len(order)} settings, mean (geometric) evaluations:\n"
@@ -281,8 +281,8 @@ begins with three random points. Kernel, clipping and noise are those with the l
 within 1 % of the fewest evaluations on average. All six workloads were seen by that choice: "Settings chosen without
 the workload" below says what becomes of one that was not.
 """
-CHOICE = """Written by `--select`: each workload is left out on both GPUs, the other five choose among the settings listed
-by the rule above; the medians are those of the workload left out.
+CHOICE = """Written by `--select`: each workload is left out on both GPUs, the other five choose among the settings
+listed by the rule above; the medians are those of the workload left out.
 """
 SAVINGS = """After 16 evaluations: medians over every tenth seed.
 The limit is 1.1 times the fastest time. The default is the

@@ -4,8 +4,8 @@
 
 `cnn` has module events, input sizes and a data loader in the training process; `recommender` is an optimizer-bound
 step before, `recommender-fused` the same job after AdamW was fused. `decode` is a small decoder, one token per step,
-and `decode-draft` a draft for it. `decode-heads` is a decoder of transformers with eight heads a layer, after a prompt of
-1,024 tokens, with the shapes of its attention.
+and `decode-draft` a draft for it. `decode-heads` is a decoder of transformers with eight heads a layer after a prompt,
+with the shapes of its attention.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def decode(folder: Path, *, layers: int) -> None:
 
 
 def heads(folder: Path) -> None:
-    from decode import decoding
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from decode import decoding
 
     config = LlamaConfig(
         vocab_size=256, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=8,
