@@ -257,6 +257,8 @@ def server_table(folder: Path) -> str:
 
 
 def page(traces: Path, seeds: int) -> str:
+    if not SELECTED.exists():
+        raise SystemExit(f"{SELECTED} is not there: run --select first, which takes ten minutes of a core.")
     them = trainings(traces)
     return "\n\n".join([
         HEAD.strip(), f"*{today()}, {seeds} seeds; {machine()}.*", "## Measurements until the best setting",
