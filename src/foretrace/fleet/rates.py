@@ -43,7 +43,7 @@ class Power:
 
     def kwh(self, used_h: float, free_h: float, end: int | None = None) -> float:
         """Of hours held and not held; `end`: 0 and 1 are those of the range."""
-        busy, idle = (1.0, 1.0) if end is None else (each[end] for each in self.shares)
+        busy, idle = (1.0, 1.0) if end is None else (self.shares[0][end], self.shares[1][end])
         return (used_h * self.busy_w * busy + free_h * self.idle_w * idle) / 1000
 
 
