@@ -142,6 +142,8 @@ def of_model(
         what, how = ("link", "link=200gbit") if not rate else ("memory", "memory_limit=80GB")
         raise ForetraceError(f"the catalog has no {what} of {on.device.short}; give it: `{how}`.")
     graph = operators_of(source, size=size, batch=batch, precision=precision, training=training, progress=progress)
+    if devices > len(graph):
+        raise ForetraceError(f"{graph.name} has {len(graph):,} operators, fewer than `devices={devices:,}`; give less.")
     costs = on.costs(graph).predict(graph.calls, on.device)
     if unknown := np.flatnonzero(np.isnan(costs.seconds)).tolist():
         raise ForetraceError(f"no cost model knows what {graph.nodes[unknown[0]].op} takes; choose another device.")
