@@ -144,8 +144,8 @@ class CapturedSoap(SoapModel):
         shares = np.stack([parts[:, :3].prod(axis=1), parts[:, 3]], axis=1)
         unique, which = np.unique(shares, axis=0, return_inverse=True)
         forward, backward = (self._seconds(op, back, unique)[self._end] for back in (False, True))
-        users = sum(name == self._layers[op][0] for name, _ in self._layers)
-        backward = backward + self._updates[self._end, op] / users * unique[:, 1]
+        users = [name == self._layers[op][0] for name, _ in self._layers]
+        backward = backward + self._updates[self._end, users].mean() * unique[:, 1]
         which = which.ravel()
         return forward[which], backward[which]
 
