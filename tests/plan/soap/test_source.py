@@ -102,5 +102,7 @@ def test_recording_is_split_as_the_model_is() -> None:
 def test_what_cannot_be_split_is_said() -> None:
     with pytest.raises(ForetraceError, match="no backward pass"):
         taken(of_model("vgg11", device="p100", devices=4, size="tiny", training=False))
-    with pytest.raises(ForetraceError, match="fewer than `devices=100,000`"):
+    with pytest.raises(ForetraceError, match="must be at most 4,096"):
         of_model("vgg11", device="p100", devices=100_000, size="tiny")
+    with pytest.raises(ForetraceError, match="fewer than `devices=4,000`"):
+        of_model("vgg11", device="p100", devices=4_000, size="tiny")

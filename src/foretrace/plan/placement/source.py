@@ -21,6 +21,7 @@ from foretrace.model.target import target
 from foretrace.plan.placement.problem import PlacementProblem
 from foretrace.zoo.operators import operators_of
 
+MOST_DEVICES = 4_096
 _HOST = HostCosts()
 KEPT = (Role.WEIGHT, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER)
 
@@ -135,6 +136,8 @@ def of_model(
     if not device or devices is None:
         missing = "`device=NAME`" if not device else "`devices=N`"
         raise ForetraceError(f"{source} is to be placed on devices; name them: {missing}.")
+    if devices > MOST_DEVICES:
+        raise ForetraceError(f"`devices={devices:,}` must be at most {MOST_DEVICES:,}: each takes layers of its own.")
     on = target(device)
     rate = parse_link(link).bytes_per_s if link else (on.device.scaleup_gb_s / 2 or on.device.pcie_gb_s) * 1e9
     room = on.device.memory_gb * 1e9 if memory_limit is None else memory_limit

@@ -167,11 +167,12 @@ def plan_soap(
 
 def _searched(problem: SoapProblem, *, calls: int, seed: int, on: str) -> Found[Codes]:
     """The search; costs are milliseconds. Raises ForetraceError where nothing fits."""
-    start = min(map(problem.cost, (problem.data_parallel(), problem.expert(), problem.alone())))
+    alone = (problem.alone(),)
+    start = min(map(problem.cost, (problem.data_parallel(), problem.expert(), *alone)))
     scale = start if start < inf else problem.counted(problem.data_parallel()).milliseconds
     strategy = MCMC(beta=COLD / scale, reset=RESET)
     where = None if on == "here" else on
-    best = best_strategy(problem, calls=calls, chains=CHAINS, seed=seed, strategy=strategy, on=where)
+    best = best_strategy(problem, calls=calls, chains=CHAINS, seed=seed, strategy=strategy, on=where, more=alone)
     if best.best is None:
         lean = LeastMemory(problem.model, problem.cluster, problem.synchronisation)
         least = best_strategy(lean, calls=calls, seed=seed, strategy=MCMC(beta=1e-6, reset=RESET)).cost

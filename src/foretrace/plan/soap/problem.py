@@ -34,7 +34,7 @@ from foretrace.plan.soap.engine import (
     simulate_strategy,
 )
 from foretrace.plan.soap.operators import DIMENSIONS, Degrees, SoapModel, SoapOperator
-from foretrace.search.minimise import Found, Tell, minimise
+from foretrace.search.minimise import Found, minimise
 from foretrace.search.space import Infeasible, Problem, Space
 from foretrace.search.strategies import MCMC
 from foretrace.search.strategy import SearchStrategy
@@ -285,12 +285,12 @@ class SoapProblem(Problem[Codes]):
 
 def best_strategy(
     problem: SoapProblem, *, calls: int, chains: int = 4, seed: int = 0, strategy: SearchStrategy | None = None,
-    on: str | None = None, tell: Tell | None = None,
+    on: str | None = None, more: Sequence[Codes] = (),
 ) -> Found[Codes]:  # fmt: skip
-    """The fastest strategy found from the best of the baselines; by default by FlexFlow's search."""
+    """The fastest strategy found from the better baseline, or of `more` starts; by default by FlexFlow's search."""
     strategy = strategy or MCMC(beta=0.05, reset=min(1000, max(1, calls // chains // 100)))
-    starts = (problem.data_parallel(), problem.expert(), problem.alone())
-    return minimise(problem, strategy=strategy, starts=starts, calls=calls, chains=chains, seed=seed, on=on, tell=tell)
+    starts = (problem.data_parallel(), problem.expert(), *more)
+    return minimise(problem, strategy=strategy, starts=starts, calls=calls, chains=chains, seed=seed, on=on)
 
 
 class LeastMemory(SoapProblem):

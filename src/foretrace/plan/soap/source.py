@@ -60,9 +60,7 @@ class CapturedSoap(SoapModel):
         super().__init__(model.graph.name)
         graph = model.graph
         if not model.backward.any():
-            raise ForetraceError(
-                f"{graph.name} has no backward pass, which a training step needs; give a training."
-            )
+            raise ForetraceError(f"{graph.name} has no backward pass, which a training step needs; give a training.")
         if not graph.parameters:
             raise ForetraceError(f"{graph.name} names no weights, whose gradients devices exchange; give the model.")
         self._model, self._costs, self._device, self._end = model, costs, device, 0
