@@ -159,7 +159,8 @@ def plan_soap(
         if progress is not None:
             progress((number + 1) / len(SYNCHRONISATIONS))
     return SoapPlan(
-        device=to.device.short, cluster=cluster, batch=max(each.sizes[0] for each in model.operators), memory_limit=placed.memory_limit,
+        device=to.device.short, cluster=cluster, batch=model.operators[0].sizes[0],
+        memory_limit=placed.memory_limit,
         strategies=tuple(sorted(found, key=lambda each: each.found.cost)), seconds=time.process_time() - begun,
         notes=placed.graph.notes,
     )  # fmt: skip
