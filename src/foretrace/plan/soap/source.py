@@ -169,7 +169,8 @@ class CapturedSoap(SoapModel):
             costs = self._costs.predict(calls, self._device)
             ends = np.stack([costs.seconds, costs.low_s, costs.high_s])
             kernels = np.nan_to_num(ends).reshape(3, len(shares), len(busy)).sum(axis=2)
-        self._priced[op, back] = found = np.maximum(kernels, host)
+        found: Float64 = np.maximum(kernels, host)
+        self._priced[op, back] = found
         return found
 
     def _part(self, group: _Group, calls: Calls, nodes: Int64, r: Float64, c: Float64) -> Calls:
@@ -295,7 +296,7 @@ def _windows(op: str, text: str) -> dict[int, Needed]:
             kernel, stride, padding = (list(map(int, said[i] or said[1])) for i in (1, 2, 3))
             dilation = [1, 1]
         elif op == "aten::convolution" and str(said[6]).lower() not in ("true", "1"):
-            kernel = [int(each) for each in shapes.dims[1][2:]]  # type: ignore[index]
+            kernel = [int(each) for each in shapes.dims[1][2:]]
             stride, padding, dilation = (list(map(int, said[i])) for i in (3, 4, 5))
         else:
             return {}
