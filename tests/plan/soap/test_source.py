@@ -17,7 +17,7 @@ from foretrace.model.operator_graph import Role
 from foretrace.model.target import target
 from foretrace.plan.placement.source import PlaceableModel, of_model
 from foretrace.plan.soap.operators import Needed
-from foretrace.plan.soap.problem import SoapProblem, ways_of
+from foretrace.plan.soap.problem import SYNCHRONISATIONS, SoapProblem, ways_of
 from foretrace.plan.soap.source import CapturedSoap
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,8 +60,8 @@ def test_parts_cost_less_and_never_less_than_their_share_of_work(model: Placeabl
 
 def test_data_parallelism_sends_gradients_and_no_activations(model: PlaceableModel) -> None:
     found = taken(model)
-    for sync in ("all-reduce", "gather"):
-        problem = SoapProblem(found, CLUSTER, sync)  # type: ignore[arg-type]
+    for sync in SYNCHRONISATIONS:
+        problem = SoapProblem(found, CLUSTER, sync)
         counted = problem.counted(problem.data_parallel())
         assert counted.exchanged_bytes == 2 * 3 * found.weight_bytes
         assert counted.moved_bytes <= 0.01 * counted.exchanged_bytes
