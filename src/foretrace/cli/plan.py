@@ -100,6 +100,50 @@ def pipeline(
     return report.pipelined(found, model, device, grid)
 
 
+@plan.command("soap")
+@answers
+def soap(
+    source: str = argument(..., "MODEL", "A model as estimate reads it, or a recording.", complete=completion.decoders),
+    device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
+    devices: Devices = 4,
+    per_node: int = option(0, "N", "Devices of a machine; by default the catalog's.", least=0),
+    link: Link = "",
+    between: str = option("", "RATE", "Of a machine in each direction, as 100gbit; by default the catalog's."),
+    memory_limit: MemoryLimit = "",
+    batch: options.Batch = None,
+    precision: options.Precision = "",
+    size: options.Size = "full",
+    calls: int = option(4000, "N", "Strategies that each search may simulate.", least=1, most=10_000_000),
+    seed: int = option(0, "N", "Of the search.", least=0),
+    on: str = option("here", "here|ray", "Where the chains of a search run; the plan is the same."),
+    perfetto: Path | None = option(None, "FILE", "Write the best one's timeline for Perfetto, too."),
+    top: options.Top = 12,
+) -> Reply:
+    """Split and place every operator on its own.
+
+    By samples, attributes and parameters (FlexFlow), within memory, never slower than data parallelism.
+
+    Example: foretrace plan soap vgg11 --size tiny --device p100 --devices 4 --calls 400
+    """
+    from foretrace.executor import check_place
+    from foretrace.plan.result import size as size_of
+    from foretrace.plan.soap.plan import plan_soap
+    from foretrace.report import perfetto as timelines
+    from foretrace.report.plan_soap import soap_view
+    from foretrace.report.tracks import track
+
+    check_place(on)
+    with options.progress(f"searching {source}") as tell:
+        found = plan_soap(
+            source, device=device, devices=devices, per_node=per_node, link=link, between=between, batch=batch,
+            memory_limit=size_of(memory_limit), precision=precision, size=size, calls=calls, seed=seed, on=on,
+            progress=tell,
+        )  # fmt: skip
+    best = found.strategies[0]
+    files = {perfetto: lambda path: timelines.write([track(source, best.simulated)], path)}
+    return Reply(result=soap_view(found, source), files=files)
+
+
 @plan.command("rows")
 @answers
 def rows(
