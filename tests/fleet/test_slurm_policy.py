@@ -139,7 +139,10 @@ def test_a_job_that_a_failure_sent_back_is_held() -> None:
 
 def test_a_job_above_its_limit_is_ended() -> None:
     made = play(f"fifo slurm={AT_ONCE}", (0.0, 1, 500, 60))
-    assert made.jct_s[0] == pytest.approx(1 + 60 + 15, abs=0.1), "limits are checked every 30 s"
+    assert made.jct_s[0] == pytest.approx(3 * 30.15), "limits are checked every 30 s: the third check is the first above"
+    early = parse(f"fifo slurm={AT_ONCE}")
+    assert isinstance(early, SlurmPolicy)
+    assert simulate(made.workload, TINY, replace(early, checks_s=3.0)).jct_s[0] == pytest.approx(3 + 2 * 30.15)
 
 
 @pytest.mark.parametrize(("text", "said"), [
