@@ -34,11 +34,19 @@ from foretrace.experiment.processes import AskedCall, Workers
 from foretrace.experiment.trial import TriedPrediction, figured, in_turns
 from foretrace.fleet.workload import Float64
 from reproductions.jigsaw.study import packing
-from tables import table
+from tables import machine, table, today
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+MARKS = "<!-- switches: written by make reproduce NAME=jigsaw ARGS=--switch -->", "<!-- end of switches -->"
+HEAD = """Two training processes of the zoo on one core, an iteration each by turns (`switching.py`): *kept*, a token is
+handed on; *stopped*, a scheduler uses SIGSTOP and SIGCONT; *swapped*, weights, buffers and optimizer state go to shared
+host memory and come back. Predicted from parts that no training is in, in every round anew: hand-over between
+processes that read an array, copies of other tensors. Range of the prediction, and of the rounds' medians. *Caches*:
+CPU time of an iteration by turns over one in a row. *Of an iteration*: both, as the study takes it. The first pair was
+looked at while this was written, the others were not. A processor, no GPU: what host links and kernels that still run
+cost there is not in it."""
 WAYS = ("kept", "stopped", "swapped")
 PAIRS = (("resnet50", "bert"), ("vgg11", "lstm-lm"), ("dropout-lstm", "gpt2"))
 _TURNS, _ROUNDS = 12, 7
@@ -379,7 +387,7 @@ def measure(
     return found
 
 
-def section(found: Sequence[Switched]) -> list[str]:
+def section(found: Sequence[Switched]) -> str:
     """Predicted and measured, and what the study makes of it."""
     rows = []
     for each in found:
@@ -398,10 +406,11 @@ def section(found: Sequence[Switched]) -> list[str]:
             gains.append((way, str(workers), f"{exchange:g}", *(
                 f"{each.together:+.1%}; {each.partial_share:+.1%}" for each in cells
             )))  # fmt: skip
-    return [
+    return "\n".join([
+        MARKS[0], "### What a switch costs, measured", "", f"*{today()}, {machine()}.*", "", HEAD, "",
         table(("jobs", "way", "state MB", "iteration ms", "switch predicted ms", "measured ms", "verdict", "caches",
                "of an iteration"), rows), "",
         "Both effects and what partial backpropagation adds to sharing, two jobs per GPU, first-ready: with free "
         "switches, and with the cheapest and the dearest pair that was measured.", "",
-        table(("way", "K", "exchange", "free", "cheapest", "dearest"), gains),
-    ]  # fmt: skip
+        table(("way", "K", "exchange", "free", "cheapest", "dearest"), gains), MARKS[1],
+    ])  # fmt: skip

@@ -20,7 +20,8 @@ TITLES = (
 
 def section(found: Sequence[Row], single: Sequence[RuleRow] = ()) -> str:
     """A row per workload, and what all come to; then those of single rules."""
-    lines = [f"| {' | '.join(TITLES)} |", "|---" * len(TITLES) + "|", *map(_line, found), "", _all(found), ""]
+    lines = [f"| {' | '.join(TITLES)} |", "|---" * len(TITLES) + "|", *map(_line, found)]
+    lines += ["", _all(found), ""] if found else []
     titles = ("rule", *TITLES[1:2], "jobs", *TITLES[2:-1])
     more = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *map(_line, single)]
     return "\n".join([*(lines if found else []), *(more if single else [])]).rstrip()

@@ -20,7 +20,7 @@ from foretrace.fleet.policies.slurm import SlurmPolicy
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.slurm.cluster import SlurmSetup
-from foretrace.fleet.slurm.play import for_rig, switches_of
+from foretrace.fleet.slurm.play import SlurmRun, for_rig, switches_of
 from foretrace.fleet.speeds import Shape
 from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds
 from foretrace.fleet.workload import Float64, Workload
@@ -103,6 +103,16 @@ exit 3
 """
 
 
+def launch_s(work: Workload, ran: SlurmRun) -> float:
+    """Mean seconds that a job took beyond what its nodes make of its run time."""
+    taken = []
+    for job, nodes in enumerate(ran.nodes):
+        parts = sorted(np.unique(np.array(nodes) // RACK, return_counts=True)[1].tolist(), reverse=True)
+        sleeps = work.work_s[job] / speeds(work, job)["+".join(map(str, parts))]
+        taken.append(max(ran.end_s[job] - ran.start_s[job] - sleeps, 0.0))
+    return float(np.mean(taken))
+
+
 class Outcome(NamedTuple):
     """What came of one list of jobs, simulated or played."""
 
@@ -126,12 +136,14 @@ def policy(arm: str) -> SlurmPolicy:
 
 def simulated(work: Workload, arm: str, *, phase: int = 0, cluster: ClusterTree = SETUP.tree) -> Outcome:
     """One simulation before anything is played; what cannot be known then is drawn by `phase`: when the schedulers
-    wake, and how long starting a job takes.
+    wake, and how long starting each job takes.
     """
     random = np.random.default_rng([phase, 0x7068])
     decides = replace(policy(arm), background_s=float(-random.uniform(0, 1)), backfill_s=float(-random.uniform(0, 5)))
-    costs = Costs(restart_s=float(random.uniform(*LAUNCHES_S)), first_start=True)
-    made = simulate(work, cluster, decides, speeds=SPEEDS, costs=costs, record="devices")
+    least, most = LAUNCHES_S
+    costs = Costs(restart_s=least, first_start=True)
+    longer = work.with_columns(work_s=work.work_s + random.uniform(0, most - least, len(work)))
+    made = simulate(longer, cluster, decides, speeds=SPEEDS, costs=costs, record="devices")
     assert made.segments is not None
     switches = np.zeros(len(work))
     for at, job in enumerate(made.segments.job.tolist()):
@@ -166,9 +178,9 @@ def levels(loads: Sequence[float] = LOADS, seeds: Sequence[int] = SEEDS) -> list
 
 def chosen(found: Sequence[Level], seeds: Sequence[int] = SEEDS) -> dict[str, tuple[float, int]]:
     """Load and seed where the arms are farthest apart, by their mean over seeds and then by seed; and the largest load
-    at which no seed tells them apart by 1 %.
+    at which no seed tells them apart by 1 %. *second*: the same load with the seed that comes next.
     """
     most = max(found, key=lambda each: float(each.gaps.mean()))
     least = max((each for each in found if each.gaps.max() < 0.01), key=lambda each: each.load)
-    seed = seeds[int(most.gaps.argmax())]
-    return {"largest": (most.load, seed), "none": (least.load, seed)}
+    second, first = (seeds[int(at)] for at in np.argsort(most.gaps)[-2:])
+    return {"largest": (most.load, first), "none": (least.load, first), "second": (most.load, second)}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from foretrace.fleet.stepping import View
 
 BACKGROUND_NS = 1_005_000_000  # the background thread sleeps ten times 0.1 s, and works a little
-LIMIT_CHECK_NS = 30 * BACKGROUND_NS  # how often limits are enforced (slurmctld.h: PERIODIC_TIMEOUT)
+LIMIT_CHECK_NS = 30 * SECOND  # how often limits are enforced (slurmctld.h: PERIODIC_TIMEOUT)
 PRIORITY_CALC_NS = 60 * SECOND  # PriorityCalcPeriod, the least there is
 REQUEUE_S = 121  # a job that a failure sent back to the queue is held so long (credentials have to expire)
 _FIRST_WINDOW_S = 30  # ends of jobs this close are tested together, the next ones twice as wide (job_test.c)
@@ -140,7 +140,7 @@ class PriorityWeights:
     def lines(self) -> tuple[str, ...]:
         """The same in slurm.conf."""
         return (
-            "PriorityType=priority/multifactor", "PriorityDecayHalfLife=0", "PriorityCalcPeriod=1",
+            "PriorityType=priority/multifactor", "PriorityCalcPeriod=1",
             f"PriorityWeightAge={self.age}", f"PriorityWeightJobSize={self.size}",
             f"PriorityMaxAge={self.max_age}",
         )  # fmt: skip

@@ -196,15 +196,15 @@ def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int, ids: Sequence[str]
 
 
 def _woke(slurm: PrivateSlurm, epoch: int, words: str) -> float:
-    """When slurmctld last wrote these words before time zero, seconds; when it started where it never did."""
+    """When slurmctld last wrote these words before time zero, or else first after it; seconds, 0 where it never did."""
     found = None
     with (slurm.folder / "slurmctld.log").open(errors="replace") as log:
         for line in log:
-            if (found is None or words in line) and line[:2] == "[2":
+            if words in line and line[:2] == "[2":
                 at = datetime.fromisoformat(line[1 : line.index("]")]).timestamp() - epoch
+                found = at if found is None or at <= 0 else found
                 if at > 0:
                     break
-                found = at
     return found or 0.0
 
 
