@@ -49,7 +49,7 @@ looked at while this was written, the others were not. A processor, no GPU: what
 cost there is not in it."""
 WAYS = ("kept", "stopped", "swapped")
 PAIRS = (("resnet50", "bert"), ("vgg11", "lstm-lm"), ("dropout-lstm", "gpt2"))
-_TURNS, _ROUNDS = 12, 7
+_TURNS, _ROUNDS = 10, 6
 _PATIENCE_S = 120.0
 _READS = "reads"  # a job that trains nothing: it reads more than caches hold
 _READ_BYTES = 32 << 20
