@@ -29,12 +29,13 @@ import msgspec
 import numpy as np
 
 from foretrace.experiment import processes
+from foretrace.experiment.cores import ahead
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.processes import AskedCall, Workers
 from foretrace.experiment.trial import TriedPrediction, figured, in_turns
 from foretrace.fleet.workload import Float64
 from reproductions.jigsaw.study import packing
-from tables import machine, table, today
+from tables import load, machine, table, today
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -243,7 +244,8 @@ class Pair:
         ]
         self.workers.submit(asked, "taking turns")
         if way == "stopped":
-            self._schedule(turns)
+            with ahead():  # the scheduler is no ordinary process either
+                self._schedule(turns)
             taken = self.workers.collect(asked, "taking turns")
         else:
             token = os.open(first, os.O_RDWR)  # it is open until both are done, so that no token is lost
@@ -407,7 +409,7 @@ def section(found: Sequence[Switched]) -> str:
                 f"{each.together:+.1%}; {each.partial_share:+.1%}" for each in cells
             )))  # fmt: skip
     return "\n".join([
-        MARKS[0], "### What a switch costs, measured", "", f"*{today()}, {machine()}.*", "", HEAD, "",
+        MARKS[0], "### What a switch costs, measured", "", f"*{today()}, {machine()}; load {load()}.*", "", HEAD, "",
         table(("jobs", "way", "state MB", "iteration ms", "switch predicted ms", "measured ms", "verdict", "caches",
                "of an iteration"), rows), "",
         "Both effects and what partial backpropagation adds to sharing, two jobs per GPU, first-ready: with free "

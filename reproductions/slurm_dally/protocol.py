@@ -210,7 +210,7 @@ def _section(found: Sequence[Row_]) -> str:
             _words(trial.predicted),
             _words(trial.measured),
             trial.verdict,
-        ]  # fmt: skip
+        ]
         for top, base, trial in compared(found)
     ]
     return "\n\n".join([
@@ -244,8 +244,8 @@ leaf switches, in real time: **strict** insists on one switch for ever, **timers
 times), **spread** never. A job's length follows the nodes it got: its script reads `SLURM_JOB_NODELIST`, counts nodes
 per rack, and sleeps for its work over the speed that the simulator's closed form gives its model in that shape (300,
 12.5 and 2 GB/s inside a node, inside a rack and between racks; AlexNet on four nodes is two to three times slower
-over two racks than in one). Everything else is equal: sched/backfill (`bf_interval=5`, `bf_resolution=1`), Poisson arrivals
-over three minutes, jobs of 1, 4, 8 and 16 GPUs, limits of 1.2 times what the job takes where it is slowest.
+over two racks than in one). Everything else is equal: sched/backfill (`bf_interval=5`, `bf_resolution=1`), Poisson
+arrivals over three minutes, jobs of 1, 4, 8 and 16 GPUs, limits of 1.2 times what the job takes where it is slowest.
 
 **Chosen by the simulator alone**, before anything was played: the load where the arms are farthest apart in the mean
 of five seeds, and of these the seed where they are; and the largest load at which no seed tells them apart by 1 %.
