@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from foretrace.experiment.second_order import run_second_order
 from foretrace.techniques.distributed.recorded_layers import factored_layers
 from foretrace.testing import recorded
 from foretrace.training.second_order.grid import share_out
 from foretrace.zoo.registry import training
+from tests.experiment.second_order_states import run_second_order
 
 
 def test_processes_keep_and_send_what_the_recording_predicts() -> None:
