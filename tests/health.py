@@ -27,10 +27,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _keep_to_profile(item: pytest.Item) -> None:
     """A property draws no more examples than the profile says, also where it states a number."""
-    function = getattr(item, "function", None)
+    function, profile = getattr(item, "function", None), settings.default
     stated: settings | None = getattr(function, "_hypothesis_internal_use_settings", None)
-    if function is not None and stated is not None and stated.max_examples > settings.default.max_examples:
-        function._hypothesis_internal_use_settings = settings(stated, max_examples=settings.default.max_examples)
+    if function is not None and stated and profile and stated.max_examples > profile.max_examples:
+        function._hypothesis_internal_use_settings = settings(stated, max_examples=profile.max_examples)
 
 
 @pytest.hookimpl(wrapper=True)

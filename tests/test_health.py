@@ -77,4 +77,6 @@ def test_a_property_that_states_more_examples_than_the_profile(value: int) -> No
 def test_draws_as_many_as_the_profile_says() -> None:
     if not DRAWN:
         pytest.skip("the property was not asked for")
-    assert len(DRAWN) <= min(5_000, 2 * settings.default.max_examples)  # the same value may be tried again
+    assert settings.default and len(DRAWN) < min(
+        5_000, 2 * settings.default.max_examples
+    )  # the same value may be tried again

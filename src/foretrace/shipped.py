@@ -19,7 +19,7 @@ def rows(
     package: str, table: str, kind: type[Row], special: Mapping[str, Callable[[str], Any]] | None = None
 ) -> tuple[Row, ...]:
     """The rows of a table of a package. An empty cell is the field's default; `special`: how to read some columns."""
-    import msgspec  # not for entry points, which --help asks for
+    import msgspec  # here: --help needs entry points alone
 
     text = files(package).joinpath(table).read_text(encoding="utf-8")
     found = []
