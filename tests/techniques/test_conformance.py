@@ -164,11 +164,11 @@ def test_two_techniques_compose(first: str) -> None:
         one = alone(first, name)
         if one is None:
             continue
-        for second in EXAMPLES:
+        for second, text in EXAMPLES.items():
             if second == first or alone(second, name) is None:
                 continue
             try:
-                both = parse(EXAMPLES[second]).predict(one)
+                both = parse(text).predict(one)
             except NotApplicableError as reason:
                 assert str(reason).startswith(second)
                 assert (first, second) in REFUSED, f"{name}: {reason}"
