@@ -14,6 +14,7 @@ from foretrace.plan.data.trial import DataTrial
 from foretrace.report.blocks import About, Block, Column, Line, listing, notes
 from foretrace.report.units import count, digits, nbytes, seconds, share, span
 from foretrace.report.views import Report, taken
+from foretrace.simulate.timeline import Timeline
 from foretrace.training.rows.graphs import NodeData
 
 _UNEQUAL = "candidates read the same edges but in other orders: quality is compared by --run alone"
@@ -67,6 +68,7 @@ class DataPlanView(Report, frozen=True, kw_only=True):
     choice: DataCandidateView
     predicted_epoch_s: float
     interval_s: tuple[float, float]
+    busy_s: dict[str, float]  # of an epoch of the choice, by lane: training, disk
     memory_bytes: int
     swaps: int | None
     swaps_bound: int | None
@@ -111,7 +113,7 @@ def planned_data(plan: DataPlan, trial: DataTrial | None = None, ledger: str = "
     return DataPlanView(
         headline=sentence, graph=plan.graph, task=plan.job.task, nodes=sizes.nodes, edges=sizes.edges,
         memory_limit_bytes=plan.limit_bytes, choice=_view(choice), predicted_epoch_s=value, interval_s=(low, high),
-        memory_bytes=choice.memory_bytes, swaps=choice.swaps, swaps_bound=choice.swaps_bound,
+        busy_s=_busy(plan.timeline), memory_bytes=choice.memory_bytes, swaps=choice.swaps, swaps_bound=choice.swaps_bound,
         runners_up=tuple(map(_view, plan.candidates[1:])), left_out=dict(plan.left_out), trial=shown,
         ledger=ledger, row=row, notes=(*choice.notes, _UNEQUAL),
         next=shlex.join(words) if trial is None else "foretrace ledger",
@@ -127,8 +129,8 @@ def planned_samplers(graph: str, data: NodeData, limit_bytes: int, found: Sequen
         f"an epoch, {nbytes(choice.memory_bytes)}.",
         graph=graph, task="sampling", nodes=data.adjacency.nodes, edges=len(data.adjacency.edges()),
         memory_limit_bytes=limit_bytes, choice=_view(choice), predicted_epoch_s=value, interval_s=(low, high),
-        memory_bytes=choice.memory_bytes, swaps=None, swaps_bound=None, runners_up=tuple(map(_view, found[1:])),
-        left_out={}, trial=None, ledger="", row="",
+        busy_s={}, memory_bytes=choice.memory_bytes, swaps=None, swaps_bound=None,
+        runners_up=tuple(map(_view, found[1:])), left_out={}, trial=None, ledger="", row="",
         notes=(*(f"{cached.loader}: {each}" for each in cached.notes), _ALONE),
     )  # fmt: skip
 
@@ -136,6 +138,11 @@ def planned_samplers(graph: str, data: NodeData, limit_bytes: int, found: Sequen
 def _view(each: DataCandidate) -> DataCandidateView:
     value, low, high = each.epoch_s
     return taken(DataCandidateView, each, parameters=dict(each.parameters), epoch_s=value, low_s=low, high_s=high)
+
+
+def _busy(timeline: Timeline) -> dict[str, float]:
+    graph = timeline.graph
+    return {lane.label: int(graph.dur[graph.lane == at].sum()) / 1e9 for at, lane in enumerate(graph.lanes)}
 
 
 def _tried(trial: DataTrial) -> DataTrialView:

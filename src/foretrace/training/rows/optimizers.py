@@ -74,6 +74,8 @@ _KINDS: dict[str, type[RowOptimizer]] = {"sgd": SGDRows, "adagrad": AdagradRows}
 
 _RATES = {"sgd": 0.1, "adagrad": 0.02}
 
+DENSE_RATE = 0.1  # of the dense weights, which SGD trains
+
 
 def row_optimizer(text: str) -> RowOptimizer:
     """From `sgd` or `adagrad rate=0.05`. Raises ForetraceError."""

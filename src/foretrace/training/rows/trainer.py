@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foretrace.arrays import Float32, Int64
+from foretrace.training.rows.kept import BatchLog
 from foretrace.training.rows.lookahead import LAG, LookAheadPlan, LookAheadRows, TrainerTurn, numbered, plan_ahead
 from foretrace.training.rows.lookups import Lookups
-from foretrace.training.rows.optimizers import RowOptimizer, add_up
+from foretrace.training.rows.optimizers import DENSE_RATE, RowOptimizer, add_up
 from foretrace.training.rows.peers import Peers
 from foretrace.training.rows.server import CHUNK, Address, RemoteRows
 
@@ -57,7 +58,6 @@ class RowSettings:
 
     optimizer: RowOptimizer
     width: int  # weights of a row
-    dense_rate: float = 0.1
     compute_s: float = 0.0
 
 
@@ -84,6 +84,7 @@ class RowTrainer:
     ) -> None:
         self.job, self.lookups, self.settings, self.peers = job, lookups, settings, peers
         self.rank, self.trainers = peers.rank, peers.trainers
+        self.log: BatchLog | None = None  # of what this trainer finds
         self._pace = _Pace()
         self._keeping = 0  # batch whose later rows are being exchanged
         self.fetches = tuple(RemoteRows(server, token=token, rank=self.rank) for _ in range(FETCHERS))
@@ -96,8 +97,8 @@ class RowTrainer:
         self._shares = np.linspace(0, len(self.dense), self.trainers + 1).astype(int)
 
     def close(self) -> None:
-        """Close the connections with the server; those with peers stay."""
-        for each in (*self.fetches, self.pushes):
+        """Close the log and the connections with the server; those with peers stay."""
+        for each in (*self.fetches, self.pushes, *([self.log] if self.log else [])):
             each.close()
 
     def uncached(self, begin: int, end: int) -> list[float]:
@@ -174,6 +175,8 @@ class RowTrainer:
         found = torch.autograd.grad(loss, [weights, *self._parameters])
         dense: Float32 = torch.cat([each.reshape(-1) for each in found[1:]]).numpy()
         gradients: Float32 = found[0].numpy()
+        if self.log is not None:
+            self.log.append(read.ids, gradients, dense)
         time.sleep(max(until - time.perf_counter(), 0.0))
         return gradients, dense
 
@@ -220,7 +223,7 @@ class RowTrainer:
         if turn and cache and lock:
             with lock:
                 cache.evict(turn.evict)
-        self.dense -= self.settings.dense_rate * torch.from_numpy(np.concatenate(pieces))
+        self.dense -= DENSE_RATE * torch.from_numpy(np.concatenate(pieces))
 
     def _keep(
         self, batch: int, read: _Reads, values: Float32, gradients: Float32, cache: LookAheadRows, lock: threading.Lock,
