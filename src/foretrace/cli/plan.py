@@ -188,7 +188,7 @@ def data(
         if sample:
             if source.data is None or run or task or perfetto:
                 raise ForetraceError(
-                    "`sample=` needs a graph that is not in partitions, without `task=`, `run=` and `perfetto=`."
+                    "`sample=` needs a graph that is not in partitions, without `task=`, `run=`, `perfetto=`."
                 )
             ways = samplers(
                 source.data, num_neighbors=fan_outs(sample), batch_size=batch, memory_bytes=limit, seed=seed
@@ -378,11 +378,11 @@ def cache(
     found = plan_cache(question)
     if not run:
         return report.planned(found)
-    from foretrace.plan.look_ahead.trial import rows_of, try_cache
+    from foretrace.plan.look_ahead.trial import try_cache
 
     with options.stages("starting trainers") as tell:
-        tried = try_cache(question, tell)
-    return report.planned(found, tried, *(() if kept is None else kept.keep(*rows_of(tried))))
+        measured, tried = try_cache(question, tell)
+    return report.planned(found, tried, *(() if kept is None else kept.keep(*measured)))
 
 
 @plan.command("sync")

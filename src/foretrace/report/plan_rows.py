@@ -10,7 +10,7 @@ from foretrace.experiment.rows.placed import RanPlacement
 from foretrace.plan.rows.plan import Judged, RowPlan
 from foretrace.report.blocks import About, Block, Column, Line, listing, table
 from foretrace.report.units import count, digits, nbytes, seconds, things
-from foretrace.report.views import Report, taken
+from foretrace.report.views import Report
 from foretrace.simulate.timeline import Timeline
 
 
@@ -21,19 +21,6 @@ class PlacedTableView(msgspec.Struct, frozen=True, kw_only=True):
     mode: str  # pooled: one device adds up; columns: each its columns; rows: rows are fetched, each from its owner
     rows: int
     rows_replicated: int  # that every device has a copy of
-
-
-class RanPlacementView(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement on real processes: bytes of the busiest device and seconds per batch."""
-
-    name: str
-    predicted_bytes: float
-    counted_bytes: float
-    equal: bool  # sums are those of whole tables bit by bit
-    gradient_error: float  # largest difference over the largest gradient
-    step_s: float  # median
-    predicted_s: float | None  # null without a link, and of the placement that it was calibrated with
-    interval_s: tuple[float, float] | None
 
 
 class RowPlanView(Report, frozen=True, kw_only=True):
@@ -54,7 +41,7 @@ class RowPlanView(Report, frozen=True, kw_only=True):
     held_out: int
     seconds: float  # that the search took
     exchange_s: float | None  # a held-out batch on links of --between, each way as fast; null without
-    run: tuple[RanPlacementView, ...]  # empty unless asked for
+    run: tuple[RanPlacement, ...]  # empty unless asked for
     ok: bool  # whether the sums of a run are those of whole tables
     ledger: str
     row: str  # the last of this run
@@ -128,7 +115,7 @@ def planned_rows(
         baselines={name: _over(each, ours) for name, each in found.baselines.items()},
         memory_bytes=tuple(placement.memory().tolist()), profiled=found.batches[0], held_out=found.batches[1],
         seconds=found.seconds, exchange_s=moved.window_ns / 1e9 if moved else None,
-        run=tuple(taken(RanPlacementView, each) for each in ran),
+        run=tuple(ran),
         ok=all(each.equal for each in ran), ledger=ledger, row=row,
     )  # fmt: skip
 

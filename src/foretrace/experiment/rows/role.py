@@ -15,7 +15,6 @@ from foretrace.experiment.messages import (
     ListenRows,
     MeetRows,
     RowTimes,
-    ServeRows,
     TimeRows,
     TrainedRows,
     TrainRows,
@@ -34,7 +33,7 @@ _URGENT = 0  # kind of a message
 _ROLE = "role"  # what a worker keeps it as
 
 
-def serve(given: ServeRows, worker: Worker) -> dict[str, int]:
+def serve(given: ListenRows, worker: Worker) -> dict[str, int]:
     """Become the embedding server; a port for every arm. Raises ForetraceError where what was kept cannot be read."""
     worker.kept[_ROLE] = role = _Server(given)
     return {arm: server.address[1] for arm, server in role.servers.items()}
@@ -73,7 +72,7 @@ def _trainer(worker: Worker) -> _Trainer:
 
 
 class _Server:
-    def __init__(self, request: ServeRows) -> None:
+    def __init__(self, request: ListenRows) -> None:
         setup, rule = request.setup, row_optimizer(request.setup.optimizer)
         shape = (sum(setup.rows.values()), setup.width + rule.state)
         folder = Path(setup.folder) if setup.folder else None
@@ -164,7 +163,7 @@ class _Trainer:
                     tuple(_seconds(partial(what, count)) for _ in range(request.repetitions)) for count in request.rows
                 )
 
-            return RowTimes(get_s=timed(get), put_s=timed(put), exchange_s=timed(exchange))
+            return RowTimes(get_s=timed(get), put_s=timed(put))
 
     def train(self, request: TrainRows) -> TrainedRows:
         trainer, look_ahead = self.trainers[request.arm], self.setup.look_ahead[request.arm]

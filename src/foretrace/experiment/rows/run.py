@@ -20,7 +20,6 @@ from foretrace.experiment.messages import (
     MeetRows,
     RowSetup,
     RowTimes,
-    ServeRows,
     TimeRows,
     TrainedRows,
     TrainRows,
@@ -120,7 +119,7 @@ def running(lookups: Lookups, setup: RowSetup, *, link: str = "") -> Iterator[Ro
         begins: list[AskedCall[Any]] = [
             AskedCall(listen, ListenRows(setup=setup, rank=rank, host=hosts[rank])) for rank in range(setup.trainers)
         ]
-        serving = AskedCall(serve, ServeRows(setup=setup, host=hosts[-1]))
+        serving = AskedCall(serve, ListenRows(setup=setup, rank=setup.trainers, host=hosts[-1]))
         *ports, arms = workers.ask_each([*begins, serving], "starting", patience_s=START_S)
         meet = MeetRows(server=hosts[-1], ports=arms, trainers=tuple(zip(hosts, ports, strict=False)))
         workers.ask_each([AskedCall(connect, meet)] * setup.trainers, "meeting", patience_s=START_S)

@@ -52,34 +52,28 @@ def epoch_graph(
 
 def epochs(job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts) -> tuple[int, list[TaskGraph]]:
     """Batches of an epoch with so many `training` nodes, and its graph with the costs, with low and with high ones."""
-    return (_link_epochs if job.task == "links" else _node_epochs)(job, sizes, training, costs)
-
-
-def _link_epochs(job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts) -> tuple[int, list[TaskGraph]]:
-    count, moved = sizes.partitions, job.loader == "partition buffer"
-    if moved:
+    if job.task == "nodes":
+        return _node_epochs(job, sizes, training, costs)
+    count, held = sizes.partitions, job.loader == "partition buffer"
+    edges, fresh = np.array([float(sizes.edges)]), [0]
+    if held:
         states, buckets = out_of_core.link_states(job, count, np.random.default_rng(job.seed))
         edges = np.array([len(each) for each in buckets]) * sizes.edges / count**2
-    else:
-        states, edges = [tuple(range(count))], np.array([float(sizes.edges)])
+        fresh = [len(states[0]), *(len({*after} - {*before}) for before, after in pairwise(states))]
     steps = np.ceil(edges / job.batch)
     batches = max(int(steps.sum()), 1)
     if job.loader == "rows from disk":
-        return batches, [epoch_graph([each], [0]) for each in costs.steps_s(sizes.edges, sizes.edges / costs.batch)]
-    fresh = [len(states[0]), *(len({*after} - {*before}) for before, after in pairwise(states))]
+        return batches, [epoch_graph([each], fresh) for each in costs.steps_s(sizes.edges, sizes.edges / costs.batch)]
     found = []
-    for k in range(3):
+    for k, commit_s in enumerate(costs.commit_s):
         compute = [costs.steps_s(n, m)[k] + n * costs.edge_s[k] for n, m in zip(edges, steps, strict=True)]
-        read_s, commit_s = moved * costs.read_s[k], costs.commit_s[k]
-        found.append(
-            epoch_graph(compute, fresh if moved else [0], read_s=read_s, write_s=commit_s / max(job.buffer, 1),
-                        spare=out_of_core.spare_of(job), commit_s=commit_s)
-        )  # fmt: skip
+        moves = {"read_s": costs.read_s[k], "write_s": commit_s / job.buffer} if held else {}
+        found.append(epoch_graph(compute, fresh, spare=out_of_core.spare_of(job), commit_s=commit_s, **moves))
     return batches, found
 
 
 def _node_epochs(job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts) -> tuple[int, list[TaskGraph]]:
-    """The same: neighbours of each state are put in order, then its nodes trained; nothing is read meanwhile."""
+    """Of nodes: neighbours of each state are put in order, then its nodes trained; nothing is read meanwhile."""
     count, batches = sizes.partitions, max(-(-training // job.batch), 1)
     edges, reads = float(sizes.edges), 0.0
     if job.loader == "partition buffer":

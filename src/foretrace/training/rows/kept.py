@@ -11,7 +11,6 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -51,8 +50,7 @@ def forget(folder: Path, batches: int) -> None:
     """Remove what is older than the table after so many batches."""
     for each in folder.glob("*-*.f32"):
         if (found := re.fullmatch(r"\w+-(\d+)\.f32", each.name)) and int(found[1]) < batches:
-            with suppress(FileNotFoundError):
-                each.unlink()
+            each.unlink(missing_ok=True)
 
 
 class BatchLog:
@@ -77,8 +75,7 @@ class BatchLog:
 
     def close(self) -> None:
         """Release the file."""
-        with suppress(OSError):
-            self._file.close()
+        self._file.close()
 
 
 def logged(path: Path, width: int) -> Iterator[_Record]:
