@@ -100,7 +100,9 @@ class RowTrainer:
 
     def close(self) -> None:
         """Close the log and the connections with the server; those with peers stay."""
-        for each in (*self.fetches, self.pushes, *([self.log] if self.log else [])):
+        if self.log is not None:
+            self.log.close()
+        for each in (*self.fetches, self.pushes):
             each.close()
 
     def uncached(self, begin: int, end: int) -> list[float]:
