@@ -155,7 +155,8 @@ def rows(
     samples: int = option(0, "N", "Of a batch of a file, over all devices; by default 512.", least=0),
     out: Path | None = option(None, "FILE", "Write the placement (NPZ), too."),
     run: bool = flag("--run", "Also run it and others on real processes, and compare them with whole tables."),
-    between: str = option("", "RATE", "With --run: of the link between processes, as 50mbit; predicts seconds, too."),
+    between: str = option("", "RATE", "With --run or --perfetto: of a device's link, as 50mbit; predicts seconds."),
+    perfetto: Path | None = option(None, "FILE", "Write the timeline of a batch on such links for Perfetto, too."),
     ledger: LedgerFile = None,
     no_ledger: NoLedger = False,
     top: options.Top = 8,
@@ -168,14 +169,16 @@ def rows(
     """
     from foretrace.experiment.ledger import Ledger
     from foretrace.plan.result import size
-    from foretrace.plan.rows.plan import plan_rows, rows_of, run_rows
+    from foretrace.plan.rows.plan import exchange, plan_rows, rows_of, run_rows
+    from foretrace.report import perfetto as timelines
     from foretrace.report.plan_rows import planned_rows
+    from foretrace.report.tracks import track
     from foretrace.training.rows.lookups import read
 
-    if between and not run:
-        raise ForetraceError("`between=RATE` is the link of a run; add `run=`.")
+    if bool(between) > (run or perfetto is not None) or bool(perfetto) > bool(between):
+        raise ForetraceError("`between=RATE` is the link of a run or a timeline; give it with `run=` or `perfetto=`.")
     writable(out)
-    kept = Ledger(ledger).checked() if between and not no_ledger else None
+    kept = Ledger(ledger).checked() if run and between and not no_ledger else None
     lookups = read(source, samples=samples)
     found = plan_rows(
         lookups, devices=devices, memory=size(memory, "memory") or inf, width=width, training=not inference
@@ -186,7 +189,10 @@ def rows(
             ran = run_rows(found, source, samples, link=between, tell=tell)
     measured = rows_of(ran, source, devices, between)
     where = kept.keep(*measured) if kept and measured else ()
-    return Reply(result=planned_rows(found, source, ran, *where), files={out: found.placement.save})
+    moved = exchange(found, lookups, between) if between else None
+    view = planned_rows(found, source, ran, *where, moved=moved)
+    drawn = (lambda path: timelines.write([track(source, moved)], path)) if moved else found.placement.save
+    return Reply(result=view, files={out: found.placement.save, perfetto: drawn})
 
 
 @plan.command("data")
@@ -201,10 +207,11 @@ def data(
     seed: int = option(0, "N", "Seed of what is drawn.", least=0),
     run: bool = flag("--run", "Then train the choice within that memory, enforced, and in memory without a limit."),
     epochs: int = option(4, "N", "For --run, 3 at least.", least=3),
+    perfetto: Path | None = option(None, "FILE", "Write the timeline of the choice's epoch for Perfetto, too."),
     ledger: LedgerFile = None,
     no_ledger: NoLedger = False,
     top: options.Top = 5,
-) -> Result:
+) -> Reply:
     """Choose how a training reads a graph that may not fit.
 
     Loader, buffer and order with the quickest epoch.
@@ -216,22 +223,27 @@ def data(
     from foretrace.plan.data.plan import GraphSource, plan_data
     from foretrace.plan.data.trial import try_plan
     from foretrace.plan.result import size
+    from foretrace.report import perfetto as timelines
     from foretrace.report.plan_data import planned_data, planned_samplers
+    from foretrace.report.tracks import track
 
     kept = Ledger(ledger).checked() if run and not no_ledger else None
     with options.stages("reading the graph") as tell:
         source = GraphSource.of(graph)
         limit = size(memory, "memory") or 0
         if sample:
-            if source.data is None or run or task:
-                raise ForetraceError("`sample=` needs a graph that is not in partitions, without `task=` and `run=`.")
+            if source.data is None or run or task or perfetto:
+                raise ForetraceError(
+                    "`sample=` needs a graph that is not in partitions, without `task=`, `run=`, `perfetto=`."
+                )
             ways = samplers(
                 source.data, num_neighbors=fan_outs(sample), batch_size=batch, memory_bytes=limit, seed=seed
             )
-            return planned_samplers(graph, source.data, limit, ways)
+            return Reply(result=planned_samplers(graph, source.data, limit, ways))
         found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
         tried = try_plan(found, source, epochs=epochs, tell=tell) if run else None
-    return planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
+    view = planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
+    return Reply(result=view, files={perfetto: lambda path: timelines.write([track(graph, found.timeline)], path)})
 
 
 @plan.command("second-order")
@@ -413,11 +425,11 @@ def cache(
     found = plan_cache(question)
     if not run:
         return report.planned(found)
-    from foretrace.plan.look_ahead.trial import rows_of, try_cache
+    from foretrace.plan.look_ahead.trial import try_cache
 
     with options.stages("starting trainers") as tell:
-        tried = try_cache(question, tell)
-    return report.planned(found, tried, *(() if kept is None else kept.keep(*rows_of(tried))))
+        measured, tried = try_cache(question, tell)
+    return report.planned(found, tried, *(() if kept is None else kept.keep(*measured)))
 
 
 @plan.command("sync")
