@@ -61,6 +61,7 @@ HELD = {
         "tests/cost/test_gpu_products.py::test_products_keep_their_time",
     ],
     "calibrate device --operators": ["tests/model/test_on_processor.py::test_operators_are_distinct_and_so_many"],
+    "estimate --measure": ["tests/cli/test_estimate.py::test_this_processor"],
     "calibrate run --seconds": [HERE + "test_operators_share_their_time"],
     "calibrate network --limit": ["tests/experiment/test_collectives.py::test_a_limit_in_time_holds"],
     "compression advise --seconds": [HERE + "test_operators_share_their_time"],

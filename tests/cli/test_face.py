@@ -187,6 +187,7 @@ ELSEWHERE = {
     ("plan second-order", "--memory"): "for factors and inverses, of a worker",
     ("plan data", "--memory"): "most memory of a training",
     ("program", "--measure"): "how many of the best are timed",
+    ("estimate", "--measure"): "how many of the model's operators are timed",
 }
 
 
