@@ -47,7 +47,8 @@ def counted(settings: CompressionSettings, workers: int, part: str) -> tuple[int
             made = [each for each in torch.utils._pytree.tree_leaves(out) if isinstance(each, torch.Tensor)]
             views = func.is_view or name.startswith(("empty", "detach", "_unsafe_view", "as_strided", "new_empty"))
             if not views and not any(word in name for word in INSIDE):
-                moved = [*([] if name.startswith("new_") else inputs), *made]
+                read = inputs[1:] if name.startswith("copy_") else [] if name.startswith("new_") else inputs
+                moved = [*read, *made]
                 if name.startswith("index"):  # of a large tensor only some elements
                     moved = [each for each in moved if each.numel() < max(each.numel() for each in moved)]
                 found[0] += 1
@@ -70,7 +71,7 @@ def test_passes_are_those_of_the_real_hook(settings: CompressionSettings) -> Non
     n = sum(map(prod, SHAPES))
     k = kept(n, settings.share)
     # What these operators do inside, and the whole sectors that single elements take, no list of operators shows.
-    inside = {"topk": 24 * n + 96 * k, "dgc": 24 * n + 160 * k, "randomk": 28 * n + encode.irregular}
+    inside = {"topk": 24 * n + 96 * k, "dgc": 24 * n + 160 * k, "randomk": 16 * n + encode.irregular}
     outside = {"topk": 96 * workers * k, "dgc": 96 * workers * k, "randomk": 96 * k}
     assert encode.streamed + encode.irregular - inside.get(settings.method, 0) == pytest.approx(
         encoding, rel=0.05, abs=n
@@ -79,7 +80,8 @@ def test_passes_are_those_of_the_real_hook(settings: CompressionSettings) -> Non
         whole - encoding, rel=0.05, abs=n
     )
     assert 0.5 * calls <= encode.operators <= 2 * calls
-    assert 0.5 * (all_calls - calls) <= decode.operators <= 2 * (all_calls - calls)
+    answers = workers * {"topk": 2, "dgc": 2, "sign": 1}.get(settings.method, 0)  # copied by what stands in for others
+    assert 0.5 * (all_calls - calls - answers) <= decode.operators <= 2 * (all_calls - calls - answers)
 
 
 def test_times_between_sizes_follow_a_power_law() -> None:

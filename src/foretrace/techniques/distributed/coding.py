@@ -141,24 +141,31 @@ def work(settings: CompressionSettings, shapes: Shapes, workers: int) -> tuple[W
 
 
 def _low_rank(settings: CompressionSettings, shapes: Shapes, n: int) -> tuple[Work, Work]:
-    """PyTorch's PowerSGD hook: error added and kept, per matrix Q and P orthogonal and three products."""
-    matrices = columns = plain = vectors = small = 0
+    """PyTorch's PowerSGD hook: error added and kept, per matrix Q and P orthogonal and three products.
+
+    Up to two columns are made orthogonal by operators (Gram-Schmidt), more by a library, whose kernels are guessed.
+    """
+    by_hand = settings.rank <= 2
+    matrices = orthogonal = plain = vectors = small = 0
     for shape in shapes:
         rows = shape[0] if shape else 1
         others = prod(shape) // rows if rows else 0
         rank = min(rows, others, settings.rank)
         if (rows + others) * rank * settings.min_rate < rows * others:
-            matrices, columns, small = matrices + 1, columns + rank, small + 4 * (rows + others) * rank * (1 + rank)
+            matrices, small = matrices + 1, small + 4 * (rows + others) * rank * (1 + rank)
+            orthogonal += _PER_COLUMN * rank - 4 * by_hand  # the last column has none behind it
         else:
             plain, vectors = plain + prod(shape), vectors + 1
-    # Two columns or fewer by operators of Python, more by a library.
-    called = _PER_COLUMN if settings.rank <= 2 else 0
-    one = _PER_COLUMN * columns
+    called = orthogonal if by_hand else matrices
     large = n - plain
-    encode = Work(operators=4 + 2 * matrices + called * columns, kernels=4 + matrices + one,
-                  streamed=20 * n + 8 * plain, irregular=4 * large + small)  # fmt: skip
-    decode = Work(operators=4 + vectors + 3 * matrices + called * columns, kernels=4 + vectors + 2 * matrices + one,
-                  streamed=12 * n + 12 * plain, irregular=8 * large + small)  # fmt: skip
+    encode = Work(
+        operators=4 + matrices + called, kernels=4 + matrices + orthogonal, streamed=20 * n + 8 * plain,
+        irregular=4 * large + small,
+    )  # fmt: skip
+    decode = Work(
+        operators=4 + vectors + 2 * matrices + called, kernels=4 + vectors + 2 * matrices + orthogonal,
+        streamed=12 * n + 12 * plain, irregular=8 * large + small,
+    )  # fmt: skip
     return encode, decode
 
 
