@@ -55,6 +55,10 @@ def advise(
     parallel = plan.data_parallel(workers, network, bucket_mb=bucket_mb, gradient_mb=gradient_mb, backend=backend)
     if not device and not options.is_recording(source):
         raise ForetraceError(f"{source} does not exist; give a recording, or a model with its --device.")
+    if not device and (batch or precision):
+        raise ForetraceError(
+            f"--batch and --precision are of a model, not of {source}; say its --device, or leave them out."
+        )
     if device and (rank is not None or steps or salvage):
         raise ForetraceError(f"--rank, --steps and --salvage are of a recording, not of {source}; leave them out.")
     if device:
