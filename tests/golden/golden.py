@@ -1,8 +1,8 @@
 """Hold what commands answer equal to the answers kept here: `python -m tests.golden.golden [--write] [NAME ...]`.
 
 `questions.txt` names the commands; each answer is kept as `answers/NAME.json`: its exit code, its --json and its
-messages. Numbers are equal within one part in 10^12, or within 10^-12 of their unit (10^-6 where float32 networks took part,
-whose sums processors round differently); everything else to the letter; what a run measured is left out.
+messages. Numbers are equal within one part in 10^12, or 10^-12 of their unit (10^-6 with float32 networks, whose sums
+processors round differently); everything else to the letter; what a run measured is left out.
 A change that means to change an answer says so: `make golden ARGS="--write NAME"`, and the difference is committed.
 """
 

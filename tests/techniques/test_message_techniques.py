@@ -72,6 +72,10 @@ class TestLocalSteps(TechniqueConformance):
     technique: ClassVar[Technique] = parse("local-steps workers=4 network=1gbit every=4")
 
 
+class TestLocalStepsOfGaia(TechniqueConformance):
+    technique: ClassVar[Technique] = parse("local-steps workers=4 network=1gbit every=1 updates=gaia")
+
+
 del OnMessages  # only its subclasses are tests
 
 
@@ -289,6 +293,24 @@ def test_local_steps_spread_an_average_over_steps() -> None:
         words = dict(word.split("=", 1) for word in text.split()[1:]) | dict([wrong.split("=")])
         with pytest.raises(NotApplicableError, match=said):
             predicted(graph, " ".join(["local-steps", *(f"{key}={value}" for key, value in words.items())]))
+
+
+def test_sparse_local_steps_gather_values_and_indices() -> None:
+    graph = Backward(elements=[1_000_000]).graph()
+    text = "local-steps workers=2 network=8gbit step_us=0 waiting_ms=0 transfer=1 copy_gb_s=1e12 select_gb_s=1e12"
+    dgc = {x: predicted(graph, f"{text} every=1 updates=dgc share={x}").step_time_s for x in (0.1, 0.2, 0.5, 1)}
+    assert dgc[0.1] == pytest.approx(4e-3 + 0.8e-3, rel=1e-4)  # 0.1 of 4 MB twice, over 1 GB/s
+    assert dgc[0.2] == pytest.approx(4e-3 + 1.6e-3, rel=1e-4)
+    assert dgc[0.5] == dgc[1] == pytest.approx(4e-3 + 4e-3, rel=1e-4)  # all values, without indices
+    unknown = whatif(graph, [parse("local-steps workers=2 network=8gbit every=1 updates=gaia")])
+    low, high = unknown.interval_s
+    assert high > 2 * low and "share" in {each.assumption.flag for each in unknown.assumptions}
+    for wrong, said in (
+        ("every=2 updates=dgc", "every must be 1 with updates=dgc"), ("share=0", "share must be above 0"),
+        ("updates=gaia threshold=-1", "threshold must be 0"),
+    ):  # fmt: skip
+        with pytest.raises(NotApplicableError, match=said):
+            predicted(graph, f"local-steps workers=2 network=1gbit {wrong}")
 
 
 def test_recorded_all_reduces_are_joined(shared_data: Path) -> None:

@@ -37,6 +37,11 @@ TWO = {
     "sharded": ["fully-sharded"],
     "kept": ["fully-sharded reshard=no blocks=Block"],
     "local": ["local-steps every=2"],
+    "each": ["local-steps every=1"],
+    "gaia": ["local-steps every=1 updates=gaia threshold=0"],
+    "dgc": ["local-steps every=1 updates=dgc share=1"],
+    "some": ["local-steps every=2 updates=gaia threshold=0.05"],
+    "few": ["local-steps every=1 updates=dgc share=0.1"],
     "wrong": ["data-parallel-of-three"],
     "nothing": ["bucket-fusion"],
 }
@@ -106,6 +111,22 @@ def test_local_steps_agree_where_they_average_and_differ_from_one_batch(two: dic
     assert not np.allclose(first["weights"], second["weights"], atol=1e-6)
     assert np.allclose(first["weights"], second["weights"], atol=0.2)
     assert first["losses"][-1] < 2.0
+
+
+@pytest.mark.parametrize("name", ["gaia", "dgc"])
+def test_sparse_updates_of_all_elements_are_averages(name: str, two: dict[str, list[dict[str, Any]]]) -> None:
+    for worker, averaged in zip(two[name], two["each"], strict=True):
+        assert np.allclose(worker["weights"], averaged["weights"], rtol=0, atol=1e-6)
+        assert np.allclose(worker["losses"], averaged["losses"], rtol=0, atol=1e-6)
+        assert worker["sent"] == 4 * STEPS * len(worker["weights"])
+
+
+def test_sparse_updates_that_wait_act_on_the_own_model_with_gaia_only(two: dict[str, list[dict[str, Any]]]) -> None:
+    whole = 4 * STEPS * len(two["few"][0]["weights"])
+    assert two["few"][0]["sent"] == 2 * 4 * STEPS * round(0.1 * whole / 4 / STEPS)
+    assert np.array_equal(two["few"][0]["weights"], two["few"][1]["weights"])
+    assert not np.allclose(two["some"][0]["weights"], two["some"][1]["weights"], atol=1e-6)
+    assert 0 < two["some"][0]["sent"] < whole / 2
 
 
 def test_refusals_of_processes_are_sentences(two: dict[str, list[dict[str, Any]]]) -> None:

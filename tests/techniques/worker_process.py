@@ -77,7 +77,10 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         for each in group["params"]
     )
     buckets = str(log.get("rebuilt_bucket_sizes", ""))
-    return {"losses": losses, "weights": weights(model), "calls": calls, "buckets": buckets, "held": held}
+    sent = getattr(training.optimizers[0], "sent_bytes", None)
+    return {
+        "losses": losses, "weights": weights(model), "calls": calls, "buckets": buckets, "held": held, "sent": sent,
+    }  # fmt: skip
 
 
 def answers(rank: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:

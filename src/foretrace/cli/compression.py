@@ -40,7 +40,9 @@ def advise(
     steps: options.Steps = "",
     salvage: options.Salvage = False,
 ) -> Result:  # fmt: skip
-    """Which ratio near-linear scaling needs, which methods pay, and from which bandwidth down.
+    """Say which gradient compression pays.
+
+    Which ratio near-linear scaling needs, and from which bandwidth down each method gains.
 
     Of a model that never ran, with --device, the step is estimated. Hooks are timed on processors; what they take on a
     GPU follows from their passes over its memory.

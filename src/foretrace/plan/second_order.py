@@ -95,6 +95,12 @@ def plan_second_order(
     base = whatif(graph, before, level=level)
     first = replace(Kfac(skip=skip), factors_every=every[0][0], inverses_every=every[0][1])
     layers = first.layers(base.after.graph)
+    peaks = [
+        _held_and_peak(share_out([each.layer for each in layers], workers=workers, fraction=each), layers)[1]
+        for each in fractions(workers)
+    ]
+    if min(peaks) > memory_bytes:
+        raise ForetraceError(_too_small(fractions(workers), peaks, layers, memory_bytes))
     found: list[SecondOrderCandidate] = []
     points = [(fraction, often) for often in every for fraction in fractions(workers)]
     for i, (fraction, (factors, inverses)) in enumerate(points):
@@ -104,8 +110,6 @@ def plan_second_order(
         if progress is not None:
             progress((i + 1) / len(points))
     usable = [each for each in found[: len(fractions(workers))] if each.fits]
-    if not usable:
-        raise ForetraceError(_too_small(found, layers, memory_bytes))
     quickest = min(each.step_s for each in usable)
     alike = [each for each in usable if each.step_s <= (1 + _ALIKE) * quickest]
     return SecondOrderPlan(
@@ -132,8 +136,7 @@ def _candidate(
 ) -> SecondOrderCandidate:  # fmt: skip
     after = whatif(graph, (*before, technique), level=base.level)
     added = after.after_s - base.after_s
-    held = [shares.held_bytes(rank) for rank in range(shares.workers)]
-    passing = shares.passing_bytes(max((each.read_bytes for each in layers), default=0))
+    held_bytes, peak_bytes = _held_and_peak(shares, layers)
     traffic = [shares.traffic(rank) for rank in range(shares.workers)]
     # An assumption that both steps rest on moves what is added by the difference alone.
     shared = {each.assumption.name: each for each in base.assumptions}
@@ -152,20 +155,29 @@ def _candidate(
     inverses = max(each.inverses for each in traffic)
     return SecondOrderCandidate(
         technique=str(technique), fraction=technique.fraction, gradient_workers=shares.gradient_workers,
-        factors_every=technique.factors_every, inverses_every=technique.inverses_every, memory_bytes=max(held),
-        peak_bytes=max(held) + passing, factors_bytes=factors, inverses_bytes=inverses,
+        factors_every=technique.factors_every, inverses_every=technique.inverses_every, memory_bytes=held_bytes,
+        peak_bytes=peak_bytes, factors_bytes=factors, inverses_bytes=inverses,
         gradients_bytes=gradients, sent_bytes=factors / technique.factors_every + inverses / technique.inverses_every
         + gradients, added_s=added,
         added_interval_s=(added - hypot(*below), added + hypot(*above)), step_s=after.after_s,
-        interval_s=after.interval_s, fits=max(held) + passing <= memory_bytes,
+        interval_s=after.interval_s, fits=peak_bytes <= memory_bytes,
     )  # fmt: skip
 
 
-def _too_small(found: Sequence[SecondOrderCandidate], layers: Sequence[RecordedLayer], memory_bytes: float) -> str:
-    least = min(found, key=lambda each: each.peak_bytes)
+def _held_and_peak(shares: SecondOrderShares, layers: Sequence[RecordedLayer]) -> tuple[int, int]:
+    """Bytes that the worker with most of them keeps, and with what passes through it."""
+    held = max(shares.held_bytes(rank) for rank in range(shares.workers))
+    return held, held + shares.passing_bytes(max((each.read_bytes for each in layers), default=0))
+
+
+def _too_small(
+    fractions: Sequence[float], peaks: Sequence[int], layers: Sequence[RecordedLayer], memory_bytes: float
+) -> str:
+    least = min(peaks)
+    fraction = fractions[peaks.index(least)]
     largest = max(layers, key=lambda each: each.layer.inverse_bytes).layer
     return (
-        f"no gradient-worker fraction fits {memory_bytes / 1e6:.4g} MB: the least, {least.fraction:.4g}, takes up to "
-        f"{least.peak_bytes / 1e6:.4g} MB; leave layers out with `skip=`, {largest.name} first "
+        f"no gradient-worker fraction fits {memory_bytes / 1e6:.4g} MB: the least, {fraction:.4g}, "
+        f"takes up to {least / 1e6:.4g} MB; leave layers out, first `skip={largest.name}` "
         f"({largest.inputs} x {largest.outputs})."
     )

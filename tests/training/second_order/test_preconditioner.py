@@ -165,7 +165,7 @@ def test_a_copy_is_of_its_own() -> None:
 
 def test_what_has_no_two_factors_is_refused_by_name() -> None:
     grouped = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.Linear(3, 2))
-    with pytest.raises(NotApplicableError, match=r"the convolution 0 has 2 groups, .* leave it out with skip=0\.$"):
+    with pytest.raises(NotApplicableError, match=r"the convolution 0 has 2 groups, .* add 0 to what to skip\.$"):
         find_layers(grouped)
     assert [layer.name for layer, _ in find_layers(grouped, "0")] == ["1"]
     with pytest.raises(

@@ -57,7 +57,7 @@ class FactoredLayer:
 
 def unsupported(name: str, why: str) -> str:
     """Why a layer cannot be preconditioned, without the name of the technique."""
-    return f"the convolution {name} has {why}, for which K-FAC has no factors; leave it out with skip={name}."
+    return f"the convolution {name} has {why}, for which K-FAC has no factors; add {name} to what to skip."
 
 
 def skips(patterns: str, name: str) -> bool:
