@@ -336,7 +336,7 @@ def _here(measured: Sequence[Row]) -> list[str]:
     lines = [
         "## One processor core, hooks timed",
         "",
-        f"Full-size models on {measured[0].machine}, one thread; every hook timed alone on the model's own buckets "
+        f"Full size on {measured[0].machine}, one thread; every hook timed alone on the model's own buckets "
         "within its time, or on buckets of other sizes and interpolated (*). Coding in ms per step; "
         f"{len(measured)} set-ups: **{counts(measured)}**.",
         "",
