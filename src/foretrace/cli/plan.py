@@ -44,6 +44,7 @@ def place(
     size: options.Size = "full",
     any_sets: bool = flag("--any-sets", "A device may run several pieces of the graph."),
     seconds: float = option(30.0, "S", "At most this for an integer program, if one is needed.", least=0),
+    grid: options.Grid = None,
 ) -> Result:
     """Share operators out over devices.
 
@@ -61,7 +62,7 @@ def place(
             batch=batch, precision=precision, training=not inference, size=size, contiguous=not any_sets,
             seconds=seconds, progress=tell,
         )  # fmt: skip
-    return report.placed(found, source)
+    return report.placed(found, source, device, grid)
 
 
 @plan.command("pipeline")
@@ -78,6 +79,7 @@ def pipeline(
     batch: options.Batch = None,
     precision: options.Precision = "",
     size: options.Size = "full",
+    grid: options.Grid = None,
 ) -> Result:
     """Cut a model into stages and compare schedules.
 
@@ -95,7 +97,51 @@ def pipeline(
             planner=planner, memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size,
             progress=tell,
         )  # fmt: skip
-    return report.pipelined(found, model)
+    return report.pipelined(found, model, device, grid)
+
+
+@plan.command("soap")
+@answers
+def soap(
+    source: str = argument(..., "MODEL", "A model as estimate reads it, or a recording.", complete=completion.decoders),
+    device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
+    devices: Devices = 4,
+    per_node: int = option(0, "N", "Devices of a machine; by default the catalog's.", least=0),
+    link: Link = "",
+    between: str = option("", "RATE", "Of a machine in each direction, as 100gbit; by default the catalog's."),
+    memory_limit: MemoryLimit = "",
+    batch: options.Batch = None,
+    precision: options.Precision = "",
+    size: options.Size = "full",
+    calls: int = option(4000, "N", "Strategies that each search may simulate.", least=1, most=10_000_000),
+    seed: int = option(0, "N", "Of the search.", least=0),
+    on: str = option("here", "here|ray", "Where the chains of a search run; the plan is the same."),
+    perfetto: Path | None = option(None, "FILE", "Write the best one's timeline for Perfetto, too."),
+    top: options.Top = 12,
+) -> Reply:
+    """Split and place every operator on its own.
+
+    By samples, attributes and parameters (FlexFlow), within memory, never slower than data parallelism.
+
+    Example: foretrace plan soap vgg11 --size tiny --device p100 --devices 4 --calls 400
+    """
+    from foretrace.executor import check_place
+    from foretrace.plan.result import size as size_of
+    from foretrace.plan.soap.plan import plan_soap
+    from foretrace.report import perfetto as timelines
+    from foretrace.report.plan_soap import soap_view
+    from foretrace.report.tracks import track
+
+    check_place(on)
+    with options.progress(f"searching {source}") as tell:
+        found = plan_soap(
+            source, device=device, devices=devices, per_node=per_node, link=link, between=between, batch=batch,
+            memory_limit=size_of(memory_limit), precision=precision, size=size, calls=calls, seed=seed, on=on,
+            progress=tell,
+        )  # fmt: skip
+    best = found.strategies[0]
+    files = {perfetto: lambda path: timelines.write([track(source, best.simulated)], path)}
+    return Reply(result=soap_view(found, source), files=files)
 
 
 @plan.command("rows")
@@ -296,6 +342,7 @@ def transformer(
     strategy: options.Strategy = "",
     calls: options.Calls = 400,
     seed: int = option(0, "N", "Seed of --strategy.", least=0),
+    grid: options.Grid = None,
     perfetto: Path | None = option(None, "FILE", "Write the timeline for Perfetto (.json or .json.gz), too."),
     export: str = option("", "TARGET", "Write the plan for torchrun, slurm, megatron, deepspeed, ... into --out."),
     out: Path | None = option(None, "FILE", "Where --export writes, or a folder to write into."),
@@ -340,7 +387,7 @@ def transformer(
         files[path] = lambda into: write_text(into, text)
     stages = unequal_stages(found.space) if unequal else None
     by = search_named(ParallelismProblem(found.space), strategy, calls=calls, seed=seed) if strategy else None
-    view = report.planned(found, model, tokens=tokens, unequal=stages, by=by)
+    view = report.planned(found, model, tokens=tokens, unequal=stages, by=by, grid=grid)
     return Reply(result=view, how={"explain": explain}, files=files)
 
 
