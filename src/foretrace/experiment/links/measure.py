@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from foretrace import executor
@@ -20,6 +21,7 @@ from foretrace.experiment import cores
 from foretrace.experiment.links import netns
 from foretrace.experiment.links.arms import buckets_of, is_emulated, make, record, run_steps, training_of
 from foretrace.experiment.links.calibrate import calibrate, title
+from foretrace.experiment.links.hosts import StepTogether, step_together, together
 from foretrace.experiment.links.job import LinkJob, LinkOutcome, MeasuredLink
 from foretrace.experiment.links.judge import Ran, judge, summed
 from foretrace.experiment.messages import Make, Record, Recorded, RunSteps, Setup, TimedSteps
@@ -27,10 +29,12 @@ from foretrace.experiment.processes import PATIENCE_S, AskedCall, Workers, alone
 from foretrace.experiment.statistics import paired_ratio
 from foretrace.experiment.trial import in_turns, versions
 from foretrace.graph import store
+from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.cluster import parse_link
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse_all
+from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.registry import technique
 from foretrace.techniques.whatif import WhatIf, whatif
 
@@ -41,7 +45,10 @@ MOST_STEPS = 20  # of a block
 _FIRST = 3  # steps of the first round: buckets are formed again after its first, so nothing of it counts
 LEAST_BLOCK_S = 0.8  # an interruption of a few milliseconds is 1 % of that
 _RECORDING_S = 240.0  # for the worker alone, at most
+_GRAPH = "alone.graph"  # what is kept of the worker alone
 _FOR_EVER = 10**9  # steps
+_TOGETHER_S = 8.0  # of steps that all workers make at the same time, before anything is predicted
+_LEAST_TOGETHER, _MOST_TOGETHER = 8, 40
 _BASELINE, _AGAIN = "baseline", "again"
 
 # What techniques send beside all-reduce, so that the link is calibrated for it.
@@ -58,6 +65,7 @@ class _Planned:
     """An arm before it runs."""
 
     name: str
+    given: tuple[str, ...]  # techniques as the user wrote them
     used: tuple[str, ...]  # techniques with the measured table as their network
     shown: tuple[str, ...]  # with the link as the user wrote it
     predicted: WhatIf | None  # None for a worker alone
@@ -82,9 +90,15 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
         workers = stack.enter_context(netns.running(net, threads=job.threads))
         say("calibrating the link", 0.05)
         table = folder / "network.json"
-        measured = calibrate(workers, link, table, name=title(job.workers, job.link), kinds=_kinds(job))
+        computes = not is_emulated(job.work)
+        name = title(job.workers, job.link)
+        measured = calibrate(workers, link, table, name=name, kinds=_kinds(job), hosts=computes)
         say("recording one worker alone", 0.25)
         graph, recorded = _recorded(job, folder)
+        if computes:
+            say("stepping together", 0.32)
+            graph = _together(workers, job, graph)
+            store.save(graph, folder / _GRAPH)
         say("predicting", 0.35)
         alone_s = simulate(graph).step_time_s
         arms = [_planned(f"arm {i}", texts, job, table, graph, alone_s) for i, texts in enumerate(job.arms)]
@@ -94,6 +108,15 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
         turns = _turns(job, [baseline, replace(baseline, name=_AGAIN), *arms])
         blocks = _run(workers, turns, lambda share: say("running the arms", 0.45 + 0.5 * share))
         buckets = [_buckets(workers, arm) for arm in arms]
+        foretold_s = [arm.step_s for arm in arms]
+        if computes and not job.against:
+            # Machines drift: what was recorded minutes ago is predicted again for the speed of the worker alone in the
+            # arms' own minutes. The arms that are predicted have no part in it.
+            rounds = (*blocks[_BASELINE], *blocks[_AGAIN])
+            graph = _at_speed(graph, median(each.wall_s for round_ in rounds for each in round_))
+            alone_s = simulate(graph).step_time_s
+            arms = [_planned(arm.name, arm.given, job, table, graph, alone_s) for arm in arms]
+            baseline = replace(baseline, step_s=alone_s)
     ran = [
         Ran(
             techniques=arm.shown,
@@ -101,8 +124,9 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
             predicted=arm.predicted,
             blocks=blocks[arm.name],
             buckets=own,
+            foretold_s=before_s,
         )
-        for arm, own in zip(arms, buckets, strict=True)
+        for arm, own, before_s in zip(arms, buckets, foretold_s, strict=True)
         if arm.predicted is not None
     ]
     before, again = summed(blocks[_BASELINE]), summed(blocks[_AGAIN])
@@ -110,7 +134,13 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
     points = next(each for each in measured.table.series if each.kind == "all-reduce")
     return LinkOutcome(
         job=job,
-        link=MeasuredLink(mbit_s=measured.mbit_s, spread=measured.spread, nbytes=points.nbytes, seconds=points.seconds),
+        link=MeasuredLink(
+            mbit_s=measured.mbit_s,
+            spread=measured.spread,
+            nbytes=points.nbytes,
+            seconds=points.seconds,
+            hosts=dict(measured.table.hosts),
+        ),
         recorded_s=alone_s,
         baseline_predicted_s=baseline.step_s,
         before=before,
@@ -175,16 +205,17 @@ def _kinds(job: LinkJob) -> tuple[CollectiveKind, ...]:
     """What the link is calibrated for."""
     words = [shlex.split(text) for texts in (*job.arms, job.against) for text in texts]
     found = [CollectiveKind.ALL_REDUCE, *(kind for name, *_ in words for kind in KINDS.get(name, ()))]
-    if any("method=" in text and not text.endswith(DENSE) for each in words for text in each):
+    texts = [text for each in words for text in each]
+    if any(text.startswith("updates=") or ("method=" in text and not text.endswith(DENSE)) for text in texts):
         found.append(CollectiveKind.ALL_GATHER)
-    if not is_emulated(job.work):
+    if any(True for _ in training_of(Setup(work=job.work, size=job.size)).model.buffers()):
         found.append(CollectiveKind.BROADCAST)  # of buffers such as running means
     return tuple(dict.fromkeys(found))
 
 
 def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
     """The graph of one worker alone, and how its recording went."""
-    file = folder / "alone.graph"
+    file = folder / _GRAPH
     request = Record(
         setup=Setup(work=job.work, size=job.size, seed=job.seed),
         arms=tuple(completed(texts, job.workers, job.link) for texts in (*job.arms, job.against)),
@@ -204,12 +235,27 @@ def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
     return store.load(file), answer
 
 
+def _together(workers: Workers, job: LinkJob, graph: TaskGraph) -> TaskGraph:
+    """The graph at the speed of all workers that step at the same time, each by itself, with what they differ by."""
+    step_s = simulate(graph).step_time_s
+    steps = max(min(ceil(_TOGETHER_S / (4 * step_s)), _MOST_TOGETHER), _LEAST_TOGETHER)
+    request = StepTogether(setup=Setup(work=job.work, size=job.size, seed=job.seed), steps=steps)
+    facts = together(workers.ask(step_together, request, "stepping together", seconds=40 * steps * step_s))
+    graph = with_facts(graph, together={key: facts[key] for key in ("workers", "steps", "late_ms", "cold_ms")})
+    return _at_speed(graph, facts["step_ms"] / 1e3)
+
+
+def _at_speed(graph: TaskGraph, step_s: float) -> TaskGraph:
+    """The graph of a worker that computes as fast as lets its step take so long."""
+    return scale(graph, ~graph.gone, step_s / simulate(graph).step_time_s)
+
+
 def _planned(name: str, texts: Sequence[str], job: LinkJob, table: Path, graph: TaskGraph, alone_s: float) -> _Planned:
     used = completed(texts, job.workers, str(table))
     shown = tuple(str(each) for each in parse_all(completed(texts, job.workers, job.link)))
     predicted = whatif(graph, parse_all(used)) if used else None
     step_s = predicted.after_s if predicted else alone_s
-    return _Planned(name=name, used=used, shown=shown, predicted=predicted, step_s=step_s)
+    return _Planned(name=name, given=tuple(texts), used=used, shown=shown, predicted=predicted, step_s=step_s)
 
 
 def _make(workers: Workers, job: LinkJob, arms: Sequence[_Planned]) -> None:

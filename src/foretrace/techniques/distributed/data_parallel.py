@@ -17,6 +17,7 @@ from foretrace.model.messages import CAP_MB, FIRST_MB, MIB, bucketed
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.updates import find_update
 from foretrace.techniques.distributed import one_worker
+from foretrace.techniques.distributed.exchange import beside
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients, spread_gradients
 from foretrace.techniques.distributed.messages import ExchangePlan, by_size, lay_out
 from foretrace.training.training import Training
@@ -48,12 +49,15 @@ class DataParallel(Technique):
     launch_us: float | None = derived(unit="µs", doc="host time of starting one collective")
     waiting_ms: float | None = derived(unit="ms", doc="how much later the last worker is than this one")
     company: float | None = derived(doc="slow-down of computing while messages are exchanged")
+    stretch: float | None = derived(doc="slow-down of messages while this worker computes")
+    cold_ms: float | None = derived(unit="ms", doc="how much longer a step takes whose update comes behind a wait")
     transfer: float | None = derived(doc="time of transfers relative to what the network's model says")
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         gradients = self._gradients(graph)
-        plan = self.plan(graph, gradients)
-        return lay_out(self.slowed(graph, gradients, plan), plan, self)
+        plan, values = self.plan(graph, gradients), self.values(graph)
+        changed = lay_out(self.slowed(graph, gradients, plan), plan, self)
+        return beside(changed, values["company"], values["stretch"]) if "stretch" in values else changed
 
     def buckets(self, nbytes: Sequence[int], types: Sequence[object] | None = None) -> list[list[int]]:
         """Gradients (in the order in which they become ready) that are sent together."""
@@ -80,7 +84,8 @@ class DataParallel(Technique):
         sizes = [each.nbytes for each in gradients]
         total, recording = sum(sizes), graph.info.recording
         out_ns = 0 if self.views else round(2 * total / values["copy_gb_s"])
-        normed = any("BatchNorm" in each.get("class", "") for each in recording.get("modules", []))
+        out_ns += round(1e6 * values.get("cold_ms", 0.0))
+        normed = sum("BatchNorm" in each.get("class", "") for each in recording.get("modules", []))
         return ExchangePlan(
             workers=self.workers,
             network=self.network,
@@ -91,7 +96,9 @@ class DataParallel(Technique):
             launch_us=values["launch_us"],
             copied_ns=out_ns,
             buffer_bytes=int(recording.get("buffer_bytes") or 0),
-            buffer_types=1 + normed,  # batch norm counts its batches in an int64
+            buffer_types=1 + bool(normed),  # batch norm counts its batches in an int64
+            buffers=3 * normed,
+            buffer_us=values["gradient_us"] if "stretch" in values else 0.0,  # of those who were measured
             gradient_mb=self.gradient_mb,
             skew=values.get("skew", 1.0),
         )
@@ -126,10 +133,9 @@ class DataParallel(Technique):
         )
         found["waiting_ms"] = one_worker.waiting(graph, self.workers)
         found["company"] = one_worker.company(graph)
-        found["transfer"] = one_worker.transfer(
-            one_worker.network_between(graph, self.network, self.workers, self.backend)
-        )
-        return found
+        net = one_worker.network_between(graph, self.network, self.workers, self.backend)
+        found["transfer"] = one_worker.transfer(net)
+        return found | one_worker.measured(graph, net)
 
     def slowed(self, graph: TaskGraph, gradients: Sequence[Gradient], plan: ExchangePlan) -> TaskGraph:
         """Computing beside messages, and what the reducer adds to every gradient."""
@@ -137,7 +143,8 @@ class DataParallel(Technique):
         first = np.min([each.ready for each in gradients], axis=0)
         last = np.max([each.ready for each in gradients], axis=0)
         busy_s = sum(leg.seconds for i in range(len(plan.parts)) for leg in plan.legs(i))
-        graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s)
+        if "stretch" not in values:
+            graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s)
         dur = graph.dur.copy()
         on_host = graph.info.platform == "cpu"
         for each in gradients:

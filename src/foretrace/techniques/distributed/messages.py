@@ -66,6 +66,8 @@ class ExchangePlan:
     copied_ns: int = 0  # copies out of the buckets
     buffer_bytes: int = 0  # of buffers that the first worker sends to all before the forward pass
     buffer_types: int = 0  # one message each
+    buffers: int = 0
+    buffer_us: float = 0.0  # host time of one, in and out of its message
     gradient_mb: float = 0.0  # of all gradients, where the recording does not show them
     skew: float = 1.0
     scheme: str = ALL_REDUCE
@@ -199,7 +201,7 @@ def buffer_messages(graph: TaskGraph, plan: ExchangePlan) -> tuple[list[Message]
         wire_ns=dur,
         after=rows,
         waits=rows,
-        host_ns=round(plan.launch_us * 1e3) * plan.buffer_types,
+        host_ns=round(plan.launch_us * 1e3) * plan.buffer_types + round(plan.buffer_us * 1e3) * plan.buffers,
         priority=-1,
     )
     return [message], [Stop(waits=rows)]

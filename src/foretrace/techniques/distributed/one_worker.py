@@ -16,6 +16,7 @@ from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Prior, Technique
 from foretrace.techniques.compute.updates import update_bandwidth
 
+_UNITS = {"us": "µs", "ms": "ms", "s": "GB/s"}
 IN_FLIGHT = {"gloo": 2, "nccl": 1}  # collectives at a time of one process group
 
 
@@ -43,6 +44,23 @@ def company(graph: TaskGraph) -> Prior:
     return Prior(1.06, 1.0, 1.15, why=why)
 
 
+def measured(graph: TaskGraph, net: Network) -> dict[str, Prior]:
+    """What workers of a processor were measured to take beside collectives, by parameter of techniques.
+
+    Of the hosts of this network, and of this training where several made steps of it together.
+    """
+    if graph.info.platform != "cpu":
+        return {}
+    found = {
+        name: Prior(*ends, unit=_UNITS.get(name.rpartition("_")[2], "×"), why=f"measured on {net.name}")
+        for name, ends in net.hosts.items()
+    }
+    if together := graph.info.recording.get("together"):
+        why = f"{together['steps']} steps whose update came behind a wait, beside others"
+        found["cold_ms"] = Prior(*together["cold_ms"], unit="ms", why=why)
+    return found
+
+
 def transfer(net: Network, nbytes: float = 4 * MIB) -> Prior:
     """How far the network's model may be off, at a typical size."""
     typical = net.cost(CollectiveKind.ALL_REDUCE, nbytes)
@@ -51,7 +69,11 @@ def transfer(net: Network, nbytes: float = 4 * MIB) -> Prior:
 
 
 def waiting(graph: TaskGraph, workers: int) -> Prior:
-    """The last of W workers whose steps vary as the recorded ones do, relative to the mean (order statistics)."""
+    """The last of W workers relative to the mean, in steps made together or varying as the recorded ones do."""
+    if together := graph.info.recording.get("together"):
+        more = expected_max(workers) / expected_max(together["workers"])
+        why = f"the last of {together['workers']} workers in {together['steps']} steps made together, beside their mean"
+        return Prior(*(more * each for each in together["late_ms"]), unit="ms", why=why)
     times = simulate(graph).step_times_ns / 1e9
     spread = float(np.std(times, ddof=1)) if len(times) > 2 else 0.02 * float(np.mean(times))
     late = 1e3 * spread * expected_max(workers)
