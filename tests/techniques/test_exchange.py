@@ -132,3 +132,12 @@ def test_meeting_never_makes_a_step_shorter(company: float, stretch: float) -> N
     alone, met = changed.dur, beside(changed, company, stretch).dur
     assert np.all(met >= alone)
     assert np.all(met <= np.ceil(alone * max(company, stretch)) + 1)
+
+
+def test_other_buckets_are_as_if_they_had_been_there_first() -> None:
+    """What computing and messages take from each other goes with the messages."""
+    graph = Backward(elements=[250_000] * 4).graph()
+    given = f"data-parallel workers=2 network=8gbit {PLAIN.replace('company=1', 'company=1.5')} stretch=1.25"
+    fused = parse("bucket-fusion cap_mb=2").predict(parse(f"{given} bucket_mb=0.5").predict(graph))
+    direct = parse(f"{given} bucket_mb=2").predict(graph)
+    assert simulate(fused).step_time_s == pytest.approx(simulate(direct).step_time_s, rel=1e-3)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -19,15 +19,15 @@ from foretrace.deadline import ending
 from foretrace.errors import ForetraceError
 from foretrace.experiment import cores
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.arms import buckets_of, is_emulated, make, record, run_steps, training_of
-from foretrace.experiment.links.calibrate import calibrate, title
+from foretrace.experiment.links.arms import buckets_of, forget, is_emulated, make, record, run_steps, training_of
+from foretrace.experiment.links.calibrate import LinkCalibration, calibrate, title
 from foretrace.experiment.links.hosts import StepTogether, step_together, together
 from foretrace.experiment.links.job import LinkJob, LinkOutcome, MeasuredLink
 from foretrace.experiment.links.judge import Ran, judge, summed
 from foretrace.experiment.messages import Make, Record, Recorded, RunSteps, Setup, TimedSteps
 from foretrace.experiment.processes import PATIENCE_S, AskedCall, Workers, alone
 from foretrace.experiment.statistics import paired_ratio
-from foretrace.experiment.trial import in_turns, versions
+from foretrace.experiment.trial import in_turns, means, versions
 from foretrace.graph import store
 from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import TaskGraph
@@ -72,16 +72,22 @@ class _Planned:
     step_s: float  # as predicted
 
 
-def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
-    """Run one session: all arms of a job, each predicted from one worker's recording before it runs.
+@dataclass(frozen=True, kw_only=True)
+class Rig:
+    """Workers that are up on a link that was measured."""
 
-    Raises ForetraceError where the machine cannot have a rig, NotApplicableError where a technique does not fit, and
-    WorkerError for a bug of ours in a worker. Nothing is left behind.
+    workers: Workers
+    measured: LinkCalibration
+
+
+@contextmanager
+def rig_for(jobs: Sequence[LinkJob], tell: Tell | None = None) -> Iterator[Rig]:
+    """A rig for jobs of the same workers and link, its collectives measured; removed with the block.
+
+    Raises ForetraceError where the machine cannot have one, or the link varies too much.
     """
-    began = time.monotonic()
     say: Tell = tell or (lambda what, share: None)
-    check(job)
-    link = parse_link(job.link)
+    job, link = jobs[0], parse_link(jobs[0].link)
     with ExitStack() as stack:
         folder = Path(job.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrace-rig-")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,12 +95,33 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
         net = stack.enter_context(netns.made(job.workers, link))
         workers = stack.enter_context(netns.running(net, threads=job.threads))
         say("calibrating the link", 0.05)
-        table = folder / "network.json"
+        measured = calibrate(
+            workers, link, folder / "network.json", name=title(job.workers, job.link),
+            kinds=tuple(dict.fromkeys(kind for each in jobs for kind in _kinds(each))),
+            hosts=any(not is_emulated(each.work) for each in jobs),
+        )  # fmt: skip
+        yield Rig(workers=workers, measured=measured)
+
+
+def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None) -> LinkOutcome:
+    """Run one session: all arms of a job, each predicted from one worker's recording before it runs.
+
+    `on` is a rig that is up, of this job's workers and link; without one it is made, and nothing is left behind.
+    Raises ForetraceError where the machine cannot have a rig, NotApplicableError where a technique does not fit, and
+    WorkerError for a bug of ours in a worker.
+    """
+    began = time.monotonic()
+    say: Tell = tell or (lambda what, share: None)
+    check(job)
+    with ExitStack() as stack:
+        folder = Path(job.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrace-rig-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        rig = on or stack.enter_context(rig_for([job], say))
+        workers, measured, table = rig.workers, rig.measured, rig.measured.file
         computes = not is_emulated(job.work)
-        name = title(job.workers, job.link)
-        measured = calibrate(workers, link, table, name=name, kinds=_kinds(job), hosts=computes)
         say("recording one worker alone", 0.25)
         graph, recorded = _recorded(job, folder)
+        recorded_s = simulate(graph).step_time_s
         if computes:
             say("stepping together", 0.32)
             graph = _together(workers, job, graph)
@@ -108,15 +135,16 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
         turns = _turns(job, [baseline, replace(baseline, name=_AGAIN), *arms])
         blocks = _run(workers, turns, lambda share: say("running the arms", 0.45 + 0.5 * share))
         buckets = [_buckets(workers, arm) for arm in arms]
-        foretold_s = [arm.step_s for arm in arms]
+        workers.ask(forget, None, "forgetting the arms")
+        before, again = summed(blocks[_BASELINE]), summed(blocks[_AGAIN])
+        baseline_s, foretold_s = baseline.step_s, [arm.step_s for arm in arms]
         if computes and not job.against:
             # Machines drift: what was recorded minutes ago is predicted again for the speed of the worker alone in the
             # arms' own minutes. The arms that are predicted have no part in it.
             rounds = (*blocks[_BASELINE], *blocks[_AGAIN])
             graph = _at_speed(graph, median(each.wall_s for round_ in rounds for each in round_))
-            alone_s = simulate(graph).step_time_s
             arms = [_planned(arm.name, arm.given, job, table, graph, alone_s) for arm in arms]
-            baseline = replace(baseline, step_s=alone_s)
+            baseline_s = median(means(before.blocks_s, again.blocks_s))
     ran = [
         Ran(
             techniques=arm.shown,
@@ -129,7 +157,6 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
         for arm, own, before_s in zip(arms, buckets, foretold_s, strict=True)
         if arm.predicted is not None
     ]
-    before, again = summed(blocks[_BASELINE]), summed(blocks[_AGAIN])
     same = paired_ratio(before.blocks_s, again.blocks_s, seed=job.seed)
     points = next(each for each in measured.table.series if each.kind == "all-reduce")
     return LinkOutcome(
@@ -141,12 +168,12 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
             seconds=points.seconds,
             hosts=dict(measured.table.hosts),
         ),
-        recorded_s=alone_s,
-        baseline_predicted_s=baseline.step_s,
+        recorded_s=recorded_s,
+        baseline_predicted_s=baseline_s,
         before=before,
         again=again,
         same=same,
-        arms=tuple(judge(job, each, baseline.step_s, before, again) for each in ran),
+        arms=tuple(judge(job, each, baseline_s, before, again) for each in ran),
         rounds=len(blocks[_BASELINE]),
         steps_per_block=max(turns.steps[arm.name] for arm in arms),
         operators_timed=recorded.operators,

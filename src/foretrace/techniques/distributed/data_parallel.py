@@ -17,7 +17,6 @@ from foretrace.model.messages import CAP_MB, FIRST_MB, MIB, bucketed
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.updates import find_update
 from foretrace.techniques.distributed import one_worker
-from foretrace.techniques.distributed.exchange import beside
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients, spread_gradients
 from foretrace.techniques.distributed.messages import ExchangePlan, by_size, lay_out
 from foretrace.training.training import Training
@@ -55,9 +54,8 @@ class DataParallel(Technique):
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         gradients = self._gradients(graph)
-        plan, values = self.plan(graph, gradients), self.values(graph)
-        changed = lay_out(self.slowed(graph, gradients, plan), plan, self)
-        return beside(changed, values["company"], values["stretch"]) if "stretch" in values else changed
+        plan = self.plan(graph, gradients)
+        return lay_out(self.slowed(graph, gradients, plan), plan, self)
 
     def buckets(self, nbytes: Sequence[int], types: Sequence[object] | None = None) -> list[list[int]]:
         """Gradients (in the order in which they become ready) that are sent together."""
@@ -85,6 +83,7 @@ class DataParallel(Technique):
         total, recording = sum(sizes), graph.info.recording
         out_ns = 0 if self.views else round(2 * total / values["copy_gb_s"])
         out_ns += round(1e6 * values.get("cold_ms", 0.0))
+        met = "stretch" in values  # what meets was measured, and is known task by task
         normed = sum("BatchNorm" in each.get("class", "") for each in recording.get("modules", []))
         return ExchangePlan(
             workers=self.workers,
@@ -98,7 +97,9 @@ class DataParallel(Technique):
             buffer_bytes=int(recording.get("buffer_bytes") or 0),
             buffer_types=1 + bool(normed),  # batch norm counts its batches in an int64
             buffers=3 * normed,
-            buffer_us=values["gradient_us"] if "stretch" in values else 0.0,  # of those who were measured
+            buffer_us=values["gradient_us"] if met else 0.0,
+            company=values["company"] if met else 1.0,
+            stretch=values.get("stretch", 1.0),
             gradient_mb=self.gradient_mb,
             skew=values.get("skew", 1.0),
         )

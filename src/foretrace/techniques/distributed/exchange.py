@@ -185,18 +185,30 @@ def beside(graph: TaskGraph, company: float, stretch: float) -> TaskGraph:
     Its tasks last longer by the share of their time that messages are in flight, and messages by the share that the
     worker computes, which depends on how long both last: worked out in turns.
     """
+    changed = graph
+    for _ in range(_MEETINGS):
+        factor, lags = _slower(changed, company, stretch)
+        dur, lag = np.rint(graph.dur * factor).astype(np.int64), np.rint(graph.lag * lags).astype(np.int64)
+        changed = graph.with_columns(dur=dur, lag=lag)
+    return changed
+
+
+def apart(graph: TaskGraph, company: float, stretch: float) -> TaskGraph:
+    """The graph that `beside` was given, but for the rounding, from the one that it made."""
+    factor, lags = _slower(graph, company, stretch)
+    dur, lag = np.rint(graph.dur / factor).astype(np.int64), np.rint(graph.lag / lags).astype(np.int64)
+    return graph.with_columns(dur=dur, lag=lag)
+
+
+def _slower(graph: TaskGraph, company: float, stretch: float) -> tuple[Float64, Float64]:
+    """Factors of tasks (n), and of the times (m, lags of edges) that messages keep the link for themselves."""
     message = (graph.kind == TaskKind.COLLECTIVE) & ~graph.gone
     work = ~graph.on_device & ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN, TaskKind.COLLECTIVE))
+    (start, end), factor = replay(graph), np.ones(len(graph))
+    for mine, others, slower in ((work, message, company), (message, work, stretch)):
+        factor[mine] = 1 / (1 - (1 - 1 / slower) * _shared(start, end, mine, others))
     queue = (graph.edge_kind == EdgeKind.STREAM) & graph.from_start & message[graph.src]
-    dur, lag, changed = graph.dur, graph.lag, graph
-    for _ in range(_MEETINGS):
-        start, end = replay(changed)
-        factor = np.ones(len(graph))
-        for mine, others, slower in ((work, message, company), (message, work, stretch)):
-            factor[mine] = 1 / (1 - (1 - 1 / slower) * _shared(start, end, mine, others))
-        lags = np.where(queue, lag * factor[graph.src], lag).astype(np.int64)
-        changed = graph.with_columns(dur=np.rint(dur * factor).astype(np.int64), lag=lags)
-    return changed
+    return factor, np.where(queue, factor[graph.src], 1.0)
 
 
 def _shared(start: Int64, end: Int64, mine: Mask, others: Mask) -> Float64:

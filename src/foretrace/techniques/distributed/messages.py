@@ -19,7 +19,7 @@ from foretrace.cost.network.parse import network
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.techniques.base import Technique
 from foretrace.techniques.compute.batching import with_facts
-from foretrace.techniques.distributed.exchange import LINK, Message, Stop, exchange, without_exchange
+from foretrace.techniques.distributed.exchange import LINK, Message, Stop, apart, beside, exchange, without_exchange
 from foretrace.techniques.distributed.gradients import (
     Gradient,
     ahead_of,
@@ -77,6 +77,8 @@ class ExchangePlan:
     sharded: bool = True  # every part over all servers
     sum_gb_s: float = 0.0  # what a server adds up
     prioritised: bool = False  # by the layer that waits first in the next step
+    company: float = 1.0  # slow-down of computing beside messages, task by task
+    stretch: float = 1.0  # of messages beside computing
 
     @property
     def in_flight(self) -> int:
@@ -129,7 +131,7 @@ def plan_of(graph: TaskGraph, technique: Technique, *, only_all_reduce: bool = F
 
 def replanned(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskGraph:
     """The graph with the messages of this plan in the place of those that it has."""
-    return lay_out(without_exchange(graph), plan, technique)
+    return lay_out(without_exchange(apart(graph, plan.company, plan.stretch)), plan, technique)
 
 
 def lay_out(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskGraph:
@@ -180,6 +182,8 @@ def lay_out(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskG
             )
     free = plan.prioritised or plan.scheme == SERVERS or (plan.scheme == HIERARCHICAL and plan.backend == "nccl")
     changed = exchange(graph, messages, stops, in_flight=1 if free else plan.in_flight, ordered=not free)
+    if max(plan.company, plan.stretch) > 1:
+        changed = beside(changed, plan.company, plan.stretch)
     return with_facts(changed, distributed=plan.facts)
 
 

@@ -31,9 +31,10 @@ def required(technique: Technique, graph: TaskGraph) -> None:
         raise technique.refuse("the recording already exchanges messages between workers; record one worker alone.")
 
 
-def copying(graph: TaskGraph) -> Prior:
+def copying(graph: TaskGraph, net: Network | None = None) -> Prior:
     """Bandwidth of copying into and out of buffers."""
-    return update_bandwidth(graph) or Prior(500.0, 150.0, 1500.0, unit="GB/s", why="devices copy so much")
+    found = measured(graph, net).get("copy_gb_s") if net else None
+    return found or update_bandwidth(graph) or Prior(500.0, 150.0, 1500.0, unit="GB/s", why="devices copy so much")
 
 
 def company(graph: TaskGraph) -> Prior:
