@@ -227,7 +227,8 @@ def rig_section(_: Path | None) -> str:
     kinds = {
         "two workers, layers that sleep": [r for r in rows if r.arms["rig"]["workers"] == 2 and r.model[:1].isdigit()],
         "more workers, layers that sleep": [r for r in rows if r.arms["rig"]["workers"] > 2 and r.model[:1].isdigit()],
-        "two workers that compute": [r for r in rows if not r.model[:1].isdigit()],
+        "two workers that compute, developed on": [r for r in rows if r.model in ("resnet50", "bert", "vgg11")],
+        "two workers that compute, held out": [r for r in rows if r.model in ("gpt2", "mobilenet-v2", "lstm-lm")],
     }
     summary = []
     for kind, some in kinds.items():
