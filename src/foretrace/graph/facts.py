@@ -91,7 +91,6 @@ class _Together(TypedDict):
     workers: Annotated[int, msgspec.Meta(ge=2)]
     steps: Count
     late_ms: tuple[Number, Number, Number]
-    cold_ms: tuple[Number, Number, Number]
 
 
 class RecordingFacts(TypedDict, total=False):

@@ -223,8 +223,6 @@ def _figures(view: RigVerifyView) -> Iterator[tuple[str, str]]:
     link = f"{digits(view.link_mbit_s)} Mbit/s of payload measured on {view.link}, {view.workers} workers"
     yield "link", f"{link}, within {share(view.link_spread)}"
     yield "recorded", f"one worker alone: {seconds(view.recorded_s)} per step"
-    if view.foretold_s != view.predicted_s:
-        yield "before", f"{seconds(view.foretold_s)} was predicted before the arms told this machine's speed meanwhile"
     ratios = f"predicted {_numbers(view.predicted)}, measured {_numbers(view.measured)}"
     yield "over it", f"{ratios} ({speed(1.0, view.measured.value)}), off by {signed(view.error)}"
     yield "same", f"the baseline against itself came to {_numbers(view.same)}"

@@ -92,10 +92,7 @@ def test_real_compute_needs_a_core_per_worker(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_turns_keep_their_time(steps_s: list[float], seconds: float, slow: float) -> None:
     """On a clock that moves with steps; they last `slow` times as long as predicted."""
-    arms = [
-        measure._Planned(name=str(i), given=(), used=(), shown=(), predicted=None, step_s=s)
-        for i, s in enumerate(steps_s)
-    ]
+    arms = [measure._Planned(name=str(i), used=(), shown=(), predicted=None, step_s=s) for i, s in enumerate(steps_s)]
     job = LinkJob(work="1x1mb/1ms", link="1gbit", workers=2, arms=(("data-parallel",),), seconds=seconds)
     turns = measure._turns(job, arms)
     now = [0.0]

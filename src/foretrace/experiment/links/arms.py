@@ -134,9 +134,6 @@ def buckets_of(name: str, worker: Worker) -> Buckets:
 def forget(given: None, worker: Worker) -> None:
     """End all arms of a worker."""
     worker.kept.clear()
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
 
 
 _RECORDINGS = 3

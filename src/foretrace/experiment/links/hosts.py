@@ -1,14 +1,13 @@
 """What workers take beside their collectives, measured where they will train: computing while a message is under way,
-PyTorch's data parallelism around a step, how far apart they end, and a step behind a wait.
+PyTorch's data parallelism around a step, and how far apart they end.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,18 +16,14 @@ from foretrace.cost.operators.bench import no_collection
 from foretrace.experiment.messages import Setup, Worker
 from foretrace.experiment.statistics import trimmed_mean
 
-if TYPE_CHECKING:
-    from torch import nn
-
 Range = tuple[float, float, float]  # value, low and high
 
 _MATRIX = 256  # rows of the product that is computed beside messages: it fits in a core's cache
-_MESSAGE_S = 0.06  # of the link, of one message
-_MOST_BYTES = 4 << 20
+_MESSAGE_S, _MOST_BYTES = 0.06, 4 << 20  # of a message: how long it takes the link, and how large it is at most
 _SMALL, _LARGE = 1 << 12, 1 << 20  # elements of a layer
 _FEW, _MANY = 10, 80  # layers
-_PAUSE_S = 0.1  # before an update: as long as messages last
 _WARM = 3  # first steps
+_TRIMMED = 0.2  # of what was seen, at either end: one interruption is not what workers differ by
 
 
 class TimeHosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,94 +33,54 @@ class TimeHosts(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 16
 
 
-class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """By parameter of techniques: value, low and high."""
-
-    found: dict[str, Range]
-
-
 class StepTogether(msgspec.Struct, frozen=True, kw_only=True):
-    """Make so many steps of a training by itself at the same time as the others, every second one behind a wait."""
+    """Make so many steps of a training by itself at the same time as the others."""
 
     setup: Setup
     steps: int
 
 
-class SteppedTogether(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of steps, and of steps whose update came behind a wait, without the wait."""
-
-    plain_s: tuple[float, ...]
-    waited_s: tuple[float, ...]
-
-
-def time_hosts(given: TimeHosts, worker: Worker) -> HostTimes:
-    """Time them, in a worker, together with all others."""
+def time_hosts(given: TimeHosts, worker: Worker) -> dict[str, Range]:
+    """What they take by parameter of techniques, timed in a worker together with all others."""
     with no_collection():
-        return HostTimes(found=_beside(given) | _around(worker, given.turns))
+        return _beside(given) | _around(worker, given.turns)
 
 
-def of_all(workers: Sequence[HostTimes]) -> dict[str, Range]:
+def of_all(workers: Sequence[dict[str, Range]]) -> dict[str, Range]:
     """The median of all workers, from the lowest end of any to the highest."""
-    each = [found.found for found in workers]
+    names = set[str].intersection(*(set(each) for each in workers))
+    ends = {name: [each[name] for each in workers] for name in sorted(names)}
     return {
-        name: (median(e[name][0] for e in each), min(e[name][1] for e in each), max(e[name][2] for e in each))
-        for name in each[0]
-        if all(name in e for e in each)
+        name: (median(value), min(low), max(high))
+        for name, (value, low, high) in ((name, zip(*each, strict=True)) for name, each in ends.items())
     }
 
 
-def step_together(given: StepTogether, worker: Worker) -> SteppedTogether:
-    """Make steps, in a worker, that begin at the same time in all of them."""
+def step_together(given: StepTogether, worker: Worker) -> tuple[float, ...]:
+    """Seconds of steps, in a worker, that begin at the same time in all of them."""
     import torch.distributed as dist
 
     from foretrace.experiment.links.arms import training_of
 
-    training = training_of(given.setup)
-    steps, waits, waited_s = training.steps(), False, 0.0
-
-    def wait(*_: object) -> None:
-        nonlocal waited_s
-        if waits and not waited_s:
-            began = time.perf_counter()
-            time.sleep(_PAUSE_S)
-            waited_s = time.perf_counter() - began
-
-    for optimizer in training.optimizers:
-        optimizer.register_step_pre_hook(wait)
-    for _ in range(_WARM):
-        next(steps)
-    found: tuple[list[float], list[float]] = [], []
+    steps, found = training_of(given.setup).steps(), list[float]()
     with no_collection():
-        for _ in range(given.steps):
-            # The update behind a wait and the passes behind it belong together: two steps of either sort.
-            for waits in (False, True):
-                waited_s = 0.0
-                next(steps)
-                dist.barrier()
-                waited_s, began = 0.0, time.perf_counter()
-                next(steps)
-                found[waits].append(time.perf_counter() - began - waited_s)
-    return SteppedTogether(plain_s=tuple(found[0]), waited_s=tuple(found[1]))
+        for _ in range(_WARM + given.steps):
+            dist.barrier()
+            began = time.perf_counter()
+            next(steps)
+            found.append(time.perf_counter() - began)
+    return tuple(found[_WARM:])
 
 
-def together(workers: Sequence[SteppedTogether]) -> dict[str, Any]:
-    """What these steps say of several workers, as `one_worker` reads it: milliseconds with low and high ends."""
-    plain, waited = (1e3 * np.array([getattr(each, of) for each in workers]) for of in ("plain_s", "waited_s"))
-    late = plain.max(axis=0) - plain.mean(axis=0)
-    cold = (waited - plain).mean(axis=0)
-    ends = [_mean(late), _mean(cold)]
-    return {
-        "workers": len(workers), "steps": plain.shape[1], "step_ms": trimmed_mean(plain.mean(axis=0), 0.2),
-        "late_ms": ends[0], "cold_ms": tuple(max(each, 0.0) for each in ends[1]),
-    }  # fmt: skip
-
-
-def _mean(values: Any) -> Range:
-    """The trimmed mean of a few differences, and the 80 % range of what others would have given."""
-    random = np.random.default_rng(0)
-    drawn = [trimmed_mean(random.choice(values, len(values)), 0.2) for _ in range(200)]
-    value, (low, high) = trimmed_mean(values, 0.2), np.quantile(drawn, [0.1, 0.9]).tolist()
-    return value, min(low, value), max(high, value)
+def together(workers: Sequence[Sequence[float]]) -> tuple[float, dict[str, Any]]:
+    """Mean seconds of a step, and what `one_worker` reads of workers that made them: ms, low and high ends."""
+    steps_s = np.array(workers)
+    late_ms, random = 1e3 * (steps_s.max(axis=0) - steps_s.mean(axis=0)), np.random.default_rng(0)
+    drawn = [trimmed_mean(random.choice(late_ms, len(late_ms)), _TRIMMED) for _ in range(200)]
+    value, (low, high) = trimmed_mean(late_ms, _TRIMMED), np.quantile(drawn, [0.1, 0.9]).tolist()
+    ends = value, min(low, value), max(high, value)
+    facts = {"workers": len(steps_s), "steps": steps_s.shape[1], "late_ms": ends}
+    return trimmed_mean(steps_s.mean(axis=0), _TRIMMED), facts
 
 
 def _beside(given: TimeHosts) -> dict[str, Range]:
@@ -133,11 +88,10 @@ def _beside(given: TimeHosts) -> dict[str, Range]:
     import torch
     import torch.distributed as dist
 
-    a = torch.randn(_MATRIX, _MATRIX)
-    b, out = torch.randn(_MATRIX, _MATRIX), torch.empty(_MATRIX, _MATRIX)
+    a, b, out = (torch.randn(_MATRIX, _MATRIX) for _ in range(3))
     message = torch.zeros(int(min(given.bytes_per_s * _MESSAGE_S, _MOST_BYTES)) // 4)
 
-    def rate(over: Callable[[], bool]) -> tuple[float, float]:
+    def computed(over: Callable[[], bool]) -> tuple[float, float]:
         """Products per second until it is over, and the seconds."""
         began, count = time.perf_counter(), 0
         while not over():
@@ -146,56 +100,42 @@ def _beside(given: TimeHosts) -> dict[str, Range]:
         took_s = time.perf_counter() - began
         return max(count, 1) / took_s, took_s
 
-    def alone() -> float:
+    def begun() -> Any:
         dist.barrier()
         dist.all_reduce(message)  # a link saves up credit while it is idle: none is left in the middle of a step
-        began = time.perf_counter()
-        dist.all_reduce(message)
-        return time.perf_counter() - began
+        return dist.all_reduce(message, async_op=True)
 
-    company, stretch = [], []
+    found: dict[str, list[float]] = {"company": [], "stretch": []}
     for turn in range(-1, given.turns):
-        message_s = alone()
-        end = time.perf_counter() + message_s
-        free, _ = rate(lambda end=end: time.perf_counter() > end)  # type: ignore[misc]
-        dist.barrier()
-        dist.all_reduce(message)
-        work: Any = dist.all_reduce(message, async_op=True)
-        beside, beside_s = rate(work.is_completed)
+        work, began = begun(), time.perf_counter()
         work.wait()
+        alone_s = time.perf_counter() - began
+        end = time.perf_counter() + alone_s
+        free, _ = computed(lambda end=end: time.perf_counter() > end)  # type: ignore[misc]
+        beside, beside_s = computed(begun().is_completed)
         if turn >= 0:
-            company.append(free / beside)
-            stretch.append(beside_s / message_s)
-    return {"company": _around_median(company), "stretch": _around_median(stretch)}
-
-
-def _around_median(values: Sequence[float], least: float = 1.0) -> Range:
-    """Median and quartiles of ratios, none below `least`."""
-    low, middle, high = (max(each, least) for each in np.quantile(values, [0.25, 0.5, 0.75]).tolist())
-    return middle, low, high
+            found["company"].append(free / beside)
+            found["stretch"].append(beside_s / alone_s)
+    quartiles = {name: np.maximum(np.quantile(each, [0.5, 0.25, 0.75]), 1.0).tolist() for name, each in found.items()}
+    return {name: (middle, low, high) for name, (middle, low, high) in quartiles.items()}
 
 
 def _around(worker: Worker, turns: int) -> dict[str, Range]:
     """What data parallelism takes of the host, by a group of this worker alone: per step, per gradient, and copying."""
     import torch.distributed as dist
 
-    groups = [dist.new_group([rank]) for rank in range(worker.workers)]
-    own, few, many, large = groups[worker.rank], list[float](), list[float](), list[float]()
-    with _wrapped(_FEW, _SMALL, own) as a, _wrapped(_MANY, _SMALL, own) as b, _wrapped(_FEW, _LARGE, own) as c:
-        for _ in range(turns):
-            for run, found in ((a, few), (b, many), (c, large)):
-                found.append(run())
-    gradient_s = (median(many) - median(few)) / (_MANY - _FEW)
-    step_s = median(few) - _FEW * gradient_s
+    own = [dist.new_group([rank]) for rank in range(worker.workers)][worker.rank]
+    added = [_wrapped(*each, own) for each in ((_FEW, _SMALL), (_MANY, _SMALL), (_FEW, _LARGE))]
+    few, many, large = (median(each) for each in zip(*([one() for one in added] for _ in range(turns)), strict=True))
+    gradient_s = (many - few) / (_MANY - _FEW)
     moved = 4 * 4 * (_LARGE - _SMALL) * _FEW  # into buckets and back, read and written, of float32
-    copied_s = max(median(large) - median(few), 1e-6)
-    values = {"gradient_us": 1e6 * gradient_s, "step_us": 1e6 * step_s, "copy_gb_s": moved / copied_s / 1e9}
+    values = {"gradient_us": 1e6 * gradient_s, "step_us": 1e6 * (few - _FEW * gradient_s)}
+    values["copy_gb_s"] = moved / max(large - few, 1e-6) / 1e9
     return {name: (value, 0.7 * value, 1.4 * value) for name, value in values.items() if value > 0}
 
 
-@contextmanager
-def _wrapped(layers: int, elements: int, group: Any) -> Iterator[Callable[[], float]]:
-    """What data parallelism adds to a step of so many layers that compute next to nothing."""
+def _wrapped(layers: int, elements: int, group: Any) -> Callable[[], float]:
+    """What data parallelism adds to a step of so many layers that compute next to nothing, in seconds."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -208,16 +148,14 @@ def _wrapped(layers: int, elements: int, group: Any) -> Iterator[Callable[[], fl
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.stack([each[0] * x for each in self.all]).sum()
 
-    def step(model: nn.Module) -> float:
+    def step_s(model: nn.Module) -> float:
         began = time.perf_counter()
         model(one).backward()
         took_s = time.perf_counter() - began
-        for each in model.parameters():
-            each.grad = None
+        model.zero_grad()
         return took_s
 
-    one, plain = torch.ones(()), Layers()
-    wrapped = DistributedDataParallel(Layers(), process_group=group)
+    one, plain, wrapped = torch.ones(()), Layers(), DistributedDataParallel(Layers(), process_group=group)
     for model in (plain, wrapped, wrapped):
-        step(model)
-    yield lambda: step(wrapped) - step(plain)
+        step_s(model)
+    return lambda: step_s(wrapped) - step_s(plain)

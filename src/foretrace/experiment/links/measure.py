@@ -47,7 +47,7 @@ LEAST_BLOCK_S = 0.8  # an interruption of a few milliseconds is 1 % of that
 _RECORDING_S = 240.0  # for the worker alone, at most
 _GRAPH = "alone.graph"  # what is kept of the worker alone
 _FOR_EVER = 10**9  # steps
-_TOGETHER_S = 8.0  # of steps that all workers make at the same time, before anything is predicted
+_TOGETHER_S = 5.0  # of steps that all workers make at the same time, before anything is predicted
 _LEAST_TOGETHER, _MOST_TOGETHER = 8, 40
 _BASELINE, _AGAIN = "baseline", "again"
 
@@ -66,7 +66,6 @@ class _Planned:
     """An arm before it runs."""
 
     name: str
-    given: tuple[str, ...]  # techniques as the user wrote them
     used: tuple[str, ...]  # techniques with the measured table as their network
     shown: tuple[str, ...]  # with the link as the user wrote it
     predicted: WhatIf | None  # None for a worker alone
@@ -144,7 +143,7 @@ def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None) -> Lin
             # arms' own minutes. The arms that are predicted have no part in it.
             rounds = (*blocks[_BASELINE], *blocks[_AGAIN])
             graph = _at_speed(graph, median(each.wall_s for round_ in rounds for each in round_))
-            arms = [_planned(arm.name, arm.given, job, table, graph, alone_s) for arm in arms]
+            arms = [_planned(f"arm {i}", texts, job, table, graph, alone_s) for i, texts in enumerate(job.arms)]
             baseline_s = median(means(before.blocks_s, again.blocks_s))
     ran = [
         Ran(
@@ -163,10 +162,7 @@ def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None) -> Lin
     return LinkOutcome(
         job=job,
         link=MeasuredLink(
-            mbit_s=measured.mbit_s,
-            spread=measured.spread,
-            nbytes=points.nbytes,
-            seconds=points.seconds,
+            mbit_s=measured.mbit_s, spread=measured.spread, nbytes=points.nbytes, seconds=points.seconds,
             hosts=dict(measured.table.hosts),
         ),
         recorded_s=recorded_s,
@@ -184,7 +180,7 @@ def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None) -> Lin
         allocator=dict(cores.ALLOCATOR),
         notes=(*recorded.notes, *graph.info.notes),
         took_s=time.monotonic() - began,
-    )
+    )  # fmt: skip
 
 
 def check(job: LinkJob) -> None:
@@ -266,11 +262,10 @@ def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
 def _together(workers: Workers, job: LinkJob, graph: TaskGraph) -> TaskGraph:
     """The graph at the speed of all workers that step at the same time, each by itself, with what they differ by."""
     step_s = simulate(graph).step_time_s
-    steps = max(min(ceil(_TOGETHER_S / (4 * step_s)), _MOST_TOGETHER), _LEAST_TOGETHER)
+    steps = max(min(ceil(_TOGETHER_S / step_s), _MOST_TOGETHER), _LEAST_TOGETHER)
     request = StepTogether(setup=Setup(work=job.work, size=job.size, seed=job.seed), steps=steps)
-    facts = together(workers.ask(step_together, request, "stepping together", seconds=40 * steps * step_s))
-    graph = with_facts(graph, together={key: facts[key] for key in ("workers", "steps", "late_ms", "cold_ms")})
-    return _at_speed(graph, facts["step_ms"] / 1e3)
+    found_s, facts = together(workers.ask(step_together, request, "stepping together", seconds=10 * steps * step_s))
+    return _at_speed(with_facts(graph, together=facts), found_s)
 
 
 def _at_speed(graph: TaskGraph, step_s: float) -> TaskGraph:
@@ -283,7 +278,7 @@ def _planned(name: str, texts: Sequence[str], job: LinkJob, table: Path, graph: 
     shown = tuple(str(each) for each in parse_all(completed(texts, job.workers, job.link)))
     predicted = whatif(graph, parse_all(used)) if used else None
     step_s = predicted.after_s if predicted else alone_s
-    return _Planned(name=name, given=tuple(texts), used=used, shown=shown, predicted=predicted, step_s=step_s)
+    return _Planned(name=name, used=used, shown=shown, predicted=predicted, step_s=step_s)
 
 
 def _make(workers: Workers, job: LinkJob, arms: Sequence[_Planned]) -> None:

@@ -49,7 +49,6 @@ class DataParallel(Technique):
     waiting_ms: float | None = derived(unit="ms", doc="how much later the last worker is than this one")
     company: float | None = derived(doc="slow-down of computing while messages are exchanged")
     stretch: float | None = derived(doc="slow-down of messages while this worker computes")
-    cold_ms: float | None = derived(unit="ms", doc="how much longer a step takes whose update comes behind a wait")
     transfer: float | None = derived(doc="time of transfers relative to what the network's model says")
 
     def change(self, graph: TaskGraph) -> TaskGraph:
@@ -82,7 +81,6 @@ class DataParallel(Technique):
         sizes = [each.nbytes for each in gradients]
         total, recording = sum(sizes), graph.info.recording
         out_ns = 0 if self.views else round(2 * total / values["copy_gb_s"])
-        out_ns += round(1e6 * values.get("cold_ms", 0.0))
         met = "stretch" in values  # what meets was measured, and is known task by task
         normed = sum("BatchNorm" in each.get("class", "") for each in recording.get("modules", []))
         return ExchangePlan(

@@ -187,16 +187,17 @@ def beside(graph: TaskGraph, company: float, stretch: float) -> TaskGraph:
     """
     changed = graph
     for _ in range(_MEETINGS):
-        factor, lags = _slower(changed, company, stretch)
-        dur, lag = np.rint(graph.dur * factor).astype(np.int64), np.rint(graph.lag * lags).astype(np.int64)
-        changed = graph.with_columns(dur=dur, lag=lag)
+        changed = _times(graph, *_slower(changed, company, stretch))
     return changed
 
 
 def apart(graph: TaskGraph, company: float, stretch: float) -> TaskGraph:
     """The graph that `beside` was given, but for the rounding, from the one that it made."""
-    factor, lags = _slower(graph, company, stretch)
-    dur, lag = np.rint(graph.dur / factor).astype(np.int64), np.rint(graph.lag / lags).astype(np.int64)
+    return _times(graph, *(1 / each for each in _slower(graph, company, stretch)))
+
+
+def _times(graph: TaskGraph, factor: Float64, lags: Float64) -> TaskGraph:
+    dur, lag = np.rint(graph.dur * factor).astype(np.int64), np.rint(graph.lag * lags).astype(np.int64)
     return graph.with_columns(dur=dur, lag=lag)
 
 

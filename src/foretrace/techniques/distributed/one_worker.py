@@ -16,7 +16,7 @@ from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Prior, Technique
 from foretrace.techniques.compute.updates import update_bandwidth
 
-_UNITS = {"us": "µs", "ms": "ms", "s": "GB/s"}
+_UNITS = {"us": "µs", "s": "GB/s"}
 IN_FLIGHT = {"gloo": 2, "nccl": 1}  # collectives at a time of one process group
 
 
@@ -46,20 +46,11 @@ def company(graph: TaskGraph) -> Prior:
 
 
 def measured(graph: TaskGraph, net: Network) -> dict[str, Prior]:
-    """What workers of a processor were measured to take beside collectives, by parameter of techniques.
-
-    Of the hosts of this network, and of this training where several made steps of it together.
-    """
-    if graph.info.platform != "cpu":
-        return {}
-    found = {
+    """What the hosts of this network, processors, were measured to take beside collectives, by parameter."""
+    return {
         name: Prior(*ends, unit=_UNITS.get(name.rpartition("_")[2], "×"), why=f"measured on {net.name}")
-        for name, ends in net.hosts.items()
+        for name, ends in (net.hosts.items() if graph.info.platform == "cpu" else ())
     }
-    if together := graph.info.recording.get("together"):
-        why = f"{together['steps']} steps whose update came behind a wait, beside others"
-        found["cold_ms"] = Prior(*together["cold_ms"], unit="ms", why=why)
-    return found
 
 
 def transfer(net: Network, nbytes: float = 4 * MIB) -> Prior:
