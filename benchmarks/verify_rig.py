@@ -58,7 +58,7 @@ def session(name: str, work: str, link: str, arms: Sequence[tuple[str, ...]], *,
 
 
 OTHERS = (
-    ("fully-sharded",),
+    ("fully-sharded blocks=EmulatedLayer",),
     ("local-steps every=4",),
     ("local-steps updates=dgc every=1",),
     ("local-steps updates=gaia every=1",),
