@@ -160,3 +160,5 @@ def test_help_of_every_command_has_an_example(cli: Cli) -> None:
         assert shown.code == 0
         assert f"foretrace {name} " in shown.out.replace("\n", " "), name
     assert "..." not in top.split("Record and look:")[1], "a summary is cut"
+    for name in ("calibrate", "cloud", "compression", "energy", "fleet", "llm", "network", "plan", "rig", "serve"):
+        assert "..." not in cli(name, "--help").out.split("Commands:")[1], f"a summary of {name} is cut"

@@ -34,7 +34,9 @@ def device(
     plan: Path | None = option(None, "FILE", "Only write the products to be timed, as CSV."),
     times: Path | None = option(None, "FILE", "Such a file with its times filled in."),
 ) -> Reply | None:
-    """Time the operators that training consists of, in all sizes and precisions, and keep the times.
+    """Time the operators that training consists of.
+
+    In all sizes and precisions; the times are kept.
 
     With --operators a few are timed, and the prices that foretrace comes with are adapted to them: enough to predict
     steps on this processor that were never run. With --gpu they are the 16-bit products that say most of a GPU that
@@ -75,7 +77,9 @@ def run(
     seconds: Seconds = 30.0,
     trust: list[str] | None = option(None, "PACKAGE", "Let the recording's operators call this package's functions."),
 ) -> Reply | None:
-    """Time the very operators of a recording, as they are and as techniques would change them.
+    """Time the operators of a recording.
+
+    As they are, and as techniques would change them.
 
     It must run on the machine of the recording, and takes over its threads and allocator settings.
     Example: foretrace calibrate run run/ --do mixed-precision
@@ -109,7 +113,9 @@ def network(
     limit: float = option(600.0, "S", "Stop after S seconds.", least=1.0),
     out: Path | None = option(None, "FILE", "Where to keep the table (.json)."),
 ) -> Result:
-    """Time real collectives between processes of this machine, and keep them as a table for predictions.
+    """Time collectives between processes of this machine.
+
+    The times are kept as a table for predictions.
 
     Example: foretrace calibrate network --workers 2 --to 4194304 --out gloo.json --accept-noise
     """

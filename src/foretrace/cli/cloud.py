@@ -29,7 +29,9 @@ def advise(
     plot: Path | None = option(None, "FILE.svg", "Draw time against money of all offers, too."),
     rank: options.Rank = None,
 ) -> Reply:
-    """Predict epoch time and price on rented machines; choose the cheapest in time or the fastest for the money.
+    """Predict epoch time and price on rented machines.
+
+    Chooses the cheapest in time, or the fastest for the money.
 
     Example: foretrace cloud advise run/ --samples 100000 --epochs 2 --within 24 --step K80-half=0.2
     """

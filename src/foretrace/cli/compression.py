@@ -33,7 +33,9 @@ def advise(
     steps: options.Steps = "",
     salvage: options.Salvage = False,
 ) -> Result:
-    """Which ratio near-linear scaling needs, which methods pay, and from which bandwidth down.
+    """Say which gradient compression pays.
+
+    Which ratio near-linear scaling needs, and from which bandwidth down each method gains.
 
     TRACE is a recording of one worker. Example: foretrace compression advise run/ --network 10gbit/50us --workers 8
     """

@@ -38,7 +38,9 @@ def tune(
     seed: int = option(0, "N", "Seed of the search.", least=0),
     top: options.Top = 12,
 ) -> Result:
-    """Find the setting at which work takes the least energy and keeps a limit of its time, in few measurements.
+    """Find the setting of least energy within a time limit.
+
+    In few measurements, by constrained Bayesian optimisation.
 
     Example: foretrace energy tune --set batch=1,2,4 -- python bench.py --batch {batch}
     """
@@ -65,7 +67,7 @@ def measure(
     target: list[str] = argument(..., "COMMAND", "What to run, after --."),
     grid: options.Grid = None,
 ) -> Result:
-    """Run a command and say how many joules the counters of this machine's hardware told meanwhile.
+    """Measure the joules of a command by hardware counters.
 
     Example: foretrace energy measure -- python bench.py
     """
@@ -88,7 +90,9 @@ def colocate(
     ledger: LedgerFile = None,
     no_ledger: NoLedger = False,
 ) -> Result:
-    """Fine-tune beside inference on one core: predict what requests take then, and admit steps that keep the limit.
+    """Fine-tune beside inference on one core.
+
+    Predicts what requests take then, and admits steps that keep the limit.
 
     Example: foretrace energy colocate mobilenet-v2 ncf --seconds 5
     """

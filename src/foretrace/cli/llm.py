@@ -74,7 +74,9 @@ def simulate(
     perfetto: Path | None = option(None, "FILE", "Write the first steps for Perfetto (.json or .json.gz), too."),
     on: str = option("here", "here|ray", "Where replicas are simulated: on this machine's cores, or a Ray cluster."),
 ) -> Reply:  # fmt: skip
-    """Simulate engines of a model under requests: latencies, rates, and the use of the cache.
+    """Simulate engines of a model under requests.
+
+    With latencies, rates, and the use of the cache.
 
     Example: foretrace llm simulate llama-3-8b --device h100 --requests "poisson qps=2" --slo "ttft=0.5s tpot=50ms"
     """
@@ -123,7 +125,9 @@ def capacity(
     top: options.Top = 12,
     on: str = option("here", "here|ray", "Where deployments are simulated: on this machine's cores, or a Ray cluster."),
 ) -> Result:  # fmt: skip
-    """Find the highest rate of requests that keeps the limits, for every deployment of a model, and what it costs.
+    """Find the highest rate of requests that keeps the limits.
+
+    For every deployment of a model, and what it costs.
 
     Example: foretrace llm capacity llama-3-8b --device h100 --devices 2 --slo "ttft.p99=0.5s tpot.p99=50ms"
     """
@@ -149,7 +153,7 @@ def calibrate(
     layout: LayoutOptions,
     save: Path | None = option(None, "FILE", "Keep what was found, for --calibration."),
 ) -> Reply:
-    """Fit what a server takes beside its modelled steps to measured runs of it.
+    """Fit what a server takes beside its steps, to measured runs.
 
     One run gives a factor on the devices' time and what a request waits; runs of several loads also the host's time.
     Example: foretrace llm calibrate bench.json --model llama-3-8b --device h100 --save server.json
@@ -176,7 +180,9 @@ def draft(
     latency_ms: float = option(0.0, "MS", "Of a pass of a draft at most.", least=0),
     top: options.Top = 12,
 ) -> Result:  # fmt: skip
-    """Find the depth and width of a draft that makes a model decode fastest (speculative decoding).
+    """Find the draft with which a model decodes fastest.
+
+    Its depth and width, for speculative decoding.
 
     Example: foretrace llm draft llama-2-70b --device h100 --tp 4 --parameters 1e9
     """

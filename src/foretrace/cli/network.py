@@ -24,7 +24,9 @@ def check(
     kind: str = option("", "KIND", "all-reduce, ..., in the same cases."),
     system: str = option("", "NAME", "One of several systems in a file."),
 ) -> Result:
-    """Is my bus bandwidth right? Measured collectives against what the machine should give, size by size.
+    """Check the bus bandwidth of measured collectives.
+
+    Against what the machine should give, size by size.
 
     Exit code 1 where they are slower. Example: foretrace network check all_reduce.log --on nccl:H100-SXM5-80GB
     """

@@ -73,7 +73,9 @@ def verify(
     ledger: LedgerFile = None,
     no_ledger: NoLedger = False,
 ) -> Result:
-    """Predict a distributed step from one worker's recording, then run it for real.
+    """Predict a distributed step, then run it for real.
+
+    The prediction rests on a recording of one worker.
 
     Example: foretrace rig verify "data-parallel bucket_mb=4" --workers 2 --link 300mbit --emulate 12x1mb/20ms
     """
@@ -100,7 +102,7 @@ def verify(
 @rig.command("clean")
 @answers
 def clean() -> Result:
-    """Remove what killed rigs left behind: their network namespaces and the processes in them.
+    """Remove network namespaces and processes of killed rigs.
 
     Rigs that still run are left alone. Example: foretrace rig clean
     """

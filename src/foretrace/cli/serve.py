@@ -53,9 +53,10 @@ def run(
     deadline_s: float = option(60.0, "S", "The longest that a request may take.", least=0.001),
     every_s: float = option(1.0, "S", "Between two looks at the load, with several plans.", least=0.1),
 ) -> None:
-    """Serve a model over HTTP by the Open Inference Protocol, until Ctrl-C.
+    """Serve a model over HTTP, until Ctrl-C.
 
-    Also without the word run. Example: foretrace serve run resnet50 --size tiny --split 2x1:4
+    By the Open Inference Protocol; also without the word run.
+    Example: foretrace serve run resnet50 --size tiny --split 2x1:4
     """
     from foretrace.serving.server import run as server
     from foretrace.serving.server.models import ModelSource, TensorSpec
@@ -105,7 +106,9 @@ def plan(
     ledger: LedgerFile = None,
     no_ledger: NoLedger = False,
 ) -> Result:
-    """Split cores among instances of a model so that a batch ends soonest: how many, with which threads and samples.
+    """Split cores among instances of a model.
+
+    So that a batch ends soonest: how many instances, with which threads and samples.
 
     Example: foretrace serve plan resnet50 --size tiny --batch 16
     """  # fmt: skip
@@ -143,9 +146,10 @@ def load(
     model: str = option("", "NAME", "Which model, where the server does not say."),
     token_file: Path | None = option(None, "FILE", "Bearer token of the server, else FORETRACE_TOKEN's."),
 ) -> Result:
-    """Send requests to a server and say how long answers take, counted from when each was due.
+    """Send requests to a server and time its answers.
 
-    Exit code 1 where a request had no answer. Example: foretrace serve load http://127.0.0.1:8000 --rate 50
+    Counted from when each was due. Exit code 1 where a request had no answer.
+    Example: foretrace serve load http://127.0.0.1:8000 --rate 50
     """
     from foretrace.report import serve_load as report
     from foretrace.serving.server import load as loads
