@@ -254,7 +254,10 @@ def rig_section(_: Path | None) -> str:
         "that sleep* exchange real gradients through PyTorch's own data parallelism but compute nothing, so that two "
         "cores do not decide. *Error* is predicted / measured step − 1 in %; *covered*: whether the 80 % interval of "
         "the predicted ratio to one worker alone holds the measured one. Rows are the newest of every setting; "
-        "buckets at 1 Gbit/s were run twice, because other work ran on the cores beside the first.\n\n"
+        "buckets at 1 Gbit/s were run twice, because other work ran on the cores beside the first. Rows of the models "
+        "that were developed on are older than two changes: packets that fit the token bucket, and hosts that are "
+        "measured with the link. The held-out rows have both, but other work ran on both cores beside them, and their "
+        "arms spread too far for a verdict.\n\n"
         + table(("", "rows", "median error", "worst", "covered"), summary)
         + "\n\n"
         + table(
