@@ -59,7 +59,7 @@ def session(name: str, work: str, link: str, arms: Sequence[tuple[str, ...]], *,
 
 OTHERS = (
     ("fully-sharded blocks=EmulatedLayer",),
-    ("local-steps every=4",),
+    ("local-steps every=2",),  # any two steps hold one average
     ("local-steps updates=dgc every=1",),
     ("local-steps updates=gaia every=1",),
     (*PLAIN, "bucket-fusion cap_mb=0"),

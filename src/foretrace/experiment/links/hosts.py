@@ -84,7 +84,7 @@ def together(workers: Sequence[Sequence[float]]) -> tuple[float, dict[str, Any]]
 
 
 def _beside(given: TimeHosts) -> dict[str, Range]:
-    """How much slower computing and messages are while both go on."""
+    """How much slower computing and messages are at the same time."""
     import torch
     import torch.distributed as dist
 
