@@ -1,15 +1,20 @@
-"""Steps on this machine's processor, predicted from at most 50 measured operators, then measured.
+"""Steps on this machine's processor, predicted from a few measured operators, then measured.
 
-    python benchmarks/local.py --json [--models NAME,...] [--rounds N] [--seconds S]
+    python benchmarks/local.py capture --groups score,outside --folder F    # operators of every model
+    python benchmarks/local.py predict --folder F --seconds 300             # what is said before; again for the rest
+    python benchmarks/local.py steps --folder F --seconds 380               # real steps; again for more turns
+    python benchmarks/local.py keep --folder F                              # the table
 
-First k operators are timed (k = 10, 20 and 50, each a calibration of its own) and every model is captured and
-predicted; only then is the first real step run. Models are those of the zoo in their tiny size and some with another
-batch; prices and constants were chosen on a random pool and on other models, and the section says which looks at the
-zoo changed a rule. Batches lie ready in memory, one thread does all. Models
-take turns, a second or so at a time, and before and after every step a probe (a few hundred views) tells how fast the
-machine is just then: steps count that met it calm, as the operators that count were timed, since other users make a
-machine up to twice as slow within seconds. CPU time is taken, which waiting for a core does not touch.
-The result is kept in benchmarks/data/local.json; `python benchmarks/accuracy.py local` writes the section.
+In parts, so that those that time can have the machine for themselves for some minutes. `predict` calibrates the machine
+(50 operators and the constants of `model.effects`), times the OWN calls of every model that say most of its step, and
+predicts: from the prices of the package alone, from the 50, and with the model's own. Only then are real
+steps run. Groups: the zoo's models fall into halves by a seed (SEED): on one, `development`, every rule and constant
+was chosen; the other, `score`, was looked at once. `outside` are models of `local_models`, `full` some of the zoo at
+full size with small batches. Batches lie ready in memory, one thread does all. Models take turns, a second or so at a
+time, and before and after every step a probe (a few hundred views) tells how fast the machine is just then: steps count
+that met it calm, as the operators that count were timed, since other users make a machine up to twice as slow within
+seconds. CPU time is taken, which waiting for a core does not touch. The result is kept in benchmarks/data/local.json;
+`python benchmarks/accuracy.py local` writes the section.
 """
 
 from __future__ import annotations
@@ -18,9 +23,11 @@ import argparse
 import gc
 import json
 import os
+import pickle
+import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,208 +40,250 @@ from foretrace.training.training import Training
 from tables import ROOT, load, machine, table, today
 
 DATA = ROOT / "benchmarks" / "data" / "local.json"
-COUNTS = (10, 20, 50)
+SEED = 21
+OWN, OPERATORS = 10, 50
+WAYS = {"prices": "nothing measured", "general": "50 operators", "own": "and 10 of its own"}
+GROUPS = ("development", "score", "outside", "full")
+BEFORE = "before"  # rows that were predicted before effects and own operators were; kept until new ones are
 # Models with another batch than their own: name and batch.
 OTHERS = (("resnet50", 4), ("bert", 16), ("lstm-lm", 32), ("ncf", 64))
+FULL = (("bert", 1), ("lstm-lm", 4), ("resnet50", 2), ("seq2seq", 2))
 _WARM, _ENOUGH = 4, 12
 # glibc keeps what was freed, instead of giving it back and faulting it in again in every step.
 KEEPING = {
     "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TOP_PAD_": "268435456",
 }  # fmt: skip
+Case = tuple[str, str, str, int | None]  # label, group, model, batch or None for its own
 
 
-def calibrations() -> tuple[dict[int, dict[str, float]], dict[int, float], dict[int, tuple[float, float]]]:
-    """Per k: seconds by key, what the calibration took, the usual probe and the share of times that met it."""
-    from foretrace.model.on_processor import calibrated
-
-    known, took, states = {}, {}, {}
-    for k in COUNTS:
-        began = time.perf_counter()
-        timed = calibrated(k)
-        known[k], took[k] = timed.measured.seconds, time.perf_counter() - began
-        states[k] = (timed.probe_s, timed.alike)
-    return known, took, states
-
-
-def cases(chosen: Sequence[str]) -> list[tuple[str, str, int | None]]:
-    """(label, model, batch or None for its own)."""
+def development() -> frozenset[str]:
+    """The half of the zoo on which everything was chosen."""
     from foretrace.zoo.registry import entries
 
-    found: list[tuple[str, str, int | None]] = [(name, name, None) for name in entries()]
-    found += [(f"{name} batch {batch}", name, batch) for name, batch in OTHERS]
-    return [each for each in found if not chosen or each[1] in chosen]
+    names = sorted(entries())
+    return frozenset(random.Random(SEED).sample(names, len(names) // 2))
 
 
-def made(name: str, batch: int | None) -> Training:
-    """A model of the zoo on batches that lie ready."""
+def cases(groups: Sequence[str]) -> list[Case]:
+    """What is predicted and run."""
+    from foretrace.zoo.registry import entries
+    from local_models import MODELS
+
+    chosen = development()
+    both = [(name, name, None) for name in entries()]
+    both += [(f"{name} batch {batch}", name, batch) for name, batch in OTHERS]
+    found: list[Case] = [(label, "development" if n in chosen else "score", n, b) for label, n, b in both]
+    found += [(name, "outside", name, None) for name in MODELS]
+    found += [(f"{name} full", "full", name, batch) for name, batch in FULL]
+    return [each for each in found if each[1] in groups]
+
+
+def made(case: Case) -> Training:
+    """The model on batches that lie ready."""
     from foretrace.training.batches import resized
     from foretrace.zoo.registry import training
+    from local_models import MODELS
 
-    found = training(name, "tiny")
+    _, group, name, batch = case
+    if group == "outside":
+        import torch
+
+        torch.manual_seed(0)
+        return MODELS[name]()
+    found = training(name, "full" if group == "full" else "tiny")
     if batch is not None:
         found = replace(found, loader=resized(found.loader, batch))
     return found.with_batches(2)
 
 
-def predicted(
-    calibrated: dict[int, dict[str, float]], chosen: Sequence[str]
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Per case, step seconds by k with their range; and why the others could not be captured."""
-    from foretrace.cost.operators.local import Local
+def captured(groups: Sequence[str], folder: Path) -> None:
+    """Operators of every model, kept in the folder."""
     from foretrace.model.capture.capture import capture
-    from foretrace.model.on_processor import HostOverhead, Processor
 
-    processors = {k: Processor.of(seconds) for k, seconds in calibrated.items()}
-    nothing = Local.of({})
-    processors[0] = Processor(local=nothing, host=HostOverhead.of({}, nothing))
-    rows, refused = [], {}
-    for label, name, batch in cases(chosen):
-        try:
-            training = made(name, batch)
-            began = time.perf_counter()
-            graph = capture(training, like="cpu")
-            took = time.perf_counter() - began
-        except ForetraceError as error:
-            refused[label] = str(error)
+    path = folder / "graphs.pickle"
+    found = pickle.loads(path.read_bytes()) if path.exists() else {}
+    for case in cases(groups):
+        if case in found:
             continue
-        row: dict[str, Any] = {
-            "case": label,
-            "model": name,
-            "batch": graph.batch,
-            "calls": len(graph),
-            "capture_s": took,
-        }
-        for k, processor in sorted(processors.items()):
+        try:
+            found[case] = capture(made(case), like="cpu")
+        except ForetraceError as error:
+            found[case] = str(error)
+        print(f"{case[0]}: {found[case] if isinstance(found[case], str) else len(found[case])}", flush=True)
+        write_bytes(path, pickle.dumps(found))
+
+
+def predict(folder: Path, seconds: float) -> None:
+    """Calibrate, then predict for so many seconds; what came of it goes to the folder, before any step."""
+    from foretrace.cost.operators.local import Local
+    from foretrace.model.on_processor import SLOWED, HostOverhead, Processor, calibrated, timed
+
+    path, began = folder / "predicted.json", time.perf_counter()
+    if not path.exists():
+        calibration = calibrated(OPERATORS)
+        data = {
+            "date": today(), "machine": machine(), "load": [load()], "rows": [], "refused": {},
+            "calibration_s": time.perf_counter() - began, "probe_s": calibration.probe_s, "calm": calibration.alike,
+            "timed": {**calibration.measured.seconds, SLOWED: calibration.disturbed},
+            "allocator": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")},
+        }  # fmt: skip
+        write_bytes(path, json.dumps(data).encode())
+    data = json.loads(path.read_text())
+    known, nothing = data["timed"], Local.of({})
+    general = Processor.of(known)
+    done = {row["case"][0] for row in data["rows"]} | set(data["refused"])
+    graphs = list(pickle.loads((folder / "graphs.pickle").read_bytes()).items())
+    for case, graph in graphs:
+        if case[0] in done or time.perf_counter() > began + seconds:
+            continue
+        if isinstance(graph, str):
+            data["refused"][case[0]] = graph
+            continue
+        wanted = general.telling(graph, OWN, known)
+        own = timed(wanted, turns=3, budget_s=8.0, usual_s=data["probe_s"])
+        processors = {
+            "prices": Processor(local=nothing, host=HostOverhead.of({}, nothing)), "general": general,
+            "own": Processor.of({**known, **own.measured.seconds, SLOWED: max(known[SLOWED], own.disturbed)}),
+        }  # fmt: skip
+        row: dict[str, Any] = {"case": list(case), "batch": graph.batch, "calls": len(graph)}
+        row |= {"own_calm": own.alike, "own_probe": own.probe_s, "not_timed": own.measured.failed}
+        row["timed"] = own.measured.seconds
+        for way, processor in processors.items():
             step = processor.step(graph)
-            row[f"k{k}"] = [step.seconds, step.low_s, step.high_s]
-            if k == max(COUNTS):
-                row |= {"operators_s": step.operators_s, "host_s": step.host_s, "unknown": step.unknown}
-        rows.append(row)
-        print(f"{label}: {1e3 * row['k50'][0]:.1f} ms", file=sys.stderr, flush=True)
-    return rows, refused
+            row[way] = [step.seconds, step.low_s, step.high_s]
+        data["rows"].append(row)
+        print(f"{case[0]}: {1e3 * row['own'][0]:.1f} ms", file=sys.stderr, flush=True)
+        write_bytes(path, json.dumps(data).encode())
 
 
-def measure(rows: list[dict[str, Any]], rounds: int, most: int, seconds: float, reference: float) -> None:
-    """Real steps of every case, in turns; adds what was measured to the rows.
-
-    After `rounds` turns, cases that met the state of the calibration in too few steps go on, for `most` turns in all.
-    """
+def measure(folder: Path, seconds: float, each_s: float) -> None:
+    """Real steps of every case in turns, for so many seconds; adds to what the folder has."""
     from foretrace.model.on_processor import ALIKE, probe
 
-    samples: dict[str, list[tuple[float, float, float]]] = {row["case"]: [] for row in rows}
-    trainings = {row["case"]: made(row["model"], row["batch"]) for row in rows}
-    steps = {case: training.steps() for case, training in trainings.items()}
-    for turn in range(most):
-        for case, running in steps.items():
-            met = sum(abs(np.log(each[2] / reference)) < ALIKE for each in samples[case])
-            if turn >= rounds and met >= _ENOUGH:
+    predicted = json.loads((folder / "predicted.json").read_text())
+    path = folder / "steps.json"
+    samples: dict[str, list[list[float]]] = json.loads(path.read_text()) if path.exists() else {}
+    until = time.perf_counter() + seconds
+    told: list[Case] = [tuple(row["case"]) for row in predicted["rows"]]  # type: ignore[misc]
+    running: dict[str, Iterator[Any]] = {}
+    turn = 0
+    while time.perf_counter() < until and turn < 12:
+        for case in sorted(told, key=lambda each: len(samples.get(each[0], ()))):
+            mine = samples.setdefault(case[0], [])
+            met = sum(abs(np.log(each[2] / predicted["probe_s"])) < ALIKE for each in mine)
+            if time.perf_counter() > until or (met >= _ENOUGH and turn):
                 continue
-            for _ in range(_WARM if not turn else 1):
-                next(running)
+            first = case[0] not in running
+            if first:
+                running[case[0]] = made(case).steps()
+            for _ in range((2 if case[1] == "full" else _WARM) if first else 1):
+                next(running[case[0]])
             gc.collect()
-            ends, count = time.perf_counter() + seconds, 0
+            ends, count = time.perf_counter() + each_s, 0
             while time.perf_counter() < ends or count < 2:
                 before, begin, wall = probe(), time.process_time(), time.perf_counter()
-                next(running)
+                next(running[case[0]])
                 cpu, wall = time.process_time() - begin, time.perf_counter() - wall
-                samples[case].append((cpu, wall, (before + probe()) / 2))
+                mine.append([cpu, wall, (before + probe()) / 2])
                 count += 1
-    for row in rows:
-        found = np.array(samples[row["case"]])
-        alike = np.abs(np.log(found[:, 2] / reference)) < ALIKE
-        used = found[alike] if alike.sum() >= 5 else found
-        row["steps"], row["alike"] = len(found), int(alike.sum())
-        row["measured_s"] = float(np.median(used[:, 0]))
+            if case[1] == "full":  # its tensors would crowd out the others'
+                del running[case[0]]
+                gc.collect()
+            write_bytes(path, json.dumps(samples).encode())
+        turn += 1
+
+
+def joined(folder: Path) -> dict[str, Any]:
+    """What was predicted with what was measured."""
+    from foretrace.model.on_processor import ALIKE
+
+    data: dict[str, Any] = json.loads((folder / "predicted.json").read_text())
+    samples = json.loads((folder / "steps.json").read_text())
+    rows = []
+    for row in data["rows"]:
+        found = np.array(samples.get(row["case"][0], []))
+        if len(found) < 2:
+            data["refused"][row["case"][0]] = "no time was left to run it"
+            continue
+        alike = np.abs(np.log(found[:, 2] / data["probe_s"])) < ALIKE
+        used = found[alike] if alike.sum() >= min(5, len(found)) else found
+        row |= {"steps": len(found), "alike": int(alike.sum()), "measured_s": float(np.median(used[:, 0]))}
         row["spread"] = [float(value) for value in np.quantile(used[:, 0], [0.25, 0.75])]
-        row["all_s"], row["wall_s"] = float(np.median(found[:, 0])), float(np.median(found[:, 1]))
-        row["error"] = row[f"k{max(COUNTS)}"][0] / row["measured_s"] - 1
+        row |= {"all_s": float(np.median(found[:, 0])), "wall_s": float(np.median(found[:, 1]))}
+        rows.append(row)
+        del row["timed"]
+    del data["timed"]
+    data["rows"] = rows
+    return data
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median and worst absolute error per k, and how often the range held."""
-    found: dict[str, Any] = {}
-    for k in (0, *COUNTS):
-        errors = np.array([abs(row[f"k{k}"][0] / row["measured_s"] - 1) for row in rows])
-        held = np.mean([row[f"k{k}"][1] <= row["measured_s"] <= row[f"k{k}"][2] for row in rows])
-        found[f"k{k}"] = {
-            "median": float(np.median(errors)), "mean": float(errors.mean()), "worst": float(errors.max()),
-            "held": float(held),
-        }  # fmt: skip
-    return found
+def summary(rows: Sequence[dict[str, Any]], way: str) -> list[str]:
+    """Median, signed median and worst error, and how often the range held."""
+    errors = np.array([row[way][0] / row["measured_s"] - 1 for row in rows])
+    held = np.mean([row[way][1] <= row["measured_s"] <= row[way][2] for row in rows])
+    worst = errors[np.argmax(np.abs(errors))]
+    return [f"{100 * each:.1f}" for each in (np.median(np.abs(errors)), np.median(errors), worst, held)]
 
 
 def section(data: dict[str, Any]) -> str:
     """The page docs/accuracy/local.md, from what was kept."""
-    percent: Callable[[float], str] = lambda value: f"{100 * value:.1f}"  # noqa: E731
+    rows = data["rows"]
+    ways = {way: said for way, said in WAYS.items() if all(way in row for row in rows)}
+    best = list(ways)[-1]
     lines = []
-    for row in data["rows"]:
-        low, high = row["k50"][1:]
+    for row in rows:
+        low, high = row[best][1:]
+        ms = [f"{1e3 * value:.1f}" for value in (row[best][0], low, high, row["measured_s"], *row["spread"])]
+        error = [f"{100 * (row[way][0] / row['measured_s'] - 1):+.0f}" for way in ways]
         lines.append([
-            row["case"], str(row["batch"]), str(row["calls"]), f"{1e3 * row['k50'][0]:.1f}",
-            f"{1e3 * low:.1f} – {1e3 * high:.1f}", f"{1e3 * row['measured_s']:.1f}",
-            f"{1e3 * row['spread'][0]:.1f} – {1e3 * row['spread'][1]:.1f}", f"{100 * row['error']:+.0f}",
-            f"{row['alike']} of {row['steps']}",
+            row["case"][0], row["case"][1], str(row["batch"]), str(row["calls"]), ms[0], f"{ms[1]} – {ms[2]}", ms[3],
+            f"{ms[4]} – {ms[5]}", *error, f"{row['alike']} of {row['steps']}",
         ])  # fmt: skip
-    curve = [
-        [name.removeprefix("k"), *(percent(each[key]) for key in ("median", "mean", "worst", "held"))]
-        for name, each in data["summary"].items()
-    ]
+    groups = [each for each in (BEFORE, *GROUPS) if any(row["case"][1] == each for row in rows)]
+    seen = [each for each in groups if each not in ("development", BEFORE)]
+    curve = []
+    for name, among in [*((each, [each]) for each in groups), ("all but development", seen)]:
+        mine = [row for row in rows if row["case"][1] in among]
+        curve += [[name, str(len(mine)), said, *summary(mine, way)] for way, said in ways.items()] if mine else []
     refused = "".join(f"\n- {case}: {why}" for case, why in data["refused"].items())
-    allocator = (
-        "glibc was told to keep freed memory, in calibration and steps (`MALLOC_TRIM_THRESHOLD_` and others)."
-        if data["allocator"]
-        else "glibc had its default settings."
+    split = (
+        f"Halves of the zoo were drawn by a seed ({SEED}): on *development* ({', '.join(sorted(development()))}) every "
+        "rule, constant and range was chosen; *score*, *outside* (transformers' configurations and networks of our "
+        "own) and *full* (full size, small batch) were predicted once, before any of their steps ran."
     )
-    calmest = " and ".join(f"{1e6 * data['states'][k][0]:.2f} µs (k = {k})" for k in ("10", "20"))
-    took = ", ".join(f"{seconds:.1f} s for {k}" for k, seconds in data["calibration_s"].items())
+    old = (
+        "These rows were measured before `estimate --measure` and the effects of a step "
+        "([calibration](../calibration.md)) were modelled; `benchmarks/local.py` compares with them since."
+    )
     return (
-        f"*{data['date']}, {data['machine']}, one thread, load {data['load']}.*\n\n"
-        "Training steps that were never run, from captured operators and k operators timed on this processor; then "
-        "the real steps, in tiny sizes, on batches that lie in memory. Prices that a calibration starts from were "
-        "fitted to a random pool timed on the same kind of machine (so k = 0 is no other machine); constants were "
-        "chosen on that pool and on six models of our own. "
-        "Looks at the zoo, median error with 50 operators: the first, 15.7 %, led to asking where data lies (half had "
-        "been taken to be far) and to probing the state of the machine while operators are timed; after the second, "
-        "15.8 % (glibc at its defaults, the usual state of the machine), calm moments alone count and glibc keeps "
-        "memory, since page faults explained what two models of our own took beyond their operators; the third gave "
-        "16.3 %, its ranges held for 38 %, and they were widened to what the six models show. This is the fourth. The "
-        "aim of 15 % is not reached: steps of convolutions and transformers take some 15 % longer than their operators "
-        "alone, and (not checked) tables larger than the shared cache are updated from memory that no timed "
-        "operator reaches.\n\n"
+        f"*{data['date']}, {data['machine']}, one thread, load {' then '.join(data['load'])}.*\n\n"
+        "Training steps that were never run, from captured operators; then the real steps, on batches that lie in "
+        "memory. Prices that a calibration starts from were fitted on an Intel Xeon with AVX-512. "
+        f"{split if seen or BEFORE not in groups else old}\n\n"
         "*Measured*: median CPU time of the steps during which a probe ran as fast (±15 %) as on the calm machine, "
-        f"since the machine was shared. Calibrations took {took}; the probe takes "
-        f"{1e6 * data['states']['50'][0]:.2f} µs per view on the calm machine, which "
-        f"{100 * data['states']['50'][1]:.0f} % of the times of the 50 operators met. While fewer were "
-        f"timed it took {calmest}: where more, the machine was not calm and their rows say little. {allocator} "
-        "With fewer than five "
-        "such steps all of a model's steps count.\n\n"
-        + table(("operators timed", "median error %", "mean", "worst", "range held %"), curve)
-        + "\n\nWith 50 operators:\n\n"
+        f"since the machine was shared; with fewer than five such steps all count. The calibration took "
+        f"{data['calibration_s']:.0f} s; {100 * data['calm']:.0f} % of its times met the machine calm "
+        f"({1e6 * data['probe_s']:.2f} µs a view). glibc was told to keep freed memory (`MALLOC_TRIM_THRESHOLD_` and "
+        "others).\n\n"
+        + table(("models", "cases", "from", "median error %", "signed median", "worst", "range held %"), curve)
+        + f"\n\nEvery case, predicted from {ways[best]}; errors in the order of the table above:\n\n"
         + table(
-            (
-                "model",
-                "batch",
-                "calls",
-                "predicted ms",
-                "80 % range",
-                "measured ms",
-                "quartiles",
-                "error %",
-                "steps that count",
-            ),
+            ("model", "group", "batch", "calls", "predicted ms", "80 % range", "measured ms", "quartiles",
+             *(f"error %, {said}" for said in ways.values()), "steps that count"),
             lines,
         )
-        + (f"\n\nNot captured:\n{refused}" if refused else "")
-    )
+        + (f"\n\nNot compared:\n{refused}" if refused else "")
+    )  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("part", choices=("capture", "predict", "steps", "keep"), help="what to do")
+    parser.add_argument("--folder", type=Path, required=True, help="what the parts hand on")
+    parser.add_argument("--groups", default=",".join(GROUPS[1:]), help=f"of {', '.join(GROUPS)}")
+    parser.add_argument("--seconds", type=float, default=380.0, help="for all predictions, or all real steps")
+    parser.add_argument("--each", type=float, default=1.0, help="seconds of a model in a turn")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--models", default="", help="only these models of the zoo; the result is then not kept")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of every model")
-    parser.add_argument("--seconds", type=float, default=1.2, help="of steps in a turn")
-    parser.add_argument("--most", type=int, default=12, help="turns of a model that meets the machine in other states")
     parser.add_argument("--default-allocator", action="store_true", help="let glibc give memory back in every step")
     given = parser.parse_args(arguments)
     if not given.default_allocator and any(os.environ.get(key) != value for key, value in KEEPING.items()):
@@ -243,31 +292,17 @@ def main(arguments: Sequence[str]) -> int:
     import torch
 
     torch.set_num_threads(1)
-    chosen = [each for each in given.models.split(",") if each]
-    known, took, states = calibrations()
-    rows, refused = predicted(known, chosen)
-    reference = states[max(COUNTS)][0]
-    loads = [load()]
-    measure(rows, given.rounds, given.most, given.seconds, reference)
-    loads.append(load())
-    data = {
-        "date": today(),
-        "machine": machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load": " then ".join(loads),
-        "states": states,
-        "allocator": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")},
-        "calibration_s": took,
-        "summary": summary(rows),
-        "rows": rows,
-        "refused": refused,
-    }
-    if not chosen:
-        write_bytes(DATA, json.dumps(data, indent=1).encode())
-    if given.json:
-        print(json.dumps(data, indent=1))
+    given.folder.mkdir(parents=True, exist_ok=True)
+    if given.part == "capture":
+        captured(given.groups.split(","), given.folder)
+    elif given.part == "predict":
+        predict(given.folder, given.seconds)
+    elif given.part == "steps":
+        measure(given.folder, given.seconds, given.each)
     else:
-        print(section(json.loads(json.dumps(data))))
+        data = joined(given.folder)
+        write_bytes(DATA, json.dumps(data, indent=1).encode())
+        print(json.dumps(data, indent=1) if given.json else section(data))
     return 0
 
 

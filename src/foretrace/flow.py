@@ -410,12 +410,14 @@ def estimate(
     length: int | None = None,
     dims: Mapping[str, int] | None = None,
     threads: int | None = None,
+    measure: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> Estimate:
     """Predict a step's time and memory from a model alone, on a device that need not be available.
 
     - `model` is a model of the zoo, a decoder by name, a script with training(), or a file (ONNX, Chakra, JSON) with
-      `dims` for its open dimensions; `device` a name of the catalog, or "here" for this processor with `threads`.
+      `dims` for its open dimensions; `device` a name of the catalog, or "here" for this processor with `threads`,
+      of which `measure` operators are timed first.
     - `batch` is samples per step and worker, `length` words of a sequence, `accumulate` micro-batches per update.
     - `recompute` N runs every N-th block forward again before its backward pass (0: none), `reentrant` to its end.
     - `zero` is the stage of ZeRO among the `workers` (3 is FSDP), `tensor` how many devices share every layer; `gpus`
@@ -439,7 +441,7 @@ def estimate(
         raise ForetraceError(f"`zero={zero}` shares among several workers; say how many with `workers=`.")
     if threads is not None and device != HERE:
         raise ForetraceError(f"`threads=` is for `device=here`, not for {device}; leave it out.")
-    on = target(device, threads=threads)
+    on = target(device, threads=threads, measure=measure)
     here = on.processor is not None
     if here and (workers > 1 or tensor > 1 or network):
         raise ForetraceError(

@@ -122,6 +122,12 @@ def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pyt
     found = cli("estimate", script, "--device", "here", "--threads", "1", "--json").json
     assert 0 < found["step_time_s"] < 1
     assert found["reserved_memory_bytes"] == 0 and not found["launch_bound"]
+    (stored,) = (tmp_path / "calibration").glob("*.json")
+    before = json.loads(stored.read_text())["seconds"]
+    own = cli("estimate", script, "--device", "here", "--threads", "1", "--measure", "2", "--json").json
+    timed = {key for key in set(json.loads(stored.read_text())["seconds"]) - set(before) if key.startswith("aten::")}
+    assert len(timed) == 2 and any("[16,64]" in key or "[64,256]" in key for key in timed)
+    assert 0.2 < own["step_time_s"] / found["step_time_s"] < 5
 
 
 @pytest.mark.parametrize(
@@ -145,6 +151,7 @@ def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pyt
         (("bert", "--device", "h100", "--precision", "int3", "--size", "tiny"), "is no precision"),
         (("bert", "--device", "h100", "--zero", "2"), "say how many with --workers"),
         (("bert", "--device", "h100", "--threads", "2"), "--threads is for --device here"),
+        (("bert", "--device", "h100", "--measure", "10"), "--measure is for --device here"),
         (("bert", "--device", "h100", "--size", "huge"), "no size 'huge'"),
         (("missing.py", "--device", "h100"), "missing.py does not exist"),
         (("missing.onnx", "--device", "h100"), "missing.onnx does not exist"),

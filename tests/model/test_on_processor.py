@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ import torch
 from torch import nn
 
 from foretrace.cost.calls import Calls, Family
+from foretrace.cost.operators import store
+from foretrace.cost.operators.bench import OperatorTimings
 from foretrace.cost.operators.local import Local
+from foretrace.cost.operators.operator import Operator
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import named
@@ -18,7 +22,7 @@ from foretrace.model import on_processor
 from foretrace.model.capture.capture import capture
 from foretrace.model.host_chains import KINDS, PARTS, STRIDED, chains, kinds_of, network, time_key
 from foretrace.model.lower import lower
-from foretrace.model.on_processor import LEAST, HostOverhead, Processor, calibrated, operators
+from foretrace.model.on_processor import LEAST, HostOverhead, Processor, TimedOperators, calibrated, keep, operators
 from foretrace.simulate.timeline import simulate
 from foretrace.training.training import Training
 
@@ -125,6 +129,39 @@ def test_copies_of_transposed_tensors_take_longer() -> None:
 def test_nothing_measured_is_refused() -> None:
     with pytest.raises(ForetraceError, match="calibrate device --operators 50"):
         Processor.of({"near something": 1.0})
+
+
+def test_what_is_worth_timing_is_what_decides_the_step() -> None:
+    graph = capture(small(), like="cpu")
+    local = Local.of({})
+    processor = Processor(local=local, host=HostOverhead.of({}, local))
+    first, *rest = processor.telling(graph, 3)
+    assert any(each.name in ("aten::addmm", "aten::mm") for each in (first, *rest))
+    assert len({first, *rest}) == 3
+    assert first not in processor.telling(graph, 3, {first.key})
+    assert len(processor.telling(graph, 1000)) < len(graph)
+
+
+def test_a_slowed_machine_keeps_times_of_calmer_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETRACE_CACHE", str(tmp_path))
+    machine = {"cpu": "test"}
+    add, mul = (Operator.of(f"aten::{each}", [[64, 64], [64, 64]], ["float", "float"]).key for each in ("add", "mul"))
+
+    def seen(probe_s: float, **seconds: float) -> str:
+        timings = OperatorTimings(seconds={{"add": add, "mul": mul}[key]: value for key, value in seconds.items()})
+        return keep(machine, TimedOperators(measured=timings, probe_s=probe_s, alike=1.0))[1]
+
+    seen(1e-6, add=4e-6)
+    assert "2.0 times faster in another" in seen(2e-6, add=8e-6, mul=9e-6)
+    known = store.load(machine)
+    assert known[add] == 4e-6 and known[mul] == 9e-6
+    slowed, calm = Processor.of(known), Processor.of({add: 4e-6, mul: 9e-6})
+    assert slowed.slowed == pytest.approx(2.0)
+    graph = capture(small(), like="cpu")
+    wide, narrow = slowed.step(graph), calm.step(graph)
+    assert wide.seconds == pytest.approx(narrow.seconds)
+    assert wide.high_s > 1.2 * narrow.high_s
+    assert "2.0 times faster in another" in seen(0.5e-6, mul=3e-6)
 
 
 def test_a_real_calibration_says_something_of_a_real_step() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from foretrace.model.memory.reuse import far_shares
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrace.model.memory.reuse import reuse
 from foretrace.model.operator_graph import BEFORE, Node, OperatorGraph, Role, Storage, Tensor
 
 KIB = 1024
@@ -33,17 +39,41 @@ def graph(nbytes: list[int], nodes: list[tuple[tuple[int, ...], tuple[int, ...]]
 
 def test_what_was_just_made_is_near_and_what_was_left_long_ago_is_far() -> None:
     made = graph([64 * KIB, 64 * KIB, 4096 * KIB, 4096 * KIB], [((0,), (1,)), ((2,), (3,)), ((1,), (1,)), ((1,), (1,))])
-    shares = far_shares(made)
-    assert shares[0] == 0.5  # the input was touched a step ago, the output is new
+    shares = reuse(made).far_shares()
+    assert shares[0] == 0.5  # the input was touched a step ago, the memory of the output just now
     assert shares[1] == 1.0  # larger than what is kept
     assert shares[2] == 1.0  # 8 MiB were touched since
     assert shares[3] == 0.0
 
 
 def test_a_small_step_stays_near_from_one_to_the_next() -> None:
-    assert far_shares(graph([KIB, KIB], [((0,), (1,)), ((1,), (0,))])).tolist() == [0.0, 0.0]
+    assert reuse(graph([KIB, KIB], [((0,), (1,)), ((1,), (0,))])).far_shares().tolist() == [0.0, 0.0]
 
 
 def test_views_and_empty_steps_touch_nothing() -> None:
-    assert far_shares(graph([], [])).tolist() == []
-    assert far_shares(graph([KIB], [((), ())])).tolist() == [0.0]
+    assert reuse(graph([], [])).far_shares().tolist() == []
+    assert reuse(graph([KIB], [((), ())])).far_shares().tolist() == [0.0]
+
+
+def test_new_tensors_lie_on_the_memory_freed_last() -> None:
+    nodes = [((), (0,)), ((), (1,)), ((0, 1), (2,)), ((), (3,))]
+    made = graph([64 * KIB, 64 * KIB, 4096 * KIB, 64 * KIB], nodes)
+    lives = [(0, 2), (1, 2), (2, 4), (3, 4)]
+    storages = tuple(
+        replace(each, born=born, dies=dies) for each, (born, dies) in zip(made.storages, lives, strict=True)
+    )
+    found = reuse(replace(made, storages=storages))
+    assert found.since[found.node == 3].tolist() == [(4096 + 64) * KIB]  # what node 2 read last and freed
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True), min_size=1, max_size=8))
+def test_distances_are_those_of_a_list_of_what_was_used_last(touched: list[list[int]]) -> None:
+    sizes = [KIB * (i + 1) for i in range(5)]
+    made = graph(sizes, [(tuple(each), ()) for each in touched])
+    made = replace(made, storages=tuple(replace(each, born=BEFORE) for each in made.storages))
+    order: list[int] = []  # used last at the end
+    expected: list[float] = []
+    for each in touched * 2:
+        expected += [sum(sizes[i] for i in order[order.index(one) if one in order else 0 :]) for one in each]
+        order = [i for i in order if i not in each] + each
+    assert reuse(made).since.tolist() == pytest.approx(expected[len(expected) // 2 :])

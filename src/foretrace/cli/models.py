@@ -79,6 +79,7 @@ def estimate(
     dim: list[str] | None = option(None, "NAME=N", "Size of an open dimension of an ONNX model."),
     out: Path | None = option(None, "FILE", "Write the task graph there, for whatif.", "--out", "-o"),
     threads: int | None = option(None, "N", "Threads of an operator, with --device here.", least=1),
+    measure: int = option(0, "N", "With --device here: first time N of its operators, those that tell most.", least=0),
     grid: options.Grid = None,
     top: options.Top = 14,
 ) -> Reply:  # fmt: skip
@@ -105,7 +106,7 @@ def estimate(
             techniques=options.parsed(do), recompute=recompute_every or int(recompute), reentrant=reentrant,
             accumulate=accumulate, zero=zero, workers=workers, gpus=gpus, tensor=tensor, network=network,
             optimizer=optimizer, attention=attention, loss=loss, length=length, dims=options.sizes(dim),
-            threads=threads, progress=tell,
+            threads=threads, measure=measure, progress=tell,
         )  # fmt: skip
     given["workers"] = found.sharding.workers
     asked = {name: given[name] for name in _RECIPE if given[name] and given[name] != _USUAL.get(name)}

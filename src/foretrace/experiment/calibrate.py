@@ -53,12 +53,13 @@ def few_operators(count: int, threads: int | None, seconds: float, tell: Tell = 
     with _threads(threads):
         on_processor.operators(count)  # says so where they are too few
         machine = fingerprint()
-        found = on_processor.calibrated(count, budget_s=seconds, progress=tell).measured
+        timed = on_processor.calibrated(count, budget_s=seconds, progress=tell)
+        found = timed.measured
         if not any(key.startswith("aten::") for key in found.seconds):
             raise ForetraceError(f"no operator could be timed within {seconds:g} s; give `seconds=` more.")
-        path = store.save(machine, found.seconds)
+        path, state = on_processor.keep(machine, timed)
         rates = on_processor.Processor.of(found.seconds).rates()
-        said = (rates.headline, *rates.lines)
+        said = (rates.headline, *rates.lines, "", f"{state}.")
     return KeptTimes(machine=machine, stored=path, seconds=found.seconds, failed=found.failed, said=said)
 
 

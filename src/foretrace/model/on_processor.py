@@ -13,23 +13,30 @@ backward pass, which calls them from C++, than they do alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from foretrace.cost.calls import Calls, Family, Float64
 from foretrace.cost.model import CostModel, Prediction
+from foretrace.cost.operators import store
+from foretrace.cost.operators.arguments import callable_alone
 from foretrace.cost.operators.bench import OperatorTimings
 from foretrace.cost.operators.local import TENTH, Local, choose_designed, rows_of, shipped
+from foretrace.cost.operators.machine import fingerprint
 from foretrace.cost.operators.operator import Operator
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import Device
+from foretrace.model import effects
+from foretrace.model.effects import StepEffects
 from foretrace.model.host_chains import PARTS, STRIDED, chains, kinds_of, network, time_key
-from foretrace.model.memory.reuse import far_shares
+from foretrace.model.memory.reuse import reuse
 from foretrace.model.operator_graph import OperatorGraph
 
 LEAST = 5  # operators: the parts of one network, a copy, and a call
@@ -40,7 +47,14 @@ _CALL = (1.5, 1.5)
 _VIEW = (-0.4, 0.4)  # less than it takes alone
 _CHAIN_ERROR = 0.08  # of the time of a network, most of it what its own operators are mispredicted by
 _LEAST_VIEW = 0.1  # of a view called alone
-_STEP_ERROR = 0.13  # standard deviation of the step's logarithm that no call explains; of six models not in the zoo
+_STEP_ERROR = 0.2  # standard deviation of the logarithm of a step that no call explains; of half of the zoo
+_EFFECT_ERROR = 0.3  # of what a step does to its calls
+ENOUGH_FOR_EFFECTS = 20  # operators: with fewer, a calibration is to be short
+_OWN_TURNS = 4  # of a model's own operators
+_USUAL, SLOWED = (  # keys of the calm machine's probe, and of how many times slower it was
+    Operator.of(f"{__name__}:{each}", [[]], ["Scalar"]).key for each in ("calm", "slowed")
+)
+Progress = Callable[[float], None]
 _POOL, _POOL_SEED = 600, 1  # candidates: other calls than those that the shipped prices were fitted to
 TURNS = 7  # of the whole calibration
 ALIKE = 0.15  # logarithm: two probes that differ by less met the machine in the same state
@@ -90,26 +104,40 @@ class TimedOperators:
     measured: OperatorTimings
     probe_s: float
     alike: float  # share of the times that met the machine calm
+    disturbed: float = 1.0  # times that it was slower than calm while the others were taken
 
 
 def calibrated(
-    k: int,
+    k: int, *, budget_s: float | None = None, progress: Progress | None = None, **how: Any
+) -> TimedOperators:
+    """Time the k operators, and the constants of `effects` where they are many; see `timed`."""
+    until = Deadline(float("inf") if budget_s is None else budget_s)
+    with_effects = k >= ENOUGH_FOR_EFFECTS and until.allows(then=2 * effects.MEASURING_S)
+    more = effects.measured() if with_effects else {}
+    found = timed(operators(k), budget_s=None if budget_s is None else until.budget_s, progress=progress, **how)
+    seconds = {**found.measured.seconds, **more}
+    return replace(found, measured=replace(found.measured, seconds=seconds))
+
+
+def timed(
+    wanted: Sequence[Operator],
     *,
     turns: int = TURNS,
     target_s: float = 0.004,
     budget_s: float | None = None,
-    progress: Callable[[float], None] | None = None,
+    usual_s: float = np.inf,
+    progress: Progress | None = None,
 ) -> TimedOperators:
-    """Time the k operators, several times over.
+    """Time operators, several times over.
 
     A machine that others use is fast in some seconds and slow in others (twice as slow, where two of its processors
     are one core). So the machine is probed before and after every few operators, and of a call's times the median of
     those counts that met the machine calm: as fast as it was in its fastest fifth. Operators that never met it so are
     timed again, up to `turns` more times. Turns that would not end within `budget_s` are left out, but for the first.
+    `usual_s` is the probe of the calm machine as earlier calibrations saw it.
     """
     from foretrace.cost.operators.bench import NO_TIME, measure
 
-    wanted = operators(k)
     chunks = [wanted[at : at + _CHUNK] for at in range(0, len(wanted), _CHUNK)]
     times: dict[str, list[tuple[float, float]]] = {}
     failed: dict[str, str] = {}
@@ -134,17 +162,53 @@ def calibrated(
             failed |= found.failed
             if progress is not None and turn < turns:
                 progress((turn + (i + 1) / len(left)) / turns)
-    calm = _calm(states)
+    calm = min(_calm(states), usual_s)
     seconds = {}
     met = 0
     for key, values in times.items():
         alike = [value for value, state in values if abs(np.log(state / calm)) < ALIKE]
         met += bool(alike)
-        seconds[key] = float(np.median(alike or [value for value, _ in values]))
+        seconds[key] = float(np.median(alike)) if alike else min(value for value, _ in values)
     failed = {key: why for key, why in failed.items() if key not in seconds}
     return TimedOperators(
-        measured=OperatorTimings(seconds=seconds, failed=failed), probe_s=calm, alike=met / max(len(seconds), 1)
+        measured=OperatorTimings(seconds=seconds, failed=failed),
+        probe_s=_calm(states),
+        alike=met / max(len(seconds), 1),
+        disturbed=float(max(np.median(states) / calm, 1.0)) ** (1 - met / max(len(seconds), 1)) if states else 1.0,
     )
+
+
+def keep(machine: Mapping[str, Any], found: TimedOperators) -> tuple[Path, str]:
+    """Store what was timed on this machine; and what its state was, compared with other calibrations.
+
+    A slowed machine makes everything slower: times of calmer moments stay, and predictions get wider until a
+    calibration meets the machine calm again.
+    """
+    known, seconds = store.load(machine), dict(found.measured.seconds)
+    slower = found.probe_s / known.get(_USUAL, found.probe_s)
+    whole = any(map(effects.is_effect, seconds))
+    state = f"{100 * found.alike:.0f} % of the times met the machine calm ({1e6 * found.probe_s:.2f} µs a view)"
+    unsure = max(found.disturbed, slower, 1.0 if whole else max(1 / slower, known.get(SLOWED, 1.0)))
+    if slower > np.exp(ALIKE):
+        seconds = {key: value for key, value in seconds.items() if key not in known}
+    else:
+        seconds[_USUAL] = min(found.probe_s, known.get(_USUAL, np.inf))
+    if unsure > np.exp(ALIKE):
+        state += (
+            f"; others slowed it, or it was up to {unsure:.1f} times faster in another calibration: ranges are wider"
+        )
+    seconds[SLOWED] = unsure if unsure > np.exp(ALIKE) else 0.0  # of which nothing is loaded
+    return store.save(machine, seconds), state
+
+
+def with_own(graph: OperatorGraph, k: int, *, budget_s: float = 60.0, progress: Progress | None = None) -> Processor:
+    """The processor of this machine after timing, and keeping, the k calls of this graph that say most of its step."""
+    machine = fingerprint()
+    known = store.load(machine)
+    usual = known.get(_USUAL, np.inf)
+    if wanted := Processor.of(known).telling(graph, k, known):
+        keep(machine, timed(wanted, turns=_OWN_TURNS, budget_s=budget_s, usual_s=usual, progress=progress))
+    return Processor.of(store.load(machine))
 
 
 def _calm(states: Sequence[float]) -> float:
@@ -286,16 +350,33 @@ class Processor:
 
     local: Local
     host: HostOverhead
+    effects: StepEffects | None = None
+    slowed: float = 1.0  # times that the machine was slower, or faster, when some of its operators were timed
 
     @classmethod
     def of(cls, seconds: Mapping[str, float]) -> Processor:
         """From stored times. Raises ForetraceError where none of them is of an operator."""
-        local = Local.of(seconds)
+        in_step = StepEffects.of(seconds)
+        local = Local.of(seconds if in_step is None else in_step.without_faults(seconds))
         if not local.measured:
             raise ForetraceError(
                 "no operator was timed on this machine yet; run foretrace calibrate device --operators 50."
             )
-        return cls(local=local, host=HostOverhead.of(seconds, local))
+        return cls(local=local, host=HostOverhead.of(seconds, local), effects=in_step, slowed=seconds.get(SLOWED, 1.0))
+
+    def telling(self, graph: OperatorGraph, k: int, known: Collection[str] = ()) -> list[Operator]:
+        """The k calls whose times say most of how long a step takes, of those not `known` by their keys."""
+        lies = self._lies(graph)[0]
+        calls = graph.calls
+        found: dict[Operator, None] = {}
+        for i in self.local.telling(calls, lies):
+            each = Operator(calls.op[i], calls.text[i])
+            if each.key in known or each in found or not callable_alone(each):
+                continue
+            found[each] = None
+            if len(found) == k:
+                break
+        return list(found)
 
     def rates(self) -> ProcessorRates:
         """Predicted times of some telling calls, as rates."""
@@ -319,25 +400,35 @@ class Processor:
 
     def seconds(self, graph: OperatorGraph) -> Float64:
         """Of every node in a step; NaN where nothing is known."""
-        alone = np.exp(self.local.logarithms(graph.calls, far_shares(graph))[0])
-        return np.asarray(alone + self._beyond(graph, alone))
+        place, more = self._lies(graph)
+        alone = np.exp(self.local.logarithms(graph.calls, place)[0])
+        return np.asarray(alone + self._beyond(graph, alone) + more)
 
     def step(self, graph: OperatorGraph) -> StepTime:
         """A step of these operators, one after another."""
-        calls, place = graph.calls, far_shares(graph)
+        calls, (place, more) = graph.calls, self._lies(graph)
         alone = np.exp(self.local.logarithms(calls, place)[0])
         own, stray = self.local.total(calls, place)
         beyond = float(np.nansum(self._beyond(graph, alone)))
-        total = own + beyond
+        context = float(more.sum())
+        total = own + beyond + context
         if not total > 0:
             raise ForetraceError(f"{graph.name} has no operator whose time is known; capture it in float32.")
         host_stray = 0.2 if self.host.networks else 0.5
-        deviation = np.hypot((own * stray + abs(beyond) * host_stray) / total, _STEP_ERROR)
+        unsure = (own * stray, abs(beyond) * host_stray, context * _EFFECT_ERROR)
+        deviation = np.sqrt(np.sum(np.square(unsure)) / total**2 + _STEP_ERROR**2 + np.log(self.slowed) ** 2)
         factor = float(np.exp(TENTH * deviation))
         return StepTime(
-            seconds=total, low_s=total / factor, high_s=total * factor, operators_s=own, host_s=beyond,
+            seconds=total, low_s=total / factor, high_s=total * factor, operators_s=own, host_s=beyond + context,
             unknown=int(np.isnan(alone).sum()),
         )  # fmt: skip
+
+    def _lies(self, graph: OperatorGraph) -> tuple[Float64, Float64]:
+        """Per node: the share of its data that is far, and seconds for what a step does to it beside."""
+        lies = reuse(graph)
+        if self.effects is None:
+            return lies.far_shares(), np.zeros(len(graph))
+        return lies.far_shares(self.effects.far_share), self.effects.beyond(graph, lies)
 
     def _beyond(self, graph: OperatorGraph, alone: Float64) -> Float64:
         views = graph.calls.family == Family.NONE
@@ -398,6 +489,6 @@ class _InStep(CostModel):
             raise ForetraceError(
                 f"these are {len(calls)} calls, but {self.graph.name} has {len(self.graph)}; give all of its calls."
             )
-        seconds = self.processor.seconds(self.graph)
-        stray = np.exp(TENTH * self.processor.local.logarithms(self.graph.calls, far_shares(self.graph))[1])
-        return self._answer(seconds, 1 / stray, stray, self.processor.local.why)
+        step = self.processor.step(self.graph)  # whose range holds for all of its calls together
+        low, high = (np.full(len(calls), end / step.seconds) for end in (step.low_s, step.high_s))
+        return self._answer(self.processor.seconds(self.graph), low, high, self.processor.local.why)

@@ -12,9 +12,10 @@ from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster import Cluster, Link
 from foretrace.hardware.devices import Device, named
+from foretrace.hardware.processor import operator_threads
 from foretrace.model.memory.memory import Sharding
 from foretrace.model.messages import DATA, TENSOR
-from foretrace.model.on_processor import Processor
+from foretrace.model.on_processor import Processor, with_own
 from foretrace.model.operator_graph import OperatorGraph
 
 HERE = "here"
@@ -27,11 +28,16 @@ class Target:
 
     device: Device
     processor: Processor | None = None
+    threads: int | None = None  # of an operator on the processor
+    measure: int = 0  # operators of a graph that are timed on the processor before it is costed
 
     def costs(self, graph: OperatorGraph) -> CostModel:
         """What to ask for the costs of these operators."""
         if self.processor is not None:
-            return self.processor.costs(graph)
+            if not self.measure:
+                return self.processor.costs(graph)
+            with operator_threads(self.threads):
+                return with_own(graph, self.measure).costs(graph)
         recipe = graph.recipe
         return AsRun(
             costs=standard(),
@@ -105,13 +111,17 @@ def _usual(device: Device, workers: int, node: int) -> Network:
     return cluster_network(cluster, workers)
 
 
-def target(name: str, *, threads: int | None = None) -> Target:
+def target(name: str, *, threads: int | None = None, measure: int = 0) -> Target:
     """What a user calls a device: a name of the catalog, or "here" for this machine's processor with so many threads.
+
+    `measure` operators of what it is asked about are timed here first.
 
     Raises ForetraceError for an unknown name, with those that come near, for a device without a float32 rate, and for a
     processor that no operator was timed on.
     """
     if name != HERE:
+        if measure:
+            raise ForetraceError(f"`measure=` is for `device=here`, not for {name}; leave it out.")
         found = named(name)
         if not found.fp32_tflops:
             raise ForetraceError(

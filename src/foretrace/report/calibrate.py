@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.cost.operators.grid import timed_classes
+from foretrace.model.effects import is_effect
 from foretrace.report.blocks import Block, Column, Headline, Line, Next, table
 from foretrace.report.units import seconds as seconds_text
 from foretrace.report.views import Result
@@ -55,7 +56,8 @@ class CalibrateView(Result, frozen=True, kw_only=True):
             yield Headline(f"Timed {len(self.seconds)} operators of {source} on {where}." if self.seconds else nothing)
         else:
             yield Headline(said[0] if said else _headline(self.seconds))
-            yield f"{sum(not key.startswith('near ') for key in self.seconds)} operators timed on {where}"
+            count = sum(not (key.startswith("near ") or is_effect(key)) for key in self.seconds)
+            yield f"{count} operators timed on {where}"
             yield ""
             yield from said[1:] if said else _classes(self.seconds)
         yield from _failed(self.failed)

@@ -110,6 +110,15 @@ def prepare(operator: Operator, device: str = "cpu") -> BoundCall:
     return BoundCall(function=overload._op, args=completed(operator.name, args, kwargs), kwargs=kwargs)
 
 
+def callable_alone(operator: Operator) -> bool:
+    """Whether the call can be made again from what is known of it."""
+    try:
+        prepare(operator)
+    except (UnknownCallError, RuntimeError, ValueError, TypeError, IndexError):
+        return False
+    return True
+
+
 def _dispatched(operator: Operator) -> Operator:
     """The convolution that PyTorch runs where oneDNN has none for the 16-bit type of its twin; else the same call.
 

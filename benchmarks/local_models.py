@@ -1,0 +1,199 @@
+"""Models that are not in the zoo, for `local.py`: configurations of transformers, and networks of our own.
+
+Each is a function without arguments that gives a Training; `MODELS` names them. They were written before any was run
+or predicted, and nothing was changed after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from foretrace.training.training import Training
+
+
+class Ready:
+    """Two batches that lie in memory."""
+
+    def __init__(self, *batches: Any) -> None:
+        self.batches, self.batch_size = batches, len(batches[0][0])
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
+def _training(
+    name: str, model: nn.Module, make: Callable[[], Any], loss: Callable[[nn.Module, Any], Tensor], kind: str = "adamw"
+) -> Training:
+    weights = model.parameters()
+    optimizer: Any = (
+        torch.optim.AdamW(weights, lr=1e-4) if kind == "adamw" else torch.optim.SGD(weights, lr=1e-3, momentum=0.9)
+    )
+    return Training(name=name, model=model, optimizers=(optimizer,), loader=Ready(make(), make()), loss=loss)
+
+
+def _labels(count: int, classes: int) -> Tensor:
+    return torch.randint(classes, (count,))
+
+
+def _classified(model: nn.Module, batch: Any) -> Tensor:
+    found = model(batch[0])
+    return functional.cross_entropy(getattr(found, "logits", found), batch[1])
+
+
+def distilbert() -> Training:
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    config = DistilBertConfig(vocab_size=4096, dim=192, n_layers=3, n_heads=6, hidden_dim=768, num_labels=4)
+    return _training(
+        "distilbert", DistilBertForSequenceClassification(config),
+        lambda: (torch.randint(4096, (8, 96)), _labels(8, 4)), _classified,
+    )  # fmt: skip
+
+
+def vit() -> Training:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(hidden_size=192, num_hidden_layers=4, num_attention_heads=3, intermediate_size=768,
+                       image_size=96, patch_size=16, num_labels=50)  # fmt: skip
+    return _training(
+        "vit", ViTForImageClassification(config), lambda: (torch.randn(16, 3, 96, 96), _labels(16, 50)), _classified
+    )
+
+
+def _next_word(model: nn.Module, batch: Any) -> Tensor:
+    scores = model(batch[0]).logits
+    return functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten())
+
+
+def _words(vocabulary: int, count: int, length: int) -> Callable[[], Any]:
+    return lambda: (torch.randint(vocabulary, (count, length)), torch.randint(vocabulary, (count, length)))
+
+
+def opt() -> Training:
+    from transformers import OPTConfig, OPTForCausalLM
+
+    config = OPTConfig(vocab_size=3000, hidden_size=192, num_hidden_layers=3, ffn_dim=768, num_attention_heads=6,
+                       max_position_embeddings=128, word_embed_proj_dim=192)  # fmt: skip
+    return _training("opt", OPTForCausalLM(config), _words(3000, 6, 96), _next_word)
+
+
+def t5() -> Training:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=2000, d_model=160, d_kv=32, d_ff=512, num_layers=2, num_heads=5)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        scores = model(input_ids=batch[0], decoder_input_ids=batch[1]).logits
+        return functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten())
+
+    return _training("t5", T5ForConditionalGeneration(config), _words(2000, 8, 48), loss)
+
+
+def convnext() -> Training:
+    from transformers import ConvNextConfig, ConvNextForImageClassification
+
+    config = ConvNextConfig(hidden_sizes=[32, 64, 128, 256], depths=[2, 2, 3, 2], image_size=64, num_labels=20)
+    return _training(
+        "convnext", ConvNextForImageClassification(config), lambda: (torch.randn(8, 3, 64, 64), _labels(8, 20)),
+        _classified,
+    )  # fmt: skip
+
+
+def unet() -> Training:
+    """Three scales, skip connections, transposed convolutions, group normalisation."""
+
+    def block(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(8, outputs), nn.SiLU())
+
+    class UNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down = nn.ModuleList([block(3, 24), block(24, 48), block(48, 96)])
+            self.up = nn.ModuleList([nn.ConvTranspose2d(96, 48, 2, 2), nn.ConvTranspose2d(48, 24, 2, 2)])
+            self.join = nn.ModuleList([block(96, 48), block(48, 24)])
+            self.out = nn.Conv2d(24, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            kept = []
+            for i, down in enumerate(self.down):
+                x = down(x if not i else functional.max_pool2d(x, 2))
+                kept.append(x)
+            for up, join, skip in zip(self.up, self.join, kept[-2::-1], strict=True):
+                x = join(torch.cat([up(x), skip], dim=1))
+            found: Tensor = self.out(x)
+            return found
+
+    return _training(
+        "unet", UNet(), lambda: (torch.randn(6, 3, 64, 64), torch.randint(2, (6, 64, 64))), _classified, "sgd"
+    )
+
+
+def mixer() -> Training:
+    """MLP-Mixer: products along patches and along channels in turn."""
+
+    class Mixing(nn.Module):
+        def __init__(self, patches: int, width: int) -> None:
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.across = nn.Sequential(nn.Linear(patches, 2 * patches), nn.GELU(), nn.Linear(2 * patches, patches))
+            self.along = nn.Sequential(nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + self.across(self.first(x).transpose(1, 2)).transpose(1, 2)
+            found: Tensor = x + self.along(self.second(x))
+            return found
+
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patch = nn.Conv2d(3, 144, 8, 8)
+            self.body = nn.Sequential(*[Mixing(64, 144) for _ in range(5)])
+            self.out = nn.Linear(144, 30)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.out(self.body(self.patch(x).flatten(2).transpose(1, 2)).mean(1))
+            return found
+
+    return _training("mixer", Mixer(), lambda: (torch.randn(12, 3, 64, 64), _labels(12, 30)), _classified)
+
+
+def wavenet() -> Training:
+    """Gated, dilated convolutions over time."""
+
+    class WaveNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begin = nn.Conv1d(1, 48, 1)
+            self.gates = nn.ModuleList([nn.Conv1d(48, 96, 2, dilation=2**i) for i in range(7)])
+            self.mix = nn.ModuleList([nn.Conv1d(48, 48, 1) for _ in range(7)])
+            self.end = nn.Conv1d(48, 64, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.begin(x)
+            for i, (gate, mix) in enumerate(zip(self.gates, self.mix, strict=True)):
+                a, b = gate(functional.pad(x, (2**i, 0))).chunk(2, dim=1)
+                x = x + mix(torch.tanh(a) * torch.sigmoid(b))
+            found: Tensor = self.end(torch.relu(x))
+            return found
+
+    return _training("wavenet", WaveNet(), lambda: (torch.randn(4, 1, 1024), torch.randint(64, (4, 1024))), _classified)
+
+
+def autoencoder() -> Training:
+    """Wide products and little else."""
+    widths = (784, 512, 256, 32, 256, 512, 784)
+    layers = [each for a, b in pairwise(widths) for each in (nn.Linear(a, b), nn.ReLU())]
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return functional.mse_loss(model(batch[0]), batch[0])
+
+    return _training("autoencoder", nn.Sequential(*layers[:-1]), lambda: (torch.rand(128, 784),), loss)
+
+
+MODELS = {each.__name__: each for each in (distilbert, vit, opt, t5, convnext, unet, mixer, wavenet, autoencoder)}

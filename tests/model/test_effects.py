@@ -1,0 +1,124 @@
+"""What a step does to its calls: constants from times, roots of zeros, memory that is faulted in again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from foretrace.cost.operators.operator import Operator
+from foretrace.model import effects
+from foretrace.model.capture.capture import capture
+from foretrace.model.effects import KINDS, SIZES, StepEffects, faulted, zeros
+from foretrace.model.memory.reuse import reuse
+from foretrace.model.operator_graph import OperatorGraph
+from foretrace.training.training import Training
+from tests.model.test_reuse import graph
+
+MIB = 1 << 20
+
+
+def times(root_s: float = 0.0) -> dict[str, float]:
+    """Of a machine where a call takes 1 µs, its code 1 µs per 16 MiB gone over, and data 10 µs per 16 MiB."""
+    found = {}
+    for size in (0, *SIZES):
+        cold = 1e-6 * size / (16 * MIB)
+        found[effects._key("data", size)] = 20e-6 + 11 * cold
+        found[effects._key("layers", size)] = 1e-3 + 8 * 14 * cold  # twice the code of a layer's seven calls
+        for kind in KINDS:
+            found[effects._key(kind, size)] = found[effects._key(f"{kind} at once", size)] = 1e-6 + cold
+    found |= {effects._key("roots"): 1e-3, effects._key("roots of zeros"): 1e-3 + effects._ELEMENTS * root_s}
+    return found | {effects._key("memory"): 5e-3, effects._key("new memory"): 5e-3 + 1e-3 * 33}
+
+
+def test_constants_are_those_of_the_times() -> None:
+    found = StepEffects.of(times(root_s=2e-9))
+    assert found is not None
+    assert found.code["plain"] == pytest.approx([each / (16 * MIB) * 1e-6 for each in SIZES])
+    assert found.shared == pytest.approx(0.0)
+    assert found.framework == pytest.approx(2.0)
+    assert found.root_s == pytest.approx(2e-9)
+    assert found.fault_s == pytest.approx(1e-3 * 33 / 32 / MIB)
+    assert found.far_share(np.array([0.0, 32.0 * MIB, 1e12])) == pytest.approx([0.0, 0.5, 1.0])
+    assert StepEffects.of({"aten::add []": 1.0}) is None
+
+
+def test_code_is_cold_after_others_touched_much() -> None:
+    found = StepEffects.of(times())
+    assert found is not None
+    small = graph([4096, 4096], [((0,), (1,)), ((1,), (0,))])
+    large = graph([32 * MIB, 32 * MIB], [((0,), (1,)), ((1,), (0,))])
+    assert found.beyond(small, reuse(small)).sum() < 1e-7
+    # Each call: 64 MiB since an addition began the last time, at 1 µs per 16 MiB, twice for the framework.
+    assert found.beyond(large, reuse(large)) == pytest.approx([8e-6, 8e-6])
+
+
+class Looked(nn.Module):
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.table, self.tied = nn.Embedding(1000, 8), tied
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.table(words)
+        return found @ self.table.weight.t() if self.tied else found
+
+
+class Loader:
+    batch_size = 50
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter([torch.randint(1000, (50,))])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_that_no_batch_used_have_zero_moments(tied: bool) -> None:
+    model = Looked(tied)
+    training = Training(
+        name="looked", model=model, optimizers=(torch.optim.Adam(model.parameters()),), loader=Loader(),
+        loss=lambda model, batch: functional.softplus(model(batch)).sum(),
+    )  # fmt: skip
+    found = zeros(capture(training, like="cpu")).sum()
+    assert found == (0.0 if tied else pytest.approx(8 * 1000 * 0.999**50))
+
+
+def test_memory_is_faulted_in_again_where_the_allocator_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in effects._KEEPING:
+        monkeypatch.delenv(name, raising=False)
+    # One block is mapped whenever it is asked for; twenty of 8 MiB come and go, and of these the heap keeps two.
+    sizes = [40 * MIB] + [8 * MIB] * 20
+    made = graph(sizes, [((), (i,)) for i in range(len(sizes))] + [((), ())])
+    last = len(made.nodes) - 1
+    made = OperatorGraph(
+        name="test", nodes=made.nodes, tensors=made.tensors,
+        storages=tuple(replace(each, dies=last) for each in made.storages),
+    )  # fmt: skip
+    found = faulted(made)
+    assert found[0] == 40 * MIB
+    assert found[1:].sum() == pytest.approx(8 * MIB * 18, abs=8 * MIB)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(1 << 32))
+    assert faulted(made).sum() == 40 * MIB
+
+
+def test_times_of_large_results_are_without_getting_their_memory() -> None:
+    found = StepEffects.of(times())
+    assert found is not None
+    large = Operator.of("aten::relu", [[16 * MIB]], ["float"])
+    small = Operator.of("aten::relu", [[16]], ["float"])
+    left = found.without_faults({large.key: 0.1, small.key: 1e-6})
+    assert left[small.key] == 1e-6
+    assert left[large.key] == pytest.approx(0.1 - 64 * MIB * found.fault_s)
+
+
+def test_a_real_machine_has_such_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only that they are no nonsense; times are those of a shared machine."""
+    monkeypatch.setattr(effects, "_TURNS", 1)
+    monkeypatch.setattr(effects, "_REPEATS", 1)
+    found = StepEffects.of(effects.measured())
+    assert found is not None
+    assert 1.0 <= found.framework <= 4.0
+    assert found.far.max() == 1.0
+    assert (np.diff(found.shared) >= 0).all()
