@@ -11,7 +11,8 @@ from hypothesis import settings
 
 pytest_plugins = ["tests.health"]
 
-# Examples of a property that states no number. How long one takes says something about the machine: no deadline.
+# Examples of a property, also where it states more (tests/health.py). How long one takes says something about the
+# machine: no deadline.
 for name, examples in {"quick": 25, "full": 100, "thorough": 2000}.items():
     settings.register_profile(name, deadline=None, max_examples=examples)
 settings.load_profile(os.environ.get("FORETRACE_EXAMPLES", "full"))

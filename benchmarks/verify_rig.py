@@ -2,10 +2,11 @@
 
     python benchmarks/verify_rig.py [--only PART ...] [--again] [--list]
 
-A session of the plan is one rig: its link is calibrated, one worker is recorded alone, all arms are predicted and then
-run interleaved. Rows are added after each session, so that an interruption (Ctrl-C, a kill) loses one session at most;
-conclusive rows that are there are kept unless `--again`. PART keeps the plan to sessions whose name contains it. It
-needs root (`foretrace rig check`), takes a quarter of an hour in all, and nothing else should use the cores meanwhile.
+Sessions of the plan that follow each other on one link share a rig, whose link is calibrated once; in each, one worker
+is recorded alone, all arms are predicted and then run interleaved. Rows are added after each session, so that an
+interruption (Ctrl-C, a kill) loses one session at most; conclusive rows that are there are kept unless `--again`. PART
+keeps the plan to sessions whose name contains it. It needs root (`foretrace rig check`), takes half an hour in all, and
+nothing else should use the cores meanwhile.
 `python benchmarks/accuracy.py ledger` writes the table.
 """
 
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from foretrace.errors import ForetraceError
@@ -23,7 +25,7 @@ from foretrace.experiment.ledger import Ledger, Row
 from foretrace.experiment.links import netns
 from foretrace.experiment.links.job import LinkJob, LinkOutcome
 from foretrace.experiment.links.judge import rows_of, setting
-from foretrace.experiment.links.measure import completed, verify
+from foretrace.experiment.links.measure import completed, rig_for, verify
 from foretrace.experiment.processes import WorkerError
 from foretrace.experiment.statistics import Verdict
 from foretrace.techniques.arguments import parse_all
@@ -55,6 +57,13 @@ def session(name: str, work: str, link: str, arms: Sequence[tuple[str, ...]], *,
     return Session(name=f"{name} {work} {link} x{workers}", job=job)
 
 
+OTHERS = (
+    ("fully-sharded blocks=EmulatedLayer",),
+    ("local-steps every=2",),  # any two steps hold one average
+    ("local-steps updates=dgc every=1",),
+    ("local-steps updates=gaia every=1",),
+    (*PLAIN, "bucket-fusion cap_mb=0"),
+)
 HOOKS = (PLAIN, compressed("fp16"), compressed("powersgd"))
 PLAN: tuple[Session, ...] = (
     *(session("caps", "24x0.5mb/10ms", link, CAPS) for link in ("1gbit", "300mbit", "100mbit")),
@@ -63,6 +72,17 @@ PLAN: tuple[Session, ...] = (
     *(session("partial-backprop", "12x1mb/20ms/5ms", link, [("partial-backprop",)]) for link in ("300mbit", "1gbit")),
     session("more-workers", "12x1mb/20ms", "300mbit", LARGE_CAPS, workers=4),
     *(session("real-compute", model, "300mbit", [("data-parallel",)]) for model in ("resnet50", "bert", "vgg11")),
+    # Models and links on which nothing was settled.
+    *(
+        session("held-out", model, link, [("data-parallel",)])
+        for link in ("500mbit", "150mbit", "1gbit")
+        for model in ("gpt2", "mobilenet-v2", "lstm-lm")
+    ),
+    *(session("techniques", work, "300mbit", OTHERS) for work in ("12x1mb/20ms/5ms", "24x0.5mb/10ms/3ms")),
+    *(
+        session("levels", work, "300mbit", [PLAIN, (*PLAIN, "hierarchical-allreduce levels=2x2")], workers=4)
+        for work in ("12x1mb/20ms", "24x0.5mb/10ms")
+    ),
 )
 
 
@@ -88,20 +108,21 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     netns.require()
     failed = 0
-    for number, each in enumerate(todo, start=1):
-        if not each.job.arms:
-            continue
-        began = time.monotonic()
-        print(f"{number}/{len(todo)} {each.name}", flush=True)
+    todo = [each for each in todo if each.job.arms]
+    for _, some in groupby(todo, key=lambda each: (each.job.link, each.job.workers)):
+        group = list(some)
         try:
-            outcome = verify(each.job)
+            with rig_for([each.job for each in group]) as rig:
+                for each in group:
+                    began = time.monotonic()
+                    print(f"{1 + todo.index(each)}/{len(todo)} {each.name}", flush=True)
+                    outcome = verify(each.job, on=rig)
+                    ledger.add(rows_of(outcome))
+                    ledger.export(ROWS)
+                    print(summary(outcome), f"  {time.monotonic() - began:.0f} s", sep="\n", flush=True)
         except (ForetraceError, WorkerError) as error:
             failed += 1
-            print(f"  failed: {error}", flush=True)
-            continue
-        ledger.add(rows_of(outcome))
-        ledger.export(ROWS)
-        print(summary(outcome), f"  {time.monotonic() - began:.0f} s", sep="\n", flush=True)
+            print(f"  failed, with what was left on its link: {error}", flush=True)
     return int(failed > 0)
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator, Iterable
 
 import pytest
+from hypothesis import settings
 
 LONG_S = 20.0  # CPU seconds, child processes included; a test that takes more says why: @pytest.mark.slow("...")
 UNSAID = "NO REASON STATED"
@@ -14,12 +15,22 @@ SLOW_TIMEOUT_S = 1500.0  # by the clock: half a minute of CPU can take ten where
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with slow tests first, so that no process is left with one at the end, and let these take longer."""
+    """Put files with slow tests first, so that no process is left with one at the end; let these take longer."""
     slow = [item for item in items if item.get_closest_marker("slow")]
     for item in slow:
         item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     first = {item.path for item in slow}
     items.sort(key=lambda item: item.path not in first)
+    for item in items:
+        _keep_to_profile(item)
+
+
+def _keep_to_profile(item: pytest.Item) -> None:
+    """A property draws no more examples than the profile says, also where it states a number."""
+    function, profile = getattr(item, "function", None), settings.default
+    stated: settings | None = getattr(function, "_hypothesis_internal_use_settings", None)
+    if function is not None and stated and profile and stated.max_examples > profile.max_examples:
+        function._hypothesis_internal_use_settings = settings(stated, max_examples=profile.max_examples)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests import health
 
@@ -61,3 +63,20 @@ def test_long_tests_are_named_with_their_reasons() -> None:
 def test_slow_tests_may_take_longer_by_the_clock(request: pytest.FixtureRequest) -> None:
     marker = request.node.get_closest_marker("timeout")
     assert marker.args == (health.SLOW_TIMEOUT_S,) and float(request.config.getini("timeout")) < health.SLOW_TIMEOUT_S
+
+
+DRAWN: list[int] = []
+
+
+@settings(max_examples=5_000, database=None)
+@given(st.integers(0, 1 << 40))
+def test_a_property_that_states_more_examples_than_the_profile(value: int) -> None:
+    DRAWN.append(value)
+
+
+def test_draws_as_many_as_the_profile_says() -> None:
+    if not DRAWN:
+        pytest.skip("the property was not asked for")
+    assert settings.default and len(DRAWN) < min(
+        5_000, 2 * settings.default.max_examples
+    )  # the same value may be tried again

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row, export_lines, import_lines
 from foretrace.experiment.statistics import paired_ratio
 from foretrace.files import write_text
 from foretrace.plan.sync import SyncQuestion, rows_of, try_policies
-from foretrace.training.workers.adsp import implicit_momentum
 from foretrace.training.workers.policies import parse
 from foretrace.training.workers.virtual import WorkerTimes, train
 from foretrace.zoo.partitioned import PartitionedJob
@@ -149,6 +149,17 @@ def run_processes() -> tuple[Row, ...]:
         )  # fmt: skip
         found += rows_of(question, try_policies(question))
     return tuple(found)
+
+
+def implicit_momentum(*, period_s: float, commits: Sequence[float], step_s: Sequence[float]) -> float:
+    """The momentum that asynchronous commits amount to: 1 - 1 / (1 + (1 - 1/m) sum_i G / (dC_i v_i)) (theorem 1).
+
+    For m workers with dC_i commits in a period of G seconds and steps of v_i seconds.
+    """
+    if len(commits) != len(step_s) or not commits or min(*commits, *step_s, period_s) <= 0:
+        raise ForetraceError("Give a number of commits and seconds of a step, above 0, for every worker.")
+    steps = sum(period_s / (each * own) for each, own in zip(commits, step_s, strict=True))
+    return 1 - 1 / (1 + (1 - 1 / len(commits)) * steps)
 
 
 def page(cells: Sequence[Cell], rows: Sequence[Row], command: str) -> str:

@@ -29,3 +29,10 @@ def test_kept_cells_are_those_of_the_grid_and_the_page_shows_their_best() -> Non
     grid = protocol.Grid(cells)
     first = next(iter(islice(protocol.grid_rows(grid), 1)))
     assert f"| {' | '.join(first)} |" in (protocol.HERE / "README.md").read_text(encoding="utf-8")
+
+
+def test_implicit_momentum_is_none_for_one_worker_and_falls_with_commits() -> None:
+    assert protocol.implicit_momentum(period_s=10, commits=[1], step_s=[0.1]) == 0
+    few, many = (protocol.implicit_momentum(period_s=10, commits=[each] * 4, step_s=[0.1] * 4) for each in (1, 10))
+    assert 0 < many < few < 1
+    assert many == pytest.approx(1 - 1 / (1 + 0.75 * 40))

@@ -60,7 +60,7 @@ def runs() -> str:
         question = CacheQuestion(
             source=ZIPF, lookups=trace(ZIPF), trainers=2, link=link, look_ahead=16, compute_s=compute_s
         )
-        trial, bound_s = try_cache(question), plan_cache(question, alone=True).chosen.bound_s
+        (_, trial), bound_s = try_cache(question), plan_cache(question, alone=True).chosen.bound_s
         rows += [_row(trial, link, at) for at in range(2)]
         notes.append(
             f"{link}: {trial.speedup.value:.2f} times ({trial.speedup.low:.2f} – {trial.speedup.high:.2f}); the bound "

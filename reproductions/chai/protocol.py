@@ -46,20 +46,20 @@ def perplexities(steps: int) -> list[str]:
     from reproductions.chai.trained import HEADS, LENGTH, train
 
     made = train(steps=steps, length=LENGTH, samples=32)
-    measured = deviations(made.model, made.choose[:16], warm_up=WARM_UP)
-    chosen = {f"measured, {share:.0%}": choose_counts(measured, share) for share in SAVINGS}
-    chosen["elbow"] = [elbow(row) for row in spreads(made.model, made.choose[:4])]
+    chosen = [("scores", "elbow", [elbow(row) for row in spreads(made.model, made.choose[:4])])]
+    for by in ("scores", "outputs"):
+        measured = deviations(made.model, made.choose[:16], warm_up=WARM_UP, by=by)
+        chosen += [(by, f"{share:.0%}", choose_counts(measured, share)) for share in SAVINGS]
     whole, rows = loss_after(made.model, made.judge, WARM_UP), []
-    for name, counts in chosen.items():
+    for by, name, counts in chosen:
         more = []
-        for by, seed in (("scores", 0), *(("random", seed) for seed in range(SEEDS))):
+        for how, seed in ((by, 0), *(("random", seed) for seed in range(SEEDS))):
             changed = copy.deepcopy(made.model)
-            cluster_heads(changed, counts, warm_up=WARM_UP, by=by, seed=seed)
+            cluster_heads(changed, counts, warm_up=WARM_UP, by=how, seed=seed)
             more.append(f"{100 * (np.exp(loss_after(changed, made.judge, WARM_UP) - whole) - 1):+.1f} %")
         kept = ", ".join(map(str, counts))
-        rows.append(
-            f"| {name} | {kept} | {-100 * kv_saving(counts, HEADS):.1f} % | {more[0]} | {', '.join(more[1:])} |"
-        )
+        saved = f"{-100 * kv_saving(counts, HEADS):.1f} %"
+        rows.append(f"| {by} | {name} | {kept} | {saved} | {more[0]} | {', '.join(more[1:])} |")
     return rows
 
 
@@ -78,6 +78,7 @@ def main(arguments: Sequence[str]) -> int:
         for count in given.clusters.split(","):
             print(decoding(int(context), int(count), given.ledger), flush=True)
     if given.steps:
-        print("\n| counts | per layer | K/V bytes | by scores | random, three seeds |\n|---|---|---:|---:|---:|")
+        print("\n| clustered by | counts for | per layer | K/V bytes | perplexity | random, three seeds |")
+        print("|---|---|---|---:|---:|---:|")
         print("\n".join(perplexities(given.steps)))
     return 0

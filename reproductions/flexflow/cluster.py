@@ -1,10 +1,11 @@
-"""`SoapCluster`: devices in nodes; a link for each pair of a node's devices, one network interface for all of them."""
+"""`SoapCluster`: published devices in nodes, with the roofline that times operators on them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from foretrace.errors import ForetraceError
+from foretrace.hardware.cluster import Cluster, Link
 from foretrace.hardware.devices import Device
 
 
@@ -25,11 +26,18 @@ class SoapCluster:
     memory: float = 0.75  # share of the bandwidth, likewise
 
     def __post_init__(self) -> None:
-        """Raise ForetraceError for what is no cluster that can be searched on."""
-        if not 1 <= self.devices <= 64 or self.per_node < 1:
-            raise ForetraceError(f"a cluster must have 1 to 64 devices, got {self.nodes} nodes × {self.per_node}.")
-        if min(self.link, self.network) <= 0 or not self.device.fp32_tflops:
-            raise ForetraceError(f"cluster {self.name} must have bandwidths and a device with FP32 units above 0.")
+        """Raise ForetraceError for a device without FP32 units."""
+        if not self.device.fp32_tflops:
+            raise ForetraceError(f"cluster {self.name} must have a device with FP32 units, got {self.device.short}.")
+
+    @property
+    def links(self) -> Cluster:
+        """Its nodes and links alone."""
+        inside, between = (
+            Link(name=name, gbit_s=8e-9 * rate, latency_us=1e6 * latency)
+            for name, rate, latency in (("inside", self.link, self.link_s), ("between", self.network, self.network_s))
+        )
+        return Cluster(name=self.name, nodes=self.nodes, per_node=self.per_node, inside=inside, between=between)
 
     @property
     def devices(self) -> int:

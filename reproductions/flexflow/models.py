@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from foretrace.hardware.devices import named
+from foretrace.plan.soap.operators import Sizes
 from reproductions.flexflow.cluster import SoapCluster
 from reproductions.flexflow.layers import LayeredModel
-from reproductions.flexflow.operators import Sizes, SoapModel
 
 STEPS = 40
 
 
-def alexnet(samples: int) -> SoapModel:
+def alexnet(samples: int) -> LayeredModel:
     """AlexNet (Krizhevsky, 2014: one tower), 61 million parameters."""
     model = LayeredModel("AlexNet")
     at: int | Sizes = (samples, 224, 224, 3)
@@ -37,7 +37,7 @@ def alexnet(samples: int) -> SoapModel:
     return model
 
 
-def resnet101(samples: int) -> SoapModel:
+def resnet101(samples: int) -> LayeredModel:
     """ResNet-101 (He et al., 2016)."""
     model = LayeredModel("ResNet-101")
     at = model.window("stem", (samples, 224, 224, 3), (7, 7), 2, (3, 3), 64)
@@ -57,7 +57,7 @@ def resnet101(samples: int) -> SoapModel:
     return model
 
 
-def inception_v3(samples: int) -> SoapModel:
+def inception_v3(samples: int) -> LayeredModel:
     """Inception-v3 (Szegedy et al., 2016), without the auxiliary classifier."""
     model = LayeredModel("Inception-v3")
     count = 0
@@ -130,13 +130,13 @@ class _Recurrent:
             out.append(before)
         return out
 
-    def predicted(self, sources: list[int], channels: int) -> SoapModel:
+    def predicted(self, sources: list[int], channels: int) -> LayeredModel:
         for i, source in enumerate(sources):
             self.model.loss(f"loss.{i}", self.model.linear(f"softmax.{i}", source, channels, "softmax"))
         return self.model
 
 
-def rnntc(samples: int, chunk: int = 10) -> SoapModel:
+def rnntc(samples: int, chunk: int = 10) -> LayeredModel:
     """Text classification: 4 recurrent layers of 1024, two classes at the last chunk."""
     net = _Recurrent("RNNTC", samples, chunk)
     at = net.embedded("embedding", 20_000, 1024)
@@ -145,7 +145,7 @@ def rnntc(samples: int, chunk: int = 10) -> SoapModel:
     return net.predicted(at[-1:], 2)
 
 
-def rnnlm(samples: int, chunk: int = 10) -> SoapModel:
+def rnnlm(samples: int, chunk: int = 10) -> LayeredModel:
     """Language model: 2 recurrent layers of 2048."""
     net = _Recurrent("RNNLM", samples, chunk)
     at = net.embedded("embedding", 10_000, 2048)
@@ -154,7 +154,7 @@ def rnnlm(samples: int, chunk: int = 10) -> SoapModel:
     return net.predicted(at, 10_000)
 
 
-def nmt(samples: int, chunk: int = 10) -> SoapModel:
+def nmt(samples: int, chunk: int = 10) -> LayeredModel:
     """Translation: 2 recurrent layers of 1024 read, 2 write, with attention."""
     net = _Recurrent("NMT", samples, chunk)
     read = net.embedded("source", 32_000, 1024)
@@ -169,7 +169,7 @@ def nmt(samples: int, chunk: int = 10) -> SoapModel:
     return net.predicted(at, 32_000)
 
 
-MODELS: dict[str, Callable[[int], SoapModel]] = {
+MODELS: dict[str, Callable[[int], LayeredModel]] = {
     "alexnet": alexnet, "inception-v3": inception_v3, "resnet-101": resnet101,
     "rnntc": rnntc, "rnnlm": rnnlm, "nmt": nmt,
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """A training step of a strategy in plain Python, as FlexFlow's full simulation has it: objects, dictionaries, one heap.
 
-What `reproductions.flexflow.engine` computes on columns, written for reading: every pair of parts is looked at, and who
+What `foretrace.plan.soap.engine` computes on columns, written for reading: every pair of parts is looked at, and who
 holds which channel of a weight is a set per channel boundary.
 """
 
@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise, product
+from math import prod
 
-from reproductions.flexflow.engine import KEPT
-from reproductions.flexflow.operators import Input
-from reproductions.flexflow.problem import Codes, SoapProblem, Split
+from foretrace.plan.soap.operators import Input
+from foretrace.plan.soap.problem import Codes, SoapProblem, Split
 
 Box = tuple[tuple[int, int], ...]  # first element and the one behind the last, per dimension
 
@@ -49,7 +49,7 @@ class PlainStep:
     """The tasks of one strategy, simulated when made."""
 
     def __init__(self, problem: SoapProblem, point: Codes) -> None:
-        self.problem, self.cluster = problem, problem.cluster
+        self.problem, self.cluster, self.count = problem, problem.cluster, problem.machine.devices
         self.splits = [problem.space.split(op, code) for op, code in enumerate(point)]
         self.tasks: list[PlainTask] = []
         self.held: dict[int, int] = defaultdict(int)
@@ -71,7 +71,7 @@ class PlainStep:
             yield tuple((size * k // d, size * (k + 1) // d) for size, k, d in zip(sizes, at, degrees, strict=True))
 
     def _device(self, split: Split, part: int) -> int:
-        count = self.cluster.devices
+        count = self.count
         order = [start + i for start in range(split.stride) for i in range(0, count, split.stride)]
         return (split.first + order[part]) % count
 
@@ -88,34 +88,29 @@ class PlainStep:
         return task
 
     def _compute(self) -> None:
-        cluster = self.cluster
+        columns, space = self.problem.columns, self.problem.space
         self.passes: tuple[list[list[PlainTask]], list[list[PlainTask]]] = ([], [])
         for backward, tasks in enumerate(self.passes):
+            times = columns.backward if backward else columns.forward
             for op, operator in enumerate(self.problem.model.operators):
+                way = int(columns.ways[op]) + space.ways[op].index(self.splits[op].degrees)
                 row = []
                 for part, box in enumerate(self.boxes[op]):
-                    read = sum(volume(self._need(box, each)) for each in operator.inputs)
-                    channels = box[3][1] - box[3][0]
-                    weights = channels * operator.weights if operator.reads_weights else 0
-                    seconds = max(
-                        volume(box) * operator.flops / cluster.flop_s,
-                        4 * (read + volume(box) + weights) / cluster.byte_s,
-                    )
-                    if backward and operator.weights:
-                        seconds *= 2
                     device = self.devices[op][part]
                     before = [self.passes[0][op][part]] if backward else []
-                    row.append(self._task(operator.launches * cluster.launch_s + seconds, (device,), *before))
+                    row.append(self._task(int(times[way]) / 1e9, (device,), *before))
                     if not backward:
-                        self.held[device] += 4 * volume(box)
+                        self.held[device] += operator.saved_bytes * volume(box) // prod(operator.sizes)
                 tasks.append(row)
 
     def _sent(self, src: int, dst: int, nbytes: int) -> PlainTask:
         cluster = self.cluster
         here, there = src // cluster.per_node, dst // cluster.per_node
         if here == there:
-            return self._task(cluster.link_s + nbytes / cluster.link, (("link", src, dst),))
-        return self._task(cluster.network_s + nbytes / cluster.network, (("out", here), ("in", there)))
+            return self._task(cluster.inside.latency_s + nbytes / cluster.inside.bytes_per_s, (("link", src, dst),))
+        return self._task(
+            cluster.between.latency_s + nbytes / cluster.between.bytes_per_s, (("out", here), ("in", there))
+        )
 
     def _read(self, op: int, each: Input) -> None:
         forward, backward = self.passes
@@ -126,6 +121,7 @@ class PlainStep:
                 elements = volume(overlap(need, theirs))
                 if not elements:
                     continue
+                nbytes = elements * self.problem.model.operators[src].element_bytes
                 dst, there = self.devices[op][part], self.devices[src][other]
                 if dst == there:
                     forward[op][part].before.append(forward[src][other])
@@ -135,17 +131,17 @@ class PlainStep:
                     (there, dst, forward[src][other], forward[op][part]),
                     (dst, there, backward[op][part], backward[src][other]),
                 ):
-                    message = self._sent(sender, receiver, 4 * elements)
+                    message = self._sent(sender, receiver, nbytes)
                     message.before.append(first)
                     then.before.append(message)
-                self.moved += 2 * 4 * elements
-                self.held[dst] += 4 * elements
+                self.moved += 2 * nbytes
+                self.held[dst] += nbytes
                 key = (op, part, src, other)
-                self.messages[key] = self.messages.get(key, 0) + 4 * elements
+                self.messages[key] = self.messages.get(key, 0) + nbytes
 
     def _exchange(self) -> None:
         operators = self.problem.model.operators
-        for layer in dict.fromkeys(operator.layer for operator in operators if operator.weights):
+        for layer in dict.fromkeys(operator.layer for operator in operators if operator.weight_bytes):
             users = [op for op, operator in enumerate(operators) if operator.layer == layer]
             cuts = sorted({edge for op in users for box in self.boxes[op] for edge in box[3]})
             groups: dict[frozenset[int], list[tuple[int, int]]] = {}
@@ -158,9 +154,10 @@ class PlainStep:
                 )
                 groups.setdefault(holders, []).append((lo, hi))
             for holders, ranges in groups.items():
-                nbytes = 4 * operators[users[0]].weights * sum(hi - lo for lo, hi in ranges)
+                channels = sum(hi - lo for lo, hi in ranges)
+                nbytes = operators[users[0]].weight_bytes * channels
                 for device in holders:
-                    self.held[device] += KEPT * nbytes
+                    self.held[device] += operators[users[0]].kept_bytes * channels
                 if len(holders) > 1:
                     self.exchanged += 2 * (len(holders) - 1) * nbytes
                     gradients = [
@@ -175,14 +172,15 @@ class PlainStep:
         cluster, count = self.cluster, len(holders)
         if self.problem.synchronisation == "all-reduce":
             links: list[Hashable] = []
-            latency, rate = cluster.link_s, cluster.link
+            latency, rate = cluster.inside.latency_s, cluster.inside.bytes_per_s
             for src, dst in zip(holders, [*holders[1:], holders[0]], strict=True):
                 here, there = src // cluster.per_node, dst // cluster.per_node
                 if here == there:
                     links.append(("link", src, dst))
                 else:
                     links += [("out", here), ("in", there)]
-                    latency, rate = max(latency, cluster.network_s), min(rate, cluster.network)
+                    between = cluster.between
+                    latency, rate = max(latency, between.latency_s), min(rate, between.bytes_per_s)
             seconds = 2 * (count - 1) * (latency + nbytes / count / rate)
             self._task(seconds, tuple(links), *(task for _, task in gradients))
             return

@@ -16,12 +16,13 @@ from pathlib import Path
 from random import Random
 
 from foretrace.arrays import Int64
+from foretrace.plan.soap.problem import SYNCHRONISATIONS, Codes, SoapProblem, best_strategy
 from foretrace.search.strategies import MCMC
 from reproductions import parser_of
 from reproductions.flexflow.cluster import SoapCluster
+from reproductions.flexflow.layers import problem as problem_of
 from reproductions.flexflow.models import MODELS, k80_cluster, p100_cluster
 from reproductions.flexflow.plain import PlainStep
-from reproductions.flexflow.problem import SYNCHRONISATIONS, Codes, SoapProblem, best_strategy
 from tables import load as load_averages
 from tables import machine, table, today, update
 
@@ -53,7 +54,7 @@ def clusters() -> tuple[SoapCluster, ...]:
 def problems(names: Sequence[str], per_device: Sequence[int] = PER_DEVICE) -> Iterator[tuple[int, SoapProblem]]:
     """Samples per device, and the problem."""
     for cluster, name, samples, sync in product(clusters(), names, per_device, SYNCHRONISATIONS):
-        yield samples, SoapProblem(MODELS[name](samples * cluster.devices), cluster, sync)
+        yield samples, problem_of(MODELS[name](samples * cluster.devices), cluster, sync)
 
 
 def gains(names: Sequence[str], calls: int, on: str | None = None) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from reproductions.flexflow import protocol
+from reproductions.flexflow.layers import problem as made
 from reproductions.flexflow.models import p100_cluster, rnntc
-from reproductions.flexflow.problem import SoapProblem
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def test_sections_are_made(tmp_path: Path) -> None:
 
 
 def test_nothing_moves_where_nothing_changes() -> None:
-    problem = SoapProblem(rnntc(64), p100_cluster(), "gather")
+    problem = made(rnntc(64), p100_cluster(), "gather")
     point = problem.data_parallel()
     assert 0 < protocol.moved(problem, point, 3) <= 1
     before, again = protocol.ends(problem, point), protocol.ends(problem, point)

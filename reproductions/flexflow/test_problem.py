@@ -16,15 +16,23 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.hardware.devices import named
+from foretrace.plan.soap.expand import expand
+from foretrace.plan.soap.operators import Needed
+from foretrace.plan.soap.problem import (
+    SYNCHRONISATIONS,
+    Codes,
+    SoapProblem,
+    Split,
+    Synchronisation,
+    best_strategy,
+)
 from foretrace.search.space import Infeasible
 from foretrace.simulate.timeline import simulate
 from reproductions.flexflow.cluster import SoapCluster
-from reproductions.flexflow.expand import expand
 from reproductions.flexflow.layers import LayeredModel
+from reproductions.flexflow.layers import problem as made
 from reproductions.flexflow.models import MODELS, k80_cluster, p100_cluster, rnnlm
-from reproductions.flexflow.operators import Needed, SoapOperator
 from reproductions.flexflow.plain import PlainStep
-from reproductions.flexflow.problem import SYNCHRONISATIONS, Codes, SoapProblem, Split, Synchronisation, best_strategy
 
 
 def cluster(nodes: int, per_node: int) -> SoapCluster:
@@ -66,7 +74,7 @@ SMALL = {"convolutional": convolutional, "recurrent": recurrent}
 def problem_of(
     name: str, nodes: int, per_node: int, sync: Synchronisation, memory_gb: float | None = None
 ) -> SoapProblem:
-    return SoapProblem(SMALL[name](), cluster(nodes, per_node), sync, memory_gb)
+    return made(SMALL[name](), cluster(nodes, per_node), sync, memory_gb)
 
 
 def mixed(problem: SoapProblem, rng: Random) -> Codes:
@@ -100,13 +108,13 @@ def test_compiled_simulation_is_the_plain_one(
     counted = problem.counted(point)
     assert tasks.end[: counted.tasks].tolist() == [task.end for task in plain.tasks]
     assert (counted.moved_bytes, counted.exchanged_bytes) == (plain.moved, plain.exchanged)
-    assert counted.held_bytes == tuple(plain.held[device] for device in range(problem.cluster.devices))
+    assert counted.held_bytes == tuple(plain.held[device] for device in range(problem.machine.devices))
 
 
 @pytest.mark.parametrize("sync", SYNCHRONISATIONS)
 @pytest.mark.parametrize("name", ["alexnet", "nmt"])
 def test_published_shapes_are_simulated_as_plainly(name: str, sync: Synchronisation) -> None:
-    problem = SoapProblem(MODELS[name](64), p100_cluster(), sync)
+    problem = made(MODELS[name](64), p100_cluster(), sync)
     rng = Random(name + sync)
     for point in (problem.data_parallel(), problem.expert(), problem.space.neighbour(problem.expert(), rng)):
         assert problem.simulated(point)[0] == PlainStep(problem, point).makespan_ns
@@ -115,7 +123,7 @@ def test_published_shapes_are_simulated_as_plainly(name: str, sync: Synchronisat
 def parts(problem: SoapProblem, point: Codes, op: int) -> list[tuple[int, set[tuple[int, ...]]]]:
     """Device and elements of every part, one by one."""
     sizes, split = problem.model.operators[op].sizes, problem.space.split(op, point[op])
-    devices = problem.cluster.devices
+    devices = problem.machine.devices
     places = sorted(range(devices), key=lambda device: (device % split.stride, device))
     found: dict[tuple[int, ...], set[tuple[int, ...]]] = {at: set() for at in product(*map(range, split.degrees))}
     owner = [
@@ -165,12 +173,12 @@ def test_weights_are_exchanged_once_per_device_that_holds_them(
     holders: dict[tuple[str, int], set[int]] = defaultdict(set)
     per = {}
     for op, operator in enumerate(problem.model.operators):
-        if operator.weights:
-            per[operator.layer] = operator.weights
+        if operator.weight_bytes:
+            per[operator.layer] = operator.weight_bytes
             for device, elements in parts(problem, point, op):
                 for channel in {element[3] for element in elements}:
                     holders[operator.layer, channel].add(device)
-    plain = sum(2 * (len(devices) - 1) * 4 * per[layer] for (layer, _), devices in holders.items())
+    plain = sum(2 * (len(devices) - 1) * per[layer] for (layer, _), devices in holders.items())
     assert problem.counted(point).exchanged_bytes == plain
 
 
@@ -178,7 +186,7 @@ def test_a_weight_of_many_chunks_is_exchanged_as_if_it_had_one() -> None:
     for sync in SYNCHRONISATIONS:
         volumes = set()
         for chunk in (10, 20, 40):
-            problem = SoapProblem(rnnlm(64, chunk), p100_cluster(), sync)
+            problem = made(rnnlm(64, chunk), p100_cluster(), sync)
             volumes.add(problem.counted(problem.data_parallel()).exchanged_bytes)
         assert volumes == {2 * 15 * 4 * rnnlm(64).parameters}
 
@@ -221,7 +229,7 @@ def test_memory_limits_are_kept() -> None:
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_published_models_split_as_their_baselines_say(name: str, machines: object) -> None:
     here = p100_cluster() if machines is p100_cluster else k80_cluster()
-    problem = SoapProblem(MODELS[name](4 * here.devices), here, "all-reduce")
+    problem = made(MODELS[name](4 * here.devices), here, "all-reduce")
     for op, code in enumerate(problem.data_parallel()):
         assert problem.space.split(op, code) == Split((here.devices, 1, 1, 1), 0, 1)
     assert 0 < problem.cost(problem.expert()) < inf
@@ -244,18 +252,18 @@ def test_what_cannot_be_is_refused() -> None:
     model = LayeredModel("wrong")
     with pytest.raises(ForetraceError, match="sizes of 1 or more"):
         model.window("a", (1, 2, 2, 3), (3, 3), channels=4)
-    model.add(SoapOperator(name="a", layer="w", sizes=(4, 1, 1, 8), splits="s", flops=1, weights=3))
+    model.put(name="a", layer="w", sizes=(4, 1, 1, 8), splits="s", flops=1, weights=3)
     with pytest.raises(ForetraceError, match="same weights"):
-        model.add(SoapOperator(name="b", layer="w", sizes=(4, 1, 1, 8), splits="s", flops=1, weights=4))
+        model.put(name="b", layer="w", sizes=(4, 1, 1, 8), splits="s", flops=1, weights=4)
     with pytest.raises(ForetraceError, match="1 to 64 devices"):
-        cluster(17, 4)
+        made(model, cluster(17, 4), "gather")
     with pytest.raises(ForetraceError, match="all-reduce or gather"):
-        SoapProblem(model, cluster(1, 2), "tree")  # type: ignore[arg-type]
+        made(model, cluster(1, 2), "tree")  # type: ignore[arg-type]
     slow = SoapCluster(name="slow", device=named("p100"), nodes=2, per_node=1, link=1.0, network=0.01)
     with pytest.raises(ForetraceError, match="within half an hour"):
-        problem = SoapProblem(model, slow, "gather")
+        problem = made(model, slow, "gather")
         problem.cost(problem.data_parallel())
-    problem = SoapProblem(model, cluster(1, 2), "gather")
+    problem = made(model, cluster(1, 2), "gather")
     with pytest.raises(ForetraceError, match="cannot be split"):
         problem.space.code(0, Split((1, 1, 1, 2), 0, 1))
     assert Needed(1, 0, 1) and np.array(problem.columns.sizes).tolist() == [[4, 1, 1, 8]]

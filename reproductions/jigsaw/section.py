@@ -168,11 +168,15 @@ def _published(study: JigsawStudy, ready: Sequence[PackingRow]) -> ClaimRow:
 
 def write(study: JigsawStudy, path: Path) -> None:
     """The section in the place of its former self, at the end of the page where there is none, else a new page."""
+    put(section(study), path, MARKS)
+
+
+def put(part: str, path: Path, marks: tuple[str, str]) -> None:
+    """A section between its marks into a page, as `write` does."""
     text = path.read_text(encoding="utf-8") if path.exists() else "# JigSaw\n"
-    part = section(study)
-    if MARKS[0] in text:
-        before, _, rest = text.partition(MARKS[0])
-        text = before + part + rest.partition(MARKS[1])[2]
+    if marks[0] in text:
+        before, _, rest = text.partition(marks[0])
+        text = before + part + rest.partition(marks[1])[2]
     else:
         text = text.rstrip("\n") + "\n\n" + part + "\n"
     write_text(path, text)

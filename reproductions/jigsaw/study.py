@@ -260,10 +260,10 @@ def run_study(
         if progress is not None:
             progress(done, total)
 
-    packing = []
+    played = []
     for dispatch in DISPATCH:
         for cell in cells:
-            packing.append(_packing(dispatch, *cell, iterations))
+            played.append(packing(dispatch, *cell, iterations))
             step()
     ways = []
     for way, rules in WAYS.items():
@@ -290,7 +290,7 @@ def run_study(
         seeds=seeds,
         quick=quick,
         bounds=tuple(BoundRow(workers=k, gain=compute_bound(equal_jobs(1, k, 0.0)) - 1) for k in (2, 3, 4, 8, 16, 64)),
-        packing=tuple(packing),
+        packing=tuple(played),
         ways=tuple(ways),
         traffic=tuple(_traffic(k, c) for k in workers for c in exchanges if c),
         mixes=tuple(mixes),
@@ -301,7 +301,8 @@ def run_study(
     return msgspec.structs.replace(study, claims=claims_of(study), headline=headline_of(study))
 
 
-def _packing(dispatch: str, workers: int, exchange: float, sharers: int, switch: float, iterations: int) -> PackingRow:
+def packing(dispatch: str, workers: int, exchange: float, sharers: int, switch: float, iterations: int) -> PackingRow:
+    """`sharers` equal jobs on the same GPUs; switch: what turning to another job costs, as a share of a whole task."""
     rules = _with(DISPATCH[dispatch], sharers, round(switch * (FORWARD_S + BACKWARD_S) * SECOND))
     arms = four_arms(equal_jobs(sharers, workers, exchange), workers, rules, iterations=iterations)
     return PackingRow(

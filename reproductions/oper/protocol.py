@@ -16,9 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrace.plan.rows.plan import RowPlan, plan_rows
+from foretrace.plan.rows.costs import RowCosts
+from foretrace.plan.rows.plan import Judged, RowPlan, judge, plan_rows
+from foretrace.plan.rows.profile import profile
 from foretrace.training.rows.lookups import CRITEO, zipf
 from reproductions import parser_of
+from reproductions.oper.torchrec import torchrec
 from reproductions.systems import put
 from tables import machine, table, today
 
@@ -45,10 +48,11 @@ class Cell:
     skew: float
     locality: float
     plan: RowPlan
+    baselines: dict[str, Judged | None]
 
     def gain(self, name: str) -> float | None:
         """How many times the bytes of another placement the plan saves; None where that does not fit."""
-        other = self.plan.baselines[name]
+        other = self.baselines[name]
         return None if other is None else other.bytes / self.plan.busiest.bytes
 
     @property
@@ -68,7 +72,13 @@ def measure(
     )  # fmt: skip
     memory = inf if training else 4 * WIDTH * sum(rows) / DEVICES * ROOM + 4 * WIDTH * len(rows)
     plan = plan_rows(lookups, devices=DEVICES, width=WIDTH, training=training, memory=memory)
-    return Cell(training=training, pooling=pooling, skew=skew, locality=locality, plan=plan)
+    split, held = plan.batches
+    theirs = torchrec(RowCosts(profile(lookups, DEVICES, range(split)), WIDTH, training=training), memory)
+    judged = None if theirs is None else judge(theirs.exchanged(lookups, range(split, split + held)), 0)
+    return Cell(
+        training=training, pooling=pooling, skew=skew, locality=locality, plan=plan,
+        baselines={**plan.baselines, "torchrec": judged},
+    )  # fmt: skip
 
 
 def row(cell: Cell) -> list[str]:

@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import mean
 
 from foretrace.training.workers.policies import parse
-from foretrace.training.workers.skewscout import SkewScout
 from foretrace.training.workers.virtual import WorkerTimes, train
 from foretrace.zoo.partitioned import PartitionedJob
 from reproductions import parser_of
 from reproductions.kept import SECONDS, Cell, measured
+from reproductions.skewscout.controller import SkewScout
 from reproductions.systems import put
 from tables import machine, table, today
 

@@ -63,21 +63,29 @@ def _played(cell: Cell, repeat: int, path: Path) -> str:
     work = for_rig(workload(cell), setup, 1.0)
     with private(setup) as slurm:
         ran = play(slurm, work, policy)
-    row = {
-        "cell": list(cell), "repeat": repeat, "workload": kept(work), "epoch_s": ran.epoch_s,
-        "backfill_s": ran.backfill_s, "background_s": ran.background_s, "launch_s": ran.launch_s,
-        "submit_s": ran.submit_s.astype(int).tolist(), "start_s": ran.start_s.astype(int).tolist(),
-        "end_s": ran.end_s.astype(int).tolist(), "nodes": [list(each) for each in ran.nodes],
-    }  # fmt: skip
-    with _LOCK, gzip.open(path, "at") as lines:
-        lines.write(json.dumps(row, separators=(",", ":")) + "\n")
+    keep(path, {"cell": list(cell), "repeat": repeat, "workload": kept(work)}, ran)
     return f"{cell.name}, {cell.policy}, run {repeat + 1}"
 
 
-def _ran(row: dict[str, Any]) -> SlurmRun:
+def keep(path: Path, what: dict[str, Any], ran: SlurmRun) -> None:
+    """Add a run to a file, under what it was a run of."""
+    row = what | {
+        "epoch_s": ran.epoch_s, "backfill_s": ran.backfill_s, "background_s": ran.background_s,
+        "launch_s": ran.launch_s, "checks_s": ran.checks_s, "submit_s": ran.submit_s.astype(int).tolist(),
+        "start_s": ran.start_s.astype(int).tolist(), "end_s": ran.end_s.astype(int).tolist(),
+        "nodes": [list(each) for each in ran.nodes],
+    }  # fmt: skip
+    with _LOCK, gzip.open(path, "at") as lines:
+        lines.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def ran_of(row: dict[str, Any]) -> SlurmRun:
+    """A run that `keep` wrote."""
     times: dict[str, Any] = {name: np.array(row[name], float) for name in ("submit_s", "start_s", "end_s")}
     nodes = tuple(tuple(each) for each in row["nodes"])
-    known: dict[str, Any] = {name: row[name] for name in ("epoch_s", "background_s", "launch_s")}
+    known: dict[str, Any] = {
+        name: row[name] for name in ("epoch_s", "background_s", "launch_s", "checks_s") if name in row
+    }
     # the first runs say 0 where the backfill scheduler had not looked yet; it starts with the background thread
     return SlurmRun(**times, nodes=nodes, backfill_s=row["backfill_s"] or row["background_s"], **known)
 
@@ -95,7 +103,7 @@ def rows(runs: Sequence[dict[str, Any]]) -> list[Row]:
         launch_s = float(np.mean(others)) if others else against.LAUNCH_S
         policy = parse(cell.policy)
         assert isinstance(policy, SlurmPolicy)
-        work, ran = restored(each[0]["workload"]), [_ran(row) for row in each]
+        work, ran = restored(each[0]["workload"]), [ran_of(row) for row in each]
         made = [against.compared(work, SETUP, policy, one, launch_s=launch_s) for one in ran]
         plain = parse("priority" if policy.by_priority else "backfill" if policy.backfill else "fifo")
         found.append(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from foretrace.files import write_text
 from foretrace.fleet.slurm.against import RigErrors
+from reproductions.slurm.rules import RuleRow
 from reproductions.slurm.runs import Row
 
 BEGIN = '<!-- table: make reproduce NAME=slurm ARGS="--write reproductions/slurm/README.md" -->'
@@ -17,13 +18,16 @@ TITLES = (
 )  # fmt: skip
 
 
-def section(found: Sequence[Row]) -> str:
-    """A row per workload, and what all come to."""
-    lines = [f"| {' | '.join(TITLES)} |", "|---" * len(TITLES) + "|", *map(_line, found), "", _all(found)]
-    return "\n".join(lines)
+def section(found: Sequence[Row], single: Sequence[RuleRow] = ()) -> str:
+    """A row per workload, and what all come to; then those of single rules."""
+    lines = [f"| {' | '.join(TITLES)} |", "|---" * len(TITLES) + "|", *map(_line, found)]
+    lines += ["", _all(found), ""] if found else []
+    titles = ("rule", *TITLES[1:2], "jobs", *TITLES[2:-1])
+    more = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *map(_line, single)]
+    return "\n".join([*(lines if found else []), *(more if single else [])]).rstrip()
 
 
-def _line(row: Row) -> str:
+def _line(row: Row | RuleRow) -> str:
     def pair(of: str, digits: int = 1) -> list[str]:
         return [
             f"{getattr(each, of) * 100:.{digits}f} %" if each is not None else "–"
@@ -33,11 +37,13 @@ def _line(row: Row) -> str:
     def starts(of: RigErrors | None) -> str:
         return "–" if of is None else f"{of.start_error_s.mean:.1f} / {of.start_error_s.p95:.0f}"
 
+    first = [row.cell.name, f"`{row.cell.policy}`"] if isinstance(row, Row) else [
+        row.name, f"`{row.policy}`", str(row.jobs)]  # fmt: skip
     cells = [
-        row.cell.name, f"`{row.cell.policy}`", str(row.runs), f"{row.mean_jct_s:.0f}", *pair("jct_error"),
-        starts(row.simulated), starts(row.repeats), *pair("within"), *pair("order_equal"),
-        f"{row.plain.jct_error * 100:.0f} %",
+        *first, str(row.runs), f"{row.mean_jct_s:.0f}", *pair("jct_error"), starts(row.simulated), starts(row.repeats),
+        *pair("within"), *pair("order_equal"),
     ]  # fmt: skip
+    cells += [f"{row.plain.jct_error * 100:.0f} %"] if isinstance(row, Row) else []
     return "| " + " | ".join(cells) + " |"
 
 
@@ -62,8 +68,8 @@ def _all(found: Sequence[Row]) -> str:
     )
 
 
-def write(found: Sequence[Row], page: Path) -> None:
+def write(found: Sequence[Row], single: Sequence[RuleRow], page: Path) -> None:
     """Put the table between its marks."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
-    write_text(page, f"{before}{BEGIN}\n\n{section(found)}\n\n{END}{rest.partition(END)[2]}")
+    write_text(page, f"{before}{BEGIN}\n\n{section(found, single)}\n\n{END}{rest.partition(END)[2]}")

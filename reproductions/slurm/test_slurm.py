@@ -24,7 +24,7 @@ def test_kept_runs_are_simulated_again(tmp_path: Path) -> None:
     assert set(known.values()) == {1}
     page = tmp_path / "page.md"
     page.write_text(f"before\n{section.BEGIN}\nold\n{section.END}\nbehind\n")
-    section.write(found, page)
+    section.write(found, (), page)
     assert (
         "old" not in page.read_text() and page.read_text().startswith("before\n") and "in all three" in page.read_text()
     )

@@ -1,6 +1,6 @@
 """The published workloads of Tarnawski et al. (NeurIPS 2020): optima, seconds and bounds, written to README.md.
 
-    python -m reproductions tarnawski [--shared-data PATH] [--seconds S] [--print]
+    python -m reproductions tarnawski [--shared-data PATH] [--seconds S] [--print] [throughput] [any-sets] [latency]
 
 Every throughput workload is placed exactly, and once more without contiguity; every latency workload as well as
 `--seconds` allow. Seconds are CPU time of this process, compilation of the loops left out.
@@ -18,18 +18,13 @@ from foretrace.errors import ForetraceError
 from foretrace.plan.placement.place import Placement, place
 from foretrace.plan.placement.problem import PlacementProblem, load
 from reproductions import parser_of, shared_data
-from reproductions.systems import put
 from tables import load as load_averages
-from tables import machine, percent, table, today
+from tables import machine, percent, table, today, update
 
-HERE = Path(__file__).parent
-HEAD = """# Placement: published workloads
-
-Tarnawski et al. place the operators of a model on accelerators and CPUs so that the largest load (throughput)
-or the time of one sample (latency) is least. `foretrace plan place` solves the same problem after the same
-preprocessing; their 16 throughput and 8 latency workloads follow, with what is known of them.
-Written by `make reproduce NAME=tarnawski`.
-"""
+PAGE = Path(__file__).with_name("README.md")
+TITLES = {
+    "throughput": "Throughput, contiguous", "any-sets": "Throughput, any sets of operators", "latency": "Latency",
+}  # fmt: skip
 
 
 def workloads(folder: Path, kind: str) -> Iterator[tuple[str, PlacementProblem]]:
@@ -106,22 +101,31 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--shared-data", type=Path, default=default)
     parser.add_argument("--seconds", type=float, default=60.0, help="of every integer program")
     parser.add_argument("--print", action="store_true", help="print instead of writing README.md")
+    parser.add_argument("sections", nargs="*", help=f"{', '.join(TITLES)}; by default all")
     given = parser.parse_args(arguments)
+    if unknown := set(given.sections) - TITLES.keys():
+        parser.error(f"there is no section {' or '.join(sorted(unknown))}; choose {', '.join(TITLES)}")
     folder = given.shared_data / "placement" / "dnn-partitioning"
     if not folder.is_dir():
         raise ForetraceError(f"{folder} must hold the published workloads; name their folder with --shared-data.")
     place(next(workloads(folder, "throughput"))[1])  # compiles the loops
-    page = "\n".join([
-        HEAD, f"*{today()}, {machine()}; load averages {load_averages()}.*\n",
-        "## Throughput, contiguous\n", throughput(folder), "",
-        f"## Throughput, any sets of operators\n\nCP-SAT from the contiguous placement, {given.seconds:g} s each.\n",
-        any_sets(folder, given.seconds), "",
-        f"## Latency\n\nThe better of dynamic programming and CP-SAT, {given.seconds:g} s each; the bound of "
-        "dynamic programming or of CP-SAT.\n",
-        latency(folder, given.seconds), "",
-    ])  # fmt: skip
-    if given.print:
-        print(page)
-    else:
-        put(HERE / "README.md", page)
+    tables = {
+        "throughput": lambda: throughput(folder),
+        "any-sets": lambda: (
+            f"CP-SAT from the contiguous placement, {given.seconds:g} s each.\n\n{any_sets(folder, given.seconds)}"
+        ),
+        "latency": lambda: (
+            f"The better of dynamic programming and CP-SAT, {given.seconds:g} s each; the bound of dynamic programming "
+            f"or of CP-SAT.\n\n{latency(folder, given.seconds)}"
+        ),
+    }
+    sections = {}
+    for name in given.sections or TITLES:
+        when = f"*{today()}, {machine()}; load averages {load_averages()}.*"
+        sections[TITLES[name]] = f"{when}\n\n{tables[name]()}"
+        if given.print:
+            print(f"## {TITLES[name]}\n\n{sections[TITLES[name]]}\n")
+        else:
+            head = PAGE.read_text(encoding="utf-8").partition("\n## ")[0]
+            update(PAGE, head, {TITLES[name]: sections[TITLES[name]]}, list(TITLES.values()))
     return 0

@@ -125,6 +125,30 @@ def test_mistakes_are_one_sentence(
     assert says in said and "Traceback" not in said and said.count("\n") == 1
 
 
+def test_a_model_that_never_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    words = ["compression", "advise", "resnet50", "--size", "tiny", "--device", "v100", "--batch", "2"]
+    words += ["--network", "1gbit", "--workers", "4", "--method", "fp16", "--method", "topk"]
+    assert run([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["coding"] for each in found["methods"]] == ["memory traffic"] * 2
+    assert not any(each["measured"] for each in found["methods"])
+    for each in found["methods"]:
+        assert each["gain_interval_s"][0] < each["gain_s"] < each["gain_interval_s"][1]
+    assert found["next"] == "foretrace estimate resnet50 --device=v100 --batch=2 --size=tiny"
+    assert "passes over its memory" in " ".join(found["notes"])
+
+
+def test_what_is_asked_of_models_and_of_recordings(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link = ["--network", "1gbit", "--workers", "4"]
+    assert run(["compression", "advise", "resnet50", *link]) == 2
+    assert "--device" in capsys.readouterr().err
+    assert run(["compression", "advise", "resnet50", "--device", "v100", "--rank", "0", *link]) == 2
+    assert "--rank" in capsys.readouterr().err
+    assert run(["compression", "advise", str(graph), "--batch", "4", *link]) == 2
+    assert "--batch" in capsys.readouterr().err
+
+
 def test_missing_and_empty_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "empty.json"
     empty.write_bytes(b"")

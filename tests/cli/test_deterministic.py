@@ -59,6 +59,7 @@ ASKED = {
     "plan cache": "zipf:1.05 --link 50mbit",
     "plan look-ups": "mobilenet-v2 --size tiny --setting 9/16/l1=0.75 --dense 0.76 --samples 5000",
     "plan sync": "100,100,300ms --commit-ms 20 --parameters 1000 --link 1gbit",
+    "plan soap": "vgg11 --size tiny --device p100 --devices 4 --calls 60",
     "plan pipeline": "bert --size tiny --device a100 --devices 2",
     "serve plan": "bert --profile D/serving/packrat/packrat_profile.csv --threads 16 --batch 64",
     "network check": "D/network/vtrain_allreduce_v100/AR_GPU7_1M_1024M.csv.gz --on nccl:V100-SXM2",

@@ -89,7 +89,7 @@ MEANINGS = {
     "--data": "files of the data set", "--days": "length of a log", "--deadline-s": "longest wait for an answer",
     "--device": "which device", "--devices": "how many devices", "--dim": "size of an open dimension",
     "--do": "techniques, in order", "--dp": "groups that attend to different sequences",
-    "--draws": "how often a queue is played on", "--history": "past jobs",
+    "--draft": "what proposes tokens", "--draws": "how often a queue is played on", "--history": "past jobs",
     "--dtype": "number format of served weights", "--emulate": "layers that sleep", "--engine": "whose step times",
     "--ep": "devices that share experts", "--epochs": "epochs to train",
     "--evaluations": "how many settings to measure", "--every": "steps between updates",

@@ -67,6 +67,7 @@ NOT_ASKED = {
     "llm draft": "suggests nothing",
     "plan place": "suggests nothing",
     "plan rows": "suggests nothing",
+    "plan soap": "suggests nothing",
     "plan cache": "suggests itself with --run, which shapes real links",
     "plan look-ups": "suggests nothing",
     "plan sync": "suggests itself with --run, which starts processes",

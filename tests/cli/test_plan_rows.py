@@ -25,10 +25,25 @@ def test_a_placement_is_made_and_run(cli: Cli, tmp_path: Path) -> None:
     assert found["ledger"] == "" and out.stat().st_size
 
 
+def test_the_timeline_of_a_batch_is_written(cli: Cli, tmp_path: Path) -> None:
+    trace = tmp_path / "batch.json"
+    answer = cli(
+        "plan", "rows", LOOKUPS, "--devices", "2", "--width", "8", "--between", "8mbit", "--perfetto", trace, "--json"
+    )
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
+    found = found.get("answer", found)
+    assert 0 < found["exchange_s"] < found["busiest_bytes"] / 1e6 * 1.5  # no more than all its bytes one by one
+    names = {each["name"] for each in json.loads(trace.read_text())["traceEvents"] if each["ph"] == "X"}
+    assert {"ids", "rows and sums", "gradients"} <= names
+    refused = cli("plan", "rows", LOOKUPS, "--perfetto", trace)
+    assert refused.code == 2 and "--between RATE" in refused.err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--between", "50mbit"], "--between RATE is the link of a run; add --run"),
+        (["--between", "50mbit"], "--between RATE is the link of a run or a timeline"),
         (["--devices", "1", "--run"], "One device exchanges nothing"),
         (["--memory", "1KB"], "does not hold the tables"),
     ],

@@ -4,7 +4,8 @@
 
 `cnn` has module events, input sizes and a data loader in the training process; `recommender` is an optimizer-bound
 step before, `recommender-fused` the same job after AdamW was fused. `decode` is a small decoder, one token per step,
-and `decode-draft` a draft for it.
+and `decode-draft` a draft for it. `decode-heads` is a decoder of transformers with eight heads a layer after a prompt,
+with the shapes of its attention.
 """
 
 from __future__ import annotations
@@ -68,6 +69,22 @@ def decode(folder: Path, *, layers: int) -> None:
             recorder.step()
 
 
+def heads(folder: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from decode import decoding
+
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=8, attn_implementation="sdpa",
+    )  # fmt: skip
+    job = decoding(LlamaForCausalLM(config), torch.randint(3, 256, (1, 1024)))
+    with ft.record(folder, active=3, wait=4, memory=False) as recorder:
+        while not recorder.over:
+            job.step(job.loader[0])
+            recorder.step()
+
+
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -78,6 +95,7 @@ def main() -> None:
             ("recommender-fused", lambda folder: recommender(folder, fused=True)),
             ("decode", lambda folder: decode(folder, layers=4)),
             ("decode-draft", lambda folder: decode(folder, layers=1)),
+            ("decode-heads", heads),
         ):
             folder = Path(scratch) / name
             make(folder)

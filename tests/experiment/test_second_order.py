@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from foretrace.experiment.second_order import run_second_order
 from foretrace.techniques.distributed.recorded_layers import factored_layers
 from foretrace.testing import recorded
 from foretrace.training.second_order.grid import share_out
 from foretrace.zoo.registry import training
+from tests.experiment.second_order_states import run_second_order
 
 
 def test_processes_keep_and_send_what_the_recording_predicts() -> None:
     layers = [each.layer for each in factored_layers(recorded(training("ncf")))]
     found = {}
-    for fraction in (0.5, 1.0):
-        states = run_second_order("ncf", workers=2, fraction=fraction, steps=3, factors_every=2, inverses_every=2)
+    fractions = (0.5, 1.0)
+    for fraction, states in zip(fractions, run_second_order("ncf", fractions, steps=3, every=2), strict=True):
         shares = share_out(layers, workers=2, fraction=fraction)
         for rank, each in enumerate(states):
             sent = shares.traffic(rank)

@@ -18,6 +18,8 @@ from foretrace.fleet.policies.slurm_nodes import NodeRequest
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
+from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds
+from foretrace.fleet.speeds.profiles import Profile
 from foretrace.fleet.workload import SECOND, Workload
 
 TINY = ClusterTree.of((2, 2, 4), levels=("rack", "node"))  # nodes 0, 1 below one switch, 2, 3 below the other
@@ -139,7 +141,59 @@ def test_a_job_that_a_failure_sent_back_is_held() -> None:
 
 def test_a_job_above_its_limit_is_ended() -> None:
     made = play(f"fifo slurm={AT_ONCE}", (0.0, 1, 500, 60))
-    assert made.jct_s[0] == pytest.approx(1 + 60 + 15, abs=0.1), "limits are checked every 30 s"
+    assert made.jct_s[0] == pytest.approx(90), "limits are checked every 30 s; the third check is the first above"
+    early = parse(f"fifo slurm={AT_ONCE}")
+    assert isinstance(early, SlurmPolicy)
+    assert simulate(made.workload, TINY, replace(early, checks_s=3.0)).jct_s[0] == pytest.approx(63)
+
+
+def test_a_job_that_its_nodes_slow_is_ended_too() -> None:
+    workload = Workload.of(submit_s=[0], gpus=[8], work_s=[50], estimate_s=[60], model=["m"])
+    slow = ClosedFormSpeeds(
+        bandwidth_gb_s=(1.0, 1.0, 1.0), levels=TINY.levels,
+        profiles=(Profile(name="m", compute_ms=1000.0, gradient_mb=1000.0, batch=1),),
+    )  # fmt: skip
+    made = simulate(workload, TINY, parse(f"fifo slurm={AT_ONCE}"), speeds=slow)
+    assert made.jct_s[0] == pytest.approx(90), "it would take far more than its limit of a minute"
+
+
+def depends(*texts: str, **columns: Any) -> list[float]:
+    """Starts of jobs of 40 s each, a node each, that depend on each other as said."""
+    count = len(texts)
+    workload = Workload.of(
+        submit_s=[0.0] * count, gpus=[4] * count, work_s=[40.0] * count, estimate_s=[60.0] * count,
+        details={"dependency": np.array(texts, object)}, **columns,
+    )  # fmt: skip
+    return starts(simulate(workload, TINY, parse(f"fifo slurm={AT_ONCE}")))
+
+
+def test_dependencies_are_waited_for() -> None:
+    assert depends("", "", "")[2] == 1.0, "nodes are free"
+    assert depends("", "afterok:0", "afterany:0:1") == [1.0, pytest.approx(41.2, abs=1.1), pytest.approx(82, abs=2.1)]
+    apart = depends("", "singleton", "singleton", model=["a", "a", "b"])
+    assert apart[2] == 1.0 and apart[1] > 40, "only jobs of its name and user matter"
+    late = Workload.of(
+        submit_s=[0.0] * 3, gpus=[4] * 3, work_s=[500.0, 10.0, 10.0], estimate_s=[60.0] * 3,
+        details={"dependency": np.array(["", "afterok:0", "afterany:0"], object)},
+    )  # fmt: skip
+    made = simulate(late, TINY, parse(f"backfill slurm={AT_ONCE}"), until_s=1000)
+    assert made.finished.tolist() == [True, False, True], "a job that its limit ended is not ok"
+    for wrong in ("afterok", "afterok:1", "singleton:0", "after:0"):
+        with pytest.raises(ForetraceError, match="with earlier jobs, or singleton"):
+            depends("", wrong)
+
+
+def test_priorities_are_weighted_once_a_minute() -> None:
+    # all wait for the first, which holds everything; the large one goes first by size, the early one by age
+    jobs = ((0.0, 16, 130, 180), (2.0, 4, 10, 60), (70.0, 16, 10, 60))
+    by_size = starts(play(f"priority slurm={AT_ONCE} weights=size=1000", *jobs))
+    assert by_size[2] < by_size[1]
+    by_age = starts(play(f"priority slurm={AT_ONCE} weights=age=10000,size=1,max-age=10", *jobs))
+    assert by_age[1] < by_age[2]
+    # 58 s after the last weighing a job has as much age as one that just came: the larger one goes first
+    late = tuple((at + 61.0, *rest) for at, *rest in ((1.0, 16, 30, 60), (2.0, 4, 10, 60), (20.0, 16, 10, 60)))
+    stale = starts(play(f"priority slurm={AT_ONCE} weights=age=10000,size=1", *late))
+    assert stale[2] < stale[1]
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -147,6 +201,8 @@ def test_a_job_above_its_limit_is_ended() -> None:
     ("backfill slurm=bf_interval=0", "from 1 up, got '0'"),
     ("backfill slurm=bf_interval", "from 1 up, got ''"),
     ("fifo slurm=yes switches=x", "N@minutes:seconds"),
+    ("priority slurm=yes weights=age", "such as age=1000"),
+    ("priority weights=age=1", "add slurm=yes"),
     ("fifo slurm=yes switches=1@1:2:3:4", "N@minutes:seconds"),
     ("priority slurm=yes preempt=yes", "not simulated as Slurm does it"),
 ])  # fmt: skip

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.flows import engine
-from foretrace.simulate.flows.flows import Flows, Interference, Transfer, fair_rates, simulate_flows
+from foretrace.simulate.flows.flows import Flows, Interference, Transfer, simulate_flows
 from foretrace.simulate.flows.shares import Shares
 from foretrace.simulate.replay import replay
 from foretrace.simulate.schedule import schedule
 from foretrace.simulate.timeline import simulate
 from tests.simulate import flow_twins
+from tests.simulate.rates import engine_rates
 from tests.simulate.small import small_graph
 from tests.simulate.test_groups import LINK, Ranks, group_graphs
 from tests.strategies import task_graphs
@@ -166,7 +167,7 @@ def test_the_durations_of_a_run_replay_to_it(graph: TaskGraph, data: st.DataObje
 def test_rates_fit_the_links_and_every_flow_has_a_bottleneck(bundle: tuple[Flows, Float64]) -> None:
     """The max-min certificate: a full link on which no flow is faster."""
     flows, capacity = bundle
-    rate = fair_rates(flows, capacity)
+    rate = engine_rates(flows, capacity)
     of = np.repeat(np.arange(len(flows)), np.diff(flows.route_ptr))
     load = np.bincount(flows.route_link, weights=flows.route_times * rate[of], minlength=len(capacity))
     assert np.all(rate > 0)
@@ -217,7 +218,7 @@ def test_numbers_of_flows_and_links_do_not_matter(bundle: tuple[Flows, Float64],
     other = np.empty_like(capacity)
     other[links] = capacity
     assert np.array_equal(
-        fair_rates(Flows.of([([], move) for move in renamed]), other), fair_rates(flows, capacity)[order]
+        engine_rates(Flows.of([([], move) for move in renamed]), other), engine_rates(flows, capacity)[order]
     )
     _, ends = _alone(moves, capacity)
     _, renamed_ends = _alone(renamed, other)
@@ -233,7 +234,7 @@ def test_bytes_are_conserved(bundle: tuple[Flows, Float64]) -> None:
     moved = np.zeros(len(moves))
     for begin, finish in zip(*(np.unique([0, *end])[part] for part in (slice(0, -1), slice(1, None))), strict=True):
         active = np.flatnonzero(end > begin)
-        moved[active] += fair_rates(Flows.of([([], moves[f]) for f in active]), capacity) / 1e9 * (finish - begin)
+        moved[active] += engine_rates(Flows.of([([], moves[f]) for f in active]), capacity) / 1e9 * (finish - begin)
     fastest = capacity.max() / 1e9  # bytes per ns; every end is rounded by up to half a nanosecond
     assert moved == pytest.approx([move.nbytes for move in moves], abs=fastest * len(moves))
 
@@ -296,7 +297,7 @@ def test_three_flows_on_two_links() -> None:
         Transfer(nbytes=1000, route={1: 1}),
     ]  # fmt: skip
     flows = Flows.of([([], move) for move in moves])
-    assert fair_rates(flows, np.array([GB, 2 * GB])).tolist() == [GB / 2, GB / 2, 1.5 * GB]
+    assert engine_rates(flows, np.array([GB, 2 * GB])).tolist() == [GB / 2, GB / 2, 1.5 * GB]
     assert _alone(moves, [GB, 2 * GB])[1].tolist() == [2000, 2000, 667]
 
 

@@ -12,8 +12,9 @@ from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.hardware.cluster import Cluster, Link, Machine
 from foretrace.hardware.fabric import Cable, Fabric
-from foretrace.simulate.flows.flows import Flows, Transfer, fair_rates, simulate_flows
+from foretrace.simulate.flows.flows import Flows, Transfer, simulate_flows
 from foretrace.simulate.flows.wires import Wires
+from tests.simulate.rates import engine_rates
 from tests.simulate.small import small_graph
 
 FAST = Link(name="inside", gbit_s=80, latency_us=1)  # 10 bytes per ns
@@ -98,7 +99,7 @@ def test_one_worker_needs_no_link() -> None:
     wires = Wires.of(cluster(2, 2))
     for move in (all_reduce(wires, [1], 1_000), wires.all_to_all([1], 1_000), wires.send(1, 1, 1_000)):
         assert ends(wires, [move]) == [0]
-    assert np.isinf(fair_rates(Flows.of([([], wires.send(1, 1, 5))]), wires.capacity)[0])
+    assert np.isinf(engine_rates(Flows.of([([], wires.send(1, 1, 5))]), wires.capacity)[0])
 
 
 def test_links_are_as_many_as_named() -> None:

@@ -18,7 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from foretrace.cost.operators.bench import measure
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.errors import NotApplicableError
+from foretrace.flow import read
 from foretrace.graph.taskgraph import TaskGraph
+from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
 from foretrace.techniques.compute.clustered_heads import ClusteredHeads, attentions
@@ -59,6 +61,14 @@ def test_every_attention_is_found_with_the_copies_into_its_cache() -> None:
     assert len(found) == LAYERS * graph().n_steps
     assert all(len(each.copies) == 2 and each.heads == HEADS and each.queries == 1 for each in found)
     assert all(CONTEXT <= each.tokens <= CONTEXT + 16 for each in found)
+
+
+def test_a_recording_of_a_user_has_the_shapes() -> None:
+    shown = read(ROOT / "tests" / "data" / "decode-heads.json.gz").graph().graph
+    found = attentions(shown)
+    assert len(found) == 4 * shown.n_steps and {each.heads for each in found} == {8}
+    after = parse("clustered-heads clusters=2").predict(shown)
+    assert simulate(after).step_time_s < simulate(shown).step_time_s
 
 
 def test_only_layers_that_are_clustered_change() -> None:

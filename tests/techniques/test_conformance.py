@@ -158,21 +158,24 @@ def alone(technique: str, on: str) -> TaskGraph | None:
         return None
 
 
-@pytest.mark.parametrize(("first", "second"), list(permutations(EXAMPLES, 2)))
-def test_two_techniques_compose(first: str, second: str) -> None:
+@pytest.mark.parametrize("first", EXAMPLES)
+def test_two_techniques_compose(first: str) -> None:
     for name in graphs():
         one = alone(first, name)
-        if one is None or alone(second, name) is None:
+        if one is None:
             continue
-        try:
-            both = parse(EXAMPLES[second]).predict(one)
-        except NotApplicableError as reason:
-            assert str(reason).startswith(second)
-            assert (first, second) in REFUSED, f"{name}: {reason}"
-            continue
-        assert (first, second) not in REFUSED
-        check_valid(both)
-        assert {change.technique for change in both.changes} >= {first, second}
+        for second, text in EXAMPLES.items():
+            if second == first or alone(second, name) is None:
+                continue
+            try:
+                both = parse(text).predict(one)
+            except NotApplicableError as reason:
+                assert str(reason).startswith(second)
+                assert (first, second) in REFUSED, f"{name}: {reason}"
+                continue
+            assert (first, second) not in REFUSED, f"{second} on {name}"
+            check_valid(both)
+            assert {change.technique for change in both.changes} >= {first, second}
 
 
 @pytest.mark.parametrize("name", sorted(set(EXAMPLES) - {"faster-device", "fused-optimizer", "local-steps"}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrace.cost.network.collective_table import series_of, table_of
+from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.model.messages import MIB, bucketed
@@ -292,3 +295,21 @@ def test_buckets_are_those_of_the_real_reducer(name: str, alone: None) -> None:
         sizes = log["bucket_sizes"] if technique.unused else log["rebuilt_bucket_sizes"]
         mine = [sum(gradients[i].nbytes for i in bucket) for bucket in technique.assigned(gradients)]
         assert mine == [int(each) for each in sizes.split(",")], caps
+
+
+def test_what_was_measured_of_hosts_takes_the_place_of_priors(tmp_path: Path) -> None:
+    """By the table of the link, and by steps that several workers made together."""
+    points = [(1e3, 1e-4, 0.0), (1e7, 0.1, 0.0)]
+    series = series_of("here", kind=CollectiveKind.ALL_REDUCE, workers=2, per_node=2, points=points)
+    hosts = {"company": (1.25, 1.1, 1.4), "stretch": (1.05, 1.0, 1.2), "gradient_us": (9.0, 6.0, 12.0)}
+    table_of("here", [series], backend="gloo", hosts=hosts).save(tmp_path / "link.json")
+    made = {"workers": 2, "steps": 9, "late_ms": [1.5, 1.0, 2.0]}
+    graph = Backward(elements=THREE, recording={"together": made}).graph()
+    technique = parse(f"data-parallel workers=2 network={tmp_path / 'link.json'}")
+    values = technique.values(graph)
+    expected = {"company": 1.25, "stretch": 1.05, "gradient_us": 9.0, "waiting_ms": 1.5}
+    assert {name: values[name] for name in expected} == expected
+    said = {each.flag: each for each in technique.uncertain(graph)}
+    assert (said["company"].low, said["company"].high, said["gradient_us"].unit) == (1.1, 1.4, "µs")
+    of_four = replace(technique, workers=4).priors(graph)["waiting_ms"].value
+    assert of_four == pytest.approx(1.5 * expected_max(4) / expected_max(2))

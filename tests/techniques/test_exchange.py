@@ -6,14 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.simulate.timeline import simulate
-from foretrace.techniques.distributed.exchange import Message, Stop, exchange, without_exchange
+from foretrace.techniques.arguments import parse
+from foretrace.techniques.distributed.exchange import Message, Stop, beside, exchange, without_exchange
 from foretrace.techniques.distributed.gradients import find_gradients
 from foretrace.testing.technique import check_valid
-from tests.techniques.backward import Backward
+from tests.techniques.backward import PLAIN, Backward
 from tests.techniques.test_data_parallel import messages
 
 MS = 1_000_000
@@ -110,3 +113,31 @@ def test_a_wait_before_its_message_is_a_cycle() -> None:
     late = replace(made[1], waits=early)
     with pytest.raises(GraphError, match="cycle"):
         exchange(graph, [late], [replace(stop, waits=early)], in_flight=1)
+
+
+MET = parse(f"data-parallel workers=2 network=8gbit bucket_mb=0.5 {PLAIN}")
+BY_HAND = [(1, 1, 14.0), (2, 1, 15.5), (1, 1.5, 14.0), (2, 1.5, 16.25)]
+
+
+@pytest.mark.parametrize(("company", "stretch", "step_ms"), BY_HAND)
+def test_computing_and_messages_slow_each_other_where_they_meet(company: float, stretch: float, step_ms: float) -> None:
+    """Three messages of 1 ms begin in the backward pass and one behind it, by hand."""
+    changed = MET.predict(Backward(elements=[250_000] * 4).graph())
+    assert 1e3 * simulate(beside(changed, company, stretch)).step_time_s == pytest.approx(step_ms, abs=3e-3)
+
+
+@given(company=st.floats(1.0, 4.0), stretch=st.floats(1.0, 4.0))
+def test_meeting_never_makes_a_step_shorter(company: float, stretch: float) -> None:
+    changed = MET.predict(Backward(elements=[250_000] * 4, steps=2).graph())
+    alone, met = changed.dur, beside(changed, company, stretch).dur
+    assert np.all(met >= alone)
+    assert np.all(met <= np.ceil(alone * max(company, stretch)) + 1)
+
+
+def test_other_buckets_are_as_if_they_had_been_there_first() -> None:
+    """What computing and messages take from each other goes with the messages."""
+    graph = Backward(elements=[250_000] * 4).graph()
+    given = f"data-parallel workers=2 network=8gbit {PLAIN.replace('company=1', 'company=1.5')} stretch=1.25"
+    fused = parse("bucket-fusion cap_mb=2").predict(parse(f"{given} bucket_mb=0.5").predict(graph))
+    direct = parse(f"{given} bucket_mb=2").predict(graph)
+    assert simulate(fused).step_time_s == pytest.approx(simulate(direct).step_time_s, rel=1e-3)

@@ -20,6 +20,7 @@ from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
+from foretrace.techniques.distributed.coding import TIMED
 from foretrace.techniques.distributed.compressors import METHODS, low_rank, parts, ratio
 from foretrace.techniques.distributed.data_parallel import DataParallel
 from foretrace.techniques.distributed.gradient_compression import GradientCompression
@@ -169,7 +170,7 @@ def test_measured_hooks_replace_assumptions() -> None:
     assert {each.flag for each in technique.uncertain(known)} == {"measured", "crowding"}
     buckets = len(known.info.recording["distributed"]["parts"])
     encode, decode, measured = technique.coding_s(known)
-    assert measured and encode == pytest.approx(1e-3 * buckets) and decode == pytest.approx(1e-3 * buckets)
+    assert measured == TIMED and encode == pytest.approx(1e-3 * buckets) and decode == pytest.approx(1e-3 * buckets)
 
 
 def test_encoding_stands_on_the_lane_of_the_backward_pass() -> None:

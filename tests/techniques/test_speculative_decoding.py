@@ -92,6 +92,11 @@ def test_what_it_refuses(words: str, said: str) -> None:
         parse(f"speculative-decoding {words}").predict(decoding())
 
 
+def test_layers_are_found_within_the_modules_that_hold_them() -> None:
+    with pytest.raises(NotApplicableError, match="the recorded model of 4 x 256"):
+        parse("speculative-decoding draft=9x256").predict(decoding("decode-heads"))
+
+
 def test_trainings_are_refused() -> None:
     with pytest.raises(NotApplicableError, match="the recording trains"):
         SpeculativeDecoding(draft="1us").predict(Gpu().graph())

@@ -30,9 +30,11 @@ from transformers import (
 
 from foretrace.training import head_counts
 from foretrace.training.clustered_heads import (
+    HeadClusters,
     cache_bytes,
     cluster_heads,
     draw_groups,
+    group_by_distance,
     group_heads,
 )
 
@@ -181,6 +183,31 @@ def test_groups_cover_all_heads_and_more_clusters_are_tighter(seed: int, cluster
     assert (spread <= group_heads(features, 1)[1] + 1e-4).all()
     if clusters == HEADS:
         assert torch.allclose(spread, torch.zeros(batch), atol=1e-6)
+
+
+@given(st.integers(0, 10_000), st.integers(1, HEADS), st.integers(1, 3))
+def test_heads_follow_the_nearest_that_is_kept(seed: int, clusters: int, batch: int) -> None:
+    distances = torch.rand(batch, HEADS, HEADS, generator=torch.Generator().manual_seed(seed)) + 0.01
+    distances.diagonal(dim1=1, dim2=2).zero_()
+    groups = group_by_distance(distances, clusters)
+    followed = groups.representatives.gather(1, groups.members)
+    for one, kept, found in zip(distances, groups.representatives.tolist(), followed.tolist(), strict=True):
+        assert len(set(kept)) == clusters and all(found[head] == head for head in kept)
+        lost = sum(float(one[head, to]) for head, to in enumerate(found))
+        for at in range(clusters):  # no exchange of one head for another is better
+            rest = kept[:at] + kept[at + 1 :]
+            assert all(lost <= float(one[:, [*rest, other]].amin(1).sum()) + 1e-5 for other in range(HEADS))
+
+
+def test_outputs_tell_scores_that_matter_from_those_that_do_not() -> None:
+    scores = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    values = torch.randn(1, 3, 4, 2, generator=torch.Generator().manual_seed(1))
+    values[:, 1] = 0.0  # whatever this head attends to, it writes nothing
+    clusters = HeadClusters(counts=(2,), heads=3, warm_up=4, by="outputs")
+    distances = clusters.features(scores, values, scores @ values)
+    assert torch.allclose(distances[0, 1], torch.zeros(3)) and float(distances[0, 0, 2]) > 0
+    groups = clusters.group([distances, distances], 0)
+    assert sorted(groups.representatives[0].tolist()) == [0, 2], "the head that writes nothing is dropped"
 
 
 def test_heads_alike_are_grouped() -> None:

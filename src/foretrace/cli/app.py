@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import typer
@@ -23,6 +24,7 @@ from foretrace.cli.waiting import sign_of_life
 from foretrace.errors import OPTIONS, ForetraceError
 from foretrace.plaintext import visible
 from foretrace.reading import ALLOW_LARGE
+from foretrace.shipped import entry_points
 
 BUG = (
     "foretrace: this is a bug in foretrace {version}, not a mistake of yours. Please report it with the lines above, "
@@ -141,8 +143,7 @@ def _run(arguments: Sequence[str]) -> int:
     speaks = nullcontext() if name in ("record", "calibrate") else sign_of_life(name)
     try:
         with speaks:
-            command: Any = typer.main.get_command(application())
-            _allow_large(command)
+            command = _command(entry_points(group=COMMANDS))
             code = command.main(args=list(arguments), prog_name="foretrace", standalone_mode=False)
     except (BrokenPipeError, streams.OutputError):
         raise
@@ -161,6 +162,14 @@ def _run(arguments: Sequence[str]) -> int:
             if value is not None:
                 os.environ[variable] = value
     return code if isinstance(code, int) else 0
+
+
+@cache
+def _command(others: tuple[EntryPoint, ...]) -> Any:
+    """The application as it is run, made once for what other packages offer."""
+    command: Any = typer.main.get_command(application())
+    _allow_large(command)
+    return command
 
 
 def _allow_large(command: Any) -> None:

@@ -29,6 +29,7 @@ def run(
     *,
     measure: str = option("", "A-B", "Means over these jobs only, by number."),
     out: Path | None = option(None, "FILE.csv", "Write a row per job, too."),
+    grid: options.Grid = None,
 ) -> Reply:
     """Play a log of jobs on a cluster under a policy.
 
@@ -49,7 +50,7 @@ def run(
     only = scenes.measured(measure, result.workload)
     other = "fifo" if spec.policy.split()[:1] == ["las"] else "las"
     next_ = following(["compare"], spec, "--policy", spec.policy, "--policy", other, also=["restart_s"])
-    view = report.run(result, made.cluster, path=spec.trace, only=only, next_=next_)
+    view = report.run(result, made.cluster, path=spec.trace, only=only, next_=next_, grid=grid)
     if out is not None:
         write_text(out, per_job(result, only))
     page = fleet_page.FleetPage(view=view, result=result, cluster=made.cluster)

@@ -50,6 +50,15 @@ class RuleOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Speculative decoding, as in `SimulationConfig`."""
+
+    draft: Annotated[str, option(..., "DRAFT", "Speculative decoding: layers x width as 2x2048, or a decoder.")] = ""
+    k: Annotated[int, option(..., "N", "Tokens that the draft proposes in a round.")] = 4
+    acceptance: Annotated[str, option(..., "RATE", "Of what it proposes: 0.7, 0.6-0.8, or rounds 30/12/8/50.")] = "0.7"
+
+
 @llm.command("simulate")
 @answers
 def simulate(
@@ -67,8 +76,10 @@ def simulate(
     replicas: int = option(1, "N", "Equal engines.", least=1),
     router: str = option("round-robin", "NAME", "round-robin, least-outstanding or prefix-aware."),
     pools: str = option("", "N:M|best", "Engines for prompts and for decoding, apart; best tries all of --replicas."),
+    drafting: DraftOptions,
     slo: str = option("", '"ttft.p99=0.5s ..."', "Limits of ttft, tpot, itl, e2e, each p50, p90, p99 or mean."),
     seed: int = option(0, "N", "Of what is drawn."),
+    grid: options.Grid = None,
     first_steps: int = option(2000, "N", "Steps that --save and --perfetto keep.", least=1),
     save: Path | None = option(None, "FILE", "Save the first steps as a graph for show, blame and others."),
     perfetto: Path | None = option(None, "FILE", "Write the first steps for Perfetto (.json or .json.gz), too."),
@@ -92,7 +103,7 @@ def simulate(
             model=model, device=device, asked=requests, seconds=seconds,
             layout=layout.arguments() | {"calibration": calibration},
             rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo,
-            seed=seed, on=on, log=first_steps if save or perfetto else 0,
+            seed=seed, on=on, log=first_steps if save or perfetto else 0, **asdict(drafting),
         )  # fmt: skip
 
     def kept() -> flow.Scenario:
@@ -102,7 +113,7 @@ def simulate(
         save: lambda path: kept().save(path),
         perfetto: lambda path: timelines.write([track(model, kept().simulate())], path),
     }
-    return Reply(result=llm_simulated(found), files=files)
+    return Reply(result=llm_simulated(found, grid=grid), files=files)
 
 
 @llm.command("capacity")
@@ -122,6 +133,7 @@ def capacity(
     price: float = option(0.0, "USD", "Of a device per hour; by default that of the cheapest machine known.", least=0),
     state: Path | None = option(None, "FILE", "Keep what was found; the next search begins there."),
     seed: int = option(0, "N", "Of what is drawn."),
+    grid: options.Grid = None,
     top: options.Top = 12,
     on: str = option("here", "here|ray", "Where deployments are simulated: on this machine's cores, or a Ray cluster."),
 ) -> Result:  # fmt: skip
@@ -140,7 +152,7 @@ def capacity(
     )
     with options.progress(f"searching deployments of {model}") as progress:
         found = capacities(asked, devices=devices, seconds=seconds, price=price, state=state, progress=progress)
-    return llm_capacity(found)
+    return llm_capacity(found, grid=grid)
 
 
 @llm.command("calibrate")

@@ -44,6 +44,7 @@ def place(
     size: options.Size = "full",
     any_sets: bool = flag("--any-sets", "A device may run several pieces of the graph."),
     seconds: float = option(30.0, "S", "At most this for an integer program, if one is needed.", least=0),
+    grid: options.Grid = None,
 ) -> Result:
     """Share operators out over devices.
 
@@ -61,7 +62,7 @@ def place(
             batch=batch, precision=precision, training=not inference, size=size, contiguous=not any_sets,
             seconds=seconds, progress=tell,
         )  # fmt: skip
-    return report.placed(found, source)
+    return report.placed(found, source, device, grid)
 
 
 @plan.command("pipeline")
@@ -78,6 +79,7 @@ def pipeline(
     batch: options.Batch = None,
     precision: options.Precision = "",
     size: options.Size = "full",
+    grid: options.Grid = None,
 ) -> Result:
     """Cut a model into stages and compare schedules.
 
@@ -95,7 +97,51 @@ def pipeline(
             planner=planner, memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size,
             progress=tell,
         )  # fmt: skip
-    return report.pipelined(found, model)
+    return report.pipelined(found, model, device, grid)
+
+
+@plan.command("soap")
+@answers
+def soap(
+    source: str = argument(..., "MODEL", "A model as estimate reads it, or a recording.", complete=completion.decoders),
+    device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
+    devices: Devices = 4,
+    per_node: int = option(0, "N", "Devices of a machine; by default the catalog's.", least=0),
+    link: Link = "",
+    between: str = option("", "RATE", "Of a machine in each direction, as 100gbit; by default the catalog's."),
+    memory_limit: MemoryLimit = "",
+    batch: options.Batch = None,
+    precision: options.Precision = "",
+    size: options.Size = "full",
+    calls: int = option(4000, "N", "Strategies that each search may simulate.", least=1, most=10_000_000),
+    seed: int = option(0, "N", "Of the search.", least=0),
+    on: str = option("here", "here|ray", "Where the chains of a search run; the plan is the same."),
+    perfetto: Path | None = option(None, "FILE", "Write the best one's timeline for Perfetto, too."),
+    top: options.Top = 12,
+) -> Reply:
+    """Split and place every operator on its own.
+
+    By samples, attributes and parameters (FlexFlow), within memory, never slower than data parallelism.
+
+    Example: foretrace plan soap vgg11 --size tiny --device p100 --devices 4 --calls 400
+    """
+    from foretrace.executor import check_place
+    from foretrace.plan.result import size as size_of
+    from foretrace.plan.soap.plan import plan_soap
+    from foretrace.report import perfetto as timelines
+    from foretrace.report.plan_soap import soap_view
+    from foretrace.report.tracks import track
+
+    check_place(on)
+    with options.progress(f"searching {source}") as tell:
+        found = plan_soap(
+            source, device=device, devices=devices, per_node=per_node, link=link, between=between, batch=batch,
+            memory_limit=size_of(memory_limit), precision=precision, size=size, calls=calls, seed=seed, on=on,
+            progress=tell,
+        )  # fmt: skip
+    best = found.strategies[0]
+    files = {perfetto: lambda path: timelines.write([track(source, best.simulated)], path)}
+    return Reply(result=soap_view(found, source), files=files)
 
 
 @plan.command("rows")
@@ -109,7 +155,8 @@ def rows(
     samples: int = option(0, "N", "Of a batch of a file, over all devices; by default 512.", least=0),
     out: Path | None = option(None, "FILE", "Write the placement (NPZ), too."),
     run: bool = flag("--run", "Also run it and others on real processes, and compare them with whole tables."),
-    between: str = option("", "RATE", "With --run: of the link between processes, as 50mbit; predicts seconds, too."),
+    between: str = option("", "RATE", "With --run or --perfetto: of a device's link, as 50mbit; predicts seconds."),
+    perfetto: Path | None = option(None, "FILE", "Write the timeline of a batch on such links for Perfetto, too."),
     ledger: LedgerFile = None,
     no_ledger: NoLedger = False,
     top: options.Top = 8,
@@ -122,14 +169,16 @@ def rows(
     """
     from foretrace.experiment.ledger import Ledger
     from foretrace.plan.result import size
-    from foretrace.plan.rows.plan import plan_rows, rows_of, run_rows
+    from foretrace.plan.rows.plan import exchange, plan_rows, rows_of, run_rows
+    from foretrace.report import perfetto as timelines
     from foretrace.report.plan_rows import planned_rows
+    from foretrace.report.tracks import track
     from foretrace.training.rows.lookups import read
 
-    if between and not run:
-        raise ForetraceError("`between=RATE` is the link of a run; add `run=`.")
+    if bool(between) > (run or perfetto is not None) or bool(perfetto) > bool(between):
+        raise ForetraceError("`between=RATE` is the link of a run or a timeline; give it with `run=` or `perfetto=`.")
     writable(out)
-    kept = Ledger(ledger).checked() if between and not no_ledger else None
+    kept = Ledger(ledger).checked() if run and between and not no_ledger else None
     lookups = read(source, samples=samples)
     found = plan_rows(
         lookups, devices=devices, memory=size(memory, "memory") or inf, width=width, training=not inference
@@ -140,7 +189,10 @@ def rows(
             ran = run_rows(found, source, samples, link=between, tell=tell)
     measured = rows_of(ran, source, devices, between)
     where = kept.keep(*measured) if kept and measured else ()
-    return Reply(result=planned_rows(found, source, ran, *where), files={out: found.placement.save})
+    moved = exchange(found, lookups, between) if between else None
+    view = planned_rows(found, source, ran, *where, moved=moved)
+    drawn = (lambda path: timelines.write([track(source, moved)], path)) if moved else found.placement.save
+    return Reply(result=view, files={out: found.placement.save, perfetto: drawn})
 
 
 @plan.command("data")
@@ -155,10 +207,11 @@ def data(
     seed: int = option(0, "N", "Seed of what is drawn.", least=0),
     run: bool = flag("--run", "Then train the choice within that memory, enforced, and in memory without a limit."),
     epochs: int = option(4, "N", "For --run, 3 at least.", least=3),
+    perfetto: Path | None = option(None, "FILE", "Write the timeline of the choice's epoch for Perfetto, too."),
     ledger: LedgerFile = None,
     no_ledger: NoLedger = False,
     top: options.Top = 5,
-) -> Result:
+) -> Reply:
     """Choose how a training reads a graph that may not fit.
 
     Loader, buffer and order with the quickest epoch.
@@ -170,22 +223,27 @@ def data(
     from foretrace.plan.data.plan import GraphSource, plan_data
     from foretrace.plan.data.trial import try_plan
     from foretrace.plan.result import size
+    from foretrace.report import perfetto as timelines
     from foretrace.report.plan_data import planned_data, planned_samplers
+    from foretrace.report.tracks import track
 
     kept = Ledger(ledger).checked() if run and not no_ledger else None
     with options.stages("reading the graph") as tell:
         source = GraphSource.of(graph)
         limit = size(memory, "memory") or 0
         if sample:
-            if source.data is None or run or task:
-                raise ForetraceError("`sample=` needs a graph that is not in partitions, without `task=` and `run=`.")
+            if source.data is None or run or task or perfetto:
+                raise ForetraceError(
+                    "`sample=` needs a graph that is not in partitions, without `task=`, `run=`, `perfetto=`."
+                )
             ways = samplers(
                 source.data, num_neighbors=fan_outs(sample), batch_size=batch, memory_bytes=limit, seed=seed
             )
-            return planned_samplers(graph, source.data, limit, ways)
+            return Reply(result=planned_samplers(graph, source.data, limit, ways))
         found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
         tried = try_plan(found, source, epochs=epochs, tell=tell) if run else None
-    return planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
+    view = planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
+    return Reply(result=view, files={perfetto: lambda path: timelines.write([track(graph, found.timeline)], path)})
 
 
 @plan.command("second-order")
@@ -284,6 +342,7 @@ def transformer(
     strategy: options.Strategy = "",
     calls: options.Calls = 400,
     seed: int = option(0, "N", "Seed of --strategy.", least=0),
+    grid: options.Grid = None,
     perfetto: Path | None = option(None, "FILE", "Write the timeline for Perfetto (.json or .json.gz), too."),
     export: str = option("", "TARGET", "Write the plan for torchrun, slurm, megatron, deepspeed, ... into --out."),
     out: Path | None = option(None, "FILE", "Where --export writes, or a folder to write into."),
@@ -328,7 +387,7 @@ def transformer(
         files[path] = lambda into: write_text(into, text)
     stages = unequal_stages(found.space) if unequal else None
     by = search_named(ParallelismProblem(found.space), strategy, calls=calls, seed=seed) if strategy else None
-    view = report.planned(found, model, tokens=tokens, unequal=stages, by=by)
+    view = report.planned(found, model, tokens=tokens, unequal=stages, by=by, grid=grid)
     return Reply(result=view, how={"explain": explain}, files=files)
 
 
@@ -366,11 +425,11 @@ def cache(
     found = plan_cache(question)
     if not run:
         return report.planned(found)
-    from foretrace.plan.look_ahead.trial import rows_of, try_cache
+    from foretrace.plan.look_ahead.trial import try_cache
 
     with options.stages("starting trainers") as tell:
-        tried = try_cache(question, tell)
-    return report.planned(found, tried, *(() if kept is None else kept.keep(*rows_of(tried))))
+        measured, tried = try_cache(question, tell)
+    return report.planned(found, tried, *(() if kept is None else kept.keep(*measured)))
 
 
 @plan.command("sync")

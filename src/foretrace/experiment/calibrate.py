@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,14 @@ def with_hooks(
                 tell((i + 1) / len(chains))
     reasons = sorted(set(failed.values()))
     return graph, f"{len(failed)} hooks could not be timed: {'; '.join(reasons)}" if failed else ""
+
+
+def as_here(graph: TaskGraph) -> TaskGraph:
+    """The graph as if it had been recorded by this process: with what that would say of its machine and settings."""
+    from foretrace.trace.observe import machine
+
+    facts = {"machine": machine.machine(), "environment": machine.environment(), **machine.torch_settings()}
+    return replace(graph, info=replace(graph.info, recording={**graph.info.recording, **facts}))
 
 
 def machine_of(graph: TaskGraph, source: str) -> dict[str, Any]:

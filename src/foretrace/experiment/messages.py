@@ -132,15 +132,8 @@ class RowSetup(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
 
-class ServeRows(msgspec.Struct, frozen=True, kw_only=True):
-    """Be the embedding server of every arm, and one more for timing the link."""
-
-    setup: RowSetup
-    host: str
-
-
 class ListenRows(msgspec.Struct, frozen=True, kw_only=True):
-    """Be a trainer, where the others can connect."""
+    """Be a trainer, where the others can connect, or the server of every arm and of one more, to time the link."""
 
     setup: RowSetup
     rank: int
@@ -241,7 +234,6 @@ class RowTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     get_s: tuple[tuple[float, ...], ...]
     put_s: tuple[tuple[float, ...], ...]
-    exchange_s: tuple[tuple[float, ...], ...]
 
 
 class TrainedRows(msgspec.Struct, frozen=True, kw_only=True):

@@ -142,7 +142,7 @@ class Metrics:
     bills: tuple[Bill, ...]
 
     def total(self, what: str) -> float | None:
-        """Sum over kinds of GPUs of `usd_used`, `usd_all` or `kwh`; None where one of them is not stated."""
+        """Sum over kinds of GPUs of `usd_used`, `usd_all`, `kwh` ...; None where one of them is not stated."""
         parts = [getattr(bill, what) for bill in self.bills]
         return None if not parts or any(part is None for part in parts) else float(sum(parts))
 

@@ -40,6 +40,10 @@ class Policy(PolicyRules):
         """Running jobs that release their GPUs before this decision; they stand in line again."""
         return view.outranked()
 
+    def end(self, view: View) -> Sequence[int]:
+        """Running jobs that end at this moment with their work undone, as where a time limit is enforced."""
+        return ()
+
     def review(self, view: View) -> int | None:
         """When (ns) the policy wants to decide even if nothing happens; None: at events only."""
         return None

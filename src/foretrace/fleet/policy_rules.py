@@ -85,7 +85,7 @@ class PolicyRules:
     @property
     def compiled(self) -> bool:
         """Whether the compiled engine can play it: no decision is overridden."""
-        return not any(self.overrides(each) for each in ("order", "admit", "place", "preempt", "review"))
+        return not any(self.overrides(each) for each in ("order", "admit", "place", "preempt", "end", "review"))
 
     def validate(self) -> None:
         """Raise ForetraceError where a parameter makes no sense."""

@@ -18,9 +18,10 @@ from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import Float64, codes
 from foretrace.hardware.devices import Device, named
 from foretrace.hardware.instances import instances
-from foretrace.hardware.power import IDLE_SHARE
+from foretrace.hardware.power import IDLE_RANGE, IDLE_SHARE
 
 HOUR_NS = 3600e9
+_HELD = 0.3  # of the board power while held, at the least: a job whose kernels run half of the time, with few units
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,12 @@ class Power:
     busy_w: float
     idle_w: float
     source: str = "given"
+    shares: tuple[tuple[float, float], tuple[float, float]] = ((1.0, 1.0), (1.0, 1.0))  # ends of the range of each
+
+    def kwh(self, used_h: float, free_h: float, end: int | None = None) -> float:
+        """Of hours held and not held; `end`: 0 and 1 are those of the range."""
+        busy, idle = (1.0, 1.0) if end is None else (self.shares[0][end], self.shares[1][end])
+        return (used_h * self.busy_w * busy + free_h * self.idle_w * idle) / 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +63,15 @@ class Bill:
     idle_w: float | None
     power_from: str
     kwh: float | None  # busy and idle together
+    kwh_low: float | None
+    kwh_high: float | None
 
     @classmethod
     def of(
         cls, gpu_type: str, gpus: int, used_h: float, all_h: float, price: Price | None, power: Power | None
     ) -> Bill:
         """Hours at these rates."""
+        free_h = max(all_h - used_h, 0.0)
         return cls(
             gpu_type=gpu_type,
             gpus=gpus,
@@ -74,7 +84,9 @@ class Bill:
             busy_w=power.busy_w if power else None,
             idle_w=power.idle_w if power else None,
             power_from=power.source if power else "",
-            kwh=(used_h * power.busy_w + max(all_h - used_h, 0.0) * power.idle_w) / 1000 if power else None,
+            kwh=power.kwh(used_h, free_h) if power else None,
+            kwh_low=power.kwh(used_h, free_h, 0) if power else None,
+            kwh_high=power.kwh(used_h, free_h, 1) if power else None,
         )
 
 
@@ -105,7 +117,8 @@ def default_power(kind: str) -> Power | None:
     if device is None or not device.tdp_w:
         return None
     says = f"{device.short}: board power {device.tdp_w:g} W while held, {IDLE_SHARE:.0%} of it assumed when idle"
-    return Power(device.tdp_w, IDLE_SHARE * device.tdp_w, says)
+    idle = IDLE_RANGE[0] / IDLE_SHARE, IDLE_RANGE[1] / IDLE_SHARE
+    return Power(device.tdp_w, IDLE_SHARE * device.tdp_w, says, ((_HELD, 1.0), idle))
 
 
 def bills(

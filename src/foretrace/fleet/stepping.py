@@ -52,7 +52,7 @@ class Stepping(Engine):
         self._failed = 0  # failures and repairs that happened
         self._come = 0  # jobs that were submitted
         self._reviews = policy.overrides("review")
-        self._preempts = policy.overrides("preempt")
+        self._preempts, self._ends = policy.overrides("preempt"), policy.overrides("end")
         self._look_at: int | None = None
         self._idle = 0
 
@@ -180,6 +180,11 @@ class Stepping(Engine):
     def _decide(self) -> None:
         state = self.state
         self.rules.begin()
+        for at in self.policy.end(self.view) if self._ends else ():
+            self._expect(at, RUNNING, "ends")
+            state.settle(state.jobs[at])
+            state.unschedule(state.jobs[at])
+            state.finish(state.jobs[at])
         if state.waiting or (self._preempts and state.running):
             for at in [int(each) for each in self.policy.preempt(self.view)]:
                 self._expect(at, RUNNING, "preempts")

@@ -87,6 +87,12 @@ class _Options(TypedDict, total=False):
     samples: Count | None
 
 
+class _Together(TypedDict):
+    workers: Annotated[int, msgspec.Meta(ge=2)]
+    steps: Count
+    late_ms: tuple[Number, Number, Number]
+
+
 class RecordingFacts(TypedDict, total=False):
     """Keys of `GraphInfo.recording` that this program reads."""
 
@@ -107,6 +113,7 @@ class RecordingFacts(TypedDict, total=False):
     distributed: dict[str, Any] | None
     micro_batches: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
     buffer_bytes: Any
+    together: _Together | None
 
 
 class _Calibration(TypedDict, total=False):

@@ -125,6 +125,8 @@ def _on_processor(operators: OperatorGraph, found: Prediction) -> Lowered:
     thread = np.concatenate([begin, rows, end])
     draft.edges(thread[:-1], thread[1:], EdgeKind.PROGRAM)
     graph, order = draft.graph((begin[0], end[0]), platform="cpu", devices=())
+    facts = _facts(operators, graph.recorded[order[rows]])
+    graph = replace(graph, info=replace(graph.info, recording=facts))
     return Lowered(graph=graph, costs=found, task=order[rows])
 
 

@@ -23,6 +23,7 @@ from foretrace.names import resolve
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique, parameter
+from foretrace.techniques.distributed.coding import TIMED
 from foretrace.techniques.distributed.compressed_exchange import Compressed, compressed, compressible
 from foretrace.techniques.distributed.data_parallel import DataParallel
 from foretrace.techniques.distributed.gradient_compression import GradientCompression
@@ -78,7 +79,8 @@ class Method:
     sent_bytes: float
     encode_s: float
     decode_s: float
-    measured: bool  # encoding and decoding were timed on the recorded machine; else they are a stated prior
+    measured: bool  # encoding and decoding were timed on the recorded machine, on these very buckets
+    coding: str  # how they are known: timed, timed at other sizes, memory traffic, prior
     step_s: float
     interval_s: tuple[float, float]
     gain_s: float  # off the uncompressed step; below 0 the method loses
@@ -151,6 +153,7 @@ def advise(
     *,
     tolerance: float = 0.05,
     level: float = 0.8,
+    borders: bool = True,
     progress: Progress = None,
 ) -> CompressionAdvice:
     """Predict every method on a recording of one worker.
@@ -161,6 +164,7 @@ def advise(
         methods: what to try; one that does not fit is left out.
         tolerance: how much longer than with free messages a step may take to count as near-linear.
         level: of the intervals.
+        borders: look for the bandwidth from which down each pays, which is most of the work.
         progress: told the share done.
 
     Raises:
@@ -176,7 +180,7 @@ def advise(
     refused: list[tuple[str, NotApplicableError]] = []
     for i, method in enumerate(methods):
         try:
-            rows.append(_judged(asked, base, method, level))
+            rows.append(_judged(asked, base, method, level, borders=borders))
         except NotApplicableError as reason:
             refused.append((str(method).split("method=", 1)[1], reason))
         if progress is not None:
@@ -302,7 +306,7 @@ def _with(technique: Chosen, flag: str, value: float) -> Chosen:
     return cast(Chosen, replace(cast(Any, technique), **{flag: value}))
 
 
-def _judged(asked: _Asked, base: Timeline, method: GradientCompression, level: float) -> Method:
+def _judged(asked: _Asked, base: Timeline, method: GradientCompression, level: float, *, borders: bool) -> Method:
     """One method beside the uncompressed step."""
     exchanged = asked.exchanged(asked.parallel)
     after = simulate(method.predict(exchanged))
@@ -316,9 +320,20 @@ def _judged(asked: _Asked, base: Timeline, method: GradientCompression, level: f
         return step_s, asked.step_s(parallel) - step_s
 
     (faster, slower), (less, more) = asked.spread(method, figures, (after.step_time_s, gain))
+    # Durations that were estimated move both steps: by how much the gain, both tell at the same end of each source.
+    moved = {each.source: (each.at_low_s, each.at_high_s) for each in after.shifts}
+    ends = [
+        [a - b for a, b in zip((each.at_low_s, each.at_high_s), moved[each.source], strict=True)]
+        for each in base.shifts
+        if each.source in moved
+    ]
+    less, more = (
+        hypot(less, *(max(gain - min(each), 0) for each in ends)),
+        hypot(more, *(max(max(each) - gain, 0) for each in ends)),
+    )
     interval = gain - hypot(noise, less), gain + hypot(noise, more)
     step_noise = after.interval_s(level)
-    encode_s, decode_s, measured = method.coding_s(exchanged)
+    encode_s, decode_s, coding = method.coding_s(exchanged)
     sent, ratio = method.sent(exchanged)
     return Method(
         name=str(method),
@@ -326,7 +341,8 @@ def _judged(asked: _Asked, base: Timeline, method: GradientCompression, level: f
         sent_bytes=sent,
         encode_s=encode_s,
         decode_s=decode_s,
-        measured=measured,
+        measured=coding == TIMED,
+        coding=coding,
         step_s=after.step_time_s,
         interval_s=(
             max(after.step_time_s - hypot(after.step_time_s - step_noise.low_s, faster), 0.0),
@@ -335,7 +351,7 @@ def _judged(asked: _Asked, base: Timeline, method: GradientCompression, level: f
         gain_s=gain,
         gain_interval_s=interval,
         verdict=verdict(gain, interval, base.step_time_s),
-        pays_below_gbit_s=None if asked.gbit_s is None else _pays_below(asked, method),
+        pays_below_gbit_s=_pays_below(asked, method) if borders and asked.gbit_s is not None else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -11,6 +11,7 @@ from foretrace.plan.compression_advice import CANNOT_TELL, CompressionAdvice, Me
 from foretrace.report.blocks import Block, Column, listing
 from foretrace.report.units import digits, seconds, share, span, speed
 from foretrace.report.views import Report, taken
+from foretrace.techniques.distributed.coding import PRIOR, SIZES, TRAFFIC
 
 
 class CompressionAdviseView(Report, frozen=True, kw_only=True):
@@ -50,10 +51,15 @@ class CompressionAdviseView(Report, frozen=True, kw_only=True):
         )  # fmt: skip
 
 
-def advise(advice: CompressionAdvice, *, source: str, note: str = "") -> CompressionAdviseView:
-    """The view of an advice."""
+def advise(
+    advice: CompressionAdvice, *, source: str, note: str = "", asked: Mapping[str, object] | None = None
+) -> CompressionAdviseView:
+    """The view of an advice; `asked` is what was said of a model that was estimated."""
     best = advice.paying[0].name if advice.paying else None
     do = [str(advice.parallel), *([best] if best else [])]
+    words = ["whatif", source, *(word for each in do for word in ("--do", each))]
+    if asked:
+        words = ["estimate", source, *(f"--{name}={each}" for name, each in asked.items() if each and each != "full")]
     return taken(
         CompressionAdviseView,
         advice,
@@ -62,7 +68,7 @@ def advise(advice: CompressionAdvice, *, source: str, note: str = "") -> Compres
         source=source,
         best=best,
         notes=tuple(filter(None, (*_notes(advice), note))),
-        next=shlex.join(["foretrace", "whatif", source, *(word for each in do for word in ("--do", each))]),
+        next=shlex.join(["foretrace", *words]),
     )
 
 
@@ -102,14 +108,18 @@ def _ratio(value: float | None) -> str:
     return "none" if value is None else f"{digits(value)}×"
 
 
+_SAID = {
+    SIZES: "were timed here on buckets of other sizes and interpolated",
+    TRAFFIC: "were not timed on this device but follow from their passes over its memory, with wide intervals",
+    PRIOR: "were not timed on the recorded machine but are stated priors, with wide intervals",
+}
+
+
 def _notes(advice: CompressionAdvice) -> list[str]:
     found = [f"left out {each}" for each in advice.left_out]
-    guessed = [each.short for each in advice.methods if not each.measured]
-    if guessed:
-        found.append(
-            f"encoding and decoding of {', '.join(guessed)} were not timed on the recorded machine but are stated "
-            "priors, with wide intervals"
-        )
+    for how, said in _SAID.items():
+        if of := [each.short for each in advice.methods if each.coding == how]:
+            found.append(f"encoding and decoding of {', '.join(of)} {said}")
     if advice.gbit_s is None:
         found.append("the network is a file, so it is not said from which bandwidth down a method gains")
     else:

@@ -16,7 +16,9 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import MeanInterval, PolicyComparison
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND
+from foretrace.report import power
 from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, listing, table
+from foretrace.report.power import J_PER_KWH, EnergyView
 from foretrace.report.units import count, digits, long_range, long_time, share
 from foretrace.report.views import Report, taken
 
@@ -72,6 +74,7 @@ class FleetRunView(Report, frozen=True, kw_only=True):
     usd_used: float | None
     usd_all: float | None
     kwh: float | None
+    energy: EnergyView | None  # the same in joules, with its range; null where no power is known
     bills: tuple[rates.Bill, ...]
     tenants: tuple[metrics.Tenant, ...]
     slots: tuple[overtime.Slots, ...]
@@ -109,10 +112,11 @@ def run(
     only: overtime.Only = None,
     repeated: PolicyComparison | None = None,
     next_: str = "",
+    grid: float | None = None,
 ) -> FleetRunView:
     """The answer to one simulation; `repeated` adds intervals from more runs of the same policy.
 
-    `only` restricts what is said of jobs; free slots and curves over time are of all.
+    `only` restricts what is said of jobs; free slots and curves over time are of all. `grid`: grams of CO2 per kWh.
     """
     found = metrics.measure(result, cluster, only)
     notes = _notes(result, found)
@@ -149,6 +153,7 @@ def run(
         usd_used=found.total("usd_used"),
         usd_all=found.total("usd_all"),
         kwh=found.total("kwh"),
+        energy=_energy(found, grid),
         slots=slots,
         over_time=overtime.over_time(result),
         jct_cdf=CdfView(jct_s=tuple(curve[0].tolist()), share=tuple(curve[1].tolist())),
@@ -232,9 +237,27 @@ def _intervals(policy: str, repeated: PolicyComparison | None) -> dict[str, Mean
     return {name: each for name, each in found.items() if each and isfinite(each.mean) and each.low is not None}
 
 
+def _energy(found: metrics.Metrics, grid: float | None) -> EnergyView | None:
+    kwh, low, high = (found.total(each) for each in ("kwh", "kwh_low", "kwh_high"))
+    if kwh is None or low is None or high is None:
+        return None
+    source = "; ".join(dict.fromkeys(bill.power_from for bill in found.bills))
+    return power.joules(J_PER_KWH * kwh, (J_PER_KWH * low, J_PER_KWH * high), source, grid)
+
+
 def energy(kwh: float) -> str:
     """As in "6,459 kWh", "370 MWh"."""
     return f"{digits(kwh / 1000)} MWh" if kwh >= 99_950 else f"{kwh:,.0f} kWh"
+
+
+def energy_text(view: FleetRunView) -> str:
+    """As in "370 MWh (120 MWh – 380 MWh), GPUs alone", with CO2 where a grid was stated."""
+    if view.energy is None or view.kwh is None:
+        return ""
+    low, high = (energy(each / J_PER_KWH) for each in view.energy.interval_j)
+    grams = view.energy.co2_g
+    co2 = "" if grams is None else f", {power.carbon(grams, view.energy.grid_g_per_kwh)}"
+    return f"{energy(view.kwh)} ({low} – {high}), GPUs alone{co2}"
 
 
 def level_text(level: float) -> str:
@@ -308,7 +331,7 @@ def _also(view: FleetRunView) -> Iterator[Block]:
             f"${view.usd_used:,.0f} for what jobs held, ${view.usd_all:,.0f} for all GPUs all the time", label="cost"
         )
     if view.kwh is not None:
-        yield Line(f"{energy(view.kwh)}, GPUs alone", label="energy")
+        yield Line(energy_text(view), label="energy")
 
 
 def causes_table(causes: Sequence[metrics.Waiting]) -> Grid:

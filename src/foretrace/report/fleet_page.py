@@ -20,6 +20,7 @@ from foretrace.report.fleet import (
     about,
     causes_table,
     energy,
+    energy_text,
     figure_text,
     interval_text,
     level_text,
@@ -146,7 +147,7 @@ def _figures(view: FleetRunView) -> list[tuple[str, str, str]]:
     if view.usd_all is not None:
         rows.append(("cost", f"${view.usd_all:,.0f}", f"${view.usd_used or 0:,.0f} of it while held"))
     if view.kwh is not None:
-        rows.append(("energy", energy(view.kwh), "GPUs alone"))
+        rows.append(("energy", energy(view.kwh), energy_text(view)))
     return rows
 
 

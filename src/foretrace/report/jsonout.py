@@ -28,6 +28,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "rewrite": ("search_s", "check.float32", "check.float32_original"),
     "plan place": ("seconds",),
     "plan rows": ("seconds",),
+    "plan soap": ("seconds",),
     "plan transformer": ("seconds",),
     "codesign": ("seconds",),
 }

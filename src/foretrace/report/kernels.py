@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
-from foretrace.experiment.kernels import CompiledStep
+from foretrace.experiment.kernels import CompiledStep, GeneratedKernel
 from foretrace.report.blocks import About, Bar, BarPart, Bars, Block, Line, listing
 from foretrace.report.units import seconds, share, signed, things, within
 from foretrace.report.views import Report, taken
-
-
-class GeneratedKernelView(msgspec.Struct, frozen=True, kw_only=True):
-    """One kernel of a step, in program order."""
-
-    name: str
-    fused: bool
-    calls: int
-    time_s: float
-    page_faults: float
 
 
 class KernelsView(Report, frozen=True, kw_only=True):
@@ -36,7 +24,7 @@ class KernelsView(Report, frozen=True, kw_only=True):
     pages_s: float
     sum_s: float
     compile_s: float
-    kernels: tuple[GeneratedKernelView, ...]
+    kernels: tuple[GeneratedKernel, ...]
     modules: tuple[str, ...]
 
     def shown(self, top: int) -> Iterator[Block]:

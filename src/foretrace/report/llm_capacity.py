@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from foretrace.hardware.devices import named
+from foretrace.hardware.power import SERVING_SHARES
+from foretrace.report import power
 from foretrace.report.blocks import About, Block, Column, Line, listing
+from foretrace.report.power import EnergyView
 from foretrace.report.units import count, digits, things
 from foretrace.report.views import Report
 from foretrace.serving.llm.capacity import Capacities, EngineCapacity
@@ -23,6 +26,7 @@ class LlmCapacityView(Report, frozen=True, kw_only=True):
     engines: tuple[EngineCapacity, ...]
     left: int  # deployments that the time did not suffice for
     price_per_h: float | None  # of a device, US dollars
+    energy: EnergyView | None  # of a million tokens of the first engine; null where there is no power model
 
     def shown(self, top: int) -> Iterator[Block]:
         yield About((f"{self.model} on {self.device}", self.slo, self.source))
@@ -40,17 +44,20 @@ class LlmCapacityView(Report, frozen=True, kw_only=True):
             yield Line(
                 f"{count(beaten)} other engines serve fewer tokens per second and device, and per user", soft=True
             )
+        yield from power.shown(self.energy, per="a million tokens of the first")
         for reason, number in Counter(each.reason for each in others if each.reason).most_common(3):
             yield Line(f"{count(number)} serve nothing: {reason}", soft=True)
 
 
-def llm_capacity(found: Capacities) -> LlmCapacityView:
-    """The answer to a search."""
-    device = named(found.config.device)
-    notes = [
-        *found.requests.notes, "a range: step times at both ends of their 80 % range.",
-        f"energy is not said: no power of {device.short} under such steps was measured here.",
-    ]  # fmt: skip
+def llm_capacity(found: Capacities, *, grid: float | None = None) -> LlmCapacityView:
+    """The answer to a search; `grid`: grams of CO2 per kWh."""
+    notes = [*found.requests.notes, "a range: step times at both ends of their 80 % range."]
+    first, energy = next(iter(found.engines), None), None
+    if first and first.requests_low and first.busy:
+        each_s = 1e6 / first.tokens_per_s_device
+        ends = first.requests_per_s / first.requests_high, first.requests_per_s / first.requests_low
+        energy = power.energy(named(found.config.device), each_s, (ends[0] * each_s, ends[1] * each_s),
+                              first.busy * each_s, 1, grid, working=SERVING_SHARES)  # fmt: skip
     if found.left:
         notes.append(f"the time did not suffice for {count(found.left)} deployments; give more `--seconds`.")
     if found.price_source:
@@ -64,6 +71,7 @@ def llm_capacity(found: Capacities) -> LlmCapacityView:
         engines=found.engines,
         left=found.left,
         price_per_h=found.price_per_h,
+        energy=energy,
         notes=tuple(notes),
         next=_next(found, found.engines),
     )

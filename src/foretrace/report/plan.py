@@ -8,13 +8,16 @@ from typing import Any
 
 import msgspec
 
+from foretrace.hardware.devices import named
 from foretrace.plan.pipelines.cut import CutModel, ScheduledPipeline
 from foretrace.plan.placement.place import Placement
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 from foretrace.plan.transformers.alpa import UnequalPlan
 from foretrace.plan.transformers.model import Parallelism, StepCost
 from foretrace.plan.transformers.plan import TransformerPlan
+from foretrace.report import power
 from foretrace.report.blocks import About, Block, Column, Kind, Line, table
+from foretrace.report.power import EnergyView
 from foretrace.report.searched import NamedSearchView, search_view, searched
 from foretrace.report.units import between, count, digits, in_unit, nbytes, seconds, share, unit_for
 from foretrace.report.views import Result, taken
@@ -43,6 +46,7 @@ class PlacementView(Result, frozen=True, kw_only=True):
     contiguous: bool
     objective_value: float
     interval: tuple[float, float] | None  # with every operator as fast and as slow as it may be; null for given times
+    energy: EnergyView | None  # of a batch, on all accelerators; null where there is no power model
     proven: bool  # no placement of its kind is better, with these times
     bound: float  # that no placement of its kind is better than
     gap: float  # how much better one could be at most, as a share
@@ -59,6 +63,7 @@ class PlacementView(Result, frozen=True, kw_only=True):
                 f"{in_unit(self.objective_value, unit)} {unit.name}; {between(*self.interval, unit)} with every "
                 "operator as fast and as slow as it may be"
             )
+        yield from power.shown(self.energy, per="a batch")
         kind: Kind = "digits" if self.interval is None else "time"
         columns = [
             Column("device"), Column("nodes", "count"), Column("load", kind), Column("memory", "text", right=True),
@@ -79,9 +84,14 @@ class PlacementView(Result, frozen=True, kw_only=True):
         )
 
 
-def placed(found: Placement, source: str) -> PlacementView:
-    """The answer about a placement."""
+def placed(found: Placement, source: str, device: str = "", grid: float | None = None) -> PlacementView:
+    """The answer about a placement; `device`: of accelerators, `grid`: grams of CO2 per kWh."""
     problem = found.problem
+    loads = [each.load for each in found.devices if each.kind == "accelerator"]
+    energy = None
+    if found.interval is not None and device and loads:
+        energy = power.energy(named(device), found.objective_value, found.interval, sum(loads) / len(loads),
+                              len(loads), grid)  # fmt: skip
     sized = bool(problem.nbytes.any())
     accelerators = sum(each.kind == "accelerator" for each in found.devices)
     goodness = "proven best" if found.proven else f"at most {share(found.gap)} from the best"
@@ -91,7 +101,7 @@ def placed(found: Placement, source: str) -> PlacementView:
         for at, host in found.launch_bound.items()
     ]
     return taken(
-        PlacementView, found, source=source, notes=(*(() if sized else (UNSIZED,)), *hosts),
+        PlacementView, found, source=source, energy=energy, notes=(*(() if sized else (UNSIZED,)), *hosts),
         headline=f"{what} {_time(found, found.objective_value)} on {accelerators} "
         f"accelerator{'s' if accelerators != 1 else ''}: {goodness}.",
         devices=tuple(
@@ -138,6 +148,7 @@ class PipelineView(Result, frozen=True, kw_only=True):
     proven: bool  # no cut has a smaller largest load
     stages: tuple[PipelineStageView, ...]
     schedules: tuple[ScheduledPipeline, ...]  # fastest first; those that do not fit or cannot be stand last
+    energy: EnergyView | None  # of a batch by the first schedule; null where there is no power model
 
     def shown(self, top: int) -> Iterator[Block]:
         cut = f"the cut{'' if self.planner == 'placement' else f' by {self.planner}'} is "
@@ -148,6 +159,7 @@ class PipelineView(Result, frozen=True, kw_only=True):
             Column("in flight", right=True, least=80), Column("most memory", right=True), Column("", wide=True),
         ]  # fmt: skip
         yield table(columns, map(_schedule_row, self.schedules))
+        yield from power.shown(self.energy, per=f"a batch by {self.schedules[0].name}")
         times = [Column(each, "time") for each in ("forward", "backward", "update", "hop")]
         counts = ["replicas", "recomputed"] if any(each.replicas > 1 or each.recomputed for each in self.stages) else []
         yield table(
@@ -161,16 +173,21 @@ class PipelineView(Result, frozen=True, kw_only=True):
         )  # fmt: skip
 
 
-def pipelined(found: CutModel, source: str) -> PipelineView:
-    """The answer about a pipeline."""
-    best = found.schedules[0]
+def pipelined(found: CutModel, source: str, device: str = "", grid: float | None = None) -> PipelineView:
+    """The answer about a pipeline; `device`: of its stages, `grid`: grams of CO2 per kWh."""
+    best, energy = found.schedules[0], None
+    if device and best.batch_s and best.interval_s and best.bubble:
+        busy_s = best.batch_s * (1 - sum(best.bubble) / len(best.bubble))
+        boards = sum(each.replicas for each in found.stages)
+        energy = power.energy(named(device), best.batch_s, best.interval_s, busy_s, boards, grid)
     if best.batch_s is not None and best.fits:
         what = f"a batch of {count(found.micro_batches)} micro-batches on {len(found.stages)} stages"
         headline = f"{best.name} takes {seconds(best.batch_s)} for {what}."
     else:
         headline = f"No schedule fits: {best.why}"
     return taken(
-        PipelineView, found, found.placement, headline=headline, source=source, memory_limit_bytes=found.memory_limit,
+        PipelineView, found, found.placement, headline=headline, source=source, energy=energy,
+        memory_limit_bytes=found.memory_limit,
         stages=tuple(
             taken(PipelineStageView, cost, layers=_layers(found.placement.problem, each), recomputed=again)
             for each, cost, again in zip(found.placement.devices, found.stages, found.recomputed, strict=True)
@@ -237,6 +254,7 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
     best: TransformerCandidateView
     unequal: UnequalPlanView | None  # asked for by --unequal
     searched: NamedSearchView | None  # asked for by --strategy
+    energy: EnergyView | None  # of the best step, on all devices; null where there is no power model
     parts_s: dict[str, float]  # of the best step
     memory_bytes: tuple[dict[str, float], ...]  # by stage, what holds it
     memory_limit_bytes: float
@@ -263,6 +281,7 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
             apart = round(100 * (self.best.simulated_s / self.best.step_s - 1), 1) + 0.0  # no minus before 0.0
             why = ": passes wait for messages that were taken to hide behind others" if apart else ""
             yield Line(f"{seconds(self.best.simulated_s)} simulated pass by pass ({apart:+.1f} %{why})")
+        yield from power.shown(self.energy)
         whole = self.best.step_s
         yield table(
             ["part of the step", Column("time", "time"), Column("share", "share")],
@@ -300,14 +319,17 @@ def planned(
     tokens: float | None = None,
     unequal: UnequalPlan | None = None,
     by: NamedSearch[Parallelism] | None = None,
+    grid: float | None = None,
 ) -> TransformerPlanView:
-    """The answer about a large transformer."""
-    best = found.best
+    """The answer about a large transformer; `grid`: grams of CO2 per kWh."""
+    best, on = found.best, found.space.on
+    busy_s = best.seconds - best.parts["bubble"]  # kernels of messages run while they wait
     unit = unit_for(best.seconds)
     time = f"{in_unit(best.seconds, unit)} {unit.name} ({between(*best.interval_s, unit)})"
     return taken(
         TransformerPlanView, found, found.space, headline=f"A step takes {time} with {best.configuration}.",
-        source=source, device=found.space.on.device, best=_candidate(best, "", found),
+        source=source, device=on.device, best=_candidate(best, "", found),
+        energy=power.energy(named(on.device), best.seconds, best.interval_s, busy_s, found.space.devices, grid),
         unequal=None if unequal is None else taken(
             UnequalPlanView, unequal, stages=tuple(
                 taken(UnequalStageView, each, each.configuration, pass_s=each.pace_s, memory_bytes=each.nbytes)
@@ -318,7 +340,7 @@ def planned(
             by, None if by.found.best is None else asdict(by.found.best), best.seconds
         ),
         parts_s=best.parts, memory_bytes=tuple(each.nbytes for each in best.memory),
-        memory_limit_bytes=found.space.on.capacity, gpu_hours=None if tokens is None else found.gpu_hours(tokens),
+        memory_limit_bytes=on.capacity, gpu_hours=None if tokens is None else found.gpu_hours(tokens),
         runners_up=tuple(_candidate(each.cost, each.why, found) for each in found.runners_up),
         too_large=tuple(_candidate(each.cost, each.why) for each in found.too_large),
     )  # fmt: skip

@@ -5,36 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-import msgspec
-
-from foretrace.experiment.statistics import Ratio
 from foretrace.plan.look_ahead.plan import CachePlan, LookedAhead, PredictedStep
 from foretrace.plan.look_ahead.trial import CacheTrial
 from foretrace.report.blocks import About, Block, Column, Line, listing
 from foretrace.report.units import between, digits, nbytes, share, things, unit_for
 from foretrace.report.views import Report, taken
-
-
-class CacheArmView(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to train, as it ran."""
-
-    name: str
-    predicted: PredictedStep  # from what the processor and the links alone take
-    measured_s: float
-    steps_s: tuple[float, ...]  # by round
-    residual: float  # predicted over measured, less 1
-
-
-class CacheTrialView(msgspec.Struct, frozen=True, kw_only=True):
-    """Both ways, run in turns on shaped links."""
-
-    arms: tuple[CacheArmView, ...]
-    speedup: Ratio
-    hit_rate: float
-    mbit_s: float  # payload that the link carries
-    same_weights: bool  # to the bit, tables and dense networks
-    table_sha256: str
-    dense_sha256: str
 
 
 class PlanCacheView(Report, frozen=True, kw_only=True):
@@ -52,7 +27,7 @@ class PlanCacheView(Report, frozen=True, kw_only=True):
     uncached_bytes: float
     chosen: LookedAhead
     others: tuple[LookedAhead, ...]
-    trial: CacheTrialView | None
+    trial: CacheTrial | None  # both ways, run in turns on shaped links
     ledger: str
     row: str
 
@@ -64,27 +39,21 @@ class PlanCacheView(Report, frozen=True, kw_only=True):
         unit = unit_for(self.uncached.high_s)
         every = sorted((self.chosen, *self.others), key=lambda each: each.look_ahead)
         yield listing(
-            every,
-            (lambda each: str(each.look_ahead), "batches ahead"),
+            every, (lambda each: str(each.look_ahead), "batches ahead"),
             (lambda each: each.step.step_s, "step", "time"),
             (lambda each: between(each.step.low_s, each.step.high_s, unit), Column(f"range, {unit.name}", right=True)),
-            ("hit_rate", "rows held", "share"),
-            ("bound_s", Column("bound", "time", least=80)),
+            ("hit_rate", "rows held", "share"), ("bound_s", Column("bound", "time", least=80)),
             (lambda each: nbytes(each.now_bytes), Column("at once", right=True, least=80)),
             (lambda each: nbytes(each.all_bytes), Column("all bytes", right=True, least=100)),
-            (lambda each: nbytes(each.held_bytes), Column("memory", right=True, least=100)),
-            top=top,
+            (lambda each: nbytes(each.held_bytes), Column("memory", right=True, least=100)), top=top,
             noun="look-ahead",
-        )
+        )  # fmt: skip
         yield Line(f"{_step(self.uncached)}, {nbytes(self.uncached_bytes)} each way", label="uncached")
         if self.trial is not None:
             yield listing(
-                self.trial.arms,
-                ("name", "run in turns"),
-                ("measured_s", "measured", "seconds"),
-                (lambda arm: arm.predicted.step_s, "predicted", "seconds"),
-                ("residual", "residual", "change"),
-            )
+                self.trial.arms, ("name", "run in turns"), ("measured_s", "measured", "seconds"),
+                (lambda arm: arm.predicted.step_s, "predicted", "seconds"), ("residual", "residual", "change"),
+            )  # fmt: skip
             yield Line(
                 f"{digits(self.trial.speedup.value)}× ({digits(self.trial.speedup.low)} – "
                 f"{digits(self.trial.speedup.high)}) faster, {share(self.trial.hit_rate)} of rows held; tables and "
@@ -103,26 +72,13 @@ def planned(plan: CachePlan, trial: CacheTrial | None = None, ledger: str = "", 
         f"{_step(best.step)}."
     )
     words = [
-        "foretrace",
-        "plan",
-        "cache",
-        question.source,
-        "--trainers",
-        str(question.trainers),
-        "--link",
-        question.link,
-    ]
+        "foretrace", "plan", "cache", question.source, "--trainers", str(question.trainers), "--link", question.link,
+    ]  # fmt: skip
     return taken(
         PlanCacheView, plan, question, headline=sentence, trace=question.source, samples=question.lookups.samples,
-        trial=None if trial is None else _trial(trial), ledger=ledger, row=row,
+        trial=trial, ledger=ledger, row=row,
         next="foretrace ledger" if trial else shlex.join([*words, "--look-ahead", str(best.look_ahead), "--run"]),
     )  # fmt: skip
-
-
-def _trial(trial: CacheTrial) -> CacheTrialView:
-    return taken(
-        CacheTrialView, trial, same_weights=True, table_sha256=trial.weights.table, dense_sha256=trial.weights.dense
-    )
 
 
 def _step(step: PredictedStep) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,6 +15,7 @@ from foretrace.plan.data.trial import DataTrial
 from foretrace.report.blocks import About, Block, Column, Line, listing, notes
 from foretrace.report.units import count, digits, nbytes, seconds, share, span
 from foretrace.report.views import Report, taken
+from foretrace.simulate.timeline import Timeline
 from foretrace.training.rows.graphs import NodeData
 
 _UNEQUAL = "candidates read the same edges but in other orders: quality is compared by --run alone"
@@ -67,6 +69,7 @@ class DataPlanView(Report, frozen=True, kw_only=True):
     choice: DataCandidateView
     predicted_epoch_s: float
     interval_s: tuple[float, float]
+    busy_s: dict[str, float]  # of an epoch of the choice, by lane: training, disk
     memory_bytes: int
     swaps: int | None
     swaps_bound: int | None
@@ -99,43 +102,45 @@ class DataPlanView(Report, frozen=True, kw_only=True):
 
 def planned_data(plan: DataPlan, trial: DataTrial | None = None, ledger: str = "", row: str = "") -> DataPlanView:
     """The answer about a plan, with what became of it and where its row went."""
-    choice, sizes = plan.choice, plan.sizes
-    value, low, high = choice.epoch_s
-    found = "" if choice.swaps is None else f", {choice.swaps} swaps of at least {choice.swaps_bound}"
-    sentence = (
-        f"{choice.name} is quickest within {nbytes(plan.limit_bytes)}: {seconds(value)} ({span(low, high)}) an epoch, "
-        f"{nbytes(choice.memory_bytes)}{found}."
-    )
-    shown = None if trial is None else _tried(trial)
     words = ["foretrace", "plan", "data", plan.graph, "--memory", f"{-(-plan.limit_bytes // 10**6)}MB", "--run"]
-    return DataPlanView(
-        headline=sentence, graph=plan.graph, task=plan.job.task, nodes=sizes.nodes, edges=sizes.edges,
-        memory_limit_bytes=plan.limit_bytes, choice=_view(choice), predicted_epoch_s=value, interval_s=(low, high),
-        memory_bytes=choice.memory_bytes, swaps=choice.swaps, swaps_bound=choice.swaps_bound,
-        runners_up=tuple(map(_view, plan.candidates[1:])), left_out=dict(plan.left_out), trial=shown,
-        ledger=ledger, row=row, notes=(*choice.notes, _UNEQUAL),
+    return _answer(
+        plan.candidates, plan.limit_bytes, "is quickest", graph=plan.graph, task=plan.job.task, nodes=plan.sizes.nodes,
+        edges=plan.sizes.edges, busy_s=_busy(plan.timeline), left_out=dict(plan.left_out), ledger=ledger, row=row,
+        trial=None if trial is None else _tried(trial), notes=(*plan.choice.notes, _UNEQUAL),
         next=shlex.join(words) if trial is None else "foretrace ledger",
     )  # fmt: skip
 
 
 def planned_samplers(graph: str, data: NodeData, limit_bytes: int, found: Sequence[DataCandidate]) -> DataPlanView:
     """The answer about samplers of neighbours alone, the best first, with what the quickest cache changes."""
-    choice, cached = found[0], next((each for each in found if each.notes), found[0])
-    value, low, high = choice.epoch_s
-    return DataPlanView(
-        headline=f"{choice.name} samples quickest within {nbytes(limit_bytes)}: {seconds(value)} ({span(low, high)}) "
-        f"an epoch, {nbytes(choice.memory_bytes)}.",
-        graph=graph, task="sampling", nodes=data.adjacency.nodes, edges=len(data.adjacency.edges()),
-        memory_limit_bytes=limit_bytes, choice=_view(choice), predicted_epoch_s=value, interval_s=(low, high),
-        memory_bytes=choice.memory_bytes, swaps=None, swaps_bound=None, runners_up=tuple(map(_view, found[1:])),
-        left_out={}, trial=None, ledger="", row="",
+    cached = next((each for each in found if each.notes), found[0])
+    return _answer(
+        found, limit_bytes, "samples quickest", graph=graph, task="sampling", nodes=data.adjacency.nodes, busy_s={},
+        edges=len(data.adjacency.edges()), left_out={}, trial=None, ledger="", row="",
         notes=(*(f"{cached.loader}: {each}" for each in cached.notes), _ALONE),
+    )  # fmt: skip
+
+
+def _answer(found: Sequence[DataCandidate], limit: int, is_best: str, **given: Any) -> DataPlanView:
+    choice, (value, low, high) = found[0], found[0].epoch_s
+    swaps = "" if choice.swaps is None else f", {choice.swaps} swaps of at least {choice.swaps_bound}"
+    return DataPlanView(
+        headline=f"{choice.name} {is_best} within {nbytes(limit)}: {seconds(value)} ({span(low, high)}) an epoch, "
+        f"{nbytes(choice.memory_bytes)}{swaps}.",
+        memory_limit_bytes=limit, choice=_view(choice), predicted_epoch_s=value, interval_s=(low, high),
+        memory_bytes=choice.memory_bytes, swaps=choice.swaps, swaps_bound=choice.swaps_bound,
+        runners_up=tuple(map(_view, found[1:])), **given,
     )  # fmt: skip
 
 
 def _view(each: DataCandidate) -> DataCandidateView:
     value, low, high = each.epoch_s
     return taken(DataCandidateView, each, parameters=dict(each.parameters), epoch_s=value, low_s=low, high_s=high)
+
+
+def _busy(timeline: Timeline) -> dict[str, float]:
+    graph = timeline.graph
+    return {lane.label: int(graph.dur[graph.lane == at].sum()) / 1e9 for at, lane in enumerate(graph.lanes)}
 
 
 def _tried(trial: DataTrial) -> DataTrialView:

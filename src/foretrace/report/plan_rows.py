@@ -9,8 +9,9 @@ import msgspec
 from foretrace.experiment.rows.placed import RanPlacement
 from foretrace.plan.rows.plan import Judged, RowPlan
 from foretrace.report.blocks import About, Block, Column, Line, listing, table
-from foretrace.report.units import count, digits, nbytes, things
-from foretrace.report.views import Report, taken
+from foretrace.report.units import count, digits, nbytes, seconds, things
+from foretrace.report.views import Report
+from foretrace.simulate.timeline import Timeline
 
 
 class PlacedTableView(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,19 +21,6 @@ class PlacedTableView(msgspec.Struct, frozen=True, kw_only=True):
     mode: str  # pooled: one device adds up; columns: each its columns; rows: rows are fetched, each from its owner
     rows: int
     rows_replicated: int  # that every device has a copy of
-
-
-class RanPlacementView(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement on real processes: bytes of the busiest device and seconds per batch."""
-
-    name: str
-    predicted_bytes: float
-    counted_bytes: float
-    equal: bool  # sums are those of whole tables bit by bit
-    gradient_error: float  # largest difference over the largest gradient
-    step_s: float  # median
-    predicted_s: float | None  # null without a link, and of the placement that it was calibrated with
-    interval_s: tuple[float, float] | None
 
 
 class RowPlanView(Report, frozen=True, kw_only=True):
@@ -52,7 +40,8 @@ class RowPlanView(Report, frozen=True, kw_only=True):
     profiled: int  # batches
     held_out: int
     seconds: float  # that the search took
-    run: tuple[RanPlacementView, ...]  # empty unless asked for
+    exchange_s: float | None  # a held-out batch on links of --between, each way as fast; null without
+    run: tuple[RanPlacement, ...]  # empty unless asked for
     ok: bool  # whether the sums of a run are those of whole tables
     ledger: str
     row: str  # the last of this run
@@ -76,6 +65,8 @@ class RowPlanView(Report, frozen=True, kw_only=True):
             f"{name} {'does not fit' if each is None else f'{digits(each)}×'}" for name, each in self.baselines.items()
         ]
         yield Line(" · ".join(known), label="others")
+        if self.exchange_s is not None:
+            yield Line(f"{seconds(self.exchange_s)} at the rate of the links alone", label="exchange")
         if self.run:
             measured = ("predicted_bytes", "predicted", "bytes"), ("counted_bytes", "counted", "bytes")
             timed = [("predicted_s", "predicted", "time")] if self.run[0].predicted_s is not None else []
@@ -94,8 +85,9 @@ class RowPlanView(Report, frozen=True, kw_only=True):
 
 
 def planned_rows(
-    found: RowPlan, source: str, ran: Sequence[RanPlacement] = (), ledger: str = "", row: str = ""
-) -> RowPlanView:
+    found: RowPlan, source: str, ran: Sequence[RanPlacement] = (), ledger: str = "", row: str = "", *,
+    moved: Timeline | None = None,
+) -> RowPlanView:  # fmt: skip
     """The answer about a placement of rows, with what became of it and where its rows went."""
     placement, ours = found.placement, found.busiest
     tables = tuple(
@@ -122,7 +114,8 @@ def planned_rows(
         bound_bytes=found.bound_bytes,
         baselines={name: _over(each, ours) for name, each in found.baselines.items()},
         memory_bytes=tuple(placement.memory().tolist()), profiled=found.batches[0], held_out=found.batches[1],
-        seconds=found.seconds, run=tuple(taken(RanPlacementView, each) for each in ran),
+        seconds=found.seconds, exchange_s=moved.window_ns / 1e9 if moved else None,
+        run=tuple(ran),
         ok=all(each.equal for each in ran), ledger=ledger, row=row,
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -37,22 +38,24 @@ def energy(
     busy_s: float,
     devices: int,
     grid: float | None,
+    **more: Any,
 ) -> EnergyView | None:
-    """Of a step; None where there is no power model."""
-    found = device and step_energy(device, step_s, interval_s, busy_s, devices)
-    if not found:
-        return None
-    return EnergyView(
-        energy_j=found.energy_j, interval_j=found.interval_j, source=found.source,
-        co2_g=co2_g(found.energy_j, grid), grid_g_per_kwh=grid,
-    )  # fmt: skip
+    """Of a step; None where there is no power model. `more` is as in `step_energy`."""
+    found = device and step_energy(device, step_s, interval_s, busy_s, devices, **more)
+    return joules(found.energy_j, found.interval_j, found.source, grid) if found else None
 
 
-def shown(*views: EnergyView | None) -> Iterator[Line]:
+def joules(energy_j: float, interval_j: tuple[float, float], source: str, grid: float | None) -> EnergyView:
+    """Energy that is known, with CO2 where a grid is stated."""
+    return EnergyView(energy_j=energy_j, interval_j=interval_j, source=source, co2_g=co2_g(energy_j, grid),
+                      grid_g_per_kwh=grid)  # fmt: skip
+
+
+def shown(*views: EnergyView | None, per: str = "per step") -> Iterator[Line]:
     """A line for the energy of a step, or of the step before and after."""
     known = [each for each in views if each is not None]
     if known:
-        yield Line(f"{' → '.join(each.words() for each in known)} per step: {known[-1].source}", label="energy")
+        yield Line(f"{' → '.join(each.words() for each in known)} {per}: {known[-1].source}", label="energy")
 
 
 def co2_g(energy_j: float, grid: float | None) -> float | None:
@@ -62,4 +65,5 @@ def co2_g(energy_j: float, grid: float | None) -> float | None:
 
 def carbon(grams: float, grid: float | None) -> str:
     """As in "12.0 g of CO2 at 400 g/kWh"."""
-    return f"{grams:.3g} g of CO2 at {digits(grid or 0.0)} g/kWh"
+    amount = f"{grams:.3g} g" if grams < 1e4 else f"{digits(grams / 1e3)} kg"
+    return f"{amount} of CO2 at {digits(grid or 0.0)} g/kWh"

@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-import msgspec
-
 from foretrace.cost.programs.rank import RankedSchedule, Ranking
 from foretrace.report.blocks import About, Block, listing
 from foretrace.report.units import digits, scaled, seconds, span, things
 from foretrace.report.views import Report, taken
-
-
-class ProgramCandidateView(msgspec.Struct, frozen=True, kw_only=True):
-    """One schedule: its loops, what holds it back, its time."""
-
-    loops: str
-    binds: str
-    predicted_s: float
-    low_s: float
-    high_s: float
-    measured_s: float | None
 
 
 class ProgramView(Report, frozen=True, kw_only=True):
@@ -33,7 +20,7 @@ class ProgramView(Report, frozen=True, kw_only=True):
     flops: int
     predictor: str
     other_processor: bool
-    candidates: tuple[ProgramCandidateView, ...]
+    candidates: tuple[RankedSchedule, ...]
 
     def shown(self, top: int) -> Iterator[Block]:
         yield About((f"{self.kind} {' '.join(f'{name}={value}' for name, value in self.sizes.items())}", "one thread"))
@@ -70,9 +57,4 @@ def program(found: Ranking) -> ProgramView:
         sizes=dict(found.task.sizes),
         predictor=found.predictor.about,
         other_processor=found.foreign,
-        candidates=tuple(map(_candidate, found.candidates)),
     )
-
-
-def _candidate(found: RankedSchedule) -> ProgramCandidateView:
-    return taken(ProgramCandidateView, found)

@@ -73,6 +73,7 @@ class RigCalibrateView(Result, frozen=True, kw_only=True):
     repetitions: int
     spread: float  # largest of the sizes that matter
     points: tuple[RigPointView, ...]
+    hosts: dict[str, tuple[float, float, float]]  # what workers take beside it: value, low, high by parameter
     stored: str  # file; "" where none was asked for
     next: str
 
@@ -82,6 +83,8 @@ class RigCalibrateView(Result, frozen=True, kw_only=True):
             ("spread", "spread", "share"),
         )  # fmt: skip
         yield f"{self.repetitions} repetitions of each, sizes in turns; spread is quartile distance over median"
+        for name, (value, low, high) in self.hosts.items():
+            yield f"workers beside it: {name} {digits(value)} ({digits(low)} – {digits(high)})"
         if self.stored:
             yield f"stored in {self.stored}"
 
@@ -115,6 +118,7 @@ class RigVerifyView(Report, frozen=True, kw_only=True):
     predicted_s: float = msgspec.field(name="predicted_step_s")
     predicted_low_s: float = msgspec.field(name="predicted_step_low_s")
     predicted_high_s: float = msgspec.field(name="predicted_step_high_s")
+    foretold_s: float = msgspec.field(name="foretold_step_s")  # predicted step before anything of this ran
     measured_step_s: float
     step_error: float  # predicted / measured step − 1
     predicted: Ratio  # over the baseline's step
@@ -170,6 +174,7 @@ def calibrate(found: LinkCalibration, *, link: str, workers: int, stored: str) -
         link=link,
         workers=workers,
         repetitions=found.table.repetitions,
+        hosts=dict(found.table.hosts),
         points=tuple(
             RigPointView(kind=str(each.kind), nbytes=nbytes, seconds=time_s, spread=spread)
             for each, nbytes, time_s, spread in found.table.times()

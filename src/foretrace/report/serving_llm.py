@@ -8,13 +8,18 @@ import msgspec
 import numpy as np
 
 from foretrace.arrays import Float64
+from foretrace.hardware.devices import named
+from foretrace.hardware.power import SERVING_SHARES
+from foretrace.report import power
 from foretrace.report.blocks import About, Block, Chart, Column, Curve, Grid, Line, listing, table
+from foretrace.report.power import EnergyView
 from foretrace.report.units import count, digits, seconds, share, span
 from foretrace.report.views import Report, taken
 from foretrace.serving.llm import metrics
 from foretrace.serving.llm.metrics import Latency, LimitMet, RangedFigure
 from foretrace.serving.llm.simulation import PoolSplit, Simulated
 from foretrace.serving.llm.slo import LATENCIES, STATISTICS
+from foretrace.serving.speculative.drafts import ServedDraft, served_draft
 
 POINTS = 128  # of curves over time
 _RATES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -75,6 +80,8 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
     runs: int  # that the ranges come from
     pools: PoolSplit | None
     pools_tried: tuple[PoolSplit, ...]
+    speculation: ServedDraft | None  # null without a draft
+    energy: EnergyView | None  # of all engines; null where there is no power model
     ttft_distribution: LatencyCurve
     tpot_distribution: LatencyCurve
     over_time: EngineCurves
@@ -90,6 +97,9 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
                 self.limits, "limit", ("most_s", "at most", "seconds"), ("found_s.value", "found", "seconds"),
                 (lambda each: _range(each.found_s), Column("range", right=True)), ("met", "kept"),
             )  # fmt: skip
+        if self.speculation:
+            yield from _speculation(self.speculation)
+        yield from power.shown(self.energy, per="in all")
         if len(self.pools_tried) > 1:
             yield listing(
                 sorted(self.pools_tried, key=lambda each: -each.goodput),
@@ -109,8 +119,8 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
         yield Line(f"ranges: {count(self.runs)} simulations, step times at both ends of their 80 % range", soft=True)
 
 
-def llm_simulated(found: Simulated) -> LlmSimulateView:
-    """The answer to a simulation."""
+def llm_simulated(found: Simulated, *, grid: float | None = None) -> LlmSimulateView:
+    """The answer to a simulation; `grid`: grams of CO2 per kWh."""
     config, run, steps = found.config, found.run, found.steps
     engines = run.replicas
     notes = [*found.requests.notes, *(f"step times: {why}" for why in steps.whys)]
@@ -133,6 +143,8 @@ def llm_simulated(found: Simulated) -> LlmSimulateView:
         runs=found.runs,
         pools=found.split,
         pools_tried=found.tried,
+        speculation=served_draft(found),
+        energy=_energy(found, grid),
         ttft_distribution=_curve(found, "ttft"),
         tpot_distribution=_curve(found, "tpot"),
         over_time=_over_time(found),
@@ -149,6 +161,36 @@ def headline(found: Simulated) -> str:
     first = f"the first token after {seconds(ttft.p50.value or 0)} (p99 {seconds(ttft.p99.value or 0)})"
     then = f", then one every {seconds(tpot.p50.value)}" if tpot.p50.value else ""
     return f"{behind}{rate} requests per second are answered: {first}{then}."
+
+
+def _energy(found: Simulated, grid: float | None) -> EnergyView | None:
+    """Of all engines until the last step has ended; between steps their devices wait."""
+    ends = found.figures.seconds, found.figures.busy
+    seconds, busy = ((each.low or 0.0, each.value or 0.0, each.high or 0.0) for each in ends)
+    devices = found.steps.devices * found.run.replicas
+    return power.energy(
+        named(found.config.device), seconds[1], (seconds[0], seconds[2]), busy[1] * seconds[1], devices, grid,
+        busy_range=(busy[0], busy[2]), working=SERVING_SHARES,
+    )  # fmt: skip
+
+
+def _speculation(found: ServedDraft) -> Iterator[Block]:
+    """What rounds gain at the mean batch, from which batch on they hurt, and what the engines do without them."""
+    one, without = found.rounds, found.tpot_without_s.p50
+    hurts = f"it hurts from batch {count(one.hurts_from_batch)}" if one.hurts_from_batch else "it hurts at no batch"
+    yield Line(
+        f"{found.draft} proposes {count(one.k)} tokens, {digits(one.tau)} come out of a round: at the mean batch of "
+        f"{count(found.batch)}, {digits(one.speedup)} times as fast ({digits(one.speedup_low)} – "
+        f"{digits(one.speedup_high)}); {hurts}", label="draft",
+    )  # fmt: skip
+    if without.value:
+        tokens = found.tokens_per_s_without.value or 0.0
+        yield Line(f"one token every {seconds(without.value)} ({_range(without)}), {digits(tokens)} tokens/s",
+                   label="without")  # fmt: skip
+    yield listing(
+        found.by_batch, ("batch", "batch", "count"), ("speedup", "speed-up", "digits"),
+        (lambda each: f"{digits(each.speedup_low)} – {digits(each.speedup_high)}", Column("range", right=True)),
+    )  # fmt: skip
 
 
 def _curve(found: Simulated, latency: str) -> LatencyCurve:

@@ -9,10 +9,10 @@ A package adds one by the entry point group `foretrace.techniques`, whose values
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import entry_points
 
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
+from foretrace.shipped import entry_points
 from foretrace.techniques.base import Technique
 from foretrace.techniques.homes import HOMES
 

@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import entry_points
 
 import msgspec
 
 from foretrace.errors import ForetraceError
+from foretrace.shipped import entry_points
 from foretrace.trace.kineto import Recording
 from foretrace.trace.stream import RecordingSource, peek
 

@@ -5,6 +5,9 @@ from then on one representative of each cluster computes queries times keys and 
 values with its representative's scores (Agarwal et al., CHAI: Clustered Head Attention for Efficient LLM Inference,
 ICML 2024, section 3). Keys of the other heads are dropped from the cache, and their memory is freed.
 
+Beside these clusters of like scores are clusters of like outputs: a head follows the one whose scores change least what
+it writes, ||(A_h - A_r) V_h||, over the same first tokens. Scores may differ on values that do not matter.
+
 Decoders are those of `transformers` whose attention can be replaced by name, with a key head for every query head.
 """
 
@@ -32,11 +35,11 @@ try:
 except ImportError as error:
     raise MissingExtraError('clustered heads need transformers 5: pip install -U "foretrace[zoo]"') from error
 
-SCORES, RANDOM = "scores", "random"
+SCORES, OUTPUTS, RANDOM = "scores", "outputs", "random"
 _NAME = "clustered-heads"  # of the attention, in `transformers`
 _ROWS = 256  # of a prompt attended at once: their scores are kept for all heads
 _SAME = 1.001  # distances within that are equal
-_ROUNDS = 10  # of k-means at most
+_ROUNDS = 10  # of k-means, and of exchanging representatives, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,38 @@ def group_heads(features: Tensor, clusters: int) -> tuple[HeadGroups, Tensor]:
     return HeadGroups(representatives, members), spread
 
 
+def group_by_distance(distances: Tensor, clusters: int) -> HeadGroups:
+    """Choose the heads that others follow with the least sum of distances: greedily, then one exchanged at a time.
+
+    Args:
+        distances: (batch, heads, heads): what head h loses with the scores of head r at [:, h, r].
+        clusters: 1 to heads.
+
+    """
+    none, chosen = torch.full_like(distances[:, :, 0], torch.inf), list[Tensor]()
+
+    def follow(which: list[Tensor]) -> Tensor:
+        """(batch, heads) distance of each head to the nearest of some."""
+        if not which:
+            return none
+        return distances.gather(2, torch.stack(which, 1)[:, None].expand(-1, distances.shape[1], -1)).amin(2)
+
+    def best(beside: list[Tensor]) -> Tensor:
+        return torch.minimum(follow(beside)[:, :, None], distances).sum(1).argmin(1)
+
+    for _ in range(clusters):
+        chosen.append(best(chosen))
+    for _ in range(_ROUNDS):
+        before = torch.stack(chosen, 1)
+        for at in range(clusters):
+            chosen[at] = best(chosen[:at] + chosen[at + 1 :])
+        if bool((torch.stack(chosen, 1) == before).all()):
+            break
+    representatives = torch.stack(chosen, 1)
+    nearest = distances.gather(2, representatives[:, None].expand(-1, distances.shape[1], -1))
+    return HeadGroups(representatives, nearest.argmin(2))
+
+
 def draw_groups(batch: int, heads: int, clusters: int, generator: torch.Generator) -> HeadGroups:
     """Draw clusters of heads at random, none empty: what chosen ones have to be better than."""
     order = torch.stack([torch.randperm(heads, generator=generator) for _ in range(batch)])
@@ -101,7 +136,7 @@ class ClusteredLayer(DynamicLayer):  # type: ignore[misc]  # mypy does not read 
     def __init__(self) -> None:
         super().__init__()
         self.groups: HeadGroups | None = None
-        self.features: list[Tensor] = []  # (batch, heads, numbers) of the first tokens, until heads are clustered
+        self.features: list[Tensor] = []  # of the first tokens, until heads are clustered: see `HeadClusters.features`
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys, of representatives where there are any, and values; return all of both."""
@@ -171,12 +206,22 @@ class HeadClusters:
         cache = self._cache()
         return None if cache is None else cache.layers[number]
 
-    def group(self, features: Tensor, layer: int) -> HeadGroups:
-        """Return the clusters of a layer's heads for features (batch, heads, numbers)."""
+    def features(self, scores: Tensor, values: Tensor, mixed: Tensor) -> Tensor:
+        """Return what heads are clustered by: (batch, heads, numbers), or distances (batch, heads, heads)."""
+        if self.by != OUTPUTS:
+            return scores.flatten(2)
+        return torch.stack([
+            (other[:, None] @ values - mixed).square().sum((2, 3)) for other in scores.unbind(1)
+        ], 2)  # fmt: skip
+
+    def group(self, features: Sequence[Tensor], layer: int) -> HeadGroups:
+        """Return the clusters of a layer's heads for `features` of several parts of the first tokens."""
+        if self.by == OUTPUTS:
+            return group_by_distance(torch.stack(list(features)).sum(0).float(), self.counts[layer])
         if self.by == SCORES:
-            return group_heads(features, self.counts[layer])[0]
-        drawn = draw_groups(len(features), self.heads, self.counts[layer], _generator(self.seed, layer))
-        return drawn.map(lambda each: each.to(features.device))
+            return group_heads(torch.cat(list(features), 2), self.counts[layer])[0]
+        drawn = draw_groups(len(features[0]), self.heads, self.counts[layer], _generator(self.seed, layer))
+        return drawn.map(lambda each: each.to(features[0].device))
 
 
 def _generator(*seed: int) -> torch.Generator:
@@ -190,7 +235,7 @@ def cluster_heads(model: Any, counts: Sequence[int], *, warm_up: int, by: str = 
         model: of `transformers`, for language.
         counts: clusters of each layer.
         warm_up: tokens of a request that all heads attend before they are clustered.
-        by: "scores" of these tokens, or "random".
+        by: "scores" of these tokens, "outputs" with them, or "random".
         seed: of random clusters.
 
     Returns:
@@ -280,8 +325,8 @@ def attend(
     if attention_mask is None and rows > 1:
         attention_mask = torch.ones(rows, tokens, dtype=torch.bool, device=query.device).tril(seen)[None, None]
 
-    def mix(begin: int, end: int, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend from some rows; scores are those of the heads that compute them."""
+    def mix(begin: int, end: int, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Attend from some rows; scores are those of the heads that compute them, values those that were attended."""
         until = seen + end  # later tokens are masked
         scores = queries[:, :, begin:end] @ keys[:, :, :until].transpose(2, 3) * scale
         if attention_mask is not None:
@@ -290,7 +335,7 @@ def attend(
             scores = scores.masked_fill(~part, lowest) if part.dtype == torch.bool else scores + part
         scores = functional.dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype), dropout)
         own = scores if groups is None else _take(scores, groups.members)
-        return own @ value[:, :, :until], scores
+        return own @ value[:, :, :until], scores, value[:, :, :until]
 
     parts, begin = [], 0
     if groups is None:
@@ -299,11 +344,11 @@ def attend(
         if begin:
             if attention_mask is not None and not seen and not _begins(attention_mask):
                 raise ForetraceError("clustered heads need prompts without padding before them; give equal lengths.")
-            mixed, scores = mix(0, begin, query, key)
+            mixed, scores, attended = mix(0, begin, query, key)
             parts.append(mixed)
-            features.append(scores.flatten(2))
+            features.append(clusters.features(scores, attended, mixed))
         if tokens >= clusters.warm_up:
-            groups = clusters.group(torch.cat(features, 2), number)
+            groups = clusters.group(features, number)
             key = _take(key, groups.representatives)
             if layer is not None:
                 layer.drop(groups)

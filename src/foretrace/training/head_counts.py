@@ -6,7 +6,7 @@ The published rule, an elbow in the spread of scores within clusters, is beside 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.training.clustered_heads import HeadGroups, cluster_heads, group_heads, heads_of
+from foretrace.training.clustered_heads import SCORES, HeadGroups, cluster_heads, group_heads, heads_of
 
 
 def loss_after(model: Any, samples: Tensor, skip: int) -> float:
@@ -27,7 +27,7 @@ def loss_after(model: Any, samples: Tensor, skip: int) -> float:
 
 
 def deviations(
-    model: Any, samples: Tensor, *, warm_up: int, tell: Callable[[float], object] = lambda share: None
+    model: Any, samples: Tensor, *, warm_up: int, by: str = SCORES, tell: Callable[[float], object] = lambda share: None
 ) -> Float64:
     """Measure what clustering one layer alone does to the loss.
 
@@ -35,6 +35,7 @@ def deviations(
         model: a decoder of `transformers`; a copy is changed.
         samples: (samples, length) int64, of text that judges nothing later.
         warm_up: tokens that all heads attend; the loss is that of later ones.
+        by: what heads are clustered by, as in `cluster_heads`.
         tell: called with the share that is done.
 
     Returns:
@@ -47,7 +48,7 @@ def deviations(
             f"samples must be longer than the warm-up of {warm_up} tokens by 2, got {samples.shape[1]}."
         )
     changed = copy.deepcopy(model).eval()
-    clusters = cluster_heads(changed, [heads] * layers, warm_up=warm_up)
+    clusters = cluster_heads(changed, [heads] * layers, warm_up=warm_up, by=by)
     whole = loss_after(changed, samples, warm_up)
     found = np.zeros((layers, heads))
     for layer in range(layers):
@@ -92,9 +93,10 @@ def spreads(model: Any, samples: Tensor) -> Float64:
     seen = copy.deepcopy(model).eval()
     clusters, found = cluster_heads(seen, [1] * layers, warm_up=samples.shape[1]), np.zeros((layers, heads))
 
-    def group(features: Tensor, layer: int) -> HeadGroups:
-        found[layer] = [float(group_heads(features, count)[1].sum()) for count in range(1, heads + 1)]
-        return group_heads(features, 1)[0]
+    def group(features: Sequence[Tensor], layer: int) -> HeadGroups:
+        scores = torch.cat(list(features), 2)
+        found[layer] = [float(group_heads(scores, count)[1].sum()) for count in range(1, heads + 1)]
+        return group_heads(scores, 1)[0]
 
     clusters.group = group  # type: ignore[method-assign]  # all tokens are warm-up, so it is given all scores
     loss_after(seen, samples, 0)

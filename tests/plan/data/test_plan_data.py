@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="trains; install the extra torch")
 
@@ -13,7 +15,9 @@ from msgspec.structs import replace as but
 from foretrace.errors import ForetraceError
 from foretrace.plan.data.candidate import BatchTime, DataCandidate, ranked
 from foretrace.plan.data.costs import AccessCosts, Probe, measure_one
-from foretrace.plan.data.plan import GraphSource, candidate_jobs, plan_data, play, priced, untimed
+from foretrace.plan.data.epoch import epoch_graph
+from foretrace.plan.data.plan import GraphSource, candidate_jobs, plan_data, priced, untimed
+from foretrace.simulate.timeline import simulate
 from foretrace.training.rows.out_of_core import TrainingJob
 from foretrace.training.rows.partitions import GraphSizes
 
@@ -26,11 +30,36 @@ COSTS = AccessCosts(
 
 
 def test_disk_and_compute_overlap() -> None:
-    assert play([1.0, 1.0, 1.0], [4, 1, 1, 0], 0.1, 0.2, 1) == pytest.approx(3.4)  # all hidden but the first state
-    assert play([1.0, 1.0, 1.0], [4, 1, 1, 0], 2.0, 0.0, 1) == pytest.approx(8 + 2 + 2 + 1)  # the disk is slower
-    assert play([1.0, 1.0], [4, 1, 0], 0.5, 0.0, 0) == pytest.approx(2 + 1 + 0.5 + 1)  # nothing is read ahead
-    assert play([1.0, 1.0], [2, 2, 0], 0.5, 0.0, 1) == pytest.approx(1 + 1 + 0.5 + 1)  # one of two is
-    assert play([1.0], [1, 0], 0.5, 9.0, 1) == pytest.approx(1.5)  # what leaves last is in the commit
+    assert play([1.0, 1.0, 1.0], [4, 1, 1], 0.1, 0.2, 1) == pytest.approx(3.4)  # all hidden but the first state
+    assert play([1.0, 1.0, 1.0], [4, 1, 1], 2.0, 0.0, 1) == pytest.approx(8 + 2 + 2 + 1)  # the disk is slower
+    assert play([1.0, 1.0], [4, 1], 0.5, 0.0, 0) == pytest.approx(2 + 1 + 0.5 + 1)  # nothing is read ahead
+    assert play([1.0, 1.0], [2, 2], 0.5, 0.0, 1) == pytest.approx(1 + 1 + 0.5 + 1)  # one of two is
+    assert play([1.0], [1], 0.5, 9.0, 1) == pytest.approx(1.5)  # what leaves last is in the commit
+
+
+def play(compute_s: list[float], fresh: list[int], read_s: float, write_s: float, spare: int) -> float:
+    graph = epoch_graph(compute_s, fresh, read_s=read_s, write_s=write_s, spare=spare)
+    return simulate(graph).window_ns / 1e9
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 2), st.integers(0, 4)), min_size=1, max_size=9), st.floats(0, 2), st.floats(0, 2),
+    st.integers(0, 2),
+)  # fmt: skip
+def test_an_epoch_runs_as_two_clocks_say(
+    states: list[tuple[float, int]], read_s: float, write_s: float, spare: int
+) -> None:
+    compute_s, fresh = [each[0] for each in states], [*(each[1] for each in states), 0]
+    now = disk = fresh[0] * read_s
+    for k, seconds in enumerate(compute_s):
+        ahead = min(spare, fresh[k + 1])
+        disk = max(disk, now) + (fresh[k] * write_s if k else 0.0) + ahead * read_s
+        now += seconds
+        if fresh[k + 1] > ahead:
+            disk = max(disk, now) + (fresh[k + 1] - ahead) * read_s
+        now = max(now, disk) if fresh[k + 1] else now
+    found = play(compute_s, fresh[:-1], read_s, write_s, spare)
+    assert found == pytest.approx(max(now, disk), abs=1e-7)
 
 
 def test_steps_are_linear_between_the_sizes_that_were_timed() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
-from foretrace.plan.rows.baselines import baselines, torchrec
+from foretrace.plan.rows.baselines import baselines
 from foretrace.plan.rows.bound import bound
 from foretrace.plan.rows.costs import COLUMNS, POOLED, ROWS, RowChoice, RowCosts
 from foretrace.plan.rows.place import assign, choose
@@ -264,15 +264,6 @@ def test_pooling_decides_between_sums_and_rows() -> None:
         lookups = parse(f"zipf:1.05 tables=4 rows=20000 pooling={pooling} samples=256 batches=9")
         modes[pooling] = {each.mode for each in plan_rows(lookups, devices=2).placement.tables}
     assert modes == {1: {"rows"}, 20: {"pooled"}}
-
-
-def test_torchrec_by_its_formula() -> None:
-    """A small table is copied, a large one with one id per sample is kept whole."""
-    lookups = parse("zipf:1 tables=1 rows=10 samples=2048 batches=2")
-    for rows, mode in ((10, "data-parallel"), (50_000_000, "row-wise")):
-        large = Lookups(tables=(replace(lookups.tables[0], rows=rows),), samples=2048)
-        found = torchrec(RowCosts(profile(large, 4, range(2)), 64, training=True), inf)
-        assert found is not None and found.tables[0].mode == mode
 
 
 def test_one_device_keeps_all_and_exchanges_nothing() -> None:

@@ -10,10 +10,11 @@ import pytest
 from foretrace.cli.app import run
 from foretrace.errors import ForetraceError
 from foretrace.plan.export import TARGETS
+from foretrace.plan.soap.problem import SYNCHRONISATIONS
 from foretrace.plan.transformers.model import Parallelism
 from foretrace.plan.transformers.strategies import STRATEGIES, named
+from reproductions.flexflow.layers import problem as soap
 from reproductions.flexflow.models import MODELS, p100_cluster
-from reproductions.flexflow.problem import SoapProblem
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "strategies.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| [^|]+ \| `named\(([^`]+)\)` \| ([^|]+) \|$", PAGE, re.MULTILINE)
@@ -34,15 +35,16 @@ ELSEWHERE = re.findall(r"^\| [^|]+ \| `((?:foretrace|Soap)[^`]+)` \| [^|]+ \|$",
 @pytest.mark.parametrize("call", ELSEWHERE)
 def test_what_is_no_point_is_built_elsewhere(call: str, capsys: pytest.CaptureFixture[str]) -> None:
     if call.startswith("foretrace"):
-        small = "bert --size tiny" if "place" in call or "pipeline" in call else "gpt2-xl"
+        small = "bert --size tiny" if any(each in call for each in ("place", "pipeline", "soap")) else "gpt2-xl"
         words = call.replace("MODEL", small).split()[1:]
         assert run([*words, "--device", "a100-80gb", "--devices", "2"]) == 0
         assert capsys.readouterr().out
         return
     sync = re.findall('"([^"]+)"', call)[0]
-    problem = SoapProblem(MODELS["alexnet"](64), p100_cluster(), sync)
+    assert sync in SYNCHRONISATIONS
+    problem = soap(MODELS["alexnet"](64), p100_cluster(), sync)
     moved = problem.counted(problem.data_parallel()).exchanged_bytes
-    assert moved == 2 * 15 * 4 * problem.model.parameters  # the same volume, by a ring or by one server
+    assert moved == 2 * 15 * problem.model.weight_bytes  # the same volume, by a ring or by one server
     assert (problem.cost(problem.data_parallel()) > 300) == (sync == "gather")
 
 

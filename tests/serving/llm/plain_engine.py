@@ -32,6 +32,7 @@ class Seq:
     held: list[int] = field(default_factory=list)
     swapped: int = 0
     chunk: int = 0
+    proposed: int = 0
     flying: bool = False
     preempted: int = 0
     first: float = nan
@@ -134,10 +135,10 @@ class PlainEngine:
     def room(self) -> bool:
         return len(self.step) < ceil(self.rules.sequences / self.stages) and self.tokens < self.rules.budget
 
-    def join(self, seq: Seq, chunk: int) -> None:
-        seq.chunk, seq.flying = chunk, True
+    def join(self, seq: Seq, chunk: int, proposed: int = 0) -> None:
+        seq.chunk, seq.flying, seq.proposed = chunk, True, proposed
         self.step.append(seq)
-        self.tokens += chunk
+        self.tokens += chunk + proposed
 
     def decodes(self, seq: Seq) -> bool:
         return seq.generated > 0 and seq.chunk == 1 and seq.computed + 1 == seq.known
@@ -149,16 +150,20 @@ class PlainEngine:
             if seq.flying or seq not in self.running:
                 continue
             chunk = min(seq.known - seq.computed, self.rules.budget - self.tokens)
+            proposed = 0
+            if seq.generated and seq.known - seq.computed == 1:
+                room = self.rules.budget - self.tokens - 1
+                proposed = min(len(self.steps.accepted), seq.output - seq.generated - 1, room)
             short = 0
             if self.rules.policy in ("prefill-first", "chunked"):
-                short = max(ceil((seq.computed + chunk) / self.rules.block) - self.has(seq), 0)
+                short = max(ceil((seq.computed + chunk + proposed) / self.rules.block) - self.has(seq), 0)
             while self.available() < short and seq in self.running:
                 behind = [each for each in self.running[self.running.index(seq) :] if not each.flying]
                 self.preempt(behind[-1])
             if seq in self.running:
                 self.take(short)
                 seq.blocks += short
-                self.join(seq, chunk)
+                self.join(seq, chunk, proposed)
 
     def preempt(self, seq: Seq) -> None:
         stored = self.has(seq)
@@ -216,7 +221,7 @@ class PlainEngine:
         """Of the step, and of the host in it."""
         t = self.table
         n, decodes = len(self.step), [each for each in self.step if self.decodes(each)]
-        outputs = sum(each.computed + each.chunk == each.known for each in self.step)
+        outputs = sum(1 + each.proposed for each in self.step if each.computed + each.chunk == each.known)
         beyond = max(self.tokens / t["tokens"][-1], outputs / t["sequences"][-1])
         attention = 0.0
         for seq in self.running:
@@ -269,11 +274,13 @@ class PlainEngine:
                 seq.blocks -= self.share
                 seq.held.append(entry)
             if seq.computed == seq.known:
+                accepted = self.accepted(seq)
                 if seq.generated == 0:
                     seq.first = now
                 else:
-                    self.gaps.append(now - seq.last)
-                seq.generated += 1
+                    self.gaps += [now - seq.last] + accepted * [0.0]
+                seq.generated += 1 + accepted
+                seq.computed += accepted
                 seq.last = now
                 if seq.generated == seq.output:
                     seq.finish = now
@@ -282,6 +289,18 @@ class PlainEngine:
                     done.append(seq)
         self.wake(now)
         return done
+
+    def accepted(self, seq: Seq) -> int:
+        x = (seq.number * 0x9E3779B97F4A7C15 + (seq.generated + 1) * 0xD1B54A32D192ED03) % 2**64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        drawn = ((x ^ x >> 31) >> 11) / 2**53
+        found = 0
+        for survival in self.steps.accepted[: seq.proposed]:
+            if drawn >= survival:
+                break
+            found += 1
+        return found
 
     def wake(self, now: float) -> None:
         self.stuck, self.start = False, max(self.start, now)

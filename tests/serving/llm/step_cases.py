@@ -42,6 +42,7 @@ def steps(draw: st.DrawFn, tokens: int) -> StepTimes:
         **grids, linear_s=rng.random(3), output_s=rng.random(3) * 0.1, prefill_s=rng.random((3, 3)),
         decode_s=rng.random((3, 3)), host_s=float(rng.random() * 0.1), host_per_sequence_s=float(rng.random() * 0.01),
         low=0.8, high=1.3, send_s=0.01, send_per_token_s=0.001, stages=draw(st.integers(1, 3)),
+        accepted=tuple(draw(st.sampled_from([(), (), (0.6,), (1.0, 0.5, 0.25, 0.1), (0.0, 0.0)]))),
         memory_bytes=tokens * BYTES / 0.9, weight_bytes=0.0, kv_bytes_per_token=BYTES,
     )  # fmt: skip
 

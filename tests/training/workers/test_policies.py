@@ -9,7 +9,7 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.testing.sync import SyncPolicyConformance
-from foretrace.training.workers.adsp import Adsp, implicit_momentum, reward
+from foretrace.training.workers.adsp import Adsp, reward
 from foretrace.training.workers.policies import (
     POLICIES,
     AdaComm,
@@ -113,13 +113,6 @@ def test_the_reward_is_the_slope_whatever_level_a_period_begins_at() -> None:
         seen = [(t, 1 / (0.5 * t + start), 1) for t in np.linspace(0, 4, 20).tolist()]
         assert reward(seen) == pytest.approx(0.5, rel=1e-6)
     assert reward([(t, 1.0 + t, 1) for t in range(5)]) == 0.0
-
-
-def test_implicit_momentum_is_none_for_one_worker_and_falls_with_commits() -> None:
-    assert implicit_momentum(period_s=10, commits=[1], step_s=[0.1]) == 0
-    few, many = (implicit_momentum(period_s=10, commits=[each] * 4, step_s=[0.1] * 4) for each in (1, 10))
-    assert 0 < many < few < 1
-    assert many == pytest.approx(1 - 1 / (1 + 0.75 * 40))
 
 
 def test_real_gradients_learn_and_a_searched_adsp_reaches_the_loss_sooner() -> None:

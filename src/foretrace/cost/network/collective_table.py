@@ -59,6 +59,7 @@ class CollectiveTable(msgspec.Struct, frozen=True, kw_only=True, rename={"series
     measured: str = ""  # date, UTC
     repetitions: int = 0
     missing: Mapping[str, str] = {}  # kind -> why it was not measured
+    hosts: Mapping[str, tuple[float, float, float]] = {}  # value, low, high by parameter of techniques
 
     def of(self, kind: CollectiveKind) -> tuple[CollectiveSeries, ...]:
         """The series of one collective."""
@@ -112,6 +113,11 @@ def decode(data: bytes, where: str) -> CollectiveTable:
         ) from None
     if file.format != FORMAT:
         raise ForetraceError(f"{where} is a table of format {file.format}, this foretrace reads format {FORMAT}.")
+    for what, (value, low, high) in file.hosts.items():
+        if not (isfinite(high) and 0 < low <= value <= high):
+            raise ForetraceError(
+                f"{where}: {what} must be above 0 and in its range, got {value:g} ({low:g} to {high:g}); measure again."
+            )
     series = []
     for each in file.series:
         if len(each.nbytes) != len(each.seconds) or len(each.spread) not in (0, len(each.nbytes)):

@@ -8,6 +8,7 @@ for all workers together.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
@@ -48,6 +49,11 @@ class Network(ABC):
     name: str
     workers: int
     in_flight: int  # collectives at a time: NCCL 1 per communicator, gloo 2
+
+    @property
+    def hosts(self) -> Mapping[str, tuple[float, float, float]]:
+        """What workers were measured to take beside collectives: value, low, high by parameter of techniques."""
+        return {}
 
     @abstractmethod
     def cost(self, kind: CollectiveKind, nbytes: float, *, workers: int | None = None) -> Cost:

@@ -57,6 +57,10 @@ class TableNetwork(Network):
     wiring: Wiring | None = None
     known: dict[tuple[CollectiveKind, float, int], Cost] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def hosts(self) -> Mapping[str, tuple[float, float, float]]:
+        return self.table.hosts
+
     def cost(self, kind: CollectiveKind, nbytes: float, *, workers: int | None = None) -> Cost:
         """Time of one collective. Raises ForetraceError where nothing like it was measured."""
         p = asked(self, nbytes, workers)

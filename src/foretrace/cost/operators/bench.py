@@ -18,13 +18,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import entry_points
 from math import ceil
 
 from foretrace.cost.operators.arguments import BoundCall, UnknownCallError, prepare
 from foretrace.cost.operators.operator import Operator
 from foretrace.deadline import Deadline
 from foretrace.hardware.processor import instruction_sets, named
+from foretrace.shipped import entry_points
 
 Prepared = Callable[[], object]
 Progress = Callable[[float], None]

@@ -131,6 +131,11 @@ def buckets_of(name: str, worker: Worker) -> Buckets:
     return arm.buckets()
 
 
+def forget(given: None, worker: Worker) -> None:
+    """End all arms of a worker."""
+    worker.kept.clear()
+
+
 _RECORDINGS = 3
 _PUNCTUAL = 0.02  # median over shortest step of an emulated training on a machine that does little else
 

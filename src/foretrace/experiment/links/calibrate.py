@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
+
+from foretrace import executor
 from foretrace.cost.network.collective_table import CollectiveTable, decode
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError
 from foretrace.experiment.collectives import time_collectives
 from foretrace.experiment.links import netns
+from foretrace.experiment.links.hosts import TimeHosts, of_all, time_hosts
 from foretrace.experiment.messages import Collectives
 from foretrace.experiment.processes import Workers
 from foretrace.hardware.cluster import Link, parse_link
@@ -47,8 +51,9 @@ def calibrate(
     *,
     name: str,
     kinds: Sequence[CollectiveKind] = (CollectiveKind.ALL_REDUCE,),
+    hosts: bool = True,
 ) -> LinkCalibration:
-    """Measure collectives on a rig that is up, and write their table to `file`.
+    """Measure collectives on a rig that is up, and what its `hosts` take beside them; write the table to `file`.
 
     Raises ForetraceError where a size keeps varying by more than MOST_SPREAD.
     """
@@ -64,6 +69,10 @@ def calibrate(
     )
     workers.ask(time_collectives, request, "calibrating the link", seconds=longest)
     table = decode(file.read_bytes(), str(file))
+    if hosts:
+        found = workers.ask(time_hosts, TimeHosts(bytes_per_s=link.bytes_per_s), "timing the hosts beside the link")
+        table = msgspec.structs.replace(table, hosts=of_all(found))
+        table.save(file)
     worst, what = _worst(table, LEAST_S * link.bytes_per_s)
     if worst > MOST_SPREAD:
         raise ForetraceError(
@@ -85,7 +94,10 @@ def alone(workers: int, link: str, file: Path | None = None) -> LinkCalibration:
         netns.made(workers, parsed) as net,
         netns.running(net) as started,
     ):
-        return calibrate(started, parsed, file or Path(folder) / "network.json", name=title(workers, link))
+        return calibrate(
+            started, parsed, file or Path(folder) / "network.json", name=title(workers, link),
+            hosts=workers <= executor.cores(),
+        )  # fmt: skip
 
 
 def title(workers: int, link: str) -> str:

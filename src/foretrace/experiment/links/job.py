@@ -33,6 +33,7 @@ class MeasuredLink(msgspec.Struct, frozen=True, kw_only=True):
     spread: float
     nbytes: tuple[float, ...]  # all-reduce
     seconds: tuple[float, ...]
+    hosts: dict[str, tuple[float, float, float]]  # what workers take beside it: value, low, high by parameter
 
 
 class ArmOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +41,7 @@ class ArmOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     techniques: tuple[str, ...]  # as they write themselves, the link by its name
     parameters: dict[str, dict[str, Any]]
-    predicted_s: float  # step, from the recording of one worker
+    predicted_s: float  # step, from the recording of one worker; of one that computes, at the speed of these minutes
     predicted_low_s: float
     predicted_high_s: float
     trial: TriedPrediction  # its step over the baseline's
@@ -48,6 +49,7 @@ class ArmOutcome(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[int, ...]  # as PyTorch formed them; empty where the arm is not made of its data parallelism
     losses: tuple[float | None, ...]  # last one of every block of the first worker
     assumptions: tuple[Assumed, ...]
+    foretold_s: float  # step, as predicted before anything of this ran
 
     @property
     def step_error(self) -> float:

@@ -29,6 +29,7 @@ class Ran:
     predicted: WhatIf
     blocks: Rounds
     buckets: tuple[int, ...]
+    foretold_s: float  # step, as predicted before it ran
 
 
 def judge(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm) -> ArmOutcome:
@@ -46,6 +47,7 @@ def judge(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm) ->
         buckets=arm.buckets,
         losses=tuple(round_[0].loss for round_ in arm.blocks),
         assumptions=assumed(arm.predicted),
+        foretold_s=arm.foretold_s,
     )
 
 
@@ -99,6 +101,8 @@ def _row(outcome: LinkOutcome, arm: ArmOutcome) -> Row:
                 "all_reduce_s": outcome.link.seconds,
                 "predicted_step_s": arm.predicted_s,
                 "step_error": arm.step_error,
+                "foretold_step_s": arm.foretold_s,
+                "hosts": outcome.link.hosts,
                 "predicted_buckets": arm.predicted_buckets,
                 "buckets": arm.buckets,
             },

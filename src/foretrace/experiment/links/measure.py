@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from foretrace import executor
@@ -18,19 +19,22 @@ from foretrace.deadline import ending
 from foretrace.errors import ForetraceError
 from foretrace.experiment import cores
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.arms import buckets_of, is_emulated, make, record, run_steps, training_of
-from foretrace.experiment.links.calibrate import calibrate, title
+from foretrace.experiment.links.arms import buckets_of, forget, is_emulated, make, record, run_steps, training_of
+from foretrace.experiment.links.calibrate import LinkCalibration, calibrate, title
+from foretrace.experiment.links.hosts import StepTogether, step_together, together
 from foretrace.experiment.links.job import LinkJob, LinkOutcome, MeasuredLink
 from foretrace.experiment.links.judge import Ran, judge, summed
 from foretrace.experiment.messages import Make, Record, Recorded, RunSteps, Setup, TimedSteps
 from foretrace.experiment.processes import PATIENCE_S, AskedCall, Workers, alone
 from foretrace.experiment.statistics import paired_ratio
-from foretrace.experiment.trial import in_turns, versions
+from foretrace.experiment.trial import in_turns, means, versions
 from foretrace.graph import store
+from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.cluster import parse_link
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse_all
+from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.registry import technique
 from foretrace.techniques.whatif import WhatIf, whatif
 
@@ -41,7 +45,10 @@ MOST_STEPS = 20  # of a block
 _FIRST = 3  # steps of the first round: buckets are formed again after its first, so nothing of it counts
 LEAST_BLOCK_S = 0.8  # an interruption of a few milliseconds is 1 % of that
 _RECORDING_S = 240.0  # for the worker alone, at most
+_GRAPH = "alone.graph"  # what is kept of the worker alone
 _FOR_EVER = 10**9  # steps
+_TOGETHER_S = 5.0  # of steps that all workers make at the same time, before anything is predicted
+_LEAST_TOGETHER, _MOST_TOGETHER = 8, 40
 _BASELINE, _AGAIN = "baseline", "again"
 
 # What techniques send beside all-reduce, so that the link is calibrated for it.
@@ -49,6 +56,7 @@ KINDS: dict[str, tuple[CollectiveKind, ...]] = {
     "fully-sharded": (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER),
     "partial-backprop": (CollectiveKind.BROADCAST,),
     "local-steps": (CollectiveKind.BROADCAST,),
+    "hierarchical-allreduce": (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER),
 }
 DENSE = ("fp16", "bf16", "powersgd")  # methods of gradient-compression that are summed by all-reduce
 
@@ -64,16 +72,22 @@ class _Planned:
     step_s: float  # as predicted
 
 
-def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
-    """Run one session: all arms of a job, each predicted from one worker's recording before it runs.
+@dataclass(frozen=True, kw_only=True)
+class Rig:
+    """Workers that are up on a link that was measured."""
 
-    Raises ForetraceError where the machine cannot have a rig, NotApplicableError where a technique does not fit, and
-    WorkerError for a bug of ours in a worker. Nothing is left behind.
+    workers: Workers
+    measured: LinkCalibration
+
+
+@contextmanager
+def rig_for(jobs: Sequence[LinkJob], tell: Tell | None = None) -> Iterator[Rig]:
+    """A rig for jobs of the same workers and link, its collectives measured; removed with the block.
+
+    Raises ForetraceError where the machine cannot have one, or the link varies too much.
     """
-    began = time.monotonic()
     say: Tell = tell or (lambda what, share: None)
-    check(job)
-    link = parse_link(job.link)
+    job, link = jobs[0], parse_link(jobs[0].link)
     with ExitStack() as stack:
         folder = Path(job.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrace-rig-")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,10 +95,37 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
         net = stack.enter_context(netns.made(job.workers, link))
         workers = stack.enter_context(netns.running(net, threads=job.threads))
         say("calibrating the link", 0.05)
-        table = folder / "network.json"
-        measured = calibrate(workers, link, table, name=title(job.workers, job.link), kinds=_kinds(job))
+        measured = calibrate(
+            workers, link, folder / "network.json", name=title(job.workers, job.link),
+            kinds=tuple(dict.fromkeys(kind for each in jobs for kind in _kinds(each))),
+            hosts=any(not is_emulated(each.work) for each in jobs),
+        )  # fmt: skip
+        yield Rig(workers=workers, measured=measured)
+
+
+def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None) -> LinkOutcome:
+    """Run one session: all arms of a job, each predicted from one worker's recording before it runs.
+
+    `on` is a rig that is up, of this job's workers and link; without one it is made, and nothing is left behind.
+    Raises ForetraceError where the machine cannot have a rig, NotApplicableError where a technique does not fit, and
+    WorkerError for a bug of ours in a worker.
+    """
+    began = time.monotonic()
+    say: Tell = tell or (lambda what, share: None)
+    check(job)
+    with ExitStack() as stack:
+        folder = Path(job.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrace-rig-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        rig = on or stack.enter_context(rig_for([job], say))
+        workers, measured, table = rig.workers, rig.measured, rig.measured.file
+        computes = not is_emulated(job.work)
         say("recording one worker alone", 0.25)
         graph, recorded = _recorded(job, folder)
+        recorded_s = simulate(graph).step_time_s
+        if computes:
+            say("stepping together", 0.32)
+            graph = _together(workers, job, graph)
+            store.save(graph, folder / _GRAPH)
         say("predicting", 0.35)
         alone_s = simulate(graph).step_time_s
         arms = [_planned(f"arm {i}", texts, job, table, graph, alone_s) for i, texts in enumerate(job.arms)]
@@ -94,6 +135,16 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
         turns = _turns(job, [baseline, replace(baseline, name=_AGAIN), *arms])
         blocks = _run(workers, turns, lambda share: say("running the arms", 0.45 + 0.5 * share))
         buckets = [_buckets(workers, arm) for arm in arms]
+        workers.ask(forget, None, "forgetting the arms")
+        before, again = summed(blocks[_BASELINE]), summed(blocks[_AGAIN])
+        baseline_s, foretold_s = baseline.step_s, [arm.step_s for arm in arms]
+        if computes and not job.against:
+            # Machines drift: what was recorded minutes ago is predicted again for the speed of the worker alone in the
+            # arms' own minutes. The arms that are predicted have no part in it.
+            rounds = (*blocks[_BASELINE], *blocks[_AGAIN])
+            graph = _at_speed(graph, median(each.wall_s for round_ in rounds for each in round_))
+            arms = [_planned(f"arm {i}", texts, job, table, graph, alone_s) for i, texts in enumerate(job.arms)]
+            baseline_s = median(means(before.blocks_s, again.blocks_s))
     ran = [
         Ran(
             techniques=arm.shown,
@@ -101,22 +152,25 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
             predicted=arm.predicted,
             blocks=blocks[arm.name],
             buckets=own,
+            foretold_s=before_s,
         )
-        for arm, own in zip(arms, buckets, strict=True)
+        for arm, own, before_s in zip(arms, buckets, foretold_s, strict=True)
         if arm.predicted is not None
     ]
-    before, again = summed(blocks[_BASELINE]), summed(blocks[_AGAIN])
     same = paired_ratio(before.blocks_s, again.blocks_s, seed=job.seed)
     points = next(each for each in measured.table.series if each.kind == "all-reduce")
     return LinkOutcome(
         job=job,
-        link=MeasuredLink(mbit_s=measured.mbit_s, spread=measured.spread, nbytes=points.nbytes, seconds=points.seconds),
-        recorded_s=alone_s,
-        baseline_predicted_s=baseline.step_s,
+        link=MeasuredLink(
+            mbit_s=measured.mbit_s, spread=measured.spread, nbytes=points.nbytes, seconds=points.seconds,
+            hosts=dict(measured.table.hosts),
+        ),
+        recorded_s=recorded_s,
+        baseline_predicted_s=baseline_s,
         before=before,
         again=again,
         same=same,
-        arms=tuple(judge(job, each, baseline.step_s, before, again) for each in ran),
+        arms=tuple(judge(job, each, baseline_s, before, again) for each in ran),
         rounds=len(blocks[_BASELINE]),
         steps_per_block=max(turns.steps[arm.name] for arm in arms),
         operators_timed=recorded.operators,
@@ -126,7 +180,7 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
         allocator=dict(cores.ALLOCATOR),
         notes=(*recorded.notes, *graph.info.notes),
         took_s=time.monotonic() - began,
-    )
+    )  # fmt: skip
 
 
 def check(job: LinkJob) -> None:
@@ -175,16 +229,17 @@ def _kinds(job: LinkJob) -> tuple[CollectiveKind, ...]:
     """What the link is calibrated for."""
     words = [shlex.split(text) for texts in (*job.arms, job.against) for text in texts]
     found = [CollectiveKind.ALL_REDUCE, *(kind for name, *_ in words for kind in KINDS.get(name, ()))]
-    if any("method=" in text and not text.endswith(DENSE) for each in words for text in each):
+    texts = [text for each in words for text in each]
+    if any(text.startswith("updates=") or ("method=" in text and not text.endswith(DENSE)) for text in texts):
         found.append(CollectiveKind.ALL_GATHER)
-    if not is_emulated(job.work):
+    if any(True for _ in training_of(Setup(work=job.work, size=job.size)).model.buffers()):
         found.append(CollectiveKind.BROADCAST)  # of buffers such as running means
     return tuple(dict.fromkeys(found))
 
 
 def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
     """The graph of one worker alone, and how its recording went."""
-    file = folder / "alone.graph"
+    file = folder / _GRAPH
     request = Record(
         setup=Setup(work=job.work, size=job.size, seed=job.seed),
         arms=tuple(completed(texts, job.workers, job.link) for texts in (*job.arms, job.against)),
@@ -202,6 +257,20 @@ def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
             calls += [AskedCall(run_steps, endless)] * beside
         (answer,) = workers.ask_each(calls, "recording one worker", patience_s=_RECORDING_S + PATIENCE_S, first=True)
     return store.load(file), answer
+
+
+def _together(workers: Workers, job: LinkJob, graph: TaskGraph) -> TaskGraph:
+    """The graph at the speed of all workers that step at the same time, each by itself, with what they differ by."""
+    step_s = simulate(graph).step_time_s
+    steps = max(min(ceil(_TOGETHER_S / step_s), _MOST_TOGETHER), _LEAST_TOGETHER)
+    request = StepTogether(setup=Setup(work=job.work, size=job.size, seed=job.seed), steps=steps)
+    found_s, facts = together(workers.ask(step_together, request, "stepping together", seconds=10 * steps * step_s))
+    return _at_speed(with_facts(graph, together=facts), found_s)
+
+
+def _at_speed(graph: TaskGraph, step_s: float) -> TaskGraph:
+    """The graph of a worker that computes as fast as lets its step take so long."""
+    return scale(graph, ~graph.gone, step_s / simulate(graph).step_time_s)
 
 
 def _planned(name: str, texts: Sequence[str], job: LinkJob, table: Path, graph: TaskGraph, alone_s: float) -> _Planned:

@@ -6,7 +6,9 @@ whatever is left over goes away with the namespaces. Their names hold the proces
 process, and removed by the next rig or by `clean`.
 
 Each worker sends through a token bucket (`tbf`), which receivers feel as the same rate. TCP runs with reno: bbr takes
-a shaped link for a lossy one and reaches a third to two thirds of its rate.
+a shaped link for a lossy one and reaches a third to two thirds of its rate. Packets are segmented late (GSO), and one
+that is larger than the token bucket would be cut by it, with a timer for every piece: at 300 Mbit/s the interrupts took
+a third of the cores. So interfaces hand over half a bucket at most.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ _NAME = re.compile(rf"{PREFIX}-(?P<pid>\d+)-(?P<start>\d+)-(?P<what>hub|probe|w\
 _LATENCY_MS = 50  # how long a packet may wait for tokens before it is dropped
 _TIMEOUT_S = 20.0  # of one command
 _GOODBYE_S = 5.0  # for processes of a removed namespace
+_GSO_BYTES = 65_536  # of a packet that is segmented late, as Linux has it
 _NETEM_PACKETS = 100_000  # the default queue of 1,000 would drop packets on a long link
 
 
@@ -83,8 +86,9 @@ def probe() -> Capability:
         _ip("-n", name, "link", "add", "bridge0", "type", "bridge")
         try:
             _shape(name, Link(name="probe", gbit_s=0.1))
+            _whole_packets(name, Link(name="probe", gbit_s=0.1))
         except ForetraceError as error:
-            found.append(f"the kernel has no token bucket (tbf): {error}")
+            found.append(f"the kernel has no token bucket (tbf), or packets of any size: {error}")
         try:
             _congestion(name)
         except ForetraceError as error:
@@ -152,7 +156,7 @@ def made(workers: int, link: Link, *, servers: int = 0) -> Iterator[Net]:
         _ip("-n", hub, "link", "add", "bridge0", "type", "bridge")
         _ip("-n", hub, "link", "set", "bridge0", "up")
         addresses = tuple(
-            _join(hub, name, number, link if number < workers else None, both=servers > 0)
+            _join(hub, name, number, link, server=number >= workers, both=servers > 0)
             for number, name in enumerate(names)
         )
         shaped = [(name, INTERFACE) for name in names[:workers]]
@@ -203,17 +207,18 @@ def clean() -> tuple[str, ...]:
     return found
 
 
-def _join(hub: str, name: str, number: int, link: Link | None, *, both: bool) -> str:
-    """One worker's namespace with its end of a veth pair, shaped (in `both` directions) to a link; its address."""
+def _join(hub: str, name: str, number: int, link: Link, *, server: bool, both: bool) -> str:
+    """A namespace with its end of a veth pair, a worker's shaped (in `both` directions) to a link; its address."""
     address, port = f"10.77.0.{number + 1}", f"port{number}"
     _ip("netns", "add", name)
     _ip("-n", hub, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
     _ip("-n", hub, "link", "set", port, "master", "bridge0", "up")
+    _whole_packets(name, link)
     _ip("-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
     _ip("-n", name, "link", "set", INTERFACE, "up")
     _ip("-n", name, "link", "set", "lo", "up")
     _congestion(name)
-    if link is None:
+    if server:
         return address
     _shape(name, link)
     if both:
@@ -233,6 +238,11 @@ def _shape(name: str, link: Link, device: str = INTERFACE) -> None:
         *("-n", name, "qdisc", "replace", "dev", device, "root"),
         *("tbf", "rate", rate, "burst", burst, "latency", f"{_LATENCY_MS}ms"),
     )
+
+
+def _whole_packets(name: str, link: Link) -> None:
+    """Let no packet be larger than half the token bucket; connections take that over when they are made."""
+    _ip("-n", name, "link", "set", INTERFACE, "gso_max_size", str(min(burst_bytes(link) // 2, _GSO_BYTES)))
 
 
 def _congestion(name: str) -> None:

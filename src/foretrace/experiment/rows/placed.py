@@ -38,16 +38,12 @@ class RanPlacement:
     predicted_bytes: float
     counted_bytes: float
     equal: bool  # sums to those of whole tables, bit by bit
-    gradient_error: float
+    gradient_error: float  # largest difference over the largest gradient
     rounds_s: tuple[float, ...]
     again_s: tuple[float, ...]  # of a second copy of it
+    step_s: float  # median over rounds
     predicted_s: float | None  # None without a link, and of the placement that the link was calibrated with
     interval_s: tuple[float, float] | None
-
-    @property
-    def step_s(self) -> float:
-        """Median over rounds."""
-        return Arm.of(means(self.rounds_s, self.again_s)).median_s
 
     def row(self, size: str, devices: int) -> Row | None:
         """What the ledger keeps; None where nothing was predicted."""
@@ -106,17 +102,14 @@ def run(
             interval_s = float(wire.min()), float(uneven * wire.max() + 2 * max(alone[name]))
         found.append(
             RanPlacement(
-                name=name,
-                predicted_bytes=busiest[name],
+                name=name, predicted_bytes=busiest[name], predicted_s=predicted_s, interval_s=interval_s,
                 counted_bytes=float(np.array([each.bytes for each in checks[name]]).mean(axis=1).max()),
                 equal=all(each.equal for each in checks[name]),
                 gradient_error=max(each.gradient_error for each in checks[name]),
-                rounds_s=tuple(times[name]),
-                again_s=tuple(times[name + _AGAIN]),
-                predicted_s=predicted_s,
-                interval_s=interval_s,
+                rounds_s=tuple(times[name]), again_s=tuple(times[name + _AGAIN]),
+                step_s=Arm.of(means(times[name], times[name + _AGAIN])).median_s,
             )
-        )
+        )  # fmt: skip
     return tuple(found)
 
 

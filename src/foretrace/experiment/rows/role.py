@@ -11,23 +11,21 @@ from pathlib import Path
 import numpy as np
 
 from foretrace.arrays import Float32
-from foretrace.errors import ForetraceError
 from foretrace.experiment.messages import (
     ListenRows,
     MeetRows,
     RowTimes,
-    ServeRows,
     TimeRows,
     TrainedRows,
     TrainRows,
     Worker,
 )
 from foretrace.files import write_bytes
-from foretrace.reading import read_bytes
+from foretrace.training.rows.kept import BatchLog, file_of, numbers
 from foretrace.training.rows.lookups import read
 from foretrace.training.rows.optimizers import row_optimizer
 from foretrace.training.rows.rows import RowsInMemory
-from foretrace.training.rows.server import RemoteRows, RowServer, rows_file
+from foretrace.training.rows.server import RemoteRows, RowServer
 
 LINK = "link"  # the server that timing reads from and writes to
 TIMED_ROWS = 1 << 14
@@ -35,7 +33,7 @@ _URGENT = 0  # kind of a message
 _ROLE = "role"  # what a worker keeps it as
 
 
-def serve(given: ServeRows, worker: Worker) -> dict[str, int]:
+def serve(given: ListenRows, worker: Worker) -> dict[str, int]:
     """Become the embedding server; a port for every arm. Raises ForetraceError where what was kept cannot be read."""
     worker.kept[_ROLE] = role = _Server(given)
     return {arm: server.address[1] for arm, server in role.servers.items()}
@@ -73,24 +71,21 @@ def _trainer(worker: Worker) -> _Trainer:
     return role
 
 
-def dense_file(folder: Path, batches: int) -> Path:
-    """Where the dense weights after so many batches are kept."""
-    return folder / f"dense-{batches}.f32"
-
-
 class _Server:
-    def __init__(self, request: ServeRows) -> None:
+    def __init__(self, request: ListenRows) -> None:
         setup, rule = request.setup, row_optimizer(request.setup.optimizer)
         shape = (sum(setup.rows.values()), setup.width + rule.state)
         folder = Path(setup.folder) if setup.folder else None
         tables = {LINK: np.zeros((TIMED_ROWS, shape[1]), np.float32)}
         for arm in setup.look_ahead:
             if setup.begin and folder is not None:
-                tables[arm] = _kept(rows_file(folder, setup.begin), shape)
+                tables[arm] = numbers(file_of(folder, "rows", setup.begin), shape)
             else:
                 tables[arm] = np.zeros(shape, np.float32)
                 drawn = np.random.default_rng(setup.seed).standard_normal((shape[0], setup.width), np.float32)
                 tables[arm][:, : setup.width] = 0.1 * drawn
+                if folder is not None:
+                    write_bytes(file_of(folder, "rows", 0), tables[arm].tobytes())
         self.servers = {
             arm: RowServer(
                 RowsInMemory(table), trainers=setup.trainers, optimizer=rule, host=request.host,
@@ -137,8 +132,10 @@ class _Trainer:
             address = (request.server, request.ports[arm])
             trainer = RowTrainer(job, self.lookups, settings, self.peers, address, self.token)
             if setup.begin:
-                kept = _kept(dense_file(Path(setup.folder), setup.begin), (len(trainer.dense),))
+                kept = numbers(file_of(Path(setup.folder), "dense", setup.begin), (len(trainer.dense),))
                 trainer.dense.numpy()[:] = kept
+            elif setup.folder:
+                self._keep(trainer.dense.numpy(), 0)
             self.trainers[arm] = trainer
         self.link = (request.server, request.ports[LINK])
 
@@ -166,29 +163,30 @@ class _Trainer:
                     tuple(_seconds(partial(what, count)) for _ in range(request.repetitions)) for count in request.rows
                 )
 
-            return RowTimes(get_s=timed(get), put_s=timed(put), exchange_s=timed(exchange))
+            return RowTimes(get_s=timed(get), put_s=timed(put))
 
     def train(self, request: TrainRows) -> TrainedRows:
         trainer, look_ahead = self.trainers[request.arm], self.setup.look_ahead[request.arm]
+        if self.setup.folder:
+            trainer.log = BatchLog(Path(self.setup.folder), self.rank, request.begin)
         if look_ahead:
             ends = trainer.ahead(request.begin, request.end, look_ahead)
         else:
             ends = trainer.uncached(request.begin, request.end)
         counters = trainer.cache.counters if look_ahead else trainer.fetches[0].counters
-        if self.setup.folder and not self.rank and self.setup.every and not request.end % self.setup.every:
-            write_bytes(dense_file(Path(self.setup.folder), request.end), trainer.dense.numpy().tobytes())
+        if trainer.log is not None:
+            trainer.log.close()
+            if self.setup.every and not request.end % self.setup.every:
+                self._keep(trainer.dense.numpy(), request.end)
         return TrainedRows(
             ends_s=tuple(each - ends[0] for each in ends[1:]),
             hits=counters.hits, misses=counters.misses,
         )  # fmt: skip
 
-
-def _kept(file: Path, shape: tuple[int, ...]) -> Float32:
-    """Numbers of a file. Raises ForetraceError where they are not so many."""
-    data = read_bytes(file, mend="choose another folder")
-    if len(data) != 4 * int(np.prod(shape)):
-        raise ForetraceError(f"{file} must hold {int(np.prod(shape))} numbers for this training, got {len(data) // 4}.")
-    return np.frombuffer(data, np.float32).reshape(shape).copy()
+    def _keep(self, dense: Float32, batches: int) -> None:
+        """Keep the dense weights, which all trainers have alike."""
+        if not self.rank:
+            write_bytes(file_of(Path(self.setup.folder), "dense", batches), dense.tobytes())
 
 
 def _seconds(what: Callable[[], object]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,17 +20,18 @@ from foretrace.experiment.messages import (
     MeetRows,
     RowSetup,
     RowTimes,
-    ServeRows,
     TimeRows,
     TrainedRows,
     TrainRows,
 )
 from foretrace.experiment.processes import START_S, AskedCall, DeadError, Workers, alone
-from foretrace.experiment.rows.role import connect, dense_file, hashes, listen, serve, time_link, train_batches
+from foretrace.experiment.rows.role import connect, hashes, listen, serve, time_link, train_batches
 from foretrace.files import write_text
 from foretrace.hardware.cluster import parse_link
 from foretrace.reading import read_text
+from foretrace.training.rows.kept import forget, recover, whole_batches
 from foretrace.training.rows.lookups import Lookups
+from foretrace.training.rows.optimizers import row_optimizer
 
 _LOOKUPS, _SETUP = "lookups.npz", "setup.json"
 
@@ -59,6 +59,8 @@ class RowRun:
         except DeadError as error:
             raise ForetraceError(self._ended(error, begin)) from None
         self.done = end
+        if self.setup.folder and self.setup.every and end % self.setup.every == 0:
+            forget(Path(self.setup.folder), end)
         if self.setup.look_ahead[arm]:
             hits = sum(each.hits for each in found)
             self.hit_rate = hits / max(hits + sum(each.misses for each in found), 1)
@@ -87,8 +89,8 @@ class RowRun:
         how = f"was ended by {error.signal}" if error.signal else "ended by itself"
         if not self.setup.folder:
             return f"{who} {how} after batch {begin}; keep weights in `folder=` to continue after such an end."
-        kept = latest(Path(self.setup.folder))
-        return f"{who} {how}; the weights after {kept} whole batches are kept in {self.setup.folder}: continue there."
+        kept = whole_batches(Path(self.setup.folder), trainers=self.setup.trainers, width=self.setup.width)
+        return f"{who} {how}; {kept} whole batches or more are kept in {self.setup.folder}: continue there."
 
 
 @contextmanager
@@ -105,7 +107,7 @@ def running(lookups: Lookups, setup: RowSetup, *, link: str = "") -> Iterator[Ro
         np.savez(folder / _LOOKUPS, **arrays)
         setup = msgspec.structs.replace(
             setup, lookups=str(folder / _LOOKUPS), samples=lookups.samples, token=secrets.token_hex(16),
-            rows={table.name: table.rows for table in lookups.tables}, begin=_begin(setup),
+            rows={table.name: table.rows for table in lookups.tables}, begin=_begin(setup, lookups),
         )  # fmt: skip
         net = None
         if parsed is None:
@@ -117,7 +119,7 @@ def running(lookups: Lookups, setup: RowSetup, *, link: str = "") -> Iterator[Ro
         begins: list[AskedCall[Any]] = [
             AskedCall(listen, ListenRows(setup=setup, rank=rank, host=hosts[rank])) for rank in range(setup.trainers)
         ]
-        serving = AskedCall(serve, ServeRows(setup=setup, host=hosts[-1]))
+        serving = AskedCall(serve, ListenRows(setup=setup, rank=setup.trainers, host=hosts[-1]))
         *ports, arms = workers.ask_each([*begins, serving], "starting", patience_s=START_S)
         meet = MeetRows(server=hosts[-1], ports=arms, trainers=tuple(zip(hosts, ports, strict=False)))
         workers.ask_each([AskedCall(connect, meet)] * setup.trainers, "meeting", patience_s=START_S)
@@ -125,10 +127,11 @@ def running(lookups: Lookups, setup: RowSetup, *, link: str = "") -> Iterator[Ro
 
 
 def train(lookups: Lookups, setup: RowSetup, *, batches: int = 0, link: str = "") -> RowWeights:
-    """Train the one arm of a setup for so many batches, by default all, keeping weights as it says; what it came to.
+    """Train the one arm of a setup for so many batches, by default all; what it came to.
 
-    The weights of a training that was ended and continued are those of one that was not, to the bit: what trainers hold
-    goes back to the server whenever weights are kept. Raises ForetraceError in one sentence where a process ends.
+    With a folder every batch is logged there, and all weights are written every so many. A training that was ended, at
+    any point and however, continues after the last whole batch, to the bits of one that was not. Raises ForetraceError
+    in one sentence where a process ends.
     """
     (arm,) = setup.look_ahead
     end = batches or lookups.batches
@@ -139,14 +142,7 @@ def train(lookups: Lookups, setup: RowSetup, *, batches: int = 0, link: str = ""
         return run.weights()[arm]
 
 
-def latest(folder: Path) -> int:
-    """The most batches after which table and dense weights were both kept; 0 where there are none."""
-    found = (re.fullmatch(r"rows-(\d+)\.f32", each.name) for each in folder.glob("rows-*.f32"))
-    counts = [int(each[1]) for each in found if each]
-    return max((each for each in counts if dense_file(folder, each).exists()), default=0)
-
-
-def _begin(setup: RowSetup) -> int:
+def _begin(setup: RowSetup, lookups: Lookups) -> int:
     """From which batch on to train. Raises ForetraceError where the folder is another training's."""
     if not setup.folder:
         return 0
@@ -161,4 +157,6 @@ def _begin(setup: RowSetup) -> int:
         write_text(folder / _SETUP, like)
     elif read_text(folder / _SETUP, mend="choose another folder") != like:
         raise ForetraceError(f"{folder} holds weights of another training; choose another `folder=`.")
-    return latest(folder)
+    rule = row_optimizer(setup.optimizer)
+    shape = (sum(table.rows for table in lookups.tables), setup.width + rule.state)
+    return recover(folder, trainers=setup.trainers, shape=shape, optimizer=rule)

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
 from math import isnan
 from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import Policy
 from foretrace.names import near, question, resolve
+from foretrace.shipped import entry_points
 
 GROUP = "foretrace.policies"
 Factory = Callable[..., Policy]

@@ -27,10 +27,12 @@ from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanosecon
 from foretrace.names import near
 
 if TYPE_CHECKING:
+    from foretrace.fleet.cluster import ClusterTree
     from foretrace.fleet.stepping import View
 
 BACKGROUND_NS = 1_005_000_000  # the background thread sleeps ten times 0.1 s, and works a little
-LIMIT_CHECK_S = 30  # how often limits are enforced (slurmctld.h: PERIODIC_TIMEOUT)
+LIMIT_CHECK_NS = 30 * SECOND  # how often limits are enforced (slurmctld.h: PERIODIC_TIMEOUT)
+PRIORITY_CALC_NS = 60 * SECOND  # PriorityCalcPeriod, the least there is
 REQUEUE_S = 121  # a job that a failure sent back to the queue is held so long (credentials have to expire)
 _FIRST_WINDOW_S = 30  # ends of jobs this close are tested together, the next ones twice as wide (job_test.c)
 _MOST_AT_ONCE = 200
@@ -102,6 +104,69 @@ class SlurmMemory:
     tested: int = 0
     space: list[PlannedNodes] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)  # when those that run reach their limits
+    awaits: dict[int, list[tuple[str, list[int]]]] = field(default_factory=dict)  # `dependencies`
+    overdue: set[int] = field(default_factory=set)  # jobs that a limit has ended
+    crowd: tuple[int, int] = (0, 0)  # jobs that waited and ran after the last decision
+    idle: bool = False  # this one was for a check of limits that ended nobody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityWeights:
+    """priority/multifactor without accounting: PriorityWeightAge, PriorityWeightJobSize, PriorityMaxAge (min)."""
+
+    age: int = 0
+    size: int = 0
+    max_age: int = 10_080
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """From `age=1000,size=500,max-age=60`; None of "". Raises ForetraceError."""
+        given: dict[str, int] = {}
+        for word in text.split(",") if text else ():
+            key, _, value = word.partition("=")
+            if key not in ("age", "size", "max-age") or not value.isdecimal() or not int(value) < 2**31:
+                raise ForetraceError(f"`weights` must be such as age=1000,size=500,max-age=60, got {word!r}.")
+            given[key.replace("-", "_")] = int(value)
+        return cls(**given) if given else None
+
+    def priorities(self, workload: Workload, cluster: ClusterTree, at_ns: int) -> Int64:
+        """(n,) as weighted at that time; jobs that came later have no age (priority_multifactor.c)."""
+        nodes = np.diff(cluster.starts[cluster.level("node")])
+        size = (-(-workload.gpus // nodes.max()) / len(nodes) + workload.gpus / cluster.gpus) / 2
+        age = np.clip((at_ns - workload.submit_ns) / SECOND / (60 * max(self.max_age, 1)), 0, 1)
+        return np.asarray(self.age * age + self.size * size, np.int64)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The same in slurm.conf."""
+        return (
+            "PriorityType=priority/multifactor", "PriorityCalcPeriod=1",
+            f"PriorityWeightAge={self.age}", f"PriorityWeightJobSize={self.size}",
+            f"PriorityMaxAge={self.max_age}",
+        )  # fmt: skip
+
+
+def dependencies(workload: Workload) -> dict[int, list[tuple[str, list[int]]]]:
+    """What each job waits for, from the column `dependency` (afterok:JOB, afterany:JOB:JOB, singleton; with commas all
+    of them). Raises ForetraceError for anything else, or jobs that come no earlier.
+    """
+    found: dict[int, list[tuple[str, list[int]]]] = {}
+    names = {str(name): at for at, name in enumerate(workload.job)}
+    for job, text in enumerate(workload.details.get("dependency", ())):
+        for word in filter(None, str(text).split(",")):
+            kind, *others = word.split(":")
+            known = [names.get(other, job) for other in others]
+            if (
+                kind not in ("afterok", "afterany", "singleton")
+                or bool(others) == (kind == "singleton")
+                or max(known, default=-1) >= job
+            ):
+                raise ForetraceError(
+                    f"job {workload.job[job]!r}: `dependency` must be afterok or afterany with earlier jobs, or "
+                    f"singleton, such as afterok:3:4, got {word!r}."
+                )
+            found.setdefault(job, []).append((kind, known))
+    return found
 
 
 _memories: WeakKeyDictionary[View, SlurmMemory] = WeakKeyDictionary()
@@ -118,6 +183,8 @@ class SlurmPolicy(Policy):
     exclusive: bool = False
     backfill_s: float = 0.0  # a time at which the backfill scheduler looks
     background_s: float = 0.0  # a time at which the background thread wakes
+    checks_s: float = 0.0  # and one at which it enforces limits and priorities are weighted anew
+    weights: PriorityWeights | None = None  # None: priorities as stated
 
     @property
     def request(self) -> NodeRequest:
@@ -133,18 +200,15 @@ class SlurmPolicy(Policy):
         """(n,) sorted ascending."""
         return -workload.priority if self.by_priority else np.zeros(len(workload))
 
-    def takes(self, workload: Workload) -> Workload:
-        """Jobs end when a check of limits finds them above theirs."""
-        most = limits_min(workload) * 60.0 + LIMIT_CHECK_S / 2
-        return workload.with_columns(work_s=np.minimum(workload.work_s, most))
-
     def memory(self, view: View) -> SlurmMemory:
         """What this policy remembers of the simulation that is looked at."""
         if view not in _memories:
             work = view.workload
             epoch = round(work.epoch_s)
             limits = (limits_min(work) * 60).tolist()
-            _memories[view] = SlurmMemory(NodeTable(view, self), limits, epoch, -(10**12), self._main_ns)
+            _memories[view] = SlurmMemory(
+                NodeTable(view, self), limits, epoch, -(10**12), self._main_ns, awaits=dependencies(work)
+            )
         return _memories[view]
 
     # ---- when
@@ -161,15 +225,42 @@ class SlurmPolicy(Policy):
         if memory.backfills:
             at, step, window = int(self._now(view)), self.parameters.bf_resolution, self.parameters.bf_window * 60
             memory.space = [PlannedNodes(at // step * step, (at + window) // step * step, memory.table.up.copy())]
-        return [job for job in view.ordered(waiting).tolist() if self._held_ns(view, job) <= now]
+        found = [job for job in view.ordered(waiting).tolist() if self._held_ns(view, job) <= now]
+        if memory.awaits:
+            found = [job for job in found if self._independent(view, job)]
+        if self.weights is None:
+            return found
+        at = self._next(self.checks_s, PRIORITY_CALC_NS, now) - PRIORITY_CALC_NS
+        priorities = self.weights.priorities(view.workload, view.cluster, at)
+        return sorted(found, key=lambda job: -int(priorities[job]))  # stable: equal ones by submission
+
+    def end(self, view: View) -> Sequence[int]:
+        """Jobs above their limits, at a check of limits."""
+        memory, now = self.memory(view), view.now_ns
+        checks = self._next(self.checks_s, LIMIT_CHECK_NS, now - 1) == now
+        over = [job for job in view.running.tolist() if memory.ends[job] <= self._now(view)] if checks else []
+        memory.overdue.update(over)
+        memory.idle = checks and not over and memory.crowd == (len(view.waiting), len(view.running))
+        return over
+
+    def _independent(self, view: View, job: int) -> bool:
+        """Whether nothing that it depends on is left (depend.c: test_job_dependency)."""
+        memory, work = self.memory(view), view.workload
+        for kind, others in memory.awaits.get(job, ()):
+            same = (work.model[:job] == work.model[job]) & (work.user[:job] == work.user[job])
+            left = np.flatnonzero(same).tolist() if kind == "singleton" else others
+            if any(view.status(each) != "done" or (kind == "afterok" and each in memory.overdue) for each in left):
+                return False
+        return True
 
     def review(self, view: View) -> int | None:
         """The next pass of either scheduler, if anybody waits for it."""
         memory, now = self.memory(view), view.now_ns
+        memory.crowd = len(view.waiting), len(view.running)
         self._catch_up(memory, now)
         if now == memory.next:
             self._passed(memory, now)
-        elif not (self.backfill and self._bf_next(now - 1) == now):
+        elif not (memory.idle or (self.backfill and self._bf_next(now - 1) == now)):
             memory.asked = True
         delay, every = self.parameters.batch_sched_delay * SECOND, self.parameters.sched_interval * SECOND
         zero = memory.epoch * SECOND
@@ -177,10 +268,14 @@ class SlurmPolicy(Policy):
         if memory.asked:  # difftime() of whole seconds
             due = min(due, ((zero + memory.last) // SECOND * SECOND + delay) - zero)
         memory.next = self._tick(max(due, now + 1))
+        late = [memory.ends[job] for job in view.running.tolist()]
+        check = (
+            self._next(self.checks_s, LIMIT_CHECK_NS, max((min(late) - memory.epoch) * SECOND - 1, now)) if late else 0
+        )
         if not len(view.waiting):
-            return None
+            return check or None
         held = [self._held_ns(view, job) for job in view.waiting.tolist() if view.starts(job)]
-        times = [memory.next, *held, *([self._bf_next(now)] if self.backfill else [])]
+        times = [memory.next, check, *held, *([self._bf_next(now)] if self.backfill else [])]
         return min(each for each in times if each > now)
 
     def _catch_up(self, memory: SlurmMemory, now: int) -> None:
@@ -200,8 +295,12 @@ class SlurmPolicy(Policy):
 
     def _bf_next(self, after: int) -> int:
         """When the backfill scheduler looks after this time."""
-        every = self.parameters.bf_interval * SECOND
-        return after + every - (after - int(nanoseconds(self.backfill_s))) % every
+        return self._next(self.backfill_s, self.parameters.bf_interval * SECOND, after)
+
+    @staticmethod
+    def _next(since_s: float, every: int, after: int) -> int:
+        """The first time after this one of those that lie so far apart; all but the first in ns."""
+        return after + every - (after - int(nanoseconds(since_s))) % every
 
     @property
     def _main_ns(self) -> int:
@@ -337,10 +436,11 @@ def _reserve(space: list[PlannedNodes], begin: int, end: int, nodes: list[int]) 
 
 
 def slurm_policy(
-    name: str, slurm: str, *, switches: str, exclusive: bool, backfill: bool = False, by_priority: bool = False
-) -> SlurmPolicy:
+    name: str, slurm: str, *, switches: str, exclusive: bool, backfill: bool = False, by_priority: bool = False,
+    weights: str = "",
+) -> SlurmPolicy:  # fmt: skip
     """The policy of this name as Slurm has it."""
     return SlurmPolicy(
         name=name, parameters=SchedulerParameters.parse(slurm), switches=switches, exclusive=exclusive,
-        backfill=backfill, by_priority=by_priority,
+        backfill=backfill, by_priority=by_priority, weights=PriorityWeights.parse(weights),
     )  # fmt: skip

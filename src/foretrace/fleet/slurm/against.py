@@ -18,6 +18,7 @@ from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.slurm.cluster import SlurmSetup, private
 from foretrace.fleet.slurm.play import Failure, SlurmRun, Told, for_rig, play, slurm_setup, switches_of
+from foretrace.fleet.speeds import Speeds
 from foretrace.fleet.workload import SECOND, Float64, Workload, nanoseconds
 
 LAUNCH_S = 0.1  # what starting a batch job and noticing its end takes on an idle machine
@@ -100,23 +101,29 @@ def against(
 
 def predicted(
     work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: SlurmRun, *, failures: Sequence[Failure] = (),
-    launch_s: float = LAUNCH_S,
+    launch_s: float = LAUNCH_S, speeds: Speeds | None = None,
 ) -> FleetResult:  # fmt: skip
-    """Simulate the jobs of a run, with nothing of it but when the schedulers woke before its first job."""
-    decides = replace(policy, backfill_s=ran.backfill_s, background_s=ran.background_s)
+    """Simulate the jobs of a run, with nothing of it but when the schedulers woke before its first job.
+
+    speeds: where a job's length depends on its nodes.
+    """
+    decides = replace(policy, backfill_s=ran.backfill_s, background_s=ran.background_s, checks_s=ran.checks_s)
     broken = tuple((each.at_s, each.node, each.back_s) for each in failures)
     costs = Costs(restart_s=launch_s, first_start=True, failures=broken)
-    return simulate(replace(work, epoch_s=ran.epoch_s), setup.tree, decides, costs=costs, record="devices")
+    return simulate(
+        replace(work, epoch_s=ran.epoch_s), setup.tree, decides, speeds=speeds, costs=costs, record="devices"
+    )
 
 
 def compared(
     work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: SlurmRun, *, launch_s: float = LAUNCH_S,
-    plain: Policy | None = None,
+    plain: Policy | None = None, speeds: Speeds | None = None, failures: Sequence[Failure] = (),
 ) -> RigErrors:  # fmt: skip
     """Errors of a simulation against one run; with `plain` of that policy, which knows nothing of Slurm."""
-    made = predicted(work, setup, policy, ran, launch_s=launch_s) if plain is None else simulate(
-        work, setup.tree, plain, record="devices"
-    )  # fmt: skip
+    if plain is None:
+        made = predicted(work, setup, policy, ran, failures=failures, launch_s=launch_s, speeds=speeds)
+    else:
+        made = simulate(work, setup.tree, plain, record="devices")
     return errors(_of(made, setup), _seen(ran, setup), interval_s(policy))
 
 

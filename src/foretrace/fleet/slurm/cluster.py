@@ -245,11 +245,11 @@ SelectTypeParameters=CR_Core
 TopologyPlugin=topology/tree
 SchedulerType=sched/{"backfill" if setup.backfill else "builtin"}
 {f"SchedulerParameters={parameters}" if parameters else ""}
-PriorityType=priority/basic
+{"" if any(line.startswith("PriorityType=") for line in setup.lines) else "PriorityType=priority/basic"}
 JobCompType=jobcomp/filetxt
 JobCompLoc={made.completed}
 AccountingStorageType=accounting_storage/none
-ReturnToService=2
+ReturnToService=1
 SlurmdTimeout=3600
 SlurmctldTimeout=3600
 MessageTimeout=60

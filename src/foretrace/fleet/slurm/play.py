@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.policies.slurm import SlurmPolicy, limits_min
+from foretrace.fleet.policies.slurm import SlurmPolicy, dependencies, limits_min
 from foretrace.fleet.slurm.cluster import PrivateSlurm, SlurmSetup
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 
@@ -39,6 +39,7 @@ class SlurmRun:
 
     submit_s, start_s (of the last start), end_s: (n,) float64; nodes: numbers of the nodes of each; epoch_s: Unix time
     of the zero; backfill_s, background_s: when the backfill scheduler and the background thread last woke before it;
+    checks_s: when the background thread began, from which on it enforces limits;
     launch_s: mean seconds that a job took beyond its own run time.
     """
 
@@ -50,6 +51,7 @@ class SlurmRun:
     backfill_s: float
     background_s: float
     launch_s: float
+    checks_s: float = 0.0
 
     @property
     def jct_s(self) -> Float64:
@@ -92,11 +94,12 @@ def for_rig(workload: Workload, setup: SlurmSetup, speedup: float) -> Workload:
 
 def play(
     slurm: PrivateSlurm, workload: Workload, policy: SlurmPolicy, *, failures: Sequence[Failure] = (),
-    progress: Told | None = None,
+    progress: Told | None = None, script: Callable[[Workload, int], str] | None = None,
 ) -> SlurmRun:  # fmt: skip
     """Submit each job when its time has come, let nodes fail when theirs has, and wait for the last to end.
 
-    The workload is on the rig's clock (`for_rig`). Raises ForetraceError where Slurm refuses a job or stands still.
+    The workload is on the rig's clock (`for_rig`). script: what the job at a position does; by default it sleeps for
+    its run time. Raises ForetraceError where Slurm refuses a job or stands still.
     """
     count, setup = len(workload), slurm.setup
     epoch = int(time.time()) + 2  # a whole second: what Slurm rounds, the simulation rounds alike
@@ -104,7 +107,8 @@ def play(
     events = [(each.at_s, slurm.fail, each.node) for each in failures]
     events += [(each.back_s, slurm.resume, each.node) for each in failures if np.isfinite(each.back_s)]
     events.sort(key=lambda each: each[0])
-    limits, at = limits_min(workload), 0
+    limits, at, ids = limits_min(workload), 0, list[str]()
+    awaits = dependencies(workload)
     quiet_s = float(workload.work_s.max()) + 180 * bool(failures) + 90.0
     done, ended, size, since = -1, 0, -1, time.monotonic()
     while True:
@@ -113,19 +117,21 @@ def play(
             _, change, node = events.pop(0)
             change(setup.node(node))
         while at < count and workload.submit_ns[at] / SECOND <= now:
-            slurm.run(
-                "sbatch", *_words(workload, at, int(limits[at]), setup, policy), *asked, text=_script(workload, at)
-            )
+            words = [*_words(workload, at, int(limits[at]), setup, policy), *asked]
+            if at in awaits:
+                each = [":".join([kind, *(ids[other] for other in others)]) for kind, others in awaits[at]]
+                words.append(f"--dependency={','.join(each)}")
+            ids.append(slurm.run("sbatch", *words, text=(script or _script)(workload, at)).strip())
             at += 1
             since = time.monotonic()
         if slurm.completed.exists() and slurm.completed.stat().st_size != size:
-            size, ended = slurm.completed.stat().st_size, len(_rows(slurm.completed))
+            size, ended = slurm.completed.stat().st_size, len(_rows(slurm.completed, ids))
         if ended != done or at < count:
             done, since = ended, time.monotonic() if ended != done else since
             if progress is not None:
                 progress(min((at + ended) / (2 * count), 1.0))
         if at == count and ended == count and not slurm.run("squeue", "--noheader").strip():
-            return _ran(slurm, workload, epoch)
+            return _ran(slurm, workload, epoch, ids)
         if time.monotonic() - since > quiet_s:
             raise ForetraceError(
                 f"nothing has happened on the private Slurm for {quiet_s:.0f} s, {ended} of {count} jobs ended; "
@@ -139,10 +145,10 @@ def _words(workload: Workload, at: int, limit: int, setup: SlurmSetup, policy: S
     gpus = int(workload.gpus[at])
     nodes = -(-gpus // setup.gpus)
     words = [
-        "--parsable", f"--job-name=j{at}", f"--nodes={nodes}", f"--ntasks-per-node={gpus // nodes}",
-        f"--gpus-per-node={gpus // nodes}", f"--time={limit}", "--output=/dev/null", "--requeue",
+        "--parsable", f"--job-name={workload.model[at] or 'job'}", f"--nodes={nodes}", f"--time={limit}",
+        f"--ntasks-per-node={gpus // nodes}", f"--gpus-per-node={gpus // nodes}", "--output=/dev/null", "--requeue",
     ]  # fmt: skip
-    if policy.by_priority:
+    if policy.by_priority and policy.weights is None:
         words.append(f"--priority={1_000_000 + int(workload.priority[at])}")
     return words
 
@@ -151,25 +157,28 @@ def _script(workload: Workload, at: int) -> str:
     return f"#!/bin/sh\nexec sleep {workload.work_s[at]:g}\n"
 
 
-def _rows(path: Path) -> dict[int, dict[str, str]]:
-    """The last line about each job that ended for good, by its number (jobcomp/filetxt), with its first submission."""
+def _rows(path: Path, ids: Sequence[str]) -> dict[int, dict[str, str]]:
+    """The last line about each job that ended for good, by its position (jobcomp/filetxt), with its first submission;
+    ids: what sbatch called them.
+    """
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return {}
     rows: dict[int, dict[str, str]] = {}
+    at = {job: position for position, job in enumerate(ids)}
     first: dict[str, str] = {}
     for line in lines:
         row = dict(_PAIR.findall(line))
-        name = row.get("Name", "")
+        name = row.get("JobId", "")
         row["SubmitTime"] = first.setdefault(name, row.get("SubmitTime", ""))  # a requeue counts as a submission
-        if name[:1] == "j" and name[1:].isdecimal() and row.get("JobState") in ("COMPLETED", "TIMEOUT"):
-            rows[int(name[1:])] = row
+        if name in at and row.get("JobState") in ("COMPLETED", "TIMEOUT"):
+            rows[at[name]] = row
     return rows
 
 
-def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int) -> SlurmRun:
-    rows = _rows(slurm.completed)
+def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int, ids: Sequence[str]) -> SlurmRun:
+    rows = _rows(slurm.completed, ids)
     times: dict[str, list[float]] = {"SubmitTime": [], "StartTime": [], "EndTime": []}
     nodes = []
     for at in range(len(workload)):
@@ -181,20 +190,21 @@ def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int) -> SlurmRun:
         submit_s=submit, start_s=start, end_s=end, nodes=tuple(nodes), epoch_s=float(epoch),
         backfill_s=_woke(slurm, epoch, "_attempt_backfill: beginning"),
         background_s=_woke(slurm, epoch, "Running job scheduler"),
+        checks_s=_woke(slurm, epoch, "Running as primary controller"),
         launch_s=float(np.maximum(end - start - workload.work_s, 0).mean()),
     )  # fmt: skip
 
 
 def _woke(slurm: PrivateSlurm, epoch: int, words: str) -> float:
-    """When slurmctld last wrote these words before time zero, seconds; when it started where it never did."""
+    """When slurmctld last wrote these words before time zero, or else first after it; seconds, 0 where it never did."""
     found = None
     with (slurm.folder / "slurmctld.log").open(errors="replace") as log:
         for line in log:
-            if (found is None or words in line) and line[:2] == "[2":
+            if words in line and line[:2] == "[2":
                 at = datetime.fromisoformat(line[1 : line.index("]")]).timestamp() - epoch
+                found = at if found is None or at <= 0 else found
                 if at > 0:
                     break
-                found = at
     return found or 0.0
 
 
@@ -211,7 +221,10 @@ def _nodes(text: str) -> tuple[int, ...]:
 def slurm_setup(setup: SlurmSetup, policy: SlurmPolicy) -> SlurmSetup:
     """The same cluster, with the scheduler that this policy is."""
     parameters = policy.parameters.items()
-    return replace(setup, backfill=policy.backfill, parameters={**setup.parameters, **parameters})
+    lines = () if policy.weights is None else policy.weights.lines
+    return replace(
+        setup, backfill=policy.backfill, parameters={**setup.parameters, **parameters}, lines=(*setup.lines, *lines)
+    )
 
 
 def switches_of(nodes: Sequence[int] | Int64, setup: SlurmSetup) -> int:

@@ -20,6 +20,7 @@ from foretrace.arrays import Float32, Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.plan.data.candidate import BatchTime, DataCandidate, ranked
 from foretrace.training.rows.disk import RowsOnDisk, create
+from foretrace.training.rows.drawing import positions
 from foretrace.training.rows.graphs import NodeData
 from foretrace.training.rows.neighbours import (
     MOST_DRAWN,
@@ -31,7 +32,6 @@ from foretrace.training.rows.neighbours import (
     distinct,
     parts,
     policies,
-    positions,
 )
 from foretrace.training.rows.rows import RowCounters, Rows
 from foretrace.training.rows.samplers import NeighborLoader, SampledBatch
@@ -94,15 +94,9 @@ class SamplingCosts:
 
 
 def candidates(
-    lists: NeighbourLists,
-    costs: SamplingCosts,
-    *,
-    num_neighbors: tuple[int, ...],
-    input_nodes: Int64,
-    batch_size: int,
-    among: Mapping[str, CachePolicy | None] | None = None,
-    seed: int = 0,
-) -> Iterator[DataCandidate]:
+    lists: NeighbourLists, costs: SamplingCosts, *, num_neighbors: tuple[int, ...], input_nodes: Int64,
+    batch_size: int, among: Mapping[str, CachePolicy | None] | None = None, seed: int = 0,
+) -> Iterator[DataCandidate]:  # fmt: skip
     """Samplers with their memory and predicted seconds per batch, of sampling alone.
 
     `among` are policies by name, None for plain sampling; by default plain sampling and all of `policies`. Notes say
@@ -130,13 +124,10 @@ def candidates(
         counted = (np.min(counts, axis=0), np.mean(counts, axis=0), np.max(counts, axis=0))
         low, s, high = sorted(float(at @ (of + refresh)) for at, of in zip(costs.seconds, counted, strict=True))
         yield DataCandidate(
-            loader=name,
-            parameters={"fan_out": ",".join(map(str, num_neighbors)), "batch": batch_size},
-            memory_bytes=memory + _temporary_bytes(lists, policy, batches),
-            batches=len(pilot),
-            batch_s=BatchTime(s=s, low_s=low * (1 - _OFF), high_s=high * (1 + _OFF)),
-            notes=notes,
-        )
+            loader=name, parameters={"fan_out": ",".join(map(str, num_neighbors)), "batch": batch_size},
+            memory_bytes=memory + _temporary_bytes(lists, policy, batches), batches=len(pilot),
+            batch_s=BatchTime(s=s, low_s=low * (1 - _OFF), high_s=high * (1 + _OFF)), notes=notes,
+        )  # fmt: skip
 
 
 def clock_of(lists: NeighbourLists) -> Callable[[], float]:
@@ -147,14 +138,9 @@ def clock_of(lists: NeighbourLists) -> Callable[[], float]:
 
 
 def samplers(
-    data: NodeData,
-    *,
-    memory_bytes: int,
-    num_neighbors: tuple[int, ...],
-    batch_size: int,
-    folder: Path | None = None,
+    data: NodeData, *, memory_bytes: int, num_neighbors: tuple[int, ...], batch_size: int, folder: Path | None = None,
     seed: int = 0,
-) -> tuple[DataCandidate, ...]:
+) -> tuple[DataCandidate, ...]:  # fmt: skip
     """Ways to sample neighbours within a memory, the quickest first: lists in memory, or in a file with each cache.
 
     Batches are of training nodes, of all nodes where there are none. The file is made in `folder`, by default that of

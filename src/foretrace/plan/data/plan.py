@@ -1,8 +1,8 @@
 """Choose loader, buffer and order for a graph under a limit of memory, by predicted seconds of an epoch.
 
 Candidates are all rows in memory, a buffer of partitions in the order BETA or COMET for several numbers of partitions,
-and rows read one by one. The epoch of a buffer is played on two lanes: the training computes a state while the disk,
-one request after the other, writes what left the buffer and reads what comes next.
+and rows read one by one. An epoch is simulated on two lanes (`epoch`): the training computes a state while the disk
+writes what left the buffer and reads what comes next.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import inf
 from pathlib import Path
 
@@ -20,7 +19,9 @@ from msgspec.structs import replace as but
 from foretrace.errors import ForetraceError
 from foretrace.experiment.processes import limited
 from foretrace.plan.data.candidate import HALF, BatchTime, DataCandidate, ranked
-from foretrace.plan.data.costs import AccessCosts, Cost, Probe, measure
+from foretrace.plan.data.costs import AccessCosts, Probe, measure
+from foretrace.plan.data.epoch import epochs
+from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.training.rows import graphs, links, nodes, orders, out_of_core, partitions
 from foretrace.training.rows.disk import partition_bytes
 from foretrace.training.rows.graphs import NodeData
@@ -44,6 +45,7 @@ class DataPlan:
     limit_bytes: int
     candidates: tuple[DataCandidate, ...]
     left_out: tuple[tuple[str, str], ...]
+    timeline: Timeline  # of an epoch of the choice
 
     @property
     def choice(self) -> DataCandidate:
@@ -129,13 +131,14 @@ def plan_data(
         best, *others = ranked(timed, memory_bytes)
         job, cut = tried[timed[best]]
         # The quickest of many noisy measurements likely came out too quick: what is predicted is timed again.
-        second = priced(best, job, cut, source.training, costs_of([probes[timed[best]]])[0]).batch_s
+        again = costs_of([probes[timed[best]]])[0]
+        second = priced(best, job, cut, source.training, again).batch_s
     low_s, high_s = min(best.batch_s.low_s, second.low_s), max(best.batch_s.high_s, second.high_s)
     best = replace(best, batch_s=BatchTime(s=second.s, low_s=low_s, high_s=high_s))
     left = ((each.name, f"needs {each.memory_bytes / 1e6:.0f} MB") for each in tried if each not in fitting)
     return DataPlan(
         graph=source.name, job=job, sizes=cut, limit_bytes=memory_bytes, candidates=(best, *others),
-        left_out=tuple(left),
+        left_out=tuple(left), timeline=simulate(epochs(job, cut, source.training, again)[1][0]),
     )  # fmt: skip
 
 
@@ -224,73 +227,7 @@ def priced(
     each: DataCandidate, job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts
 ) -> DataCandidate:
     """The candidate with its seconds."""
-    epoch = _link_epoch if job.task == "links" else _node_epoch
-    batches, found = epoch(job, sizes, training, costs)
-    value, low, high = (float(each) / batches for each in found)
-    time = BatchTime(s=value, low_s=(1 - _MODEL) * low, high_s=(1 + _MODEL) * high)
+    batches, graphs = epochs(job, sizes, training, costs)
+    value, *ends = (simulate(graph).window_ns / 1e9 / batches for graph in graphs)
+    time = BatchTime(s=value, low_s=(1 - _MODEL) * min(value, *ends), high_s=(1 + _MODEL) * max(value, *ends))
     return replace(each, batches=batches, batch_s=time)
-
-
-def _link_epoch(job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts) -> tuple[int, Cost]:
-    """Batches of an epoch, and its seconds."""
-    count = sizes.partitions
-    random = np.random.default_rng(job.seed)
-    if job.loader == "partition buffer":
-        states, buckets = out_of_core.link_states(job, count, random)
-        edges = np.array([len(each) for each in buckets]) * sizes.edges / count**2
-    else:
-        states, edges = [tuple(range(count))], np.array([float(sizes.edges)])
-    steps = np.ceil(edges / job.batch)
-    batches = max(int(steps.sum()), 1)
-    if job.loader == "rows from disk":
-        value, low, high = costs.steps_s(sizes.edges, sizes.edges / costs.batch)
-        return batches, (value, low, high)
-    fresh = [len(states[0]), *(len({*after} - {*before}) for before, after in pairwise(states)), 0]
-    found = []
-    for k in range(3):
-        compute = [costs.steps_s(n, m)[k] + n * costs.edge_s[k] for n, m in zip(edges, steps, strict=True)]
-        if job.loader == "in memory":
-            found.append(sum(compute) + costs.commit_s[k])
-        else:
-            write_s = costs.commit_s[k] / job.buffer
-            found.append(play(compute, fresh, costs.read_s[k], write_s, out_of_core.spare_of(job)) + costs.commit_s[k])
-    return batches, (found[0], min(found), max(found))
-
-
-def play(compute_s: Sequence[float], fresh: Sequence[int], read_s: float, write_s: float, spare: int) -> float:
-    """When the last state is computed and all that left the buffer written.
-
-    Before state k, `fresh[k]` partitions are read (one more entry, 0, stands for the end); `spare` of them while the
-    state before is computed, after what that state put out was written.
-    """
-    now = disk = fresh[0] * read_s
-    for k, seconds in enumerate(compute_s):
-        ahead = min(spare, fresh[k + 1])
-        disk = max(disk, now) + (fresh[k] * write_s if k else 0.0) + ahead * read_s
-        now += seconds
-        if fresh[k + 1] > ahead:
-            disk = max(disk, now) + (fresh[k + 1] - ahead) * read_s
-        now = max(now, disk) if fresh[k + 1] else now
-    return max(now, disk)
-
-
-def _node_epoch(job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts) -> tuple[int, Cost]:
-    """The same: neighbours of each state are put in order, then its nodes trained; nothing is read meanwhile."""
-    count, batches = sizes.partitions, max(-(-training // job.batch), 1)
-    edges, reads = float(sizes.edges), 0.0
-    if job.loader == "partition buffer":
-        own = min(-(-training // -(-sizes.nodes // count)), count)  # partitions of training nodes
-        states = max(-(-own // job.buffer), 1)
-        drawn = max(job.buffer - own, 0)
-        stays = drawn / max(count - own, 1) if states == 1 else 0.0
-        reads = (drawn if states == 1 else states * job.buffer) * (1 - stays)
-        edges, batches = states * edges * (job.buffer / count) ** 2, max(batches, states)
-    if job.loader == "rows from disk":
-        steps = costs.steps_s(training, training / costs.batch)
-    else:
-        steps = costs.steps_s(training, batches)
-    value, low, high = (
-        step + edges * each + reads * read
-        for step, each, read in zip(steps, costs.edge_s, costs.read_s, strict=True)
-    )  # fmt: skip
-    return batches, (value, low, high)

@@ -92,11 +92,9 @@ def traffic(plan: LookAheadPlan, step: RowStep, *, cached: bool) -> RowTraffic:
 
     def exchanged(when: Array) -> tuple[Float64, Float64, Float64, Float64]:
         return (
-            gradient * count(plan.users & ~mine & when),
-            gradient * weigh(mine & when, others),
-            row * weigh(mine & when, onward),
-            row * count(plan.next_users & ~mine & when),
-        )
+            gradient * count(plan.users & ~mine & when), gradient * weigh(mine & when, others),
+            row * weigh(mine & when, onward), row * count(plan.next_users & ~mine & when),
+        )  # fmt: skip
 
     g_out, g_in, v_out, v_in = exchanged(soon)
     later = exchanged(~soon)

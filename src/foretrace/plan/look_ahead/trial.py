@@ -18,7 +18,7 @@ from foretrace.experiment.links import netns
 from foretrace.experiment.messages import RowSetup, RowTimes
 from foretrace.experiment.rows.run import RowWeights, running
 from foretrace.experiment.statistics import Ratio, paired_ratio
-from foretrace.experiment.trial import TriedPrediction, figured, in_turns
+from foretrace.experiment.trial import figured, in_turns
 from foretrace.plan.look_ahead.plan import (
     COMPUTE_S,
     LAYERS,
@@ -50,28 +50,14 @@ class RunArm:
     name: str
     predicted: PredictedStep
     steps_s: tuple[float, ...]
-
-    @property
-    def trial(self) -> TriedPrediction:
-        """The steps, held against the predicted one."""
-        return figured((self.predicted.step_s, self.predicted.low_s, self.predicted.high_s), self.steps_s)
-
-    @property
-    def measured_s(self) -> float:
-        """Median over rounds."""
-        return self.trial.after.median_s
-
-    @property
-    def residual(self) -> float:
-        """Predicted over measured step, less 1."""
-        return self.trial.error
+    measured_s: float  # median over rounds
+    residual: float  # predicted over measured, less 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTrial:
     """What became of a plan, predicted once more from what the processor and the links alone take."""
 
-    question: CacheQuestion
     arms: tuple[RunArm, RunArm]  # uncached, look-ahead
     speedup: Ratio
     hit_rate: float
@@ -79,8 +65,13 @@ class CacheTrial:
     weights: RowWeights  # which both arms ended with
 
 
-def try_cache(question: CacheQuestion, tell: Callable[[str, float], None] | None = None) -> CacheTrial:
-    """Run both arms, PAIRS times each. Raises ForetraceError where this machine cannot have shaped links."""
+def try_cache(
+    question: CacheQuestion, tell: Callable[[str, float], None] | None = None
+) -> tuple[tuple[Row, ...], CacheTrial]:
+    """Run both arms, PAIRS times each; a row of the ledger per arm, whose error is the residual, and what became of it.
+
+    Raises ForetraceError where this machine cannot have shaped links.
+    """
     say = tell or (lambda what, share: None)
     netns.require()
     compute_s = COMPUTE_S[0] if question.compute_s is None else question.compute_s
@@ -129,31 +120,21 @@ def try_cache(question: CacheQuestion, tell: Callable[[str, float], None] | None
         hits, weights = run.hit_rate, run.weights()
     if weights["uncached"] != weights["look-ahead"]:
         raise RuntimeError(f"look-ahead changed the weights: {weights}")
-    arms = (
-        RunArm(name=arm, predicted=_middle([each.chosen.step if ahead else each.uncached for each in plans]),
-               steps_s=tuple(rounds[arm]))
-        for arm, ahead in _ARMS.items()
-    )  # fmt: skip
-    uncached, ahead = arms
-    return CacheTrial(
-        question=question, arms=(uncached, ahead), speedup=paired_ratio(ahead.steps_s, uncached.steps_s),
-        hit_rate=hits, mbit_s=8e-6 * rate[0], weights=weights["uncached"],
-    )  # fmt: skip
-
-
-def rows_of(trial: CacheTrial) -> tuple[Row, ...]:
-    """A row of the ledger per arm; the residual is its error."""
-    question = trial.question
-    return tuple(
-        arm.trial.row(
-            f"plan-cache {arm.name}", model=question.source, size=f"{question.trainers} trainers, {question.link}",
-            parameters={
-                "look_ahead": question.look_ahead, "trainers": question.trainers, "link": question.link,
-                "optimizer": question.optimizer, "compute_s": question.compute_s, "hit_rate": trial.hit_rate,
-                "residual": arm.residual, "speedup": trial.speedup.value, "weights": trial.weights.table[:16],
-            },
-        )
-        for arm in trial.arms
+    speedup = paired_ratio(rounds["look-ahead"], rounds["uncached"])
+    arms, rows = list[RunArm](), list[Row]()
+    for arm, ahead in _ARMS.items():
+        step_of = _middle([each.chosen.step if ahead else each.uncached for each in plans])
+        trial = figured((step_of.step_s, step_of.low_s, step_of.high_s), rounds[arm])
+        arms.append(RunArm(name=arm, predicted=step_of, steps_s=tuple(rounds[arm]), measured_s=trial.after.median_s,
+                           residual=trial.error))  # fmt: skip
+        own = {"look_ahead": question.look_ahead, "trainers": question.trainers, "link": question.link,
+               "optimizer": question.optimizer, "compute_s": compute_s, "hit_rate": hits, "residual": trial.error,
+               "speedup": speedup.value, "weights": weights["uncached"].table[:16]}  # fmt: skip
+        rows.append(trial.row(f"plan-cache {arm}", model=question.source, parameters=own,
+                              size=f"{question.trainers} trainers, {question.link}"))  # fmt: skip
+    return tuple(rows), CacheTrial(
+        arms=(arms[0], arms[1]), speedup=speedup, hit_rate=hits, mbit_s=8e-6 * rate[0],
+        weights=weights["uncached"],
     )  # fmt: skip
 
 

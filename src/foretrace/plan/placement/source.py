@@ -21,6 +21,7 @@ from foretrace.model.target import target
 from foretrace.plan.placement.problem import PlacementProblem
 from foretrace.zoo.operators import operators_of
 
+MOST_DEVICES = 4_096
 _HOST = HostCosts()
 KEPT = (Role.WEIGHT, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER)
 
@@ -135,6 +136,8 @@ def of_model(
     if not device or devices is None:
         missing = "`device=NAME`" if not device else "`devices=N`"
         raise ForetraceError(f"{source} is to be placed on devices; name them: {missing}.")
+    if devices > MOST_DEVICES:
+        raise ForetraceError(f"`devices={devices:,}` must be at most {MOST_DEVICES:,}: each takes layers of its own.")
     on = target(device)
     rate = parse_link(link).bytes_per_s if link else (on.device.scaleup_gb_s / 2 or on.device.pcie_gb_s) * 1e9
     room = on.device.memory_gb * 1e9 if memory_limit is None else memory_limit
@@ -142,6 +145,8 @@ def of_model(
         what, how = ("link", "link=200gbit") if not rate else ("memory", "memory_limit=80GB")
         raise ForetraceError(f"the catalog has no {what} of {on.device.short}; give it: `{how}`.")
     graph = operators_of(source, size=size, batch=batch, precision=precision, training=training, progress=progress)
+    if devices > len(graph):
+        raise ForetraceError(f"{graph.name} has {len(graph):,} operators, fewer than `devices={devices:,}`; give less.")
     costs = on.costs(graph).predict(graph.calls, on.device)
     if unknown := np.flatnonzero(np.isnan(costs.seconds)).tolist():
         raise ForetraceError(f"no cost model knows what {graph.nodes[unknown[0]].op} takes; choose another device.")

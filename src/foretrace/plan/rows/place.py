@@ -11,7 +11,7 @@ row that any of W devices reads, and to divide such rows evenly among owners nev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
 from math import inf
 
 import numpy as np
@@ -71,9 +71,11 @@ def choose(costs: RowCosts, memory: float) -> RowChoice | None:
         modes = modes if price == inf else _cheapest(costs, saved, saved >= price, price, memory)
         copies = np.flatnonzero((modes == ROWS)[costs.table])
         copies = copies[np.argsort(-saved[copies], kind="stable")]
-        copies = copies[
-            : _most(len(copies), lambda count: _has_room(costs, modes, _mask(none, copies[:count]), memory))
-        ]
+        full = bisect_left(
+            range(1, len(copies) + 1), True,
+            key=lambda count: not _has_room(costs, modes, _mask(none, copies[:count]), memory),
+        )  # fmt: skip
+        copies = copies[:full]
     found: list[RowChoice | None] = []
     for share in _FEWER:  # the others need room where they are read; of few rows, fewer copies may be better
         copied = _mask(none, copies[: int(share * len(copies))])
@@ -120,15 +122,6 @@ def _lowest_price(costs: RowCosts, saved: Float64, memory: float) -> float:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
-
-
-def _most(count: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `count` that fits, if smaller ones do; 0 where none does."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
 
 
 def _mask(none: Mask, which: Int64) -> Mask:

@@ -14,11 +14,16 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.rows.placed import RanPlacement, run
 from foretrace.experiment.statistics import LEVEL, RESAMPLES
+from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, TaskKind
+from foretrace.graph.writer import GraphWriter
+from foretrace.hardware.cluster import parse_link
 from foretrace.plan.rows.baselines import baselines
 from foretrace.plan.rows.bound import bound
 from foretrace.plan.rows.costs import RowCosts
 from foretrace.plan.rows.place import choose
 from foretrace.plan.rows.profile import profile
+from foretrace.simulate.timeline import Timeline, simulate
+from foretrace.trace.trace import LaneKind
 from foretrace.training.rows.lookups import Lookups
 from foretrace.training.rows.placement import RowPlacement
 
@@ -101,6 +106,28 @@ def judge(exchanged: Float64, seed: int) -> Judged:
     low, high = np.quantile(exchanged[drawn].mean(axis=1).max(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     found = float(exchanged.mean(axis=0).max())
     return Judged(bytes=found, low=min(low, found), high=max(high, found))
+
+
+def exchange(plan: RowPlan, lookups: Lookups, link: str) -> Timeline:
+    """The first held-out batch on a link of each device, whose busier direction decides: all-to-alls, one by one."""
+    placement, rate = plan.placement, parse_link(link).bytes_per_s
+    lanes = [Lane(rank=r, kind=LaneKind.LINK, label=f"link of device {r}") for r in range(placement.devices)]
+    writer = GraphWriter(
+        [*lanes, Lane(rank=0, kind=LaneKind.CPU, label="batches")],
+        GraphInfo(source="a batch", platform="cpu", world_size=placement.devices, steps=(0,)),
+    )
+    writer.mark(len(lanes), "batch", release=0, step=0)
+    asked, sent = placement.pairs(lookups, plan.batches[0])
+    ends = writer.marks[:]
+    for name, moved in {"ids": asked, "rows and sums": sent, "gradients": placement.training * sent}.items():
+        seconds = np.maximum(moved.sum(axis=0), moved.sum(axis=1)) / rate
+        parts = [writer.task(TaskKind.COPY, r, name, round(1e9 * each), step=0) for r, each in enumerate(seconds)]
+        for part in parts:
+            for end in ends:
+                writer.edge(end, part, EdgeKind.DATA)
+        ends = parts
+    writer.mark(len(lanes), "batch", ends, step=-1)
+    return simulate(writer.graph())
 
 
 def run_rows(

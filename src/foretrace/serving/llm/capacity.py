@@ -69,6 +69,7 @@ class EngineCapacity(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p99_s: _Rate = 0.0
     tpot_p99_s: _Rate = 0.0
     kv_most: _Rate = 0.0
+    busy: _Rate = 0.0  # share of the time in which the engine works
     preemptions: Annotated[int, msgspec.Meta(ge=0)] = 0
     bound_by: str = ""  # what the next higher rate breaks: names of limits, or "queue" where it grows without end
     reason: str = ""
@@ -223,7 +224,8 @@ def _capacity(item: tuple[SimulationConfig, Requests, Deployed, tuple[Limit, ...
         engine=one, requests_per_s=rate, requests_low=min(most(HIGH)[0], rate), requests_high=max(most(LOW)[0], rate),
         tokens_per_s_device=served.emitted / len(asked) * rate / one.devices,
         tokens_per_s_user=1 / tpot if tpot else 0.0, ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99,
-        kv_most=served.kv_most, preemptions=served.preemptions, bound_by=", ".join(broken),
+        kv_most=served.kv_most, busy=served.busy_s / max(served.seconds, 1e-9), preemptions=served.preemptions,
+        bound_by=", ".join(broken),
     )  # fmt: skip
 
 

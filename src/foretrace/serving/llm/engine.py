@@ -163,7 +163,8 @@ def simulate(
         raise ForetraceError(f"`router={router}` needs open arrivals; clients of a closed loop keep their replica.")
     engines = min(replicas, requests.concurrency or len(requests))  # others would stay idle
     groups = 1
-    if ROUTERS[router] == loop.ROUND_ROBIN and (len(requests) > _FEW or on == "ray"):
+    alone = ROUTERS[router] == loop.ROUND_ROBIN and not steps.accepted  # what is accepted is drawn by request
+    if alone and (len(requests) > _FEW or on == "ray"):
         groups = min(engines, _TOGETHER * executor.cores())
     group = np.arange(len(requests)) % engines % groups
     rows = [np.flatnonzero(group == g) for g in range(groups)]
@@ -198,9 +199,12 @@ class _Part:
     log: int
 
 
-def engine_arrays(requests: Requests, rules: EngineRules, blocks: int, engines: int = 1) -> EngineArrays:
+def engine_arrays(
+    requests: Requests, rules: EngineRules, blocks: int, engines: int = 1, accepted: Sequence[float] = ()
+) -> EngineArrays:
     """What the scheduler knows at first; each array of engines has a leading dimension of `engines`.
 
+    `accepted` is as in `StepTimes`.
     For one engine that runs for real, take `one_engine` of it. Raises ForetraceError where hashes do not fit blocks.
     """
     n = len(requests)
@@ -209,6 +213,7 @@ def engine_arrays(requests: Requests, rules: EngineRules, blocks: int, engines: 
     e.block, e.total, e.free, e.watermark = rules.block, blocks, blocks, int(rules.watermark * blocks)
     e.preemption, e.head, e.tail = PREEMPTIONS[rules.preemption], scheduler.NOBODY, scheduler.NOBODY
     e.oldest = e.newest = scheduler.NOBODY
+    e.proposals = len(accepted)
     seqs = np.zeros(n, scheduler.SEQUENCE).view(np.recarray)
     seqs.prompt, seqs.output, seqs.arrival, seqs.nxt = requests.prompt, requests.output, requests.arrival_s, -1
     seqs.first, seqs.finish = np.nan, np.nan
@@ -224,21 +229,22 @@ def engine_arrays(requests: Requests, rules: EngineRules, blocks: int, engines: 
     return EngineArrays(
         e=e, seqs=seqs, running=np.zeros((engines, rules.sequences), np.int64),
         entries=np.zeros((engines, distinct), scheduler.ENTRY).view(np.recarray), hashes=hashes.astype(np.int64),
-        gaps=np.zeros(scheduler.GAP_BINS, np.int64),
+        gaps=np.zeros(scheduler.GAP_BINS, np.int64), accepted=np.array(accepted, np.float64),
     )  # fmt: skip
 
 
 def one_engine(states: EngineArrays, k: int = 0) -> EngineArrays:
     """What engine k of several knows, as `push`, `schedule` and `complete` want it."""
     return EngineArrays(
-        states.e[k : k + 1], states.seqs, states.running[k], states.entries[k], states.hashes, states.gaps
-    )
+        states.e[k : k + 1], states.seqs, states.running[k], states.entries[k], states.hashes, states.gaps,
+        states.accepted,
+    )  # fmt: skip
 
 
 def _play(part: _Part) -> Served:
     """Simulate the engines of a part."""
     requests, rules, steps, engines = part.requests, part.rules, part.steps, part.engines
-    states = engine_arrays(requests, rules, part.blocks, engines)
+    states = engine_arrays(requests, rules, part.blocks, engines, steps.accepted)
     e, seqs = states.e, states.seqs
     e.batch = -(-rules.sequences // steps.stages)
     e.swap = int(rules.swap_bytes // (steps.kv_bytes_per_token * rules.block))

@@ -185,7 +185,7 @@ def wake(run: RunArrays, now: float) -> None:
 def _coast(state: EngineArrays, run: RunArrays, table: TimeTable, until: float) -> None:
     """End the step under way and begin the next one, as often as the scheduler would decide the same again."""
     e, r = state.e[0], run.r[0]
-    if r.stages > 1 or e.decodes != e.running or e.evicted or (e.news and e.waiting):
+    if r.stages > 1 or e.proposals or e.decodes != e.running or e.evicted or (e.news and e.waiting):
         return
     left = 1 << 62
     run.residue[:] = 0
@@ -291,8 +291,9 @@ def _chosen(engines: Any, router: int, found: Int64, prompt: int, block: int) ->
 def _of(states: EngineArrays, runs: RunArrays, k: int) -> tuple[EngineArrays, RunArrays]:
     """What engine k of several knows: arrays of engines have one more dimension."""
     state = EngineArrays(
-        states.e[k : k + 1], states.seqs, states.running[k], states.entries[k], states.hashes, states.gaps
-    )
+        states.e[k : k + 1], states.seqs, states.running[k], states.entries[k], states.hashes, states.gaps,
+        states.accepted,
+    )  # fmt: skip
     run = RunArrays(
         runs.r[k : k + 1], runs.ends[k], runs.numbers[k], runs.stage_free[k], runs.residue, runs.samples,
         runs.log[k],

@@ -197,10 +197,10 @@ def _of_gaps(run: Served, rows: Mask) -> dict[str, float | None]:
 
 
 def bin_seconds(at: Any) -> Float64:
-    """The middle of bins of `scheduler.gap_bin`."""
+    """The middle of bins of `scheduler.gap_bin`; of the first one, which holds tokens that came out together, 0."""
     at = np.minimum(at, GAP_BINS - 1)
     octave, within = at // BINS_PER_OCTAVE, at % BINS_PER_OCTAVE
-    middle: Float64 = np.ldexp(0.5 + (within + 0.5) / (2 * BINS_PER_OCTAVE), octave - 23)
+    middle: Float64 = np.ldexp(0.5 + (within + 0.5) / (2 * BINS_PER_OCTAVE), octave - 23) * (at > 0)
     return middle
 
 

@@ -15,6 +15,10 @@ Policies:
   pieces, `budget` tokens in all;
 - ORCA: decoding sequences and whole prompts together; the cache of a sequence is reserved up to its last token;
 - STATIC: as many as fit, and nobody else before all of them are done.
+
+With a draft, a decoding sequence takes part with the tokens that were proposed behind its last one; as many come out
+as the target accepts, and one more. How many it accepts is drawn by request and token, so that the order of steps does
+not matter. Nobody proposes beyond the last token that a sequence wants, so the cache need not hold more than that.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from foretrace.arrays import Int64
+from foretrace.arrays import Float64, Int64
 from foretrace.compiled import njit
 
 PREFILL_FIRST, CHUNKED, ORCA, STATIC = 0, 1, 2, 3
@@ -42,22 +46,23 @@ def record(integers: str, floats: str = "") -> np.dtype[Any]:
 
 # Rules: policy, budget (tokens of a step), slots (running sequences), batch (sequences of a step), block (tokens),
 # total (blocks), watermark (blocks that stay free when a sequence is let in), preemption, share (blocks of an entry of
-# the prefix cache; 0: none), following (closed loop: who comes when one is done, up to `last`).
+# the prefix cache; 0: none), following (closed loop: who comes when one is done, up to `last`), proposals (of a draft).
 # Blocks: free, idle (of entries that nobody uses), oldest and newest of these; swap: free blocks of host memory.
 # Queue: head, tail, waiting. The step: number, members (sequences), tokens, prompts (chunks), decodes, context (tokens
 # that decodes attend to), outputs (tokens that come out), evicted (sequences), moved (tokens swapped); news: the
 # next decision may let somebody in, though nothing is done until then.
 # So far: preemptions, done, refused, hits (tokens found in the prefix cache), computed and emitted tokens.
 ENGINE = record(
-    "policy budget slots batch block total watermark preemption share following stride "
+    "policy budget slots batch block total watermark preemption share following stride proposals "
     "free idle oldest newest swap head tail waiting running "
     "number members tokens prompts decodes context outputs news evicted moved "
     "preemptions done refused hits computed emitted"
 )
 # blocks: of its own; held: entries of the prefix cache; flight: number of the step that it is in; swapped: blocks in
-# host memory; nxt: behind it in the queue; hash_at, hash_n: its hashes; last: time of its last token.
+# host memory; nxt: behind it in the queue; hash_at, hash_n: its hashes; proposed: tokens of a draft in the step; last:
+# time of its last token.
 SEQUENCE = record(
-    "prompt output generated computed chunk flight blocks held swapped nxt hash_at hash_n preempted status",
+    "prompt output generated computed chunk flight blocks held swapped nxt hash_at hash_n preempted status proposed",
     "arrival first finish last",
 )
 ENTRY = record("users present older newer")
@@ -72,6 +77,7 @@ class EngineArrays(NamedTuple):
     entries: Any  # (distinct hashes,) ENTRY
     hashes: Int64  # places in `entries` of all prompts' blocks
     gaps: Int64  # (GAP_BINS,) times between tokens of a sequence
+    accepted: Float64  # (proposals,) probability that so many of a round and all before are accepted
 
 
 @njit()
@@ -130,10 +136,13 @@ def _go_on(state: EngineArrays) -> None:
         i = state.running[k]
         s = state.seqs[i]
         if s.flight == 0:
-            chunk = min(s.prompt + s.generated - s.computed, e.budget - e.tokens)
+            known = s.prompt + s.generated
+            chunk, proposed = min(known - s.computed, e.budget - e.tokens), 0
+            if s.generated and s.computed + 1 == known:
+                proposed = min(e.proposals, s.output - s.generated - 1, e.budget - e.tokens - 1)
             short = 0
             if not reserves(e):
-                short = max(blocks_of(e, s.computed + chunk) - s.held * e.share - s.blocks, 0)
+                short = max(blocks_of(e, s.computed + chunk + proposed) - s.held * e.share - s.blocks, 0)
             while e.free + e.idle < short:
                 victim = _youngest(state, k)
                 _preempt(state, victim)
@@ -143,7 +152,7 @@ def _go_on(state: EngineArrays) -> None:
                 continue  # another one is at k now
             take(state, short)
             s.blocks += short
-            _join(state, i, chunk)
+            _join(state, i, chunk, proposed)
         k += 1
 
 
@@ -189,19 +198,19 @@ def _admit(state: EngineArrays) -> None:
         state.running[e.running] = i
         e.running += 1
         e.news = 1
-        _join(state, i, chunk)
+        _join(state, i, chunk, 0)
 
 
 @njit()
-def _join(state: EngineArrays, i: int, chunk: int) -> None:
-    """Sequence i takes part in the step with `chunk` tokens."""
+def _join(state: EngineArrays, i: int, chunk: int, proposed: int) -> None:
+    """Sequence i takes part in the step with `chunk` tokens that it knows and `proposed` ones."""
     e, s = state.e[0], state.seqs[i]
-    s.chunk, s.flight = chunk, e.number
+    s.chunk, s.flight, s.proposed = chunk, e.number, proposed
     e.members += 1
-    e.tokens += chunk
+    e.tokens += chunk + proposed
     last = s.computed + chunk == s.prompt + s.generated
     if last:
-        e.outputs += 1
+        e.outputs += 1 + proposed
     if last and chunk == 1 and s.generated:
         e.decodes += 1
         e.context += s.computed + 1
@@ -251,13 +260,17 @@ def complete(state: EngineArrays, number: int, now: float) -> int:
             if e.share:
                 _register(state, i)
             if s.computed == s.prompt + s.generated:
+                more = accepted(state, i)
                 if s.generated == 0:
                     s.first = now
                 else:
                     state.gaps[gap_bin(now - s.last)] += 1
-                s.generated += 1
+                    state.gaps[0] += more  # they come out together
+                s.generated += 1 + more
+                s.computed += more
                 s.last = now
-                e.emitted += 1
+                e.emitted += 1 + more
+                e.computed += more
                 if s.generated == s.output:
                     s.finish, s.status = now, DONE
                     _release(state, i)
@@ -268,6 +281,21 @@ def complete(state: EngineArrays, number: int, now: float) -> int:
     e.running = kept
     e.done += done
     return int(done)
+
+
+@njit()
+def accepted(state: EngineArrays, i: int) -> int:
+    """How many of the tokens proposed to sequence i the target accepts in this round."""
+    s = state.seqs[i]
+    if s.proposed == 0:
+        return 0
+    x = np.uint64(i) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(s.generated + 1) * np.uint64(0xD1B54A32D192ED03)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # splitmix64 (Steele et al., OOPSLA 2014)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    drawn, count = ((x ^ (x >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53, 0
+    while count < s.proposed and drawn < state.accepted[count]:
+        count += 1
+    return count
 
 
 @njit()

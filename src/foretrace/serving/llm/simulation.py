@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -12,12 +12,15 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.disaggregated import disaggregate, splits
+from foretrace.serving.llm.drafted import drafted_steps, read_draft
 from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, simulate
 from foretrace.serving.llm.metrics import ServingFigures, goodput, latency_statistic, measure
 from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
+from foretrace.serving.llm.served_model import served_model
 from foretrace.serving.llm.slo import Limit, limits
 from foretrace.serving.llm.step_times import StepTimes
 from foretrace.serving.requests import Requests, of, requests
+from foretrace.techniques.compute.acceptance import Acceptance
 
 DRAWS = 3  # of drawn requests, for the range
 MOST_DRAWN = 200_000  # requests above which one draw is as good as any
@@ -37,6 +40,9 @@ class SimulationConfig:
     replicas: int = 1
     router: str = "round-robin"
     pools: str = ""  # "2:6": two engines for prompts, six that decode; "best": try all; "": engines do both
+    draft: str = ""  # of speculative decoding, as `drafted.read_draft` reads it; "": none
+    k: int = 4  # tokens that it proposes in a round
+    acceptance: str = "0.7"  # what the target accepts of them, as `Acceptance` reads it
     slo: str = ""  # limits, as `slo.limits` reads them
     seed: int = 0
     log: int = 0  # steps of the first engine to keep
@@ -65,6 +71,14 @@ class Simulated:
     figures: ServingFigures
     split: PoolSplit | None
     tried: tuple[PoolSplit, ...]
+    plain: ServingFigures | None  # of the same engines without the draft
+
+    @property
+    def decoding(self) -> tuple[int, int]:
+        """Sequences that an engine runs while it runs any, and the tokens that one attends to; means."""
+        running, rows = self.run.over_time[:, 1].sum() / max(self.run.busy_s, 1e-9), self.requests
+        context = (rows.prompt + rows.output / 2) @ rows.output / rows.output.sum()
+        return max(round(running), 1), round(context)
 
 
 def simulated(config: SimulationConfig) -> Simulated:
@@ -73,14 +87,16 @@ def simulated(config: SimulationConfig) -> Simulated:
     Raises ForetraceError for a model that does not fit, with what would hold it, for a limit that not even an empty
     engine keeps, and for requests that cannot be.
     """
-    steps, found = step_times(config.model, config.device, **config.layout), limits(config.slo)
+    times, found = {end: _steps(config, end) for end in (MIDDLE, LOW, HIGH)}, limits(config.slo)
+    steps = times[MIDDLE]
     asked = requests(config.asked, seconds=config.seconds, seed=config.seed)
     longest = int(asked.prompt.max())
     try:
         config.rules.blocks(steps, longest)
     except DoesNotFitError as error:
         raise ForetraceError(f"{error}; {_would_fit(config, longest)}.") from None
-    _check_possible(config, asked, steps, found)
+    if not config.draft:  # with one, the shortest answer is not the one with the least time per token
+        _check_possible(config, asked, steps, found)
     tried = tuple(_tried(config, asked, steps, pools, found) for pools in _pools(config))
     best = max(tried, key=lambda each: (each.goodput, -each.ttft_p50_s), default=None)
     pools = None if best is None else (best.prefill, best.decode)
@@ -91,9 +107,24 @@ def simulated(config: SimulationConfig) -> Simulated:
     runs = [run]
     for draw in range(DRAWS if asked.drawn and len(asked) <= MOST_DRAWN else 1):
         again = requests(config.asked, seconds=config.seconds, seed=config.seed + draw)
-        runs += [_run(config, again, steps, pools, end) for end in (LOW, HIGH)]
-    return Simulated(config=config, requests=asked, steps=steps, run=run, runs=len(runs),
+        runs += [_run(config, again, times[end], pools, end) for end in (LOW, HIGH)]
+    plain = None
+    if config.draft:
+        own = _steps(replace(config, draft=""), MIDDLE)
+        plain = measure([_run(config, asked, own, pools, end) for end in (MIDDLE, LOW, HIGH)], own, found)
+    return Simulated(config=config, requests=asked, steps=steps, run=run, runs=len(runs), plain=plain,
                      figures=measure(runs, steps, found), split=best, tried=tried)  # fmt: skip
+
+
+def _steps(config: SimulationConfig, end: int, **more: int) -> StepTimes:
+    """Step times of an engine, with its draft at an end of the ranges of that; `more` of the layout."""
+    target, layout = served_model(config.model), config.layout | more
+    steps = step_times(target, config.device, **layout)
+    if not config.draft:
+        return steps
+    own = {key: value for key, value in layout.items() if key in ("dtype", "engine")}
+    draft = step_times(read_draft(config.draft, target), config.device, **own)
+    return drafted_steps(steps, draft, Acceptance.of(config.acceptance), config.k, end)
 
 
 def _run(
@@ -136,7 +167,7 @@ def _would_fit(config: SimulationConfig, longest: int) -> str:
     shared = 2 * int(config.layout.get("tp", 1))
     while shared <= _MOST_SHARED:
         try:
-            config.rules.blocks(step_times(config.model, config.device, **(config.layout | {"tp": shared})), longest)
+            config.rules.blocks(_steps(config, MIDDLE, tp=shared), longest)
         except DoesNotFitError:
             shared *= 2
         except ForetraceError:  # it cannot be divided so

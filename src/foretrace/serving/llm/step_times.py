@@ -83,6 +83,7 @@ class StepTimes:
     flops_per_pair: float = 0.0  # of attention, for each token and each token that it attends to
     peak_flops: float = 0.0  # dense peak of all devices of the engine, FLOP/s
     transfer_bytes_per_s: float = 0.0  # from a device to a device of another engine, of keys and values
+    accepted: tuple[float, ...] = ()  # of a round's k proposals: probability that the first 1, ..., k all are; no draft
     whys: tuple[str, ...] = ()  # one sentence on each source of the numbers
 
     def __post_init__(self) -> None:

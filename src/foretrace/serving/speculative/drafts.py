@@ -14,8 +14,10 @@ import msgspec
 
 from foretrace.errors import ForetraceError
 from foretrace.serving.llm.deployment import step_times
-from foretrace.serving.llm.pace import across, along
-from foretrace.serving.llm.served_model import ServedModel
+from foretrace.serving.llm.drafted import HOST, checked_draft, draft_like, pass_seconds, read_draft
+from foretrace.serving.llm.metrics import Latency, RangedFigure
+from foretrace.serving.llm.served_model import ServedModel, served_model
+from foretrace.serving.llm.simulation import Simulated
 from foretrace.serving.llm.step_law import StepLaw
 from foretrace.serving.llm.step_times import StepTimes
 from foretrace.serving.speculative.rounds import (
@@ -30,12 +32,8 @@ from foretrace.techniques.compute.acceptance import Acceptance, checked_k
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)
 BATCHES = tuple(2**i for i in range(11))
-_HEAD = 128  # width of a head of a draft, where the target's is no divisor
 _UTILISATION = 0.9  # of a device's memory, as engines take it
 _SHARE = 1 / 10  # of the target's parameters: the budget where none is stated
-# Of the host's time of a step, that a pass of a draft takes: low, middle, high. Engines schedule a round once; a pass
-# is launched and sampled on its own.
-_HOST = (0.05, 0.3, 1.0)
 # Rates of published pairs under sampling, 77 M to 8 B parameters (Leviathan et al., ICML 2023, table 3): at 100 M, more
 # per e-fold of parameters, and how far they lie from that.
 _RATE, _PER_FOLD, _OFF = 0.58, 0.03, 0.1
@@ -87,51 +85,17 @@ class DraftSetting:
             checked_k(self.k)
 
 
-def draft_like(target: ServedModel, layers: int, width: int) -> ServedModel:
-    """A dense draft of the target's kind and vocabulary."""
-    ratio = target.inner / target.hidden if target.inner else 8 / 3
-    head = target.head if width % target.head == 0 and not target.latent else min(_HEAD, width)
-    return ServedModel(
-        name=f"{layers}x{width}", layers=layers, hidden=width, heads=width // head, kv_heads=width // head, head=head,
-        words=target.words, inner=round(ratio * width / 64) * 64, dense=layers, gated=target.gated, tied=target.tied,
-    )  # fmt: skip
-
-
-def checked_draft(target: ServedModel, draft: ServedModel) -> None:
-    """Raise ForetraceError where a model cannot be a draft of the target."""
-    if draft.words != target.words:
-        raise ForetraceError(
-            f"{draft.name} knows {draft.words:,} tokens and {target.name} {target.words:,}; a draft must have the "
-            "target's vocabulary."
-        )
-    if draft.active_parameters >= target.active_parameters:
-        raise ForetraceError(
-            f"{draft.name} has {draft.active_parameters / 1e9:.3g} B parameters that a token meets, {target.name} "
-            f"{target.active_parameters / 1e9:.3g} B; a draft must be smaller than its target."
-        )
-
-
 def rate_of(draft: ServedModel) -> str:
     """The range of rates of published pairs for a draft of so many parameters, as `Acceptance` reads it."""
     middle = min(max(_RATE + _PER_FOLD * log(max(draft.parameters, 1) / 1e8), _OFF), 1 - 2 * _OFF)
     return f"{middle - _OFF:.2f}-{middle + _OFF:.2f}"
 
 
-def pass_seconds(steps: StepTimes, batch: int, tokens: int, context: int) -> float:
-    """Seconds of the device for `tokens` more tokens of each of `batch` sequences."""
-    t, all_tokens = steps.table, batch * tokens
-    attention = across(t.batch, t.mean_context, t.decode_s, batch, context)
-    if tokens > 1:  # the cache is read once for all of them, until arithmetic takes longer
-        attention = max(attention, batch * across(t.chunk, t.context, t.prefill_s, tokens, context))
-    linear = along(t.tokens, t.linear_s, all_tokens) + along(t.sequences, t.output_s, all_tokens)
-    return float(linear + attention)
-
-
 def modelled_rounds(target: StepTimes, draft: StepTimes, *, batch: int, context: int, most: int = MOST_K) -> RoundTimes:
     """The parts of a round by step times; a pass of the draft takes a share of the host's time of a step."""
     host = target.host_s + target.host_per_sequence_s * batch
     one = pass_seconds(draft, batch, 1, context)
-    low, middle, high = (share * host for share in _HOST)
+    low, middle, high = (share * host for share in HOST)
     return RoundTimes(
         verify_s=tuple(host + pass_seconds(target, batch, m, context) for m in range(1, most + 2)),
         draft_s=one + middle, catch_up_s=max(pass_seconds(draft, batch, 2, context) - one, 0.0), batch=batch,
@@ -164,6 +128,50 @@ def _timed(
         latency_low_s=times.low * times.draft_s, latency_high_s=times.high * times.draft_s, acceptance=text,
         must_be_below_s=max(break_even_draft_s(times, accepted, found.k), 0.0),
         hurts_from_batch=break_even_batch(times_of, accepted, found.k, BATCHES), **gains,
+    )  # fmt: skip
+
+
+class BatchGain(msgspec.Struct, frozen=True, kw_only=True):
+    """Speed-up of decoding so many sequences together, with its 80 % range."""
+
+    batch: int
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+
+
+class ServedDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """What a draft does to a simulated engine: at its mean batch and others, and the engine without it."""
+
+    draft: str
+    batch: int  # sequences that run while any does, mean
+    rounds: RankedDraft  # at that batch
+    by_batch: tuple[BatchGain, ...]
+    tpot_without_s: Latency
+    tokens_per_s_without: RangedFigure
+
+
+def served_draft(found: Simulated) -> ServedDraft | None:
+    """What the draft of a simulation gains, batch by batch; None without one."""
+    config, plain = found.config, found.plain
+    if plain is None:
+        return None
+    target, (batch, context) = served_model(config.model), found.decoding
+    draft = read_draft(config.draft, target)
+    known = {
+        n: timed_draft(
+            DraftSetting(target=target, device=config.device, layout=config.layout, batch=n, context=context,
+                         k=config.k), draft, config.acceptance,
+        )
+        for n in {batch, *(each for each in BATCHES if each <= config.rules.sequences)}
+    }  # fmt: skip
+    return ServedDraft(
+        draft=config.draft, batch=batch, rounds=known[batch], tpot_without_s=plain.tpot_s,
+        tokens_per_s_without=plain.tokens_per_s,
+        by_batch=tuple(
+            BatchGain(batch=n, speedup=each.speedup, speedup_low=each.speedup_low, speedup_high=each.speedup_high)
+            for n, each in sorted(known.items())
+        ),
     )  # fmt: skip
 
 

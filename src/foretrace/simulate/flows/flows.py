@@ -132,20 +132,6 @@ def simulate_flows(
     return start, end
 
 
-def fair_rates(flows: Flows, capacity: Float64) -> Float64:
-    """Rate (F, bytes per second of one connection) of each flow if all of them move bytes at the same time.
-
-    Infinite for a flow without links. Raises GraphError as `simulate_flows` does.
-    """
-    from foretrace.simulate.flows import engine as flow_engine
-    from foretrace.simulate.flows.shares import Shares
-
-    _check(None, flows, capacity)
-    fair, unit = Shares.of(flows.route_ptr, flows.route_link, flows.route_times, capacity)
-    flow_engine.move(fair, np.arange(len(flows)), np.zeros(0, dtype=np.int64))
-    return np.where(np.diff(flows.route_ptr) > 0, fair.flows["rate"] * unit, np.inf)
-
-
 Result = tuple[Int64, Int64, Mask]
 
 
@@ -198,7 +184,7 @@ def _interfering(graph: TaskGraph, flow: Int32, interference: Interference | Non
     return slowed, runs & (graph.kind == TaskKind.COLLECTIVE) & ~slowed, float(interference.factor)
 
 
-def _check(graph: TaskGraph | None, flows: Flows, capacity: Float64) -> None:
+def _check(graph: TaskGraph, flows: Flows, capacity: Float64) -> None:
     """Refuse what cannot be, with the sentence that says what and where."""
     bad = np.flatnonzero(~(np.isfinite(capacity) & (capacity > 0)))
     if len(bad):
@@ -239,11 +225,6 @@ def _check(graph: TaskGraph | None, flows: Flows, capacity: Float64) -> None:
         raise GraphError(
             f"the flows need {longest / 1e9:.3g} s on these links, more than thirty years; check the units."
         )
-    if graph is not None:
-        _check_tasks(graph, flows)
-
-
-def _check_tasks(graph: TaskGraph, flows: Flows) -> None:
     bad = np.flatnonzero((flows.task < 0) | (flows.task >= len(graph)))
     if len(bad):
         raise GraphError(

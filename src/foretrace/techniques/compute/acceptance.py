@@ -72,6 +72,15 @@ class Acceptance:
         last = known[-1] / known[-2] if len(known) > 1 and known[-2] else known[-1]
         return known[k] if k < len(known) else known[-1] * last ** (k - len(known) + 1)
 
+    def survivals(self, k: int, end: int = 0) -> tuple[float, ...]:
+        """S(1), ..., S(k); `end`: -1 and 1 are those at the ends of the range of tau(k)."""
+        tau = self.tokens(k)
+        if not self.counts:
+            rate = (self.low, self.rate, self.high)[end + 1]
+            return tuple(rate**i for i in range(1, k + 1))
+        more = ((tau.low, tau.value, tau.high)[end + 1] - 1) / max(tau.value - 1, 1e-12)
+        return tuple(min(more * self.survival(i), 1.0) for i in range(1, k + 1))
+
     def tokens(self, k: int) -> Prior:
         """tau(k), the tokens that a round emits, with its range. Raises ForetraceError for k below 1 or above 64."""
         checked_k(k)

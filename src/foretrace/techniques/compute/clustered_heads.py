@@ -40,7 +40,9 @@ class ClusteredHeads(Technique):
     clusters: str = parameter(doc="clusters of heads in every layer, or of each layer: 8,4,2,2")
     warm_up: int = parameter(16, doc="first tokens of a request that all heads attend", unit="tokens")
     by: str = parameter(
-        "scores", doc="how heads are clustered; random is what scores have to beat", choices=("scores", "random")
+        "scores",
+        doc="how heads are clustered; random is what both have to beat",
+        choices=("scores", "outputs", "random"),
     )
     measured: float | None = prior(
         1.0,

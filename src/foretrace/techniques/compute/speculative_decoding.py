@@ -181,16 +181,23 @@ def _layers(graph: TaskGraph) -> tuple[int, int, float]:
 
     Layers are the modules that stand most often under one name with a number behind it.
     """
-    kinds: dict[str, set[str]] = {}
     parts = [[re.fullmatch(r"(.*?)[_.]?(\d+)", each) for each in name.split(".")] for name in graph.layers]
-    for found in parts:
-        for each in found[1:2]:
-            if each is not None:
-                kinds.setdefault(each[1], set()).add(each[2])
-    if not kinds:
+
+    def kinds(depth: int) -> dict[str, set[str]]:
+        """Numbers by name; below the first level only of modules that hold others."""
+        found: dict[str, set[str]] = {}
+        for each in parts:
+            if len(each) > depth + (depth > 1) and (named := each[depth]) is not None:
+                found.setdefault(named[1], set()).add(named[2])
+        return found
+
+    # Models stand in others: LlamaForCausalLM_0.LlamaModel_0.LlamaDecoderLayer_0.
+    at = next((depth for depth in (1, 2, 3) if max(map(len, kinds(depth).values()), default=0) > 1), 1)
+    if not kinds(at):
         return 0, 0, 0.0
-    name, numbers = max(kinds.items(), key=lambda each: len(each[1]))
-    inside = np.array([len(each) > 1 and each[1] is not None and each[1][1] == name for each in parts] + [False])
+    name, numbers = max(kinds(at).items(), key=lambda each: len(each[1]))
+    own = [len(each) > at and (named := each[at]) is not None and named[1] == name for each in parts]
+    inside = np.array([*own, False])
     busy = np.where(graph.gone, 0, graph.dur).astype(float)
     tables = [each["shape"] for each in graph.info.recording.get("parameters", []) if len(each["shape"]) == 2]
     width = min((min(each) for each in tables), default=0)

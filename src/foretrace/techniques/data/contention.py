@@ -60,13 +60,9 @@ class Contention(Technique):
         "", doc="how many times longer kernels take beside communication: a number or measured; not counted by default"
     )
     background: float | None = prior(
-        0.0,
-        0.0,
-        0.3,
-        unit="",
-        doc="share of every link between machines that other jobs take",
+        0.0, 0.0, 0.3, unit="", doc="share of every link between machines that other jobs take",
         why="a network of its own, or neighbours that take up to a third of it; nothing in the recording tells",
-    )
+    )  # fmt: skip
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         background = self._check(graph)
@@ -254,16 +250,9 @@ class _Runs:
     """
 
     def __init__(
-        self,
-        graph: TaskGraph,
-        before: Timeline,
-        moved: Sequence[Moved],
-        capacity: Float64,
-        now: Float64,
-        slowing: Interference | None,
-        *,
-        put_in: bool,
-    ) -> None:
+        self, graph: TaskGraph, before: Timeline, moved: Sequence[Moved], capacity: Float64, now: Float64,
+        slowing: Interference | None, *, put_in: bool,
+    ) -> None:  # fmt: skip
         """`capacity` is what links (L, bytes per second) carry for a transfer alone, `now` what they carry."""
         self.moved = moved
         bare = graph if slowing is None or put_in else _lonely(graph, before, slowing)

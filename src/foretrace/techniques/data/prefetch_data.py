@@ -98,25 +98,17 @@ def add_workers(
     result, _ = extend(
         graph,
         {
-            "kind": np.full(count, TaskKind.DATA),
-            "phase": np.full(count, Phase.DATA),
-            "lane": len(graph.lanes) + batch % workers,
-            "name": np.full(count, len(graph.names)),
-            "step": graph.step[fetches.first],
-            "dur": batch_ns,
-            "recorded": graph.recorded[fetches.first],
-            "release": release,
+            "kind": np.full(count, TaskKind.DATA), "phase": np.full(count, Phase.DATA),
+            "lane": len(graph.lanes) + batch % workers, "name": np.full(count, len(graph.names)), "dur": batch_ns,
+            "step": graph.step[fetches.first], "recorded": graph.recorded[fetches.first], "release": release,
         },
         {
-            "src": src,
-            "dst": dst,
-            "edge_kind": np.repeat([int(part[2]) for part in parts], sizes),
+            "src": src, "dst": dst, "edge_kind": np.repeat([int(part[2]) for part in parts], sizes),
             "lag": np.concatenate([np.broadcast_to(part[3], size) for part, size in zip(parts, sizes, strict=True)]),
         },
-        names=(WORKER,),
+        names=(WORKER,), change=change,
         lanes=[Lane(rank=lane.rank, kind=LaneKind.MODEL, stream=i, label=f"loader worker {i}") for i in range(workers)],
-        change=change,
-    )
+    )  # fmt: skip
     return result
 
 
@@ -154,42 +146,26 @@ class PrefetchData(Technique):
     prefetch_factor: int = parameter(2, doc="batches ordered ahead per worker")
     pinned: bool = parameter(False, doc="batches in pinned memory, whose copies do not block the host")
     hand_over_ms: float | None = prior(
-        1.0,
-        0.2,
-        2.0,
-        unit="ms",
-        doc="time to take over a finished batch from a worker",
+        1.0, 0.2, 2.0, unit="ms", doc="time to take over a finished batch from a worker",
         why="a queue, unpickling, and mapping a few tensors of shared memory: 0.1 to 1.5 ms where recorded",
-    )
+    )  # fmt: skip
     fetch: float | None = prior(
-        1.0,
-        0.95,
-        1.25,
-        doc="time to prepare a batch in a worker, relative to the training process",
+        1.0, 0.95, 1.25, doc="time to prepare a batch in a worker, relative to the training process",
         why="a worker has no training loop in its caches, but copies each batch to shared memory",
-    )
+    )  # fmt: skip
     host_contention: float | None = prior(
-        1.1,
-        1.0,
-        1.4,
-        doc="slow-down of the training process while a worker runs",
+        1.1, 1.0, 1.4, doc="slow-down of the training process while a worker runs",
         why="one-core against all-core clock of server processors (up to 1.33), hardware threads, caches, bandwidth",
-    )
+    )  # fmt: skip
     copy_contention: float | None = prior(
-        1.5,
-        1.0,
-        2.0,
-        doc="slow-down of copies from pageable memory",
+        1.5, 1.0, 2.0, doc="slow-down of copies from pageable memory",
         why="the processor stages them, from pages that another process wrote, over shared bandwidth",
-    )
+    )  # fmt: skip
 
     pinned_copy: float | None = prior(
-        0.8,
-        0.5,
-        1.0,
-        doc="time of a copy from pinned memory relative to one from pageable memory",
+        0.8, 0.5, 1.0, doc="time of a copy from pinned memory relative to one from pageable memory",
         why="without the driver's staging buffer a copy runs at the rate of the bus; staging reached half to all of it",
-    )
+    )  # fmt: skip
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         found = dict(super().priors(graph))
@@ -259,13 +235,9 @@ class PrefetchData(Technique):
             f"worker{'s' * (workers > 1)}; taking one over costs {hand_over / 1e6:.2g} ms"
         )
         result = add_workers(
-            alone,
-            fetches,
-            batch,
-            workers=workers,
-            ahead=workers * self.prefetch_factor,
+            alone, fetches, batch, workers=workers, ahead=workers * self.prefetch_factor,
             change=Change(what=what, tasks=int(loading.sum()) + len(batch)),
-        )
+        )  # fmt: skip
         batches = _inside(graph, fetches)
         return self._contend(result, _period(alone, batches), float(batch.mean()), batches)
 

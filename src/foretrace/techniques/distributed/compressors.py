@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import prod
 
 from foretrace.cost.network.network import CollectiveKind
-from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.techniques.base import Prior
 from foretrace.training.compression.settings import CompressionSettings, kept
@@ -78,21 +77,6 @@ def wanted(settings: CompressionSettings, buckets: Sequence[Shapes], workers: in
         hook_operator(settings, list(shapes), workers, part, device) for shapes in buckets for part in (ENCODE, ALL)
     ]
     return tuple(dict.fromkeys(pairs))
-
-
-def measured(
-    calibration: Calibration, settings: CompressionSettings, buckets: Sequence[Shapes], workers: int, device: str
-) -> list[tuple[float, float]] | None:
-    """Seconds of encoding and decoding per bucket as they were timed; None where one is missing."""
-    found = []
-    for shapes in buckets:
-        encode = calibration.time_s(hook_operator(settings, list(shapes), workers, ENCODE, device))
-        whole = calibration.time_s(hook_operator(settings, list(shapes), workers, ALL, device))
-        if encode is None or whole is None:
-            return None
-        encode = min(encode, whole)
-        found.append((encode, whole - encode))
-    return found
 
 
 def rates(settings: CompressionSettings, workers: int, *, cpu: bool) -> tuple[Prior, Prior]:

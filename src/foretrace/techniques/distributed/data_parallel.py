@@ -48,6 +48,7 @@ class DataParallel(Technique):
     launch_us: float | None = derived(unit="µs", doc="host time of starting one collective")
     waiting_ms: float | None = derived(unit="ms", doc="how much later the last worker is than this one")
     company: float | None = derived(doc="slow-down of computing while messages are exchanged")
+    stretch: float | None = derived(doc="slow-down of messages while this worker computes")
     transfer: float | None = derived(doc="time of transfers relative to what the network's model says")
 
     def change(self, graph: TaskGraph) -> TaskGraph:
@@ -80,7 +81,8 @@ class DataParallel(Technique):
         sizes = [each.nbytes for each in gradients]
         total, recording = sum(sizes), graph.info.recording
         out_ns = 0 if self.views else round(2 * total / values["copy_gb_s"])
-        normed = any("BatchNorm" in each.get("class", "") for each in recording.get("modules", []))
+        met = "stretch" in values  # what meets was measured, and is known task by task
+        normed = sum("BatchNorm" in each.get("class", "") for each in recording.get("modules", []))
         return ExchangePlan(
             workers=self.workers,
             network=self.network,
@@ -91,7 +93,11 @@ class DataParallel(Technique):
             launch_us=values["launch_us"],
             copied_ns=out_ns,
             buffer_bytes=int(recording.get("buffer_bytes") or 0),
-            buffer_types=1 + normed,  # batch norm counts its batches in an int64
+            buffer_types=1 + bool(normed),  # batch norm counts its batches in an int64
+            buffers=3 * normed,
+            buffer_us=values["gradient_us"] if met else 0.0,
+            company=values["company"] if met else 1.0,
+            stretch=values.get("stretch", 1.0),
             gradient_mb=self.gradient_mb,
             skew=values.get("skew", 1.0),
         )
@@ -126,10 +132,9 @@ class DataParallel(Technique):
         )
         found["waiting_ms"] = one_worker.waiting(graph, self.workers)
         found["company"] = one_worker.company(graph)
-        found["transfer"] = one_worker.transfer(
-            one_worker.network_between(graph, self.network, self.workers, self.backend)
-        )
-        return found
+        net = one_worker.network_between(graph, self.network, self.workers, self.backend)
+        found["transfer"] = one_worker.transfer(net)
+        return found | one_worker.measured(graph, net)
 
     def slowed(self, graph: TaskGraph, gradients: Sequence[Gradient], plan: ExchangePlan) -> TaskGraph:
         """Computing beside messages, and what the reducer adds to every gradient."""
@@ -137,7 +142,8 @@ class DataParallel(Technique):
         first = np.min([each.ready for each in gradients], axis=0)
         last = np.max([each.ready for each in gradients], axis=0)
         busy_s = sum(leg.seconds for i in range(len(plan.parts)) for leg in plan.legs(i))
-        graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s)
+        if "stretch" not in values:
+            graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s)
         dur = graph.dur.copy()
         on_host = graph.info.platform == "cpu"
         for each in gradients:

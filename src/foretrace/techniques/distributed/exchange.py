@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.arrays import Int64
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.graph.assemble import part_of
 from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, EdgeList, HostTask, extend, insert_at
 from foretrace.graph.taskgraph import Change, EdgeKind, Lane, Phase, TaskGraph, TaskKind
+from foretrace.simulate.replay import replay
 from foretrace.trace.trace import LaneKind
 
 WAIT = "wait for other workers"
 LAUNCH = "launch of a collective"
 COPIES = "gradients out of buckets"
+_MEETINGS = 6  # times that durations and what lies beside what are worked out in turns; they settle in three
 LINK = "exchange"  # label of the lane of messages that a technique put into a graph, or its first word
 
 
@@ -175,6 +177,54 @@ def without_exchange(graph: TaskGraph) -> TaskGraph:
     kept = kept.noted(Change(what=f"took {count} messages out", tasks=count))
     named = np.array([name in (WAIT, LAUNCH, COPIES) for name in kept.names], dtype=np.bool_)[kept.name]
     return remove(kept, named & ~kept.gone)
+
+
+def beside(graph: TaskGraph, company: float, stretch: float) -> TaskGraph:
+    """The graph of a worker that computes by `company` slower, and exchanges by `stretch`, while it does both.
+
+    Its tasks last longer by the share of their time that messages are in flight, and messages by the share that the
+    worker computes, which depends on how long both last: worked out in turns.
+    """
+    changed = graph
+    for _ in range(_MEETINGS):
+        changed = _times(graph, *_slower(changed, company, stretch))
+    return changed
+
+
+def apart(graph: TaskGraph, company: float, stretch: float) -> TaskGraph:
+    """The graph that `beside` was given, but for the rounding, from the one that it made."""
+    return _times(graph, *(1 / each for each in _slower(graph, company, stretch)))
+
+
+def _times(graph: TaskGraph, factor: Float64, lags: Float64) -> TaskGraph:
+    dur, lag = np.rint(graph.dur * factor).astype(np.int64), np.rint(graph.lag * lags).astype(np.int64)
+    return graph.with_columns(dur=dur, lag=lag)
+
+
+def _slower(graph: TaskGraph, company: float, stretch: float) -> tuple[Float64, Float64]:
+    """Factors of tasks (n), and of the times (m, lags of edges) that messages keep the link for themselves."""
+    message = (graph.kind == TaskKind.COLLECTIVE) & ~graph.gone
+    work = ~graph.on_device & ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN, TaskKind.COLLECTIVE))
+    (start, end), factor = replay(graph), np.ones(len(graph))
+    for mine, others, slower in ((work, message, company), (message, work, stretch)):
+        factor[mine] = 1 / (1 - (1 - 1 / slower) * _shared(start, end, mine, others))
+    queue = (graph.edge_kind == EdgeKind.STREAM) & graph.from_start & message[graph.src]
+    return factor, np.where(queue, factor[graph.src], 1.0)
+
+
+def _shared(start: Int64, end: Int64, mine: Mask, others: Mask) -> Float64:
+    """The share of the time of each of `mine` in which one of `others` runs."""
+    order = np.flatnonzero(others & (end > start))
+    if not len(order):
+        return np.zeros(int(mine.sum()))
+    order = order[np.argsort(start[order], kind="stable")]
+    begins, ends = start[order], np.maximum.accumulate(end[order])
+    apart = begins[1:] > ends[:-1]
+    begins, ends = begins[np.append(True, apart)], ends[np.append(apart, True)]
+    moments = np.column_stack([begins, ends]).ravel().astype(np.float64)
+    busy = np.cumsum(np.column_stack([np.zeros(len(ends)), ends - begins]).ravel())
+    both = np.interp(end[mine], moments, busy) - np.interp(start[mine], moments, busy)
+    return np.asarray(both / np.maximum(end[mine] - start[mine], 1), dtype=np.float64)
 
 
 class _Launched:

@@ -171,7 +171,7 @@ class FullySharded(Technique):
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         found = {
-            "copy_gb_s": one_worker.copying(graph),
+            "copy_gb_s": one_worker.copying(graph, self._plan(graph).net()),
             "unit_us": Prior(400.0, 150.0, 1200.0, unit="µs", why="Python of FSDP's hooks around a unit"),
             "operator_us": Prior(3.0, 1.0, 8.0, unit="µs", why="calls on small arrays"),
             "waiting_ms": one_worker.waiting(graph, self.workers),

@@ -14,14 +14,15 @@ from math import isfinite
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import Change, TaskGraph
+from foretrace.hardware.devices import catalog, find
 from foretrace.techniques.base import Prior, Technique, derived, parameter
+from foretrace.techniques.distributed.coding import PRIOR, Coding, by_traffic, timed
 from foretrace.techniques.distributed.compressed_exchange import Compressed, bucket_shapes, compressed, compressible
-from foretrace.techniques.distributed.compressors import METHODS, measured, parts, rates, ratio, wanted
+from foretrace.techniques.distributed.compressors import METHODS, parts, rates, ratio, wanted
 from foretrace.techniques.distributed.messages import ExchangePlan
 from foretrace.training.compression.settings import CompressionSettings
 from foretrace.training.training import Training
 
-_ALONE = Prior(1.0, 0.8, 1.5, why="the hook was timed alone; in a step it meets other caches and a busier memory")
 _HOOK = Prior(200.0, 50.0, 800.0, unit="µs", why="a hook in Python calls ten to a hundred operators")
 _ON_CPU = Prior(
     0.5, 0.0, 1.0, why="callbacks run on a thread of the back end; whether a core is free for it is not recorded"
@@ -49,6 +50,7 @@ class GradientCompression(Technique):
     clip: float = parameter(0.0, doc="dgc: longest gradient of all workers together, by bucket; 0 is any")
     warm_steps: int = parameter(0, doc="dgc: steps with more elements; the prediction is for the steps after them")
     measured: float | None = derived(doc="time of the hook in a step relative to the hook timed alone")
+    traffic: float | None = derived(doc="time of the hook on a GPU relative to what its passes over memory take")
     encode_gb_s: float | None = derived(unit="GB/s", doc="gradient bytes encoded per second")
     decode_gb_s: float | None = derived(unit="GB/s", doc="gradient bytes decoded per second")
     hook_us: float | None = derived(unit="µs", doc="time of a bucket beside what grows with its size")
@@ -67,8 +69,8 @@ class GradientCompression(Technique):
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         plan = self._plan(graph)
         found: dict[str, Prior] = {}
-        if self._timed(graph, plan) is not None:
-            found["measured"] = _ALONE
+        if (known := self._known(graph, plan)) is not None:
+            found[known.flag] = known.off
         else:
             encode, decode = rates(self.settings, plan.workers, cpu=graph.info.platform == "cpu")
             found |= {"encode_gb_s": encode, "decode_gb_s": decode, "hook_us": _HOOK}
@@ -97,11 +99,11 @@ class GradientCompression(Technique):
         )
         return changed.noted(Change(what=what, tasks=len(buckets) * graph.n_steps))
 
-    def coding_s(self, graph: TaskGraph) -> tuple[float, float, bool]:
-        """Seconds of encoding and of decoding all buckets of a step, and whether they were timed on the device."""
+    def coding_s(self, graph: TaskGraph) -> tuple[float, float, str]:
+        """Seconds of encoding and of decoding all buckets of a step, and how they are known (`coding`)."""
         plan = self._plan(graph)
-        times = self._times(graph, plan, self.values(graph))
-        return sum(each for each, _ in times), sum(each for _, each in times), self._timed(graph, plan) is not None
+        times, known = self._times(graph, plan, self.values(graph)), self._known(graph, plan)
+        return sum(each for each, _ in times), sum(each for _, each in times), known.how if known else PRIOR
 
     def sent(self, graph: TaskGraph) -> tuple[float, float]:
         """Bytes that a worker sends per step, and how many times fewer they are than its gradients."""
@@ -140,23 +142,25 @@ class GradientCompression(Technique):
             raise self.refuse(f"min_rate={self.min_rate} is no ratio; give a number above 0.")
         if not (isfinite(self.clip) and self.clip >= 0) or self.warm_steps < 0:
             raise self.refuse("clip and warm_steps must be 0 or more.")
-        self.need_positive("measured", "encode_gb_s", "decode_gb_s")
+        self.need_positive("measured", "traffic", "encode_gb_s", "decode_gb_s")
         if self.hook_us is not None and not (isfinite(self.hook_us) and self.hook_us >= 0):
             raise self.refuse(f"hook_us={self.hook_us} is no time; give 0 or more.")
         if self.crowding is not None and not 0 <= self.crowding <= 1:
             raise self.refuse(f"crowding={self.crowding} is no part; give 0 to 1.")
 
-    def _timed(self, graph: TaskGraph, plan: ExchangePlan) -> list[tuple[float, float]] | None:
-        """Seconds of encoding and decoding per bucket as timed alone; None where they were not, or rates are given."""
+    def _known(self, graph: TaskGraph, plan: ExchangePlan) -> Coding | None:
+        """What coding every bucket takes, timed or by memory traffic; None where neither tells, or rates are given."""
         if self.encode_gb_s is not None or self.decode_gb_s is not None:
             return None
         shapes = bucket_shapes(graph, plan)
-        return measured(Calibration.of(graph), self.settings, shapes, plan.workers, _device(graph))
+        found = timed(Calibration.of(graph), self.settings, shapes, plan.workers, _device(graph))
+        name = graph.info.devices[0] if graph.info.devices and _device(graph) == "cuda" else ""
+        device = find(name) or next((each for each in catalog() if each.name == name), None)  # recorded or estimated
+        return found or (by_traffic(self.settings, shapes, plan.workers, device) if device else None)
 
     def _times(self, graph: TaskGraph, plan: ExchangePlan, values: dict[str, float]) -> list[tuple[float, float]]:
-        timed = self._timed(graph, plan)
-        if timed is not None:
-            return [(values["measured"] * encode, values["measured"] * decode) for encode, decode in timed]
+        if (known := self._known(graph, plan)) is not None:
+            return [(values[known.flag] * encode, values[known.flag] * decode) for encode, decode in known.seconds]
         encode, decode, fixed = 1e9 * values["encode_gb_s"], 1e9 * values["decode_gb_s"], 0.5e-6 * values["hook_us"]
         return [(fixed + part.nbytes / encode, fixed + part.nbytes / decode) for part in plan.parts]
 

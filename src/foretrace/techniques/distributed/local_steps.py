@@ -111,7 +111,7 @@ class LocalSteps(Technique):
             {"share": _SHARES[self.updates], "select_gb_s": self._selecting(graph)} if self.updates != "all" else {}
         )
         return sparse | {
-            "copy_gb_s": one_worker.copying(graph),
+            "copy_gb_s": one_worker.copying(graph, self._net(graph)),
             "step_us": Prior(300.0, 100.0, 1000.0, unit="µs", why="Python over all parameters, one call"),
             "waiting_ms": one_worker.waiting(graph, self.workers),
             "transfer": one_worker.transfer(self._net(graph)),

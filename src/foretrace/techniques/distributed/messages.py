@@ -19,7 +19,7 @@ from foretrace.cost.network.parse import network
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.techniques.base import Technique
 from foretrace.techniques.compute.batching import with_facts
-from foretrace.techniques.distributed.exchange import LINK, Message, Stop, exchange, without_exchange
+from foretrace.techniques.distributed.exchange import LINK, Message, Stop, apart, beside, exchange, without_exchange
 from foretrace.techniques.distributed.gradients import (
     Gradient,
     ahead_of,
@@ -66,6 +66,8 @@ class ExchangePlan:
     copied_ns: int = 0  # copies out of the buckets
     buffer_bytes: int = 0  # of buffers that the first worker sends to all before the forward pass
     buffer_types: int = 0  # one message each
+    buffers: int = 0
+    buffer_us: float = 0.0  # host time of one, in and out of its message
     gradient_mb: float = 0.0  # of all gradients, where the recording does not show them
     skew: float = 1.0
     scheme: str = ALL_REDUCE
@@ -75,6 +77,8 @@ class ExchangePlan:
     sharded: bool = True  # every part over all servers
     sum_gb_s: float = 0.0  # what a server adds up
     prioritised: bool = False  # by the layer that waits first in the next step
+    company: float = 1.0  # slow-down of computing beside messages, task by task
+    stretch: float = 1.0  # of messages beside computing
 
     @property
     def in_flight(self) -> int:
@@ -127,7 +131,7 @@ def plan_of(graph: TaskGraph, technique: Technique, *, only_all_reduce: bool = F
 
 def replanned(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskGraph:
     """The graph with the messages of this plan in the place of those that it has."""
-    return lay_out(without_exchange(graph), plan, technique)
+    return lay_out(without_exchange(apart(graph, plan.company, plan.stretch)), plan, technique)
 
 
 def lay_out(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskGraph:
@@ -178,6 +182,8 @@ def lay_out(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskG
             )
     free = plan.prioritised or plan.scheme == SERVERS or (plan.scheme == HIERARCHICAL and plan.backend == "nccl")
     changed = exchange(graph, messages, stops, in_flight=1 if free else plan.in_flight, ordered=not free)
+    if max(plan.company, plan.stretch) > 1:
+        changed = beside(changed, plan.company, plan.stretch)
     return with_facts(changed, distributed=plan.facts)
 
 
@@ -199,7 +205,7 @@ def buffer_messages(graph: TaskGraph, plan: ExchangePlan) -> tuple[list[Message]
         wire_ns=dur,
         after=rows,
         waits=rows,
-        host_ns=round(plan.launch_us * 1e3) * plan.buffer_types,
+        host_ns=round(plan.launch_us * 1e3) * plan.buffer_types + round(plan.buffer_us * 1e3) * plan.buffers,
         priority=-1,
     )
     return [message], [Stop(waits=rows)]

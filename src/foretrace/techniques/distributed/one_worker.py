@@ -16,6 +16,7 @@ from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Prior, Technique
 from foretrace.techniques.compute.updates import update_bandwidth
 
+_UNITS = {"us": "µs", "s": "GB/s"}
 IN_FLIGHT = {"gloo": 2, "nccl": 1}  # collectives at a time of one process group
 
 
@@ -30,9 +31,10 @@ def required(technique: Technique, graph: TaskGraph) -> None:
         raise technique.refuse("the recording already exchanges messages between workers; record one worker alone.")
 
 
-def copying(graph: TaskGraph) -> Prior:
+def copying(graph: TaskGraph, net: Network | None = None) -> Prior:
     """Bandwidth of copying into and out of buffers."""
-    return update_bandwidth(graph) or Prior(500.0, 150.0, 1500.0, unit="GB/s", why="devices copy so much")
+    found = measured(graph, net).get("copy_gb_s") if net else None
+    return found or update_bandwidth(graph) or Prior(500.0, 150.0, 1500.0, unit="GB/s", why="devices copy so much")
 
 
 def company(graph: TaskGraph) -> Prior:
@@ -43,6 +45,14 @@ def company(graph: TaskGraph) -> Prior:
     return Prior(1.06, 1.0, 1.15, why=why)
 
 
+def measured(graph: TaskGraph, net: Network) -> dict[str, Prior]:
+    """What the hosts of this network, processors, were measured to take beside collectives, by parameter."""
+    return {
+        name: Prior(*ends, unit=_UNITS.get(name.rpartition("_")[2], "×"), why=f"measured on {net.name}")
+        for name, ends in (net.hosts.items() if graph.info.platform == "cpu" else ())
+    }
+
+
 def transfer(net: Network, nbytes: float = 4 * MIB) -> Prior:
     """How far the network's model may be off, at a typical size."""
     typical = net.cost(CollectiveKind.ALL_REDUCE, nbytes)
@@ -51,7 +61,11 @@ def transfer(net: Network, nbytes: float = 4 * MIB) -> Prior:
 
 
 def waiting(graph: TaskGraph, workers: int) -> Prior:
-    """The last of W workers whose steps vary as the recorded ones do, relative to the mean (order statistics)."""
+    """The last of W workers relative to the mean, in steps made together or varying as the recorded ones do."""
+    if together := graph.info.recording.get("together"):
+        more = expected_max(workers) / expected_max(together["workers"])
+        why = f"the last of {together['workers']} workers in {together['steps']} steps made together, beside their mean"
+        return Prior(*(more * each for each in together["late_ms"]), unit="ms", why=why)
     times = simulate(graph).step_times_ns / 1e9
     spread = float(np.std(times, ddof=1)) if len(times) > 2 else 0.02 * float(np.mean(times))
     late = 1e3 * spread * expected_max(workers)

@@ -31,11 +31,9 @@ class DenseSample:
         gone, done = int(self.hops[1]), int(self.hops[2] - self.hops[1])
         starts = self.starts[done:] - self.starts[done]
         return DenseSample(
-            nodes=self.nodes[gone:],
-            hops=self.hops[1:] - gone,
-            starts=starts,
+            nodes=self.nodes[gone:], hops=self.hops[1:] - gone, starts=starts,
             places=self.places[self.starts[done] :] - gone,
-        )
+        )  # fmt: skip
 
 
 def sample(adjacency: Adjacency, targets: Int64, fanouts: Sequence[int], random: np.random.Generator) -> DenseSample:

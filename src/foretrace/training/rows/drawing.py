@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from foretrace.arrays import Float64, Int32, Int64
 from foretrace.compiled import njit
 
@@ -27,6 +29,13 @@ def draw(begins: Int64, sizes: Int64, wanted: Int64, uniform: Float64, positions
                 position = drawn
             positions[done + k] = begins[i] + position
         done += count
+
+
+def positions(begins: Int64, sizes: Int64, wanted: Int64, random: np.random.Generator) -> Int64:
+    """Draw positions by numbers of `random`: (sum of wanted,)."""
+    found = np.empty(int(wanted.sum()), np.int64)
+    draw(begins, sizes, wanted, random.random(len(found)), found)
+    return found
 
 
 @njit(_nrt=False)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
 from foretrace.arrays import Array, Float32, Int64
 from foretrace.errors import ForetraceError
-from foretrace.files import write_bytes
 from foretrace.names import keyed
 from foretrace.reading import DAMAGED, TooLargeError, parse_npz, read_bytes
+from foretrace.training.rows.drawing import positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +51,12 @@ class Adjacency:
     def sample(self, nodes: Int64, fanout: int, random: np.random.Generator) -> tuple[Int64, Int64]:
         """Up to `fanout` neighbours of each of `nodes` (n,), uniform without replacement; all where it has no more.
 
-        Returns their starts (n + 1,) and the neighbours, as in an `Adjacency`. Draws `fanout` of d places at once for
-        all nodes (Floyd, CACM 1987, "A sample of brilliance"): the k-th is from 0 to d - fanout + k, and that last one
-        where the place was drawn before.
+        Returns their starts (n + 1,) and the neighbours, as in an `Adjacency`.
         """
         degrees = self.starts[nodes + 1] - self.starts[nodes]
-        many = degrees > fanout
-        starts = np.concatenate([[0], np.cumsum(np.minimum(degrees, fanout))])
-        few = np.repeat(self.starts[nodes] - starts[:-1], np.minimum(degrees, fanout)) + np.arange(starts[-1])
-        last = degrees[many] - fanout
-        drawn = np.empty((fanout, len(last)), np.int64)
-        for k in range(fanout):
-            place = (random.random(len(last)) * (last + k + 1)).astype(np.int64)
-            drawn[k] = np.where((drawn[:k] == place).any(axis=0), last + k, place)
-        few[np.repeat(many, np.minimum(degrees, fanout))] = (drawn + self.starts[nodes[many]]).T.ravel()
-        return starts, self.neighbours[few]
+        wanted = np.minimum(degrees, fanout)
+        found = self.neighbours[positions(self.starts[nodes], degrees, wanted, random)]
+        return np.concatenate([[0], np.cumsum(wanted)]), found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,15 +162,6 @@ def read(path: Path) -> NodeData:
         if len(sets[to]) and not 0 <= sets[to].min() <= sets[to].max() < nodes:
             raise ForetraceError(f"{key} of {path} must name nodes from 0 to {nodes - 1}; mend it.")
     return NodeData(adjacency=Adjacency.of(edges, nodes), features=features, labels=labels, **sets)
-
-
-def write(path: Path, data: NodeData) -> None:
-    """Write a graph so that `read` finds it again."""
-    held = BytesIO()
-    sets = {key: getattr(data, to) for key, to in _SETS.items()}
-    nodes = np.int64(data.adjacency.nodes)
-    np.savez(held, edges=data.adjacency.edges(), x=data.features, label=data.labels, nodes=nodes, **sets)
-    write_bytes(path, held.getvalue())
 
 
 def _features(found: dict[str, Array]) -> Float32:

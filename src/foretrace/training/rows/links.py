@@ -105,9 +105,9 @@ def link_auc(graph: PartitionedGraph, rows: Rows, *, seed: int = 0) -> float:
 
 def auc(good: Float64, bad: Float64) -> float:
     """Share of pairs of a good and a bad score in which the good one is higher; equal ones count half."""
-    _, inverse, counts = np.unique(np.concatenate([good, bad]), return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return float((ranks[: len(good)].sum() - len(good) * (len(good) + 1) / 2) / max(len(good) * len(bad), 1))
+    ordered = np.sort(bad)
+    below = np.searchsorted(ordered, good, "left") + np.searchsorted(ordered, good, "right")
+    return float(below.sum() / 2 / max(len(good) * len(bad), 1))
 
 
 def batch_bytes(width: int, batch: int) -> int:

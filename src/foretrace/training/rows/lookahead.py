@@ -68,16 +68,13 @@ class LookAheadPlan:
         wanted = np.ones(len(rows), np.bool_) if soon is None else self.soon[at] == soon
         used, mine, others = users[:, trainer], owner == trainer, range(self.trainers)
         return TrainerTurn(
-            ids=rows[used],
-            fetch=rows[used & ~self.hit[at]],
-            owned=rows[mine & wanted],
+            ids=rows[used], fetch=rows[used & ~self.hit[at]], owned=rows[mine & wanted],
             gradients_to=tuple(rows[used & (owner == p) & wanted & (p != trainer)] for p in others),
             gradients_from=tuple(rows[mine & users[:, p] & wanted & (p != trainer)] for p in others),
             values_to=tuple(rows[mine & after[:, p] & wanted & (p != trainer)] for p in others),
             values_from=tuple(rows[(owner == p) & after[:, trainer] & wanted & (p != trainer)] for p in others),
-            write_back=rows[mine & ~after.any(1) & wanted],
-            evict=rows[used & ~after[:, trainer] & wanted],
-        )
+            write_back=rows[mine & ~after.any(1) & wanted], evict=rows[used & ~after[:, trainer] & wanted],
+        )  # fmt: skip
 
     @property
     def hit_rate(self) -> float:
@@ -179,7 +176,8 @@ class LookAheadRows(Rows):
         if plan.count != inner.count:
             raise ForetraceError(f"The plan is for {plan.count} rows, the table has {inner.count}.")
         super().__init__(inner.count, inner.width)
-        needs, batch = int(plan.held[trainer]), int(_largest(plan, trainer))
+        batch = int(np.add.reduceat(plan.users[:, trainer].astype(np.int64), plan.starts[:-1]).max())
+        needs = int(plan.held[trainer])
         capacity = capacity or needs
         if capacity < batch:
             raise ForetraceError(f"A cache of {capacity} rows cannot hold one batch, which reads {batch}.")
@@ -262,8 +260,3 @@ class LookAheadRows(Rows):
         self._values[places] = values[here]
         if not here.all():
             self.inner.put(ids[~here], values[~here])
-
-
-def _largest(plan: LookAheadPlan, trainer: int) -> int:
-    """Most rows that a trainer touches in a batch."""
-    return int(np.add.reduceat(plan.users[:, trainer].astype(np.int64), plan.starts[:-1]).max())

@@ -19,7 +19,7 @@ import numpy as np
 
 from foretrace.arrays import Float32, Int32, Int64
 from foretrace.errors import ForetraceError
-from foretrace.training.rows.drawing import draw, place
+from foretrace.training.rows.drawing import place, positions
 from foretrace.training.rows.graphs import Adjacency
 from foretrace.training.rows.rows import RowCounters, Rows
 
@@ -82,13 +82,6 @@ class NeighbourLists:
     def draw(self, nodes: Int64, wanted: Int64, random: np.random.Generator) -> Int32:
         """Draw `wanted[i]` distinct neighbours of each node: (sum of wanted,). Every set is equally likely."""
         return self.read(positions(self.starts[nodes], self.sizes(nodes), wanted, random))
-
-
-def positions(begins: Int64, sizes: Int64, wanted: Int64, random: np.random.Generator) -> Int64:
-    """Draw positions, see `drawing.draw`."""
-    found = np.empty(int(wanted.sum()), np.int64)
-    draw(begins, sizes, wanted, random.random(len(found)), found)
-    return found
 
 
 def parts(nodes: Int64, most: int) -> Iterator[Int64]:
@@ -195,13 +188,9 @@ class NeighbourCache:
     """A sample of every list in memory, from which neighbours are drawn."""
 
     def __init__(
-        self,
-        lists: NeighbourLists,
-        policy: CachePolicy,
-        fan_out: int,
-        random: np.random.Generator,
+        self, lists: NeighbourLists, policy: CachePolicy, fan_out: int, random: np.random.Generator,
         counters: RowCounters,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.lists, self.policy, self.random, self.counters = lists, policy, random, counters
         self.size, self.replaced = policy.size(fan_out), policy.replaced(fan_out)
         self.starts = np.concatenate([[0], np.cumsum(np.minimum(np.diff(lists.starts), self.size))])

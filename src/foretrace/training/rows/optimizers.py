@@ -6,7 +6,6 @@ get the same bits. An optimizer keeps its state in the row itself, in columns be
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,34 +34,30 @@ def add_up(parts: Sequence[tuple[Int64, Float32]]) -> tuple[Int64, Float32]:
     return ids, sums
 
 
+_RATES = {"sgd": 0.1, "adagrad": 0.02}
+DENSE_RATE = 0.1  # of the dense weights, which SGD trains
+
+
 @dataclass(frozen=True, kw_only=True)
-class RowOptimizer(ABC):
-    """Updates rows (n, width + state) by gradients (n, width)."""
+class RowOptimizer:
+    """Updates rows (n, width + state) by gradients (n, width).
 
+    `kind` is sgd, or adagrad: one sum of mean squared gradients per row, as FBGEMM's EXACT_ROWWISE_ADAGRAD.
+    """
+
+    kind: str
     rate: float
-    state = 0  # columns behind the weights
+    epsilon: float = 1e-8
 
-    @abstractmethod
+    @property
+    def state(self) -> int:
+        """Columns behind the weights."""
+        return int(self.kind == "adagrad")
+
     def apply(self, rows: Float32, gradients: Float32) -> Float32:
         """The rows afterwards; each depends on its own numbers alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SGDRows(RowOptimizer):
-    """Stochastic gradient descent."""
-
-    def apply(self, rows: Float32, gradients: Float32) -> Float32:
-        return rows - np.float32(self.rate) * gradients
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdagradRows(RowOptimizer):
-    """Row-wise Adagrad: one sum of mean squared gradients per row, as FBGEMM's EXACT_ROWWISE_ADAGRAD."""
-
-    epsilon: float = 1e-8
-    state = 1
-
-    def apply(self, rows: Float32, gradients: Float32) -> Float32:
+        if not self.state:
+            return rows - np.float32(self.rate) * gradients
         found = rows.copy()
         found[:, -1] += np.square(gradients).mean(axis=1)
         steps = np.float32(self.rate) / (np.sqrt(found[:, -1:]) + np.float32(self.epsilon))
@@ -70,20 +65,15 @@ class AdagradRows(RowOptimizer):
         return found
 
 
-_KINDS: dict[str, type[RowOptimizer]] = {"sgd": SGDRows, "adagrad": AdagradRows}
-
-_RATES = {"sgd": 0.1, "adagrad": 0.02}
-
-
 def row_optimizer(text: str) -> RowOptimizer:
     """From `sgd` or `adagrad rate=0.05`. Raises ForetraceError."""
     kind, *words = text.split() or [""]
-    if kind not in _KINDS:
-        raise ForetraceError(f"An optimizer of rows must be {' or '.join(_KINDS)}, got {text!r}.")
+    if kind not in _RATES:
+        raise ForetraceError(f"An optimizer of rows must be {' or '.join(_RATES)}, got {text!r}.")
     try:
         rate = float(keyed(words, {"rate"}, kind).get("rate", _RATES[kind]))
     except ValueError:
         rate = 0.0
     if not rate > 0:
         raise ForetraceError(f"The rate of {kind} must be a number above 0, got {text!r}.")
-    return _KINDS[kind](rate=rate)
+    return RowOptimizer(kind=kind, rate=rate)

@@ -20,6 +20,7 @@ from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
 from foretrace.training.rows import dense, disk, links, nodes, orders, partitions
 from foretrace.training.rows.disk import RowsOnDisk
+from foretrace.training.rows.graphs import Adjacency
 from foretrace.training.rows.orders import State
 from foretrace.training.rows.partitions import PartitionedGraph
 from foretrace.training.rows.rows import RowCounters, Rows, RowsInMemory
@@ -214,9 +215,8 @@ def limit_memory(bytes_more: int) -> None:
     Raises ForetraceError where the system does not say what it has.
     """
     warm = nodes.Sage((4, 4, 2))  # libraries take memory of their own, and import more, at the first update
-    read = dense.DenseSample(
-        nodes=np.arange(2), hops=np.array([0, 0, 0, 2]), starts=np.zeros(3, int), places=np.arange(0)
-    )
+    alone = Adjacency(starts=np.zeros(3, np.int64), neighbours=np.zeros(0, np.int64))
+    read = dense.sample(alone, np.arange(2), (1, 1), np.random.default_rng(0))
     nodes.step(
         np.zeros(2, int), RowsInMemory(np.ones((2, 4), np.float32)), warm, torch.optim.Adam(warm.parameters()), read
     )

@@ -44,13 +44,9 @@ def read_reuse(path: Path) -> tuple[ReuseHistogram, ...]:
         if mean is None or len(bins) % 2 or not 2 <= half <= MOST_BINS or not sum(bins[half:]):
             raise ForetraceError(f"{path}: data set {len(found)} has no two histograms and a mean; {_MEND}.")
         found.append(
-            ReuseHistogram(
-                name=part.splitlines()[0].strip(),
-                mean=float(mean[1]),
-                rows=np.array(bins[:half]),
-                lookups=np.array(bins[half:]) / sum(bins[half:]),
-            )
-        )
+            ReuseHistogram(name=part.splitlines()[0].strip(), mean=float(mean[1]), rows=np.array(bins[:half]),
+                           lookups=np.array(bins[half:]) / sum(bins[half:]))
+        )  # fmt: skip
     return tuple(found)
 
 

@@ -50,16 +50,9 @@ class NeighborLoader:
     """
 
     def __init__(
-        self,
-        lists: NeighbourLists,
-        *,
-        num_neighbors: Sequence[int],
-        input_nodes: Int64 | None = None,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        cache: CachePolicy | None = None,
-        seed: int = 0,
-    ) -> None:
+        self, lists: NeighbourLists, *, num_neighbors: Sequence[int], input_nodes: Int64 | None = None,
+        batch_size: int = 1, shuffle: bool = False, cache: CachePolicy | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
         nodes = len(lists.starts) - 1
         self.input_nodes = np.arange(nodes) if input_nodes is None else np.asarray(input_nodes, np.int64)
         if batch_size < 1 or min(num_neighbors, default=0) < -1:

@@ -30,6 +30,7 @@ import numpy as np
 from foretrace.arrays import Array, Float32, Int64
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
+from foretrace.training.rows.kept import file_of
 from foretrace.training.rows.optimizers import RowOptimizer, add_up
 from foretrace.training.rows.rows import Rows
 
@@ -215,7 +216,8 @@ class RowServer:
             self._apply(self._staged.pop(self.complete))
             self.complete += 1
             if self.folder is not None and self.every and self.complete % self.every == 0:
-                keep_rows(self.folder, self.rows, self.complete)
+                whole = self.rows.get(np.arange(self.rows.count))
+                write_bytes(file_of(self.folder, "rows", self.complete), whole.tobytes())
             self._changed.notify_all()
 
     def _apply(self, parts: dict[int, tuple[int, Int64, Float32]]) -> None:
@@ -228,16 +230,6 @@ class RowServer:
         for what, ids, values in parts.values():
             if what == RowRequest.PUSH_VALUES:
                 self.rows.put(ids, values)
-
-
-def rows_file(folder: Path, batches: int) -> Path:
-    """Where the table after so many batches is kept."""
-    return folder / f"rows-{batches}.f32"
-
-
-def keep_rows(folder: Path, rows: Rows, batches: int) -> None:
-    """Write the table after so many batches, whole or not at all."""
-    write_bytes(rows_file(folder, batches), rows.get(np.arange(rows.count)).tobytes())
 
 
 class RemoteRows(Rows):

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foretrace.arrays import Float32, Int64
+from foretrace.training.rows.kept import BatchLog
 from foretrace.training.rows.lookahead import LAG, LookAheadPlan, LookAheadRows, TrainerTurn, numbered, plan_ahead
 from foretrace.training.rows.lookups import Lookups
-from foretrace.training.rows.optimizers import RowOptimizer, add_up
+from foretrace.training.rows.optimizers import DENSE_RATE, RowOptimizer, add_up
 from foretrace.training.rows.peers import Peers
 from foretrace.training.rows.server import CHUNK, Address, RemoteRows
 
@@ -57,7 +58,6 @@ class RowSettings:
 
     optimizer: RowOptimizer
     width: int  # weights of a row
-    dense_rate: float = 0.1
     compute_s: float = 0.0
 
 
@@ -84,6 +84,9 @@ class RowTrainer:
     ) -> None:
         self.job, self.lookups, self.settings, self.peers = job, lookups, settings, peers
         self.rank, self.trainers = peers.rank, peers.trainers
+        self.log: BatchLog | None = None  # of what this trainer finds
+        self.cache: LookAheadRows  # of the last batches that looked ahead
+        self._lock = threading.Lock()  # of the cache
         self._pace = _Pace()
         self._keeping = 0  # batch whose later rows are being exchanged
         self.fetches = tuple(RemoteRows(server, token=token, rank=self.rank) for _ in range(FETCHERS))
@@ -96,7 +99,9 @@ class RowTrainer:
         self._shares = np.linspace(0, len(self.dense), self.trainers + 1).astype(int)
 
     def close(self) -> None:
-        """Close the connections with the server; those with peers stay."""
+        """Close the log and the connections with the server; those with peers stay."""
+        if self.log is not None:
+            self.log.close()
         for each in (*self.fetches, self.pushes):
             each.close()
 
@@ -119,8 +124,7 @@ class RowTrainer:
         self.cache = cache = LookAheadRows(self.pushes, plan, self.rank, capacity)
         reads = [self._reads(batch, plan) for batch in range(begin, end)]
         turns = [plan.turn(batch, self.rank) for batch in range(begin, end)]
-        lock, ends = threading.Lock(), [time.perf_counter()]
-        depth = min(look_ahead, FETCHED_AHEAD)
+        ends, depth = [time.perf_counter()], min(look_ahead, FETCHED_AHEAD)
         with ThreadPoolExecutor(FETCHERS) as fetcher, ThreadPoolExecutor(1) as keeper, ThreadPoolExecutor(1) as pusher:
             fetched: dict[int, Future[Float32]] = {}
             kept: dict[int, Future[Future[None]]] = {}
@@ -136,15 +140,15 @@ class RowTrainer:
                     if batch - depth - LAG >= begin:
                         pushed.pop(batch - depth - LAG).result()
                     rows = fetched.pop(batch).result()
-                    with lock:
+                    with self._lock:
                         cache.begin(turn, rows)
                         values = cache.get(read.ids)
                     gradients, dense = self._passes(batch, read, values)
-                    with lock:
+                    with self._lock:
                         cache.poison(read.ids)  # until they are updated, here or by their owner
                     with self._pace.urgent():
-                        self._exchange(batch, dense, read.soon, read.ids, values, gradients, cache, lock)
-                    kept[batch] = keeper.submit(self._keep, batch, read, values, gradients, cache, lock, pusher)
+                        self._exchange(batch, dense, read.soon, read.ids, values, gradients)
+                    kept[batch] = keeper.submit(self._keep, batch, read, values, gradients, pusher)
                     ends.append(time.perf_counter())
                 for each in (*pushed.values(), *(each.result() for each in kept.values())):
                     each.result()
@@ -174,6 +178,8 @@ class RowTrainer:
         found = torch.autograd.grad(loss, [weights, *self._parameters])
         dense: Float32 = torch.cat([each.reshape(-1) for each in found[1:]]).numpy()
         gradients: Float32 = found[0].numpy()
+        if self.log is not None:
+            self.log.append(read.ids, gradients, dense)
         time.sleep(max(until - time.perf_counter(), 0.0))
         return gradients, dense
 
@@ -187,9 +193,8 @@ class RowTrainer:
         return found
 
     def _exchange(
-        self, batch: int, dense: Float32, turn: TrainerTurn | None, ids: Int64, values: Float32, gradients: Float32,
-        cache: LookAheadRows | None = None, lock: threading.Lock | None = None,
-    ) -> None:  # fmt: skip
+        self, batch: int, dense: Float32, turn: TrainerTurn | None, ids: Int64, values: Float32, gradients: Float32
+    ) -> None:
         """Exchange dense gradients, and the rows that the next batch needs; then update the dense network."""
         others = [each for each in range(self.trainers) if each != self.rank]
         pieces = [dense[begin:end] for begin, end in zip(self._shares[:-1], self._shares[1:], strict=True)]
@@ -203,29 +208,26 @@ class RowTrainer:
         sums = [parts[of][:size] for of in range(self.trainers)]
         pieces[self.rank] = sum(sums[1:], sums[0])
         new = nothing
-        if turn and cache and lock:
+        if turn:
             given = {of: found[size:].reshape(-1, self.settings.width) for of, found in arrived.items()}
             new = self._update(turn, given, ids, values, gradients)
-            with lock:
-                cache.put(turn.owned, new)
         for to in others:
             rows = new[np.searchsorted(turn.owned, turn.values_to[to])] if turn else nothing
             self.peers.send(to, _Kind.VALUES, batch, pieces[self.rank], rows)
         for of in others:
             found, size = self.peers.receive(of, _Kind.VALUES, batch), len(pieces[of])
             pieces[of] = found[:size]
-            if turn and cache and lock:
-                with lock:
-                    cache.admit(turn.values_from[of], found[size:].reshape(-1, cache.width))
-        if turn and cache and lock:
-            with lock:
-                cache.evict(turn.evict)
-        self.dense -= self.settings.dense_rate * torch.from_numpy(np.concatenate(pieces))
+            if turn:
+                with self._lock:
+                    self.cache.admit(turn.values_from[of], found[size:].reshape(-1, self.cache.width))
+        if turn:
+            with self._lock:
+                self.cache.evict(turn.evict)
+        self.dense -= DENSE_RATE * torch.from_numpy(np.concatenate(pieces))
 
     def _keep(
-        self, batch: int, read: _Reads, values: Float32, gradients: Float32, cache: LookAheadRows, lock: threading.Lock,
-        pusher: ThreadPoolExecutor,
-    ) -> Future[None]:  # fmt: skip
+        self, batch: int, read: _Reads, values: Float32, gradients: Float32, pusher: ThreadPoolExecutor
+    ) -> Future[None]:
         """Exchange and update all rows of a batch that the next one does not need; the writing back of some."""
         turn = read.later
         assert turn is not None
@@ -241,8 +243,6 @@ class RowTrainer:
             of: self.peers.receive(of, _Kind.LATER_GRADIENTS, batch).reshape(-1, self.settings.width) for of in others
         }
         new = self._update(turn, given, read.ids, values, gradients)
-        with lock:
-            cache.put(turn.owned, new)
         back = new[np.searchsorted(turn.owned, turn.write_back)]
         pushed = pusher.submit(self._push, batch, turn.write_back, back)
         for to in others:
@@ -250,11 +250,11 @@ class RowTrainer:
                 to, _Kind.LATER_VALUES, batch, new[np.searchsorted(turn.owned, turn.values_to[to])], pace=pace
             )
         for of in others:
-            found = self.peers.receive(of, _Kind.LATER_VALUES, batch).reshape(-1, cache.width)
-            with lock:
-                cache.admit(turn.values_from[of], found)
-        with lock:
-            cache.evict(turn.evict)
+            found = self.peers.receive(of, _Kind.LATER_VALUES, batch).reshape(-1, self.cache.width)
+            with self._lock:
+                self.cache.admit(turn.values_from[of], found)
+        with self._lock:
+            self.cache.evict(turn.evict)
         return pushed
 
     def _push(self, batch: int, ids: Int64, values: Float32) -> None:
@@ -265,13 +265,16 @@ class RowTrainer:
     def _update(
         self, turn: TrainerTurn, given: dict[int, Float32], ids: Int64, values: Float32, gradients: Float32
     ) -> Float32:
-        """The rows that this trainer owns, updated: (owned, width + state)."""
+        """The rows that this trainer owns, updated, in its cache, too: (owned, width + state)."""
         at = np.searchsorted(ids, turn.owned)
         parts = {of: (turn.gradients_from[of], found) for of, found in given.items()} | {
             self.rank: (turn.owned, gradients[at])
         }
         _, sums = add_up([parts[of] for of in range(self.trainers)])
-        return self.settings.optimizer.apply(values[at], sums)
+        new = self.settings.optimizer.apply(values[at], sums)
+        with self._lock:
+            self.cache.put(turn.owned, new)
+        return new
 
 
 class _Pace:

@@ -18,7 +18,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from foretrace.errors import ForetraceError
 from foretrace.training.workers.policy import Commit, Pace, SyncPolicy
 
 _FLOORS = np.linspace(0.0, 0.95, 20)  # c over the least loss
@@ -112,14 +111,3 @@ def reward(seen: Sequence[tuple[float, float, int]]) -> float:
         if error < best:
             best, found = error, float(slope)
     return found
-
-
-def implicit_momentum(*, period_s: float, commits: Sequence[float], step_s: Sequence[float]) -> float:
-    """The momentum that asynchronous commits amount to: 1 - 1 / (1 + (1 - 1/m) sum_i G / (dC_i v_i)) (theorem 1).
-
-    For m workers with dC_i commits in a period of G seconds and steps of v_i seconds.
-    """
-    if len(commits) != len(step_s) or not commits or min(*commits, *step_s, period_s) <= 0:
-        raise ForetraceError("Give a number of commits and seconds of a step, above 0, for every worker.")
-    steps = sum(period_s / (each * own) for each, own in zip(commits, step_s, strict=True))
-    return 1 - 1 / (1 + (1 - 1 / len(commits)) * steps)

@@ -6,12 +6,18 @@ affine window per dimension, so that the elements that a part needs, and where t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 
 Sizes = tuple[int, int, int, int]
+Degrees = tuple[int, int, int, int]  # parts per dimension
+DIMENSIONS = "shwc"
 
 
 class Needed(NamedTuple):
@@ -37,17 +43,18 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SoapOperator:
-    """One operator; figures are per element of its output unless they say otherwise."""
+    """One operator."""
 
     name: str
     layer: str  # operators of one layer share its weights
     sizes: Sizes  # of its output
     splits: str  # dimensions that may be split, of "shwc"
-    flops: float
     inputs: tuple[Input, ...] = ()
-    weights: int = 0  # parameters per channel of the output
-    reads_weights: bool = True  # all of them; an embedding reads a few rows
-    launches: int = 1  # kernels one after another
+    weight_bytes: int = 0  # per channel of the output
+    kept_bytes: int = 0  # the same with its gradient and the optimizer's state
+    element_bytes: int = 4  # of what it sends
+    saved_bytes: int = 0  # of all its parts, kept for the backward pass
+    recurrent: bool = False
 
 
 class SoapModel:
@@ -64,9 +71,10 @@ class SoapModel:
         if min(operator.sizes) < 1:
             raise ForetraceError(f"operator {operator.name} must have sizes of 1 or more, got {operator.sizes}.")
         for other in self.operators:
-            if other.layer == operator.layer and (other.weights, other.sizes[3]) != (
-                operator.weights,
-                operator.sizes[3],
+            if other.layer == operator.layer and (
+                (other.weight_bytes, other.sizes[3]) != (operator.weight_bytes, operator.sizes[3])
+                if "c" in other.splits + operator.splits
+                else other.weight_bytes * other.sizes[3] != operator.weight_bytes * operator.sizes[3]
             ):
                 raise ForetraceError(
                     f"operators {other.name} and {operator.name} must hold the same weights; name two layers."
@@ -74,7 +82,16 @@ class SoapModel:
         self.operators.append(operator)
         return len(self.operators) - 1
 
+    def times(self, op: int, ways: Sequence[Degrees]) -> tuple[Float64, Float64]:
+        """Seconds of the largest part in the forward and in the backward pass, for each way to split an operator."""
+        raise NotImplementedError(f"{type(self).__name__} has no times")
+
+    def parts_of(self, op: int, ways: Sequence[Degrees]) -> Float64:
+        """Sizes of the largest part over those of the whole, for each way and dimension (ways x 4)."""
+        sizes = np.array(self.operators[op].sizes)
+        return np.asarray(-(-sizes // np.array(ways)) / sizes, dtype=np.float64)
+
     @property
-    def parameters(self) -> int:
-        """Elements of all weights; what several operators share counts once."""
-        return sum({each.layer: each.weights * each.sizes[3] for each in self.operators}.values())
+    def weight_bytes(self) -> int:
+        """Of all weights; what several operators share counts once."""
+        return sum({each.layer: each.weight_bytes * each.sizes[3] for each in self.operators}.values())

@@ -1,6 +1,6 @@
 """`SoapProblem`: the time of a training step for every way to split and place the operators of a model.
 
-    problem = SoapProblem(rnnlm(64 * 16), p100_cluster(), "all-reduce")
+    problem = SoapProblem(model, cluster, "all-reduce", memory_bytes=16e9)
     found = best_strategy(problem, calls=4000, chains=4)
     found.cost / problem.cost(problem.data_parallel())
 
@@ -14,20 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from math import prod
+from math import inf, prod
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
-from foretrace.search.minimise import Found, minimise
-from foretrace.search.space import Infeasible, Problem, Space
-from foretrace.search.strategies import MCMC
-from foretrace.search.strategy import SearchStrategy
-from reproductions.flexflow.cluster import SoapCluster
-from reproductions.flexflow.engine import (
+from foretrace.hardware.cluster import Cluster
+from foretrace.plan.soap.engine import (
     ALLREDUCE,
     GATHER,
     ID_BITS,
@@ -37,11 +33,15 @@ from reproductions.flexflow.engine import (
     room,
     simulate_strategy,
 )
-from reproductions.flexflow.operators import SoapModel, SoapOperator
+from foretrace.plan.soap.operators import DIMENSIONS, Degrees, SoapModel, SoapOperator
+from foretrace.search.minimise import Found, minimise
+from foretrace.search.space import Infeasible, Problem, Space
+from foretrace.search.strategies import MCMC
+from foretrace.search.strategy import SearchStrategy
 
 Codes = tuple[int, ...]
-Degrees = tuple[int, int, int, int]
 Synchronisation = Literal["all-reduce", "gather"]
+MOST_DEVICES = 64  # members of an exchange are bits
 SYNCHRONISATIONS: dict[Synchronisation, int] = {"all-reduce": ALLREDUCE, "gather": GATHER}
 
 
@@ -77,7 +77,7 @@ def ways_of(operator: SoapOperator, devices: int) -> list[Degrees]:
     powers = [1 << i for i in range(devices.bit_length())]
     choices = [
         [degree for degree in powers if degree <= size] if name in operator.splits else [1]
-        for name, size in zip("shwc", operator.sizes, strict=True)
+        for name, size in zip(DIMENSIONS, operator.sizes, strict=True)
     ]
     return [(a, b, c, d) for a, b, c, d in product(*choices) if a * b * c * d <= devices]
 
@@ -142,49 +142,69 @@ class SoapProblem(Problem[Codes]):
     """Milliseconds of one training step on a cluster; infinite where a device's memory does not hold its share."""
 
     def __init__(
-        self, model: SoapModel, cluster: SoapCluster, synchronisation: Synchronisation, memory_gb: float | None = None
+        self, model: SoapModel, cluster: Cluster, synchronisation: Synchronisation, *, memory_bytes: float = inf
     ) -> None:
         if synchronisation not in SYNCHRONISATIONS:
             raise ForetraceError(f"`synchronisation={synchronisation}` must be all-reduce or gather.")
-        self.model, self.cluster, self.synchronisation = model, cluster, synchronisation
-        self.limit = 1e9 * (cluster.device.memory_gb if memory_gb is None else memory_gb)
-        self.space: SplitSpace = SplitSpace(model, cluster.devices)
+        devices, inside, between = cluster.workers, cluster.inside, cluster.between
+        if not 1 <= devices <= MOST_DEVICES or cluster.machines:
+            raise ForetraceError(
+                f"operators can be split over 1 to {MOST_DEVICES} devices in machines alike, got {devices} in "
+                f"{cluster.name}; give that many."
+            )
+        if min(inside.bytes_per_s, between.bytes_per_s) <= 0:
+            raise ForetraceError(f"links of {cluster.name} must have rates above 0; give them.")
+        self.model, self.cluster, self.synchronisation, self.limit = model, cluster, synchronisation, memory_bytes
+        self.space: SplitSpace = SplitSpace(model, devices)
         self.machine = ClusterFigures(
-            cluster.devices, cluster.per_node, float(cluster.link), float(cluster.network), cluster.link_s,
-            cluster.network_s, cluster.launch_s, cluster.flop_s, cluster.byte_s,
+            devices, cluster.per_node, float(inside.bytes_per_s), float(between.bytes_per_s), inside.latency_s,
+            between.latency_s,
         )  # fmt: skip
 
     @cached_property
     def columns(self) -> Columns:
         """The model as the compiled simulation reads it."""
         operators, ways = self.model.operators, self.space.ways
-        layers = {name: i for i, name in enumerate(dict.fromkeys(each.layer for each in operators))}
+        layers = {each.layer: each for each in operators}
+        number = {name: i for i, name in enumerate(layers)}
         inputs = [each for operator in operators for each in operator.inputs]
 
         def whole(values: Sequence[object]) -> Int64:
             return np.array(values, dtype=np.int64)
 
+        times = [self.model.times(op, each) for op, each in enumerate(ways)]
+        forward, backward = (np.rint(1e9 * np.concatenate(each)).astype(np.int64) for each in zip(*times, strict=True))
         return Columns(
             sizes=whole([each.sizes for each in operators]),
-            flops=np.array([each.flops for each in operators], dtype=np.float64),
-            weights=whole([each.weights for each in operators]),
-            read=whole([each.weights * each.reads_weights for each in operators]),
-            layer=whole([layers[each.layer] for each in operators]),
-            launches=whole([each.launches for each in operators]),
+            element=whole([each.element_bytes for each in operators]),
+            saved=whole([each.saved_bytes for each in operators]),
+            layer=whole([number[each.layer] for each in operators]),
+            width=whole([each.sizes[3] for each in layers.values()]),
+            weights=whole([each.weight_bytes for each in layers.values()]),
+            kept=whole([each.kept_bytes for each in layers.values()]),
             begin=np.cumsum([0, *(len(each.inputs) for each in operators)]).astype(np.int64),
             source=whole([each.source for each in inputs]),
             needed=whole([each.needed for each in inputs]).reshape(-1, 4, 3),
             degrees=whole([way for each in ways for way in each]),
-            ways=np.cumsum([0, *map(len, ways[:-1])]).astype(np.int64),
+            forward=forward,
+            backward=backward,
+            ways=np.cumsum([0, *map(len, ways)])[:-1].astype(np.int64),
             strides=whole(self.space.strides),
         )
 
     @cached_property
     def _room(self) -> _Room:
-        return _Room(room(1 << 12, 1 << 14), np.zeros(self.cluster.devices, np.int64), np.zeros(4, np.int64))
+        return _Room(room(1 << 12, 1 << 14), np.zeros(self.machine.devices, np.int64), np.zeros(4, np.int64))
 
-    def __getstate__(self) -> dict[str, object]:  # arrays are made where they are needed: Ray's cannot be written to
-        return {name: value for name, value in vars(self).items() if name not in ("_room", "columns")}
+    def __getstate__(self) -> dict[str, object]:  # what prices parts stays here
+        plain = SoapModel(self.model.name)
+        plain.operators = self.model.operators
+        held = {name: value for name, value in vars(self).items() if name != "_room"}
+        return held | {"model": plain, "columns": self.columns}
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        vars(self).update(held)  # with arrays of its own: Ray's cannot be written to, so loops would be compiled again
+        self.columns = Columns(*(each.copy() for each in held["columns"]))
 
     def simulated(self, point: Codes) -> tuple[int, Tasks]:
         """Nanoseconds of a step, and its tasks, which the next simulation overwrites."""
@@ -222,17 +242,21 @@ class SoapProblem(Problem[Codes]):
     # --- baselines ---------------------------------------------------------------------------------------------------
 
     def _samples(self, op: int, parts: int, first: int = 0, stride: int = 1) -> int:
-        while parts > self.model.operators[op].sizes[0]:
+        while (parts, 1, 1, 1) not in self.space.ways[op]:
             parts //= 2
         return self.space.code(op, Split((parts, 1, 1, 1), first, stride))
 
     @property
     def _most(self) -> int:
-        return 1 << (self.cluster.devices.bit_length() - 1)
+        return 1 << (self.machine.devices.bit_length() - 1)
 
     def data_parallel(self) -> Codes:
         """Every operator split by samples over all devices (the largest power of two of them)."""
         return tuple(self._samples(op, self._most) for op in range(len(self.model.operators)))
+
+    def alone(self) -> Codes:
+        """Everything on the first device."""
+        return tuple(self._samples(op, 1) for op in range(len(self.model.operators)))
 
     def expert(self) -> Codes:
         """What people do by hand (Krizhevsky, 2014; Wu et al., 2016).
@@ -241,8 +265,9 @@ class SoapProblem(Problem[Codes]):
         parallel, and each layer has a device of its node, in turns.
         """
         operators, per_node = self.model.operators, self.cluster.per_node
-        recurrent = any(each.launches > 1 for each in operators)
-        layers = {name: i for i, name in enumerate(dict.fromkeys(each.layer for each in operators if each.weights))}
+        recurrent = any(each.recurrent for each in operators)
+        weighted = dict.fromkeys(each.layer for each in operators if each.weight_bytes)
+        layers = {name: i for i, name in enumerate(weighted)}
         parts = 1 << (self.cluster.nodes.bit_length() - 1)
         stride = per_node if per_node in self.space.strides else 1
         point, place = [], 0
@@ -250,7 +275,7 @@ class SoapProblem(Problem[Codes]):
             place = layers.get(each.layer, place)  # what has no weights stays where it was made
             if recurrent:
                 point.append(self._samples(op, parts, place % per_node, stride))
-            elif each.weights and each.sizes[1:3] == (1, 1):
+            elif each.weight_bytes and each.sizes[1:3] == (1, 1) and "c" in each.splits:
                 channels = min(self._most, 1 << (each.sizes[3].bit_length() - 1))
                 point.append(self.space.code(op, Split((1, 1, 1, channels), 0, 1)))
             else:
@@ -260,9 +285,17 @@ class SoapProblem(Problem[Codes]):
 
 def best_strategy(
     problem: SoapProblem, *, calls: int, chains: int = 4, seed: int = 0, strategy: SearchStrategy | None = None,
-    on: str | None = None,
+    on: str | None = None, more: Sequence[Codes] = (),
 ) -> Found[Codes]:  # fmt: skip
-    """The fastest strategy found from the better of data parallelism and the expert's; by default FlexFlow's search."""
+    """The fastest strategy found from the better baseline, or of `more` starts; by default by FlexFlow's search."""
     strategy = strategy or MCMC(beta=0.05, reset=min(1000, max(1, calls // chains // 100)))
-    starts = (problem.data_parallel(), problem.expert())
+    starts = (problem.data_parallel(), problem.expert(), *more)
     return minimise(problem, strategy=strategy, starts=starts, calls=calls, chains=chains, seed=seed, on=on)
+
+
+class LeastMemory(SoapProblem):
+    """The same strategies by the bytes of the fullest device."""
+
+    def cost(self, point: Codes) -> float:
+        self.simulated(point)
+        return float(self._room.held.max())

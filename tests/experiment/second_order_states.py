@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from foretrace.errors import ForetraceError
@@ -21,20 +23,17 @@ class SecondOrderState(msgspec.Struct, frozen=True, kw_only=True):
     parameters: tuple[float, ...]  # sum of the values of each and of their squares, in turns
 
 
-def run_second_order(
-    work: str, *, workers: int, fraction: float, steps: int, factors_every: int = 1, inverses_every: int = 10
-) -> list[SecondOrderState]:
-    """Train so many steps of a zoo model or script with K-FAC on gloo processes of this machine; by rank.
-
-    Raises ForetraceError for a fraction that gives no grid, NotApplicableError where K-FAC does not fit.
-    """
-    parallel = (f"data-parallel workers={workers} network=10gbit",) if workers > 1 else ()
-    kfac = f"kfac fraction={fraction} factors_every={factors_every} inverses_every={inverses_every}"
-    with together(workers) as processes:
-        processes.ask(make, Make(name="kfac", setup=Setup(work=work, techniques=(*parallel, kfac))), "making K-FAC")
-        run = RunSteps(name="kfac", discarded=0, steps=steps, together=True)
-        processes.ask(run_steps, run, "training with K-FAC", seconds=60.0)
-        return processes.ask(state_of, "kfac", "reading what K-FAC keeps")
+def run_second_order(work: str, fractions: Sequence[float], *, steps: int, every: int) -> list[list[SecondOrderState]]:
+    """Train so many steps of a zoo model on two gloo processes with K-FAC, once per fraction; by fraction and rank."""
+    found = []
+    with together(2) as processes:
+        for fraction in fractions:
+            name = f"kfac fraction={fraction} factors_every={every} inverses_every={every}"
+            setup = Setup(work=work, techniques=("data-parallel workers=2 network=10gbit", name))
+            processes.ask(make, Make(name=name, setup=setup), "making K-FAC")
+            processes.ask(run_steps, RunSteps(name=name, discarded=0, steps=steps, together=True), "training")
+            found.append(processes.ask(state_of, name, "reading what K-FAC keeps"))
+    return found
 
 
 def state_of(name: str, worker: Worker) -> SecondOrderState:

@@ -6,9 +6,9 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.training.workers.policies import parse
-from foretrace.training.workers.skewscout import SkewScout, climbed
 from foretrace.training.workers.virtual import WorkerTimes, train
 from foretrace.zoo.partitioned import PartitionedJob
+from reproductions.skewscout.controller import SkewScout, climbed
 
 
 def test_models_travel_and_their_bytes_count() -> None:

@@ -13,10 +13,10 @@ import numpy as np
 
 from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.graph.writer import GraphWriter
+from foretrace.hardware.cluster import Cluster
+from foretrace.plan.soap.engine import Tasks
+from foretrace.plan.soap.problem import Codes, SoapProblem
 from foretrace.trace.trace import LaneKind
-from reproductions.flexflow.cluster import SoapCluster
-from reproductions.flexflow.engine import Tasks
-from reproductions.flexflow.problem import Codes, SoapProblem
 
 
 def expand(problem: SoapProblem, point: Codes) -> TaskGraph:
@@ -27,7 +27,7 @@ def expand(problem: SoapProblem, point: Codes) -> TaskGraph:
     followers = [_followers(tasks, task) for task in range(problem.counted(point).tasks)]
     layers = list(dict.fromkeys(each.layer for each in operators))
     inputs = [each for each in operators for _ in each.inputs]
-    info = GraphInfo(source=problem.model.name, platform="cuda", world_size=cluster.devices, steps=(0,))
+    info = GraphInfo(source=problem.model.name, platform="cuda", world_size=cluster.workers, steps=(0,))
     writer = GraphWriter([Lane(rank=0, kind=LaneKind.CPU, label="steps")], info)
     writer.mark(0, release=0, step=0)
     lanes: dict[int, int] = {}  # of a resource
@@ -70,9 +70,9 @@ def _followers(tasks: Tasks, task: int) -> list[int]:
     return list(found)
 
 
-def _resources(tasks: Tasks, task: int, cluster: SoapCluster) -> list[int]:
+def _resources(tasks: Tasks, task: int, cluster: Cluster) -> list[int]:
     """What a task holds, as the compiled loop numbers devices, links and interfaces."""
-    ring, n, per_node = int(tasks.ring[task]), cluster.devices, cluster.per_node
+    ring, n, per_node = int(tasks.ring[task]), cluster.workers, cluster.per_node
     if not ring:
         return [int(each) for each in (tasks.first[task], tasks.second[task]) if each >= 0]
     members, base = [device for device in range(n) if ring >> device & 1], n * (1 + n)
@@ -98,8 +98,8 @@ def _order(tasks: Tasks, followers: list[list[int]]) -> list[int]:
     return found
 
 
-def _lane(resource: int, cluster: SoapCluster) -> Lane:
-    n = cluster.devices
+def _lane(resource: int, cluster: Cluster) -> Lane:
+    n = cluster.workers
     if resource < n:
         return Lane(rank=resource, kind=LaneKind.GPU, device=resource, stream=0, label=f"device {resource}")
     if resource < n * (1 + n):

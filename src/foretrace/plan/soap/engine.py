@@ -1,4 +1,4 @@
-"""The compiled simulation of one strategy; `reproductions/flexflow/plain.py` says in plain Python what it computes.
+"""The compiled simulation of one strategy; `PlainStep` of the reproduction of FlexFlow says the same in plain Python.
 
 Tasks are numbered: forward parts of all operators, their backward parts, two messages (activation, gradient) for each
 pair of overlapping parts on different devices, exchanges of gradients. A task starts when what it waits for has ended
@@ -14,27 +14,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from foretrace.arrays import Float64, Int64
+from foretrace.arrays import Int64
 from foretrace.compiled import inner, njit
 
 ID_BITS = 22  # of a task's number in a key of the queue
 ALLREDUCE, GATHER = 0, 1  # how gradients are exchanged
-KEPT = 3  # copies of a weight: itself, gradient, momentum
 
 
 class Columns(NamedTuple):
-    """A model; one row per operator, per input, and per way to split (`degrees`)."""
+    """A model; one row per operator, per layer, per input, and per way to split (`degrees`); bytes, nanoseconds."""
 
     sizes: Int64  # (operators, 4)
-    flops: Float64  # per element
-    weights: Int64  # per channel
-    read: Int64  # of these, by each pass
-    layer: Int64
-    launches: Int64
+    element: Int64  # of an element of the output
+    saved: Int64  # of the activations of all parts
+    layer: Int64  # of an operator
+    width: Int64  # of a layer: channels
+    weights: Int64  # of a layer, per channel
+    kept: Int64  # the same with gradients and the optimizer's state
     begin: Int64  # first input of each operator, and the end
     source: Int64
     needed: Int64  # (inputs, 4, 3): stride, offset, extent
     degrees: Int64  # (ways, 4)
+    forward: Int64  # of a part
+    backward: Int64
     ways: Int64  # first way of each operator
     strides: Int64  # between devices of parts
 
@@ -48,9 +50,6 @@ class ClusterFigures(NamedTuple):
     network: float
     link_s: float
     network_s: float
-    launch_s: float
-    flop_s: float
-    byte_s: float
 
 
 class Tasks(NamedTuple):
@@ -238,7 +237,6 @@ def simulate_strategy(
     at = np.empty(4, np.int64)
     for op in range(n):
         degrees, sizes = c.degrees[way[op]], c.sizes[op]
-        read = np.zeros(parts[op], np.int64)
         for part in range(parts[op]):  # so that they are there before messages are
             _new(start[op] + part, op, 0.0, 0, -1, 0, tasks)
             _new(total + start[op] + part, op, 0.0, 0, -1, 0, tasks)
@@ -260,7 +258,6 @@ def simulate_strategy(
                     volume *= max(hi[d, at[d]] - lo[d, at[d]], 0)
                 if volume == 0:
                     continue
-                read[part] += volume
                 a0, a1, a2, a3 = lo[0, at[0]], lo[1, at[1]], lo[2, at[2]], lo[3, at[3]]
                 b0, b1, b2, b3 = hi[0, at[0]], hi[1, at[1]], hi[2, at[2]], hi[3, at[3]]
                 dst = _device(part, first[op], stride[op], devices)
@@ -272,7 +269,7 @@ def simulate_strategy(
                             v2 = v1 * (min(b2, have[2] * (k2 + 1) // theirs[2]) - max(a2, have[2] * k2 // theirs[2]))
                             for k3 in range(((a3 + 1) * theirs[3] - 1) // have[3], (b3 * theirs[3] - 1) // have[3] + 1):
                                 v3 = min(b3, have[3] * (k3 + 1) // theirs[3]) - max(a3, have[3] * k3 // theirs[3])
-                                nbytes = 4 * v2 * v3
+                                nbytes = c.element[src] * v2 * v3
                                 other = ((k0 * theirs[1] + k1) * theirs[2] + k2) * theirs[3] + k3
                                 there = _device(other, first[src], stride[src], devices)
                                 mine, other = start[op] + part, start[src] + other
@@ -291,29 +288,20 @@ def simulate_strategy(
                                     followers = _after(total + other, count - 1, followers, tasks)
         for part in range(parts[op]):
             rest = part
-            volume = channels = 1
+            volume = 1
             for d in range(3, -1, -1):
                 k = rest % degrees[d]
                 rest //= degrees[d]
-                extent = sizes[d] * (k + 1) // degrees[d] - sizes[d] * k // degrees[d]
-                volume *= extent
-                if d == 3:
-                    channels = extent
-            nbytes = 4 * (read[part] + volume + channels * c.read[op])
-            takes = max(volume * c.flops[op] / m.flop_s, nbytes / m.byte_s)
-            back = 2.0 if c.weights[op] else 1.0
+                volume *= sizes[d] * (k + 1) // degrees[d] - sizes[d] * k // degrees[d]
             device = _device(part, first[op], stride[op], devices)
-            held[device] += 4 * volume
-            for task, factor in ((start[op] + part, 1.0), (total + start[op] + part, back)):
-                tasks.takes[task] = np.int64((c.launches[op] * m.launch_s + takes * factor) * 1e9 + 0.5)
-                tasks.first[task] = device
+            held[device] += c.saved[op] * volume // (sizes[0] * sizes[1] * sizes[2] * sizes[3])
+            task = start[op] + part
+            tasks.takes[task], tasks.takes[total + task] = c.forward[way[op]], c.backward[way[op]]
+            tasks.first[task] = tasks.first[total + task] = device
     masks = np.empty(devices, np.int64)
-    for layer in range(c.layer.max() + 1):
-        width = per = 0
-        for op in range(n):
-            if c.layer[op] == layer:
-                width, per = c.sizes[op, 3], c.weights[op]
-        if per == 0:
+    for layer in range(len(c.width)):
+        width = c.width[layer]
+        if c.weights[layer] == 0:
             continue
         atoms = 1  # ranges of channels that no operator of the layer splits
         while 2 * atoms <= min(width, devices):
@@ -331,17 +319,17 @@ def simulate_strategy(
             known = False
             for other in range(atom):
                 known |= masks[other] == mask
-            elements = members = 0
+            channels = members = 0
             root = -1
             for other in range(atom, atoms):
                 if masks[other] == mask:
-                    elements += per * (width * (other + 1) // atoms - width * other // atoms)
+                    channels += width * (other + 1) // atoms - width * other // atoms
             if known:
                 continue
-            nbytes = 4 * elements
+            nbytes = c.weights[layer] * channels
             for device in range(devices - 1, -1, -1):
                 if (mask >> device) & 1:
-                    held[device] += KEPT * nbytes
+                    held[device] += c.kept[layer] * channels
                     members += 1
                     root = device
             if members == 1:

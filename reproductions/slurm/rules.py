@@ -1,0 +1,124 @@
+"""Small adversarial workloads, one per rule, for a private Slurm of 8 nodes × 2 GPUs below two leaf switches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from foretrace.fleet.policies import parse
+from foretrace.fleet.policies.slurm import SlurmPolicy
+from foretrace.fleet.slurm import against
+from foretrace.fleet.slurm.against import RigErrors
+from foretrace.fleet.slurm.cluster import SlurmSetup, private
+from foretrace.fleet.slurm.play import Failure, for_rig, play, slurm_setup
+from foretrace.fleet.workload import Workload
+from reproductions.slurm.runs import keep, ran_of, stored
+
+RUNS = Path(__file__).parent / "rules.jsonl.gz"
+
+SETUP = SlurmSetup(nodes=8, gpus=2, racks=2)
+_QUICK = "bf_interval=3,bf_resolution=1,batch_sched_delay=0,sched_interval=3"
+
+
+class Rule(NamedTuple):
+    """A rule that a workload is made for, the policy, and what happens to nodes."""
+
+    name: str
+    policy: str
+    jobs: Workload
+    failures: tuple[Failure, ...] = ()
+
+
+def _drawn(count: int, seed: int, span_s: float, run_s: tuple[int, int], limits_s: Sequence[int]) -> Workload:
+    random = np.random.default_rng([seed, 0x72756C])
+    return Workload.of(
+        submit_s=np.sort(random.integers(0, int(span_s), count)), gpus=random.choice([1, 2, 4, 8], count),
+        work_s=random.integers(*run_s, count).astype(float), estimate_s=random.choice(limits_s, count).astype(float),
+        model=random.choice(["one", "two", "three"], count),
+    )  # fmt: skip
+
+
+def rules() -> dict[str, Rule]:
+    """All of them by name."""
+    fails = (Failure(0, 12.0, 40.0), Failure(5, 20.0, 30.0), Failure(3, 25.0))
+    late = _drawn(20, 1, 60, (20, 100), (60,))
+    chain = _drawn(24, 2, 25, (3, 12), (60, 120))
+    random = np.random.default_rng(3)
+    waits = [""] * 6
+    for at in range(6, len(chain)):
+        first, second = random.choice(at, 2, replace=False).tolist()
+        kind = random.integers(4)
+        waits.append(("", f"afterok:{first}", f"afterany:{first}:{second}", "singleton")[kind])
+    above = _drawn(12, 4, 10, (70, 90), (60, 120))
+    after = ["", "", "", "", *(f"afterany:{at}" for at in range(8))]
+    weighed = _drawn(40, 5, 80, (4, 20), (60, 120))
+    found = (
+        Rule("TIMEOUT", f"fifo slurm={_QUICK}", late),
+        Rule("TIMEOUT, backfill", f"backfill slurm={_QUICK}", late),
+        Rule("node down", f"backfill slurm={_QUICK}", _drawn(20, 6, 30, (5, 25), (60, 120)), fails),
+        Rule("dependencies", f"backfill slurm={_QUICK}", _with(chain, waits)),
+        Rule("afterany of TIMEOUT", f"backfill slurm={_QUICK}", _with(above, after)),
+        Rule("age and size", f"priority slurm={_QUICK} weights=age=1000,size=3000,max-age=2", weighed),
+        Rule("size", f"priority slurm={_QUICK} weights=size=1000", weighed),
+    )
+    return {each.name: each._replace(jobs=for_rig(each.jobs, SETUP, 1.0)) for each in found}
+
+
+def _with(jobs: Workload, dependency: Sequence[str]) -> Workload:
+    return jobs.with_columns(details={"dependency": np.array(dependency, object)})
+
+
+class RuleRow(NamedTuple):
+    """A rule: errors of the simulation over its runs, and what the runs differ by (None of one)."""
+
+    name: str
+    policy: str
+    jobs: int
+    runs: int
+    mean_jct_s: float
+    simulated: RigErrors
+    repeats: RigErrors | None
+
+
+def play_rules(*, repeats: int, together: int, path: Path) -> None:
+    """Play what the file does not have yet, so many at a time; each is kept when it is done."""
+    have = {(each["rule"], each["repeat"]) for each in stored(path)}
+
+    def one(rule: Rule, repeat: int) -> str:
+        policy = _policy(rule)
+        with private(slurm_setup(SETUP, policy)) as slurm:
+            ran = play(slurm, rule.jobs, policy, failures=rule.failures)
+        keep(path, {"rule": rule.name, "repeat": repeat}, ran)
+        return f"{rule.name}, run {repeat + 1}"
+
+    wanted = [(rule, at) for at in range(repeats) for rule in rules().values() if (rule.name, at) not in have]
+    with ThreadPoolExecutor(together) as pool:
+        for done in pool.map(lambda each: one(*each), wanted):
+            print(done, flush=True)
+
+
+def rule_rows(runs: Sequence[dict[str, Any]]) -> list[RuleRow]:
+    """Simulate every stored run and compare, a row per rule."""
+    found = []
+    for rule in rules().values():
+        ran = [ran_of(each) for each in runs if each["rule"] == rule.name]
+        others = [each["launch_s"] for each in runs if each["rule"] != rule.name]
+        launch_s, policy = float(np.mean(others or [against.LAUNCH_S])), _policy(rule)
+        made = [
+            against.compared(rule.jobs, SETUP, policy, each, failures=rule.failures, launch_s=launch_s) for each in ran
+        ]
+        if ran:
+            mean = float(np.mean([each.jct_s.mean() for each in ran]))
+            found.append(RuleRow(rule.name, rule.policy, len(rule.jobs), len(ran), mean, against.mean(made),
+                                 against.between(ran, SETUP, policy)))  # fmt: skip
+    return found
+
+
+def _policy(rule: Rule) -> SlurmPolicy:
+    made = parse(rule.policy)
+    assert isinstance(made, SlurmPolicy)
+    return made

@@ -1,0 +1,1 @@
+"""Delay timers of a real Slurm, against strict consolidation and spreading."""

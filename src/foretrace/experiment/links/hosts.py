@@ -1,0 +1,161 @@
+"""What workers take beside their collectives, measured where they will train: computing while a message is under way,
+PyTorch's data parallelism around a step, and how far apart they end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from foretrace.cost.operators.bench import no_collection
+from foretrace.experiment.messages import Setup, Worker
+from foretrace.experiment.statistics import trimmed_mean
+
+Range = tuple[float, float, float]  # value, low and high
+
+_MATRIX = 256  # rows of the product that is computed beside messages: it fits in a core's cache
+_MESSAGE_S, _MOST_BYTES = 0.06, 4 << 20  # of a message: how long it takes the link, and how large it is at most
+_SMALL, _LARGE = 1 << 12, 1 << 20  # elements of a layer
+_FEW, _MANY = 10, 80  # layers
+_WARM = 3  # first steps
+_TRIMMED = 0.2  # of what was seen, at either end: one interruption is not what workers differ by
+
+
+class TimeHosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Time what workers take beside collectives, on a link of this rate."""
+
+    bytes_per_s: float
+    turns: int = 16
+
+
+class StepTogether(msgspec.Struct, frozen=True, kw_only=True):
+    """Make so many steps of a training by itself at the same time as the others."""
+
+    setup: Setup
+    steps: int
+
+
+def time_hosts(given: TimeHosts, worker: Worker) -> dict[str, Range]:
+    """What they take by parameter of techniques, timed in a worker together with all others."""
+    with no_collection():
+        return _beside(given) | _around(worker, given.turns)
+
+
+def of_all(workers: Sequence[dict[str, Range]]) -> dict[str, Range]:
+    """The median of all workers, from the lowest end of any to the highest."""
+    names = set[str].intersection(*(set(each) for each in workers))
+    ends = {name: [each[name] for each in workers] for name in sorted(names)}
+    return {
+        name: (median(value), min(low), max(high))
+        for name, (value, low, high) in ((name, zip(*each, strict=True)) for name, each in ends.items())
+    }
+
+
+def step_together(given: StepTogether, worker: Worker) -> tuple[float, ...]:
+    """Seconds of steps, in a worker, that begin at the same time in all of them."""
+    import torch.distributed as dist
+
+    from foretrace.experiment.links.arms import training_of
+
+    steps, found = training_of(given.setup).steps(), list[float]()
+    with no_collection():
+        for _ in range(_WARM + given.steps):
+            dist.barrier()
+            began = time.perf_counter()
+            next(steps)
+            found.append(time.perf_counter() - began)
+    return tuple(found[_WARM:])
+
+
+def together(workers: Sequence[Sequence[float]]) -> tuple[float, dict[str, Any]]:
+    """Mean seconds of a step, and what `one_worker` reads of workers that made them: ms, low and high ends."""
+    steps_s = np.array(workers)
+    late_ms, random = 1e3 * (steps_s.max(axis=0) - steps_s.mean(axis=0)), np.random.default_rng(0)
+    drawn = [trimmed_mean(random.choice(late_ms, len(late_ms)), _TRIMMED) for _ in range(200)]
+    value, (low, high) = trimmed_mean(late_ms, _TRIMMED), np.quantile(drawn, [0.1, 0.9]).tolist()
+    ends = value, min(low, value), max(high, value)
+    facts = {"workers": len(steps_s), "steps": steps_s.shape[1], "late_ms": ends}
+    return trimmed_mean(steps_s.mean(axis=0), _TRIMMED), facts
+
+
+def _beside(given: TimeHosts) -> dict[str, Range]:
+    """How much slower computing and messages are at the same time."""
+    import torch
+    import torch.distributed as dist
+
+    a, b, out = (torch.randn(_MATRIX, _MATRIX) for _ in range(3))
+    message = torch.zeros(int(min(given.bytes_per_s * _MESSAGE_S, _MOST_BYTES)) // 4)
+
+    def computed(over: Callable[[], bool]) -> tuple[float, float]:
+        """Products per second until it is over, and the seconds."""
+        began, count = time.perf_counter(), 0
+        while not over():
+            torch.mm(a, b, out=out)
+            count += 1
+        took_s = time.perf_counter() - began
+        return max(count, 1) / took_s, took_s
+
+    def begun() -> Any:
+        dist.barrier()
+        dist.all_reduce(message)  # a link saves up credit while it is idle: none is left in the middle of a step
+        return dist.all_reduce(message, async_op=True)
+
+    found: dict[str, list[float]] = {"company": [], "stretch": []}
+    for turn in range(-1, given.turns):
+        work, began = begun(), time.perf_counter()
+        work.wait()
+        alone_s = time.perf_counter() - began
+        end = time.perf_counter() + alone_s
+        free, _ = computed(lambda end=end: time.perf_counter() > end)  # type: ignore[misc]
+        beside, beside_s = computed(begun().is_completed)
+        if turn >= 0:
+            found["company"].append(free / beside)
+            found["stretch"].append(beside_s / alone_s)
+    quartiles = {name: np.maximum(np.quantile(each, [0.5, 0.25, 0.75]), 1.0).tolist() for name, each in found.items()}
+    return {name: (middle, low, high) for name, (middle, low, high) in quartiles.items()}
+
+
+def _around(worker: Worker, turns: int) -> dict[str, Range]:
+    """What data parallelism takes of the host, by a group of this worker alone: per step, per gradient, and copying."""
+    import torch.distributed as dist
+
+    own = [dist.new_group([rank]) for rank in range(worker.workers)][worker.rank]
+    added = [_wrapped(*each, own) for each in ((_FEW, _SMALL), (_MANY, _SMALL), (_FEW, _LARGE))]
+    few, many, large = (median(each) for each in zip(*([one() for one in added] for _ in range(turns)), strict=True))
+    gradient_s = (many - few) / (_MANY - _FEW)
+    moved = 4 * 4 * (_LARGE - _SMALL) * _FEW  # into buckets and back, read and written, of float32
+    values = {"gradient_us": 1e6 * gradient_s, "step_us": 1e6 * (few - _FEW * gradient_s)}
+    values["copy_gb_s"] = moved / max(large - few, 1e-6) / 1e9
+    return {name: (value, 0.7 * value, 1.4 * value) for name, value in values.items() if value > 0}
+
+
+def _wrapped(layers: int, elements: int, group: Any) -> Callable[[], float]:
+    """What data parallelism adds to a step of so many layers that compute next to nothing, in seconds."""
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.all = nn.ParameterList(torch.zeros(elements) for _ in range(layers))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([each[0] * x for each in self.all]).sum()
+
+    def step_s(model: nn.Module) -> float:
+        began = time.perf_counter()
+        model(one).backward()
+        took_s = time.perf_counter() - began
+        model.zero_grad()
+        return took_s
+
+    one, plain, wrapped = torch.ones(()), Layers(), DistributedDataParallel(Layers(), process_group=group)
+    for model in (plain, wrapped, wrapped):
+        step_s(model)
+    return lambda: step_s(wrapped) - step_s(plain)

@@ -1,0 +1,32 @@
+"""What workers take beside their collectives is measured on real ones, and what they say of several is worked out."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretrace.experiment.links.hosts import StepTogether, TimeHosts, of_all, step_together, time_hosts, together
+from foretrace.experiment.messages import Setup
+from foretrace.experiment.processes import Workers
+
+pytest.importorskip("torch")
+
+
+def test_hosts_are_timed_on_a_real_link(pair: Workers) -> None:
+    found = pair.ask(time_hosts, TimeHosts(bytes_per_s=1e6, turns=2), "timing")
+    for each in (*found, of_all(found)):
+        assert {"company", "stretch"} <= set(each)
+        assert all(0 < low <= value <= high for value, low, high in each.values())
+        assert each["company"][1] >= 1 and each["stretch"][1] >= 1
+    request = StepTogether(setup=Setup(work="4x64kb/1ms"), steps=3)
+    for steps_s in pair.ask(step_together, request, "stepping"):
+        assert len(steps_s) == 3 and min(steps_s) >= 0.004
+
+
+def test_what_steps_made_together_say_of_workers() -> None:
+    one, two = (0.010, 0.012, 0.010, 0.010, 0.500), (0.012, 0.010, 0.012, 0.012, 0.012)
+    step_s, found = together([one, two])
+    assert (found["workers"], found["steps"]) == (2, 5)
+    value, low, high = found["late_ms"]
+    assert value == pytest.approx(1.0)  # the last one is 1 ms behind the mean, but for one interruption
+    assert 0 <= low <= value <= high
+    assert step_s == pytest.approx(0.011)
