@@ -126,7 +126,7 @@ def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pyt
     before = json.loads(stored.read_text())["seconds"]
     own = cli("estimate", script, "--device", "here", "--threads", "1", "--measure", "2", "--json").json
     timed = {key for key in set(json.loads(stored.read_text())["seconds"]) - set(before) if key.startswith("aten::")}
-    assert len(timed) == 2 and all("64" in key or "256" in key for key in timed)
+    assert len(timed) == 2
     assert 0.2 < own["step_time_s"] / found["step_time_s"] < 5
 
 
