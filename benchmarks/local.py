@@ -70,7 +70,7 @@ def cases(groups: Sequence[str]) -> list[Case]:
     from local_models import MODELS
 
     chosen = development()
-    both = [(name, name, None) for name in entries()]
+    both: list[tuple[str, str, int | None]] = [(name, name, None) for name in entries()]
     both += [(f"{name} batch {batch}", name, batch) for name, batch in OTHERS]
     found: list[Case] = [(label, "development" if n in chosen else "score", n, b) for label, n, b in both]
     found += [(name, "outside", name, None) for name in MODELS]
@@ -164,7 +164,7 @@ def measure(folder: Path, seconds: float, each_s: float) -> None:
     path = folder / "steps.json"
     samples: dict[str, list[list[float]]] = json.loads(path.read_text()) if path.exists() else {}
     until = time.perf_counter() + seconds
-    told: list[Case] = [tuple(row["case"]) for row in predicted["rows"]]  # type: ignore[misc]
+    told: list[Case] = [tuple(row["case"]) for row in predicted["rows"]]
     running: dict[str, Iterator[Any]] = {}
     turn = 0
     while time.perf_counter() < until and turn < 12:

@@ -372,7 +372,7 @@ def measure(
             taken = in_turns(
                 WAYS, partial(_turn, both, jobs, turns), rounds, warm_up=1,
                 before=partial(_before, both, jobs, turns, parts, alone),
-                tell=None if tell is None else (lambda part, at=at: tell((at + part) / len(pairs))),
+                tell=None if tell is None else partial(_told, tell, at, len(pairs)),
             )  # fmt: skip
         for way in WAYS:
             said = np.array([each.switch_s(way, states) for each in parts])
@@ -387,6 +387,10 @@ def measure(
                 each_s=tuple(said[:, 0].tolist()),
             ))  # fmt: skip
     return found
+
+
+def _told(tell: Callable[[float], None], at: int, pairs: int, part: float) -> None:
+    tell((at + part) / pairs)
 
 
 def section(found: Sequence[Switched]) -> str:

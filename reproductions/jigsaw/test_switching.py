@@ -13,7 +13,9 @@ from reproductions.jigsaw.switching import Parts, State, Swap, Switched, Turns
 
 
 def test_state_leaves_and_comes_back_unchanged() -> None:
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    convolution = torch.nn.Conv2d(3, 4, 3)
+    convolution.weight.data = convolution.weight.data.to(memory_format=torch.channels_last)
+    model = torch.nn.Sequential(convolution, torch.nn.BatchNorm2d(4))
     tensors = [*model.parameters(), *model.buffers()]
     before = [each.detach().clone() for each in tensors]
     swap = Swap([*tensors, tensors[0]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ def rules() -> dict[str, Rule]:
 
 
 def _with(jobs: Workload, dependency: Sequence[str]) -> Workload:
-    return jobs.with_columns(details={"dependency": np.array(dependency, object)})
+    return replace(jobs, details={"dependency": np.array(dependency, object)})
 
 
 class RuleRow(NamedTuple):

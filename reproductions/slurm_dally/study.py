@@ -165,7 +165,7 @@ class Level(NamedTuple):
     @property
     def gaps(self) -> Float64:
         """(seeds,) the slowest arm over the fastest one, less 1."""
-        return self.jct_s.max(axis=1) / self.jct_s.min(axis=1) - 1
+        return np.asarray(self.jct_s.max(axis=1) / self.jct_s.min(axis=1) - 1)
 
 
 def levels(loads: Sequence[float] = LOADS, seeds: Sequence[int] = SEEDS) -> list[Level]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from foretrace.serving.llm.drafted import draft_like
 from foretrace.serving.llm.served_model import ServedModel
 from foretrace.serving.llm.step_law import law_of
-from foretrace.serving.speculative.drafts import DraftSetting, draft_like, timed_draft
+from foretrace.serving.speculative.drafts import DraftSetting, timed_draft
 from tables import table
 
 # Sizes of the published configuration files: princeton-nlp/Sheared-LLaMA-1.3B, minghaoyan/Wide-Sheared-LLaMA-796M.

@@ -81,7 +81,7 @@ def heads(folder: Path) -> None:
     job = decoding(LlamaForCausalLM(config), torch.randint(3, 256, (1, 1024)))
     with ft.record(folder, active=3, wait=4, memory=False) as recorder:
         while not recorder.over:
-            job.step(job.loader[0])
+            job.step(next(iter(job.loader)))
             recorder.step()
 
 

@@ -191,7 +191,7 @@ def test_priorities_are_weighted_once_a_minute() -> None:
     by_age = starts(play(f"priority slurm={AT_ONCE} weights=age=10000,size=1,max-age=10", *jobs))
     assert by_age[1] < by_age[2]
     # 58 s after the last weighing a job has as much age as one that just came: the larger one goes first
-    late = tuple((at + 61.0, *rest) for at, *rest in ((1.0, 16, 30, 60), (2.0, 4, 10, 60), (20.0, 16, 10, 60)))
+    late = ((62.0, 16, 30, 60), (63.0, 4, 10, 60), (81.0, 16, 10, 60))
     stale = starts(play(f"priority slurm={AT_ONCE} weights=age=10000,size=1", *late))
     assert stale[2] < stale[1]
 

@@ -56,7 +56,7 @@ def test_views_and_empty_steps_touch_nothing() -> None:
 
 
 def test_new_tensors_lie_on_the_memory_freed_last() -> None:
-    nodes = [((), (0,)), ((), (1,)), ((0, 1), (2,)), ((), (3,))]
+    nodes: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((), (0,)), ((), (1,)), ((0, 1), (2,)), ((), (3,))]
     made = graph([64 * KIB, 64 * KIB, 4096 * KIB, 64 * KIB], nodes)
     lives = [(0, 2), (1, 2), (2, 4), (3, 4)]
     storages = tuple(

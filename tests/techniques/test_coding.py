@@ -96,7 +96,7 @@ def test_times_between_sizes_follow_a_power_law() -> None:
         | {hook(10_000, part, other): 7.0 for part in (ENCODE, ALL)}
     )
 
-    def found(elements: int) -> tuple[str, float, float] | None:
+    def found(elements: int) -> Any:
         coding = timed(known, settings, [[(elements,)]], 4, "cpu")
         return None if coding is None else (coding.how, *coding.seconds[0])
 

@@ -311,5 +311,5 @@ def test_what_was_measured_of_hosts_takes_the_place_of_priors(tmp_path: Path) ->
     assert {name: values[name] for name in expected} == expected
     said = {each.flag: each for each in technique.uncertain(graph)}
     assert (said["company"].low, said["company"].high, said["gradient_us"].unit) == (1.1, 1.4, "µs")
-    of_four = replace(technique, workers=4).priors(graph)["waiting_ms"].value
+    of_four = parse(f"data-parallel workers=4 network={tmp_path / 'link.json'}").priors(graph)["waiting_ms"].value
     assert of_four == pytest.approx(1.5 * expected_max(4) / expected_max(2))

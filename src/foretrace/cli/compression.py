@@ -64,7 +64,7 @@ def advise(
     if device and (rank is not None or steps or salvage):
         raise ForetraceError(f"--rank, --steps and --salvage are of a recording, not of {source}; leave them out.")
     if device:
-        asked = {"device": device, "batch": batch, "precision": precision, "size": size}
+        asked: dict[str, Any] = {"device": device, "batch": batch, "precision": precision, "size": size}
         graph, note = _estimated(source, **asked), ""
     else:
         run = options.scenario(Path(source), rank=rank, steps=steps, salvage=salvage)

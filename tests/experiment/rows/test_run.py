@@ -66,11 +66,16 @@ def test_a_killed_process_is_one_sentence_and_the_rest_continues_to_the_same_bit
         train(lookups(), setup(4, folder=str(tmp_path), every=8, seed=1))
 
 
+def _killed(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, 9)
+
+
 def test_all_killed_at_any_time_lose_the_batch_under_way_alone(tmp_path: Path, truth: RowWeights) -> None:
     job = setup(4, folder=str(tmp_path), compute_s=0.01)  # no whole table but the first
     with running(lookups(), job) as run:
         pids = [each.pid for each in run._workers.processes]
-        killer = threading.Timer(np.random.default_rng().uniform(0.02, 0.3), lambda: [os.kill(pid, 9) for pid in pids])
+        killer = threading.Timer(np.random.default_rng().uniform(0.02, 0.3), _killed, [pids])
         killer.start()
         with contextlib.suppress(ForetraceError):  # it may be at its end
             run.train("look-ahead", 0, 24)

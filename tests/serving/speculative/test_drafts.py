@@ -9,8 +9,9 @@ import pytest
 from foretrace.cli.app import run
 from foretrace.errors import ForetraceError
 from foretrace.serving.llm.deployment import step_times
+from foretrace.serving.llm.drafted import draft_like
 from foretrace.serving.llm.served_model import served_model
-from foretrace.serving.speculative.drafts import DraftSetting, draft_like, modelled_rounds, search_drafts, timed_draft
+from foretrace.serving.speculative.drafts import DraftSetting, modelled_rounds, search_drafts, timed_draft
 
 SETTING = DraftSetting(target=served_model("llama-2-70b"), device="h100", layout={"tp": 4})
 

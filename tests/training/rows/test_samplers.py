@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
 from foretrace.training.rows import drawing
+from foretrace.training.rows.drawing import positions
 from foretrace.training.rows.graphs import Adjacency
 from foretrace.training.rows.neighbours import (
     MOST_NODES,
@@ -25,7 +26,6 @@ from foretrace.training.rows.neighbours import (
     blocks,
     distinct,
     policies,
-    positions,
 )
 from foretrace.training.rows.rows import RowCounters, RowsInMemory
 from foretrace.training.rows.samplers import NeighborLoader, SampledBatch

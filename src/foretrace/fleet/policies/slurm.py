@@ -183,7 +183,7 @@ class SlurmPolicy(Policy):
     exclusive: bool = False
     backfill_s: float = 0.0  # a time at which the backfill scheduler looks
     background_s: float = 0.0  # a time at which the background thread wakes
-    checks_s: float = 0.0  # and one at which it enforces limits and priorities are weighted anew
+    checks_s: float = 0.0  # and one at which it enforces limits and priorities are weighted
     weights: PriorityWeights | None = None  # None: priorities as stated
 
     @property

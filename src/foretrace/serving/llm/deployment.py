@@ -111,7 +111,7 @@ def step_times(
         low=law.low / wide, high=law.high * wide,
         send_s=_SEND_S if pp > 1 else 0.0,
         send_per_token_s=2 * model.hidden / (linked.scaleup_gb_s / 2 * 1e9 * law.link_rate) if pp > 1 else 0.0,
-        **memory(model, device, layout, kept),
+        **memory(model, device, layout, kept),  # type: ignore[arg-type]  # floats by name
         flops_per_token=2.0 * model.active_parameters,
         flops_per_pair=2.0 * model.heads * (model.head + (model.value or model.head)) * model.attending,
         peak_flops=step_law.peak_flops(device, kept.expert_peak if model.experts else kept.dense_peak) * layout.devices,

@@ -92,14 +92,14 @@ def _between(calibration: Calibration, operator: Operator) -> float | None:
 
 
 def _elements(operator: Operator) -> int:
-    return max(sum(prod(shape) for shape in operator.dims[0]), 1)
+    return max(sum(int(prod(shape)) for shape in operator.dims[0]), 1)
 
 
 # --- by memory traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class CodingWork:
     """One side of a hook on one bucket: operators called from Python, kernels, bytes of passes in order and others."""
 
     operators: float
@@ -108,39 +108,43 @@ class Work:
     irregular: float = 0.0  # selecting, sorting, reducing
 
 
-def work(settings: CompressionSettings, shapes: Shapes, workers: int) -> tuple[Work, Work]:
+def work(settings: CompressionSettings, shapes: Shapes, workers: int) -> tuple[CodingWork, CodingWork]:
     """Encoding and decoding one bucket of float32 gradients of these shapes, for so many workers."""
     n = sum(prod(shape) for shape in shapes)
     k = kept(n, settings.share)
     match settings.method:
         case "fp16" | "bf16":  # cast, divide; copy back
-            return Work(operators=2, kernels=2, streamed=10 * n), Work(operators=1, kernels=1, streamed=6 * n)
+            return CodingWork(operators=2, kernels=2, streamed=10 * n), CodingWork(
+                operators=1, kernels=1, streamed=6 * n
+            )
         case "powersgd":
             return _low_rank(settings, shapes, n)
         case (
             "sign"
         ):  # |g|, mean; compare, weigh and sum eight bits; a byte of eight signs per worker, unpacked and added
-            encode = Work(operators=8, kernels=8, streamed=16.5 * n, irregular=4 * n)
-            return encode, Work(operators=6 * workers + 8, kernels=6 * workers + 8, streamed=(14 * workers + 19.5) * n)
+            encode = CodingWork(operators=8, kernels=8, streamed=16.5 * n, irregular=4 * n)
+            return encode, CodingWork(
+                operators=6 * workers + 8, kernels=6 * workers + 8, streamed=(14 * workers + 19.5) * n
+            )
         case "randomk":  # keys, sorted with their places by about 2 log2 n bits, 8 bits a pass
             passes = -(-2 * log2(max(n, 2)) // 8)
-            encode = Work(
+            encode = CodingWork(
                 operators=4, kernels=6 + 3 * passes, streamed=28 * n, irregular=40 * passes * n + 3 * _SECTOR * k
             )
-            return encode, Work(operators=3, kernels=3, streamed=4 * n + 8 * k, irregular=3 * _SECTOR * k)
+            return encode, CodingWork(operators=3, kernels=3, streamed=4 * n + 8 * k, irregular=3 * _SECTOR * k)
     # topk, dgc: sum up, |g|, four passes of a radix selection and two that collect, the chosen ones out and zeroed
     more = 2 if settings.method == "dgc" else 0
-    encode = Work(
+    encode = CodingWork(
         operators=6 + more,
         kernels=14 + more,
         streamed=(20 + 10 * more) * n,
         irregular=24 * n + (3 + more) * _SECTOR * k,
     )
-    decode = Work(operators=5, kernels=5, streamed=4 * n + 32 * workers * k, irregular=3 * _SECTOR * workers * k)
+    decode = CodingWork(operators=5, kernels=5, streamed=4 * n + 32 * workers * k, irregular=3 * _SECTOR * workers * k)
     return encode, decode
 
 
-def _low_rank(settings: CompressionSettings, shapes: Shapes, n: int) -> tuple[Work, Work]:
+def _low_rank(settings: CompressionSettings, shapes: Shapes, n: int) -> tuple[CodingWork, CodingWork]:
     """PyTorch's PowerSGD hook: error added and kept, per matrix Q and P orthogonal and three products.
 
     Up to two columns are made orthogonal by operators (Gram-Schmidt), more by a library, whose kernels are guessed.
@@ -158,25 +162,26 @@ def _low_rank(settings: CompressionSettings, shapes: Shapes, n: int) -> tuple[Wo
             plain, vectors = plain + prod(shape), vectors + 1
     called = orthogonal if by_hand else matrices
     large = n - plain
-    encode = Work(
+    encode = CodingWork(
         operators=4 + matrices + called, kernels=4 + matrices + orthogonal, streamed=20 * n + 8 * plain,
         irregular=4 * large + small,
     )  # fmt: skip
-    decode = Work(
+    decode = CodingWork(
         operators=4 + vectors + 2 * matrices + called, kernels=4 + vectors + 2 * matrices + orthogonal,
         streamed=12 * n + 12 * plain, irregular=8 * large + small,
     )  # fmt: skip
     return encode, decode
 
 
-def traffic_s(done: Work, device: Device) -> tuple[float, float, float]:
+def traffic_s(done: CodingWork, device: Device) -> tuple[float, float, float]:
     """Seconds of `done` on a GPU: central, low (the host is ahead of it) and high (it waits for every launch)."""
     regular, other = share_of(Family.MOVE, Precision.FP32), share_of(Family.OTHER, Precision.FP32)
     start, rate = Roofline().start_s, 1e9 * device.memory_gb_s
     host = 1e-9 * (_HOST.backward_ns * done.operators + _HOST.call_ns * done.kernels)
 
     def memory(at: str) -> float:
-        return (done.streamed / min(getattr(regular, at), 1.0) + done.irregular / min(getattr(other, at), 1.0)) / rate
+        shares = (min(float(getattr(each, at)), 1.0) for each in (regular, other))
+        return sum(nbytes / share for nbytes, share in zip((done.streamed, done.irregular), shares, strict=True)) / rate
 
     central = max(host, done.kernels * start + memory("middle"))
     low = done.kernels * start / 2 + memory("high")

@@ -46,7 +46,7 @@ class Committing(Optimizer):
         self.inner.load_state_dict(state_dict)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]  # as the inner one's
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         before = self.shared + self.pending if self.policy.local else self.shared
         with torch.enable_grad():
             loss = self.inner.step(closure)
