@@ -51,9 +51,9 @@ FIRST = tuple(COLD)  # whose cells are one
 COLD |= {"evolution": Evolution(), "Bayes": ConstrainedBayes()}
 # Problem, refiner and calls of cells of their own. A call of Bayes takes a hundred times as long as one of a film.
 MORE = (
-    *((each, "evolution", 200) for each in ("accelerators", "plans")),
+    ("films", "evolution", 1000), *((each, "evolution", 200) for each in ("accelerators", "plans")),
     *((each, "Bayes", 50) for each in ("films", "accelerators", "plans")),
-    *(("films", each, 1000) for each in ("CMA-ES", "MCMC", "DQN", "REINFORCE", "evolution")),
+    *(("films", each, 1000) for each in ("MCMC", "REINFORCE", "CMA-ES", "DQN")),
 )
 NEAR: dict[str, SearchStrategy] = {"CMA-ES": CMAES(sigma=0.075), "REINFORCE": REINFORCE(sigma=0.05)}
 WIDE = {"nearest start": ("CMA-ES",), "hybrid": ("CMA-ES", "DQN")}  # refiners that have these arms, too

@@ -155,7 +155,7 @@ class ProductQuantised(nn.Module):
         layer = self.layer
         if isinstance(layer, nn.Conv2d):
             border: Any = 0
-            if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+            if layer.padding_mode == "zeros" and layer.padding not in ("same", "valid") and len(layer.padding) == 2:
                 border = layer.padding
             else:
                 x = _padded(layer, x)
