@@ -35,7 +35,7 @@ STEPS = 150  # of training again: a quarter of the dense network's
 # (length, prototypes, distance), those first that the paper's claim is about
 POINTS = (
     (9, 16, "l2"), (9, 16, "l1"), (9, 8, "l2"), (4, 16, "l2"), (9, 32, "l2"), (9, 64, "l2"), (9, 8, "l1"),
-    (4, 16, "l1"),
+    (4, 16, "l1"), (9, 64, "l1"),
 )  # fmt: skip
 # Steps, assignment, rates and seeds of what is also done at (9, 16); the first had a rate for both that was too low.
 SLOW, RATES = (2e-3, 2e-3), (5e-3, 2.5e-2)  # of weights, of prototypes
@@ -76,16 +76,26 @@ PQA (TRETS 2024) reports up to 3.1 times the performance per area of multipliers
 |---|---|---|
 | 3.1 × per area at (9, 16) | *free ports* below | ASIC areas; an FPGA's memories have ports anyway |
 | the same | columns behind it | ports, and traffic of tables of 16/9 the numbers of weights |
-| less than a point lost | *Accuracy* below | noisy pictures, a small network, few steps of training again |
+| less than a point lost | *Accuracy* below | few steps of training again: the loss falls with each doubling |
 
 ResNet-8 (widths 16, 32, 64; the first convolution has a stride of 2 and, like the output layer, stays dense) on
 generated pictures of 16 × 16 pixels: strokes of ten classes, warped, coloured, in noise, drawn anew for every step.
 2,000 test pictures, the same for all: one is 0.05 points, and 80 % of repeated test sets would lie within ± 0.7 points
 of an accuracy of 94 %. Convolutions are replaced one after the other by k-means of what they meet, then all is trained
-with AdamW in steps of 32 pictures, a quarter of the dense network's 600 or as many. Inputs, prototypes and tables have
+with AdamW in steps of 32 pictures, a quarter of the dense network's 600 or more. Inputs, prototypes and tables have
 8 bits when tested. The noise was set so that the dense network is not saturated; two weaker ones were tried by hand
 (99.3 and 99.7 % dense, 85 % quantised after 60 steps), and batch, stem and steps were cut to what a run may take:
-losses are those of short training.
+losses are those of short training. *Dense, trained on* has as many more steps as the quantised network has;
+*inputs missed* is the share of the squares of a layer's inputs that prototypes miss before they are trained.
+
+What is to blame was looked for by hand on 2,000 other pictures (seed 0, v 9, K 16, L2, 300 steps, one picture is 0.05
+points, dense 94.2 %), changing one thing of training with a rate of 2e-3 for all, which gives 78.3 %. Rates of 5e-3 for
+all 80.8, of 1e-2 79.8, of 1e-2 for prototypes alone 80.5, of 5e-3 and 2.5e-2 81.7, which is what is used. The nearest
+prototype forward with the gradient of the soft assignment (LUT-NN's) 80.4, with that of the identity added 80.5, at
+twice the time. Prototypes pulled to the means of what takes them 78.0; the dense network's outputs as targets 78.1;
+weights by least squares after k-means, with statistics of batch norm taken anew, raise k-means alone from 32 to 63 %,
+but end at 74.3, with the dense network's features as targets, too, at 76.2. Without rounding to 8 bits when tested all
+of these are within 1.5 points. So of these only the rates were wrong, by 3 points; steps count for more.
 
 Accelerators: encoder, accumulators, tables with ports, prototypes and activations against a weight-stationary array of
 8-bit multipliers, all sizes of both enumerated (`foretrace plan look-ups` does it for a model of yours). *Free ports*:
@@ -101,9 +111,11 @@ def of_point(point: Sequence[Any], seed: int) -> Cell:
     return key if rates == SLOW else key | {"rates": list(rates)}
 
 
-def points() -> list[tuple[Any, ...]]:
-    """POINTS as they are trained."""
-    return [(*point, "straight", STEPS, RATES) for point in POINTS]
+def points(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
+    """POINTS as they were trained longest with all seeds; those without are left out."""
+    ways = [("straight", steps, rates) for steps in (2400, 1200, 600, 300, 150) for rates in (RATES, SLOW)]
+    found = [[(*point, *way) for way in ways if len(with_key(cells, (*point, *way))) == SEEDS] for point in POINTS]
+    return [each[0] for each in found if each]
 
 
 ACCURACY = (
@@ -116,7 +128,7 @@ ACCURACY = (
 def keys() -> list[Cell]:
     """Every cell: a point, or the dense network trained on, and a seed; what takes longest last."""
     course = [of_point(point, seed) for *point, seeds in COURSE for seed in range(seeds)]
-    found = [of_point(point, seed) for point in points() for seed in range(SEEDS)]
+    found = [of_point((*point, "straight", STEPS, RATES), seed) for point in POINTS for seed in range(SEEDS)]
     found += [{"dense": steps, "rates": list(RATES), "seed": 0} for steps in (150, 300, 600, 1200, 2400)]
     late = ("soft", 2400, 600)
     first = [each for each in course if each["distance"] == "l2" and not {each["assignment"], each["steps"]} & {*late}]
@@ -136,22 +148,16 @@ def cell(key: Cell, folder: Path) -> dict[str, Any]:
     return {"dense": accuracy, **quantised(model, quantiser, key["seed"], key["steps"], rates)}
 
 
-def settings(cells: Sequence[Cell], tested: int) -> list[tuple[MeasuredQuantisation, list[Cell]]]:
-    """The points whose seeds are all there, with mean accuracies, and their cells."""
+def settings(cells: Sequence[Cell], tested: int) -> list[MeasuredQuantisation]:
+    """The points whose seeds are all there, with mean accuracies."""
     found = []
-    for point in points():
+    for point in points(cells):
         mine = with_key(cells, point)
-        if len(mine) == SEEDS:
-            dense, accuracy = (statistics.mean(each[name] for each in mine) for name in ("dense", "accuracy"))
-            found.append(
-                (
-                    MeasuredQuantisation(
-                        length=point[0], prototypes=point[1], distance=point[2], bits=BITS, dense=dense,
-                        accuracy=accuracy, samples=tested,
-                    ),
-                    mine,
-                )
-            )  # fmt: skip
+        dense, accuracy = (statistics.mean(each[name] for each in mine) for name in ("dense", "accuracy"))
+        found.append(MeasuredQuantisation(
+            length=point[0], prototypes=point[1], distance=point[2], bits=BITS, dense=dense, accuracy=accuracy,
+            samples=tested,
+        ))  # fmt: skip
     return found
 
 
@@ -218,10 +224,9 @@ def page(cells: Sequence[Cell], tested: int) -> str:
     """The page."""
     from tables import machine, today
 
-    found = settings(cells, tested)
-    table = [trained(cells, point) for point in points() if len(with_key(cells, point)) == SEEDS]
+    straight = settings(cells, tested)
+    table = [trained(cells, point) for point in points(cells)]
     course = [trained(cells, point) for *point, _ in COURSE if with_key(cells, point)]
-    straight = [each for each, _ in found]
     names = " | ".join(name for name, _, _ in CASES)
     least = min((each.loss for each in straight), default=0.0)
     lines = [

@@ -3,7 +3,7 @@
 Ten classes of strokes, each warped, coloured and hidden in noise, drawn anew for every step; the test images are the
 same for all. Nothing here was tuned on test images but the noise, which was set so that the dense network is not
 saturated, and the batch, the stem and the numbers of steps, which were cut to save time. Rates of training again were
-chosen on other pictures (`chosen.jsonl`), seed 0, length 9, 16 prototypes, L2.
+chosen on other pictures, seed 0, length 9, 16 prototypes, L2 (README.md).
 """
 
 from __future__ import annotations
