@@ -51,7 +51,8 @@ FIRST = tuple(COLD)  # whose cells are one
 COLD |= {"evolution": Evolution(), "Bayes": ConstrainedBayes()}
 # Problem, refiner and calls of cells of their own. A call of Bayes takes a hundred times as long as one of a film.
 MORE = (
-    ("films", "evolution", 1000), *((each, "evolution", 200) for each in ("accelerators", "plans")),
+    ("films", "evolution", 1000),
+    *((each, "evolution", 200) for each in ("accelerators", "plans")),
     *((each, "Bayes", 50) for each in ("films", "accelerators", "plans")),
     *(("films", each, 1000) for each in ("MCMC", "REINFORCE", "CMA-ES", "DQN")),
 )

@@ -209,7 +209,7 @@ class Chart(msgspec.Struct, frozen=True, tag=True):
         return _FORMATS[self.x_kind if of_x else self.y_kind](value)
 
 
-class Span(msgspec.Struct, frozen=True):
+class LaneSpan(msgspec.Struct, frozen=True):
     """Work on a lane from `begin_s` to `end_s`."""
 
     lane: str
@@ -219,11 +219,11 @@ class Span(msgspec.Struct, frozen=True):
     key: str = "compute"  # as of a `BarPart`
 
 
-class Lanes(msgspec.Struct, frozen=True, tag=True):
+class LaneChart(msgspec.Struct, frozen=True, tag=True):
     """Lanes of work above one axis of time. A terminal draws none: the JSON has the spans."""
 
     title: str
-    spans: tuple[Span, ...]
+    spans: tuple[LaneSpan, ...]
 
 
 class Next(msgspec.Struct, frozen=True, tag=True):
@@ -232,7 +232,7 @@ class Next(msgspec.Struct, frozen=True, tag=True):
     command: str
 
 
-Block = str | About | Headline | Line | Bars | Chart | Lanes | Grid | Next  # a str is a plain line; "" an empty one
+Block = str | About | Headline | Line | Bars | Chart | LaneChart | Grid | Next  # a str is a plain line; "" an empty one
 
 
 def blocks(result: Any, top: int = 12, **how: Any) -> list[Block]:

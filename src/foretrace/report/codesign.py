@@ -14,7 +14,7 @@ from foretrace.plan.codesign.answer import Codesign, CodesignedPlan, LinkRow
 from foretrace.plan.codesign.schedule import LayerSchedule
 from foretrace.plan.codesign.search import ENERGY_RANGE
 from foretrace.plan.codesign.searched import CHOSEN
-from foretrace.report.blocks import About, Block, Chart, Column, Curve, Lanes, Line, Span, listing
+from foretrace.report.blocks import About, Block, Chart, Column, Curve, LaneChart, LaneSpan, Line, listing
 from foretrace.report.searched import NamedSearchView, search_view, searched
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, span, unit_for
 from foretrace.report.views import Report, taken
@@ -85,7 +85,7 @@ class LayerScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     gap: float
     proven: bool
     simulated_s: float
-    spans: tuple[Span, ...]  # of operators on cores, by begin
+    spans: tuple[LaneSpan, ...]  # of operators on cores, by begin
 
 
 class CodesignView(Report, frozen=True, kw_only=True):
@@ -152,7 +152,7 @@ class CodesignView(Report, frozen=True, kw_only=True):
             (lambda each: _short(each.design), Column("best design", wide=True)),
         )  # fmt: skip
         for each in self.layer:
-            yield Lanes(title=f"a layer {each.phase} on the cores of the winner", spans=each.spans)
+            yield LaneChart(title=f"a layer {each.phase} on the cores of the winner", spans=each.spans)
             sure = "proven shortest" if each.proven else f"at most {share(each.gap)} from the shortest"
             yield Line(
                 f"{seconds(each.schedule_s)} for {each.operators} operators, {seconds(each.serial_s)} one after "
@@ -224,7 +224,7 @@ def _layer(each: LayerSchedule, simulated_s: float) -> LayerScheduleView:
         LayerScheduleView, each, phase="backward" if each.phase == Phase.BACKWARD else "forward",
         operators=len(each.operators), serial_s=each.serial_ns / 1e9, schedule_s=each.ns / 1e9,
         bound_s=each.bound_ns / 1e9, simulated_s=simulated_s, spans=tuple(sorted(
-            (Span(lane=each.lane(i), name=operator.name, begin_s=begin / 1e9, end_s=(begin + each.took(i)) / 1e9,
+            (LaneSpan(lane=each.lane(i), name=operator.name, begin_s=begin / 1e9, end_s=(begin + each.took(i)) / 1e9,
                   key="compute" if operator.tensor else "comm")
              for i, (operator, begin) in enumerate(zip(each.operators, each.begins, strict=True))),
             key=lambda span: span.begin_s,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foretrace.report.blocks import Bars, Block, Chart, Grid, Headline, Lanes, blocks
+from foretrace.report.blocks import Bars, Block, Chart, Grid, Headline, LaneChart, blocks
 from foretrace.report.html import PADS, drawn, filled, unparted
 from foretrace.report.names import short_names
 from foretrace.report.units import seconds
@@ -44,7 +44,7 @@ def context(block: Block) -> dict[str, Any]:
         return kind | {"bars": _bars(block), "legend": block.legend}
     if isinstance(block, Chart):
         return kind | _chart(block)
-    if isinstance(block, Lanes):
+    if isinstance(block, LaneChart):
         return kind | _lanes(block)
     return kind | {name: getattr(block, name) for name in block.__struct_fields__}
 
@@ -89,7 +89,7 @@ def _chart(chart: Chart) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lanes(block: Lanes) -> dict[str, Any]:
+def _lanes(block: LaneChart) -> dict[str, Any]:
     """Boxes on lanes in a box as wide as a chart's."""
     lanes, last = list(dict.fromkeys(each.lane for each in block.spans)), max(each.end_s for each in block.spans)
     scale = CHART[0] / (last or 1.0)

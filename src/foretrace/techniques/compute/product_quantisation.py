@@ -149,8 +149,8 @@ class ProductQuantisation(Technique):
             raise self.refuse("the recording shows no Linear or Conv2d of one group with its sizes, but the first.")
         if self.prototypes > (most := _LEARNED * min(each.rows for each in found)):
             raise self.refuse(
-                f"{self.prototypes} prototypes need as many samples, and a layer meets {most} in the {_LEARNED} batches "
-                "that they are learned from; give fewer prototypes or larger batches."
+                f"{self.prototypes} prototypes need as many samples, and a layer meets {most} in the {_LEARNED} "
+                "batches that they are learned from; give fewer prototypes or larger batches."
             )
         return found
 
