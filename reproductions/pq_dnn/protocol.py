@@ -96,8 +96,8 @@ prototype forward with the gradient of the soft assignment (LUT-NN's) 80.4, with
 twice the time. Prototypes pulled to the means of what takes them 78.0; the dense network's outputs as targets 78.1;
 weights by least squares after k-means, with statistics of batch norm taken anew, raise k-means alone from 32 to 63 %,
 but end at 74.3, with the dense network's features as targets, too, at 76.2. Without rounding to 8 bits when tested all
-of these are within 1.5 points. So of these only the rates were wrong, by 3 points; steps count for more. The dense network
-is not done, either: 300 more steps give it 95.6 %.
+of these are within 1.5 points. So of these only the rates were wrong, by 3 points; steps count for more. The dense
+network is not done, either: 300 more steps give it 95.6 %.
 
 Accelerators: encoder, accumulators, tables with ports, prototypes and activations against a weight-stationary array of
 8-bit multipliers, all sizes of both enumerated (`foretrace plan look-ups` does it for a model of yours). *Free ports*:
