@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet.policies.slurm_options import NodeWindow
 from foretrace.fleet.slurm import against, cluster
 from foretrace.fleet.slurm.cluster import SlurmSetup, private
-from foretrace.fleet.slurm.play import Failure, _nodes, for_rig
+from foretrace.fleet.slurm.play import for_rig
 from foretrace.fleet.workload import Workload
 
 AT_ONCE = "bf_interval=2,bf_resolution=1,batch_sched_delay=0,sched_interval=2"
@@ -137,13 +138,10 @@ def test_what_the_command_takes_is_read() -> None:
     made = against.synthetic("synthetic jobs=30 seed=3 load=0.5 run-s=100", setup)
     assert len(made) == 30 and made.gpus.max() <= 8 and (made.estimate_s > made.work_s).all()
     assert (against.synthetic("synthetic jobs=30 seed=3 load=0.5 run-s=100", setup).work_s == made.work_s).all()
-    assert against.failure("3@60-120") == Failure(3, 60.0, 120.0) and against.failure("3@60").back_s == float("inf")
-    assert _nodes("n[000-002,005],n007") == (0, 1, 2, 5, 7)
     for wrong in ("synthetic jobs=0", "synthetic nodes=3", "synthetic jobs=x"):
         with pytest.raises(ForetraceError, match="`trace`"):
             against.synthetic(wrong, setup)
-    for wrong in ("3", "x@3", "3@y"):
-        with pytest.raises(ForetraceError, match="NODE@SECONDS"):
-            against.failure(wrong)
+    with pytest.raises(ForetraceError, match="`fail` must name nodes from 0 to 7, got 9"):
+        against.against(made, setup, "fifo slurm=yes", speedup=1.0, failures=[NodeWindow(9, 9, 3.0)])
     with pytest.raises(ForetraceError, match="must decide as Slurm does"):
         against.against(made, setup, "las", speedup=1.0)
