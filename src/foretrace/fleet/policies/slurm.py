@@ -187,9 +187,10 @@ class SlurmPolicy(Policy):
         if memory.awaits:
             found = [job for job in found if self._independent(view, job)]
         assert memory.before is not None
-        if self.weights is not None:
-            priorities = self._weighed(view)
-            found.sort(key=lambda job: -int(priorities[job]))  # stable: equal ones by submission
+        if self.by_priority or self.weights is not None:
+            # equal ones by submission, as which a requeue counts; with priority/basic no two are equal
+            priorities = view.workload.priority if self.weights is None else self._weighed(view)
+            found.sort(key=lambda job: (-float(priorities[job]), view.last_ns(job) if view.starts(job) else -1))
         return sorted(found, key=lambda job: -int(memory.before[0][job])) if self.by_rank else found
 
     @property
@@ -246,8 +247,9 @@ class SlurmPolicy(Policy):
         """The next pass of either scheduler, if anybody waits for it."""
         memory, now = self.memory(view), view.now_ns
         memory.crowd = len(view.waiting), len(view.running)
-        # scontrol asks for a pass
-        said = [(at - memory.epoch) * SECOND for each in memory.drained for at in (each.begin, each.end)]
+        # scontrol asks for a pass, and so does a reservation that begins or ends
+        given = (*memory.drained, *memory.closed)
+        said = [(at - memory.epoch) * SECOND for each in given for at in (each.begin, each.end)]
         self._catch_up(memory, now)
         if now == memory.next:
             self._passed(memory, now)

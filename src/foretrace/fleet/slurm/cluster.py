@@ -176,6 +176,8 @@ def private(setup: SlurmSetup, *, under: Path | None = None) -> Iterator[Private
             raise
         stack.callback(_end, started)
         _wait(made, started)
+        for each in setup.accounting:
+            made.run("sacctmgr", "-i", *each.split())
         yield made
 
 
@@ -302,9 +304,8 @@ PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSu
         data = ["--no-defaults", f"--datadir={folder}/db", f"--socket={folder}/db.s", f"--pid-file={folder}/db.pid"]
         small = ["--skip-networking", "--innodb-buffer-pool-size=32M", "--innodb-flush-log-at-trx-commit=0"]
         daemons += [[str(_program("mariadbd")), *data, *small, "--user=root"], ["/bin/sh", "-c", dbd]]
-        said = "; ".join(f"{_program('sacctmgr')} -i {each}" for each in setup.accounting)
-        first_ = f"until {_program('sacctmgr')} -i add cluster foretrace; do sleep 0.2; done; {said}"
-        controller = ["/bin/sh", "-c", f"{first_}; exec {' '.join(controller)}"]
+        known = f"until {_program('sacctmgr')} -i add cluster foretrace; do sleep 0.2; done"
+        controller = ["/bin/sh", "-c", f"{known}; exec {' '.join(controller)}"]
     daemons += [controller]
     daemons += [[str(_program("slurmd")), "-D", "-f", conf, "-N", name] for name in names]
     (folder / guardian.DAEMONS).write_bytes(msgspec.json.encode(daemons))
@@ -325,8 +326,8 @@ def _account(made: PrivateSlurm, port: int) -> str:
     )
     return (
         "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
-        f"AccountingStoragePort={port}\nAccountingStorageEnforce=associations,limits,qos\n"
-        "AccountingStorageTRES=gres/gpu"
+        f"AccountingStoragePass={folder}/munge.socket\nAccountingStoragePort={port}\n"
+        "AccountingStorageEnforce=associations,limits,qos\nAccountingStorageTRES=gres/gpu"
     )
 
 
