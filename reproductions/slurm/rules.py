@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +79,7 @@ def _with(jobs: Workload, dependency: Sequence[str]) -> Workload:
     return _told(jobs, dependency=dependency)
 
 
-def _told(jobs: Workload, **columns: Sequence[str]) -> Workload:
+def _told(jobs: Workload, **columns: Iterable[str]) -> Workload:
     """The jobs with columns as sbatch has them."""
     return replace(jobs, details={name: np.array(list(texts), object) for name, texts in columns.items()})
 

@@ -25,7 +25,8 @@ AT_ONCE = "bf_interval=10,bf_resolution=1,batch_sched_delay=0,sched_interval=60"
 def play(policy: str, *jobs: tuple[float, int, float, float], **columns: Any) -> FleetResult:
     """Jobs as (submission, GPUs, run time, limit); columns as sbatch has them, or of the workload."""
     submit, gpus, work, limit = zip(*jobs, strict=True)
-    details = {name: np.array(columns.pop(name), object) for name in ("array", "qos", "dependency") if name in columns}
+    given = [name for name in ("array", "qos", "dependency") if name in columns]
+    details: dict[str, Any] = {name: np.array(columns.pop(name), object) for name in given}
     workload = Workload.of(submit_s=submit, gpus=gpus, work_s=work, estimate_s=limit, details=details, **columns)
     return simulate(workload, TINY, parse(policy), record="devices")
 

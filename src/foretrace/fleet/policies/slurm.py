@@ -65,6 +65,7 @@ class SlurmMemory:
     """What the scheduler remembers of one simulation; times in Unix seconds."""
 
     table: NodeTable
+    before: tuple[Int64, Int64]  # `Preemption.ranks`
     limits_s: list[int]
     epoch: int
     last: int  # the main scheduler's last pass, ns
@@ -85,7 +86,6 @@ class SlurmMemory:
     drained: list[PlannedNodes] = field(default_factory=list)
     arrays: Arrays = field(default_factory=lambda: Arrays(np.zeros(0, np.int64)))
     qos: list[str] = field(default_factory=list)
-    before: tuple[Int64, Int64] | None = None  # `Preemption.ranks`
     planned: Counter[int] = field(default_factory=Counter)  # tasks that nodes are reserved for, by array
     refused: set[int] = field(default_factory=set)  # arrays of which one could not be planned
     victims: list[int] = field(default_factory=list)  # jobs that are being preempted
@@ -157,9 +157,9 @@ class SlurmPolicy(Policy):
                 ]
 
             _memories[view] = SlurmMemory(
-                table, (limits_min(work) * 60).tolist(), epoch, -(10**12), self._main_ns, awaits=dependencies(work),
-                closed=stated(self.reservations), drained=stated(self.drains), arrays=Arrays.read(work),
-                qos=self.preemption.named(work), before=self.preemption.ranks(work),
+                table, self.preemption.ranks(work), (limits_min(work) * 60).tolist(), epoch, -(10**12), self._main_ns,
+                awaits=dependencies(work), closed=stated(self.reservations), drained=stated(self.drains),
+                arrays=Arrays.read(work), qos=self.preemption.named(work),
             )  # fmt: skip
         return _memories[view]
 
@@ -186,12 +186,12 @@ class SlurmPolicy(Policy):
         found = [job for job in view.ordered(waiting).tolist() if self._held_ns(view, job) <= now]
         if memory.awaits:
             found = [job for job in found if self._independent(view, job)]
-        assert memory.before is not None
         if self.by_priority or self.weights is not None:
             # equal ones by submission, as which a requeue counts; with priority/basic no two are equal
             priorities = view.workload.priority if self.weights is None else self._weighed(view)
             found.sort(key=lambda job: (-float(priorities[job]), view.last_ns(job) if view.starts(job) else -1))
-        return sorted(found, key=lambda job: -int(memory.before[0][job])) if self.by_rank else found
+        ranks = memory.before[0]
+        return sorted(found, key=lambda job: -int(ranks[job])) if self.by_rank else found
 
     @property
     def by_rank(self) -> bool:
@@ -382,9 +382,8 @@ class SlurmPolicy(Policy):
     def _preemptees(self, view: View, job: int) -> list[int]:
         """Running jobs that have to make room for this one, in order (preempt.c: slurm_find_preemptable_jobs)."""
         memory = self.memory(view)
-        if not self.preemption.evicts or memory.victims:
+        if self.preemption.mode == "OFF" or memory.victims:
             return []
-        assert memory.before is not None
         ranks, firsts = memory.before
         qos = self.preemption.qos.get(memory.qos[job])
         found = [
@@ -397,6 +396,8 @@ class SlurmPolicy(Policy):
     def _evict(self, view: View, job: int, nodes: Any) -> None:
         """Take nodes from jobs that have to make room; it starts at a later pass, when they are gone."""
         memory = self.memory(view)
+        if not self.preemption.evicts:
+            return
         asks, waited = memory.table.asks(job), self._waited_s(view, job)
         memory.victims = memory.victims or memory.table.victims(asks, nodes, self._preemptees(view, job), waited)
         if memory.victims and memory.evicts <= view.now_ns:
@@ -476,13 +477,14 @@ class SlurmPolicy(Policy):
         if chosen is not None:
             return now, chosen
         free = table.free.copy()
-        away = self._preemptees(view, job)
-        for each in away:
-            on, gpus = table.held[each]
-            free[on] += gpus
-        chosen = table.choose(asks, free, nodes, waited) if away else None
-        if chosen is not None:
-            return now, chosen
+        away = self._preemptees(view, job)  # whose GPUs are not awaited, even where suspending them frees none
+        if away and self.preemption.evicts:
+            for each in away:
+                on, gpus = table.held[each]
+                free[on] += gpus
+            chosen = table.choose(asks, free, nodes, waited)
+            if chosen is not None:
+                return now, chosen
         running = sorted((memory.ends[each], each) for each in table.held if each not in away)
         at, window, first_end = 0, _FIRST_WINDOW_S, 0
         while at < len(running):

@@ -269,8 +269,8 @@ def qos_of(text: str) -> dict[str, Qos]:
                 f"high:Priority=10:Preempt=low,low:MaxJobsPU=2, got {word!r}."
             )
         made[name] = Qos(preempt=preempt, **given)
-    for name, each in made.items():
-        for other in each.preempt:
+    for name, one in made.items():
+        for other in one.preempt:
             if other not in made or other == name or name in made[other].preempt:
                 raise ForetraceError(f"`qos`: {name!r} must preempt another one that is named, got {other!r}.")
     return made

@@ -111,13 +111,9 @@ class PrivateSlurm:
             raise ForetraceError(f"the private Slurm refused {program} {' '.join(words)[:200]}: {said}.")
         return done.stdout
 
-    def fail(self, node: str) -> None:
-        """Take a node down as an operator does; its jobs go back to the queue."""
-        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=rig")
-
-    def drain(self, node: str) -> None:
-        """Let a node take no new jobs."""
-        self.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=rig")
+    def set_state(self, nodes: str, state: str) -> None:
+        """Take nodes DOWN as an operator does (their jobs go back to the queue), DRAIN or RESUME them."""
+        self.run("scontrol", "update", f"NodeName={nodes}", f"State={state}", "Reason=rig")
 
     def reserve(self, nodes: str, begin_s: float, end_s: float) -> None:
         """Reserve nodes for maintenance from one Unix time to another; who runs there runs on."""
@@ -128,14 +124,13 @@ class PrivateSlurm:
             "Flags=MAINT,IGNORE_JOBS",
         )  # fmt: skip
 
-    def resume(self, node: str) -> None:
-        """Give a node that was taken down or drained back to the scheduler."""
-        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-
 
 def missing(*, accounting: bool = False) -> str:
     """Why this machine can have no private Slurm, or none with accounting, one sentence; "" where it can."""
-    for names, what, packages in ((PROGRAMS, "Slurm", PACKAGES), (ACCOUNTING, "Its accounting", ACCOUNTING_PACKAGES)):
+    for names, what, packages in (
+        (PROGRAMS, "Slurm", PACKAGES),
+        (ACCOUNTING, "The accounting of Slurm", ACCOUNTING_PACKAGES),
+    ):
         lacks = [name for name in names if _program(name) is None and (accounting or names is PROGRAMS)]
         if lacks:
             return f"{what} is not installed here ({lacks[0]} is missing); install it with: apt-get install {packages}."
@@ -176,8 +171,8 @@ def private(setup: SlurmSetup, *, under: Path | None = None) -> Iterator[Private
             raise
         stack.callback(_end, started)
         _wait(made, started)
-        for each in setup.accounting:
-            made.run("sacctmgr", "-i", *each.split())
+        for words in setup.accounting:
+            made.run("sacctmgr", "-i", *words.split())
         yield made
 
 

@@ -100,11 +100,11 @@ def play(
     count, setup = len(workload), slurm.setup
     epoch = int(time.time()) + 2  # a whole second: what Slurm rounds, the simulation rounds alike
     asked = policy.request.sbatch
-    events: list[tuple[float, Callable[[str], None], str]] = []
-    for change, given in ((slurm.fail, failures), (slurm.drain, policy.drains)):
+    events: list[tuple[float, str, str]] = []
+    for begins, given in (("DOWN", failures), ("DRAIN", policy.drains)):
         for each in given:
             names = setup.listed(each.first, each.last)
-            events += [(each.begin_s, change, names), (each.end_s, slurm.resume, names)]
+            events += [(each.begin_s, begins, names), (each.end_s, "RESUME", names)]
     events = sorted((each for each in events if np.isfinite(each[0])), key=lambda each: each[0])
     for each in policy.reservations:
         slurm.reserve(setup.listed(each.first, each.last), epoch + each.begin_s, epoch + each.end_s)
@@ -119,16 +119,16 @@ def play(
     while True:
         now = time.time() - epoch
         while events and events[0][0] <= now:
-            _, change, names = events.pop(0)
-            change(names)
+            _, state, names = events.pop(0)
+            slurm.set_state(names, state)
         while at < count and workload.submit_ns[at] / SECOND <= now:
             tasks = [at]  # those of an array are submitted at once
             while arrays[at] and tasks[-1] + 1 < count and arrays[tasks[-1] + 1] == arrays[at]:
                 tasks.append(tasks[-1] + 1)
             words = [*_words(workload, at, int(limits[at]), setup, policy), *asked]
             if at in awaits:
-                each = [":".join([kind, *(ids[other] for other in others)]) for kind, others in awaits[at]]
-                words.append(f"--dependency={','.join(each)}")
+                after = [":".join([kind, *(ids[other] for other in others)]) for kind, others in awaits[at]]
+                words.append(f"--dependency={','.join(after)}")
             if arrays[at]:
                 words.append(f"--array={workload.details['array'][at]}")
             said = "".join(
