@@ -50,7 +50,7 @@ class Policy(PolicyRules):
 
     @property
     def makes_room(self) -> bool:
-        """Whether a decision goes on where no GPU is free, since it may requeue running jobs."""
+        """Whether a decision continues where no GPU is free, since it may requeue running jobs."""
         return False
 
     def review(self, view: View) -> int | None:

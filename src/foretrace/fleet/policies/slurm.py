@@ -88,10 +88,15 @@ class SlurmMemory:
     qos: list[str] = field(default_factory=list)
     planned: Counter[int] = field(default_factory=Counter)  # tasks that nodes are reserved for, by array
     refused: set[int] = field(default_factory=set)  # arrays of which one could not be planned
+    moved: dict[int, int] = field(default_factory=dict)  # when a task of an array started last, ns
     victims: list[int] = field(default_factory=list)  # jobs that are being preempted
     evicts: int = -1  # when they are gone, ns
     weighed: int = -1  # when shares were counted last, ns
     shares: Float64 | float = 0.0
+
+    def since(self, job: int, submit: int) -> int:
+        """Since when a job stands in Slurm's list of jobs, ns."""
+        return self.moved.get(int(self.arrays.of[job]), submit)
 
 
 _memories: WeakKeyDictionary[View, SlurmMemory] = WeakKeyDictionary()
@@ -190,6 +195,11 @@ class SlurmPolicy(Policy):
             # equal ones by submission, as which a requeue counts; with priority/basic no two are equal
             priorities = view.workload.priority if self.weights is None else self._weighed(view)
             found.sort(key=lambda job: (-float(priorities[job]), view.last_ns(job) if view.starts(job) else -1))
+        elif not self.backfill and memory.moved:
+            # the rest of an array moves to the end of the list with every task that starts (job_array_split), and
+            # sched/builtin goes through the list
+            submit = view.workload.submit_ns
+            found.sort(key=lambda job: int(submit[job]) if view.starts(job) else memory.since(job, int(submit[job])))
         ranks = memory.before[0]
         return sorted(found, key=lambda job: -int(ranks[job])) if self.by_rank else found
 
@@ -247,7 +257,7 @@ class SlurmPolicy(Policy):
         """The next pass of either scheduler, if anybody waits for it."""
         memory, now = self.memory(view), view.now_ns
         memory.crowd = len(view.waiting), len(view.running)
-        # scontrol asks for a pass, and so does a reservation that begins or ends
+        # scontrol requests a pass, and so does a reservation that begins or ends
         given = (*memory.drained, *memory.closed)
         said = [(at - memory.epoch) * SECOND for each in given for at in (each.begin, each.end)]
         self._catch_up(memory, now)
@@ -310,7 +320,7 @@ class SlurmPolicy(Policy):
     # ---- who, and where
     @property
     def makes_room(self) -> bool:
-        """Whether it goes on where no GPU is free."""
+        """Whether it continues where no GPU is free."""
         return self.preemption.evicts
 
     def admit(self, view: View, job: int) -> Wait | None:
@@ -368,6 +378,8 @@ class SlurmPolicy(Policy):
             full = view.free_gpus < int(view.workload.gpus[job])
             return Wait(Cause.FULL if full else Cause.RESERVED if memory.backfills else Cause.SCATTERED)
         memory.ends[job] = int(self._now(view)) + memory.limits_s[job]
+        if memory.arrays.of[job] >= 0:
+            memory.moved[int(memory.arrays.of[job])] = view.now_ns
         return table.take(view, job, nodes)
 
     @staticmethod

@@ -307,7 +307,7 @@ PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSu
 
 
 def _account(made: PrivateSlurm, port: int) -> str:
-    """Make a database below the folder; what slurm.conf says of it."""
+    """Make a database below the folder; its lines of slurm.conf."""
     folder = made.folder
     folder.chmod(0o711)  # jobs of other users are started from below it; keys and settings are root's alone
     made.run("mariadb-install-db", "--no-defaults", f"--datadir={folder}/db", "--user=root", "--skip-test-db",
