@@ -51,6 +51,15 @@ def test_an_array_runs_as_many_tasks_as_it_may() -> None:
     assert starts(free)[:4] == [1.0] * 4 and starts(free)[5] > 20, "without a limit it holds all nodes"
 
 
+def test_the_rest_of_an_array_moves_to_the_end_of_the_list_without_backfill() -> None:
+    jobs = ((0.0, 12, 200, 240), (0.5, 4, 20, 60), (2.0, 4, 20, 60))  # one node is left: three tasks, and a job
+    plain = starts(play(f"fifo slurm={AT_ONCE}", *jobs, array=["", "0-2", ""]))
+    assert plain[4] < plain[3], "the second task started after the job came"
+    assert plain[2] < plain[4]
+    by_priority = starts(play(f"priority slurm={AT_ONCE}", *jobs, array=["", "0-2", ""]))
+    assert by_priority[3] < by_priority[4]
+
+
 def test_a_dependency_on_an_array_waits_for_all_its_tasks() -> None:
     jobs = ((0.0, 4, 20, 60), (0.0, 4, 5, 60), (0.0, 4, 5, 60))
     made = play(f"fifo slurm={AT_ONCE}", *jobs, array=["1-3:2%1", "", ""], dependency=["", "afterok:0", "afterok:0_1"])
