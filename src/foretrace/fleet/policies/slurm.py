@@ -11,17 +11,16 @@ number of minutes, and all that Slurm knows. `slurm_nodes` chooses the nodes, `s
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.policies.slurm_nodes import NodeRequest, NodeTable
+from foretrace.fleet.policies.slurm_nodes import NodeRequest, NodeTable, PlannedNodes, reserve
 from foretrace.fleet.policies.slurm_options import (
     Arrays,
     NodeWindow,
@@ -50,14 +49,6 @@ _MOST_AT_ONCE = 200
 _ARRAY_RESERVATIONS = 20  # bf_max_job_array_resv: tasks of one array that nodes are reserved for
 _EVICTED_NS = SECOND // 5  # until the nodes of a job that is preempted say that its processes are gone
 _MOVES = 10  # times that a start is moved behind reservations of everything (job_test_resv)
-
-
-class PlannedNodes(NamedTuple):
-    """Nodes that are not reserved from one time to another (Unix seconds)."""
-
-    begin: int
-    end: int
-    nodes: Any
 
 
 @dataclass(slots=True)
@@ -449,7 +440,7 @@ class SlurmPolicy(Policy):
             if start > now and any(overlaps):
                 later = start
                 continue
-            _reserve(space, begin, max(end, begin + step), chosen)
+            reserve(space, begin, max(end, begin + step), chosen)
             memory.planned[int(memory.arrays.of[job])] += 1
             return None
 
@@ -521,22 +512,6 @@ class SlurmPolicy(Policy):
             if chosen is not None:
                 return max(last, now + 1), chosen
         return None
-
-
-def _reserve(space: list[PlannedNodes], begin: int, end: int, nodes: list[int]) -> None:
-    """Take nodes out of a stretch of time; stretches are split at its ends, alike neighbours joined."""
-    made: list[PlannedNodes] = []
-    for each in space:
-        cuts = [each.begin, *(cut for cut in (begin, end) if each.begin < cut < each.end), each.end]
-        for low, high in itertools.pairwise(cuts):
-            left = each.nodes.copy()
-            if low >= begin and high <= end:
-                left[nodes] = False
-            if made and (made[-1].nodes == left).all():
-                made[-1] = made[-1]._replace(end=high)
-            else:
-                made.append(PlannedNodes(low, high, left))
-    space[:] = made
 
 
 def slurm_policy(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -54,6 +55,30 @@ class Asks:
     nodes: int
     per_node: int
     usable: Any
+
+
+class PlannedNodes(NamedTuple):
+    """Nodes that are not reserved from one time to another (Unix seconds)."""
+
+    begin: int
+    end: int
+    nodes: Any
+
+
+def reserve(space: list[PlannedNodes], begin: int, end: int, nodes: list[int]) -> None:
+    """Take nodes out of a stretch of time; stretches are split at its ends, alike neighbours joined."""
+    made: list[PlannedNodes] = []
+    for each in space:
+        cuts = [each.begin, *(cut for cut in (begin, end) if each.begin < cut < each.end), each.end]
+        for low, high in itertools.pairwise(cuts):
+            left = each.nodes.copy()
+            if low >= begin and high <= end:
+                left[nodes] = False
+            if made and (made[-1].nodes == left).all():
+                made[-1] = made[-1]._replace(end=high)
+            else:
+                made.append(PlannedNodes(low, high, left))
+    space[:] = made
 
 
 class NodeTable:
