@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet.policies import parse
+from foretrace.fleet.policies.slurm import SlurmPolicy
 from foretrace.fleet.policies.slurm_options import NodeWindow
 from foretrace.fleet.slurm import against, cluster
 from foretrace.fleet.slurm.cluster import SlurmSetup, private
-from foretrace.fleet.slurm.play import for_rig
+from foretrace.fleet.slurm.play import for_rig, slurm_setup
 from foretrace.fleet.workload import Workload
 
 AT_ONCE = "bf_interval=2,bf_resolution=1,batch_sched_delay=0,sched_interval=2"
@@ -52,6 +54,17 @@ def test_two_at_once_do_not_meet() -> None:
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(one, range(2)))
     assert [nodes for nodes, _ in found] == ["2", "3"] and all(queue.count("sbatch") == 1 for _, queue in found)
+
+
+@pytest.mark.skipif(bool(cluster.missing(accounting=True)), reason=f"{cluster.missing(accounting=True)}")
+@pytest.mark.slow("a database of its own")
+def test_a_qos_is_accounted_for(tmp_path: Path) -> None:
+    policy = parse("priority slurm=yes qos=high:Priority=10:Preempt=low:GrpTRES=4,low:MaxJobsPU=2 preempt-mode=requeue")
+    assert isinstance(policy, SlurmPolicy)
+    with private(slurm_setup(SlurmSetup(nodes=1, gpus=1, racks=1), policy), under=tmp_path) as slurm:
+        said = slurm.run("sacctmgr", "show", "qos", "-nP", "format=name,priority,preempt,maxjobspu,grptres")
+        assert {"high|10|low||gres/gpu=4", "low|0||2|"} <= set(said.splitlines())
+    assert not any(tmp_path.iterdir()) and not owned(tmp_path)
 
 
 @needs_slurm
