@@ -298,7 +298,11 @@ PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSu
         dbd = f"until [ -S {folder}/db.s ]; do sleep 0.1; done; exec {_program('slurmdbd')} -D"
         data = ["--no-defaults", f"--datadir={folder}/db", f"--socket={folder}/db.s", f"--pid-file={folder}/db.pid"]
         small = ["--skip-networking", "--innodb-buffer-pool-size=32M", "--innodb-flush-log-at-trx-commit=0"]
-        daemons += [[str(_program("mariadbd")), *data, *small, "--user=root"], ["/bin/sh", "-c", dbd]]
+        # made by a process of the guardian, which ends it and the folder at any time
+        plain = f"--no-defaults --datadir={folder}/db --user=root --skip-test-db"
+        made_ = f"{_program('mariadb-install-db')} {plain} --auth-root-authentication-method=normal"
+        serve = " ".join([str(_program("mariadbd")), *data, *small, "--user=root"])
+        daemons += [["/bin/sh", "-c", f"{made_} && exec {serve}"], ["/bin/sh", "-c", dbd]]
         known = f"until {_program('sacctmgr')} -i add cluster foretrace; do sleep 0.2; done"
         controller = ["/bin/sh", "-c", f"{known}; exec {' '.join(controller)}"]
     daemons += [controller]
@@ -307,11 +311,9 @@ PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSu
 
 
 def _account(made: PrivateSlurm, port: int) -> str:
-    """Make a database below the folder; its lines of slurm.conf."""
+    """Settings of a database below the folder; its lines of slurm.conf."""
     folder = made.folder
     folder.chmod(0o711)  # jobs of other users are started from below it; keys and settings are root's alone
-    made.run("mariadb-install-db", "--no-defaults", f"--datadir={folder}/db", "--user=root", "--skip-test-db",
-             "--auth-root-authentication-method=normal")  # fmt: skip
     settings = folder / "slurmdbd.conf"
     settings.touch(mode=0o600)
     settings.write_text(
