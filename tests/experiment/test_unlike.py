@@ -33,7 +33,7 @@ def test_training_goes_on_when_a_process_is_killed() -> None:
 def test_what_cannot_be_run_is_one_sentence() -> None:
     for setup in (
         UnlikeSetup(policy="synchronous", step_s=(11.0,), commits=1),
-        UnlikeSetup(policy="synchronous", step_s=(0.1,)),
+        UnlikeSetup(policy="synchronous", step_s=(0.1,), commits=0),
         UnlikeSetup(policy="synchronous", step_s=(0.1,), commits=1, dies_s={4: 0.1}),
         UnlikeSetup(policy="none", step_s=(0.1,), commits=1),
     ):
