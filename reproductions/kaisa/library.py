@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +35,8 @@ def library(checkout: Path | None) -> Iterator[Any]:
 
     Raises ForetraceError where there is neither.
     """
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says which of its own optional parts are missing
         path = list(sys.path)
         if checkout is not None:
             about = checkout / "pyproject.toml"

@@ -36,13 +36,28 @@ _HEAD, _ARRAYS, _INDICES = 9, 3, 1  # numbers before the arrays, of them lengths
 
 
 class UnlikeSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """A training of workers of unlike speed, which a server keeps together by a policy."""
+    """A training of workers of unlike speed, which a server keeps together by a policy.
+
+    Raises ForetraceError for one that cannot be run.
+    """
 
     policy: str  # as written
     step_s: tuple[float, ...]  # of each worker
     commit_s: float = 0.0  # from the end of a worker's last step until it has the answer
     commits: int  # in all, after which the run ends
     dies_s: dict[int, float] = {}  # when a worker's process is ended
+
+    def __post_init__(self) -> None:
+        workers = len(self.step_s)
+        if not 1 <= workers <= MOST_WORKERS or not all(0 < each <= MOST_STEP_S for each in self.step_s):
+            raise ForetraceError(
+                f"Processes are run for 1 to {MOST_WORKERS} workers with steps of up to {MOST_STEP_S:g} s."
+            )
+        if self.commits < 1:
+            raise ForetraceError(f"A run of processes must end after 1 commit or more, got {self.commits}.")
+        parse(self.policy)
+        if gone := [each for each in self.dies_s if not 0 <= each < workers]:
+            raise ForetraceError(f"worker {gone[0]} cannot die: workers are 0 to {workers - 1}.")
 
 
 class RanWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,18 +74,9 @@ class RanWorker(msgspec.Struct, frozen=True, kw_only=True):
 def run(setup: UnlikeSetup) -> tuple[RanWorker, ...]:
     """Run a policy in processes until so many commits; what the server saw is last.
 
-    Raises ForetraceError for workers that cannot be run, and where a process ends that was not to.
+    Raises ForetraceError where a process ends that was not to.
     """
     workers = len(setup.step_s)
-    if not 1 <= workers <= MOST_WORKERS or not all(0 < each <= MOST_STEP_S for each in setup.step_s):
-        raise ForetraceError(
-            f"Processes are run for 1 to {MOST_WORKERS} workers with steps of up to {MOST_STEP_S:g} s."
-        )
-    if setup.commits < 1:
-        raise ForetraceError(f"A run of processes must end after 1 commit or more, got {setup.commits}.")
-    parse(setup.policy)
-    if gone := [each for each in setup.dies_s if not 0 <= each < workers]:
-        raise ForetraceError(f"worker {gone[0]} cannot die: workers are 0 to {workers - 1}.")
     with together(workers + 1) as processes:
         return tuple(
             processes.ask_each(

@@ -220,6 +220,7 @@ def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | No
         if tell is not None:
             tell(f"running {policy}", number / len(question.policies))
         wanted = question.commits or 12 * len(question.step_s)
+        setup = UnlikeSetup(policy=policy, step_s=question.step_s, commit_s=question.commit_s, commits=wanted)
         times = WorkerTimes(step_s=question.step_s, commit_s=question.commit_s)
         longer = train(parse(policy), job.replicas(), times, commits=wanted + LATER).turns
         pauses = [after.arrived_s - before.arrived_s
@@ -229,8 +230,7 @@ def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | No
         torch.set_num_threads(1)  # as in the processes: the bits of a sum depend on it
         foreseen = train(parse(policy), job.replicas(), times, commits=commits)
         torch.set_num_threads(threads)
-        setup = UnlikeSetup(policy=policy, step_s=question.step_s, commit_s=question.commit_s, commits=commits)
-        servers = [run(setup)[-1] for _ in range(ROUNDS)]
+        servers = [run(msgspec.structs.replace(setup, commits=commits))[-1] for _ in range(ROUNDS)]
         rounds_s = tuple(each.arrived_s[-1] for each in servers)
         found.append(
             TriedPolicy(
