@@ -186,8 +186,15 @@ class Place:
         return ratio * self.median("kfac", "steps") / self.median("sgd", "steps")
 
     @property
+    def reached(self) -> bool:
+        """Whether most runs of both reach the target."""
+        return max(self.median(name, "steps") for name in ("sgd", "kfac")) < inf
+
+    @property
     def pays(self) -> tuple[str, str]:
         """Whether K-FAC is sooner at the target than SGD: predicted, and measured."""
+        if not self.reached:
+            return "–", "yes" if self.median("kfac", "steps") < inf else "no"
         ends = [self.time_over_sgd(end) for end in (self.ratio.low, self.ratio.high)]
         said = "yes" if ends[1] < 1 else "no" if ends[0] > 1 else "cannot tell"
         return said, "yes" if self.time_over_sgd(self.measured) < 1 else "no"
@@ -271,33 +278,29 @@ def kept_rows() -> tuple[Row, ...]:
 
 def summary(places: Sequence[Place]) -> str:
     """What the tables come to."""
-    reached = [each for each in places if each.median("kfac", "steps") < inf > each.median("sgd", "steps")]
+    reached = [each for each in places if each.reached]
     fewer = [each.median("sgd", "steps") / each.median("kfac", "steps") for each in reached]
     others = [min(each.median(name, "seconds") for name in ("sgd", "adam")) for each in places]
     best = sum(each.median("kfac", "seconds") < other for each, other in zip(places, others, strict=True))
     rows = [each.row() for each in places]
-    told = [each.pays for each in places if each.pays[0] != "cannot tell"]
-    crossing = [each for each in places if each.task.name == AUTO_ENCODER]
-    pays = [each.batch for each in crossing if each.pays[1] == "yes"]
-    not_ = [each.batch for each in crossing if each.pays[1] == "no"]
-    sure = [each.batch for each in crossing if each.pays[0] == "yes"]
-    never = [each.batch for each in crossing if each.pays[0] == "no"]
+    told = [each.pays for each in places if each.pays[0] in ("yes", "no")]
+
+    def batches(which: int, said: str) -> str:
+        found = [str(each.batch) for each in places if each.task.name == AUTO_ENCODER and each.pays[which] == said]
+        return ", ".join(found) or "none"
+
     return (
         f"K-FAC takes {min(fewer, default=0):.1f} to {max(fewer, default=0):.1f} times fewer steps than SGD where both "
         f"reach the target, and is the quickest of three in CPU seconds in {best} of {len(places)} cells. The "
         f"predicted range of its step holds the measured one in {sum(each.covered for each in rows)} of {len(rows)} "
         "cells ([rows](../../benchmarks/data/kfac.jsonl)).\n\n"
         f"Where it pays: the prediction says yes or no in {len(told)} of {len(places)} cells and is right in "
-        f"{sum(said == found for said, found in told)} of them. For the auto-encoder it says no at batches of "
-        f"{listed(never)} and yes at {listed(sure)}; measured, it does not pay at {listed(not_)} and pays at "
-        f"{listed(pays)}. The ratio of steps is predicted from the recording of SGD; how many steps K-FAC saves is "
-        "measured."
+        f"{sum(said == found for said, found in told)} of them. For the auto-encoder it says yes at batches of "
+        f"{batches(0, 'yes')}, no at {batches(0, 'no')}, and cannot tell at {batches(0, 'cannot tell')}; measured, "
+        f"K-FAC pays at {batches(1, 'yes')} and not at {batches(1, 'no')}, where it does not reach the target or takes "
+        f"longer. At {batches(0, '–')} one of the two does not reach it, so no time is predicted. The ratio of steps' "
+        "times is predicted from the recording of SGD; how many steps K-FAC saves is measured."
     )
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """As in "16, 32"; "none"."""
-    return ", ".join(map(str, numbers)) or "none"
 
 
 def tables(places: Sequence[Place]) -> str:
@@ -313,12 +316,15 @@ def tables(places: Sequence[Place]) -> str:
     )  # fmt: skip
     rows = []
     for each in places:
-        ratio, pays, paid = each.ratio, *(each.time_over_sgd(of) for of in (each.ratio.value, each.measured))
-        ends = [each.time_over_sgd(end) for end in (ratio.low, ratio.high)]
+        ratio, times = each.ratio, ["–", "–"]
+        if each.reached:
+            value, low, high, paid = (
+                each.time_over_sgd(of) for of in (ratio.value, ratio.low, ratio.high, each.measured)
+            )  # fmt: skip
+            times = [f"{value:.2f} ({low:.2f} – {high:.2f})", f"{paid:.2f}"]
         rows.append([
             each.task.name, str(each.batch), f"{1e3 * each.median('sgd', 'step_s'):.2f}",
-            f"{ratio.value:.2f} ({ratio.low:.2f} – {ratio.high:.2f})", f"{each.measured:.2f}",
-            f"{pays:.2f} ({ends[0]:.2f} – {ends[1]:.2f})", f"{paid:.2f}", *each.pays,
+            f"{ratio.value:.2f} ({ratio.low:.2f} – {ratio.high:.2f})", f"{each.measured:.2f}", *times, *each.pays,
         ])  # fmt: skip
     second = table(
         ["task", "batch", "SGD step, ms", "K-FAC ÷ SGD step predicted", "measured", "time to target ÷ SGD's, predicted",
