@@ -47,7 +47,7 @@ from reproductions.kaisa.library import compare
 from reproductions.kaisa.tasks import AUTO_ENCODER, HANDWRITTEN, TASKS, LearningTask
 from reproductions.kept import SECONDS, Cell, measured
 from reproductions.systems import put
-from tables import machine, table, today
+from tables import load, machine, table, today
 
 HERE = Path(__file__).parent
 ROWS = ROOT / "benchmarks" / "data" / "kfac.jsonl"
@@ -55,7 +55,7 @@ EVERY = 10  # steps between two looks at the score
 PROCESSES = ROOT / "benchmarks" / "data" / "kfac_processes.jsonl"
 BATCHES = {
     AUTO_ENCODER: (16, 32, 64, 125, 250, 500, 1000), "convolutions": (250,), "deep-tanh": (250,),
-    HANDWRITTEN: (250, 1000),
+    HANDWRITTEN: (250,),
 }  # fmt: skip
 OFTEN = "factors_every=5 inverses_every=20"
 SETTINGS: dict[str, tuple[dict[str, float], ...]] = {
@@ -115,7 +115,8 @@ def train(task: LearningTask, batch: int, method: str, setting: dict[str, float]
                 break
             at = number if score <= task.target else None
     step_s = mean(blocks[1:] or blocks) / EVERY
-    return {"steps": at, "seconds": spent if at is not None else None, "step_s": step_s}
+    seconds = spent if at is not None else None
+    return {"steps": at, "seconds": seconds, "step_s": step_s, "machine": machine(), "load": load()}
 
 
 def predict(task: LearningTask, batch: int) -> Cell:
@@ -126,7 +127,7 @@ def predict(task: LearningTask, batch: int) -> Cell:
         graph = unprofiled(build(read(record_training(make(task, batch, "sgd", {"lr": 0.01}, 0), folder)), None))
     found = whatif(calibrated(graph, [technique], bench.measure).graph, [technique])
     low, high = found.ratio_interval
-    return {"ratio": found.after_s / found.before_s, "low": low, "high": high}
+    return {"ratio": found.after_s / found.before_s, "low": low, "high": high, "machine": machine()}
 
 
 class Runs:
@@ -266,8 +267,8 @@ def main(given: Sequence[str]) -> int:
     write_text(ROWS, export_lines([each.row() for each in places]))
     if rows:
         write_text(PROCESSES, export_lines(rows))
-    command = f"python -m reproductions kaisa --write; {runs.cpu_s:.0f} s of processor"
-    put(HERE / "README.md", f"{HEAD}\n*{today()}, {machine()}; `{command}`.*\n\n{text}\n{summary(places)}\n")
+    command = f"`python -m reproductions kaisa --write`; {runs.cpu_s:.0f} s of processor"
+    put(HERE / "README.md", f"{HEAD}\n*{today()}; {command}.*\n\n{measured_on(places)}\n{text}\n{summary(places)}\n")
     return 0
 
 
@@ -300,6 +301,27 @@ def summary(places: Sequence[Place]) -> str:
         f"K-FAC pays at {batches(1, 'yes')} and not at {batches(1, 'no')}, where it does not reach the target or takes "
         f"longer. At {batches(0, '–')} one of the two does not reach it, so no time is predicted. The ratio of steps' "
         "times is predicted from the recording of SGD; how many steps K-FAC saves is measured."
+    )
+
+
+def measured_on(places: Sequence[Place]) -> str:
+    """Machines of the cells, with the load averages of the last minute while their runs ended."""
+    found: dict[str, list[str]] = {}
+    loads: dict[str, list[float]] = {}
+    for each in places:
+        cells = [cell for cells in each.runs.values() for cell in cells]
+        found.setdefault(cells[0]["machine"], []).append(f"{each.task.name} {each.batch}")
+        loads.setdefault(cells[0]["machine"], []).extend(
+            float(cell["load"].split(",")[0]) for cell in cells if cell.get("load")
+        )
+    lines = [
+        f"{', '.join(cells)}: {name}"
+        + (f"; load {min(loads[name]):.0f} – {max(loads[name]):.0f}" if loads[name] else "")
+        for name, cells in found.items()
+    ]
+    return (
+        "Measured on (steps are the same everywhere; under load, CPU seconds are longer, and compare within a cell "
+        "only):\n\n" + "\n".join(f"- {each}" for each in lines) + "\n"
     )
 
 

@@ -203,10 +203,11 @@ def test_training_goes_on_with_singular_factors() -> None:
     """A layer that reads zeros has a factor of rank one, beside the one of its bias, and gradients of no length."""
     net = model()
     kfac, optimizer = made(net, inverses_every=1, factors_every=1, decay=0.0)
-    before = net[0].weight.detach().clone()  # type: ignore[union-attr, operator]
+    weight = next(net.parameters())  # of the first layer
+    before = weight.detach().clone()
     losses = [step(net, optimizer, torch.zeros(8, 1, 8, 8), torch.arange(8) % 5) for _ in range(20)]
     assert torch.linalg.matrix_rank(kfac.factors[0, "A"]) == 1 and losses[-1] < losses[0]
-    torch.testing.assert_close(net[0].weight, before)  # type: ignore[union-attr]
+    torch.testing.assert_close(weight.detach(), before)
 
 
 def test_what_has_no_two_factors_is_refused_by_name() -> None:
