@@ -37,4 +37,5 @@ def test_training_goes_on_when_a_process_is_killed() -> None:
 )
 def test_what_cannot_be_run_is_one_sentence(wrong: dict[str, Any]) -> None:
     with pytest.raises(ForetraceError, match=r"^[^\n]*[.?]$"):
-        UnlikeSetup(**{"policy": "synchronous", "step_s": (0.1,), "commits": 1} | wrong)
+        given: dict[str, Any] = {"policy": "synchronous", "step_s": (0.1,), "commits": 1}
+        UnlikeSetup(**given | wrong)
