@@ -92,7 +92,7 @@ class Preconditioner:
         ):
             raise ForetraceError(
                 "K-FAC's state must be what this worker saved, of the same layers, workers and fraction, got another "
-                "one; begin anew without it."
+                "one; begin again without it."
             )
         at = self.modules[0].weight.device
         self.steps = state["steps"]

@@ -57,7 +57,7 @@ class Committing(Optimizer):
         if own is None or own["shared"].shape != self.shared.shape:
             raise ForetraceError(
                 "an optimizer's state must be one that this worker saved with the same model and updates= of "
-                "local-steps, got another one; begin anew without it."
+                "local-steps, got another one; begin again without it."
             )
         self.inner.load_state_dict(state_dict)
         self.steps, self.sent_bytes = own["steps"], own["sent_bytes"]
