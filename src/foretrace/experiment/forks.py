@@ -1,7 +1,7 @@
 """Processes that are forked from one that has imported PyTorch: `python -m foretrace.experiment.forks` is that server.
 
 Importing PyTorch and its compiler takes seconds of a core, a fork of a process that has done so milliseconds, and its
-memory is shared. The server has one thread, which computes nothing: no fork copies a lock that nobody will release.
+memory is shared. The server computes nothing, so that no fork copies a lock that a thread of it would have to release.
 There is one per set of variables that libraries read when they are loaded; it ends with the process that started it,
 and what it forked ends with it.
 """
@@ -87,7 +87,7 @@ class Fork:
 
 
 def fork(words: Sequence[str], environ: Mapping[str, str], errors: IO[bytes], *, network: str = "") -> Fork:
-    """A worker behind these words; its standard error goes to a file. Raises ForetraceError where none can be forked."""
+    """A worker behind these words, its errors in a file. Raises ForetraceError where none can be forked."""
     request = ForkRequest(words=tuple(words), environ=dict(environ), folder=str(Path.cwd()), network=network)
     with ExitStack() as stack:
         given = stack.enter_context(tempfile.TemporaryFile(buffering=0))
@@ -114,7 +114,7 @@ class _Server:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair()
         self._control.settimeout(_START_S)
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (for the life of the server)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__], env=dict(environ), stdin=theirs, stdout=subprocess.DEVNULL,
@@ -132,11 +132,12 @@ class _Server:
         except OSError:
             pass
         self._process.kill()
-        with self._said, self._control:
-            code = self._process.wait()
-            self._said.seek(0)
-            words = " / ".join(self._said.read().decode("utf-8", errors="replace").strip().splitlines()[-4:])
-        raise ForetraceError(f"the process that workers are forked from {how_ended(code)}; its last words: {words}.")
+        self._process.wait()
+        self._said.seek(0)
+        words = " / ".join(self._said.read().decode("utf-8", errors="replace").strip().splitlines()[-4:])
+        self.end()
+        ended = how_ended(self._process.returncode)
+        raise ForetraceError(f"the process that workers are forked from {ended}; its last words: {words}.")
 
     def ready(self) -> bool:
         """Whether it runs."""
@@ -146,9 +147,10 @@ class _Server:
         """End it, and what it forked; in a process that was forked from ours, nothing."""
         if self._pid != os.getpid():
             return
-        with self._said, self._control:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
+        self._said.close()
+        self._control.close()
 
 
 _servers: dict[tuple[object, ...], _Server] = {}

@@ -309,7 +309,7 @@ def started(
     networks: Sequence[str], threads: int, *, interface: str = "lo", first: bool = True, memory_bytes: int = 0,
     cores: Sequence[int] = (),
 ) -> Iterator[Workers]:  # fmt: skip
-    """A process per network ("": the machine's own); ended with the block. `first`: ahead of what else the machine runs.
+    """A process per network ("": the machine's own); ended with the block. `first`: ahead of all else on the machine.
 
     One whose memory is limited imports its libraries by itself, so that it has the pages of its own use alone.
     """
@@ -326,9 +326,7 @@ def started(
                     processes.append(fork(words, environ, errors, network=network))
                     continue
                 pipe = subprocess.PIPE
-                processes.append(
-                    subprocess.Popen(own, env=environ, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors)
-                )
+                processes.append(subprocess.Popen(own, env=environ, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors))
             yield Workers(processes, said)
         finally:
             for process in processes:
