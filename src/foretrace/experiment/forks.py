@@ -67,7 +67,7 @@ class Fork:
     def wait(self, timeout: float | None = None) -> int:
         """Wait until it has ended; the exit code. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
-            if not wait([self._ended], timeout):
+            if not wait([self._ended.fileno()], timeout):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             code = self._ended.read()
             self._ended.close()
@@ -104,8 +104,8 @@ def fork(words: Sequence[str], environ: Mapping[str, str], errors: IO[bytes], *,
                 each.close()
             raise
         finally:
-            for each in (inbox, out, status):
-                os.close(each)
+            for number in (inbox, out, status):
+                os.close(number)
 
 
 class _Server:
@@ -117,7 +117,7 @@ class _Server:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (for the life of the server)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__], env=dict(environ), stdin=theirs, stdout=subprocess.DEVNULL,
+                [sys.executable, "-m", __name__], env=dict(environ), stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
                 stderr=self._said,
             )  # fmt: skip
         self._lock, self._pid = Lock(), os.getpid()
@@ -186,8 +186,8 @@ def main() -> int:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     statuses: dict[int, int] = {}
     while True:
-        for ready in select.select([control, woken], [], [])[0]:
-            if ready is not control:
+        for ready in select.select([control.fileno(), woken], [], [])[0]:
+            if ready == woken:
                 os.read(woken, 4096)
                 _reap(statuses)
                 continue

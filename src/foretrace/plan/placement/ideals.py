@@ -41,10 +41,10 @@ def lattice(blocks: PlacementBlocks, most: int = MOST_IDEALS) -> list[int] | Non
     """All ideals as bit masks, smaller ones first; None where there are more than `most`."""
     needs = [sum(1 << each for each in before) for before in blocks.before]
     mask = 0
-    while free := [at for at, need in enumerate(needs) if not mask >> at & 1 and not need & ~mask]:
-        if len(free) >= most.bit_length():  # each set of these makes an ideal
+    while ready := [at for at, need in enumerate(needs) if not mask >> at & 1 and not need & ~mask]:
+        if len(ready) >= most.bit_length():  # each set of these makes an ideal
             return None
-        mask |= sum(1 << at for at in free)
+        mask |= sum(1 << at for at in ready)
     masks, frees = [0], [tuple(at for at, need in enumerate(needs) if not need)]
     known = {0}
     for mask, free in zip(masks, frees, strict=False):  # both grow
