@@ -19,6 +19,7 @@ for name, examples in {"quick": 25, "full": 100, "thorough": 2000}.items():
 settings.load_profile(os.environ.get("FORETRACE_EXAMPLES", "full"))
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of two test processes on two cores wait for each other
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # and those that a test asks for do not spin meanwhile
 os.environ.setdefault("FORETRACE_POISON", "1")  # what a pass leaves unwritten shows, in subprocesses as well
 
 # A process has one server that others are forked from, and what it has imported is settled by whoever starts it. Here
