@@ -17,12 +17,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module, invalidate_caches
 from multiprocessing.connection import wait
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import IO
 
 import msgspec
@@ -176,10 +176,11 @@ def _server(environ: Mapping[str, str]) -> _Server:
 
 def main() -> int:
     """Fork what is asked for until nobody is left to ask; in a fork, be a worker."""
-    for name in PRELOADED:
-        with suppress(ImportError):  # a worker says what it misses
-            import_module(name)
     control = socket.socket(fileno=os.dup(0))
+    with _ending_with(control):
+        for name in PRELOADED:
+            with suppress(ImportError):  # a worker says what it misses
+                import_module(name)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -204,6 +205,26 @@ def main() -> int:
             for each in files:
                 os.close(each)
             control.sendall(f"{pid:{_PID_DIGITS}}".encode())
+
+
+@contextmanager
+def _ending_with(control: socket.socket) -> Iterator[None]:
+    """End this process meanwhile when nobody is left who could ask it; a thread sees that, which is gone afterwards."""
+    done, finish = os.pipe()
+    poll = select.poll()
+    poll.register(control, 0)  # its end is always told
+    poll.register(done, 0)
+
+    def watch() -> None:
+        if any(number == control.fileno() for number, _ in poll.poll()):
+            os._exit(0)
+
+    watching = Thread(target=watch)
+    watching.start()
+    yield
+    os.close(finish)
+    watching.join()
+    os.close(done)
 
 
 def _reap(statuses: dict[int, int]) -> None:
