@@ -37,7 +37,8 @@ _READ_AT_LOAD = (
     "ATEN_", "CUDA_", "DNNL_", "GOMP_", "HIP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NUMBA_", "OMP_", "ONEDNN_",
     "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH",
 )  # fmt: skip
-_START_S = 120.0  # as of a worker: importing PyTorch on a busy machine
+_START_S = 300.0  # importing PyTorch on a very busy machine
+_END_S = 5.0  # from the end of its socket to its own
 _PID_DIGITS = 20
 _PR_SET_PDEATHSIG, _CLONE_NEWNET = 1, 0x40000000  # of prctl(2) and setns(2)
 
@@ -98,7 +99,14 @@ def fork(words: Sequence[str], environ: Mapping[str, str], errors: IO[bytes], *,
         theirs = (inbox, out, errors.fileno(), status)
         ours = [os.fdopen(each, mode, buffering=0) for each, mode in ((stdin, "wb"), (stdout, "rb"), (ended, "rb"))]
         try:
-            return Fork(_server(environ).fork([given.fileno(), *theirs]), *ours)
+            for last in (False, True):
+                server = _server(environ)
+                if pid := server.fork([given.fileno(), *theirs]):
+                    return Fork(pid, *ours)
+                why = server.ended()
+                if last or server.why:  # else somebody ended it, perhaps long ago
+                    break
+            raise ForetraceError(f"the process that workers are forked from {why}")
         except BaseException:
             for each in ours:
                 each.close()
@@ -120,24 +128,29 @@ class _Server:
                 [sys.executable, "-m", __name__], env=dict(environ), stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
                 stderr=self._said,
             )  # fmt: skip
-        self._lock, self._pid = Lock(), os.getpid()
+        self._lock, self._pid, self.why = Lock(), os.getpid(), ""
 
     def fork(self, files: Sequence[int]) -> int:
-        """The pid of a fork that has these files."""
+        """The pid of a fork that has these files; 0 where the server has ended, and why is known then."""
         try:
             with self._lock:
                 socket.send_fds(self._control, [b"f"], list(files))
-                if pid := self._control.recv(_PID_DIGITS, socket.MSG_WAITALL):
-                    return int(pid)
+                return int(self._control.recv(_PID_DIGITS, socket.MSG_WAITALL) or 0)
+        except TimeoutError:
+            self.why = f"gave no answer within {_START_S:.0f} s; is the machine very busy?"
         except OSError:
             pass
+        return 0
+
+    def ended(self) -> str:
+        """Say how it ended, which it does by now if it is not silent."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.0 if self.why else _END_S)
         self._process.kill()
-        self._process.wait()
+        how = how_ended(self._process.wait())
         self._said.seek(0)
         words = " / ".join(self._said.read().decode("utf-8", errors="replace").strip().splitlines()[-4:])
-        self.end()
-        ended = how_ended(self._process.returncode)
-        raise ForetraceError(f"the process that workers are forked from {ended}; its last words: {words}.")
+        return self.why or f"{how}; its last words: {words}."
 
     def ready(self) -> bool:
         """Whether it runs."""
