@@ -118,7 +118,7 @@ def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("FORETRACE_CACHE", str(tmp_path))
     answer = cli("estimate", script, "--device", "here", "--threads", "1")
     assert answer.code == 2 and "foretrace calibrate device --operators 50" in answer.err
-    assert cli("calibrate", "device", "--operators", "8", "--threads", "1", "--seconds", "8").code == 0
+    assert cli("calibrate", "device", "--operators", "8", "--threads", "1", "--seconds", "20").code == 0
     found = cli("estimate", script, "--device", "here", "--threads", "1", "--json").json
     assert 0 < found["step_time_s"] < 1
     assert found["reserved_memory_bytes"] == 0 and not found["launch_bound"]
