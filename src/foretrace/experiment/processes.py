@@ -311,7 +311,8 @@ def started(
 ) -> Iterator[Workers]:  # fmt: skip
     """A process per network ("": the machine's own); ended with the block. `first`: ahead of all else on the machine.
 
-    One whose memory is limited imports its libraries by itself, so that it has the pages of its own use alone.
+    One whose memory is limited imports its libraries by itself, so that it has the pages of its own use alone; so do
+    all where a process must not fork once it has loaded system libraries (macOS).
     """
     environ = bounded_environment() if memory_bytes else environment(threads)
     environ |= {"GLOO_SOCKET_IFNAME": interface, "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -322,7 +323,7 @@ def started(
         said = [stack.enter_context(tempfile.TemporaryFile()) for _ in networks]
         try:
             for network, errors in zip(networks, said, strict=True):
-                if not memory_bytes:
+                if not memory_bytes and sys.platform == "linux":
                     processes.append(fork(words, environ, errors, network=network))
                     continue
                 pipe = subprocess.PIPE
