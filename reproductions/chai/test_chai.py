@@ -1,22 +1,46 @@
-"""The text is divided by files, a few steps of training make a decoder, and bytes follow the formula."""
+"""The text is divided by files, a few steps of training make a decoder, and tables are what rows say."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("tokenizers", reason="words are made by tokenizers, which comes with transformers")
 
-from reproductions.chai.trained import HEADS, texts, train
+from foretrace.experiment.ledger import import_lines
+from reproductions.chai.protocol import ROWS, SAVINGS, Held, claims, perplexities, perplexity_table, step_table
+from reproductions.chai.trained import texts, train
 
 
 def test_texts_share_no_file_and_most_of_it_trains() -> None:
     found = texts()
-    assert len(found["train"]) > 5 * len(found["judge"]) > 0 and len(found["choose"]) > 0
-    assert found["judge"][:2000] not in found["train"]
+    for use in ("choose", "compare", "judge"):
+        assert len(found["train"]) > 5 * len(found[use]) > 0
+        assert found[use][:2000] not in found["train"]
 
 
 @pytest.mark.slow("trains words and a decoder on the standard library")
-def test_few_steps_train_a_decoder_of_eight_heads() -> None:
-    made = train(steps=2, samples=2, length=32, tell=lambda said: None)
-    assert made.model.config.num_attention_heads == HEADS
-    assert made.choose.shape == made.judge.shape == (2, 32)
+def test_few_steps_train_a_decoder_whose_heads_are_clustered(tmp_path: Path) -> None:
+    made = train(8, steps=2, samples=2, length=80, weights=tmp_path, tell=lambda said: None)
+    assert made.model.config.num_attention_heads == 8 and made.choose[0, 0] == made.judge[1, 0] == 0
+    assert made.choose.shape == made.compare.shape == made.judge.shape == (2, 80)
+    again = train(8, steps=2, samples=2, length=80, weights=tmp_path)
+    assert all((a == b).all() for a, b in zip(made.model.parameters(), again.model.parameters(), strict=True))
+    found = list(perplexities(made, tell=lambda said: None))
+    assert [each.rule for each in found] == ["loss"] * len(SAVINGS) + ["elbow"]
+    assert all(saving <= each.saved < saving + 0.01 for each, saving in zip(found, SAVINGS, strict=False))
+
+
+def test_what_is_claimed_was_compared_on_another_text() -> None:
+    def held(heads: int, compared: float, known: float) -> Held:
+        return Held(heads=heads, rule="loss", saved=0.203, counts=[heads // 2] * 8, compared=compared, known=known,
+                    asked=9.0, random=[7.0, 12.0, 8.0])  # fmt: skip
+
+    steps = import_lines(ROWS.read_text(encoding="utf-8"), str(ROWS))
+    found = [held(8, 4.0, 1.0), held(16, 2.0, 3.3), held(32, 3.0, 2.0)]
+    said = claims(found, steps)
+    assert "**not reached** with 16 heads: perplexity +3.3 % at −20.3 %" in said and "+7.0 to +12.0 %" in said
+    assert "| reached with 8 heads" in claims(found[:1], steps)
+    assert "| 16, loss | −20.3 | +2.0 | +3.3 | +9.0 | +7.0, +12.0, +8.0 |" in perplexity_table(found)
+    assert step_table(steps).count("/8 |") == len(steps) == 6

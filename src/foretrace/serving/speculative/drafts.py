@@ -20,14 +20,8 @@ from foretrace.serving.llm.served_model import ServedModel, served_model
 from foretrace.serving.llm.simulation import Simulated
 from foretrace.serving.llm.step_law import StepLaw
 from foretrace.serving.llm.step_times import StepTimes
-from foretrace.serving.speculative.rounds import (
-    MOST_K,
-    RoundTimes,
-    best,
-    break_even_batch,
-    break_even_draft_s,
-    speculated,
-)
+from foretrace.serving.speculative import rounds
+from foretrace.serving.speculative.rounds import MOST_K, RoundTimes, speculated
 from foretrace.techniques.compute.acceptance import Acceptance, checked_k
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)
@@ -121,13 +115,13 @@ def _timed(
 
     text = acceptance or rate_of(draft)
     accepted, times = Acceptance.of(text), times_of(setting.batch)
-    found = speculated(times, accepted, setting.k) if setting.k else best(times, accepted)
+    found = speculated(times, accepted, setting.k) if setting.k else rounds.best(times, accepted)
     gains = {name: getattr(found, name) for name in RankedDraft.__struct_fields__ if hasattr(found, name)}
     return RankedDraft(
         layers=draft.layers, width=draft.hidden, parameters=draft.parameters, latency_s=times.draft_s,
         latency_low_s=times.low * times.draft_s, latency_high_s=times.high * times.draft_s, acceptance=text,
-        must_be_below_s=max(break_even_draft_s(times, accepted, found.k), 0.0),
-        hurts_from_batch=break_even_batch(times_of, accepted, found.k, BATCHES), **gains,
+        must_be_below_s=max(rounds.break_even_draft_s(times, accepted, found.k), 0.0),
+        hurts_from_batch=rounds.break_even_batch(times_of, accepted, found.k, BATCHES), **gains,
     )  # fmt: skip
 
 
@@ -208,9 +202,8 @@ def search_drafts(
         )
     widths = [256 * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64) if 256 * n <= target.hidden]
     found = []
-    for draft in (
-        draft_like(target, layers, width) for layers in DEPTHS for width in widths if layers <= target.layers
-    ):
+    shapes = [(layers, width) for layers in DEPTHS for width in widths if layers <= target.layers]
+    for draft in (draft_like(target, *shape) for shape in shapes):
         if draft.active_parameters >= target.active_parameters or (most and draft.parameters > most):
             continue
         small = step_times(draft, setting.device, law=setting.law, **own)
