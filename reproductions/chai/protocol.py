@@ -30,7 +30,7 @@ from reproductions.systems import put
 from tables import machine, table, today
 
 ROWS = ROOT / "benchmarks" / "data" / "heads.jsonl"
-WARM_UP, SEEDS = 64, 3
+WARM_UP, SEEDS = 32, 3
 SAVINGS, CLAIMED = (0.05, 0.1, 0.15, 0.2, 0.25), (0.2, 3.2)
 SAMPLES, CHOOSING = 32, 8  # of every text, and of those that clusters are chosen by
 HEAD = """# CHAI: heads that share attention scores
@@ -38,9 +38,9 @@ HEAD = """# CHAI: heads that share attention scores
 One head of each cluster computes queries times keys and softmax; all heads of the cluster weight their own values with
 its scores. Written by `make reproduce NAME=chai`.
 """
-STEPS = """Decoding of `examples/decode.py` (4 layers of 8 heads, width 512, `DynamicCache`), step with clusters over step
-without ([rows](../../benchmarks/data/heads.jsonl), 2 cores that others used meanwhile, one thread, CPU time). Contexts
-of other decoders and attention alone were not kept as rows.
+STEPS = """Decoding of `examples/decode.py` (4 layers of 8 heads, width 512, `DynamicCache`), step with clusters over
+step without ([rows](../../benchmarks/data/heads.jsonl), 2 cores that others used meanwhile, one thread, CPU time).
+Contexts of other decoders and attention alone were not kept as rows.
 """
 METHOD = """Decoders of {layers} layers, width {width}, {words} words, trained for {steps} steps of {tokens} tokens on
 sources of Python's standard library ({cpu}). No file is in two of the texts. *Chosen* on one: {choosing} samples of

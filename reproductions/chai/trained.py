@@ -21,9 +21,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional
 
-STEPS, BATCH, LENGTH, WORDS = 1200, 4, 256, 1024
-LAYERS, WIDTH = 8, 128
-_RATE, _WARM_UP_STEPS = 2e-3, 60
+STEPS, BATCH, LENGTH, WORDS = 800, 6, 160, 1024
+LAYERS, WIDTH = 4, 128
+_RATE, _WARM_UP_STEPS = 4e-3, 40
 _SHARES = {"choose": 0.06, "compare": 0.04, "judge": 0.06}  # of the files; the rest trains
 _BEGIN = "<|begin|>"  # word 0
 
@@ -65,18 +65,8 @@ def train(
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    began, found = time.process_time(), texts()
-    words = Tokenizer(models.BPE())
-    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=WORDS, special_tokens=[_BEGIN], initial_alphabet=alphabet, show_progress=False
-    )
-    words.train_from_iterator(
-        [found["train"][at : at + 10_000] for at in range(0, len(found["train"]), 10_000)], trainer
-    )
-    numbers = {use: torch.tensor(words.encode(text[: 1 << 23]).ids) for use, text in found.items()}
-
+    began = time.process_time()
+    numbers = _kept(weights and weights / "words.pt", _words)
     torch.manual_seed(seed)
     model: nn.Module = LlamaForCausalLM(
         LlamaConfig(
@@ -85,23 +75,42 @@ def train(
             max_position_embeddings=8192, attn_implementation="sdpa",
         )
     )  # fmt: skip
-    kept = weights and weights / f"{heads}-heads-{steps}-steps-{seed}.pt"
-    if kept and kept.exists():
-        state, cpu_s = torch.load(kept)
-        model.load_state_dict(state)
-    else:
-        _fit(model, numbers["train"], steps, tell)
-        cpu_s = time.process_time() - began
-        if kept:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            torch.save((model.state_dict(), cpu_s), kept)
+    place = weights and weights / f"{heads}-heads-{steps}-steps-{seed}.pt"
+    state, cpu_s = _kept(place, lambda: (_fit(model, numbers["train"], steps, tell), time.process_time() - began))
+    model.load_state_dict(state)
     model.eval().requires_grad_(False)
     spread = {use: _texts(numbers[use], torch.linspace(0, len(numbers[use]) - length, samples).long(), length)
               for use in _SHARES}  # fmt: skip
     return TrainedDecoder(model=model, steps=steps, cpu_s=cpu_s, words=len(numbers["train"]), **spread)
 
 
-def _fit(model: nn.Module, words: Tensor, steps: int, tell: Callable[[str], object]) -> None:
+def _kept(path: Path | None, made: Callable[[], Any]) -> Any:
+    """What is made, or was made before and kept there."""
+    if path and path.exists():
+        return torch.load(path)
+    found = made()
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(found, path)
+    return found
+
+
+def _words() -> dict[str, Tensor]:
+    """The texts in numbers of words."""
+    found, words = texts(), Tokenizer(models.BPE())
+    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=WORDS, special_tokens=[_BEGIN], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    words.train_from_iterator(
+        [found["train"][at : at + 10_000] for at in range(0, len(found["train"]), 10_000)], trainer
+    )
+    return {use: torch.tensor(words.encode(text[: 1 << 23]).ids) for use, text in found.items()}
+
+
+def _fit(model: nn.Module, words: Tensor, steps: int, tell: Callable[[str], object]) -> dict[str, Tensor]:
+    """The parameters after so many steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     for step in range(steps):
         part = min((step + 1) / _WARM_UP_STEPS, 1.0) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
@@ -116,6 +125,7 @@ def _fit(model: nn.Module, words: Tensor, steps: int, tell: Callable[[str], obje
         optimizer.zero_grad(set_to_none=True)
         if step % 50 == 49:
             tell(f"step {step + 1} of {steps}: {loss.item():.3f} nats")
+    return model.state_dict()
 
 
 def _texts(words: Tensor, at: Tensor, length: int) -> Tensor:

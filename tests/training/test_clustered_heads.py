@@ -31,7 +31,6 @@ from transformers import (
 from foretrace.training import head_counts
 from foretrace.training.clustered_heads import (
     HeadGroups,
-    cache_bytes,
     cluster_heads,
     draw_groups,
     group_heads,
@@ -59,6 +58,13 @@ def decoder(kind: str, **more: Any) -> Any:
     for each in model.parameters():
         each.data.mul_(4 if each.dim() > 1 else 1)
     return model.eval().requires_grad_(False)
+
+
+def cache_bytes(cache: Any) -> int:
+    """What the tensors of a cache occupy: bytes of their storages, each counted once."""
+    found = [each for layer in cache.layers for each in (layer.keys, layer.values) if each is not None]
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}
+    return sum(storages.values())
 
 
 def clustered(model: Any, counts: list[int], **more: Any) -> Any:

@@ -155,7 +155,7 @@ def colocated(found: Colocation, ledger: str = "", rows: int = 0) -> EnergyColoc
 
 def tuned(found: Tuned, *, slo: str) -> EnergyTuneView:
     """The answer of a search."""
-    environment, best, before = found.environment, found.at_best, found.at_default
+    environment, best, before = found.environment, found.at_best, found.measured[found.default]
     optimum = None if found.optimum is None else environment.measure(found.optimum)
     saved = 1 - best.energy_j / before.energy_j
     than = f"{share(abs(saved))} {'less' if saved > 0 else 'more'} than the default's {scaled(before.energy_j, 'J')}"

@@ -363,13 +363,6 @@ def _take(of: Tensor, index: Tensor) -> Tensor:
     return of.gather(1, index[:, :, None, None].to(of.device).expand(len(of), -1, *of.shape[2:]))
 
 
-def cache_bytes(cache: Any) -> int:
-    """Return what the tensors of a cache of `transformers` occupy: bytes of their storages, each counted once."""
-    found = [each for layer in cache.layers for each in (layer.keys, layer.values) if each is not None]
-    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}
-    return sum(storages.values())
-
-
 def prepared_attention(operator: Operator) -> BoundCall:
     """Prepare one step of one layer's attention, its cache included, to be timed alone (see `attention_step`)."""
     (batch, heads, rows, width), (_, _, tokens, _), *_ = operator.dims

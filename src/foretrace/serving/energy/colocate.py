@@ -204,6 +204,11 @@ def colocate(
         law = InterferenceLaw.fit([(requests[a], steps[b]) for a, b in known], [median[pair] for pair in known])
         limit_s = limit(slo, median[max(batches), 0])
         asked, began = Random(seed).choices(batches, k=_MOST_REQUESTS), perf_counter()
+        quickest_s = min(median[batch, 0] for batch in batches)
+        if limit_s < quickest_s:
+            raise ForetraceError(
+                f"`slo={slo}` is kept by no request: the quickest takes {quickest_s:.3g} s; allow more."
+            )
 
         def serve(arm: str, number: int) -> tuple[float, float, int]:
             """Latency of a request, seconds until its step had ended, too, and samples of that."""

@@ -33,11 +33,6 @@ class Tuned:
         """What the work takes at the best setting."""
         return self.measured[self.best]
 
-    @property
-    def at_default(self) -> EnergyUse:
-        """And at the setting to begin with."""
-        return self.measured[self.default]
-
 
 def limit(text: str, reference_s: float) -> float:
     """Seconds from "1.1x", of the reference, or "250ms", "2s". Raises ForetraceError."""

@@ -78,6 +78,13 @@ class DraftSetting:
         if self.k:
             checked_k(self.k)
 
+    def steps(self, model: ServedModel) -> StepTimes:
+        """Step times of the target, or of a draft, which has one device."""
+        layout = {
+            key: value for key, value in self.layout.items() if model is self.target or key in ("dtype", "engine")
+        }
+        return step_times(model, self.device, law=self.law, **layout)
+
 
 def rate_of(draft: ServedModel) -> str:
     """The range of rates of published pairs for a draft of so many parameters, as `Acceptance` reads it."""
@@ -101,10 +108,7 @@ def modelled_rounds(target: StepTimes, draft: StepTimes, *, batch: int, context:
 def timed_draft(setting: DraftSetting, draft: ServedModel, acceptance: str = "") -> RankedDraft:
     """What one draft gains. Raises ForetraceError where it cannot be a draft of the target."""
     checked_draft(setting.target, draft)
-    own = {key: value for key, value in setting.layout.items() if key in ("dtype", "engine")}
-    target = step_times(setting.target, setting.device, law=setting.law, **setting.layout)
-    small = step_times(draft, setting.device, law=setting.law, **own)
-    return _timed(setting, target, small, draft, acceptance)
+    return _timed(setting, setting.steps(setting.target), setting.steps(draft), draft, acceptance)
 
 
 def _timed(
@@ -190,8 +194,7 @@ def search_drafts(
         )
     target = setting.target
     most = parameters or (0.0 if latency_s else _SHARE * target.parameters)
-    times = step_times(target, setting.device, law=setting.law, **setting.layout)
-    own = {key: value for key, value in setting.layout.items() if key in ("dtype", "engine")}
+    times = setting.steps(target)
     tokens, rows = setting.batch * setting.context, setting.batch * (max(MOST_K, setting.k) + 1)
     free = times.capacity_tokens(_UTILISATION, rows) - tokens
     if free < 0:
@@ -206,7 +209,7 @@ def search_drafts(
     for draft in (draft_like(target, *shape) for shape in shapes):
         if draft.active_parameters >= target.active_parameters or (most and draft.parameters > most):
             continue
-        small = step_times(draft, setting.device, law=setting.law, **own)
+        small = setting.steps(draft)
         if small.weight_bytes + tokens * small.kv_bytes_per_token > free * times.kv_bytes_per_token:
             continue  # on one of the target's devices
         one = _timed(setting, times, small, draft, acceptance)

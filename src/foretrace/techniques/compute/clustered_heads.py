@@ -8,6 +8,7 @@ forms of the step timed alone, or from bytes with a wide range.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,18 +55,14 @@ class ClusteredHeads(Technique):
     )  # fmt: skip
 
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
-        try:
-            found = self._calls(graph)
-        except NotApplicableError:
-            return ()
-        return tuple(dict.fromkeys(each.timed(count) for each in found for count in (0, each.clusters)))
+        with suppress(NotApplicableError):
+            return tuple(dict.fromkeys(each.timed(k) for each in self._calls(graph) for k in (0, each.clusters)))
+        return ()
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
-        found = dict(super().priors(graph))
-        try:
+        found, known = dict(super().priors(graph)), {False}
+        with suppress(NotApplicableError):
             known = {self._seconds(graph, each) is not None for each in self._calls(graph)}
-        except NotApplicableError:
-            known = {False}
         if False not in known:
             del found["efficiency"], found["more_us"]
         elif True not in known:
