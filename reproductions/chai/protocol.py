@@ -16,10 +16,10 @@ import copy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from foretrace.experiment import processes
@@ -32,7 +32,7 @@ from tables import machine, table, today
 ROWS = ROOT / "benchmarks" / "data" / "heads.jsonl"
 WARM_UP, SEEDS = 32, 3
 SAVINGS, CLAIMED = (0.05, 0.1, 0.15, 0.2, 0.25), (0.2, 3.2)
-SAMPLES, CHOOSING = 32, 8  # of every text, and of those that clusters are chosen by
+SAMPLES, CHOOSING = 64, 48  # of every text, and of those that clusters are chosen by
 HEAD = """# CHAI: heads that share attention scores
 
 One head of each cluster computes queries times keys and softmax; all heads of the cluster weight their own values with
@@ -56,16 +56,15 @@ three seeds. *Elbow* is the published rule for counts.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Held:
+class Held(msgspec.Struct, frozen=True, kw_only=True):
     """Clusters of one decoder, and % of perplexity above that of all heads."""
 
     heads: int
     rule: str  # "loss" or "elbow"
     saved: float  # share of keys and values
     counts: list[int]
-    compared: float  # of known clusters, on text that compares; NaN of the elbow
-    known: float
+    compared: float | None  # of known clusters, on text that compares; None of the elbow
+    known: float | None
     asked: float  # clustered per request by scores
     random: list[float]
 
@@ -103,7 +102,7 @@ def perplexities(made: Any, tell: Callable[[str], object] = print) -> Iterator[H
             [draw_groups(1, heads, count, torch.Generator().manual_seed(100 * seed + i))
              for i, count in enumerate(counts)] for seed in range(SEEDS)
         ]  # fmt: skip
-        compared, known = [np.nan if groups is None else shared(groups, text) for text in whole]
+        compared, known = [None if groups is None else shared(groups, text) for text in whole]
         return Held(
             heads=heads, rule=rule, saved=kv_saving(counts, heads), counts=counts, compared=compared, known=known,
             asked=more(lambda model: cluster_heads(model, counts, warm_up=WARM_UP), made.judge),
@@ -113,7 +112,8 @@ def perplexities(made: Any, tell: Callable[[str], object] = print) -> Iterator[H
     merged = merged_heads(made.model, choose)
     for saving in SAVINGS:
         groups = next(each for each in merged if _saved(each, heads) >= saving - 1e-9)
-        yield held("loss", _counts(groups), groups)
+        yield (one := held("loss", _counts(groups), groups))
+        tell(f"{one}")
     yield held("elbow", [elbow(each) for each in spreads(made.model, choose[:4])], None)
 
 
@@ -130,7 +130,9 @@ def _saved(groups: Sequence[Any], heads: int) -> float:
 def claims(found: Sequence[Held], steps: Sequence[Row]) -> str:
     """The table of claims; the decoder is the one with the least deviation on the text that compares."""
     saving, limit = CLAIMED
-    one = min((each for each in found if each.rule == "loss" and each.saved >= saving), key=lambda each: each.compared)
+    one = min(
+        (each for each in found if each.rule == "loss" and each.saved >= saving), key=lambda each: each.compared or 0.0
+    )
     reached = "reached" if one.known <= limit else "**not reached**"
     quick = min(steps, key=lambda each: each.measured)
     slow = max((each for each in steps if _k(each) == _k(quick)), key=lambda each: each.measured)
@@ -174,7 +176,7 @@ def perplexity_table(found: Sequence[Held]) -> str:
     header = ["heads, rule", "K/V bytes, %", "known: compared", "judged", "per request: judged", "random: judged"]
     rows = [
         [f"{each.heads}, {each.rule}", f"−{100 * each.saved:.1f}",
-         *("–" if np.isnan(one) else f"{one:+.1f}" for one in (each.compared, each.known)), f"{each.asked:+.1f}",
+         *("–" if one is None else f"{one:+.1f}" for one in (each.compared, each.known)), f"{each.asked:+.1f}",
          ", ".join(f"{one:+.1f}" for one in each.random)] for each in found
     ]  # fmt: skip
     chosen = [
@@ -191,7 +193,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = parser_of("chai", __doc__)
     parser.add_argument("--heads", default="8,16,32", help="of the decoders that are trained")
     parser.add_argument("--steps", type=int, default=None, help="of training")
-    parser.add_argument("--weights", type=Path, help="folder of trained weights, kept there and read from there")
+    parser.add_argument(
+        "--weights", type=Path, help="folder of trained weights and rows, kept there and read from there"
+    )
     parser.add_argument("--print", action="store_true", help="print instead of writing README.md")
     parser.add_argument("--verify", type=Path, help="verify steps, and add them to this ledger")
     parser.add_argument("--contexts", default="512,2048,4096")
@@ -217,9 +221,14 @@ def _page(given: argparse.Namespace) -> None:
     for heads in map(int, given.heads.split(",")):
         made = trained.train(heads, steps=steps, weights=given.weights, samples=SAMPLES, tell=tell)
         cpu.append(f"{heads} heads: {made.cpu_s:.0f} s")
-        for each in perplexities(made, tell):
-            tell(f"{each}")
-            found.append(each)
+        path = given.weights and given.weights / f"{heads}-heads-{steps}-steps.json"
+        if path and path.exists():
+            found += msgspec.json.decode(path.read_bytes(), type=list[Held])
+            continue
+        own = list(perplexities(made, tell))
+        found += own
+        if path:
+            path.write_bytes(msgspec.json.encode(own))
     rows = import_lines(ROWS.read_text(encoding="utf-8"), str(ROWS))
     method = METHOD.format(
         layers=trained.LAYERS, width=trained.WIDTH, words=f"{trained.WORDS:,}", steps=f"{steps:,}", warm_up=WARM_UP,
