@@ -83,7 +83,8 @@ def perplexities(made: Any, tell: Callable[[str], object] = print) -> Iterator[H
     import torch
 
     from foretrace.training.clustered_heads import HeadGroups, cluster_heads, draw_groups, share_heads
-    from foretrace.training.head_counts import elbow, kv_saving, loss_after, merged_heads, spreads
+    from foretrace.training.head_counts import kv_saving, loss_after, merged_heads
+    from reproductions.chai.published import elbow, spreads
 
     heads, choose = int(made.model.config.num_attention_heads), made.choose[:CHOOSING]
     whole = {text: loss_after(made.model, text, WARM_UP) for text in (made.compare, made.judge)}

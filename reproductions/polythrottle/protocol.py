@@ -21,6 +21,7 @@ import numpy as np
 from energy_tune import savings_table, trainings
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row, import_lines
+from foretrace.experiment.statistics import Verdict
 from foretrace.report.units import seconds, span
 from foretrace.serving.energy.recorded import RecordedTraining
 from foretrace.serving.energy.tune import words
@@ -89,9 +90,11 @@ def held_pairs(rows: Sequence[Row]) -> str:
     if not rows:
         return "no pair was measured"
     errors = [abs(each.error) for each in rows]
+    sure = [each for each in rows if each.verdict != Verdict.INCONCLUSIVE]
     return (
         f"latency of {sum(each.covered for each in rows)} of {len(rows)} pairs that the law was not fitted to lies in "
-        f"the predicted range; median error {percent(float(np.median(errors)))} %"
+        f"the predicted range, of the {len(sure)} conclusive ones {sum(each.covered for each in sure)}; median error "
+        f"{percent(float(np.median(errors)))} %"
     )
 
 

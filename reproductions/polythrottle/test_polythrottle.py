@@ -42,7 +42,7 @@ def test_pairs_of_the_ledger_are_shown() -> None:
         )
         for step, value_s in ((2, 0.02), (8, 0.04))
     ]  # fmt: skip
-    assert held_pairs(rows).startswith("latency of 1 of 2 pairs") and "50.00 %" in held_pairs(rows)
+    assert held_pairs(rows).startswith("latency of 1 of 2 pairs") and "2 conclusive ones 1; median" in held_pairs(rows)
     lines = interference_table(rows).splitlines()
     assert "| 2 + 2 | 20.0 ms | 18.0 ms – 22.0 ms | 20.0 ms | 0 | covered |" in lines[2], lines[2]
     assert "| 2 + 8 | 40.0 ms |" in lines[3] and "| +100.00 | missed |" in lines[3]

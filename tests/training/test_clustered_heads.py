@@ -302,10 +302,3 @@ def test_heads_are_merged_one_by_one_as_the_loss_says() -> None:
     assert model.config._attn_implementation == "sdpa", "the model itself is left as it was"
     with pytest.raises(ForetraceError, match="2 tokens longer"):
         next(head_counts.merged_heads(model, samples, skip=19))
-
-
-def test_elbow_of_a_curve_that_bends_once() -> None:
-    assert head_counts.elbow(np.array([10.0, 6.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0])) == 3
-    model = decoder("llama")
-    spread = head_counts.spreads(model, prompt(2, 16))
-    assert spread.shape == (LAYERS, HEADS) and (spread[:, -1] < 1e-6).all() and (spread[:, 0] >= spread[:, 3]).all()

@@ -104,7 +104,7 @@ class ClusteredLayer(DynamicLayer):  # type: ignore[misc]  # mypy does not read 
     def __init__(self, known: HeadGroups | None = None) -> None:
         super().__init__()
         self.groups = self.known = known
-        self.features: list[Tensor] = []  # of the first tokens, until heads are clustered: see `HeadClusters.features`
+        self.features: list[Tensor] = []  # scores of the first tokens, until heads are clustered
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys, of representatives where there are any, and values; return all of both."""
@@ -185,12 +185,8 @@ class HeadClusters:
         """Use these clusters of each layer, of a batch of 1, for requests to come."""
         self.groups, self.counts = groups, [each.representatives.shape[1] for each in groups]
 
-    def features(self, scores: Tensor, values: Tensor) -> Tensor:  # see `head_counts.missed`
-        """Return what heads are clustered by, (batch, heads, numbers), for scores and values of some rows."""
-        return scores.flatten(2)
-
     def group(self, features: Sequence[Tensor], layer: int) -> HeadGroups:
-        """Return the clusters of a layer's heads for `features` of several parts of the first tokens."""
+        """Return the clusters of a layer's heads for scores (batch, heads, numbers) of parts of the first tokens."""
         if self.by == SCORES:
             return group_heads(torch.cat(list(features), 2), self.counts[layer])[0]
         drawn = draw_groups(len(features[0]), self.heads, self.counts[layer], _generator(self.seed, layer))
@@ -317,8 +313,8 @@ def attend(
     if attention_mask is None and rows > 1:
         attention_mask = torch.ones(rows, tokens, dtype=torch.bool, device=query.device).tril(seen)[None, None]
 
-    def mix(begin: int, end: int, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Attend from some rows; scores are those of the heads that compute them, values those that were attended."""
+    def mix(begin: int, end: int, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend from some rows; scores are those of the heads that compute them."""
         until = seen + end  # later tokens are masked
         scores = queries[:, :, begin:end] @ keys[:, :, :until].transpose(2, 3) * scale
         if attention_mask is not None:
@@ -327,7 +323,7 @@ def attend(
             scores = scores.masked_fill(~part, lowest) if part.dtype == torch.bool else scores + part
         scores = functional.dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype), dropout)
         own = scores if groups is None else _take(scores, groups.members)
-        return own @ value[:, :, :until], scores, value[:, :, :until]
+        return own @ value[:, :, :until], scores
 
     parts, begin = [], 0
     if groups is None:
@@ -336,9 +332,9 @@ def attend(
         if begin:
             if attention_mask is not None and not seen and not _begins(attention_mask):
                 raise ForetraceError("clustered heads need prompts without padding before them; give equal lengths.")
-            mixed, scores, attended = mix(0, begin, query, key)
+            mixed, scores = mix(0, begin, query, key)
             parts.append(mixed)
-            features.append(clusters.features(scores, attended))
+            features.append(scores.flatten(2))
         if tokens >= clusters.warm_up:
             groups = clusters.group(features, number)
             key = _take(key, groups.representatives)

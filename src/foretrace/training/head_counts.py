@@ -1,12 +1,12 @@
 """Which heads of a decoder share scores, and how many clusters each layer gets: by the measured loss.
 
-The published rule, an elbow in the spread of scores within clusters, is beside it (Agarwal et al., CHAI, section 3.2).
+The published rule, an elbow in the spread of scores within clusters, is beside it in `reproductions/chai`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
@@ -18,7 +18,9 @@ from torch.nn import functional
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.training.clustered_heads import HeadGroups, cluster_heads, group_heads, heads_of, share_heads
+from foretrace.training.clustered_heads import HeadGroups, heads_of, share_heads
+
+_PART = 8  # samples whose scores are looked at together
 
 
 def loss_after(model: Any, samples: Tensor, skip: int) -> float:
@@ -89,51 +91,24 @@ def missed(model: Any, samples: Tensor) -> Float64:
 
     """
 
-    def written(scores: Tensor, values: Tensor) -> Tensor:
+    def apart(scores: Tensor, values: Tensor) -> Tensor:
         own = scores @ values
-        each = [(other[:, None] @ values - own).square().sum((2, 3)) for other in scores.unbind(1)]
-        return torch.stack(each, 2)
+        return torch.stack([(r[:, None] @ values - own).square().sum((0, 2, 3)) for r in scores.unbind(1)], 1)
 
-    return np.array([
-        torch.stack(list(parts)).double().sum((0, 1)).cpu().numpy() for parts in _watched(model, samples, written)
-    ])  # fmt: skip
-
-
-def spreads(model: Any, samples: Tensor) -> Float64:
-    """Return (layers, heads): squared distances within column + 1 clusters of heads by all their scores, summed."""
-    seen = _watched(model, samples, lambda scores, values: scores.flatten(2))
-    counts = range(1, heads_of(model) + 1)
-    return np.array([
-        [float(group_heads(torch.cat(list(parts), 2), count)[1].sum()) for count in counts] for parts in seen
-    ])  # fmt: skip
-
-
-def _watched(model: Any, samples: Tensor, features: Callable[[Tensor, Tensor], Tensor]) -> list[Sequence[Tensor]]:
-    """Return features of scores and values, in parts, of every layer while all heads attend to all tokens."""
-    layers, seen = int(model.config.num_hidden_layers), copy.deepcopy(model).eval()
-    clusters, found = cluster_heads(seen, [1] * layers, warm_up=samples.shape[1]), dict[int, Sequence[Tensor]]()
-
-    def group(parts: Sequence[Tensor], layer: int) -> HeadGroups:
-        found[layer] = parts
-        return _groups([0] * clusters.heads)
-
-    clusters.features = features  # type: ignore[method-assign]
-    clusters.group = group  # type: ignore[method-assign]  # all tokens are warm-up, so it is given all parts
-    loss_after(seen, samples, 0)
-    return [found[layer] for layer in range(layers)]
+    seen, found = copy.deepcopy(model).eval(), list[Tensor]()
+    seen.set_attn_implementation("eager")
+    with torch.inference_mode():
+        for part in samples.split(_PART):
+            answer = seen(part, output_attentions=True, use_cache=True)
+            values = [each.values for each in answer.past_key_values.layers]
+            found.append(torch.stack([apart(*each) for each in zip(answer.attentions, values, strict=True)]).double())
+    return np.asarray(torch.stack(found).sum(0).cpu())
 
 
 def _groups(follows: list[int]) -> HeadGroups:
     """Return the clusters in which every head uses the scores of the one that is listed for it."""
     kept = sorted({*follows})
     return HeadGroups(torch.tensor([kept]), torch.tensor([[kept.index(each) for each in follows]]))
-
-
-def elbow(spread: Float64) -> int:
-    """Return after how many clusters more of them gain little: where the curve is farthest below its chord."""
-    span = np.linspace(0.0, 1.0, len(spread))
-    fallen = (spread - spread[-1]) / max(float(spread[0] - spread[-1]), 1e-12)
-    return int(np.argmax(1.0 - span - fallen)) + 1
 
 
 def kv_saving(counts: list[int], heads: int) -> float:
