@@ -1,4 +1,4 @@
-"""How many clusters of heads each layer gets by the published rule (Agarwal et al., CHAI, ICML 2024, section 3.2)."""
+"""What CHAI rests on: heads whose scores correlate, and counts by an elbow (Agarwal et al., ICML 2024, section 3)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,26 @@ from foretrace.training.clustered_heads import group_heads, heads_of
 
 def spreads(model: Any, samples: Tensor) -> Float64:
     """Return (layers, heads): squared distances within column + 1 clusters of heads by all their scores, summed."""
-    seen, counts = copy.deepcopy(model).eval(), range(1, heads_of(model) + 1)
+    counts = range(1, heads_of(model) + 1)
+    return np.array([
+        [float(group_heads(each.flatten(2), count)[1].sum()) for count in counts] for each in _scores(model, samples)
+    ])  # fmt: skip
+
+
+def alike(model: Any, samples: Tensor) -> Float64:
+    """Return (layers, heads): the largest correlation of a head's scores with those of another head of its layer."""
+    attended = torch.ones(samples.shape[1], samples.shape[1]).tril() > 0
+    found = [np.corrcoef(each[..., attended].transpose(0, 1).flatten(1).numpy()) for each in _scores(model, samples)]
+    return np.array([(each - 2 * np.eye(len(each))).max(1) for each in found])
+
+
+def _scores(model: Any, samples: Tensor) -> tuple[Tensor, ...]:
+    """Return scores (samples, heads, tokens, tokens) of every layer."""
+    seen = copy.deepcopy(model).eval()
     seen.set_attn_implementation("eager")
     with torch.inference_mode():
-        layers = seen(samples, output_attentions=True).attentions
-    return np.array([[float(group_heads(each.flatten(2), count)[1].sum()) for count in counts] for each in layers])
+        layers: tuple[Tensor, ...] = seen(samples, output_attentions=True).attentions
+    return layers
 
 
 def elbow(spread: Float64) -> int:

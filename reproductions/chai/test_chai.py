@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from foretrace.experiment.ledger import import_lines
 from reproductions.chai import trained
 from reproductions.chai.protocol import ROWS, SAVINGS, Held, claims, perplexities, perplexity_table, step_table
-from reproductions.chai.published import elbow, spreads
+from reproductions.chai.published import alike, elbow, spreads
 from reproductions.chai.trained import texts, train
 
 
@@ -26,6 +26,10 @@ def test_elbow_of_a_curve_that_bends_once() -> None:
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 8, "num_hidden_layers": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **shape)).eval()
     found = spreads(model, torch.randint(64, (2, 16)))
+    same = alike(model, torch.randint(64, (2, 16)))
+    assert same.shape == (2, 8) and (same <= 1 + 1e-6).all() and (same > 0.5).all(), (
+        "untrained heads attend to all alike"
+    )
     assert found.shape == (2, 8) and (found[:, -1] < 1e-6).all() and (found[:, 0] >= found[:, 3]).all()
 
 
@@ -52,7 +56,7 @@ def test_few_steps_train_a_decoder_whose_heads_are_clustered(tmp_path: Path, mon
 def test_what_is_claimed_was_compared_on_another_text() -> None:
     def held(heads: int, compared: float, known: float) -> Held:
         return Held(heads=heads, rule="loss", saved=0.203, counts=[heads // 2] * 8, compared=compared, known=known,
-                    asked=9.0, random=[7.0, 12.0, 8.0])  # fmt: skip
+                    asked=9.0, random=[7.0, 12.0, 8.0], alike=[0.5, 0.25])  # fmt: skip
 
     steps = import_lines(ROWS.read_text(encoding="utf-8"), str(ROWS))
     found = [held(8, 4.0, 1.0), held(16, 2.0, 3.3), held(32, 3.0, 2.0)]
