@@ -2,7 +2,7 @@
 
 `python benchmarks/energy_tune.py TRACES --select` chooses the settings of the Bayesian optimisation by leaving out one
 workload (both GPUs) at a time, and writes what the others chose, and how it does on the one left out, into
-benchmarks/data/energy_select.md and that section of docs/accuracy/energy.md. Without it the whole page is written.
+benchmarks/data/energy_select.md. Without it the tables of docs/accuracy/energy.md are written, that one among them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from foretrace.serving.energy import recorded
 from foretrace.serving.energy.environment import EnergyProblem, Setting
 from foretrace.serving.energy.recorded import RecordedTraining
 from foretrace.serving.energy.tune import STRATEGY, tune
-from tables import ROOT, machine, percent, table, today, update
+from tables import ROOT, machine, percent, table, today
 
 WORKLOADS = ("cifar100", "imagenet", "librispeech", "movielens-1m", "squad", "sentiment140")
 GPUS = ("v100", "a40")
 SELECTED = ROOT / "benchmarks" / "data" / "energy_select.md"
-PAGE, CHOSEN = ROOT / "docs" / "accuracy" / "energy.md", "Settings chosen without the workload"
 SLO = 1.1
 NEAR = 1.02
 FEW = 10  # of the seeds, every so many-th where a run is slow
@@ -264,7 +263,7 @@ def page(traces: Path, seeds: int) -> str:
     return "\n\n".join([
         HEAD.strip(), f"*{today()}, {seeds} seeds; {machine()}.*", "## Measurements until the best setting",
         EVALUATIONS.strip(), evaluation_table(them, seeds), "## Energy saved", SAVINGS.strip(),
-        savings_table(them, seeds), f"## {CHOSEN}", CHOICE.strip(),
+        savings_table(them, seeds), "## Settings chosen without the workload", CHOICE.strip(),
         SELECTED.read_text(encoding="utf-8").strip(),
         "## Power of boards", POWER.strip(), power_table(traces), SERVERS.strip(),
         server_table(traces.parent.parent / "power"),
@@ -312,11 +311,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.select:
         write_text(SELECTED, select(trainings(given.traces), given.seeds))
-        head, *parts = PAGE.read_text(encoding="utf-8").split("\n## ")
-        section = f"{CHOICE.strip()}\n\n{SELECTED.read_text(encoding='utf-8').strip()}"
-        update(PAGE, head, {CHOSEN: section}, [*(each.partition("\n")[0] for each in parts[:2]), CHOSEN])
     else:
-        write_text(PAGE, page(given.traces, given.seeds))
+        write_text(ROOT / "docs" / "accuracy" / "energy.md", page(given.traces, given.seeds))
 
 
 if __name__ == "__main__":

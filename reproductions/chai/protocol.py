@@ -141,6 +141,7 @@ def claims(found: Sequence[Held], steps: Sequence[Row]) -> str:
     one = min(
         (each for each in found if each.rule == "loss" and each.saved >= saving), key=lambda each: each.compared or 0.0
     )
+    assert one.known is not None
     reached = "reached" if one.known <= limit else "**not reached**"
     quick = min(steps, key=lambda each: each.measured)
     slow = max((each for each in steps if _k(each) == _k(quick)), key=lambda each: each.measured)

@@ -135,7 +135,7 @@ def page(traces: Path, seeds: int) -> str:
         savings_table(them, seeds),
         "\n## Fine-tuning beside inference\n\nA request and a fine-tuning step share one core. The law is fitted to "
         "steps and requests of 1, 4 and 16 samples, and held against 2 and 8 "
-        "([rows](../../benchmarks/data/interference.jsonl)).\n",
+        "([rows](../../benchmarks/data/interference.jsonl)); ranges are those predicted when a row was measured.\n",
         interference_table(beside), "",
     ])  # fmt: skip
 

@@ -210,7 +210,7 @@ def colocate(
         law = InterferenceLaw.fit(
             [(requests[a], steps[b]) for a, b in known], [median[pair] for pair in known],
             [max(np.log([own.high / own.value, own.value / own.low]))
-             for pair in known for own in [paired_ratio(np.ones(len(met[pair])), met[pair], seed=seed)]],
+             for pair in known for own in [paired_ratio([1.0] * len(met[pair]), met[pair], seed=seed)]],
         )  # fmt: skip
         limit_s = limit(slo, median[max(batches), 0])
         asked, began = Random(seed).choices(batches, k=_MOST_REQUESTS), perf_counter()
