@@ -1,6 +1,6 @@
 """CHAI: clustered heads of decoders that are trained here, beside random clusters; written to README.md.
 
-    python -m reproductions chai [--heads 8,16,32] [--steps N] [--weights FOLDER] [--print]
+    python -m reproductions chai [--heads 8,16] [--steps N] [--weights FOLDER] [--print]
     python -m reproductions chai --verify FILE [--contexts 512,2048,4096] [--clusters 2,4]
 
 Decoders are trained for a stated number of steps; clusters are chosen on one text, ways to choose compared on another,
@@ -192,9 +192,8 @@ def perplexity_table(found: Sequence[Held]) -> str:
         f"- {each.heads} heads, −{100 * each.saved:.1f} %: {', '.join(map(str, each.counts))}"
         for each in found if each.rule == "elbow" or CLAIMED[0] <= each.saved < CLAIMED[0] + 0.04
     ]  # fmt: skip
-    same = ", ".join(
-        f"{each.heads} heads: {' '.join(f'{one:.2f}' for one in each.alike)}" for each in found if each.rule == "elbow"
-    )
+    alike = {each.heads: " ".join(f"{one:.2f}" for one in each.alike) for each in found}
+    same = ", ".join(f"{each} (of {heads} heads)" for heads, each in alike.items())
     cause = CAUSE.format(same=same, choosing=CHOOSING)
     by_layer = f"Clusters by layer, chosen for {CLAIMED[0]:.0%} and by the elbow:\n\n" + "\n".join(chosen)
     return f"{table(header, rows)}\n\n{cause}\n{by_layer}"
@@ -203,7 +202,7 @@ def perplexity_table(found: Sequence[Held]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Write the page, or verify steps."""
     parser = parser_of("chai", __doc__)
-    parser.add_argument("--heads", default="8,16,32", help="of the decoders that are trained")
+    parser.add_argument("--heads", default="8,16", help="of the decoders that are trained")
     parser.add_argument("--steps", type=int, default=None, help="of training")
     parser.add_argument(
         "--weights", type=Path, help="folder of trained weights and rows, kept there and read from there"
