@@ -3,7 +3,12 @@
     python -m reproductions polythrottle [--shared-data PATH] [--seeds N] [--print]
 
 PolyThrottle measured Jetson boards and published figures alone. Its search runs here on Zeus' twelve recorded trainings
-with batch size and power limit, where enumeration knows the optimum.
+with batch size and power limit, where enumeration knows the optimum. Fine-tuning beside inference is measured by
+
+    foretrace energy colocate MODEL TUNED --seconds 20 --ledger FILE
+    foretrace ledger --ledger FILE --export benchmarks/data/interference.jsonl
+
+whose rows are a table of the page.
 """
 
 from __future__ import annotations
@@ -11,15 +16,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from energy_tune import savings_table, trainings
 from foretrace.errors import ForetraceError
+from foretrace.experiment.ledger import Row, import_lines
+from foretrace.experiment.statistics import Verdict
+from foretrace.report.units import seconds, span
 from foretrace.serving.energy.recorded import RecordedTraining
 from foretrace.serving.energy.tune import words
-from reproductions import parser_of, shared_data
+from reproductions import ROOT, parser_of, shared_data
 from reproductions.systems import put
 from tables import machine, percent, table, today
 
 HERE = Path(__file__).parent
+ROWS = ROOT / "benchmarks" / "data" / "interference.jsonl"
 SLO = 1.1
 HEAD = """# PolyThrottle: less energy within a limit of latency
 
@@ -42,8 +53,8 @@ CLAIMS = (
     ),
     (
         "a regression keeps latency within its limit while fine-tuning",
-        "`foretrace energy colocate`, two processes on one core; four held-out pairs of a run go to the ledger",
-        "a processor's core in place of a Jetson GPU",
+        "{pairs}",
+        "a processor's core in place of a Jetson GPU; `foretrace energy colocate`",
     ),
 )
 
@@ -56,7 +67,7 @@ def enumerated(training: RecordedTraining) -> list[str]:
     cells = [str(len(training.points))]
     for at in (least, training.fastest, kept):
         each = training.points[at]
-        cells.append(f"{words(at, training)}: {each.energy_j:,.0f} J, {each.time_s:,.1f} s")
+        cells.append(f"{words(training.named(at))}: {each.energy_j:,.0f} J, {each.time_s:,.1f} s")
     return cells
 
 
@@ -69,11 +80,46 @@ def saved(training: RecordedTraining) -> tuple[float, float]:
     return 1 - energy_j / default.energy_j, 1 - energy_j / training.points[training.fastest].energy_j
 
 
+def interference() -> list[Row]:
+    """Rows of requests beside fine-tuning steps that the law was not fitted to; none where they were not measured."""
+    return list(import_lines(ROWS.read_text(encoding="utf-8"), str(ROWS))) if ROWS.exists() else []
+
+
+def held_pairs(rows: Sequence[Row]) -> str:
+    """What the rows come to, in one sentence."""
+    if not rows:
+        return "no pair was measured"
+    errors = [abs(each.error) for each in rows]
+    sure = [each for each in rows if each.verdict != Verdict.INCONCLUSIVE]
+    return (
+        f"latency of {sum(each.covered for each in rows)} of {len(rows)} pairs that the law was not fitted to lies in "
+        f"the predicted range, of the {len(sure)} conclusive ones {sum(each.covered for each in sure)}; median error "
+        f"{percent(float(np.median(errors)))} %"
+    )
+
+
+def interference_table(rows: Sequence[Row]) -> str:
+    """Predicted and measured latency of requests beside fine-tuning steps."""
+    cells = []
+    for each in rows:
+        ((_, pair),) = each.parameters.items()
+        cells.append([
+            f"{each.model}, {each.size}", f"{pair['tuned']}", f"{pair['request']} + {pair['step']}",
+            seconds(each.before_s), span(*(end * each.before_s for end in (each.predicted_low, each.predicted_high))),
+            seconds(each.after_s), percent(each.error, signed=True), str(each.verdict),
+        ])  # fmt: skip
+    header = ["requests of", "fine-tuned beside", "samples", "predicted", "80 %", "measured", "error, %", "verdict"]
+    machines = sorted({f"{each.time[:10]}, {each.device}, {each.machine['cores']} cores" for each in rows})
+    return f"{table(header, cells)}\n\n*{'; '.join(machines)}.*" if cells else "Not measured."
+
+
 def page(traces: Path, seeds: int) -> str:
     """What README.md says."""
     them = trainings(traces)
     default, fastest = zip(*map(saved, them.values()), strict=True)
+    beside = interference()
     figures = {
+        "pairs": held_pairs(beside),
         "low": percent(min(default)), "high": percent(max(default)),
         "least": percent(min(fastest)), "most": percent(max(fastest)),
     }  # fmt: skip
@@ -86,7 +132,11 @@ def page(traces: Path, seeds: int) -> str:
         "times the average power.\n",
         table(header, [[f"{name}, {gpu}", *enumerated(each)] for (gpu, name), each in them.items()]),
         f"\n## What 16 measurements save\n\nMedians over every tenth of {seeds} seeds, in %.\n",
-        savings_table(them, seeds), "",
+        savings_table(them, seeds),
+        "\n## Fine-tuning beside inference\n\nA request and a fine-tuning step share one core. The law is fitted to "
+        "steps and requests of 1, 4 and 16 samples, and held against 2 and 8 "
+        "([rows](../../benchmarks/data/interference.jsonl)); ranges are those predicted when a row was measured.\n",
+        interference_table(beside), "",
     ])  # fmt: skip
 
 

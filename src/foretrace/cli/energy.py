@@ -20,24 +20,18 @@ energy = group("energy", "Tune settings for less energy, and measure it.")
 @answers
 def tune(
     target: list[str] = argument(
-        ..., "TARGET", "A command, after --; or zeus:FOLDER workload=NAME [gpu=NAME] [target=X], recorded by Zeus."
-    ),
+        ..., "TARGET", "A command, after --; or zeus:FOLDER workload=NAME [gpu=NAME] [target=X], recorded by Zeus."),
     slo: str = option(
-        "1.1x", "TIME", "The longest it may take: 250ms, 2s; 1.1x of the default, of a record's fastest."
-    ),
+        "1.1x", "TIME", "The longest it may take: 250ms, 2s; 1.1x of the default, of a record's fastest."),
     set_: list[str] | None = option(
-        None,
-        "NAME[=V,V]",
-        "What may be set: {NAME} of the command, cpu-frequency, gpu-power-limit ...; several.",
-        "--set",
-    ),
+        None, "NAME[=V,V]", "What may be set: {NAME} of the command, cpu-frequency, gpu-power-limit ...; several.",
+        "--set"),
     evaluations: int = option(16, "N", "Settings to measure at most.", least=1),
     apply: bool = flag(
-        "--apply", "Change settings of the machine; without it a command is not run where that is needed."
-    ),
+        "--apply", "Change settings of the machine; without it a command is not run where that is needed."),
     seed: int = option(0, "N", "Seed of the search.", least=0),
     top: options.Top = 12,
-) -> Result:
+) -> Result:  # fmt: skip
     """Find the setting of least energy within a time limit.
 
     In few measurements, by constrained Bayesian optimisation.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, answers, group
 from foretrace.cli.options import argument, option
+from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,8 +56,17 @@ class DraftOptions:
     """Speculative decoding, as in `SimulationConfig`."""
 
     draft: Annotated[str, option(..., "DRAFT", "Speculative decoding: layers x width as 2x2048, or a decoder.")] = ""
-    k: Annotated[int, option(..., "N", "Tokens that the draft proposes in a round.")] = 4
-    acceptance: Annotated[str, option(..., "RATE", "Of what it proposes: 0.7, 0.6-0.8, or rounds 30/12/8/50.")] = "0.7"
+    k: Annotated[int | None, option(..., "N", "Tokens that the draft proposes in a round; by default 4.")] = None
+    acceptance: Annotated[
+        str, option(..., "RATE", "Of what it proposes: 0.7 (by default), 0.6-0.8, or rounds 30/12/8/50.")
+    ] = ""
+
+    def arguments(self) -> dict[str, Any]:
+        """What was given, by name. Raises ForetraceError without a draft that it is about."""
+        given = {name: value for name, value in asdict(self).items() if value not in (None, "")}
+        if given and not self.draft:
+            raise ForetraceError(f"`{next(iter(given))}=` is about a draft, and none is given; add `draft=4x2048`.")
+        return given
 
 
 @llm.command("simulate")
@@ -103,7 +113,7 @@ def simulate(
             model=model, device=device, asked=requests, seconds=seconds,
             layout=layout.arguments() | {"calibration": calibration},
             rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo,
-            seed=seed, on=on, log=first_steps if save or perfetto else 0, **asdict(drafting),
+            seed=seed, on=on, log=first_steps if save or perfetto else 0, **drafting.arguments(),
         )  # fmt: skip
 
     def kept() -> flow.Scenario:

@@ -54,13 +54,10 @@ def step_energy(
     low, value, high = (
         boards_w * time_s * (at_work * share + between * (1 - share))
         for time_s, share, at_work, between in zip(
-            (interval_s[0], step_s, interval_s[1]),
-            (min(least, busy), busy, min(max(most, busy), 1.0)),
-            working,
-            (IDLE_RANGE[0], IDLE_SHARE, IDLE_RANGE[1]),
-            strict=True,
+            (interval_s[0], step_s, interval_s[1]), (min(least, busy), busy, min(max(most, busy), 1.0)), working,
+            (IDLE_RANGE[0], IDLE_SHARE, IDLE_RANGE[1]), strict=True,
         )
-    )
+    )  # fmt: skip
     source = (
         f"board power {device.tdp_w:g} W, of it {100 * working[0]:g} – {100 * working[2]:g} % while kernels run "
         f"and {100 * IDLE_RANGE[0]:g} – {100 * IDLE_RANGE[1]:g} % else; without host, network and cooling"

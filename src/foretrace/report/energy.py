@@ -12,7 +12,7 @@ from foretrace.report.units import digits, scaled, seconds, share, span, things
 from foretrace.report.views import Report, taken
 from foretrace.serving.energy.colocate import ColocatedArm, Colocation
 from foretrace.serving.energy.command import CommandEnvironment
-from foretrace.serving.energy.environment import EnergyUse, Knob, Setting, TunedEnvironment
+from foretrace.serving.energy.environment import EnergyUse, Knob
 from foretrace.serving.energy.tune import Tuned, words
 
 
@@ -23,10 +23,6 @@ class SettingView(msgspec.Struct, frozen=True, kw_only=True):
     energy_j: float
     time_s: float
     within_slo: bool
-
-    def words(self) -> str:
-        """As in "batch=8"."""
-        return " ".join(f"{name}={value:g}" for name, value in self.setting.items())
 
 
 class EnergyTuneView(Report, frozen=True, kw_only=True):
@@ -64,7 +60,7 @@ class EnergyTuneView(Report, frozen=True, kw_only=True):
         order = sorted(self.measured, key=lambda each: (not each.within_slo, each.energy_j))
         yield listing(
             order,
-            (SettingView.words, "setting"),
+            (lambda each: words(each.setting), "setting"),
             ("energy_j", "energy", "J"),
             ("time_s", "time", "seconds"),
             (lambda each: "yes" if each.within_slo else "no", "within limit"),
@@ -73,7 +69,7 @@ class EnergyTuneView(Report, frozen=True, kw_only=True):
         if self.optimum_j and self.energy_j:
             more = self.energy_j / self.optimum_j - 1
             yield Line(
-                f"{scaled(self.optimum_j, 'J')} at {_words(self.optimum or {})}, by enumeration; the best here takes "
+                f"{scaled(self.optimum_j, 'J')} at {words(self.optimum or {})}, by enumeration; the best here takes "
                 f"{share(more)} more",
                 label="optimum",
             )
@@ -159,41 +155,30 @@ def colocated(found: Colocation, ledger: str = "", rows: int = 0) -> EnergyColoc
 
 def tuned(found: Tuned, *, slo: str) -> EnergyTuneView:
     """The answer of a search."""
-    best, before = found.at_best, found.at_default
-    optimum = None if found.optimum is None else found.environment.measure(found.optimum)
+    environment, best, before = found.environment, found.at_best, found.measured[found.default]
+    optimum = None if found.optimum is None else environment.measure(found.optimum)
     saved = 1 - best.energy_j / before.energy_j
     than = f"{share(abs(saved))} {'less' if saved > 0 else 'more'} than the default's {scaled(before.energy_j, 'J')}"
     return EnergyTuneView(
         headline=(
-            f"{words(found.best, found.environment)} takes {scaled(best.energy_j, 'J')} and {seconds(best.time_s)}: "
+            f"{words(environment.named(found.best))} takes {scaled(best.energy_j, 'J')} and {seconds(best.time_s)}: "
             f"{than if found.best != found.default else 'the default is best'}, after "
             f"{things(len(found.measured), 'setting')}."
         ),
-        target=found.environment.name,
-        slo=slo,
-        dry_run=False,
-        knobs=found.environment.knobs,
-        limit_s=found.limit_s,
-        best=_named(found.best, found.environment),
-        energy_j=best.energy_j,
-        time_s=best.time_s,
-        evaluations=len(found.measured),
-        default=_named(found.default, found.environment),
-        default_energy_j=before.energy_j,
-        default_time_s=before.time_s,
-        optimum=None if found.optimum is None else _named(found.optimum, found.environment),
-        optimum_j=optimum.energy_j if optimum else None,
-        optimum_time_s=optimum.time_s if optimum else None,
+        target=environment.name, slo=slo, dry_run=False, knobs=environment.knobs, limit_s=found.limit_s,
+        best=environment.named(found.best), energy_j=best.energy_j, time_s=best.time_s,
+        evaluations=len(found.measured), default=environment.named(found.default), default_energy_j=before.energy_j,
+        default_time_s=before.time_s, optimum=None if found.optimum is None else environment.named(found.optimum),
+        optimum_j=optimum.energy_j if optimum else None, optimum_time_s=optimum.time_s if optimum else None,
         measured=tuple(
-            taken(SettingView, each, setting=_named(at, found.environment), within_slo=each.time_s <= found.limit_s)
+            taken(SettingView, each, setting=environment.named(at), within_slo=each.time_s <= found.limit_s)
             for at, each in found.measured.items()
         ),
-    )
+    )  # fmt: skip
 
 
 def dry_run(environment: CommandEnvironment, *, slo: str) -> EnergyTuneView:
     """What a search would change; nothing was run."""
-    default = tuple(knob.default for knob in environment.knobs)
     meters = ", ".join(each.name for each in environment.meters)
     return EnergyTuneView(
         headline=f"Nothing was run: tuning would change {' and '.join(environment.setters)} of this machine.",
@@ -202,8 +187,8 @@ def dry_run(environment: CommandEnvironment, *, slo: str) -> EnergyTuneView:
             f"Energy would be read from {meters or 'no counter: this machine has none that can be read'}.",
         ),
         target=environment.name, slo=slo, dry_run=True, knobs=environment.knobs, limit_s=None, best=None,
-        energy_j=None, time_s=None, evaluations=0, default=_named(default, environment), default_energy_j=None,
-        default_time_s=None, optimum=None, optimum_j=None, optimum_time_s=None, measured=(),
+        energy_j=None, time_s=None, evaluations=0, default={each.name: each.default for each in environment.knobs},
+        default_energy_j=None, default_time_s=None, optimum=None, optimum_j=None, optimum_time_s=None, measured=(),
     )  # fmt: skip
 
 
@@ -215,11 +200,3 @@ def measured(target: str, found: EnergyUse, meters: tuple[str, ...], grid: float
         target=target, energy_j=found.energy_j, time_s=found.time_s, power_w=power_w, meters=meters,
         co2_g=co2_g(found.energy_j, grid), grid_g_per_kwh=grid,
     )  # fmt: skip
-
-
-def _named(setting: Setting, environment: TunedEnvironment) -> dict[str, float]:
-    return {knob.name: value for knob, value in zip(environment.knobs, setting, strict=True)}
-
-
-def _words(setting: dict[str, float]) -> str:
-    return " ".join(f"{name}={value:g}" for name, value in setting.items())

@@ -5,8 +5,8 @@ from then on one representative of each cluster computes queries times keys and 
 values with its representative's scores (Agarwal et al., CHAI: Clustered Head Attention for Efficient LLM Inference,
 ICML 2024, section 3). Keys of the other heads are dropped from the cache, and their memory is freed.
 
-Beside these clusters of like scores are clusters of like outputs: a head follows the one whose scores change least what
-it writes, ||(A_h - A_r) V_h||, over the same first tokens. Scores may differ on values that do not matter.
+Clusters may also be known beforehand (`share_heads`; see `head_counts.merged_heads`): then they hold for every request,
+from its first token on.
 
 Decoders are those of `transformers` whose attention can be replaced by name, with a key head for every query head.
 """
@@ -35,11 +35,11 @@ try:
 except ImportError as error:
     raise MissingExtraError('clustered heads need transformers 5: pip install -U "foretrace[zoo]"') from error
 
-SCORES, OUTPUTS, RANDOM = "scores", "outputs", "random"
+SCORES, RANDOM = "scores", "random"
 _NAME = "clustered-heads"  # of the attention, in `transformers`
 _ROWS = 256  # of a prompt attended at once: their scores are kept for all heads
 _SAME = 1.001  # distances within that are equal
-_ROUNDS = 10  # of k-means, and of exchanging representatives, at most
+_ROUNDS = 10  # of k-means, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,38 +90,6 @@ def group_heads(features: Tensor, clusters: int) -> tuple[HeadGroups, Tensor]:
     return HeadGroups(representatives, members), spread
 
 
-def group_by_distance(distances: Tensor, clusters: int) -> HeadGroups:
-    """Choose the heads that others follow with the least sum of distances: greedily, then one exchanged at a time.
-
-    Args:
-        distances: (batch, heads, heads): what head h loses with the scores of head r at [:, h, r].
-        clusters: 1 to heads.
-
-    """
-    none, chosen = torch.full_like(distances[:, :, 0], torch.inf), list[Tensor]()
-
-    def follow(which: list[Tensor]) -> Tensor:
-        """(batch, heads) distance of each head to the nearest of some."""
-        if not which:
-            return none
-        return distances.gather(2, torch.stack(which, 1)[:, None].expand(-1, distances.shape[1], -1)).amin(2)
-
-    def best(beside: list[Tensor]) -> Tensor:
-        return torch.minimum(follow(beside)[:, :, None], distances).sum(1).argmin(1)
-
-    for _ in range(clusters):
-        chosen.append(best(chosen))
-    for _ in range(_ROUNDS):
-        before = torch.stack(chosen, 1)
-        for at in range(clusters):
-            chosen[at] = best(chosen[:at] + chosen[at + 1 :])
-        if bool((torch.stack(chosen, 1) == before).all()):
-            break
-    representatives = torch.stack(chosen, 1)
-    nearest = distances.gather(2, representatives[:, None].expand(-1, distances.shape[1], -1))
-    return HeadGroups(representatives, nearest.argmin(2))
-
-
 def draw_groups(batch: int, heads: int, clusters: int, generator: torch.Generator) -> HeadGroups:
     """Draw clusters of heads at random, none empty: what chosen ones have to be better than."""
     order = torch.stack([torch.randperm(heads, generator=generator) for _ in range(batch)])
@@ -133,14 +101,16 @@ def draw_groups(batch: int, heads: int, clusters: int, generator: torch.Generato
 class ClusteredLayer(DynamicLayer):  # type: ignore[misc]  # mypy does not read transformers
     """Keys and values of one layer: keys of all heads during the first tokens, of representatives after `drop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: HeadGroups | None = None) -> None:
         super().__init__()
-        self.groups: HeadGroups | None = None
-        self.features: list[Tensor] = []  # of the first tokens, until heads are clustered: see `HeadClusters.features`
+        self.groups = self.known = known
+        self.features: list[Tensor] = []  # scores of the first tokens, until heads are clustered
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys, of representatives where there are any, and values; return all of both."""
         if self.groups is not None:
+            if self.groups is self.known:  # which is for any batch
+                self.groups = self.known.map(lambda each: each.expand(len(key_states), -1))
             key_states = _take(key_states, self.groups.representatives)
         keys, values = super().update(key_states, value_states, *args, **kwargs)
         return keys, values
@@ -153,7 +123,7 @@ class ClusteredLayer(DynamicLayer):  # type: ignore[misc]  # mypy does not read 
     def reset(self) -> None:
         """Forget all tokens and clusters."""
         super().reset()
-        self.groups, self.features = None, []
+        self.groups, self.features = self.known, []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Choose sequences, as beam search does."""
@@ -184,6 +154,7 @@ class HeadClusters:
     warm_up: int  # tokens of a request that all heads attend
     by: str = SCORES
     seed: int = 0  # of random clusters
+    groups: Sequence[HeadGroups] = ()  # known beforehand, of each layer, for a batch of 1
     _cache: Callable[[], Any] = field(default=lambda: None)  # of the request under way, not kept alive
 
     def before(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -197,7 +168,7 @@ class HeadClusters:
                     f"clustered heads need a new DynamicCache per request, got {type(cache).__name__} with "
                     f"{cache.get_seq_length()} tokens; begin with an empty DynamicCache or none."
                 )
-            cache.layers = [ClusteredLayer() for _ in self.counts]
+            cache.layers = [ClusteredLayer(self.known(layer)) for layer in range(len(self.counts))]
         self._cache = (lambda: None) if cache is None else weakref.ref(cache)
         return args, kwargs | {"past_key_values": cache}
 
@@ -206,18 +177,16 @@ class HeadClusters:
         cache = self._cache()
         return None if cache is None else cache.layers[number]
 
-    def features(self, scores: Tensor, values: Tensor, mixed: Tensor) -> Tensor:
-        """Return what heads are clustered by: (batch, heads, numbers), or distances (batch, heads, heads)."""
-        if self.by != OUTPUTS:
-            return scores.flatten(2)
-        return torch.stack([
-            (other[:, None] @ values - mixed).square().sum((2, 3)) for other in scores.unbind(1)
-        ], 2)  # fmt: skip
+    def known(self, layer: int) -> HeadGroups | None:
+        """Return the clusters of a layer that are known beforehand; None where there are none, or all heads attend."""
+        return self.groups[layer] if self.groups and self.counts[layer] < self.heads else None
+
+    def share(self, groups: Sequence[HeadGroups]) -> None:
+        """Use these clusters of each layer, of a batch of 1, for requests to come."""
+        self.groups, self.counts = groups, [each.representatives.shape[1] for each in groups]
 
     def group(self, features: Sequence[Tensor], layer: int) -> HeadGroups:
-        """Return the clusters of a layer's heads for `features` of several parts of the first tokens."""
-        if self.by == OUTPUTS:
-            return group_by_distance(torch.stack(list(features)).sum(0).float(), self.counts[layer])
+        """Return the clusters of a layer's heads for scores (batch, heads, numbers) of parts of the first tokens."""
         if self.by == SCORES:
             return group_heads(torch.cat(list(features), 2), self.counts[layer])[0]
         drawn = draw_groups(len(features[0]), self.heads, self.counts[layer], _generator(self.seed, layer))
@@ -235,7 +204,7 @@ def cluster_heads(model: Any, counts: Sequence[int], *, warm_up: int, by: str = 
         model: of `transformers`, for language.
         counts: clusters of each layer.
         warm_up: tokens of a request that all heads attend before they are clustered.
-        by: "scores" of these tokens, "outputs" with them, or "random".
+        by: "scores" of these tokens, or "random".
         seed: of random clusters.
 
     Returns:
@@ -263,6 +232,22 @@ def cluster_heads(model: Any, counts: Sequence[int], *, warm_up: int, by: str = 
         if hasattr(module, "layer_idx"):
             module.head_clusters = clusters
     model.get_decoder().register_forward_pre_hook(clusters.before, with_kwargs=True)
+    return clusters
+
+
+def share_heads(model: Any, groups: Sequence[HeadGroups]) -> HeadClusters:
+    """Let the heads of a decoder share scores in clusters that are known, in place, without a warm-up.
+
+    Args:
+        model: as in `cluster_heads`.
+        groups: of each layer, for a batch of 1.
+
+    Raises:
+        ForetraceError: as `cluster_heads`.
+
+    """
+    clusters = cluster_heads(model, [each.representatives.shape[1] for each in groups], warm_up=1)
+    clusters.share(groups)
     return clusters
 
 
@@ -319,14 +304,17 @@ def attend(
         if kwargs.get(name) is not None:
             raise ForetraceError(f"clustered heads cannot attend with {name}; choose another model.")
     layer = clusters.layer(number)
-    groups = None if layer is None else layer.groups
+    if layer is not None:
+        groups = layer.groups
+    elif (groups := clusters.known(number)) is not None:
+        key = _take(key, groups.representatives)
     rows, tokens = query.shape[2], value.shape[2]
     seen, scale = tokens - rows, query.shape[3] ** -0.5 if scaling is None else scaling
     if attention_mask is None and rows > 1:
         attention_mask = torch.ones(rows, tokens, dtype=torch.bool, device=query.device).tril(seen)[None, None]
 
-    def mix(begin: int, end: int, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Attend from some rows; scores are those of the heads that compute them, values those that were attended."""
+    def mix(begin: int, end: int, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend from some rows; scores are those of the heads that compute them."""
         until = seen + end  # later tokens are masked
         scores = queries[:, :, begin:end] @ keys[:, :, :until].transpose(2, 3) * scale
         if attention_mask is not None:
@@ -335,7 +323,7 @@ def attend(
             scores = scores.masked_fill(~part, lowest) if part.dtype == torch.bool else scores + part
         scores = functional.dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype), dropout)
         own = scores if groups is None else _take(scores, groups.members)
-        return own @ value[:, :, :until], scores, value[:, :, :until]
+        return own @ value[:, :, :until], scores
 
     parts, begin = [], 0
     if groups is None:
@@ -344,9 +332,9 @@ def attend(
         if begin:
             if attention_mask is not None and not seen and not _begins(attention_mask):
                 raise ForetraceError("clustered heads need prompts without padding before them; give equal lengths.")
-            mixed, scores, attended = mix(0, begin, query, key)
+            mixed, scores = mix(0, begin, query, key)
             parts.append(mixed)
-            features.append(clusters.features(scores, attended, mixed))
+            features.append(scores.flatten(2))
         if tokens >= clusters.warm_up:
             groups = clusters.group(features, number)
             key = _take(key, groups.representatives)
@@ -367,15 +355,8 @@ def _begins(mask: Tensor) -> bool:
 
 
 def _take(of: Tensor, index: Tensor) -> Tensor:
-    """Choose heads: (batch, n, rows, width) from (batch, heads, rows, width) by (batch, n)."""
-    return of.gather(1, index[:, :, None, None].expand(-1, -1, *of.shape[2:]))
-
-
-def cache_bytes(cache: Any) -> int:
-    """Return what the tensors of a cache of `transformers` occupy: bytes of their storages, each counted once."""
-    found = [each for layer in cache.layers for each in (layer.keys, layer.values) if each is not None]
-    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}
-    return sum(storages.values())
+    """Choose heads: (batch, n, rows, width) from (batch, heads, rows, width) by (batch or 1, n)."""
+    return of.gather(1, index[:, :, None, None].to(of.device).expand(len(of), -1, *of.shape[2:]))
 
 
 def prepared_attention(operator: Operator) -> BoundCall:

@@ -1,12 +1,14 @@
-"""How many clusters of heads each layer of a decoder gets: by how far clustering that layer alone moves the loss.
+"""Which heads of a decoder share scores, and how many clusters each layer gets: by the measured loss.
 
-The published rule, an elbow in the spread of scores within clusters, is beside it (Agarwal et al., CHAI, section 3.2).
+The published rule, an elbow in the spread of scores within clusters, is beside it in `reproductions/chai`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -16,98 +18,97 @@ from torch.nn import functional
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.training.clustered_heads import SCORES, HeadGroups, cluster_heads, group_heads, heads_of
+from foretrace.training.clustered_heads import HeadGroups, heads_of, share_heads
+
+_PART = 8  # samples whose scores are looked at together
 
 
 def loss_after(model: Any, samples: Tensor, skip: int) -> float:
-    """Return the mean loss in nats of tokens (samples, length) after the first `skip` of each, given those before."""
+    """Return the mean loss in nats of tokens (samples, length) after the first `skip` of each, given those before.
+
+    Raises ForetraceError where nothing is after them.
+    """
+    if samples.shape[1] < skip + 2:
+        raise ForetraceError(f"samples must be 2 tokens longer than the {skip} of the warm-up, got {samples.shape[1]}.")
     with torch.inference_mode():
         logits = model(samples, use_cache=False).logits[:, skip:-1].float()
         return float(functional.cross_entropy(logits.flatten(0, 1), samples[:, skip + 1 :].flatten()))
 
 
-def deviations(
-    model: Any, samples: Tensor, *, warm_up: int, by: str = SCORES, tell: Callable[[float], object] = lambda share: None
-) -> Float64:
-    """Measure what clustering one layer alone does to the loss.
+def merged_heads(model: Any, samples: Tensor, *, skip: int = 0) -> Iterator[list[HeadGroups]]:
+    """Let one head more follow another, each time the one whose own scores are missed least by the measured loss.
+
+    Whom a head would follow is the one whose scores change least what it and its followers write (`missed`). Clusters
+    hold for every request, from its first token on: see `share_heads`.
 
     Args:
         model: a decoder of `transformers`; a copy is changed.
         samples: (samples, length) int64, of text that judges nothing later.
-        warm_up: tokens that all heads attend; the loss is that of later ones.
-        by: what heads are clustered by, as in `cluster_heads`.
-        tell: called with the share that is done.
+        skip: tokens at the begin of samples whose loss does not count.
 
-    Returns:
-        (layers, heads): nats more with column + 1 clusters.
+    Yields:
+        The clusters of every layer for a batch of 1, with one head less that computes scores each time.
 
     """
-    heads, layers = heads_of(model), int(model.config.num_hidden_layers)
-    if samples.shape[1] < warm_up + 2:
-        raise ForetraceError(
-            f"samples must be longer than the warm-up of {warm_up} tokens by 2, got {samples.shape[1]}."
-        )
-    changed = copy.deepcopy(model).eval()
-    clusters = cluster_heads(changed, [heads] * layers, warm_up=warm_up, by=by)
-    whole = loss_after(changed, samples, warm_up)
-    found = np.zeros((layers, heads))
-    for layer in range(layers):
-        for count in range(1, heads):
-            clusters.counts = [count if each == layer else heads for each in range(layers)]
-            found[layer, count - 1] = loss_after(changed, samples, warm_up) - whole
-            tell((layer * (heads - 1) + count) / (layers * (heads - 1)))
-    return found
+    heads, apart, changed = heads_of(model), missed(model, samples), copy.deepcopy(model).eval()
+    follows = [list(range(heads)) for _ in apart]  # whose scores every head uses
+    clusters = share_heads(changed, [_groups(each) for each in follows])
+
+    def tried(layer: int, head: int) -> tuple[float, list[int]] | None:
+        own = follows[layer]
+        if not (others := {*own} - {head}):
+            return None
+        to = min(others, key=apart[layer][[each == head for each in own]].sum(0).__getitem__)
+        then = [to if each == head else each for each in own]
+        clusters.share([_groups(then if at == layer else each) for at, each in enumerate(follows)])
+        return loss_after(changed, samples, skip), then
+
+    # What a head costs hardly falls while others are merged: one that was measured before the last of them is measured
+    # anew when it comes first, and taken where it stays first (lazy greedy; Minoux, 1978).
+    loss, fresh = loss_after(changed, samples, skip), dict[tuple[int, int], tuple[float, list[int]]]()
+    queue = [(-inf, (layer, head)) for layer in range(len(apart)) for head in range(heads)]
+    while queue:
+        _, move = heappop(queue)
+        if move not in fresh:
+            if (found := tried(*move)) is not None:
+                fresh[move] = found
+                heappush(queue, (found[0] - loss, move))
+            continue
+        loss, follows[move[0]] = fresh[move]
+        fresh = {}
+        yield [_groups(each) for each in follows]
 
 
-def choose_counts(deviation: Float64, saving: float) -> list[int]:
-    """Choose clusters per layer that save enough and together deviate least, taking deviations of layers to add up.
+def missed(model: Any, samples: Tensor) -> Float64:
+    """Return how much else head h writes with the scores of head r: ||(A_h - A_r) V_h||^2, summed over all tokens.
 
     Args:
-        deviation: (layers, heads), see `deviations`.
-        saving: share of the bytes of keys and values to save, above 0 and below 1/2.
+        model: a decoder of `transformers`; a copy is used.
+        samples: (samples, length) int64.
 
     Returns:
-        Clusters of each layer. Raises ForetraceError where no counts save as much.
+        (layers, h, r).
 
     """
-    layers, heads = deviation.shape
-    wanted = int(np.ceil(2 * saving * heads * layers - 1e-9))
-    if not 0 < wanted <= layers * (heads - 1):
-        most = kv_saving([1] * layers, heads)
-        raise ForetraceError(f"`saving=` must be above 0 and at most {most:.3f} with {heads} heads, got {saving}.")
-    best = {0: (0.0, list[int]())}  # heads dropped so far, at most what is wanted: least deviation, and the counts
-    for row in deviation:
-        more: dict[int, tuple[float, list[int]]] = {}
-        for dropped, (so_far, counts) in best.items():
-            for count in range(1, heads + 1):
-                at, cost = min(dropped + heads - count, wanted), so_far + max(float(row[count - 1]), 0.0)
-                if at not in more or cost < more[at][0]:
-                    more[at] = cost, [*counts, count]
-        best = more
-    return best[wanted][1]
+
+    def apart(scores: Tensor, values: Tensor) -> Tensor:
+        own = scores @ values
+        return torch.stack([(r[:, None] @ values - own).square().sum((0, 2, 3)) for r in scores.unbind(1)], 1)
+
+    seen, found = copy.deepcopy(model).eval(), list[Tensor]()
+    seen.set_attn_implementation("eager")
+    with torch.inference_mode():
+        for part in samples.split(_PART):
+            answer = seen(part, output_attentions=True, use_cache=True)
+            values = [each.values for each in answer.past_key_values.layers]
+            found.append(torch.stack([apart(*each) for each in zip(answer.attentions, values, strict=True)]).double())
+    return np.asarray(torch.stack(found).sum(0).cpu())
 
 
-def spreads(model: Any, samples: Tensor) -> Float64:
-    """Return (layers, heads): squared distances within column + 1 clusters of heads by all their scores, summed."""
-    heads, layers = heads_of(model), int(model.config.num_hidden_layers)
-    seen = copy.deepcopy(model).eval()
-    clusters, found = cluster_heads(seen, [1] * layers, warm_up=samples.shape[1]), np.zeros((layers, heads))
-
-    def group(features: Sequence[Tensor], layer: int) -> HeadGroups:
-        scores = torch.cat(list(features), 2)
-        found[layer] = [float(group_heads(scores, count)[1].sum()) for count in range(1, heads + 1)]
-        return group_heads(scores, 1)[0]
-
-    clusters.group = group  # type: ignore[method-assign]  # all tokens are warm-up, so it is given all scores
-    loss_after(seen, samples, 0)
-    return found
-
-
-def elbow(spread: Float64) -> int:
-    """Return after how many clusters more of them gain little: where the curve is farthest below its chord."""
-    span = np.linspace(0.0, 1.0, len(spread))
-    fallen = (spread - spread[-1]) / max(float(spread[0] - spread[-1]), 1e-12)
-    return int(np.argmax(1.0 - span - fallen)) + 1
+def _groups(follows: list[int]) -> HeadGroups:
+    """Return the clusters in which every head uses the scores of the one that is listed for it."""
+    kept = sorted({*follows})
+    return HeadGroups(torch.tensor([kept]), torch.tensor([[kept.index(each) for each in follows]]))
 
 
 def kv_saving(counts: list[int], heads: int) -> float:

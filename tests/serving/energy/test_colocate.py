@@ -81,6 +81,8 @@ def test_two_real_processes_share_a_core(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     view = colocated(found, str(ledger.path), ledger.add(found.rows()))
     assert view.rows == 4 == len(ledger.rows(model="actor-critic")) and view.headline
+    with pytest.raises(ForetraceError, match="kept by no request"):
+        colocate("actor-critic", "ncf", slo="1e-6ms", seconds=0.1, core=usable()[0])
 
 
 def test_unknown_models() -> None:

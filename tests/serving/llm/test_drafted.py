@@ -98,13 +98,22 @@ def test_a_simulation_says_what_the_draft_gains(ask: dict[str, Any]) -> None:
         ({"acceptance": "1.5"}, "must be shares from 0 to 1"),
         ({"draft": "llama-2-13b"}, "must be smaller than its target"),
         ({"draft": "llama-3-8b"}, "must have the target's vocabulary"),
-        ({"draft": "0x2048"}, "0x2048"),
+        ({"draft": "0x2048"}, "LAYERSxWIDTH such as 4x2048 .*, got 0x2048"),
+        ({"draft": "4by2048"}, "got 4by2048; give one.$"),
+        ({"draft": "99999x999999"}, "got 99999x999999; give one.$"),
         ({"layout": {"pp": 2}}, "without a pipeline"),
     ],
 )
 def test_what_cannot_be(more: dict[str, Any], says: str) -> None:
     with pytest.raises(ForetraceError, match=says):
         simulated(SimulationConfig(**(vars(ASK) | {"draft": "2x1024"} | more)))
+
+
+@pytest.mark.parametrize("more", [["--k", "3"], ["--k", "4"], ["--acceptance", "0.7"]])
+def test_what_is_about_a_draft_needs_one(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["llm", "simulate", "llama-2-7b", "--device", "h100", *more]) == 2
+    said = capsys.readouterr().err
+    assert f"{more[0]} is about a draft" in said and "--draft 4x2048" in said and said.count("\n") <= 2
 
 
 def test_command_shows_where_it_hurts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,10 +210,15 @@ def colocate(
         law = InterferenceLaw.fit(
             [(requests[a], steps[b]) for a, b in known], [median[pair] for pair in known],
             [max(np.log([own.high / own.value, own.value / own.low]))
-             for pair in known for own in [paired_ratio(np.ones(len(met[pair])), met[pair], seed=seed)]],
+             for pair in known for own in [paired_ratio([1.0] * len(met[pair]), met[pair], seed=seed)]],
         )  # fmt: skip
         limit_s = limit(slo, median[max(batches), 0])
         asked, began = Random(seed).choices(batches, k=_MOST_REQUESTS), perf_counter()
+        quickest_s = min(median[batch, 0] for batch in batches)
+        if limit_s < quickest_s:
+            raise ForetraceError(
+                f"`slo={slo}` is kept by no request: the quickest takes {quickest_s:.3g} s; allow more."
+            )
 
         def serve(arm: str, number: int) -> tuple[float, float, int]:
             """Latency of a request, seconds until its step had ended, too, and samples of that."""

@@ -19,8 +19,9 @@ from foretrace.names import question
 from foretrace.serving.energy import machine, nvml
 from foretrace.serving.energy.environment import EnergyUse, Knob, Setting, TunedEnvironment
 from foretrace.serving.energy.held import held, recover
-from foretrace.serving.energy.machine import SYSFS, Meter, Setter, beyond
+from foretrace.serving.energy.machine import SYSFS, RaplMeter, Setter, beyond
 
+Meter = RaplMeter | nvml.NvmlMeter
 _CPU_KNOBS = {"cpu-frequency": machine.cpu_frequency, "cpu-power-limit": machine.cpu_power_limit}
 
 
@@ -39,7 +40,7 @@ class CommandEnvironment(TunedEnvironment):
                 "this machine has no energy counter that can be read, neither of its processor (RAPL in "
                 "/sys/class/powercap) nor of a GPU (NVML); tune a recorded environment, or run on the bare machine."
             )
-        values = {knob.name: value for knob, value in zip(self.knobs, setting, strict=True)}
+        values = self.named(setting)
         for name, setter in self.setters.items():
             setter.set(values[name])
         words = [_filled(word, values) for word in self.command]

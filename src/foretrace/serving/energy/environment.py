@@ -37,6 +37,10 @@ class TunedEnvironment:
     knobs: tuple[Knob, ...]
     only: tuple[Setting, ...] = ()  # the combinations that there are; empty: all of the levels
 
+    def named(self, setting: Setting) -> dict[str, float]:
+        """Its values by the names of the knobs."""
+        return {knob.name: value for knob, value in zip(self.knobs, setting, strict=True)}
+
     def measure(self, setting: Setting) -> EnergyUse:
         """Do the work so. Raises ForetraceError where that cannot be."""
         raise NotImplementedError(f"{type(self).__name__} cannot be measured")

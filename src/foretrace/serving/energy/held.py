@@ -21,8 +21,6 @@ from foretrace.reading import parse_json, read_text
 from foretrace.serving.energy.machine import Setter
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-
-
 Find = Callable[[str], Setter]
 
 
@@ -88,8 +86,13 @@ def _ending_by_signals() -> Iterator[None]:
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    with _handled(end):
+    heard = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    before = {each: signal.signal(each, end) for each in heard}
+    try:
         yield
+    finally:
+        for each, old in before.items():
+            signal.signal(each, old)
 
 
 @contextmanager
@@ -101,16 +104,3 @@ def _deaf() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _handled(handler: signal._HANDLER) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {each: signal.signal(each, handler) for each in _SIGNALS}
-    try:
-        yield
-    finally:
-        for each, old in before.items():
-            signal.signal(each, old)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Protocol
 
 from foretrace.errors import ForetraceError
 
@@ -118,23 +117,6 @@ def cpu_power_limit(root: Path = SYSFS) -> SysfsSetter | None:
     return SysfsSetter(
         name="cpu-power-limit", unit="W", scale=1e6, files=files, low=0.1 * high, high=high, levels=levels
     )
-
-
-class Meter(Protocol):
-    """Energy that hardware counts."""
-
-    @property
-    def name(self) -> str:
-        """What is counted."""
-        ...
-
-    def read(self) -> Sequence[float]:
-        """The counters, in joules."""
-        ...
-
-    def between(self, before: Sequence[float], after: Sequence[float]) -> float:
-        """Joules from one reading to a later one."""
-        ...
 
 
 @dataclass(frozen=True)

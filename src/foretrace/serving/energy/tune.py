@@ -33,11 +33,6 @@ class Tuned:
         """What the work takes at the best setting."""
         return self.measured[self.best]
 
-    @property
-    def at_default(self) -> EnergyUse:
-        """And at the setting to begin with."""
-        return self.measured[self.default]
-
 
 def limit(text: str, reference_s: float) -> float:
     """Seconds from "1.1x", of the reference, or "250ms", "2s". Raises ForetraceError."""
@@ -86,14 +81,14 @@ def tune(
     )
 
 
-def words(setting: Setting, environment: TunedEnvironment) -> str:
+def words(setting: Mapping[str, float]) -> str:
     """As in "batch=8 gpu-power-limit=125"."""
-    return " ".join(f"{knob.name}={value:g}" for knob, value in zip(environment.knobs, setting, strict=True))
+    return " ".join(f"{name}={value:g}" for name, value in setting.items())
 
 
 def _nothing(slo: str, met: Mapping[Setting, EnergyUse], environment: TunedEnvironment) -> ForetraceError:
     fastest = min(met, key=lambda at: met[at].time_s)
     return ForetraceError(
         f"none of {len(met)} settings of {environment.name} keeps `slo={slo}`: the fastest, "
-        f"{words(fastest, environment)}, takes {met[fastest].time_s:.4g} s; allow more."
+        f"{words(environment.named(fastest))}, takes {met[fastest].time_s:.4g} s; allow more."
     )

@@ -27,8 +27,14 @@ HOST = (0.05, 0.3, 1.0)
 
 def read_draft(text: str, target: ServedModel) -> ServedModel:
     """A draft by layers x width (2x2048), by name, or its config.json. Raises ForetraceError where it cannot be one."""
-    shape = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{1,5})", text)
-    draft = draft_like(target, int(shape[1]), int(shape[2])) if shape else served_model(text)
+    if shape := re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{1,5})", text):
+        draft = draft_like(target, int(shape[1]), int(shape[2]))
+    elif re.match(r"\d", text):  # no decoder's name begins so
+        raise ForetraceError(
+            f"draft must be LAYERSxWIDTH such as 4x2048 (up to 999x999999), or a decoder's name, got {text}; give one."
+        )
+    else:
+        draft = served_model(text)
     checked_draft(target, draft)
     return draft
 

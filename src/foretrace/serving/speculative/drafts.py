@@ -20,14 +20,8 @@ from foretrace.serving.llm.served_model import ServedModel, served_model
 from foretrace.serving.llm.simulation import Simulated
 from foretrace.serving.llm.step_law import StepLaw
 from foretrace.serving.llm.step_times import StepTimes
-from foretrace.serving.speculative.rounds import (
-    MOST_K,
-    RoundTimes,
-    best,
-    break_even_batch,
-    break_even_draft_s,
-    speculated,
-)
+from foretrace.serving.speculative import rounds
+from foretrace.serving.speculative.rounds import MOST_K, RoundTimes, speculated
 from foretrace.techniques.compute.acceptance import Acceptance, checked_k
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)
@@ -84,6 +78,13 @@ class DraftSetting:
         if self.k:
             checked_k(self.k)
 
+    def steps(self, model: ServedModel) -> StepTimes:
+        """Step times of the target, or of a draft, which has one device."""
+        layout = {
+            key: value for key, value in self.layout.items() if model is self.target or key in ("dtype", "engine")
+        }
+        return step_times(model, self.device, law=self.law, **layout)
+
 
 def rate_of(draft: ServedModel) -> str:
     """The range of rates of published pairs for a draft of so many parameters, as `Acceptance` reads it."""
@@ -107,10 +108,7 @@ def modelled_rounds(target: StepTimes, draft: StepTimes, *, batch: int, context:
 def timed_draft(setting: DraftSetting, draft: ServedModel, acceptance: str = "") -> RankedDraft:
     """What one draft gains. Raises ForetraceError where it cannot be a draft of the target."""
     checked_draft(setting.target, draft)
-    own = {key: value for key, value in setting.layout.items() if key in ("dtype", "engine")}
-    target = step_times(setting.target, setting.device, law=setting.law, **setting.layout)
-    small = step_times(draft, setting.device, law=setting.law, **own)
-    return _timed(setting, target, small, draft, acceptance)
+    return _timed(setting, setting.steps(setting.target), setting.steps(draft), draft, acceptance)
 
 
 def _timed(
@@ -121,13 +119,13 @@ def _timed(
 
     text = acceptance or rate_of(draft)
     accepted, times = Acceptance.of(text), times_of(setting.batch)
-    found = speculated(times, accepted, setting.k) if setting.k else best(times, accepted)
+    found = speculated(times, accepted, setting.k) if setting.k else rounds.best(times, accepted)
     gains = {name: getattr(found, name) for name in RankedDraft.__struct_fields__ if hasattr(found, name)}
     return RankedDraft(
         layers=draft.layers, width=draft.hidden, parameters=draft.parameters, latency_s=times.draft_s,
         latency_low_s=times.low * times.draft_s, latency_high_s=times.high * times.draft_s, acceptance=text,
-        must_be_below_s=max(break_even_draft_s(times, accepted, found.k), 0.0),
-        hurts_from_batch=break_even_batch(times_of, accepted, found.k, BATCHES), **gains,
+        must_be_below_s=max(rounds.break_even_draft_s(times, accepted, found.k), 0.0),
+        hurts_from_batch=rounds.break_even_batch(times_of, accepted, found.k, BATCHES), **gains,
     )  # fmt: skip
 
 
@@ -196,8 +194,7 @@ def search_drafts(
         )
     target = setting.target
     most = parameters or (0.0 if latency_s else _SHARE * target.parameters)
-    times = step_times(target, setting.device, law=setting.law, **setting.layout)
-    own = {key: value for key, value in setting.layout.items() if key in ("dtype", "engine")}
+    times = setting.steps(target)
     tokens, rows = setting.batch * setting.context, setting.batch * (max(MOST_K, setting.k) + 1)
     free = times.capacity_tokens(_UTILISATION, rows) - tokens
     if free < 0:
@@ -208,12 +205,11 @@ def search_drafts(
         )
     widths = [256 * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64) if 256 * n <= target.hidden]
     found = []
-    for draft in (
-        draft_like(target, layers, width) for layers in DEPTHS for width in widths if layers <= target.layers
-    ):
+    shapes = [(layers, width) for layers in DEPTHS for width in widths if layers <= target.layers]
+    for draft in (draft_like(target, *shape) for shape in shapes):
         if draft.active_parameters >= target.active_parameters or (most and draft.parameters > most):
             continue
-        small = step_times(draft, setting.device, law=setting.law, **own)
+        small = setting.steps(draft)
         if small.weight_bytes + tokens * small.kv_bytes_per_token > free * times.kv_bytes_per_token:
             continue  # on one of the target's devices
         one = _timed(setting, times, small, draft, acceptance)

@@ -8,6 +8,7 @@ forms of the step timed alone, or from bytes with a wide range.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,9 +24,7 @@ from foretrace.training.training import Training
 
 _TIMED = "foretrace.training.clustered_heads:prepared_attention"
 _ATTENTION, _CAT = "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::cat"
-_EIGHTHS = (
-    3  # binary digits of a context beyond the first: contexts that differ by less than an eighth are timed as one
-)
+_EIGHTHS = 3  # binary digits of a context beyond the first: those within an eighth of each other are timed as one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,46 +39,30 @@ class ClusteredHeads(Technique):
     clusters: str = parameter(doc="clusters of heads in every layer, or of each layer: 8,4,2,2")
     warm_up: int = parameter(16, doc="first tokens of a request that all heads attend", unit="tokens")
     by: str = parameter(
-        "scores",
-        doc="how heads are clustered; random is what both have to beat",
-        choices=("scores", "outputs", "random"),
+        "scores", doc="how heads are clustered; random is what scores have to beat", choices=("scores", "random")
     )
     measured: float | None = prior(
-        1.0,
-        0.85,
-        1.2,
-        doc="attention with clusters in a step relative to what it takes timed alone",
+        1.0, 0.85, 1.2, doc="attention with clusters in a step relative to what it takes timed alone",
         why="alone, queries and new keys come from a cache, and the allocator has other blocks to give",
-    )
+    )  # fmt: skip
     efficiency: float | None = prior(
-        1.0,
-        0.75,
-        1.35,
-        doc="attention with clusters relative to its share of the bytes read",
+        1.0, 0.75, 1.35, doc="attention with clusters relative to its share of the bytes read",
         why="scores are kept and gathered, and products are smaller; foretrace calibrate run times it",
-    )
+    )  # fmt: skip
     more_us: float | None = prior(
-        40.0,
-        15.0,
-        120.0,
-        doc="host time of the operators that sharing adds, per layer and token",
+        40.0, 15.0, 120.0, unit="us", doc="host time of the operators that sharing adds, per layer and token",
         why="about ten small operators where there was one; foretrace calibrate run times them",
-        unit="us",
-    )
+    )  # fmt: skip
 
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
-        try:
-            found = self._calls(graph)
-        except NotApplicableError:
-            return ()
-        return tuple(dict.fromkeys(each.timed(count) for each in found for count in (0, each.clusters)))
+        with suppress(NotApplicableError):
+            return tuple(dict.fromkeys(each.timed(k) for each in self._calls(graph) for k in (0, each.clusters)))
+        return ()
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
-        found = dict(super().priors(graph))
-        try:
+        found, known = dict(super().priors(graph)), {False}
+        with suppress(NotApplicableError):
             known = {self._seconds(graph, each) is not None for each in self._calls(graph)}
-        except NotApplicableError:
-            known = {False}
         if False not in known:
             del found["efficiency"], found["more_us"]
         elif True not in known:
