@@ -87,10 +87,10 @@ def stalls(
     waiting = loading if fetch is None else max(loading - fetch, 0.0)
     noise = timeline.interval_s()
     spread = (noise.high_s - noise.low_s) / 2 / recorded if recorded else 0.0
-    why = "time in the loader that nothing hides" + ("" if fetch is None else ", on the processor")
+    why = "time in the loader that nothing hides" + ("" if fetch is None else ", on a core or waiting for one")
     bars.append(_measured("preparation", waiting, spread, recorded, why))
     if fetch is not None:
-        bars.append(_measured("fetch", min(fetch, loading), spread, recorded, "time in the loader off the processor"))
+        bars.append(_measured("fetch", min(fetch, loading), spread, recorded, "time in the loader that waits for storage"))
     lies = noise.low_s, noise.high_s
     return Stalls(alone_s=alone, recorded_s=recorded, interval_s=lies, bars=tuple(bars), unknown=tuple(unknown))
 
@@ -112,14 +112,16 @@ def _measured(name: str, seconds: float, spread: float, recorded: float, why: st
 
 
 def _fetch(graph: TaskGraph) -> float | None:
-    """Seconds per step in the loader without using the processor: waiting for storage. None where others load."""
+    """Seconds per step in the loader without using a core or waiting for one: for storage. None where others load."""
     loaders: list[dict[str, Any]] = graph.info.recording.get("loaders", [])
     if any(each.get("num_workers") for each in loaders):
         return None
-    both = [
-        (step["loader_wall_ns"], step.get("loader_cpu_ns", 0)) for step in _steps(graph) if step.get("loader_wall_ns")
+    found = [
+        step["loader_wall_ns"] - step.get("loader_cpu_ns", 0) - step.get("loader_queued_ns", 0)
+        for step in _steps(graph)
+        if step.get("loader_wall_ns")
     ]
-    return max(median(wall - cpu for wall, cpu in both), 0.0) / 1e9 if both else None
+    return max(median(found), 0.0) / 1e9 if found else None
 
 
 def _steps(graph: TaskGraph) -> list[dict[str, Any]]:
