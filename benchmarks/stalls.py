@@ -2,11 +2,11 @@
 
     python benchmarks/stalls.py [mlp cnn lstm] [--case NAME ...] [--page]
 
-Cases: a loader that computes (preparation), one whose core others take meanwhile (preparation), a disk of a stated rate
-(fetch), a worker that is late (interconnect), a link of a stated rate (network), and pairs. A row is a figure of a case:
-what was put in, what the differential runs and the prediction from one recording say beyond the case without stalls, and
-the difference as a share of the step. Rows are added to benchmarks/data/stalls.jsonl as each case ends; docs/accuracy/
-stalls.md shows the newest of each. As root: the page cache and the link are real. Nothing else should run meanwhile.
+Cases: a loader that computes (preparation), one whose core others take meanwhile (preparation), a disk of a stated
+rate (fetch), a worker that is late (interconnect), a link of a stated rate (network), and pairs. A row is a figure of a
+case: what was put in, what the differential runs and the prediction from one recording say beyond the case without
+stalls, and the difference as a share of the step. Rows are added to benchmarks/data/stalls.jsonl as each case ends;
+docs/accuracy/stalls.md shows the newest of each. As root: the page cache and the link are real. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def run(kind: str, name: str, folder: Path, near_s: float, nbytes: int, base: di
     burners = []
     if "contended_ms" in case:
         start = multiprocessing.get_context("spawn")
-        burners = [start.Process(target=burn, args=(str(board), core), daemon=True) for core in range(os.cpu_count() or 1)]
+        burners = [
+            start.Process(target=burn, args=(str(board), core), daemon=True) for core in range(os.cpu_count() or 1)
+        ]
         for each in burners:
             each.start()
     try:
@@ -176,7 +178,9 @@ def page(rows: Sequence[Row]) -> str:
     summary = []
     for name, some in groups.items():
         concluded = [each for each in some if each.verdict != "inconclusive"]
-        foretold = [abs(each.predicted_s - each.injected_s) / each.step_s for each in some if each.predicted_s is not None]
+        foretold = [
+            abs(each.predicted_s - each.injected_s) / each.step_s for each in some if each.predicted_s is not None
+        ]
         off = [abs(each.off) for each in concluded]
         summary.append((
             name, str(len(some)), str(len(some) - len(concluded)), f"{sum(e <= ASKED for e in off)} of {len(off)}",
@@ -205,7 +209,9 @@ def page(rows: Sequence[Row]) -> str:
         + table(("figures", "rows", "inconclusive", "within 5 %", "median off, %", "worst, %", "predicted within 5 %",
                  "median, %", "worst, %"), summary)
         + "\n\n"
-        + table(("training, stalls: figure", "put in", "reported", "80 %", "step", "off, %", "verdict", "predicted"), lines)
+        + table(
+            ("training, stalls: figure", "put in", "reported", "80 %", "step", "off, %", "verdict", "predicted"), lines
+        )
         + "\n"
     )  # fmt: skip
 

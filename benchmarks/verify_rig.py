@@ -6,8 +6,8 @@ Sessions of the plan that follow each other on one link share a rig, whose link 
 is recorded alone, all arms are predicted and then run interleaved. Rows are added after each session, so that an
 interruption (Ctrl-C, a kill) loses one session at most; conclusive rows that are there are kept unless `--again`. PART
 keeps the plan to sessions whose name contains it. Sessions "found" run what `foretrace optimise` answers for the
-recording of one worker and the link as it was measured, against DistributedDataParallel as it is by default. It needs root (`foretrace rig check`), takes half an hour in all, and
-nothing else should use the cores meanwhile.
+recording of one worker and the link as it was measured, against DistributedDataParallel as it is by default. It needs
+root (`foretrace rig check`), takes half an hour in all, and nothing else should use the cores meanwhile.
 `python benchmarks/accuracy.py ledger` writes the table.
 """
 
