@@ -285,16 +285,16 @@ def _found(rows: Sequence[Row]) -> str:
         [
             f"{row.model}, {row.size}", str(len(row.arms["rig"]["buckets"])), f"{1e3 * row.before_s:.1f}",
             f"{1e3 * row.after_s:.1f}", times(row.predicted, row.predicted_low, row.predicted_high),
-            times(row.measured, row.measured_low, row.measured_high), 
+            times(row.measured, row.measured_low, row.measured_high),
             percent(row.measured / row.predicted - 1, signed=True), str(row.verdict),
         ]
         for row in rows
     ]  # fmt: skip
     return (
         "\n\n**Buckets that `foretrace optimise --only-buckets` found**, for the recording of one worker and the link "
-        "as measured, run beside DistributedDataParallel's default in turns. How many times faster, predicted before both "
-        "ran and measured, with 80 % ranges; *error* is predicted / measured − 1 in %. The search does not cut a "
-        "bucket into parts: parts pay only if messages overtake each other, which DistributedDataParallel cannot do.\n\n"
+        "as measured, run beside DistributedDataParallel's default in turns. How many times faster, predicted before "
+        "both ran and measured, with 80 % ranges; *error* is predicted / measured − 1 in %. The search does not cut a "
+        "bucket into parts: that pays only if messages overtake each other, which DistributedDataParallel cannot do.\n\n"
         + table(
             ("work, workers, link", "buckets", "default ms", "found ms", "times faster, predicted", "measured", "error",
              "verdict"),

@@ -6,7 +6,8 @@ Cases: a loader that computes (preparation), one whose core others take meanwhil
 rate (fetch), a worker that is late (interconnect), a link of a stated rate (network), and pairs. A row is a figure of a
 case: what was put in, what the differential runs and the prediction from one recording say beyond the case without
 stalls, and the difference as a share of the step. Rows are added to benchmarks/data/stalls.jsonl as each case ends;
-docs/accuracy/stalls.md shows the newest of each. As root: the page cache and the link are real. Nothing else should run meanwhile.
+docs/accuracy/stalls.md shows the newest of each. As root: the page cache and the link are real. Nothing else
+should run meanwhile.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Emulation:
     def __str__(self) -> str:
         """As it is written on the command line."""
         size = f"{self.nbytes / 2**20:.12g}mb" if self.nbytes >= 2**20 else f"{self.nbytes / 2**10:.12g}kb"
-        forward = f"/{1e3 * self.forward_s:.9g}ms" if self.forward_s else ""
+        forward = f"/{1e3 * self.forward_s:.9g}ms" if self.forward_s or self.computed_s else ""
         computed = f"/{1e3 * self.computed_s:.9g}ms" if self.computed_s else ""
         return f"{self.layers}x{size}/{1e3 * self.backward_s:.9g}ms{forward}{computed}"
 
