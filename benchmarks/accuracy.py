@@ -293,8 +293,8 @@ def _found(rows: Sequence[Row]) -> str:
     return (
         "\n\n**Buckets that `foretrace optimise --only-buckets` found**, for the recording of one worker and the link "
         "as measured, run beside DistributedDataParallel's default in turns. How many times faster, predicted before "
-        "both ran and measured, with 80 % ranges; *error* is predicted / measured − 1 in %. The search does not cut a "
-        "bucket into parts: that pays only if messages overtake each other, which DistributedDataParallel cannot do.\n\n"
+        "both ran and measured, with 80 % ranges; *error* is predicted / measured − 1 in %. The search does not cut "
+        "buckets into parts: that pays only if messages overtake others, which DistributedDataParallel cannot do.\n\n"
         + table(
             ("work, workers, link", "buckets", "default ms", "found ms", "times faster, predicted", "measured", "error",
              "verdict"),

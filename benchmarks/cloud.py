@@ -2,8 +2,8 @@
 
     python benchmarks/cloud.py [resnet50 bert-large/2 bert-large/8 gpt2-large/1]
 
-Two tables of the shared data: Gavel's steps per second of ResNet-50 on K80, P100 and V100, for a recording of its step on
-a V100 (PyTorch's Kineto sample); and NeuSight's training steps of BERT-large and GPT-2-large on V100, L4 and A100, for
+Two tables of the shared data: Gavel's steps per second of ResNet-50 on K80, P100 and V100, for a recording of its step
+on a V100 (PyTorch's Kineto sample); and NeuSight's training steps of BERT-large and GPT-2-large on V100, L4, A100, for
 which the step on the V100 is estimated and set to its measured time, and the others are predicted from it. Prices are a
 file in another currency and region. Writes docs/accuracy/cloud.md.
 """
@@ -30,6 +30,7 @@ from foretrace.hardware.devices import named
 from foretrace.hardware.instances import instances
 from foretrace.plan.cloud import RentalRequest, advise
 from foretrace.simulate.timeline import simulate
+from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.compute.other_device import as_recorded
 from tables import ROOT, percent, table, today
 
@@ -60,7 +61,8 @@ def training():
     model = {model}({config}({sizes}))
     words = torch.randint(1000, (4 * {batch}, {length}))
     return Training(
-        name="{name}", model=model, optimizers=(torch.optim.SGD(model.parameters(), lr=1e-4),), loader=DataLoader(words, batch_size={batch}),
+        name="{name}", model=model, optimizers=(torch.optim.SGD(model.parameters(), lr=1e-4),),
+        loader=DataLoader(words, batch_size={batch}),
         loss=lambda module, batch: module(batch, labels=batch).loss,
     )
 """
@@ -120,6 +122,7 @@ def recorded(case: str, steps_s: dict[str, float]) -> tuple[TaskGraph, str]:
         )
         graph = flow.estimate(str(script), device="V100-PCIe-32GB", batch=int(batch)).step.lowered.graph
     graph = replace(graph, info=replace(graph.info, devices=(as_recorded(named("V100-PCIe-32GB")),)))
+    graph = with_facts(graph, options={"samples": int(batch)})
     return scale(graph, ~graph.gone, steps_s["v100-pcie"] / simulate(graph).step_time_s), "v100-pcie"
 
 
@@ -146,7 +149,8 @@ def page(rows: list[Epoch]) -> str:
     right = sum((a.said < b.said) == (a.measured < b.measured) for a, b in pairs)
     lines = [
         (
-            f"{each.case}, {each.device}", f"{each.said:.1f} ({each.low:.1f} – {each.high:.1f})", f"{each.measured:.1f}",
+            f"{each.case}, {each.device}", f"{each.said:.2f} ({each.low:.2f} – {each.high:.2f})",
+            f"{each.measured:.2f}",
             "start" if each.known else percent(each.error, signed=True),
             "–" if each.known else "yes" if each.low <= each.measured <= each.high else "no", each.price,
         )

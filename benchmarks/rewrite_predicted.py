@@ -137,7 +137,7 @@ def page(rows: Sequence[Row]) -> str:
         f"*{today()}, {machine()}; one thread; load averages {load()}.*\n\n"
         "Times faster than the graph as captured, without the Python code of the original on either side (`python "
         "benchmarks/rewrite_predicted.py`). *Predicted*: sums of operators timed alone, again after the search, "
-        f"written down before a graph ran. *Measured*: in turns, median and 80 % interval. Asked are {100 * ASKED:.0f} %; "
+        f"written down before a graph ran. *Measured*: in turns, median, 80 % interval. Asked: {100 * ASKED:.0f} %; "
         f"*inconclusive*: known to no better than ± {100 * SPREAD:.0f} %.\n\n"
         f"{len(shown)} graphs of {len({each.model for each in shown})} models, {len(off)} conclusive: {inside}; within "
         f"10 %: {sum(each <= ASKED for each in off)}. Pairs of graphs of a model that measurements tell apart and the "
