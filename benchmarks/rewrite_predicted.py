@@ -27,6 +27,7 @@ from foretrace.plan.rewrite.costs import MeasuredCosts
 from foretrace.plan.rewrite.emit import Emitted, emit
 from foretrace.plan.rewrite.rules import Rule
 from foretrace.plan.rewrite.substitute import substitute
+from foretrace.plan.rewrite.terms import Graph
 from rewrite import ALPHAS, HEAD, MODELS, PAGE
 from rewrite import SECTION as GAINS
 from tables import ROOT, load, machine, percent, table, today, update
@@ -78,7 +79,7 @@ def rows_of(name: str, rules: tuple[Rule, ...], before: list[Row], *, budget: in
     model = capture(module, args, kwargs, name=name)
     costs = MeasuredCosts()
     session.fit(model, costs)
-    graphs = {}
+    graphs: dict[str, Graph] = {}
     for way, alpha in ALPHAS.items():
         found = substitute(model.graph, rules, costs, alpha=alpha, budget=budget)
         graphs |= {"folded": found.folded, way: found.after}

@@ -1,14 +1,12 @@
 """Three small real trainings that read files, with stalls of known length put in; benchmarks/stalls.py runs them.
 
 A reader that is throttled as a slow disk would be (only what is not in the page cache), a loader that computes, one
-whose core others take, and a worker that is late. `burn` is what takes the cores.
+whose core others take (burner.py), and a worker that is late.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
-import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -18,46 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from foretrace.experiment.cores import go_first
+from burner import ASKED, LOADS, Board
 from foretrace.training.training import Training
 
 NBYTES = 786_432  # of a file, which is a batch
 FILES = 96
-_SLOT = 32  # bytes per core: asked for (q), CPU ns that were burnt (q), loads (q)
-
-
-class Board:
-    """What loaders and burners tell each other: a file of one slot per core."""
-
-    def __init__(self, path: str) -> None:
-        with open(path, "r+b") as file:  # noqa: PTH123
-            self._map = mmap.mmap(file.fileno(), 0)
-
-    def get(self, core: int, place: int) -> int:
-        """A number of a core's slot."""
-        return int(struct.unpack_from("q", self._map, _SLOT * core + 8 * place)[0])
-
-    def put(self, core: int, place: int, value: int) -> None:
-        struct.pack_into("q", self._map, _SLOT * core + 8 * place, value)
-
-
-def new_board(path: Path) -> None:
-    """A board of nothing."""
-    path.write_bytes(bytes(_SLOT * (os.cpu_count() or 1)))
-
-
-def burn(board: str, core: int) -> None:
-    """Take a core whenever a loader that runs there asks for it, and count."""
-    os.sched_setaffinity(0, {core})
-    go_first()  # as the workers do; otherwise they would hardly notice
-    own = Board(board)
-    while True:
-        while not own.get(core, 0):
-            time.sleep(2e-4)
-        begin = time.thread_time_ns()
-        while own.get(core, 0):
-            pass
-        own.put(core, 1, own.get(core, 1) + time.thread_time_ns() - begin)
 
 
 def spin(seconds: float) -> None:
@@ -112,11 +75,11 @@ class Stored(Dataset[Tensor]):
         usual = sorted(os.sched_getaffinity(0))
         core = usual[_rank() % len(usual)]
         os.sched_setaffinity(0, {core})
-        self._board.put(core, 0, 1)
+        self._board.put(core, ASKED, 1)
         spin(seconds)
-        self._board.put(core, 0, 0)
+        self._board.put(core, ASKED, 0)
         os.sched_setaffinity(0, usual)
-        self._board.put(core, 2, self._board.get(core, 2) + 1)
+        self._board.put(core, LOADS, self._board.get(core, LOADS) + 1)
 
 
 def _rank() -> int:
@@ -134,7 +97,8 @@ class Mlp(nn.Module):
         x = torch.relu(self.first(x))
         for _ in range(4):
             x = torch.relu(self.inner(x))
-        return self.last(x)
+        found: Tensor = self.last(x)
+        return found
 
 
 class Lstm(nn.Module):
@@ -146,7 +110,8 @@ class Lstm(nn.Module):
         self.last = nn.Linear(160, 256)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.cells(self.words(x))[0])
+        found: Tensor = self.last(self.cells(self.words(x))[0])
+        return found
 
 
 def _cnn() -> nn.Module:

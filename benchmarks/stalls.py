@@ -13,9 +13,11 @@ should run meanwhile.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -25,13 +27,14 @@ from typing import Any
 
 import msgspec
 
+from burner import BURNT, LOADS, READY, Board, new_board
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError
 from foretrace.experiment.collectives import calibrate
 from foretrace.experiment.differential import DifferentialRequest, differential
 from foretrace.experiment.stalls import Stall
 from foretrace.files import write_bytes, write_text
-from stalled import FILES, NBYTES, Board, burn, new_board, training_of
+from stalled import FILES, NBYTES, training_of
 from tables import ROOT, load, machine, table, today
 
 ROWS = ROOT / "benchmarks" / "data" / "stalls.jsonl"
@@ -96,8 +99,8 @@ def injected(kind: str, case: dict[str, Any], board: Path, near_s: float, nbytes
     }
     if "contended_ms" in case:
         seen, cores = Board(str(board)), range(os.cpu_count() or 1)
-        loads = sum(seen.get(core, 2) for core in cores)
-        found["preparation"] += case["contended_ms"] / 1e3 + sum(seen.get(core, 1) for core in cores) / 1e9 / loads
+        loads = sum(seen.get(core, LOADS) for core in cores)
+        found["preparation"] += case["contended_ms"] / 1e3 + sum(seen.get(core, BURNT) for core in cores) / 1e9 / loads
     if "mbit" in case:
         found["network"] = nbytes * 8 * WIRE / (1e6 * case["mbit"]) - near_s
     return found
@@ -114,14 +117,11 @@ def run(kind: str, name: str, folder: Path, near_s: float, nbytes: int, base: di
         f"import sys\nsys.path.insert(0, {str(ROOT / 'benchmarks')!r})\nfrom stalled import training_of\n\n\n"
         f"def training():\n    return training_of({kind!r}, {str(folder / 'data')!r}, {told!r})\n",
     )
-    burners = []
-    if "contended_ms" in case:
-        start = multiprocessing.get_context("spawn")
-        burners = [
-            start.Process(target=burn, args=(str(board), core), daemon=True) for core in range(os.cpu_count() or 1)
-        ]
-        for each in burners:
-            each.start()
+    cores = range(os.cpu_count() or 1) if "contended_ms" in case else ()
+    command = [sys.executable, str(ROOT / "benchmarks" / "burner.py"), str(board)]
+    burners = [subprocess.Popen([*command, str(core)]) for core in cores]
+    while not all(Board(str(board)).get(core, READY) for core in cores):
+        time.sleep(0.1)
     try:
         wanted = DifferentialRequest(
             work=str(script), workers=2, link=f"{case['mbit']:g}mbit" if "mbit" in case else "",
@@ -131,6 +131,7 @@ def run(kind: str, name: str, folder: Path, near_s: float, nbytes: int, base: di
     finally:
         for each in burners:
             each.terminate()
+            each.wait()
     measured = {bar.name: bar for bar in found.measured}
     predicted = {bar.name: bar for bar in found.predicted.bars}
     step_s = max(median(times) for times in found.runs_s.values())

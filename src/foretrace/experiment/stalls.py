@@ -134,8 +134,8 @@ def _in_loader(graph: TaskGraph, loading: float) -> tuple[float, float | None]:
 
 def _others(step: dict[str, Any]) -> float:
     """Time that others took of a step outside its loader, per CPU time."""
-    cpu = max(step["cpu_ns"] - step["loader_cpu_ns"], 1)
-    return max(float(step["wall_ns"] - step["loader_wall_ns"] - cpu) / cpu, 0.0)
+    cpu = max(float(step["cpu_ns"] - step["loader_cpu_ns"]), 1.0)
+    return max((float(step["wall_ns"] - step["loader_wall_ns"]) - cpu) / cpu, 0.0)
 
 
 def _steps(graph: TaskGraph) -> list[dict[str, Any]]:
