@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from math import hypot
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -139,13 +140,15 @@ def run(kind: str, name: str, folder: Path, near_s: float, nbytes: int, base: di
     rows = []
     for figure, bar in measured.items():
         less = base.get(figure)
+        reported_s = bar.seconds - (less.reported_s if less else 0.0)
+        # Both runs have a range: they add as independent errors do.
+        below = hypot(bar.seconds - bar.low_s, less.high_s - less.reported_s if less else 0.0)
+        above = hypot(bar.high_s - bar.seconds, less.reported_s - less.low_s if less else 0.0)
         rows.append(
             Row(
                 time=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", machine=machine(), training=kind, case=name,
-                figure=figure, injected_s=known.get(figure, 0.0), step_s=step_s,
-                reported_s=bar.seconds - (less.reported_s if less else 0.0),
-                low_s=bar.low_s - (less.reported_s if less else 0.0),
-                high_s=bar.high_s - (less.reported_s if less else 0.0),
+                figure=figure, injected_s=known.get(figure, 0.0), step_s=step_s, reported_s=reported_s,
+                low_s=reported_s - below, high_s=reported_s + above,
                 predicted_s=_expected(figure, predicted, less, case),
             )
         )  # fmt: skip
