@@ -125,22 +125,19 @@ def soap(
 
     Example: foretrace plan soap vgg11 --size tiny --device p100 --devices 4 --calls 400
     """
-    from foretrace.executor import check_place
     from foretrace.plan.result import size as size_of
     from foretrace.plan.soap.plan import plan_soap
     from foretrace.report import perfetto as timelines
     from foretrace.report.plan_soap import soap_view
     from foretrace.report.tracks import track
 
-    check_place(on)
     with options.progress(f"searching {source}") as tell:
         found = plan_soap(
             source, device=device, devices=devices, per_node=per_node, link=link, between=between, batch=batch,
             memory_limit=size_of(memory_limit), precision=precision, size=size, calls=calls, seed=seed, on=on,
             progress=tell,
         )  # fmt: skip
-    best = found.strategies[0]
-    files = {perfetto: lambda path: timelines.write([track(source, best.simulated)], path)}
+    files = {perfetto: lambda path: timelines.write([track(source, found.strategies[0].simulated)], path)}
     return Reply(result=soap_view(found, source), files=files)
 
 

@@ -92,6 +92,7 @@ class _Together(TypedDict):
     workers: Annotated[int, msgspec.Meta(ge=2)]
     steps: Count
     late_ms: tuple[Number, Number, Number]
+    resumed_ms: NotRequired[tuple[Number, Number, Number]]
 
 
 class RecordingFacts(TypedDict, total=False):

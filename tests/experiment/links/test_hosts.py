@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from foretrace.experiment.links.hosts import StepTogether, TimeHosts, of_all, step_together, time_hosts, together
@@ -17,16 +18,19 @@ def test_hosts_are_timed_on_a_real_link(pair: Workers) -> None:
         assert {"company", "stretch"} <= set(each)
         assert all(0 < low <= value <= high for value, low, high in each.values())
         assert each["company"][1] >= 1 and each["stretch"][1] >= 1
-    request = StepTogether(setup=Setup(work="4x64kb/1ms"), steps=3)
-    for steps_s in pair.ask(step_together, request, "stepping"):
-        assert len(steps_s) == 3 and min(steps_s) >= 0.004
+    request = StepTogether(setup=Setup(work="4x64kb/1ms"), steps=3, pause_s=0.02)
+    for steps_s, paused_s in pair.ask(step_together, request, "stepping"):
+        assert len(steps_s) == len(paused_s) == 5  # of whole blocks
+        assert min(steps_s) >= 0.004 and 0.004 <= min(paused_s) <= np.median(paused_s) < 0.02  # without their pauses
 
 
 def test_what_steps_made_together_say_of_workers() -> None:
     one, two = (0.010, 0.012, 0.010, 0.010, 0.500), (0.012, 0.010, 0.012, 0.012, 0.012)
-    step_s, found = together([one, two])
+    step_s, found = together([(one, [each + 0.002 for each in one]), (two, [each + 0.004 for each in two])])
     assert (found["workers"], found["steps"]) == (2, 5)
     value, low, high = found["late_ms"]
     assert value == pytest.approx(1.0)  # the last one is 1 ms behind the mean, but for one interruption
     assert 0 <= low <= value <= high
+    assert found["resumed_ms"] == pytest.approx((3.0, 3.0, 3.0))
     assert step_s == pytest.approx(0.011)
+    assert together([(one, one), (one, [each - 0.001 for each in one])])[1]["resumed_ms"] == (0.0, 0.0, 0.0)

@@ -57,6 +57,14 @@ def test_a_law_that_fits_badly_says_so_by_its_range() -> None:
     assert high / low > 2 and low <= 3 * latency_s(4, 4) * 1.5
 
 
+def test_what_varies_as_it_is_measured_widens_the_range() -> None:
+    pairs = [(a, b) for a in (1, 4, 16) for b in (1, 4, 16)]
+    given = [(REQUESTS[a], STEPS[b]) for a, b in pairs], [latency_s(a, b) for a, b in pairs]
+    value, low, high = InterferenceLaw.fit(*given, [0.0] * 8 + [np.log(1.5)]).latency_s(REQUESTS[4], STEPS[4])
+    assert high >= 1.5 * value and low <= value / 1.5
+    assert value == law().latency_s(REQUESTS[4], STEPS[4])[0]
+
+
 def test_too_few_pairs() -> None:
     with pytest.raises(ForetraceError, match="4 pairs"):
         InterferenceLaw.fit([(REQUESTS[1], STEPS[1])], [1.0])

@@ -12,17 +12,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from foretrace.arrays import Float64
 from foretrace.cost.operators.bench import no_collection
 from foretrace.experiment.messages import Setup, Worker
 from foretrace.experiment.statistics import trimmed_mean
 
 Range = tuple[float, float, float]  # value, low and high
 
-_MATRIX = 256  # rows of the product that is computed beside messages: it fits in a core's cache
+_MATRIX = 256  # rows of a product that is computed beside messages: it fits in a core's cache
+_STREAM = 1 << 19  # elements of a sum beside them that does not
 _MESSAGE_S, _MOST_BYTES = 0.06, 4 << 20  # of a message: how long it takes the link, and how large it is at most
 _SMALL, _LARGE = 1 << 12, 1 << 20  # elements of a layer
 _FEW, _MANY = 10, 80  # layers
 _WARM = 3  # first steps
+_BLOCK = 5  # steps with a pause, or without one, behind one that does not count
 _TRIMMED = 0.2  # of what was seen, at either end: one interruption is not what workers differ by
 
 
@@ -34,10 +37,14 @@ class TimeHosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTogether(msgspec.Struct, frozen=True, kw_only=True):
-    """Make so many steps of a training by itself at the same time as the others."""
+    """Make so many steps of a training by itself at the same time as the others, half of them with a pause."""
 
     setup: Setup
     steps: int
+    pause_s: float  # before the update, as a worker waits for the others there
+
+
+Steps = tuple[tuple[float, ...], tuple[float, ...]]  # seconds without a pause, and with one, which does not count
 
 
 def time_hosts(given: TimeHosts, worker: Worker) -> dict[str, Range]:
@@ -56,46 +63,74 @@ def of_all(workers: Sequence[dict[str, Range]]) -> dict[str, Range]:
     }
 
 
-def step_together(given: StepTogether, worker: Worker) -> tuple[float, ...]:
+def step_together(given: StepTogether, worker: Worker) -> Steps:
     """Seconds of steps, in a worker, that begin at the same time in all of them."""
     import torch.distributed as dist
 
     from foretrace.experiment.links.arms import training_of
 
-    steps, found = training_of(given.setup).steps(), list[float]()
+    training, paused_s = training_of(given.setup), 0.0
+    steps = training.steps()
+    found: tuple[list[float], list[float]] = [], []
+
+    def pause(*_: object) -> None:
+        nonlocal paused_s
+        began = time.perf_counter()
+        time.sleep(given.pause_s)
+        paused_s += time.perf_counter() - began
+
     with no_collection():
-        for _ in range(_WARM + given.steps):
-            dist.barrier()
-            began = time.perf_counter()
+        for _ in range(_WARM):
             next(steps)
-            found.append(time.perf_counter() - began)
-    return tuple(found[_WARM:])
+        for block in range(2 * -(-given.steps // _BLOCK)):
+            hook = training.optimizers[0].register_step_pre_hook(pause) if block % 2 else None
+            for number in range(-1, _BLOCK):  # the first forward pass of a block comes behind an update of the other
+                paused_s = 0.0
+                dist.barrier()
+                began = time.perf_counter()
+                next(steps)
+                if number >= 0:
+                    found[block % 2].append(time.perf_counter() - began - paused_s)
+            if hook is not None:
+                hook.remove()
+    return tuple(found[0]), tuple(found[1])
 
 
-def together(workers: Sequence[Sequence[float]]) -> tuple[float, dict[str, Any]]:
+def together(workers: Sequence[Steps]) -> tuple[float, dict[str, Any]]:
     """Mean seconds of a step, and what `one_worker` reads of workers that made them: ms, low and high ends."""
-    steps_s = np.array(workers)
-    late_ms, random = 1e3 * (steps_s.max(axis=0) - steps_s.mean(axis=0)), np.random.default_rng(0)
-    drawn = [trimmed_mean(random.choice(late_ms, len(late_ms)), _TRIMMED) for _ in range(200)]
-    value, (low, high) = trimmed_mean(late_ms, _TRIMMED), np.quantile(drawn, [0.1, 0.9]).tolist()
-    ends = value, min(low, value), max(high, value)
-    facts = {"workers": len(steps_s), "steps": steps_s.shape[1], "late_ms": ends}
-    return trimmed_mean(steps_s.mean(axis=0), _TRIMMED), facts
+    plain_s, paused_s = (np.array(each) for each in zip(*workers, strict=True))  # workers x steps
+    blocks = [np.median(each.mean(axis=0).reshape(-1, _BLOCK), axis=1) for each in (plain_s, paused_s)]
+    facts = {
+        "workers": len(plain_s), "steps": plain_s.shape[1],
+        "late_ms": _trimmed(1e3 * (plain_s.max(axis=0) - plain_s.mean(axis=0))),
+        "resumed_ms": tuple(max(each, 0.0) for each in _trimmed(1e3 * (blocks[1] - blocks[0]))),
+    }  # fmt: skip
+    return trimmed_mean(plain_s.mean(axis=0), _TRIMMED), facts
+
+
+def _trimmed(values: Float64) -> Range:
+    """The trimmed mean, and its 80 % interval from resampling."""
+    value, random = trimmed_mean(values, _TRIMMED), np.random.default_rng(0)
+    drawn = [trimmed_mean(random.choice(values, len(values)), _TRIMMED) for _ in range(200)]
+    low, high = np.quantile(drawn, [0.1, 0.9]).tolist()
+    return value, min(low, value), max(high, value)
 
 
 def _beside(given: TimeHosts) -> dict[str, Range]:
-    """How much slower computing and messages are at the same time."""
+    """How much slower computing, within caches and beyond them, and messages are at the same time."""
     import torch
     import torch.distributed as dist
 
     a, b, out = (torch.randn(_MATRIX, _MATRIX) for _ in range(3))
+    c, d, total = (torch.randn(_STREAM) for _ in range(3))
+    works = (lambda: torch.mm(a, b, out=out), lambda: torch.add(c, d, out=total))
     message = torch.zeros(int(min(given.bytes_per_s * _MESSAGE_S, _MOST_BYTES)) // 4)
 
-    def computed(over: Callable[[], bool]) -> tuple[float, float]:
-        """Products per second until it is over, and the seconds."""
+    def computed(work: Callable[[], object], over: Callable[[], bool]) -> tuple[float, float]:
+        """Products or sums per second until it is over, and the seconds."""
         began, count = time.perf_counter(), 0
         while not over():
-            torch.mm(a, b, out=out)
+            work()
             count += 1
         took_s = time.perf_counter() - began
         return max(count, 1) / took_s, took_s
@@ -107,12 +142,12 @@ def _beside(given: TimeHosts) -> dict[str, Range]:
 
     found: dict[str, list[float]] = {"company": [], "stretch": []}
     for turn in range(-1, given.turns):
-        work, began = begun(), time.perf_counter()
-        work.wait()
-        alone_s = time.perf_counter() - began
+        sent, began = begun(), time.perf_counter()
+        sent.wait()
+        alone_s, work = time.perf_counter() - began, works[turn % len(works)]
         end = time.perf_counter() + alone_s
-        free, _ = computed(lambda end=end: time.perf_counter() > end)  # type: ignore[misc]
-        beside, beside_s = computed(begun().is_completed)
+        free, _ = computed(work, lambda end=end: time.perf_counter() > end)  # type: ignore[misc]
+        beside, beside_s = computed(work, begun().is_completed)
         if turn >= 0:
             found["company"].append(free / beside)
             found["stretch"].append(beside_s / alone_s)

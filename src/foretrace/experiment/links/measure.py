@@ -51,7 +51,8 @@ _RECORDING_S = 240.0  # for the worker alone, at most
 _GRAPH = "alone.graph"  # what is kept of the worker alone
 _FOR_EVER = 10**9  # steps
 _TOGETHER_S = 5.0  # of steps that all workers make at the same time, before anything is predicted
-_LEAST_TOGETHER, _MOST_TOGETHER = 8, 40
+_LEAST_TOGETHER, _MOST_TOGETHER = 10, 40
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 5e-3, 0.3  # of half of them
 _BASELINE, _AGAIN = "baseline", "again"
 
 # What techniques send beside all-reduce, so that the link is calibrated for it.
@@ -128,7 +129,8 @@ def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None, find: 
         recorded_s = simulate(graph).step_time_s
         if computes:
             say("stepping together", 0.32)
-            graph = _together(workers, job, graph)
+            waits_s = [_planned("", texts, job, table, graph, recorded_s).step_s - recorded_s for texts in job.arms]
+            graph = _together(workers, job, graph, median(waits_s))
             store.save(graph, folder / _GRAPH)
         say("predicting", 0.35)
         alone_s = simulate(graph).step_time_s
@@ -265,12 +267,17 @@ def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
     return store.load(file), answer
 
 
-def _together(workers: Workers, job: LinkJob, graph: TaskGraph) -> TaskGraph:
-    """The graph at the speed of all workers that step at the same time, each by itself, with what they differ by."""
+def _together(workers: Workers, job: LinkJob, graph: TaskGraph, wait_s: float) -> TaskGraph:
+    """The graph at the speed of all workers that step at the same time, each by itself, with what they differ by.
+
+    `wait_s` is how long they will wait for messages, about, after which caches are cold.
+    """
+    pause_s = min(max(wait_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
     step_s = simulate(graph).step_time_s
     steps = max(min(ceil(_TOGETHER_S / step_s), _MOST_TOGETHER), _LEAST_TOGETHER)
-    request = StepTogether(setup=Setup(work=job.work, size=job.size, seed=job.seed), steps=steps)
-    found_s, facts = together(workers.ask(step_together, request, "stepping together", seconds=10 * steps * step_s))
+    request = StepTogether(setup=Setup(work=job.work, size=job.size, seed=job.seed), steps=steps, pause_s=pause_s)
+    seconds = 10 * steps * (2 * step_s + pause_s)
+    found_s, facts = together(workers.ask(step_together, request, "stepping together", seconds=seconds))
     return _at_speed(with_facts(graph, together=facts), found_s)
 
 

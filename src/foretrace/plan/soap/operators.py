@@ -6,6 +6,7 @@ affine window per dimension, so that the elements that a part needs, and where t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -82,16 +83,20 @@ class SoapModel:
         self.operators.append(operator)
         return len(self.operators) - 1
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights; what several operators share counts once."""
+        return sum({each.layer: each.weight_bytes * each.sizes[3] for each in self.operators}.values())
+
+
+class TimedSoapModel(SoapModel, ABC):
+    """Operators with the times of their parts."""
+
+    @abstractmethod
     def times(self, op: int, ways: Sequence[Degrees]) -> tuple[Float64, Float64]:
         """Seconds of the largest part in the forward and in the backward pass, for each way to split an operator."""
-        raise NotImplementedError(f"{type(self).__name__} has no times")
 
     def parts_of(self, op: int, ways: Sequence[Degrees]) -> Float64:
         """Sizes of the largest part over those of the whole, for each way and dimension (ways x 4)."""
         sizes = np.array(self.operators[op].sizes)
         return np.asarray(-(-sizes // np.array(ways)) / sizes, dtype=np.float64)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of all weights; what several operators share counts once."""
-        return sum({each.layer: each.weight_bytes * each.sizes[3] for each in self.operators}.values())

@@ -9,6 +9,7 @@ from functools import cached_property
 from math import inf
 
 from foretrace.errors import ForetraceError
+from foretrace.executor import check_place
 from foretrace.hardware.cluster import Cluster, Link, parse_link
 from foretrace.model.target import HERE, NODE, target
 from foretrace.plan.placement.source import of_model
@@ -127,6 +128,7 @@ def plan_soap(
     data parallelism, an expert's strategy and one device alone, which it starts from. Raises ForetraceError where
     nothing that was met fits, with what would, and for what cannot be searched.
     """
+    check_place(on)
     if device == HERE:
         raise ForetraceError("`device=here` is one processor, and operators are split over several; name another.")
     if devices > MOST_DEVICES:

@@ -33,7 +33,7 @@ from foretrace.plan.soap.engine import (
     room,
     simulate_strategy,
 )
-from foretrace.plan.soap.operators import DIMENSIONS, Degrees, SoapModel, SoapOperator
+from foretrace.plan.soap.operators import DIMENSIONS, Degrees, SoapModel, SoapOperator, TimedSoapModel
 from foretrace.search.minimise import Found, minimise
 from foretrace.search.space import Infeasible, Problem, Space
 from foretrace.search.strategies import MCMC
@@ -142,7 +142,7 @@ class SoapProblem(Problem[Codes]):
     """Milliseconds of one training step on a cluster; infinite where a device's memory does not hold its share."""
 
     def __init__(
-        self, model: SoapModel, cluster: Cluster, synchronisation: Synchronisation, *, memory_bytes: float = inf
+        self, model: TimedSoapModel, cluster: Cluster, synchronisation: Synchronisation, *, memory_bytes: float = inf
     ) -> None:
         if synchronisation not in SYNCHRONISATIONS:
             raise ForetraceError(f"`synchronisation={synchronisation}` must be all-reduce or gather.")

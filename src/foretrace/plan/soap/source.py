@@ -1,4 +1,4 @@
-"""`CapturedSoap`: a `SoapModel` of a captured or recorded step, with times of its parts from the cost models.
+"""`CapturedSoap`: a `TimedSoapModel` of a captured or recorded step, with times of its parts from the cost models.
 
 An operator is a product, convolution, attention, recurrent layer, look-up, pooling, normalisation or sum of tensors,
 with the views and the elementwise work that follow it alone, and with the backward calls of all these. A part is priced
@@ -26,7 +26,7 @@ from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import Device
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.plan.placement.source import KEPT, PlaceableModel
-from foretrace.plan.soap.operators import SAME, Degrees, Input, Needed, Sizes, SoapModel, SoapOperator
+from foretrace.plan.soap.operators import SAME, Degrees, Input, Needed, Sizes, SoapOperator, TimedSoapModel
 from foretrace.trace.trace import decode_shapes
 
 # What each family may be split by; normalisation over channels, soft maxima and the like need all of them.
@@ -52,7 +52,7 @@ class _Group:
     weights: set[int] = field(default_factory=set)  # storages
 
 
-class CapturedSoap(SoapModel):
+class CapturedSoap(TimedSoapModel):
     """The operators of a step, each with its calls."""
 
     def __init__(self, model: PlaceableModel, costs: CostModel, device: Device) -> None:
@@ -132,7 +132,7 @@ class CapturedSoap(SoapModel):
         return found
 
     def times(self, op: int, ways: Sequence[Degrees]) -> tuple[Float64, Float64]:
-        """As `SoapModel.times`, by the cost models: kernels or the host that launches them, whichever is slower.
+        """By the cost models: kernels or the host that launches them, whichever is slower.
 
         A part's backward pass ends with the update of its share of the weights.
         """

@@ -21,6 +21,7 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.messages import Worker
 from foretrace.experiment.processes import START_S, AskedCall, Workers, alone
+from foretrace.experiment.statistics import paired_ratio
 from foretrace.experiment.trial import TriedPrediction, figured, in_turns
 from foretrace.graph.taskgraph import Phase
 from foretrace.serving.energy.tune import limit
@@ -56,13 +57,17 @@ class InterferenceLaw:
     weights: Float64
     center: Float64
     scale: Float64
-    error: float  # largest of the fitted pairs, each predicted without itself, of the logarithm
+    error: float  # of the logarithm: largest of the fitted pairs, each predicted without itself, and what varies
 
     @classmethod
-    def fit(cls, pairs: Sequence[tuple[PassWork, PassWork]], latency_s: Sequence[float]) -> InterferenceLaw:
+    def fit(
+        cls, pairs: Sequence[tuple[PassWork, PassWork]], latency_s: Sequence[float], noise: Sequence[float] = ()
+    ) -> InterferenceLaw:  # fmt: skip
         """By ridge regression; how strong a ridge is what predicts each pair best from the others.
 
-        Raises ForetraceError for fewer than four pairs.
+        `noise` is how far the latency of each pair may be off as it was measured, of its logarithm: which process the
+        scheduler lets go first decides over short requests, so that a median may lie at either end. Raises
+        ForetraceError for fewer than four pairs.
         """
         if len(pairs) < 4:
             raise ForetraceError(f"an interference law needs 4 pairs or more, got {len(pairs)}; measure more.")
@@ -78,7 +83,8 @@ class InterferenceLaw:
             if best is None or error < best[0]:
                 best = error, solve @ y
         assert best is not None
-        return cls(weights=best[1], center=center, scale=np.where(scale > 0, scale, 1.0), error=best[0])
+        error = float(np.hypot(best[0], max(noise, default=0.0)))
+        return cls(weights=best[1], center=center, scale=np.where(scale > 0, scale, 1.0), error=error)
 
     def latency_s(self, request: PassWork, step: PassWork) -> tuple[float, float, float]:
         """Seconds of a request with that step in flight, and where they lie."""
@@ -201,7 +207,11 @@ def colocate(
         )  # fmt: skip
         median = {pair: float(np.median(each)) for pair, each in met.items()}
         known = [pair for pair in pairs if pair[0] in KNOWN]
-        law = InterferenceLaw.fit([(requests[a], steps[b]) for a, b in known], [median[pair] for pair in known])
+        law = InterferenceLaw.fit(
+            [(requests[a], steps[b]) for a, b in known], [median[pair] for pair in known],
+            [max(np.log([own.high / own.value, own.value / own.low]))
+             for pair in known for own in [paired_ratio(np.ones(len(met[pair])), met[pair], seed=seed)]],
+        )  # fmt: skip
         limit_s = limit(slo, median[max(batches), 0])
         asked, began = Random(seed).choices(batches, k=_MOST_REQUESTS), perf_counter()
 
