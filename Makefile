@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PACKAGE = pyproject.toml constraints.txt
-# Two processes, whole files each, in the order that tests/health.py gives them: those with slow tests first. Hundreds of
+# PROCESSES with whole files each, in the order that tests/health.py gives them: those with slow tests first. Hundreds of
 # Python processes begin meanwhile: compiled once, whatever the environment says of bytecode.
-PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PROCESSES ?= 2
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 DEMO := demo-out
 
 .PHONY: help demo check test test-changed test-avx2 golden lint docs bench reproduce fuzz clean

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,22 @@ for name, examples in {"quick": 25, "full": 100, "thorough": 2000}.items():
 settings.load_profile(os.environ.get("FORETRACE_EXAMPLES", "full"))
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of two test processes on two cores wait for each other
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # and those that a test asks for do not spin meanwhile
 os.environ.setdefault("FORETRACE_POISON", "1")  # what a pass leaves unwritten shows, in subprocesses as well
+
+# A process has one server that others are forked from, and what it has imported is settled by whoever starts it. Here
+# it always has PyTorch: else, after a test of executor.py, each worker would import it by itself, for three seconds.
+PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel", "foretrace.training.training",
+             "foretrace.training.pipeline.launch")  # fmt: skip
+_preload = forkserver.set_forkserver_preload
+
+
+def preload(names: Sequence[str]) -> None:
+    """As asked for, and what many tests need."""
+    _preload([*dict.fromkeys((*PRELOADED, *names))])
+
+
+forkserver.set_forkserver_preload = preload  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session", autouse=True)

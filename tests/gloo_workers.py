@@ -7,7 +7,6 @@ import queue
 import socket
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import forkserver
 from typing import Any
 
 import pytest
@@ -15,32 +14,14 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing as mp
 
-PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel", "foretrace.training.training",
-           "foretrace.training.pipeline.launch"]  # fmt: skip
-_ours: list[int] = []  # the server that has imported them
-
-
-def preload() -> None:
-    """Start the process that workers are forked from, with PyTorch imported; in place of one that has not.
-
-    A process has one such server, and what it has imported is settled by whoever starts it: after a test of
-    `executor.py`, every worker would import PyTorch by itself, for three seconds.
-    """
-    server: Any = forkserver._forkserver  # no public way to end it
-    if server._forkserver_pid is None or server._forkserver_pid not in _ours:
-        server._stop()
-        server.set_forkserver_preload(PRELOAD)
-        server.ensure_running()
-        _ours.append(server._forkserver_pid)
-
 
 def together(function: Callable[..., Any], workers: int, *args: Any, timeout_s: float = 120.0) -> list[Any]:
     """What `function(rank, *args)` returns on every worker; fails the test where one dies or time is up."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    preload()
     context = mp.get_context("forkserver")
+    context.set_forkserver_preload([])  # and what conftest.py adds
     answers: Any = context.Queue()
     processes = [
         context.Process(target=_work, args=(function, rank, workers, port, answers, args), daemon=True)

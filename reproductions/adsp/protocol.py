@@ -194,9 +194,10 @@ def page(cells: Sequence[Cell], rows: Sequence[Row], command: str) -> str:
         errors = [abs(each.error) for each in rows]
         parts += [
             "## Processes\n",
-            "Four processes and a server over gloo, steps with real gradients that last as long as stated; seconds of "
-            "the same number of commits, which was chosen before the run where two commits are far apart. Rows of the "
-            "ledger: [rows.jsonl](rows.jsonl).\n",
+            "Four processes and a server over gloo, steps with real gradients and commits that last as long as stated: "
+            "what choosing elements, packing, sockets and the server take is part of a commit. Seconds of the same "
+            "number of commits, which was chosen before the run where two commits are far apart. Rows of the ledger: "
+            "[rows.jsonl](rows.jsonl).\n",
             table(("policy", "speeds", "commit, s", "commits foreseen", "counted", "foreseen, s", "measured, s",
                    "error"), process_rows(rows)) + "\n",
             f"Commits of every worker are as foreseen in {exact} of {len(rows)} runs, seconds within "

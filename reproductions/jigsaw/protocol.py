@@ -15,8 +15,10 @@ import msgspec
 from foretrace.cli.options import progress
 from foretrace.experiment.ledger import export_lines
 from foretrace.files import write_text
-from reproductions import parser_of
+from reproductions import ROOT, parser_of
 from reproductions.jigsaw import section, study, switching
+
+ROWS = ROOT / "benchmarks" / "data" / "job_switches.jsonl"
 
 
 def main(given: Sequence[str]) -> int:
@@ -41,8 +43,8 @@ def main(given: Sequence[str]) -> int:
             lines, marks = section.section(found), section.MARKS
     if options.write is not None:
         section.put(lines, options.write, marks)
-        if options.switch:
-            write_text(options.write.parent / "switches.jsonl", export_lines([each.row() for each in found]))
+        if options.switch and not options.quick:
+            write_text(ROWS, export_lines([each.row() for each in found]))
     words = msgspec.json.format(msgspec.json.encode(found), indent=2).decode() if options.json else ""
     print(words or lines)
     return 0

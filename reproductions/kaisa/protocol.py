@@ -1,29 +1,35 @@
 """K-FAC against tuned SGD and Adam: steps and CPU seconds to a target, and the predicted step beside the measured one.
 
-    python -m reproductions kaisa [--steps N] [--seeds N] [--task NAME] [--write]
+    python -m reproductions kaisa [--steps N] [--seeds N] [--task NAME] [--write] [--again]
+    python -m reproductions kaisa --write --library CHECKOUT      losses beside those of kfac-pytorch
+    python -m reproductions kaisa --write --processes             two workers on a shaped link (root)
 
 Every method has six settings, tried with seed 0; the quickest to the target is run again with the other seeds. One
-thread, CPU time of the steps alone. What was run is kept in runs.jsonl beside this file and not run again.
+thread, CPU time of the steps alone. What was run is kept beside this file and not run again; a run that was stopped
+goes on.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
 from foretrace.cost.operators import bench
-from foretrace.experiment.ledger import Row, export_lines
+from foretrace.errors import ForetraceError
+from foretrace.experiment.ledger import Row, export_lines, import_lines
+from foretrace.experiment.links.job import LinkJob
+from foretrace.experiment.links.judge import rows_of
+from foretrace.experiment.links.measure import rig_for, verify
 from foretrace.experiment.statistics import Ratio
 from foretrace.experiment.trial import figured
 from foretrace.files import write_text
@@ -32,19 +38,25 @@ from foretrace.simulate.overhead import unprofiled
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.distributed.kfac import Kfac
 from foretrace.techniques.measuring import calibrated
-from foretrace.techniques.whatif import WhatIf, whatif
+from foretrace.techniques.whatif import whatif
 from foretrace.trace.read import read
 from foretrace.training.recording import record_training
 from foretrace.training.training import Training
 from reproductions import ROOT, parser_of
-from reproductions.kaisa.tasks import TASKS, LearningTask
+from reproductions.kaisa.library import compare
+from reproductions.kaisa.tasks import AUTO_ENCODER, HANDWRITTEN, TASKS, LearningTask
+from reproductions.kept import SECONDS, Cell, measured
 from reproductions.systems import put
-from tables import machine, table, today
+from tables import load, machine, table, today
 
 HERE = Path(__file__).parent
 ROWS = ROOT / "benchmarks" / "data" / "kfac.jsonl"
 EVERY = 10  # steps between two looks at the score
-BATCHES = {"auto-encoder": (125, 250, 500, 1000), "convolutions": (250,), "deep-tanh": (250,)}
+PROCESSES = ROOT / "benchmarks" / "data" / "kfac_processes.jsonl"
+BATCHES = {
+    AUTO_ENCODER: (16, 32, 64, 125, 250, 500, 1000), "convolutions": (250,), "deep-tanh": (250,),
+    HANDWRITTEN: (250,),
+}  # fmt: skip
 OFTEN = "factors_every=5 inverses_every=20"
 SETTINGS: dict[str, tuple[dict[str, float], ...]] = {
     "sgd": tuple({"lr": lr} for lr in (0.01, 0.02, 0.04, 0.08, 0.12, 0.2)),
@@ -63,29 +75,15 @@ and with models that train for days: 18 – 36 % less time than well-tuned first
 | less memory by the fraction | kept bytes are those predicted | in a small model the largest layer decides |
 | 18 – 36 % less time to the target | tables below | small layers on a core: calls weigh as much as the step |
 
-Images are generated (ten glyphs, stretched, moved, with noise), so nothing is downloaded. The auto-encoder's target is
-a training loss, the others' a share of wrong answers on 1,000 held-out images. SGD has a momentum of 0.9. Every method
-has six settings, chosen on one seed; the figures are medians of three others. Written by `make reproduce NAME=kaisa`.
+Images are generated (ten glyphs, stretched, moved, with noise), or scikit-learn's own, so nothing is downloaded. An
+auto-encoder's target is a training loss, the others' a share of wrong answers on 1,000 held-out images. SGD has a
+momentum of 0.9. Every method has six settings, chosen on one seed; the figures are medians of three others (least –
+most). Written by `make reproduce NAME=kaisa`.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class TargetRun:
-    """One training until its target. None where it is not reached."""
-
-    task: str
-    batch: int
-    method: str
-    setting: dict[str, float]
-    seed: int
-    steps: int | None
-    cpu_s: float | None
-    step_s: float
-
-    @property
-    def key(self) -> str:
-        """What it is known by."""
-        return json.dumps([self.task, self.batch, self.method, self.setting, self.seed])
+LINK, WORKERS = "1gbit", 2
+QUIET = 3.0  # load average
+MODELS = ("ncf", "gnn")  # that two workers train
+ARMS = tuple(("data-parallel", f"kfac fraction={each} factors_every=1 inverses_every=10") for each in (0.5, 1))
 
 
 def make(task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int) -> Training:
@@ -99,8 +97,8 @@ def make(task: LearningTask, batch: int, method: str, setting: dict[str, float],
     return parse(f"kfac {OFTEN} damping={setting['damping']} clip={setting['clip']}").apply(plain)
 
 
-def train(task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int, limit: int) -> TargetRun:
-    """Train until the score is at the target, `limit` steps at most."""
+def train(task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int, limit: int) -> Cell:
+    """Train until the score is at the target, `limit` steps at most. None where it is not reached."""
     training = make(task, batch, method, setting, seed)
     steps = training.steps()
     spent, at, number = 0.0, None, 0
@@ -117,94 +115,123 @@ def train(task: LearningTask, batch: int, method: str, setting: dict[str, float]
             if not score < inf:
                 break
             at = number if score <= task.target else None
-    return TargetRun(
-        task=task.name, batch=batch, method=method, setting=setting, seed=seed, steps=at,
-        cpu_s=spent if at is not None else None, step_s=mean(blocks[1:] or blocks) / EVERY,
-    )  # fmt: skip
+    step_s = mean(blocks[1:] or blocks) / EVERY
+    seconds = spent if at is not None else None
+    return {"steps": at, "seconds": seconds, "step_s": step_s, "machine": machine(), "load": load()}
+
+
+def predict(task: LearningTask, batch: int) -> Cell:
+    """K-FAC's step over SGD's, from a recording of SGD's, with its work timed alone."""
+    technique = parse(f"kfac {OFTEN}")
+    assert isinstance(technique, Kfac)
+    with TemporaryDirectory() as folder:
+        graph = unprofiled(build(read(record_training(make(task, batch, "sgd", {"lr": 0.01}, 0), folder)), None))
+    found = whatif(calibrated(graph, [technique], bench.measure).graph, [technique])
+    low, high = found.ratio_interval
+    return {"ratio": found.after_s / found.before_s, "low": low, "high": high, "machine": machine()}
 
 
 class Runs:
-    """Runs that are kept in a file."""
+    """Runs and predictions that are kept in a file."""
 
-    def __init__(self, path: Path | None, limit: int) -> None:
+    def __init__(self, path: Path, limit: int) -> None:
         self.path, self.limit = path, limit
-        lines = path.read_text().splitlines() if path and path.exists() else []
-        self.known = {run.key: run for run in (TargetRun(**json.loads(each)) for each in lines)}
+        self.cpu_s = 0.0  # of all that was asked for, whenever it was measured
 
-    def get(self, task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int) -> TargetRun:
-        """The run, from the file or made now."""
-        key = json.dumps([task.name, batch, method, setting, seed])
-        if key not in self.known:
-            self.known[key] = train(task, batch, method, setting, seed, self.limit)
-            if self.path:
-                write_text(self.path, "".join(json.dumps(asdict(each)) + "\n" for each in self.known.values()))
-        return self.known[key]
+    def run(self, task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int) -> Cell:
+        """A training, from the file or made now."""
+        key = {"task": task.name, "batch": batch, "method": method, "setting": setting, "seed": seed}
+        return self._kept({**key, "limit": self.limit}, lambda: train(task, batch, method, setting, seed, self.limit))
+
+    def predicted(self, task: LearningTask, batch: int) -> Ratio:
+        """K-FAC's step over SGD's."""
+        found = self._kept({"task": task.name, "batch": batch, "predicted": OFTEN}, lambda: predict(task, batch))
+        return Ratio(value=found["ratio"], low=found["low"], high=found["high"])
+
+    def _kept(self, key: Cell, find: Callable[[], Cell]) -> Cell:
+        (cell,) = measured(self.path, [key], lambda _: find())
+        self.cpu_s += cell[SECONDS]
+        return cell
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Place:
     """A task at a batch size: the runs of each method with its best setting, and the step predicted for K-FAC."""
 
     task: LearningTask
     batch: int
-    runs: dict[str, list[TargetRun]]
-    predicted: WhatIf
+    runs: dict[str, list[Cell]]
+    ratio: Ratio  # of K-FAC's step over SGD's, predicted
 
-    def steps(self, method: str) -> float:
-        """Median over the seeds; infinite where most do not reach the target."""
-        return median(each.steps or inf for each in self.runs[method])
+    def all(self, method: str, what: str) -> list[float]:
+        """Of the seeds: steps or seconds, infinite where the target was not reached; or the step."""
+        return [each[what] or inf for each in self.runs[method]]
 
-    def seconds(self, method: str) -> float:
-        """Median over the seeds of CPU seconds."""
-        return median(each.cpu_s or inf for each in self.runs[method])
+    def median(self, method: str, what: str) -> float:
+        """Median over the seeds."""
+        return median(self.all(method, what))
 
-    def step_s(self, method: str) -> float:
-        """Median step."""
-        return median(each.step_s for each in self.runs[method])
-
-    @property
-    def ratio(self) -> Ratio:
-        """K-FAC's step over SGD's, predicted."""
-        low, high = self.predicted.ratio_interval
-        return Ratio(value=self.predicted.after_s / self.predicted.before_s, low=low, high=high)
+    def said(self, method: str, what: str, form: str) -> str:
+        """Median (least – most)."""
+        low, high = (form.format(each) if each < inf else "–" for each in (min(self.all(method, what)),
+                                                                          max(self.all(method, what))))  # fmt: skip
+        value = self.median(method, what)
+        return f"{form.format(value)} ({low} – {high})" if value < inf else "not reached"
 
     @property
     def measured(self) -> float:
-        """The same, measured."""
-        return self.step_s("kfac") / self.step_s("sgd")
+        """K-FAC's step over SGD's."""
+        return self.median("kfac", "step_s") / self.median("sgd", "step_s")
 
     def time_over_sgd(self, ratio: float) -> float:
         """Seconds to the target over those of SGD, with a ratio of steps' times."""
-        return ratio * self.steps("kfac") / self.steps("sgd")
+        return ratio * self.median("kfac", "steps") / self.median("sgd", "steps")
+
+    @property
+    def quiet(self) -> bool:
+        """Whether its runs had the cores for themselves, as far as the load tells; else times are no evidence."""
+        loads = [float(each["load"].split(",")[0]) for cells in self.runs.values() for each in cells if "load" in each]
+        return max(loads, default=0.0) <= QUIET
+
+    @property
+    def reached(self) -> bool:
+        """Whether most runs of both reach the target."""
+        return max(self.median(name, "steps") for name in ("sgd", "kfac")) < inf
+
+    @property
+    def pays(self) -> tuple[str, str]:
+        """Whether K-FAC is sooner at the target than SGD: predicted, and measured."""
+        if not self.reached:
+            return "–", "yes" if self.median("kfac", "steps") < inf else "no"
+        ends = [self.time_over_sgd(end) for end in (self.ratio.low, self.ratio.high)]
+        said = "yes" if ends[1] < 1 else "no" if ends[0] > 1 else "cannot tell"
+        return said, "yes" if self.time_over_sgd(self.measured) < 1 else "no"
 
     def row(self) -> Row:
         """What the ledger keeps."""
-        ratio, sgd_s = self.ratio, self.step_s("sgd")
+        ratio, sgd_s = self.ratio, self.median("sgd", "step_s")
         predicted_s = ratio.value * sgd_s, ratio.low * sgd_s, ratio.high * sgd_s
-        steps = [each.step_s for each in self.runs["kfac"]]
-        return figured(predicted_s, steps, clock="cpu").row(
+        return figured(predicted_s, self.all("kfac", "step_s"), clock="cpu").row(
             "kfac step", model=self.task.name, size=f"batch {self.batch}", parameters={"often": OFTEN},
             notes=("predicted from a recording of SGD, over the SGD step of the same runs",),
         )  # fmt: skip
 
 
-def predict(task: LearningTask, batch: int) -> WhatIf:
-    """K-FAC's step from a recording of SGD's, with its work timed alone."""
-    technique = parse(f"kfac {OFTEN}")
-    assert isinstance(technique, Kfac)
-    with TemporaryDirectory() as folder:
-        graph = unprofiled(build(read(record_training(make(task, batch, "sgd", {"lr": 0.01}, 0), folder)), None))
-    return whatif(calibrated(graph, [technique], bench.measure).graph, [technique])
-
-
-def cell(task: LearningTask, batch: int, runs: Runs, seeds: int) -> Cell:
+def place(task: LearningTask, batch: int, runs: Runs, seeds: int) -> Place:
     """Tune on seed 0, run the best setting with the others, predict."""
-    found: dict[str, list[TargetRun]] = {}
+    found: dict[str, list[Cell]] = {}
     for method, settings in SETTINGS.items():
-        tried = [runs.get(task, batch, method, setting, 0) for setting in settings]
-        best = min(tried, key=lambda each: each.cpu_s or inf)
-        found[method] = [runs.get(task, batch, method, best.setting, seed) for seed in range(1, seeds + 1)]
-    return Cell(task=task, batch=batch, runs=found, predicted=predict(task, batch))
+        tried = [runs.run(task, batch, method, setting, 0) for setting in settings]
+        best = min(tried, key=lambda each: each["seconds"] or inf)
+        found[method] = [runs.run(task, batch, method, best["setting"], seed) for seed in range(1, seeds + 1)]
+    return Place(task=task, batch=batch, runs=found, ratio=runs.predicted(task, batch))
+
+
+def run_processes() -> list[Row]:
+    """Two workers on a shaped link: the step of each fraction, predicted from one worker's recording, and measured."""
+    jobs = [LinkJob(work=each, link=LINK, workers=WORKERS, arms=ARMS, seconds=40.0) for each in MODELS]
+    with rig_for(jobs) as rig:
+        return [row for job in jobs for row in rows_of(verify(job, on=rig))]
 
 
 def main(given: Sequence[str]) -> int:
@@ -214,63 +241,123 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--task", choices=[each.name for each in TASKS], help="only this one")
     parser.add_argument("--batch", type=int, help="only this one")
+    parser.add_argument("--again", action="store_true", help="measure everything anew")
+    parser.add_argument("--library", type=Path, help="a checkout of kfac-pytorch, to compare losses with")
+    parser.add_argument("--processes", action="store_true", help="run two workers on a shaped link, too")
     parser.add_argument("--write", action="store_true", help="keep runs, rows and README.md")
     asked = parser.parse_args(given)
     torch.set_num_threads(1)
-    runs = Runs(HERE / "runs.jsonl" if asked.write else None, asked.steps)
-    cells = []
-    for task in TASKS:
-        for batch in BATCHES[task.name]:
-            if asked.task in (None, task.name) and asked.batch in (None, batch):
-                cells.append(cell(task, batch, runs, asked.seeds))
-                print(f"{task.name}, batch {batch}", file=sys.stderr)
-    text = tables(cells)
+    with ExitStack() as stack:
+        folder = HERE if asked.write else Path(stack.enter_context(TemporaryDirectory()))
+        if asked.again:
+            (folder / "runs.jsonl").unlink(missing_ok=True)
+        runs = Runs(folder / "runs.jsonl", asked.steps)
+        places = []
+        for task in TASKS:
+            for batch in BATCHES[task.name]:
+                if asked.task in (None, task.name) and asked.batch in (None, batch):
+                    try:
+                        places.append(place(task, batch, runs, asked.seeds))
+                        print(f"{task.name}, batch {batch}", file=sys.stderr)
+                    except ForetraceError as error:
+                        print(f"{task.name}, batch {batch}: left out, {error}", file=sys.stderr)
+        kept = folder / "library.jsonl"
+        wanted = [{"task": each.name} for each in TASKS if each.name != HANDWRITTEN]
+        losses = measured(
+            kept, wanted, lambda key: compare(key["task"], asked.library), again=bool(asked.library)
+        ) if asked.library or kept.exists() else []  # fmt: skip
+    rows = run_processes() if asked.processes else list(kept_rows(PROCESSES))
+    text = "\n".join([tables(places), *library_section(losses), *process_section(rows)])
     if not asked.write:
         print(text)
         return 0
-    write_text(ROWS, export_lines([each.row() for each in cells]))
+    kept_as = {(each.model, each.size): each for each in kept_rows(ROWS)} if not asked.again else {}
+    steps = [kept_as.get((each.task.name, f"batch {each.batch}")) or each.row() for each in places if each.quiet]
+    write_text(ROWS, export_lines(steps))
+    if rows:
+        write_text(PROCESSES, export_lines(rows))
+    command = f"`python -m reproductions kaisa --write`; {runs.cpu_s:.0f} s of processor"
     put(
         HERE / "README.md",
-        f"{HEAD}\n*{today()}, {machine()}; `python -m reproductions kaisa --write`.*\n\n{text}\n{summary(cells)}\n",
+        f"{HEAD}\n*{today()}; {command}.*\n\n{measured_on(places)}\n{text}\n{summary(places, steps)}\n",
     )
     return 0
 
 
-def summary(cells: Sequence[Cell]) -> str:
+def kept_rows(path: Path) -> tuple[Row, ...]:
+    """Rows of what ran before."""
+    return import_lines(path.read_text(encoding="utf-8"), str(path)) if path.exists() else ()
+
+
+def summary(places: Sequence[Place], rows: Sequence[Row]) -> str:
     """What the tables come to."""
-    fewer = [each.steps("sgd") / each.steps("kfac") for each in cells if each.steps("kfac") < inf > each.steps("sgd")]
-    best = sum(each.seconds("kfac") < min(each.seconds("sgd"), each.seconds("adam")) for each in cells)
-    rows = [each.row() for each in cells]
+    reached = [each for each in places if each.reached]
+    fewer = [each.median("sgd", "steps") / each.median("kfac", "steps") for each in reached]
+    others = [min(each.median(name, "seconds") for name in ("sgd", "adam")) for each in places]
+    best = sum(each.median("kfac", "seconds") < other for each, other in zip(places, others, strict=True))
+    told = [each.pays for each in places if each.pays[0] in ("yes", "no")]
+
+    def batches(which: int, said: str) -> str:
+        found = [str(each.batch) for each in places if each.task.name == AUTO_ENCODER and each.pays[which] == said]
+        return ", ".join(found) or "none"
+
     return (
         f"K-FAC takes {min(fewer, default=0):.1f} to {max(fewer, default=0):.1f} times fewer steps than SGD where both "
-        f"reach the target, and is the quickest of three in CPU seconds in {best} of {len(cells)} cells. The predicted "
-        f"range of its step holds the measured one in {sum(each.covered for each in rows)} of {len(rows)} cells "
-        "([rows](../../benchmarks/data/kfac.jsonl))."
+        f"reach the target, and is the quickest of three in CPU seconds in {best} of {len(places)} cells. The "
+        f"predicted range of its step holds the measured one in {sum(each.covered for each in rows)} of {len(rows)} "
+        "cells that were measured on a quiet machine ([rows](../../benchmarks/data/kfac.jsonl)).\n\n"
+        f"Where it pays: the prediction says yes or no in {len(told)} of {len(places)} cells and is right in "
+        f"{sum(said == found for said, found in told)} of them. For the auto-encoder it says yes at batches of "
+        f"{batches(0, 'yes')}, no at {batches(0, 'no')}, and cannot tell at {batches(0, 'cannot tell')}; measured, "
+        f"K-FAC pays at {batches(1, 'yes')} and not at {batches(1, 'no')}, where it does not reach the target or takes "
+        f"longer. At {batches(0, '–')} one of the two does not reach it, so no time is predicted. The ratio of steps' "
+        "times is predicted from the recording of SGD; how many steps K-FAC saves is measured."
     )
 
 
-def tables(cells: Sequence[Cell]) -> str:
+def measured_on(places: Sequence[Place]) -> str:
+    """Machines of the cells, with the load averages of the last minute while their runs ended."""
+    found: dict[str, list[str]] = {}
+    loads: dict[str, list[float]] = {}
+    for each in places:
+        cells = [cell for cells in each.runs.values() for cell in cells]
+        found.setdefault(cells[0]["machine"], []).append(f"{each.task.name} {each.batch}")
+        loads.setdefault(cells[0]["machine"], []).extend(
+            float(cell["load"].split(",")[0]) for cell in cells if cell.get("load")
+        )
+    lines = [
+        f"{', '.join(cells)}: {name}"
+        + (f"; load {min(loads[name]):.0f} – {max(loads[name]):.0f}" if loads[name] else "")
+        for name, cells in found.items()
+    ]
+    return (
+        "Measured on (steps are the same everywhere; under load, CPU seconds are longer, and compare within a cell "
+        "only):\n\n" + "\n".join(f"- {each}" for each in lines) + "\n"
+    )
+
+
+def tables(places: Sequence[Place]) -> str:
     """Both tables."""
-    body = [
-        [each.task.name, str(each.batch), *(_cell(each.steps(name), "{:.0f}") for name in SETTINGS),
-         *(_cell(each.seconds(name), "{:.2f}") for name in SETTINGS),
-         *("; ".join(f"{k} {v:g}" for k, v in each.runs[name][0].setting.items()) for name in ("sgd", "kfac"))]
-        for each in cells
-    ]  # fmt: skip
     first = table(
         ["task", "batch", "steps SGD", "Adam", "K-FAC", "seconds SGD", "Adam", "K-FAC", "SGD's setting", "K-FAC's"],
-        body,
-    )
+        [
+            [each.task.name, str(each.batch), *(each.said(name, "steps", "{:.0f}") for name in SETTINGS),
+             *(each.said(name, "seconds", "{:.2f}") for name in SETTINGS),
+             *("; ".join(f"{k} {v:g}" for k, v in each.runs[name][0]["setting"].items()) for name in ("sgd", "kfac"))]
+            for each in places
+        ],
+    )  # fmt: skip
     rows = []
-    for each in cells:
-        ratio = each.ratio
-        pays, paid = each.time_over_sgd(ratio.value), each.time_over_sgd(each.measured)
-        ends = [each.time_over_sgd(end) for end in (ratio.low, ratio.high)]
-        said = "yes" if ends[1] < 1 else "no" if ends[0] > 1 else "cannot tell"
+    for each in places:
+        ratio, times = each.ratio, ["–", "–"]
+        if each.reached:
+            value, low, high, paid = (
+                each.time_over_sgd(of) for of in (ratio.value, ratio.low, ratio.high, each.measured)
+            )  # fmt: skip
+            times = [f"{value:.2f} ({low:.2f} – {high:.2f})", f"{paid:.2f}"]
         rows.append([
-            each.task.name, str(each.batch), f"{1e3 * each.step_s('sgd'):.2f}",
-            f"{ratio.value:.2f} ({ratio.low:.2f} – {ratio.high:.2f})", f"{each.measured:.2f}",
-            f"{pays:.2f} ({ends[0]:.2f} – {ends[1]:.2f})", f"{paid:.2f}", said, "yes" if paid < 1 else "no",
+            each.task.name, str(each.batch), f"{1e3 * each.median('sgd', 'step_s'):.2f}",
+            f"{ratio.value:.2f} ({ratio.low:.2f} – {ratio.high:.2f})", f"{each.measured:.2f}", *times, *each.pays,
         ])  # fmt: skip
     second = table(
         ["task", "batch", "SGD step, ms", "K-FAC ÷ SGD step predicted", "measured", "time to target ÷ SGD's, predicted",
@@ -279,8 +366,40 @@ def tables(cells: Sequence[Cell]) -> str:
     return f"## Steps and CPU seconds to the target\n\n{first}\n\n## The step, and where it pays\n\n{second}\n"
 
 
-def _cell(value: Any, form: str) -> str:
-    return form.format(value) if value < inf else "not reached"
+def library_section(cells: Sequence[Cell]) -> Iterator[str]:
+    """Losses beside those of kfac-pytorch."""
+    if not cells:
+        return
+    rows = [
+        [cell["task"], str(each["workers"]), f"{each['fraction']:g}", str(len(each["ours"])),
+         f"{each['ours'][0]:.6g}", f"{each['ours'][-1]:.6g}", f"{each['theirs'][-1]:.6g}", f"{each['apart']:.1e}"]
+        for cell in cells for each in cell["cases"]
+    ]  # fmt: skip
+    yield (
+        f"## Losses beside the library's\n\nkfac-pytorch {cells[0]['version']} from a checkout, the same start, "
+        f"batches and settings ({OFTEN}, `scaling=mean`), `--library CHECKOUT`. *Apart*: largest difference of a loss, "
+        "relative.\n"
+    )
+    yield table(["task", "workers", "fraction", "steps", "first loss", "last, ours", "library's", "apart"], rows) + "\n"
+
+
+def process_section(rows: Sequence[Row]) -> Iterator[str]:
+    """Two workers."""
+    if not rows:
+        return
+    body = [
+        [row.model, f"{row.parameters['kfac']['fraction']:g}", f"{1e3 * row.before_s:.1f}", f"{1e3 * row.after_s:.1f}",
+         f"{row.predicted:.2f} ({row.predicted_low:.2f} – {row.predicted_high:.2f})",
+         f"{row.measured:.2f} ({row.measured_low:.2f} – {row.measured_high:.2f})", f"{row.error:+.0%}", row.verdict]
+        for row in rows
+    ]  # fmt: skip
+    yield (
+        f"## {WORKERS} workers\n\nData parallelism with K-FAC (factors in every step, inverses every 10) on "
+        f"{WORKERS} processes over a link of {LINK}, by `--processes`: the step over that of one worker alone, "
+        "predicted from its recording before it ran ([rows](../../benchmarks/data/kfac_processes.jsonl)).\n"
+    )
+    yield table(["model", "fraction", "alone, ms", "together, ms", "predicted", "measured", "error", "verdict"],
+                body) + "\n"  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Three small trainings on generated images of digits: an auto-encoder, a convolutional and a deep plain classifier."""
+"""Three small trainings on generated images of digits: an auto-encoder, a convolutional and a deep plain classifier.
+
+And the auto-encoder on the digits of scikit-learn, where that is installed.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from foretrace.training.training import Training
+from reproductions.digits import handwritten
 
 SAMPLES, HELD_OUT = 4000, 1000
 _ROWS = (
@@ -50,11 +54,13 @@ class LearningTask:
     loss: Callable[[nn.Module, Any], Tensor]
     noise: float
     target: float  # loss on all training images, or share of wrong answers on those held out
+    images: Callable[[float], tuple[Tensor, Tensor]] = digits  # of a noise
+    samples: int = SAMPLES  # to train on; the others are held out
 
     def data(self, *, held_out: bool) -> tuple[Tensor, Tensor]:
         """Images and digits."""
-        image, label = digits(self.noise)
-        part = slice(SAMPLES, None) if held_out else slice(SAMPLES)
+        image, label = self.images(self.noise)
+        part = slice(self.samples, None) if held_out else slice(self.samples)
         return image[part], label[part]
 
     def training(self, batch: int, seed: int, optimizer: Callable[[Any], torch.optim.Optimizer]) -> Training:
@@ -67,13 +73,13 @@ class LearningTask:
         made = Training(
             name=self.name, model=model, optimizers=(optimizer(model.parameters()),), loader=loader, loss=self.loss
         )
-        return made.with_batches(SAMPLES // batch)
+        return made.with_batches(self.samples // batch)
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
         """What is to come down to the target."""
         model.eval()
-        if self.name == AUTO_ENCODER:
+        if self.loss is _pixels:
             found = float(self.loss(model, self.data(held_out=False)))
         else:
             image, label = self.data(held_out=True)
@@ -82,7 +88,7 @@ class LearningTask:
         return found
 
 
-AUTO_ENCODER = "auto-encoder"
+AUTO_ENCODER, HANDWRITTEN = "auto-encoder", "auto-encoder, scikit-learn"
 _SIZES = (64, 128, 64, 32, 8, 32, 64, 128, 64)
 
 
@@ -118,4 +124,7 @@ TASKS = (
     LearningTask(name=AUTO_ENCODER, model=_auto_encoder, loss=_pixels, noise=0.0, target=37.8),
     LearningTask(name="convolutions", model=_convolutions, loss=_classes, noise=0.25, target=0.2),
     LearningTask(name="deep-tanh", model=_deep, loss=_classes, noise=0.25, target=0.25),
+    LearningTask(
+        name=HANDWRITTEN, model=_auto_encoder, loss=_pixels, noise=0.0, target=22.0, images=handwritten, samples=1500
+    ),
 )

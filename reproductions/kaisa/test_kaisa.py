@@ -1,12 +1,16 @@
-"""The protocol in small: a run that reaches its target, and one that is not run twice."""
+"""The protocol in small: a run that reaches its target, one that is not run twice, and the library's losses."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from foretrace.errors import ForetraceError
+from reproductions.kaisa.library import compare
 from reproductions.kaisa.protocol import Runs, main, train
 from reproductions.kaisa.tasks import TASKS
 
@@ -19,10 +23,35 @@ def test_the_protocol_prints_both_tables(capsys: pytest.CaptureFixture[str], mon
     assert text.count("| deep-tanh | 250 |") == 2 and "not reached" in text
 
 
-def test_a_target_ends_a_run_and_what_was_run_is_kept(tmp_path: Path) -> None:
+def test_a_target_ends_a_run_and_what_was_run_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = replace(TASKS[2], target=1.0)
     found = train(task, 250, "kfac", {"lr": 0.1, "damping": 0.1, "clip": 0.03}, 0, 20)
-    assert found.steps == 10 and found.cpu_s is not None
-    runs = Runs(tmp_path / "runs.jsonl", 10)
-    first = runs.get(TASKS[2], 250, "sgd", {"lr": 0.1}, 0)
-    assert Runs(tmp_path / "runs.jsonl", 10).known == {first.key: first}
+    assert found["steps"] == 10 and found["seconds"] > 0
+    first = Runs(tmp_path / "runs.jsonl", 10).run(TASKS[2], 250, "sgd", {"lr": 0.1}, 0)
+    monkeypatch.setattr("reproductions.kaisa.protocol.train", None)  # it is not called again
+    again = Runs(tmp_path / "runs.jsonl", 10)
+    assert again.run(TASKS[2], 250, "sgd", {"lr": 0.1}, 0) == first and again.cpu_s > 0
+
+
+def test_losses_are_those_of_the_library() -> None:
+    checkout = os.environ.get("FORETRACE_KFAC_PYTORCH")
+    if not checkout and not find_spec("kfac"):
+        pytest.skip("kfac-pytorch is not here: set FORETRACE_KFAC_PYTORCH to a checkout of it")
+    for task in TASKS[:3]:
+        (case,) = compare(task.name, Path(checkout) if checkout else None, steps=12, fractions=())["cases"]
+        assert len(set(case["ours"])) > 10 and case["apart"] < 1e-3
+
+
+def test_without_the_library_it_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ForetraceError, match="must be a checkout of kfac-pytorch"):
+        compare(TASKS[0].name, tmp_path)
+
+
+def test_digits_of_scikit_learn_are_a_task_where_they_are() -> None:
+    task = TASKS[3]
+    if not find_spec("sklearn"):
+        with pytest.raises(ForetraceError, match="scikit-learn is not installed"):
+            task.data(held_out=True)
+        pytest.skip("scikit-learn is not installed")
+    image, label = task.data(held_out=True)
+    assert image.shape == (297, 1, 8, 8) and image.max() == 1.0 and set(label.tolist()) == set(range(10))

@@ -3,9 +3,10 @@
     python -m reproductions nanophotonic [--problem NAME] [--seeds N] [--quick] [--speed] [--write]
     python -m reproductions nanophotonic --spectrum FILE [--strategy NAME] [--calls N]
 
-Cells are kept beside this file, in a file of each problem, and not run again. `--spectrum`: 81 shares of light that a
-film shall reflect from 400 to 800 nm, one a line; its thicknesses are printed. `--speed` times the transfer matrix
-beside `tmm`.
+Cells are kept beside this file, in a file of each problem, and not run again; refiners of `MORE` have cells of their
+own, so that one can be added, or go on to more calls, without the others. `--spectrum`: 81 shares of light that a film
+shall reflect from 400 to 800 nm, one a line; its thicknesses are printed. `--speed` times the transfer matrix beside
+`tmm`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.reading import read_text
+from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.hybrid import Hybrid
 from foretrace.search.minimise import Found, minimise
 from foretrace.search.models import CMAES
 from foretrace.search.named import strategy_named
 from foretrace.search.reinforcement import DQN, REINFORCE
-from foretrace.search.strategies import MCMC, RandomSearch
+from foretrace.search.strategies import MCMC, Evolution, RandomSearch
 from foretrace.search.strategy import SearchStrategy
 from reproductions import parser_of
 from reproductions.kept import Cell, measured
@@ -39,11 +41,21 @@ from reproductions.systems import front, put
 from tables import machine, table, today
 
 HERE = Path(__file__).parent
-AT = (10, 50, 200)  # calls after the lessons
+AT = (10, 50, 200, 1000)  # calls after the lessons
+CALLS = 200  # of all arms but those of MORE
 # As they come: nothing was tuned. Steps from a start that is near are a quarter as long where there is such a setting.
 COLD: dict[str, SearchStrategy] = {
     "CMA-ES": CMAES(), "MCMC": MCMC(beta=100.0), "DQN": DQN(), "REINFORCE": REINFORCE(),
 }  # fmt: skip
+FIRST = tuple(COLD)  # whose cells are one
+COLD |= {"evolution": Evolution(), "Bayes": ConstrainedBayes()}
+# Problem, refiner and calls of cells of their own. A call of Bayes takes a hundred times as long as one of a film.
+MORE = (
+    ("films", "evolution", 1000),
+    *((each, "evolution", 200) for each in ("accelerators", "plans")),
+    *((each, "Bayes", 50) for each in ("films", "accelerators", "plans")),
+    *(("films", each, 1000) for each in ("MCMC", "REINFORCE", "CMA-ES", "DQN")),
+)
 NEAR: dict[str, SearchStrategy] = {"CMA-ES": CMAES(sigma=0.075), "REINFORCE": REINFORCE(sigma=0.05)}
 WIDE = {"nearest start": ("CMA-ES",), "hybrid": ("CMA-ES", "DQN")}  # refiners that have these arms, too
 SEEDS, ROUNDS = 5, 1500
@@ -52,9 +64,11 @@ MARK = "<!-- tables -->\n"  # what is below it on the page is written here
 
 
 def measure(key: Cell) -> Cell:
-    """All arms on the targets of a seed: group -> arm -> errors by target and count of calls."""
+    """All arms on the targets of a seed, or of one refiner: group -> arm -> errors by target and count of calls."""
     targets, lessons, _ = PROBLEMS[key["problem"]]
-    lessons, rounds, at = (30, 20, AT[:2]) if key["quick"] else (lessons, ROUNDS, AT)
+    lessons, rounds = (30, 20) if key["quick"] else (lessons, ROUNDS)
+    only, most = key.get("refiner"), key.get("calls", AT[1] if key["quick"] else CALLS)
+    at = tuple(each for each in AT if each <= most)
     found: Cell = {}
     for target in targets(key["seed"], 1 if key["quick"] else EACH):
         group = found.setdefault(target.group, {})
@@ -69,14 +83,16 @@ def measure(key: Cell) -> Cell:
         def search(strategy: SearchStrategy, calls: int, on: Any = target.problem) -> Found[Any]:
             return minimise(on, strategy=strategy, calls=calls, seed=key["seed"])
 
-        add("random", search(RandomSearch(), at[-1]), 0)
-        for name, refiner in COLD.items():
+        if not only:
+            add("random", search(RandomSearch(), at[-1]), 0)
+        for name in (only,) if only else FIRST:
+            refiner = COLD[name]
             near = NEAR.get(name, refiner)
             add(f"{name}, random start", search(refiner, at[-1]), 0)
             for words, given in (
                 ("nearest start", (0, 0.0)), ("learned start", (4, 0.0)), ("hybrid", (4, 0.5)),
             ):  # fmt: skip
-                if words != "learned start" and name not in WIDE[words]:
+                if words != "learned start" and (only or name not in WIDE[words]):
                     continue
                 strategy = Hybrid(
                     refiner=refiner, near=near, lessons=lessons, rounds=rounds, answers=given[0], blind=given[1]
@@ -84,11 +100,12 @@ def measure(key: Cell) -> Cell:
                 run = search(strategy, lessons + at[-1])
                 assert run.learned is not None
                 add(f"{name}, {words}", run, run.learned.lessons)
-                if (name, words) == ("CMA-ES", "learned start"):
+                if (name, words, only) == ("CMA-ES", "learned start", None):
                     alone = [error(run.learned.nearest), error(run.learned.cost)]
                     group.setdefault("starts", []).append(alone)
-        late = search(CMAES(), lessons + at[-1])
-        group.setdefault("CMA-ES, random start, as many calls in all", []).append([error(late.cost)])
+        if not only:
+            late = search(CMAES(), lessons + at[-1])
+            group.setdefault("CMA-ES, random start, as many calls in all", []).append([error(late.cost)])
     return found
 
 
@@ -96,21 +113,36 @@ def tables(cells: Sequence[Cell], name: str) -> str:
     """Medians over targets and seeds, by group."""
     lines = []
     for group in [each for each in cells[0] if isinstance(cells[0][each], dict)]:
-        arms: dict[str, list[list[float | None]]] = {}
-        for cell in cells:
-            for arm, rows in cell[group].items():
-                arms.setdefault(arm, []).extend(rows)
+        arms = _arms([each for each in cells if "refiner" not in each], group)
+        for calls in sorted({each["calls"] for each in cells if "refiner" in each}):
+            arms |= _arms([each for each in cells if each.get("calls") == calls], group)
         nearest, learned = zip(*arms.pop("starts"), strict=True)
         many = len(nearest)
         late = arms.pop("CMA-ES, random start, as many calls in all")
         body = [[arm, *(_middle(column) for column in zip(*rows, strict=True))] for arm, rows in arms.items()]
-        head = ["start and refiner", *(f"{each} calls" for each in AT[: len(body[0]) - 1])]
+        wide = max(map(len, body))
+        body = sorted((each + ["–"] * (wide - len(each)) for each in body), key=lambda each: _place(each[0]))
+        head = ["start and refiner", *(f"{each} calls" for each in AT[: wide - 1])]
         lines += [
             f"### {name}, {group} ({many} targets)", "", table(head, body), "",
             f"The starts alone: nearest lesson {_middle(nearest)}, learned answer {_middle(learned)}. CMA-ES with all "
-            f"calls, those of the lessons too: {_middle([row[0] for row in late])}.", "",
+            f"calls, those of the lessons and {CALLS}: {_middle([row[0] for row in late])}.", "",
         ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _arms(cells: Sequence[Cell], group: str) -> dict[str, list[list[float | None]]]:
+    """Errors by target and count of calls, of every arm."""
+    found: dict[str, list[list[float | None]]] = {}
+    for cell in cells:
+        for arm, rows in cell[group].items():
+            found.setdefault(arm, []).extend(rows)
+    return found
+
+
+def _place(arm: str) -> int:
+    """Of an arm in the table: those of a refiner stand together."""
+    return ["", *COLD].index(arm.partition(",")[0] if "," in arm else "")
 
 
 def _middle(errors: Sequence[float | None]) -> str:
@@ -174,6 +206,11 @@ def main(arguments: Sequence[str]) -> int:
         parts.append(f"## The simulator\n\n{speed()}\n")
     for name in [asked.problem] if asked.problem else ([] if asked.speed else PROBLEMS):
         keys = [{"problem": name, "seed": seed, "quick": asked.quick} for seed in range(asked.seeds)]
+        keys += [
+            {**key, "refiner": refiner, "calls": min(calls, 10) if asked.quick else calls}
+            for problem, refiner, calls in MORE
+            if problem == name and not (asked.quick and refiner in FIRST) for key in keys[: asked.seeds]
+        ]  # fmt: skip
         cells = [{**key, **measure(key)} for key in keys] if asked.quick else measured(
             HERE / f"{name}.jsonl", keys, measure
         )  # fmt: skip

@@ -35,6 +35,7 @@ HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs"
 MODELS = ("megatron-bert-1.3b", "gpt2-xl", "gpt2-2.5b", "opt-6.7b", "llama-2-7b", "gpt3-175b")
 SCHEDULED = ("megatron-bert-1.3b", "gpt2-2.5b", "gpt3-175b")
+KINDS = {"training": 0, "inference": 0, "decoding": 2048}  # words in the cache
 SHOWN = "gpt2-2.5b"  # whose front and layer are drawn
 
 HEAD = """# PHAZE: accelerator and plan together
@@ -43,7 +44,8 @@ PHAZE (ICML 2024) searches 29,360 accelerators of tensor cores, vector cores and
 TPU-like one (8 tensor cores of 128×128, 2 vector cores of 128, 128 MB), with a mapper for products, an integer program
 for each layer and dynamic programming for the plan, and stops early. Here every design is priced with every plan
 (1,024 devices, batch 4,096, 32 GB), so that the best is proven within the model. `foretrace codesign MODEL` answers
-for one model.
+for one model. *Inference* reads whole sequences; *decoding* (`--decode 2048`) gives each of the 4,096 samples one more
+word behind 2,048 in its cache, all of them together, and the next step begins when all have it.
 
 {differences}
 
@@ -92,21 +94,21 @@ DIFFERENCES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAnswer:
-    """One model, trained or inferred."""
+    """One model, and of KINDS what it is used for."""
 
     model: str
-    training: bool
+    kind: str
     found: Codesign
     layers: tuple[LayerSchedule, ...]
 
 
-def answer(asked: tuple[str, bool, bool]) -> ModelAnswer:
-    """Of one model: its name, whether it is trained, whether its layer is scheduled."""
-    model, training, schedule = asked
-    found = codesign(model, training=training)
+def answer(asked: tuple[str, str, bool]) -> ModelAnswer:
+    """Of one model: its name, what it is used for, whether its layer is scheduled."""
+    model, kind, schedule = asked
+    found = codesign(model, training=kind == "training", decode=KINDS[kind])
     best = found.best
     layers = layer_schedules(found.space.model, best.plan, best.design) if schedule else ()
-    return ModelAnswer(model=model, training=training, found=found, layers=layers)
+    return ModelAnswer(model=model, kind=kind, found=found, layers=layers)
 
 
 def gains(every: Sequence[ModelAnswer]) -> str:
@@ -121,15 +123,15 @@ def gains(every: Sequence[ModelAnswer]) -> str:
     for each in every:
         _, low, high = each.found.baselines["TPU-like"].over(each.found.best)
         numbers = [f"{value:.2f}" for link in each.found.links for value in (link.tpu_like, link.balanced)]
-        rows.append([each.model, _kind(each), *numbers, f"{low:.2f} – {high:.2f}"])
-    for training in (True, False):
-        links = [each.found.links for each in every if each.training == training]
+        rows.append([each.model, each.kind, *numbers, f"{low:.2f} – {high:.2f}"])
+    for kind in KINDS:
+        links = [each.found.links for each in every if each.kind == kind]
         means = [
             f"**{exp(mean(log(getattr(row[i], what)) for row in links)):.2f}**"
             for i in range(3)
             for what in ("tpu_like", "balanced")
         ]
-        rows.append(["geometric mean", "training" if training else "inference", *means, ""])
+        rows.append(["geometric mean", kind, *means, ""])
     return table(head, rows)
 
 
@@ -143,7 +145,7 @@ def parts(every: Sequence[ModelAnswer]) -> str:
         low, high = best.interval_s
         at = best.plan
         rows.append([
-            each.model, _kind(each), str(best.design).partition(":")[2], f"{at.tensor} × {at.pipeline} × {at.data}",
+            each.model, each.kind, str(best.design).partition(":")[2], f"{at.tensor} × {at.pipeline} × {at.data}",
             f"{best.iteration_s:.3g} ({low:.3g} – {high:.3g})", f"{rule.over(best)[0]:.2f}", f"{rule.calls}",
             f"{by['''TPU-like with an expert's plan'''].iteration_s / tpu:.2f}", f"{tpu / fixed:.2f}",
             f"{each.found.simulated.window_ns / 1e9 / best.iteration_s - 1:+.1%}", f"{each.found.seconds:.1f}",
@@ -208,10 +210,6 @@ def _read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _kind(each: ModelAnswer) -> str:
-    return "training" if each.training else "inference"
-
-
 def front_svg(found: Codesign) -> str:
     """Samples per second by area, darker where a batch takes less energy."""
     points = [(each.design.area / 1e6, found.space.batch / each.iteration_s, each.joules) for each in found.pareto]
@@ -263,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     models = tuple(given.model or (("gpt2-medium",) if given.quick else MODELS))
     drawn = set(SCHEDULED) if not given.quick else set()
-    asked = [(model, training, training and model in drawn) for training in (True, False) for model in models]
+    asked = [(model, kind, kind == "training" and model in drawn) for kind in KINDS for model in models]
     every = executor.map(answer, asked, pool=not given.quick)
     reasons = table(["published", "ours", "reason of the difference"], DIFFERENCES)
     words = [each for model in given.model or () for each in ("--model", model)] + ["--write"]
@@ -279,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(page[1:]))
         return 0
     put(HERE / "README.md", "\n".join(page))
-    shown = next((each for each in every if each.model == SHOWN and each.training), every[0])
+    shown = next((each for each in every if each.model == SHOWN and each.kind == "training"), every[0])
     write_text(PICTURES / "codesign-front.svg", front_svg(shown.found))
     if shown.layers:
         write_text(PICTURES / "codesign-layer.svg", layer_svg(shown.layers[0]))

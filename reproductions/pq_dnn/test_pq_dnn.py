@@ -16,8 +16,10 @@ from reproductions.pq_dnn import protocol, trained
 
 def test_a_network_is_quantised_trained_again_and_tested() -> None:
     torch.manual_seed(0)
-    found = trained.quantised(trained.ResNet(), Quantiser(length=9, prototypes=4, bits=8), 0, 2, tested=250)
-    assert 0 <= found["kmeans"] <= 1 and 0 <= found["accuracy"] <= 1
+    quantiser = Quantiser(length=9, prototypes=4, bits=8)
+    found = trained.quantised(trained.ResNet(), quantiser, 0, 2, protocol.RATES, tested=250)
+    assert 0 <= found["kmeans"] <= 1 and 0 <= found["accuracy"] <= 1 and 0 < found["lost"] < 1
+    assert 0 <= trained.longer(trained.ResNet(), 0, 1, protocol.RATES, tested=250) <= 1
 
 
 def test_a_dense_network_is_kept(tmp_path: Path) -> None:
@@ -35,12 +37,14 @@ def test_pictures_are_the_same_by_seed_and_balanced() -> None:
 
 def test_the_page_has_no_gain_without_its_loss() -> None:
     cells = [
-        dict(zip(protocol.NAMES, point, strict=True))
-        | {"seed": seed, "dense": 0.94, "kmeans": 0.3, "accuracy": 0.90 + 0.01 * seed, "cpu_s": 1.0}
-        for point in protocol.POINTS[:2]
+        protocol.of_point(point, seed)
+        | {"dense": 0.94, "kmeans": 0.3, "lost": 0.2, "accuracy": 0.90 + 0.01 * seed, "cpu_s": 1.0}
+        for point in [(*point, "straight", protocol.STEPS, protocol.RATES) for point in protocol.POINTS[:2]]
         for seed in range(protocol.SEEDS)
     ]
     text = protocol.page(cells[:-1], 2000)
-    assert text.count("| 9, 16, L1 | straight | 150 | 94.0 |") == 1 and "| 9, 8, L1 |" not in text, "a seed is missing"
-    rows = [line for line in text.splitlines() if line.startswith("| 9, 16, L1 | 3.0 |")]
+    compared, _, course = text.partition("How far it comes")
+    assert compared.count(f"| 9, 16, L2 | straight | {protocol.STEPS} |") == 1
+    assert "| 9, 16, L1 | straight" not in compared and "| 9, 16, L1 | straight" in course, "a seed is missing"
+    rows = [line for line in text.splitlines() if line.startswith("| 9, 16, L2 | 3.0 |")]
     assert len(rows) == 2 and "every setting that was measured loses more" in text

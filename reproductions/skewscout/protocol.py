@@ -7,15 +7,21 @@ Workers are virtual, gradients real, bytes counted. What was measured is kept in
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import mean
 
+from torch import Tensor
+
+from foretrace.errors import ForetraceError
 from foretrace.training.workers.policies import parse
 from foretrace.training.workers.virtual import WorkerTimes, train
 from foretrace.zoo.partitioned import PartitionedJob
 from reproductions import parser_of
+from reproductions.digits import handwritten
 from reproductions.kept import SECONDS, Cell, measured
 from reproductions.skewscout.controller import SkewScout
 from reproductions.systems import put
@@ -26,6 +32,7 @@ WORKERS, STEPS, BATCH, RATE, NOISE, SAMPLES = 5, 600, 16, 0.3, 0.2, 2_000  # ste
 SKEWS = ("iid", "dirichlet alpha=0.3 least=16", "pathological classes=2")
 NORMS = ("batch", "group")
 POLICIES = {"local-sgd": (2, 5, 20), "gaia": (0.02, 0.1, 0.3), "dgc": (0.2, 0.05, 0.01)}  # from most traffic to least
+DIGITS_NOISE, DIGITS_SAMPLES = 0.45, 1_400  # of scikit-learn's
 EVERY, CONTROLLER = 40, "controller"
 EQUAL = 0.01  # accuracy that may be lost
 HEAD = """# SkewScout: traffic that follows the skew of the data
@@ -50,9 +57,12 @@ def keys(seeds: int, skews: Sequence[str] = SKEWS) -> Iterator[Cell]:
 
 def measure(key: Cell) -> Cell:
     """One training of so many steps."""
-    job = PartitionedJob(
-        kind="glyphs", workers=WORKERS, partition=key["skew"], norm=key["norm"], batch=BATCH, rate=RATE, noise=NOISE,
-        seed=key["seed"], samples=SAMPLES,
+    asked = {
+        "workers": WORKERS, "partition": key["skew"], "norm": key["norm"], "batch": BATCH, "rate": RATE,
+        "seed": key["seed"],
+    }  # fmt: skip
+    job = Handwritten(**asked, samples=DIGITS_SAMPLES) if "data" in key else PartitionedJob(
+        **asked, kind="glyphs", noise=NOISE, samples=SAMPLES
     )  # fmt: skip
     policy, scout = parse(key["policy"]), None
     if key["knob"] == CONTROLLER:
@@ -66,6 +76,24 @@ def measure(key: Cell) -> Cell:
         "nbytes": sum(run.sent_bytes) + sum(run.answered_bytes),
         "turns": server.scout.history if server.scout is not None else [],
     }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handwritten(PartitionedJob):
+    """The digits of scikit-learn in the place of the generated ones; those behind the first `samples` are held out."""
+
+    kind: str = "glyphs"
+
+    def data(self, count: int, part: int) -> tuple[Tensor, Tensor]:
+        images, labels = handwritten(DIGITS_NOISE, self.seed)
+        mine = slice(self.samples, None) if part else slice(self.samples)
+        return images[mine][:count], labels[mine][:count]
+
+
+def digit_keys(seeds: int) -> Iterator[Cell]:
+    """Cells of scikit-learn's digits."""
+    for seed, skew, norm in product(range(seeds), SKEWS, NORMS):
+        yield {"seed": seed, "skew": skew, "norm": norm, "policy": "synchronous", "knob": 0, "data": "scikit-learn"}
 
 
 def spread(values: Sequence[float]) -> str:
@@ -129,15 +157,21 @@ def oracle_rows(runs: Runs) -> Iterator[list[str]]:
             ]  # fmt: skip
 
 
-def page(cells: Sequence[Cell], command: str) -> str:
-    """README.md."""
+def page(cells: Sequence[Cell], digits: Sequence[Cell], command: str) -> str:
+    """README.md; `digits` are cells of scikit-learn's, where they are."""
     runs = Runs(cells)
+    beside = [
+        f"The same on scikit-learn's digits under a noise of {DIGITS_NOISE:g}, {DIGITS_SAMPLES:,} trained on and 397 "
+        "held out:\n", table(("labels", "batch norm", "group norm", "difference"), norm_rows(Runs(digits))) + "\n",
+    ] if digits else []  # fmt: skip
+    spent = sum(each[SECONDS] for each in [*cells, *digits])
     return "\n".join([
-        HEAD, f"*{today()}, {machine()}; `{command}`; {sum(each[SECONDS] for each in cells):.0f} s of processor.*\n",
+        HEAD,
+        f"*{today()}, {machine()}; `{command}`; {spent:.0f} s of processor.*\n",
         f"Digits of {NOISE:g} noise, four convolutions with a norm each, {WORKERS} workers, {STEPS} steps of {BATCH} "
         f"samples at rate {RATE:g}; accuracy in % on samples that are held out, mean of the seeds (least – most).\n",
         "## Synchronous training: batch norm and group norm\n",
-        table(("labels", "batch norm", "group norm", "difference"), norm_rows(runs)) + "\n",
+        table(("labels", "batch norm", "group norm", "difference"), norm_rows(runs)) + "\n", *beside,
         "## Accuracy and traffic by knob\n",
         "With group norm. × is the bytes of synchronous training over those sent and answered, models that travel "
         f"included; **=** is as accurate as synchronous training, less {100 * EQUAL:g} point at most. The controller "
@@ -163,7 +197,12 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--print", action="store_true", help="instead of writing README.md")
     chosen = parser.parse_args(given)
     cells = measured(HERE / "measured.jsonl", keys(chosen.seeds, chosen.skews), measure, again=chosen.again)
-    text = page(cells, " ".join(("python -m reproductions skewscout", *given)))
+    digits: list[Cell] = []
+    try:
+        digits = measured(HERE / "digits.jsonl", digit_keys(chosen.seeds), measure, again=chosen.again)
+    except ForetraceError as error:
+        print(f"scikit-learn's digits are left out: {error}", file=sys.stderr)
+    text = page(cells, digits, " ".join(("python -m reproductions skewscout", *given)))
     if chosen.print:
         print(text)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +12,18 @@ import numpy as np
 
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import SlurmPolicy
+from foretrace.fleet.policies.slurm_options import NodeWindow, tasks_of
 from foretrace.fleet.slurm import against
 from foretrace.fleet.slurm.against import RigErrors
 from foretrace.fleet.slurm.cluster import SlurmSetup, private
-from foretrace.fleet.slurm.play import Failure, for_rig, play, slurm_setup
-from foretrace.fleet.workload import Workload
+from foretrace.fleet.slurm.play import for_rig, play, slurm_setup
+from foretrace.fleet.workload import SECOND, Workload
 from reproductions.slurm.runs import keep, ran_of, stored
 
 RUNS = Path(__file__).parent / "rules.jsonl.gz"
 
 SETUP = SlurmSetup(nodes=8, gpus=2, racks=2)
+_MODES = ("requeue", "cancel", "suspend")
 _QUICK = "bf_interval=3,bf_resolution=1,batch_sched_delay=0,sched_interval=3"
 
 
@@ -31,7 +33,7 @@ class Rule(NamedTuple):
     name: str
     policy: str
     jobs: Workload
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[NodeWindow, ...] = ()
 
 
 def _drawn(count: int, seed: int, span_s: float, run_s: tuple[int, int], limits_s: Sequence[int]) -> Workload:
@@ -45,7 +47,7 @@ def _drawn(count: int, seed: int, span_s: float, run_s: tuple[int, int], limits_
 
 def rules() -> dict[str, Rule]:
     """All of them by name."""
-    fails = (Failure(0, 12.0, 40.0), Failure(5, 20.0, 30.0), Failure(3, 25.0))
+    fails = (NodeWindow(0, 0, 12.0, 40.0), NodeWindow(5, 5, 20.0, 30.0), NodeWindow(3, 3, 25.0))
     late = _drawn(20, 1, 60, (20, 100), (60,))
     chain = _drawn(24, 2, 25, (3, 12), (60, 120))
     random = np.random.default_rng(3)
@@ -65,12 +67,80 @@ def rules() -> dict[str, Rule]:
         Rule("afterany of TIMEOUT", f"backfill slurm={_QUICK}", _with(above, after)),
         Rule("age and size", f"priority slurm={_QUICK} weights=age=1000,size=3000,max-age=2", weighed),
         Rule("size", f"priority slurm={_QUICK} weights=size=1000", weighed),
+        *_arrays(),
+        *_operated(),
+        *_preempted(),
+        *_accounted(),
     )
     return {each.name: each._replace(jobs=for_rig(each.jobs, SETUP, 1.0)) for each in found}
 
 
 def _with(jobs: Workload, dependency: Sequence[str]) -> Workload:
-    return replace(jobs, details={"dependency": np.array(dependency, object)})
+    return _told(jobs, dependency=dependency)
+
+
+def _told(jobs: Workload, **columns: Iterable[str]) -> Workload:
+    """The jobs with columns as sbatch has them."""
+    return replace(jobs, details={name: np.array(list(texts), object) for name, texts in columns.items()})
+
+
+def _arrays() -> list[Rule]:
+    """Tasks of unequal lengths, of arrays that run two or four at a time, between other jobs."""
+    single = _drawn(12, 7, 40, (5, 25), (60, 120))
+    specs = ["0-9%2", "", "1-7:2", "", "0-11%4", "", "", "2,4,9", "", "", "0-5", ""]
+    tasks = tasks_of(_told(single, array=specs))
+    random = np.random.default_rng(7)
+    tasks = tasks.with_columns(work_s=random.integers(4, 20, len(tasks)).astype(float))
+    after = ["" if not name else "afterany:4" if name == "10" else "" for name in tasks.details["array_of"]]
+    late = replace(tasks, details={**tasks.details, "dependency": np.array(after, object)})
+    return [
+        Rule("arrays", f"backfill slurm={_QUICK}", tasks), Rule("arrays, no backfill", f"fifo slurm={_QUICK}", tasks),
+        Rule("afterany of an array", f"backfill slurm={_QUICK}", late),
+    ]  # fmt: skip
+
+
+def _operated() -> list[Rule]:
+    """Nodes that are drained and come back; maintenance of a part and of all, which short limits fit before."""
+    jobs = _drawn(28, 8, 60, (8, 30), (60, 120))
+    return [
+        Rule("drain and resume", f"backfill slurm={_QUICK} drain=0-2@8-50,5@20-70,7@30", jobs),
+        Rule("reservation of half", f"backfill slurm={_QUICK} reservation=0-3@70-110", jobs),
+        Rule("reservation of all", f"backfill slurm={_QUICK} reservation=0-7@75-100", jobs),
+        Rule("reservation, no backfill", f"fifo slurm={_QUICK} reservation=4-7@70-110", jobs),
+    ]
+
+
+def _preempted() -> list[Rule]:
+    """Long jobs of a low partition on all nodes, and short ones of a high one."""
+    low, high = _drawn(14, 9, 15, (40, 70), (120,)), _drawn(8, 10, 50, (5, 15), (60,))
+    both = Workload.of(
+        submit_s=[*(low.submit_ns // SECOND), *(high.submit_ns // SECOND + 12)],
+        gpus=[*low.gpus, *np.minimum(2 * high.gpus, 16)],
+        work_s=[*low.work_s, *high.work_s], estimate_s=[*low.estimate_s, *high.estimate_s],
+        tenant=["low"] * 14 + ["high"] * 8,
+    )  # fmt: skip
+    tiers = f"priority slurm={_QUICK} priority-tier=high=10,low=1"
+    return [Rule(f"partition_prio, {mode}", f"{tiers} preempt-mode={mode}", both) for mode in _MODES]
+
+
+def _accounted() -> list[Rule]:
+    """What needs slurmdbd: limits, priority and preemption of QOS; fair share of three users, one of them greedy."""
+    jobs = _drawn(30, 11, 40, (6, 20), (60, 120))
+    random = np.random.default_rng(11)
+    few = jobs.with_columns(
+        gpus=np.minimum(jobs.gpus, 4), user=random.choice(["ann", "bob", "eve"], 30, p=[0.25, 0.25, 0.5]).astype(object)
+    )
+    few = _told(few, qos=random.choice(["high", "low"], 30, p=[0.4, 0.6]))
+    long = _drawn(16, 12, 40, (10, 40), (60, 120))
+    long = _told(long, qos=random.choice(["high", "low"], 16, p=[0.3, 0.7]))
+    shared = _drawn(44, 13, 100, (12, 30), (60,))
+    greedy = np.array(["eve"] * 20 + random.choice(["ann", "bob", "eve"], 24).tolist(), object)
+    limits = "high:Priority=10:GrpTRES=10,low:MaxJobsPU=2:MaxTRESPU=6"
+    return [
+        Rule("QOS limits", f"priority slurm={_QUICK} weights=qos=1000 qos={limits}", few),
+        Rule("QOS preempts", f"priority slurm={_QUICK} preempt-mode=requeue qos=high:Preempt=low,low", long),
+        Rule("fair share", f"priority slurm={_QUICK} weights=fairshare=10000", shared.with_columns(user=greedy)),
+    ]
 
 
 class RuleRow(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 
 from foretrace.fleet.slurm.cluster import SlurmSetup
 from reproductions.__main__ import main
-from reproductions.slurm import runs, section
+from reproductions.slurm import rules, runs, section
 from reproductions.slurm.cells import SETUP, Cell, cells, workload
 
 
@@ -28,6 +28,16 @@ def test_kept_runs_are_simulated_again(tmp_path: Path) -> None:
     assert (
         "old" not in page.read_text() and page.read_text().startswith("before\n") and "in all three" in page.read_text()
     )
+
+
+def test_single_rules_are_simulated_again() -> None:
+    wanted = {"QOS limits", "partition_prio, suspend", "reservation of all", "fair share"}
+    kept = [each for each in runs.stored(rules.RUNS) if each["rule"] in wanted and each["repeat"] == 0]
+    found = rules.rule_rows(kept)
+    assert {row.name for row in found} == wanted
+    for row in found:
+        assert row.simulated.jct_error < 0.03 and row.simulated.order_equal > 0.98, row.name
+    assert "fair share" in section.section((), found)
 
 
 def test_without_runs_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from foretrace.files import write_text
 from foretrace.fleet.slurm import against
 from foretrace.fleet.slurm.cluster import private
 from foretrace.fleet.slurm.play import play, slurm_setup, switches_of
-from reproductions import parser_of
+from reproductions import ROOT, parser_of
 from reproductions.slurm.cells import kept
 from reproductions.slurm.runs import keep, ran_of, stored
 from reproductions.slurm_dally import study
@@ -35,6 +35,7 @@ from reproductions.systems import put
 from tables import machine, table, today
 
 HERE = Path(__file__).parent
+ROWS = ROOT / "benchmarks" / "data" / "slurm_switches.jsonl"
 RUNS, LEVELS, SAID = HERE / "runs.jsonl.gz", HERE / "levels.json", HERE / "predictions.json"
 PAIRS = (("timers", "strict"), ("timers", "spread"), ("spread", "strict"))
 _ONCE = threading.Lock()
@@ -77,7 +78,7 @@ def main(given: Sequence[str]) -> int:
     found = rows(have)
     if options.write is not None:
         put(options.write, _page(scanned, found))
-        write_text(HERE / "rows.jsonl", export_lines(ledger(found)))
+        write_text(ROWS, export_lines(ledger(found)))
     print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() if options.json else _section(found))
     return 0
 
@@ -253,7 +254,8 @@ of five seeds, and of these the seed where they are; and the largest load at whi
 **Predicted** is made before a run: median and whole range of 12 simulations over what cannot be known then (when the
 two schedulers wake, and 0.1 to 0.8 s for starting a job). **Run**: median and range of the runs. *Spread*: jobs of
 several nodes below several leaf switches. *JCT error, racks equal*: job by job, with the run's own phases of the
-schedulers, as in [slurm](../slurm/README.md); *of runs* the same between two runs of Slurm.
+schedulers, as in [slurm](../slurm/README.md); *of runs* the same between two runs of Slurm. All are rows of a ledger:
+`benchmarks/data/slurm_switches.jsonl`.
 """
 SAYS = """## What it says
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from foretrace.cli.app import run
+
+
+def settle(environment: Mapping[str, str], patch: Any) -> None:
+    """Give this process an environment of a test, with the operators that other tests have captured."""
+    captured, cache = Path(os.environ["FORETRACE_CACHE"]) / "operators", Path(environment["FORETRACE_CACHE"])
+    cache.mkdir()
+    (cache / "operators").symlink_to(captured)
+    for name, value in environment.items():
+        patch.setenv(name, value)
 
 
 def answers(asked: Iterable[Sequence[str]]) -> list[tuple[int, str, str]]:

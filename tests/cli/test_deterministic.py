@@ -148,11 +148,10 @@ def asked(folder: Path, data: Path) -> tuple[list[list[str]], dict[str, str]]:
 
 
 def here(folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """What this process answers to all commands: code, output and messages."""
+    """What this process answers to all commands, with what other tests captured: code, output and messages."""
     questions, environment = asked(folder, data)
     monkeypatch.chdir(ROOT)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    all_answers.settle(environment, monkeypatch)
     return [[code, text.replace(str(folder), "T"), said] for code, text, said in all_answers.answers(questions)]
 
 

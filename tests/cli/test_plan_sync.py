@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def test_step_times_are_read_off_a_recording_of_unlike_ranks(cli: Cli, tmp_path:
     assert best["policy"].startswith("adsp") and best["over_synchronous"] == pytest.approx(10 / 4, rel=0.1)
     advice = cli("advise", str(folder), "--all-ranks")
     assert f"times the quickest's: foretrace plan sync {folder}" in " ".join(advice.out.split()), advice.err
+    assert re.search(r"adsp period_s=0\.06\d* 2\.[45]\d*×.* the steps per second", " ".join(advice.out.split()))
     assert "cuda-graphs: the recording has work of a device and launches no kernel" in " ".join(advice.out.split())
     assert any("medians of the recorded steps" in each for each in found["notes"])
 
@@ -58,6 +60,8 @@ def test_step_times_are_read_off_a_recording_of_unlike_ranks(cli: Cli, tmp_path:
     [
         (["100,ms"], "Step times must be numbers with one unit"),
         (["100,300ms", "--policy", "adspp"], "adsp"),
+        (["100,300ms", "--policy", "gaia threshold=-1"], "threshold of gaia must be 0 to 1e+06, got -1"),
+        (["100,300ms", "--policy", "adsp commits=-1"], "commits of adsp must be 0 to 1e+06, got -1"),
         (["100,300ms", "--share", "2"], "share must be above 0 and at most 1, got 2"),
         (["0,300ms"], "above 0"),
         ([str(CNN)], "must be of several workers"),

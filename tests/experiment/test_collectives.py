@@ -17,7 +17,8 @@ from foretrace.cost.network.collective_table import series_of, table_of
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError
-from foretrace.experiment import collectives
+from foretrace.experiment import collectives, processes
+from foretrace.experiment.forks import Fork, fork
 
 MEMBER = """
 import sys
@@ -69,16 +70,15 @@ def test_a_member_that_never_comes_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_ends_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers: list[subprocess.Popen[bytes]] = []
+    workers: list[Fork] = []
 
-    class Noted(subprocess.Popen[bytes]):
-        def __init__(self, *words: Any, **options: Any) -> None:
-            super().__init__(*words, **options)
-            workers.append(self)
-            if len(workers) == 2:
-                threading.Timer(1.5, workers[1].kill).start()
+    def noted(*words: Any, **options: Any) -> Fork:
+        workers.append(fork(*words, **options))
+        if len(workers) == 2:
+            threading.Timer(1.5, workers[1].kill).start()
+        return workers[-1]
 
-    monkeypatch.setattr(subprocess, "Popen", Noted)
+    monkeypatch.setattr(processes, "fork", noted)
     began = time.monotonic()
     with pytest.raises(ForetraceError, match=r"worker 1 was ended by SIGKILL.* Nothing was stored"):
         collectives.calibrate(workers=2, sizes=[1 << 26], repetitions=500, limit_s=120)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import Any
 
 import pytest
 
@@ -30,12 +31,11 @@ def test_training_goes_on_when_a_process_is_killed() -> None:
     assert sum(server.commits) == 40 and 0 < server.commits[1] < server.commits[0]
 
 
-def test_what_cannot_be_run_is_one_sentence() -> None:
-    for setup in (
-        UnlikeSetup(policy="synchronous", step_s=(11.0,), commits=1),
-        UnlikeSetup(policy="synchronous", step_s=(0.1,)),
-        UnlikeSetup(policy="synchronous", step_s=(0.1,), commits=1, dies_s={4: 0.1}),
-        UnlikeSetup(policy="none", step_s=(0.1,), commits=1),
-    ):
-        with pytest.raises(ForetraceError):
-            run(setup)
+@pytest.mark.parametrize(
+    "wrong",
+    [{"step_s": (11.0,)}, {"step_s": ()}, {"commits": 0}, {"dies_s": {4: 0.1}}, {"policy": "none"}],
+)
+def test_what_cannot_be_run_is_one_sentence(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ForetraceError, match=r"^[^\n]*[.?]$"):
+        given: dict[str, Any] = {"policy": "synchronous", "step_s": (0.1,), "commits": 1}
+        UnlikeSetup(**given | wrong)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policies import parse
-from foretrace.fleet.policies.slurm import REQUEUE_S, SchedulerParameters, SlurmPolicy, limits_min
+from foretrace.fleet.policies.slurm import REQUEUE_S, SlurmPolicy
 from foretrace.fleet.policies.slurm_nodes import NodeRequest
+from foretrace.fleet.policies.slurm_options import SchedulerParameters, limits_min
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
@@ -204,7 +205,7 @@ def test_priorities_are_weighted_once_a_minute() -> None:
     ("priority slurm=yes weights=age", "such as age=1000"),
     ("priority weights=age=1", "add slurm=yes"),
     ("fifo slurm=yes switches=1@1:2:3:4", "N@minutes:seconds"),
-    ("priority slurm=yes preempt=yes", "not simulated as Slurm does it"),
+    ("priority slurm=yes preempt=yes", "write preempt-mode=requeue"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said(text: str, said: str) -> None:
     with pytest.raises(ForetraceError, match=said):

@@ -16,9 +16,12 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet.policies import parse
+from foretrace.fleet.policies.slurm import SlurmPolicy
+from foretrace.fleet.policies.slurm_options import NodeWindow
 from foretrace.fleet.slurm import against, cluster
 from foretrace.fleet.slurm.cluster import SlurmSetup, private
-from foretrace.fleet.slurm.play import Failure, _nodes, for_rig
+from foretrace.fleet.slurm.play import for_rig, slurm_setup
 from foretrace.fleet.workload import Workload
 
 AT_ONCE = "bf_interval=2,bf_resolution=1,batch_sched_delay=0,sched_interval=2"
@@ -51,6 +54,17 @@ def test_two_at_once_do_not_meet() -> None:
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(one, range(2)))
     assert [nodes for nodes, _ in found] == ["2", "3"] and all(queue.count("sbatch") == 1 for _, queue in found)
+
+
+@pytest.mark.skipif(bool(cluster.missing(accounting=True)), reason=f"{cluster.missing(accounting=True)}")
+@pytest.mark.slow("a database of its own")
+def test_a_qos_is_accounted_for(tmp_path: Path) -> None:
+    policy = parse("priority slurm=yes qos=high:Priority=10:Preempt=low:GrpTRES=4,low:MaxJobsPU=2 preempt-mode=requeue")
+    assert isinstance(policy, SlurmPolicy)
+    with private(slurm_setup(SlurmSetup(nodes=1, gpus=1, racks=1), policy), under=tmp_path) as slurm:
+        said = slurm.run("sacctmgr", "show", "qos", "-nP", "format=name,priority,preempt,maxjobspu,grptres")
+        assert {"high|10|low||gres/gpu=4", "low|0||2|"} <= set(said.splitlines())
+    assert not any(tmp_path.iterdir()) and not owned(tmp_path)
 
 
 @needs_slurm
@@ -137,13 +151,10 @@ def test_what_the_command_takes_is_read() -> None:
     made = against.synthetic("synthetic jobs=30 seed=3 load=0.5 run-s=100", setup)
     assert len(made) == 30 and made.gpus.max() <= 8 and (made.estimate_s > made.work_s).all()
     assert (against.synthetic("synthetic jobs=30 seed=3 load=0.5 run-s=100", setup).work_s == made.work_s).all()
-    assert against.failure("3@60-120") == Failure(3, 60.0, 120.0) and against.failure("3@60").back_s == float("inf")
-    assert _nodes("n[000-002,005],n007") == (0, 1, 2, 5, 7)
     for wrong in ("synthetic jobs=0", "synthetic nodes=3", "synthetic jobs=x"):
         with pytest.raises(ForetraceError, match="`trace`"):
             against.synthetic(wrong, setup)
-    for wrong in ("3", "x@3", "3@y"):
-        with pytest.raises(ForetraceError, match="NODE@SECONDS"):
-            against.failure(wrong)
+    with pytest.raises(ForetraceError, match="`fail` must name nodes from 0 to 7, got 9"):
+        against.against(made, setup, "fifo slurm=yes", speedup=1.0, failures=[NodeWindow(9, 9, 3.0)])
     with pytest.raises(ForetraceError, match="must decide as Slurm does"):
         against.against(made, setup, "las", speedup=1.0)

@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,21 @@ def questions() -> dict[str, str]:
     return {name: words for name, _, words in pairs}
 
 
-def answers(asked: Mapping[str, str], data: Path | None, folder: Path) -> dict[str, dict[str, Any]]:
-    """Ask all in a process of its own, with no calibration and no ledger; their files go to the empty `folder`."""
+def elsewhere(commands: list[list[str]], environment: Mapping[str, str], folder: Path) -> list[list[Any]]:
+    """Code, output and messages of each command, asked in a process of its own."""
+    (folder / "questions.json").write_text(json.dumps(commands))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cli.all_answers", str(folder / "questions.json")], cwd=ROOT,
+        env=os.environ | environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found: list[list[Any]] = json.loads(done.stdout)
+    return found
+
+
+def answers(
+    asked: Mapping[str, str], data: Path | None, folder: Path, ask: Callable[..., Sequence[Sequence[Any]]] = elsewhere
+) -> dict[str, dict[str, Any]]:
+    """Ask all, with no calibration and no ledger; their files go to the empty `folder`."""
     places = {"D": str(data), "R": str(ROOT / "tests" / "data"), "X": str(ROOT / "examples"), "T": str(folder)}
 
     def placed(word: str) -> str:
@@ -50,17 +63,12 @@ def answers(asked: Mapping[str, str], data: Path | None, folder: Path) -> dict[s
         [*map(placed, shlex.split(words)), *([] if words.split()[0] in _NO_JSON else ["--json"])]
         for words in asked.values()
     ]
-    (folder / "questions.json").write_text(json.dumps(commands))
-    environment = os.environ | {
+    environment = {
         "FORETRACE_CACHE": str(folder / "cache"), "FORETRACE_LEDGER": str(folder / "ledger.sqlite"),
         "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "100",
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.cli.all_answers", str(folder / "questions.json")], cwd=ROOT, env=environment,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
     found = {}
-    for name, (code, *texts) in zip(asked, json.loads(done.stdout), strict=True):
+    for name, (code, *texts) in zip(asked, ask(commands, environment, folder), strict=True):
         out, err = (_without(places, text) for text in texts)
         answer = json.loads(out) if out.startswith(("{", "[")) else out
         found[name] = {"exit": code, "answer": unmeasured(answer), "messages": err.splitlines()}

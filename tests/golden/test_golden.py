@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.cli import all_answers
 from tests.golden import golden
 
 EVERY = 5  # of the questions that need no other's file
 
 
-def test_sampled_answers_are_the_kept_ones(shared_data: Path, tmp_path: Path) -> None:
+def test_sampled_answers_are_the_kept_ones(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, where libraries are loaded, with what other tests have captured of models."""
     pytest.importorskip("torch")
     alone = [(name, words) for name, words in golden.questions().items() if " T/" not in words]
-    assert golden.compare(golden.answers(dict(alone[::EVERY]), shared_data, tmp_path)) == {}
+
+    def here(commands: list[list[str]], environment: Mapping[str, str], folder: Path) -> list[tuple[int, str, str]]:
+        monkeypatch.chdir(golden.ROOT)
+        all_answers.settle(environment, monkeypatch)
+        return all_answers.answers(commands)
+
+    assert golden.compare(golden.answers(dict(alone[::EVERY]), shared_data, tmp_path, here)) == {}
 
 
 def test_every_question_has_an_answer_and_no_answer_lacks_a_question() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from foretrace.report import page
-from foretrace.report.blocks import Block, Chart, Curve, Headline
+from foretrace.report.blocks import Block, Chart, Curve, Headline, LaneChart, LaneSpan
 from foretrace.report.terminal import Terminal, render
 
 
@@ -16,7 +16,7 @@ class _Charted(msgspec.Struct, frozen=True, kw_only=True):
     """What holds one chart."""
 
     command: str = "charted"
-    chart: Chart
+    chart: Chart | LaneChart
 
     def shown(self, top: int) -> Iterator[Block]:
         """The chart."""
@@ -47,6 +47,18 @@ def test_a_page_draws_lines_and_escapes_names() -> None:
     for text in (page.render(found), page.fragment(found)):
         assert text.count("<polyline") == 2 and "flat &lt;b&gt;" in text
         assert "0.0,150.0" in text and "640.0,0.0" in text and "320.0,75.0" in text
+
+
+def test_a_page_draws_work_on_lanes_and_a_terminal_does_not() -> None:
+    spans = (
+        LaneSpan(lane="a", name="x <b>", begin_s=0.0, end_s=1.0),
+        LaneSpan(lane="b", name="y", begin_s=1.0, end_s=4.0),
+    )
+    found = _Charted(chart=LaneChart(title="cores", spans=spans))
+    text = page.render(found)
+    assert text.count("<rect") == 2 and "x &lt;b&gt;: 1.00 s" in text and "cores" in text
+    assert 'x="160.0" y="18" width="479.5"' in text
+    assert "cores" not in render(found, Terminal(width=60, bars=True))
 
 
 def test_a_logarithmic_axis_has_equal_ratios() -> None:

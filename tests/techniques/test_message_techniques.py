@@ -306,8 +306,10 @@ def test_sparse_local_steps_gather_values_and_indices() -> None:
     low, high = unknown.interval_s
     assert high > 2 * low and "share" in {each.assumption.flag for each in unknown.assumptions}
     for wrong, said in (
-        ("every=2 updates=dgc", "every must be 1 with updates=dgc"), ("share=0", "share must be above 0"),
-        ("updates=gaia threshold=-1", "threshold must be 0"),
+        ("every=2 updates=dgc", "every must be 1 with updates=dgc"), ("share=0 updates=gaia", "share must be above 0"),
+        ("updates=gaia threshold=-1", "threshold must be 0"), ("share=0.1", "share is of updates=gaia or dgc"),
+        ("select_gb_s=1", "select_gb_s is of updates=gaia or dgc"), ("threshold=0.2", "threshold is of updates=gaia"),
+        ("every=1 updates=dgc threshold=0.2", "threshold is of updates=gaia, got updates=dgc"),
     ):  # fmt: skip
         with pytest.raises(NotApplicableError, match=said):
             predicted(graph, f"local-steps workers=2 network=1gbit {wrong}")

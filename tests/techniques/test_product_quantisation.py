@@ -92,6 +92,7 @@ def test_what_is_counted_is_wide() -> None:
 
 @pytest.mark.parametrize(("text", "says"), [
     ("length=0", "length must be 1 or more"), ("prototypes=0", "prototypes must be 1 or more"),
+    ("prototypes=129", "129 prototypes need as many samples, and a layer meets 128 in the 16 batches"),
 ])  # fmt: skip
 def test_refuses_in_one_sentence(text: str, says: str) -> None:
     with pytest.raises(NotApplicableError, match=says):

@@ -11,13 +11,16 @@ from foretrace.errors import ForetraceError
 
 
 def codesign(
-    model: str = argument(..., "MODEL", "A transformer by name: gpt2-2.5b, llama-2-7b.", complete=completion.decoders),
+    model: str = argument(
+        ..., "MODEL", "A transformer by name (gpt2-2.5b), or its config.json.", complete=completion.decoders
+    ),
     devices: int = option(1024, "N", "How many of the accelerators.", least=1),
     batch: int = option(4096, "N", "Samples per step.", least=1),
     area: float = option(0.0, "MM2", "Most area of one, in 45 nm; by default that of a TPU-like one, 279.", least=0.0),
     link: str = option("50GB/s", "RATE", "Between accelerators, of each in each direction."),
     length: int = option(0, "N", "Words of a sequence; by default the model's.", least=0),
     inference: options.Inference = False,
+    decode: int = option(0, "WORDS", "One more word of each sample, with so many in its cache.", least=0),
     layer: bool = flag("--layer/--no-layer", "Order a layer's operators on the winner's cores.", default=True),
     strategy: options.Strategy = "",
     calls: options.Calls = 400,
@@ -49,9 +52,10 @@ def codesign(
     rate = between.bytes_per_s / 1e9
     with options.progress("pricing designs"):
         found = search(model, devices=devices, batch=batch, area=area * 1e6, link_gb_s=rate, training=not inference,
-                       length=length)  # fmt: skip
+                       length=length, decode=decode)  # fmt: skip
     space, best = found.space, found.best
-    layers = layer_schedules(space.model, best.plan, best.design, training=space.training) if layer else ()
+    given = space.model, best.plan, best.design
+    layers = layer_schedules(*given, training=space.training, decode=decode) if layer else ()
     runs = [simulate(each.graph()) for each in layers]
     ordered = [(each, run.window_ns / 1e9) for each, run in zip(layers, runs, strict=True)]
     by = search_named(DesignProblem(space, rate), strategy, calls=calls, seed=seed) if strategy else None

@@ -25,7 +25,7 @@ def rig(
     speedup: float = option(600.0, "FACTOR", "Seconds of the workload in one of the rig's."),
     jobs: int = option(0, "N", "Only the first N jobs. 0: all.", least=0),
     repeats: int = option(1, "N", "Runs, each on a Slurm of its own.", least=1),
-    fail: list[str] | None = option(None, "NODE@S[-S]", "A node fails (and comes back); repeat it."),
+    fail: list[str] | None = option(None, "NODES@S[-S]", "Nodes fail (and come back); repeat it."),
 ) -> Result:  # fmt: skip
     """Play jobs on a private Slurm, in real time, and simulate them.
 
@@ -35,6 +35,7 @@ def rig(
     """
     from pathlib import Path
 
+    from foretrace.fleet.policies.slurm_options import windows
     from foretrace.fleet.scene import workload_of
     from foretrace.fleet.slurm import against
     from foretrace.fleet.slurm.cluster import SlurmSetup, missing
@@ -47,7 +48,7 @@ def rig(
     drawn = trace.split()[:1] == [against.SYNTHETIC] and not Path(trace).exists()
     work = against.synthetic(trace, setup) if drawn else workload_of(trace)
     work = work.take(work.submit_ns.argsort(kind="stable")[:jobs]) if jobs else work
-    failures = [against.failure(each) for each in fail or ()]
+    failures = [one for each in fail or () for one in windows("fail", each)]
     with options.progress("playing jobs in real time") as tell:
         found = against.against(work, setup, policy, speedup=speedup, repeats=repeats, failures=failures, progress=tell)
     said = ["foretrace", "fleet", "rig", "--nodes", str(nodes), "--gpus", str(gpus), "--racks", str(racks)]

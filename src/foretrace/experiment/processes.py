@@ -27,6 +27,7 @@ from foretrace.deadline import ending
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.executor import how_ended
 from foretrace.experiment.cores import bounded_environment, environment
+from foretrace.experiment.forks import Fork, fork
 from foretrace.experiment.job import Job, Outcome
 from foretrace.experiment.messages import Answer, Crashed, Join, Progress, Refusal, Request, Returned, meet
 from foretrace.experiment.worker import CORES, FIRST, MEMORY
@@ -36,6 +37,7 @@ from foretrace.zoo.registry import job as find_job
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 Tell = Callable[[str, float], None]
+Process = Fork | subprocess.Popen[bytes]
 
 START_S = 120.0  # importing PyTorch on a busy machine
 PATIENCE_S = 120.0  # of one request beyond the time that it should take
@@ -79,7 +81,7 @@ class SilentError(ForetraceError):
 class Workers:
     """Processes in the order of their ranks. Made by `running`, `together` and `alone`."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], said: Sequence[IO[bytes]]) -> None:
+    def __init__(self, processes: Sequence[Process], said: Sequence[IO[bytes]]) -> None:
         self.processes = tuple(processes)
         self._said = tuple(said)
         self._rest = [b""] * len(processes)
@@ -275,7 +277,7 @@ def alone(
 
     `memory_bytes` is what each may have beyond its libraries, as the system enforces it (RLIMIT_DATA); 0: no limit.
     """
-    with started([()] * count, threads, first=first, memory_bytes=memory_bytes, cores=cores) as workers:
+    with started([""] * count, threads, first=first, memory_bytes=memory_bytes, cores=cores) as workers:
         yield workers
 
 
@@ -304,21 +306,27 @@ def _free_port() -> int:
 
 @contextmanager
 def started(
-    before: Sequence[tuple[str, ...]], threads: int, *, interface: str = "lo", first: bool = True,
-    memory_bytes: int = 0, cores: Sequence[int] = (),
+    networks: Sequence[str], threads: int, *, interface: str = "lo", first: bool = True, memory_bytes: int = 0,
+    cores: Sequence[int] = (),
 ) -> Iterator[Workers]:  # fmt: skip
-    """A process per item, each behind its words; ended with the block. `first`: ahead of what else the machine runs."""
+    """A process per network ("": the machine's own); ended with the block. `first`: ahead of all else on the machine.
+
+    One whose memory is limited imports its libraries by itself, so that it has the pages of its own use alone.
+    """
     environ = bounded_environment() if memory_bytes else environment(threads)
     environ |= {"GLOO_SOCKET_IFNAME": interface, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    words = [FIRST] * first + [f"{CORES}{','.join(map(str, cores))}"] * bool(cores)
-    own = [sys.executable, "-m", "foretrace.experiment.worker", *words, f"{MEMORY}{memory_bytes}"]
-    processes: list[subprocess.Popen[bytes]] = []
+    words = [FIRST] * first + [f"{CORES}{','.join(map(str, cores))}"] * bool(cores) + [f"{MEMORY}{memory_bytes}"]
+    own = [sys.executable, "-m", "foretrace.experiment.worker", *words]
+    processes: list[Process] = []
     with ExitStack() as stack:
-        said = [stack.enter_context(tempfile.TemporaryFile()) for _ in before]
+        said = [stack.enter_context(tempfile.TemporaryFile()) for _ in networks]
         try:
-            for each, errors in zip(before, said, strict=True):
-                pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
-                processes.append(subprocess.Popen([*each, *own], env=environ, bufsize=0, **pipes))  # type: ignore[call-overload]
+            for network, errors in zip(networks, said, strict=True):
+                if not memory_bytes:
+                    processes.append(fork(words, environ, errors, network=network))
+                    continue
+                pipe = subprocess.PIPE
+                processes.append(subprocess.Popen(own, env=environ, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors))
             yield Workers(processes, said)
         finally:
             for process in processes:

@@ -1,8 +1,9 @@
 """Workers of unlike speed as processes: a server role and its workers over gloo, each step as long as is stated.
 
-A worker trains a real model on its samples and sleeps for what is left of a step; half of what a commit is to take
-passes before it is sent, the other half once its answer is there. So the machine's own speed does not matter, and what
-is measured is what the policy does with such workers.
+A worker trains a real model on its samples and sleeps for what is left of a step. A commit arrives half of what it is
+to take after the last step ended, and its answer the other half after the server gave it: choosing elements, packing,
+sockets and the server's own work are part of that time, not beside it (clocks of processes on one machine are one). So
+the machine's own speed does not matter, and what is measured is what the policy does with such workers.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
-from math import inf, isnan, nan
-from threading import Condition, Thread
+from math import inf
+from threading import Lock, Thread
 from typing import Any
 
 import msgspec
@@ -30,23 +30,34 @@ from foretrace.training.workers.policies import parse
 from foretrace.training.workers.policy import Commit, Server, SyncAnswer, SyncWorker
 from foretrace.zoo.partitioned import PartitionedJob
 
-MOST_WORKERS, MOST_STEP_S, MOST_S = 16, 10.0, 300.0
+MOST_WORKERS, MOST_STEP_S, PATIENCE_S = 16, 10.0, 600.0
 _NONE = -1.0  # instead of the length of an array that is not sent
-_HEAD, _ARRAYS, _INDICES = 8, 3, 1  # numbers before the arrays, of them lengths, and which array has whole numbers
+_HEAD, _ARRAYS, _INDICES = 9, 3, 1  # numbers before the arrays, of them lengths, and which array has whole numbers
 
 
 class UnlikeSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """A training of workers of unlike speed, which a server keeps together by a policy."""
+    """A training of workers of unlike speed, which a server keeps together by a policy.
+
+    Raises ForetraceError for one that cannot be run.
+    """
 
     policy: str  # as written
     step_s: tuple[float, ...]  # of each worker
-    commit_s: float = 0.0  # that a commit takes until its answer is back, beside the bytes
-    commits: int = 0  # in all, after which the run ends
-    seconds: float = 0.0  # or when it ends
-    job: str = "clusters"
-    partition: str = "iid"
-    seed: int = 0
+    commit_s: float = 0.0  # from the end of a worker's last step until it has the answer
+    commits: int  # in all, after which the run ends
     dies_s: dict[int, float] = {}  # when a worker's process is ended
+
+    def __post_init__(self) -> None:
+        workers = len(self.step_s)
+        if not 1 <= workers <= MOST_WORKERS or not all(0 < each <= MOST_STEP_S for each in self.step_s):
+            raise ForetraceError(
+                f"Processes are run for 1 to {MOST_WORKERS} workers with steps of up to {MOST_STEP_S:g} s."
+            )
+        if self.commits < 1:
+            raise ForetraceError(f"A run of processes must end after 1 commit or more, got {self.commits}.")
+        parse(self.policy)
+        if gone := [each for each in self.dies_s if not 0 <= each < workers]:
+            raise ForetraceError(f"worker {gone[0]} cannot die: workers are 0 to {workers - 1}.")
 
 
 class RanWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,33 +67,21 @@ class RanWorker(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     commits: tuple[int, ...] = ()
     sent_bytes: tuple[int, ...] = ()
-    answered_bytes: tuple[int, ...] = ()
     arrived_s: tuple[float, ...] = ()  # of every commit
-    workers: tuple[int, ...] = ()  # whose it was
     left: tuple[int, ...] = ()  # whose process had ended
-    loss: float = 0.0  # of the shared model
 
 
 def run(setup: UnlikeSetup) -> tuple[RanWorker, ...]:
     """Run a policy in processes until so many commits; what the server saw is last.
 
-    Raises ForetraceError for workers that cannot be run, and where a process ends that was not to.
+    Raises ForetraceError where a process ends that was not to.
     """
     workers = len(setup.step_s)
-    if not 1 <= workers <= MOST_WORKERS or not all(0 < each <= MOST_STEP_S for each in setup.step_s):
-        raise ForetraceError(
-            f"Processes are run for 1 to {MOST_WORKERS} workers with steps of up to {MOST_STEP_S:g} s."
-        )
-    if not (setup.commits or setup.seconds) or not 0 <= setup.seconds <= MOST_S:
-        raise ForetraceError(f"A run of processes ends after so many commits, or 1 to {MOST_S:g} s.")
-    parse(setup.policy)
-    if gone := [each for each in setup.dies_s if not 0 <= each < workers]:
-        raise ForetraceError(f"worker {gone[0]} cannot die: workers are 0 to {workers - 1}.")
     with together(workers + 1) as processes:
         return tuple(
             processes.ask_each(
                 [AskedCall(play, setup)] * (workers + 1), f"training by {setup.policy}",
-                patience_s=2 * MOST_S, may_end=frozenset(setup.dies_s),
+                patience_s=PATIENCE_S, may_end=frozenset(setup.dies_s),
             )
         )  # fmt: skip
 
@@ -90,86 +89,67 @@ def run(setup: UnlikeSetup) -> tuple[RanWorker, ...]:
 def play(setup: UnlikeSetup, process: Process) -> RanWorker:
     """What one of the processes does: the last one is the server."""
     rank = process.rank
-    job = PartitionedJob(kind=setup.job, workers=len(setup.step_s), partition=setup.partition, seed=setup.seed)
-    return _serve(setup, job) if rank == job.workers else _train(setup, job, rank)
+    job = PartitionedJob(workers=len(setup.step_s))
+    return _Server(setup, job).run() if rank == job.workers else _train(setup, job, rank)
 
 
 class _Server:
     """A thread per worker takes its commits in; whoever lets others continue answers them."""
 
     def __init__(self, setup: UnlikeSetup, job: PartitionedJob) -> None:
-        self.setup, self.workers, self.judge = setup, job.workers, job.judge(training=True)
+        self.setup, self.workers = setup, job.workers
         self.server = Server(parse(setup.policy), job.replicas([0])[0].flat, weights=[1.0] * job.workers)
-        self.changed = Condition()
+        self.changing = Lock()
         self.over, self.begun_s = False, 0.0
-        self.arrived: list[tuple[float, int]] = []
+        self.arrived_s: list[float] = []
         self.left: list[int] = []
 
-    def run(self) -> None:
+    def run(self) -> RanWorker:
         """Serve until the run's end and until every worker has said goodbye, or has ended."""
         dist.barrier()
         self.begun_s = time.monotonic()
         threads = [Thread(target=self._listen, args=(each,), daemon=True) for each in range(self.workers)]
-        with self.changed:
-            self._answer(self.server.begin())
+        with self.changing:
+            self._answer(self.server.begin(), self.begun_s)
         for each in threads:
             each.start()
-        if self.setup.seconds:
-            with self.changed:
-                self.changed.wait_for(lambda: self.over, self.setup.seconds)
-                self._stop()
         for each in threads:
             each.join()
+        server = self.server
+        return RanWorker(
+            commits=tuple(server.commits), steps=tuple(server.steps), sent_bytes=tuple(server.sent_bytes),
+            arrived_s=tuple(self.arrived_s), left=tuple(self.left), state=sha256(server.model.tobytes()).hexdigest(),
+        )  # fmt: skip
 
     def _listen(self, worker: int) -> None:
         while True:
             try:
-                commit = _received_commit(worker)
+                commit, ready_s = _received_commit(worker)
             except RuntimeError:  # its process has ended
-                with self.changed:
+                with self.changing:
                     self.left.append(worker)
-                    self._answer(self.server.leave(worker, time.monotonic() - self.begun_s))
+                    now_s = time.monotonic()
+                    self._answer(self.server.leave(worker, now_s - self.begun_s), now_s)
                 return
-            now_s = time.monotonic() - self.begun_s
             if commit is None:
                 return
-            with self.changed:
+            _until(ready_s + self.setup.commit_s / 2)
+            now_s = time.monotonic()
+            with self.changing:
                 if self.over:
-                    self._answer({worker: SyncAnswer(steps=0)})
+                    self._answer({worker: SyncAnswer(steps=0)}, now_s)
                     continue
-                self.arrived.append((now_s, worker))
-                answers = self.server.commit(commit, now_s)
-                if self.setup.commits and len(self.arrived) >= self.setup.commits:
-                    self._stop(*answers)
-                else:
-                    self._answer(answers)
+                self.arrived_s.append(now_s - self.begun_s)
+                answers = self.server.commit(commit, now_s - self.begun_s)
+                if len(self.arrived_s) >= self.setup.commits:
+                    self.over = True  # who waits is told so now, the others with their next commit
+                    answers = {each: SyncAnswer(steps=0) for each in {*self.server.waiting(), *answers}}
+                self._answer(answers, now_s)
 
-    def _stop(self, *also: int) -> None:
-        """End the run: who waits is told so now, the others with their next commit."""
-        if not self.over:
-            self.over = True
-            self._answer({each: SyncAnswer(steps=0) for each in {*self.server.waiting(), *also}})
-            self.changed.notify_all()
-
-    def _answer(self, answers: Mapping[int, SyncAnswer]) -> None:
+    def _answer(self, answers: Mapping[int, SyncAnswer], now_s: float) -> None:
         for worker, answer in answers.items():
             with suppress(RuntimeError):  # its process has ended: its own thread says so
-                _send(
-                    worker, (answer.steps, answer.nbytes, nan if answer.knob is None else answer.knob),
-                    (answer.values, answer.indices),
-                )  # fmt: skip
-
-
-def _serve(setup: UnlikeSetup, job: PartitionedJob) -> RanWorker:
-    own = _Server(setup, job)
-    own.run()
-    server = own.server
-    return RanWorker(
-        commits=tuple(server.commits), steps=tuple(server.steps), sent_bytes=tuple(server.sent_bytes),
-        answered_bytes=tuple(server.answered_bytes), arrived_s=tuple(each for each, _ in own.arrived),
-        workers=tuple(each for _, each in own.arrived), left=tuple(own.left),
-        loss=own.judge.loss(server.model, server.buffers), state=sha256(server.model.tobytes()).hexdigest(),
-    )  # fmt: skip
+                _send(worker, (answer.steps, answer.nbytes, now_s), (answer.values, answer.indices))
 
 
 def _train(setup: UnlikeSetup, job: PartitionedJob, rank: int) -> RanWorker:
@@ -178,34 +158,37 @@ def _train(setup: UnlikeSetup, job: PartitionedJob, rank: int) -> RanWorker:
     worker = SyncWorker(rank, parse(setup.policy), replica)
     other.gradient()  # the first one in a process takes longer
     dist.barrier()
-    begun_s = ended_s = sent_s = time.monotonic()
-    exchange_s = 0.0
+    begun_s = at_s = time.monotonic()  # at_s: as the worker is to have it; what took too long is caught up with
+    steps = 0
 
     def sleep() -> None:
-        nonlocal ended_s
-        ended_s += step_s  # where a step took too long, the next ones catch up
-        time.sleep(max(ended_s - time.monotonic(), 0.0))
-        if ended_s - begun_s >= dies_s:
+        nonlocal at_s
+        at_s += step_s
+        _until(at_s)
+        if at_s - begun_s >= dies_s:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    steps = 0
-    while (answer := _received_answer(server)).steps:
-        if steps:
-            time.sleep(setup.commit_s / 2)
-            exchange_s += time.monotonic() - sent_s
-        ready_s = ended_s = time.monotonic()
+    while True:
+        answer, answered_s = _received_answer(server)
+        if not answer.steps:
+            break
+        ready_s, at_s = at_s, _until(answered_s + (setup.commit_s / 2 if steps else 0.0))
+        began_s = at_s
         commit = worker.run(answer, sleep)
-        sent_s = ended_s = time.monotonic()
         steps += commit.steps
-        commit = replace(commit, compute_s=sent_s - ready_s, exchange_s=exchange_s)
-        time.sleep(setup.commit_s / 2)
-        exchange_s = 0.0
         _send(
-            server, (commit.steps, commit.nbytes, commit.loss, commit.compute_s, commit.exchange_s),
+            server, (commit.steps, commit.nbytes, commit.loss, at_s - began_s, began_s - ready_s, at_s),
             (commit.values, commit.indices, commit.buffers),
         )  # fmt: skip
     _send(server, (0,), ())
     return RanWorker(steps=(steps,), state=sha256(worker.shared.tobytes()).hexdigest())
+
+
+def _until(when_s: float) -> float:
+    """Sleep until a time of the clock; it, or the time that it is where it has passed."""
+    now_s = time.monotonic()
+    time.sleep(max(when_s - now_s, 0.0))
+    return max(when_s, now_s)
 
 
 def _send(to: int, words: Sequence[float], arrays: Sequence[Float32 | Int64 | None]) -> None:
@@ -236,21 +219,19 @@ def _received(source: int) -> tuple[list[float], list[Any]]:
     return head[: _HEAD - _ARRAYS].tolist(), arrays
 
 
-def _received_answer(server: int) -> SyncAnswer:
-    (steps, nbytes, knob, *_), (values, indices, _) = _received(server)
-    if not steps:
-        return SyncAnswer(steps=0)
-    return SyncAnswer(
-        steps=int(steps), nbytes=int(nbytes), knob=None if isnan(knob) else knob, values=values, indices=indices
-    )
+def _received_answer(server: int) -> tuple[SyncAnswer, float]:
+    """What the server answers, and when it did."""
+    (steps, nbytes, answered_s, *_), (values, indices, _) = _received(server)
+    return SyncAnswer(steps=int(steps), nbytes=int(nbytes), values=values, indices=indices), answered_s
 
 
-def _received_commit(worker: int) -> Commit | None:
-    """The next commit of a worker; None: it has done."""
-    (steps, nbytes, loss, compute_s, exchange_s), (values, indices, buffers) = _received(worker)
+def _received_commit(worker: int) -> tuple[Commit | None, float]:
+    """The next commit of a worker, None where it has done; and when its last step ended."""
+    (steps, nbytes, loss, compute_s, exchange_s, ready_s), (values, indices, buffers) = _received(worker)
     if not steps:
-        return None
-    return Commit(
+        return None, ready_s
+    commit = Commit(
         worker=worker, steps=int(steps), nbytes=int(nbytes), loss=loss, compute_s=compute_s, exchange_s=exchange_s,
         values=values, indices=indices, buffers=buffers,
     )  # fmt: skip
+    return commit, ready_s

@@ -44,6 +44,15 @@ class Policy(PolicyRules):
         """Running jobs that end at this moment with their work undone, as where a time limit is enforced."""
         return ()
 
+    def requeue(self, view: View) -> Sequence[int]:
+        """Running jobs that stand in line again at this moment, what they did since their last checkpoint lost."""
+        return ()
+
+    @property
+    def makes_room(self) -> bool:
+        """Whether a decision continues where no GPU is free, since it may requeue running jobs."""
+        return False
+
     def review(self, view: View) -> int | None:
         """When (ns) the policy wants to decide even if nothing happens; None: at events only."""
         return None

@@ -85,7 +85,8 @@ class PolicyRules:
     @property
     def compiled(self) -> bool:
         """Whether the compiled engine can play it: no decision is overridden."""
-        return not any(self.overrides(each) for each in ("order", "admit", "place", "preempt", "end", "review"))
+        decisions = ("order", "admit", "place", "preempt", "end", "requeue", "review")
+        return not any(self.overrides(each) for each in decisions)
 
     def validate(self) -> None:
         """Raise ForetraceError where a parameter makes no sense."""

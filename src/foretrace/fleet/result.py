@@ -36,7 +36,7 @@ class Cause(IntEnum):
             "fewer GPUs are free than they ask for",
             "enough GPUs are free, but not together",
             "the free GPUs are scattered, and a delay timer runs",
-            "their tenant holds all that it may",
+            "their tenant, array or QOS holds all that it may",
             "the kind of GPU that they need is not free",
             "they would delay a job that holds a reservation",
             "others have a better claim to the GPUs",

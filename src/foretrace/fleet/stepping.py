@@ -53,6 +53,7 @@ class Stepping(Engine):
         self._come = 0  # jobs that were submitted
         self._reviews = policy.overrides("review")
         self._preempts, self._ends = policy.overrides("preempt"), policy.overrides("end")
+        self._requeues = policy.overrides("requeue")
         self._look_at: int | None = None
         self._idle = 0
 
@@ -185,6 +186,9 @@ class Stepping(Engine):
             state.settle(state.jobs[at])
             state.unschedule(state.jobs[at])
             state.finish(state.jobs[at])
+        for at in self.policy.requeue(self.view) if self._requeues else ():
+            self._expect(at, RUNNING, "requeues")
+            state.fail(state.jobs[at], "it was sent back to the queue")
         if state.waiting or (self._preempts and state.running):
             for at in [int(each) for each in self.policy.preempt(self.view)]:
                 self._expect(at, RUNNING, "preempts")
@@ -203,7 +207,8 @@ class Stepping(Engine):
         state, policy, rules = self.state, self.policy, self.rules
         rules.line_up()
         for at in [int(each) for each in policy.order(self.view, self.view.waiting)]:
-            if (state.free_gpus == 0 and not state.sharing) or rules.nobody_fits():
+            full = state.free_gpus == 0 and not state.sharing and not policy.makes_room
+            if full or rules.nobody_fits():
                 break
             self._expect(at, WAITING, "offers GPUs to")
             job = state.jobs[at]

@@ -9,6 +9,7 @@ from functools import partial
 from math import inf
 from statistics import median
 
+import msgspec
 import numpy as np
 
 from foretrace.errors import ForetraceError
@@ -55,22 +56,18 @@ class SyncQuestion:
         return WorkerTimes(step_s=self.step_s, commit_s=self.commit_s, bytes_per_s=self.bytes_per_s)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedPolicy:
-    """What one policy does with these workers."""
+class PlannedPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What one policy does with these workers; counts are by worker."""
 
     policy: str
-    run: SyncRun
     seconds: float
+    interval_s: tuple[float, float]  # of them: what processes take beside steps and commits as stated
     over_synchronous: float  # steps per second over those of synchronous training
     waited: float  # share of the workers' time
     sent_bytes: float  # by a worker for each of its steps, mean
     lead: int  # commits of the first over the last worker's, at the end
-
-    @property
-    def interval_s(self) -> tuple[float, float]:
-        """Of `seconds`: what processes take beside steps and commits as stated."""
-        return _around(self.seconds)[1:]
+    commits: tuple[int, ...]
+    steps: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +79,9 @@ class SyncPlan:
     notes: tuple[str, ...]
 
     @property
-    def best(self) -> PlannedPolicy:
-        """That with most steps in a second."""
-        return max(self.policies, key=lambda each: each.over_synchronous)
+    def ranked(self) -> list[PlannedPolicy]:
+        """Those with most steps in a second first."""
+        return sorted(self.policies, key=lambda each: -each.over_synchronous)
 
 
 def step_times(text: str) -> tuple[float, ...]:
@@ -136,9 +133,9 @@ def plan_sync(question: SyncQuestion) -> SyncPlan:
         steps = sum(run.steps)
         found.append(
             PlannedPolicy(
-                policy=policy, run=run, seconds=run.ended_s, over_synchronous=steps / run.ended_s / pace,
+                policy=policy, seconds=run.ended_s, interval_s=_around(run.ended_s)[1:], commits=run.commits,
                 waited=sum(run.waited_s) / (run.ended_s * len(question.step_s)), sent_bytes=sum(run.sent_bytes) / steps,
-                lead=max(run.commits) - min(run.commits),
+                over_synchronous=steps / run.ended_s / pace, lead=max(run.commits) - min(run.commits), steps=run.steps,
             )
         )  # fmt: skip
     return SyncPlan(question=question, policies=tuple(found), notes=tuple(_notes(question)))
@@ -190,26 +187,17 @@ def lower(run: SyncRun, times: WorkerTimes) -> TaskGraph:
     return writer.graph()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TriedPolicy:
-    """A policy in processes, beside the virtual clock with the same gradients."""
+class TriedPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy in processes, beside the virtual clock with the same gradients; seconds until the last commit."""
 
     policy: str
-    foreseen: SyncRun
+    foreseen_s: float
+    measured_s: float  # median over rounds
+    rounds_s: tuple[float, ...]
+    error: float  # foreseen over measured, less 1
+    foreseen_commits: tuple[int, ...]
     commits: tuple[int, ...]  # counted, by worker
-    sent_bytes: tuple[int, ...]
-    rounds_s: tuple[float, ...]  # until the last commit
     same_model: bool  # as on the virtual clock, to the bit
-
-    @property
-    def ended_s(self) -> float:
-        """Median over rounds."""
-        return median(self.rounds_s)
-
-    @property
-    def error(self) -> float:
-        """Foreseen over measured seconds, less 1."""
-        return self.foreseen.ended_s / self.ended_s - 1
 
 
 def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | None = None) -> tuple[TriedPolicy, ...]:
@@ -219,6 +207,8 @@ def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | No
     ForetraceError where processes cannot be run, and for steps that are too long to be waited for.
     """
     from hashlib import sha256
+
+    import torch
 
     from foretrace.experiment.unlike import UnlikeSetup, run
     from foretrace.training.workers.virtual import train
@@ -230,20 +220,24 @@ def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | No
         if tell is not None:
             tell(f"running {policy}", number / len(question.policies))
         wanted = question.commits or 12 * len(question.step_s)
+        setup = UnlikeSetup(policy=policy, step_s=question.step_s, commit_s=question.commit_s, commits=wanted)
         times = WorkerTimes(step_s=question.step_s, commit_s=question.commit_s)
         longer = train(parse(policy), job.replicas(), times, commits=wanted + LATER).turns
         pauses = [after.arrived_s - before.arrived_s
                   for before, after in zip(longer[wanted - 1 :], longer[wanted:], strict=False)]  # fmt: skip
         commits = wanted + int(np.argmax(pauses))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in the processes: the bits of a sum depend on it
         foreseen = train(parse(policy), job.replicas(), times, commits=commits)
-        setup = UnlikeSetup(policy=policy, step_s=question.step_s, commit_s=question.commit_s, commits=commits)
-        servers = [run(setup)[-1] for _ in range(ROUNDS)]
-        server = servers[-1]
+        torch.set_num_threads(threads)
+        servers = [run(msgspec.structs.replace(setup, commits=commits))[-1] for _ in range(ROUNDS)]
+        rounds_s = tuple(each.arrived_s[-1] for each in servers)
         found.append(
             TriedPolicy(
-                policy=policy, foreseen=foreseen, commits=server.commits, sent_bytes=server.sent_bytes,
-                rounds_s=tuple(each.arrived_s[-1] for each in servers),
-                same_model=server.state == sha256(foreseen.server.model.tobytes()).hexdigest(),
+                policy=policy, foreseen_s=foreseen.ended_s, measured_s=median(rounds_s), rounds_s=rounds_s,
+                error=foreseen.ended_s / median(rounds_s) - 1, foreseen_commits=foreseen.commits,
+                commits=servers[-1].commits,
+                same_model=servers[-1].state == sha256(foreseen.server.model.tobytes()).hexdigest(),
             )
         )  # fmt: skip
     return tuple(found)
@@ -253,14 +247,11 @@ def rows_of(question: SyncQuestion, tried: Sequence[TriedPolicy]) -> tuple[Row, 
     """A row of the ledger per policy: seconds until so many commits."""
     workers = ":".join(f"{each / min(question.step_s):g}" for each in question.step_s)
     return tuple(
-        figured(
-            _around(each.foreseen.ended_s),
-            each.rounds_s,
-        ).row(
+        figured(_around(each.foreseen_s), each.rounds_s).row(
             f"plan-sync {each.policy}", model="clusters", size=f"{len(question.step_s)} workers, {question.source}",
             parameters={
                 "policy": each.policy, "workers": workers, "commit_s": question.commit_s,
-                "foreseen_commits": list(each.foreseen.commits), "commits": list(each.commits),
+                "foreseen_commits": list(each.foreseen_commits), "commits": list(each.commits),
                 "same_model": each.same_model,
             },
         )

@@ -9,14 +9,16 @@ import msgspec
 
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan.advise import Advice, LeftOut, Tried
-from foretrace.plan.sync import recorded_step_times
+from foretrace.plan.sync import SyncQuestion, fitted, plan_sync, recorded_step_times
 from foretrace.report import runs
 from foretrace.report.blocks import NARROW, Block, Column, Line, table
 from foretrace.report.units import TimeUnit, between, change, digits, in_unit, seconds, unit_for
 from foretrace.report.views import Report, taken
+from foretrace.training.workers.policies import POLICIES
 
 SHOWN_REFUSALS = 8
 _UNLIKE = 1.1  # of the quickest rank's own step
+_LISTED, _GAINS = 64, 1.02  # ranks for which policies are listed; times the steps per second that are worth a word
 
 
 class AdviceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,13 +116,17 @@ def advise(advice: Advice, *, path: str = "") -> AdviseView:
 
 
 def _unlike(graph: TaskGraph, path: str) -> tuple[str, ...]:
-    """Where ranks are not equally quick: what compares ways to agree that wait less."""
+    """Where ranks are not equally quick: the ways to agree that wait less, and what compares them."""
     own = recorded_step_times(graph) if len(graph.ranks) > 1 else (1.0,)
     if max(own) < _UNLIKE * min(own):
         return ()
+    asked = tuple(fitted(each, own) for each in POLICIES) if len(own) <= _LISTED else ()
+    found = plan_sync(SyncQuestion(source=path, step_s=own, policies=asked)).ranked
+    fit = [f"{each.policy} {digits(each.over_synchronous)}×" for each in found if each.over_synchronous > _GAINS]
     words = shlex.join(["foretrace", "plan", "sync", path])
+    gains = f": {', '.join(fit)} the steps per second of synchronous training, with commits for nothing" if fit else ""
     return (f"the slowest rank's own step takes {digits(max(own) / min(own))} times the quickest's: {words} compares "
-            "policies that wait less.",)  # fmt: skip
+            f"policies that wait less{gains}.",)  # fmt: skip
 
 
 def row(tried: Tried) -> AdviceRow:

@@ -209,13 +209,30 @@ class Chart(msgspec.Struct, frozen=True, tag=True):
         return _FORMATS[self.x_kind if of_x else self.y_kind](value)
 
 
+class LaneSpan(msgspec.Struct, frozen=True):
+    """Work on a lane from `begin_s` to `end_s`."""
+
+    lane: str
+    name: str
+    begin_s: float
+    end_s: float
+    key: str = "compute"  # as of a `BarPart`
+
+
+class LaneChart(msgspec.Struct, frozen=True, tag=True):
+    """Lanes of work above one axis of time. A terminal draws none: the JSON has the spans."""
+
+    title: str
+    spans: tuple[LaneSpan, ...]
+
+
 class Next(msgspec.Struct, frozen=True, tag=True):
     """The command to try next."""
 
     command: str
 
 
-Block = str | About | Headline | Line | Bars | Chart | Grid | Next  # a str is a plain line; "" an empty one
+Block = str | About | Headline | Line | Bars | Chart | LaneChart | Grid | Next  # a str is a plain line; "" an empty one
 
 
 def blocks(result: Any, top: int = 12, **how: Any) -> list[Block]:

@@ -14,7 +14,7 @@ from foretrace.plan.codesign.answer import Codesign, CodesignedPlan, LinkRow
 from foretrace.plan.codesign.schedule import LayerSchedule
 from foretrace.plan.codesign.search import ENERGY_RANGE
 from foretrace.plan.codesign.searched import CHOSEN
-from foretrace.report.blocks import About, Block, Chart, Column, Curve, Line, listing
+from foretrace.report.blocks import About, Block, Chart, Column, Curve, LaneChart, LaneSpan, Line, listing
 from foretrace.report.searched import NamedSearchView, search_view, searched
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, span, unit_for
 from foretrace.report.views import Report, taken
@@ -85,6 +85,7 @@ class LayerScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     gap: float
     proven: bool
     simulated_s: float
+    spans: tuple[LaneSpan, ...]  # of operators on cores, by begin
 
 
 class CodesignView(Report, frozen=True, kw_only=True):
@@ -93,6 +94,7 @@ class CodesignView(Report, frozen=True, kw_only=True):
     command: str = "codesign"
     source: str
     training: bool
+    decode: int  # words in the cache behind which each sample has one more; 0: whole sequences
     devices: int
     batch: int
     link_gb_s: float
@@ -120,7 +122,8 @@ class CodesignView(Report, frozen=True, kw_only=True):
     seconds: float  # of CPU that the search took
 
     def shown(self, top: int) -> Iterator[Block]:
-        what = "training" if self.training else "inference"
+        behind = f"one word behind {count(self.decode)}"
+        what = "training" if self.training else behind if self.decode else "inference"
         yield About((self.source, what, f"{count(self.devices)} devices", f"batch {count(self.batch)}",
                      f"{digits(self.link_gb_s)} GB/s links"))  # fmt: skip
         sure = "proven best within the model" if self.proven else "not proven"
@@ -149,6 +152,7 @@ class CodesignView(Report, frozen=True, kw_only=True):
             (lambda each: _short(each.design), Column("best design", wide=True)),
         )  # fmt: skip
         for each in self.layer:
+            yield LaneChart(title=f"a layer {each.phase} on the cores of the winner", spans=each.spans)
             sure = "proven shortest" if each.proven else f"at most {share(each.gap)} from the shortest"
             yield Line(
                 f"{seconds(each.schedule_s)} for {each.operators} operators, {seconds(each.serial_s)} one after "
@@ -219,7 +223,12 @@ def _layer(each: LayerSchedule, simulated_s: float) -> LayerScheduleView:
     return taken(
         LayerScheduleView, each, phase="backward" if each.phase == Phase.BACKWARD else "forward",
         operators=len(each.operators), serial_s=each.serial_ns / 1e9, schedule_s=each.ns / 1e9,
-        bound_s=each.bound_ns / 1e9, simulated_s=simulated_s,
+        bound_s=each.bound_ns / 1e9, simulated_s=simulated_s, spans=tuple(sorted(
+            (LaneSpan(lane=each.lane(i), name=operator.name, begin_s=begin / 1e9, end_s=(begin + each.took(i)) / 1e9,
+                  key="compute" if operator.tensor else "comm")
+             for i, (operator, begin) in enumerate(zip(each.operators, each.begins, strict=True))),
+            key=lambda span: span.begin_s,
+        )),
     )  # fmt: skip
 
 

@@ -4,31 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
-from foretrace.fleet.slurm.against import Against, RigErrors
+from foretrace.fleet.slurm.against import Against, RigErrors, StartError
 from foretrace.report.blocks import Block, Column, table
 from foretrace.report.units import count, digits, seconds, share
 from foretrace.report.views import Report, taken
-
-
-class RigStartError(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the starts of jobs, seconds of the rig's clock."""
-
-    mean: float
-    p95: float
-    worst: float
-
-
-class FleetRigErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a simulation, or another run, is from a run on the scheduler."""
-
-    start_error_s: RigStartError
-    jct_error: float
-    jct_worst_s: float
-    order_equal: float
-    within: float
-    switches_equal: float
 
 
 class FleetRigView(Report, frozen=True, kw_only=True):
@@ -46,7 +25,7 @@ class FleetRigView(Report, frozen=True, kw_only=True):
     seconds: float
     mean_jct_s: float
     simulated_mean_jct_s: float
-    start_error_s: RigStartError
+    start_error_s: StartError
     jct_error: float
     jct_worst_s: float
     order_equal: float
@@ -54,7 +33,7 @@ class FleetRigView(Report, frozen=True, kw_only=True):
     switches_equal: float
     launch_s: float
     repeat_jct_difference: float | None
-    repeated: FleetRigErrors | None
+    repeated: RigErrors | None
 
     def shown(self, top: int) -> Iterator[Block]:
         """Errors of the simulation, beside the differences between runs."""
@@ -70,7 +49,7 @@ class FleetRigView(Report, frozen=True, kw_only=True):
         )  # fmt: skip
 
 
-def _row(of: FleetRigView | FleetRigErrors | RigErrors) -> list[str]:
+def _row(of: FleetRigView | RigErrors) -> list[str]:
     start = of.start_error_s
     return [
         *(seconds(each) for each in (start.mean, start.p95, start.worst)), share(of.jct_error), share(of.order_equal),
@@ -91,7 +70,7 @@ def rig(found: Against, *, source: str, policy: str, speedup: float, next_: str)
         racks=found.setup.racks, speedup=speedup, jobs=len(found.workload), repeats=len(ran), seconds=found.seconds,
         mean_jct_s=jct, simulated_mean_jct_s=simulated, launch_s=sum(each.launch_s for each in ran) / len(ran),
         repeat_jct_difference=None if found.repeats is None else found.repeats.jct_error,
-        repeated=None if found.repeats is None else taken(FleetRigErrors, found.repeats),
+        repeated=found.repeats,
         headline=f"{count(len(found.workload))} jobs ran on a private Slurm of {count(found.setup.nodes)} nodes; the "
         f"simulation misses their completion times by {share(found.errors.jct_error)}, their starts by "
         f"{seconds(found.errors.start_error_s.mean)}.",

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from foretrace.report.blocks import Bars, Block, Chart, Grid, Headline, blocks
+from foretrace.report.blocks import Bars, Block, Chart, Grid, Headline, LaneChart, blocks
 from foretrace.report.html import PADS, drawn, filled, unparted
 from foretrace.report.names import short_names
+from foretrace.report.units import seconds
 
 NAME = 64  # characters of a name
 CHART, POINTS = (640, 150), 129  # box of a chart, and points of a line in it
+LANE = 18  # height of a lane
 COLOURS = ("compute", "comm", "copy", "data", "launch")
 
 
@@ -42,6 +44,8 @@ def context(block: Block) -> dict[str, Any]:
         return kind | {"bars": _bars(block), "legend": block.legend}
     if isinstance(block, Chart):
         return kind | _chart(block)
+    if isinstance(block, LaneChart):
+        return kind | _lanes(block)
     return kind | {name: getattr(block, name) for name in block.__struct_fields__}
 
 
@@ -83,6 +87,22 @@ def _chart(chart: Chart) -> dict[str, Any]:
         "title": chart.title, "lines": lines, "width": width, "height": height, "most": chart.words(most),
         "ends": (low, middle, high),
     }  # fmt: skip
+
+
+def _lanes(block: LaneChart) -> dict[str, Any]:
+    """Boxes on lanes in a box as wide as a chart's."""
+    lanes, last = list(dict.fromkeys(each.lane for each in block.spans)), max(each.end_s for each in block.spans)
+    scale = CHART[0] / (last or 1.0)
+    boxes = [
+        {
+            "x": f"{scale * each.begin_s:.1f}", "y": LANE * lanes.index(each.lane), "colour": each.key,
+            "width": f"{max(scale * (each.end_s - each.begin_s) - 0.5, 0.5):.1f}",
+            "text": f"{each.name}: {seconds(each.end_s - each.begin_s)}",
+        }
+        for each in block.spans
+    ]  # fmt: skip
+    return {"title": block.title, "boxes": boxes, "lanes": lanes, "width": CHART[0], "height": LANE * len(lanes),
+            "tall": LANE, "end": seconds(last)}  # fmt: skip
 
 
 def _bars(block: Bars) -> list[dict[str, Any]]:

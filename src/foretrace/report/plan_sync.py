@@ -5,38 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from foretrace.plan.sync import PlannedPolicy, SyncPlan, TriedPolicy
 from foretrace.report.blocks import About, Block, Column, Line, listing
 from foretrace.report.units import digits, nbytes, share, span, things
 from foretrace.report.views import Report, taken
-
-
-class PlannedPolicyView(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy on these workers; counts are by worker."""
-
-    policy: str
-    seconds: float
-    interval_s: tuple[float, float]  # of them, where steps and commits take as long as stated
-    over_synchronous: float  # steps per second over those of synchronous training
-    waited: float  # share of the workers' time
-    sent_bytes: float  # by a worker for each of its steps
-    lead: int  # commits of the first over the last worker's
-    commits: tuple[int, ...]
-    steps: tuple[int, ...]
-
-
-class TriedPolicyView(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy in processes; seconds until the last commit."""
-
-    policy: str
-    foreseen_s: float
-    measured_s: float
-    error: float  # foreseen over measured, less 1
-    foreseen_commits: tuple[int, ...]
-    commits: tuple[int, ...]
-    same_model: bool  # as on the virtual clock, to the bit
 
 
 class PlanSyncView(Report, frozen=True, kw_only=True):
@@ -46,8 +18,8 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
     source: str
     step_s: tuple[float, ...]
     commit_s: float
-    policies: tuple[PlannedPolicyView, ...]
-    tried: tuple[TriedPolicyView, ...]
+    policies: tuple[PlannedPolicy, ...]
+    tried: tuple[TriedPolicy, ...]
     ledger: str
     row: str
 
@@ -60,14 +32,11 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
             ("waited", "waiting", "share"),
             ("seconds", "run", "time"),
             (lambda each: span(*each.interval_s), Column("range", right=True, least=90)),
-            (
-                lambda each: nbytes(each.sent_bytes) if each.sent_bytes else "not asked",
-                Column("sent per step", right=True, least=80),
-            ),
+            (lambda each: nbytes(each.sent_bytes) if each.sent_bytes else "not asked",
+             Column("sent per step", right=True, least=80)),
             (lambda each: " ".join(map(str, each.commits[:8])), Column("commits", right=True, least=100)),
-            top=top,
-            noun="policy",
-        )
+            top=top, noun="policy",
+        )  # fmt: skip
         if self.tried:
             yield listing(
                 self.tried,
@@ -85,7 +54,7 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
 
 def planned_sync(plan: SyncPlan, tried: Sequence[TriedPolicy] = (), ledger: str = "", row: str = "") -> PlanSyncView:
     """The answer, with what became of it in processes and where its rows went."""
-    best, question = plan.best, plan.question
+    best, question = plan.ranked[0], plan.question
     base = next((each for each in plan.policies if each.policy == "synchronous"), None)
     wait = f", in which workers wait {share(base.waited)} of the time" if base else ""
     sentence = (
@@ -94,15 +63,5 @@ def planned_sync(plan: SyncPlan, tried: Sequence[TriedPolicy] = (), ledger: str 
     words = ["foretrace", "plan", "sync", question.source, "--policy", best.policy, "--run"]
     return taken(
         PlanSyncView, question, plan, headline=sentence, ledger=ledger, row=row,
-        policies=tuple(_policy(each) for each in sorted(plan.policies, key=lambda each: -each.over_synchronous)),
-        tried=tuple(
-            taken(TriedPolicyView, each, foreseen_s=each.foreseen.ended_s, measured_s=each.ended_s,
-                  foreseen_commits=each.foreseen.commits)
-            for each in tried
-        ),
-        next="foretrace ledger" if tried else shlex.join(words),
+        policies=tuple(plan.ranked), tried=tuple(tried), next="foretrace ledger" if tried else shlex.join(words),
     )  # fmt: skip
-
-
-def _policy(each: PlannedPolicy) -> PlannedPolicyView:
-    return taken(PlannedPolicyView, each, commits=each.run.commits, steps=each.run.steps)

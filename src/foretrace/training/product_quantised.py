@@ -111,6 +111,23 @@ def _rounded(x: Tensor, bits: int) -> Tensor:
     return torch.round(x / step).mul(step)
 
 
+class _Nearest(torch.autograd.Function):
+    """Sub-vectors as their nearest prototypes; gradients pass by, and reach the prototypes that were taken."""
+
+    @staticmethod
+    def forward(context: Any, cut: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
+        codes = encode(cut, prototypes, distance).flatten()
+        context.save_for_backward(codes)
+        context.shape = prototypes.shape
+        return prototypes.flatten(0, 1).index_select(0, codes).view(cut.shape)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        (codes,), (gradient,), (spaces, many, length) = context.saved_tensors, gradients, context.shape
+        reached = gradient.new_zeros(spaces * many, length).index_add_(0, codes, gradient.reshape(-1, length))
+        return gradient, reached.view(spaces, many, length), None
+
+
 class ProductQuantised(nn.Module):
     """A convolution or linear layer whose inputs are replaced by prototypes; a table is read unless it trains.
 
@@ -137,7 +154,12 @@ class ProductQuantised(nn.Module):
         """Inputs of the products, (rows, inputs): patches of a convolution."""
         layer = self.layer
         if isinstance(layer, nn.Conv2d):
-            x = functional.unfold(_padded(layer, x), layer.kernel_size, layer.dilation, 0, layer.stride).transpose(1, 2)
+            border: Any = 0
+            if layer.padding_mode == "zeros" and layer.padding not in ("same", "valid") and len(layer.padding) == 2:
+                border = layer.padding
+            else:
+                x = _padded(layer, x)
+            x = functional.unfold(x, layer.kernel_size, layer.dilation, border, layer.stride).transpose(1, 2)
         return x.reshape(-1, self.inputs)
 
     def table(self) -> Tensor:
@@ -158,10 +180,7 @@ class ProductQuantised(nn.Module):
             near = near / near.detach().amin(2, keepdim=True).mean(1, keepdim=True).clamp(min=1e-6)
             quantised = (torch.softmax(-near, 2) @ prototypes).transpose(0, 1)
         else:
-            with torch.no_grad():  # by a product with ones, whose backward pass is quicker than that of a gather
-                nearest = distances(cut, prototypes, self.quantiser.distance).argmin(2, keepdim=True)
-                ones = cut.new_zeros(*nearest.shape[:2], prototypes.shape[1]).scatter_(2, nearest, 1.0)
-            quantised = (ones @ prototypes).transpose(0, 1) + (cut - cut.detach())
+            quantised = _Nearest.apply(cut, prototypes, self.quantiser.distance)  # type: ignore[no-untyped-call]
         return quantised.reshape(len(rows), -1)[:, : self.inputs]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -202,7 +221,8 @@ class ProductQuantised(nn.Module):
     def _cut(self, rows: Tensor) -> Tensor:
         """Rows as sub-vectors, (rows, sub-spaces, length), zeros added where they do not divide."""
         length = self.quantiser.length
-        return functional.pad(rows, (0, -self.inputs % length)).view(len(rows), -1, length)
+        rows = functional.pad(rows, (0, -self.inputs % length)) if self.inputs % length else rows
+        return rows.view(len(rows), -1, length)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in vars(self.quantiser).items())

@@ -34,13 +34,16 @@ def test_the_answer_and_what_it_suggests(tmp_path: Path, capsys: pytest.CaptureF
     assert planned.best.step_s <= found.iteration_s * (1 + 1e-9)  # that planner has more plans
 
 
-def test_text_says_what_was_compared(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_and_page_say_what_was_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ortools", reason="OR-Tools is not installed")
-    assert run([*SMALL, "--inference"]) == 0
+    path = tmp_path / "winner.html"
+    assert run([*SMALL, "--decode", "64", "--html", str(path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
+    drawn = path.read_text()
+    assert drawn.count("<polyline") == 1 and drawn.count("<rect") > 10, "the front and a layer's operators"
     for words in (
         "proven best within the model", "TPU-like, balanced", "PHAZE's search rule", "the plan alone gains",
-        "a layer forward", "not modelled: overlap", "4 TiB/s",
+        "a layer forward", "not modelled: overlap", "4 TiB/s", "one word behind 64",
     ):  # fmt: skip
         assert words in said
     assert "a layer backward" not in said
@@ -51,6 +54,7 @@ def test_text_says_what_was_compared(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["codesign", "gpt2-medium", "--area", "1"], "no accelerator has an area of at most 1 mm²"),
         (["codesign", "gpt2-medium", "--link", "fast"], "no link"),
+        (["codesign", "gpt2-medium", "--decode", "2000000"], "must be 1 to 1000000"),
         (["codesign", "gpt2-medium", "--link", "50GB/s/10us"], "must be a rate alone"),
         (["codesign", "resnet50"], "no transformer 'resnet50'"),
         (["plan", "gpt2-medium", "--device", "accelerator:buffer=1KB"], "must hold one tile"),

@@ -8,12 +8,14 @@ from math import inf
 import numpy as np
 import pytest
 
+from foretrace.cost.accelerators.columns import product_seconds
+from foretrace.cost.accelerators.kernels import ACTIVATION, ADD, NORM, SOFTMAX
 from foretrace.errors import ForetraceError
-from foretrace.hardware.accelerators import MB, TPU_LIKE
+from foretrace.hardware.accelerators import MB, TPU_LIKE, Accelerator
 from foretrace.plan.codesign import kernels
 from foretrace.plan.codesign.answer import Codesign, codesign, forward_graph, stopping_rule
 from foretrace.plan.codesign.search import CodesignSpace, design_columns
-from foretrace.plan.transformers.model import DESIGNED, configuration_of, on_design
+from foretrace.plan.transformers.model import DESIGNED, Parallelism, configuration_of, on_design
 from foretrace.plan.transformers.plan import plan_decoder
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace
@@ -50,6 +52,68 @@ def test_every_price_is_that_of_the_planner(trained: Codesign) -> None:
         cost = _planner(trained, design).cost(space.plan(priced, row))
         assert cost.seconds == pytest.approx(priced.seconds[row], rel=1e-12)
         assert cost.peak_bytes <= 32e9
+
+
+def test_every_plan_has_the_price_of_the_planner(trained: Codesign) -> None:
+    """Also those of sequence parallelism that are not the best of any design."""
+    space = trained.space
+    design = space.designs.at(len(space.designs) // 2, space.like)
+    planner, plans = _planner(trained, design), space._splits()
+    assert {0, 1} == {each.sequence for each in plans} and all(each.tensor > 1 for each in plans if each.sequence)
+    for at in plans:
+        assert space.one(design, at)[0] == pytest.approx(planner.cost(at).seconds, rel=1e-12)
+
+
+def test_without_gradients_sequence_parallelism_is_never_slower(inferred: Codesign) -> None:
+    space, design = inferred.space, TPU_LIKE
+    plans = [each for each in space._splits() if each.tensor > 1]
+    assert all(each.sequence for each in plans)
+    assert all(space.one(design, at)[0] < space.one(design, replace(at, sequence=0))[0] for at in plans)
+
+
+def _one_word(model: TransformerSizes, design: Accelerator, at: Parallelism, batch: int, cache: int) -> float:
+    """Seconds of one more word of each sample, operator by operator."""
+    tensor, kv = at.tensor, max(model.kv_heads / at.tensor, 1.0)
+    heads, inner, width = model.heads / tensor, model.inner / tensor, model.head
+    sizes = [  # b, m, n, k
+        (1, at.micro, (heads + 2 * kv) * width, model.hidden), (at.micro * kv, heads / kv, cache, width),
+        (at.micro * kv, heads / kv, width, cache), (1, at.micro, model.hidden, heads * width),
+        (1, at.micro, inner, model.hidden), (1, at.micro, model.hidden, inner),
+    ]  # fmt: skip
+    numbers = [(at.micro * model.hidden, 2 * (NORM[0] + ADD[0])), (at.micro * heads * cache, SOFTMAX[0]),
+               (at.micro * inner, ACTIVATION[0])]  # fmt: skip
+    rate = design.lanes * design.vector_cores * design.clock_ghz * 1e9
+    layer = sum(count * each / rate for count, each in numbers)  # all of them stay in the buffer
+    layer += float(product_seconds(*np.array(sizes, dtype=np.float64).T, design).sum())
+    layer += 4 * (tensor - 1) / tensor * 2 * at.micro * model.hidden / (design.link_gb_s * 1e9)
+    head = float(product_seconds(*np.array([[1, at.micro, model.words / tensor, model.hidden]]).T, design)[0])
+    hop = 2 * at.micro * model.hidden / tensor / (design.link_gb_s * 1e9) if at.pipeline > 1 else 0.0
+    pace, count = model.layers / at.pipeline * layer, batch // (at.data * at.micro)
+    return at.pipeline * pace + head + (at.pipeline - 1) * hop + (count - 1) * max(pace + head, hop)
+
+
+@pytest.mark.parametrize("kv_heads", [8, 2])
+def test_one_more_word_is_that_of_brute_force(kv_heads: int) -> None:
+    model = replace(SMALL, kv_heads=kv_heads)
+    found = codesign(model, devices=8, batch=32, area=AREA, decode=512)
+    space = found.space
+    priced = space.price(50.0)
+    for row in [int(np.argmin(priced.seconds)), len(space.designs) // 2, len(space.designs) - 1]:
+        design = space.designs.at(row, space.like)
+        least = min(_one_word(model, design, at, 32, 512) for at in space._splits())
+        assert priced.seconds[row] == pytest.approx(least, rel=1e-12)
+    assert abs(found.simulated.window_ns - found.best.iteration_s * 1e9) <= len(found.graph)
+    assert found.best.iteration_s < codesign(model, devices=8, batch=32, area=AREA, decode=4096).best.iteration_s
+
+
+def test_a_cache_takes_memory(inferred: Codesign) -> None:
+    """Keys and values of all layers and samples: 2 · 2 bytes · layers · hidden · words, whatever the plan."""
+    space, words = inferred.space, 100_000
+    whole = 2 * 2 * SMALL.layers * SMALL.hidden * words * space.batch / space.devices
+    tight = replace(space, decode=words, like=replace(TPU_LIKE, hbm_gb=whole / 1e9))
+    with pytest.raises(ForetraceError, match=r"needs .* of each of 8 devices at least"):
+        _ = tight.plans
+    assert len(replace(tight, like=replace(TPU_LIKE, hbm_gb=2 * whole / 1e9)).plans[0])
 
 
 def test_the_best_is_that_of_brute_force(trained: Codesign) -> None:

@@ -20,17 +20,12 @@ from foretrace.training.pipeline.runtime import StageWorker, Trained
 from foretrace.training.pipeline.schedule import F, PipelineSchedule, parse
 from foretrace.training.pipeline.schedules import SCHEDULES, gpipe, one_f_one_b_flush, two_bw
 from foretrace.training.pipeline.versions import StageVersions
-from tests.gloo_workers import preload, together
+from tests.gloo_workers import together
 from tests.training.pipeline.jobs import LENGTH, SAMPLES, SCALING, TIED, adamw, alone, job, steep, text
 
 BATCHES = 6
 EVERYTHING: dict[str, Any] = {"optimizer": adamw, "dropout": 0.1, "tied": TIED, "clip_norm": 0.1}
 OVERFLOWS: dict[str, Any] = {"scaling": SCALING, "clip_norm": 0.5, "loss": steep, "tied": TIED}
-
-
-@pytest.fixture(autouse=True)
-def forked_with_pytorch() -> None:
-    preload()
 
 
 def agree(job: PipelineJob, schedule: PipelineSchedule, found: tuple[Trained, ...], batches: int = BATCHES) -> Any:

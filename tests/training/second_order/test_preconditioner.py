@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional
 
-from foretrace.errors import NotApplicableError
+from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.training.second_order.factors import find_layers, input_factor, output_factor
 from foretrace.training.second_order.preconditioner import (
     Preconditioned,
@@ -161,6 +162,52 @@ def test_a_copy_is_of_its_own() -> None:
     other, changed = copy.deepcopy((net, optimizer))
     step(other, changed, *data(8))
     assert changed.preconditioner.factors and not optimizer.preconditioner.factors
+
+
+def continued(rank: int, workers: int) -> list[Any]:
+    """Weights after seven steps at a stretch, and with a stop after the third."""
+    image, label = data(8 * workers)
+    own = image[rank::workers], label[rank::workers]
+    net = model()
+    _, optimizer = made(net, fraction=1 / workers)
+    for _ in range(3):
+        step(net, optimizer, *own)
+    file = io.BytesIO()
+    torch.save((net.state_dict(), optimizer.state_dict()), file)
+    for _ in range(4):
+        step(net, optimizer, *own)
+    other = model()
+    _, loaded = made(other, fraction=1 / workers)
+    file.seek(0)
+    weights, state = torch.load(file)
+    other.load_state_dict(weights)
+    loaded.load_state_dict(state)
+    for _ in range(4):
+        step(other, loaded, *own)
+    return [(a.detach(), b.detach()) for a, b in zip(net.parameters(), other.parameters(), strict=True)]
+
+
+def test_what_is_saved_continues_to_the_bit() -> None:
+    for pairs in (continued(0, 1), *together(continued, 2, 2)):
+        assert all(torch.equal(*pair) for pair in pairs)
+    _, optimizer = made(model())
+    other, _ = made(model(), skip="0")
+    step(model(), optimizer, *data(8))
+    for state in ({}, optimizer.preconditioner.state_dict() | {"factors": {(0, "A"): torch.eye(3)}}):
+        with pytest.raises(ForetraceError, match="K-FAC's state must be what this worker saved"):
+            other.load_state_dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:the factors of:RuntimeWarning")  # LAPACK may find no vectors of zeros
+def test_training_goes_on_with_singular_factors() -> None:
+    """A layer that reads zeros has a factor of rank one, beside the one of its bias, and gradients of no length."""
+    net = model()
+    kfac, optimizer = made(net, inverses_every=1, factors_every=1, decay=0.0)
+    weight = next(net.parameters())  # of the first layer
+    before = weight.detach().clone()
+    losses = [step(net, optimizer, torch.zeros(8, 1, 8, 8), torch.arange(8) % 5) for _ in range(20)]
+    assert torch.linalg.matrix_rank(kfac.factors[0, "A"]) == 1 and losses[-1] < losses[0]
+    torch.testing.assert_close(weight.detach(), before)
 
 
 def test_what_has_no_two_factors_is_refused_by_name() -> None:

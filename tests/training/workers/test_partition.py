@@ -51,3 +51,5 @@ def test_a_worker_without_samples_is_one_sentence() -> None:
     samples, labels = job.data(10, 0)
     with pytest.raises(ForetraceError, match="without samples"):
         Replica(job.model(), samples[:0], labels[:0], batch=4, rate=0.1, seed=0)
+    with pytest.raises(ForetraceError, match="without samples"):
+        PartitionedJob(workers=20, partition="dirichlet alpha=0.01 least=0", samples=100).replicas()

@@ -60,6 +60,7 @@ KINDS: dict[str, tuple[CollectiveKind, ...]] = {
     "fully-sharded": (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER),
     "partial-backprop": (CollectiveKind.BROADCAST,),
     "local-steps": (CollectiveKind.BROADCAST,),
+    "kfac": (CollectiveKind.BROADCAST,),
     "hierarchical-allreduce": (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER),
 }
 DENSE = ("fp16", "bf16", "powersgd")  # methods of gradient-compression that are summed by all-reduce

@@ -180,7 +180,7 @@ def running(net: Net, *, threads: int = 1) -> Iterator[Workers]:
 @contextmanager
 def inside(net: Net, *, threads: int = 1) -> Iterator[Workers]:
     """One process in every namespace, which has joined no other; ended with the block."""
-    with started([("ip", "netns", "exec", name) for name in net.namespaces], threads, interface=INTERFACE) as workers:
+    with started(net.namespaces, threads, interface=INTERFACE) as workers:
         yield workers
 
 

@@ -260,8 +260,8 @@ class SteppingState(Holdings):
         self.release(job)
         self.note(job, "finish", "all its work is done")
 
-    def fail(self, job: JobState) -> None:
-        """A machine under the job broke: what it did since its last checkpoint is lost."""
+    def fail(self, job: JobState, why: str = "a machine under it broke") -> None:
+        """A machine under the job broke, say: what it did since its last checkpoint is lost."""
         self.settle(job)
         lost = max(self.now - job.fresh, 0)
         if self.checkpoint:
@@ -273,7 +273,7 @@ class SteppingState(Holdings):
         self.release(job)
         self.unschedule(job)
         job.last = self.now
-        self.note(job, "fail", f"a machine under it broke; {minutes(lost)} of work since its last checkpoint are lost")
+        self.note(job, "fail", f"{why}; {minutes(lost)} of work since its last checkpoint are lost")
         self.wait(job, Cause.UNDECIDED)
 
     def _work_of(self, job: JobState, span: int) -> float:

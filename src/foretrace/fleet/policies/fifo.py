@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from foretrace.fleet.policies.slurm import slurm_policy
+from foretrace.fleet.policies.slurm import only_slurm, slurm_policy
 from foretrace.fleet.policy import Policy
 
 
-def fifo(*, consolidate: bool = True, slurm: str = "", switches: str = "", exclusive: bool = False) -> Policy:
+def fifo(
+    *, consolidate: bool = True, slurm: str = "", switches: str = "", exclusive: bool = False, drain: str = "",
+    reservation: str = "",
+) -> Policy:  # fmt: skip
     """In order of submission; nobody passes a job that does not fit (head-of-line blocking).
 
     consolidate: a job waits for the tightest unit that can ever hold it; else it spreads over whatever is free.
     slurm: as Slurm's sched/builtin decides, with these SchedulerParameters ("yes": its defaults); switches, exclusive:
-    what its jobs ask for, as sbatch has it (`switches=1@5:00`).
+    what its jobs ask for, as sbatch has it (`switches=1@5:00`). drain, reservation: nodes that take no new jobs, or
+    that are reserved for maintenance, as NODES@SECONDS-SECONDS (`drain=0-3@600-1200,7@30`).
     """
+    only_slurm(slurm, switches=switches, exclusive=exclusive, drain=drain, reservation=reservation)
     if slurm:
-        return slurm_policy("fifo", slurm, switches=switches, exclusive=exclusive)
+        return slurm_policy("fifo", slurm, switches=switches, exclusive=exclusive, drain=drain, reservation=reservation)
     return Policy(name="fifo", admit_rule="block", place_rule="strict" if consolidate else "greedy")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.policies.slurm import slurm_policy
+from foretrace.fleet.policies.slurm import only_slurm, slurm_policy
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.workload import Float64, Workload
 
@@ -21,23 +21,26 @@ class PriorityPolicy(Policy):
 
 def priority(
     *, preempt: bool = False, consolidate: bool = True, slurm: str = "", switches: str = "", exclusive: bool = False,
-    weights: str = "",
+    weights: str = "", drain: str = "", reservation: str = "", preempt_mode: str = "", priority_tier: str = "",
+    qos: str = "",
 ) -> Policy:  # fmt: skip
     """The largest priority first; with `preempt` a running job of a lower one makes room.
 
-    slurm: as Slurm's sched/backfill decides, with these SchedulerParameters ("yes": its defaults), without preemption;
-    switches, exclusive: what its jobs ask for, as sbatch has it. weights: priorities are not stated but made of age and
-    size, as priority/multifactor does (`weights=age=1000,size=500,max-age=60`), once a minute.
+    slurm: as Slurm's sched/backfill decides, with these SchedulerParameters ("yes": its defaults); switches, exclusive:
+    what its jobs ask for, as sbatch has it. weights: priorities are not stated but made of age, size, QOS and fair
+    share of users, as priority/multifactor does (`weights=age=1000,size=500,max-age=60`), once a minute. drain,
+    reservation: nodes that take no new jobs, or that are reserved for maintenance (`reservation=0-3@600-1200`).
+    priority_tier: of partitions, which tenants are (`priority-tier=high=10,low=1`); qos: what a column `qos` of the
+    jobs names (`qos=high:Priority=10:Preempt=low,low:MaxJobsPU=2`); preempt_mode: requeue, cancel or suspend those that
+    stand behind one that waits; suspended jobs keep their GPUs, so that nobody starts in their place.
     """
     if slurm and preempt:
-        raise ForetraceError("`preempt` is not simulated as Slurm does it; leave out preempt= or slurm=.")
-    if weights and not slurm:
-        raise ForetraceError("`weights` are those of priority/multifactor; add slurm=yes.")
+        raise ForetraceError("`preempt` is not as Slurm does it; write preempt-mode=requeue, or leave out slurm=.")
+    more = {"switches": switches, "drain": drain, "reservation": reservation, "preempt_mode": preempt_mode,
+            "priority_tier": priority_tier, "qos": qos, "weights": weights}  # fmt: skip
+    only_slurm(slurm, exclusive=exclusive, **more)
     if slurm:
-        return slurm_policy(
-            "priority", slurm, switches=switches, exclusive=exclusive, backfill=True, by_priority=not weights,
-            weights=weights,
-        )  # fmt: skip
+        return slurm_policy("priority", slurm, exclusive=exclusive, backfill=True, by_priority=not weights, **more)
     return PriorityPolicy(
         name="priority",
         place_rule="strict" if consolidate else "greedy",

@@ -6,28 +6,38 @@ have passed since the last, and every `sched_interval` in any case. The main sch
 in order of priority and stops at the first job that does not fit. sched/backfill (backfill.c) looks at the whole queue
 every `bf_interval`: each job gets the earliest time at which it fits by the time limits of those that run, and whole
 nodes are reserved for it from then on, to whole `bf_resolution`; a job starts if that time is now. A limit is a whole
-number of minutes, and all that Slurm knows. `slurm_nodes` chooses the nodes.
+number of minutes, and all that Slurm knows. `slurm_nodes` chooses the nodes, `slurm_options` is what may be stated.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.policies.slurm_nodes import NodeRequest, NodeTable
+from foretrace.fleet.policies.slurm_nodes import NodeRequest, NodeTable, PlannedNodes, reserve
+from foretrace.fleet.policies.slurm_options import (
+    Arrays,
+    NodeWindow,
+    Preemption,
+    PriorityWeights,
+    SchedulerParameters,
+    dependencies,
+    fair_tree,
+    limits_min,
+    tasks_of,
+    windows,
+)  # fmt: skip
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
-from foretrace.names import near
 
 if TYPE_CHECKING:
-    from foretrace.fleet.cluster import ClusterTree
     from foretrace.fleet.stepping import View
 
 BACKGROUND_NS = 1_005_000_000  # the background thread sleeps ten times 0.1 s, and works a little
@@ -36,55 +46,9 @@ PRIORITY_CALC_NS = 60 * SECOND  # PriorityCalcPeriod, the least there is
 REQUEUE_S = 121  # a job that a failure sent back to the queue is held so long (credentials have to expire)
 _FIRST_WINDOW_S = 30  # ends of jobs this close are tested together, the next ones twice as wide (job_test.c)
 _MOST_AT_ONCE = 200
-DEFAULTS = ("yes", "defaults")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerParameters:
-    """Those of slurm.conf(5) that are simulated, with Slurm's defaults: seconds, but bf_window in minutes."""
-
-    sched_interval: int = 60
-    batch_sched_delay: int = 3
-    bf_interval: int = 30
-    bf_window: int = 1440
-    bf_max_job_test: int = 500
-    bf_resolution: int = 60
-    max_switch_wait: int = 300
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """From `bf_interval=5,bf_resolution=1`; "yes": all as by default. Raises ForetraceError."""
-        known = [each.name for each in fields(cls)]
-        given: dict[str, int] = {}
-        for word in text.split(",") if text not in DEFAULTS else ():
-            key, _, value = word.partition("=")
-            if key not in known:
-                close = near(key, known)
-                hint = f"did you mean {close[0]}?" if close else f"those that are simulated: {', '.join(known)}."
-                raise ForetraceError(f"`slurm`: {key!r} is no SchedulerParameters that is simulated; {hint}")
-            least = 0 if key == "batch_sched_delay" else 1
-            if not (value.isdecimal() and least <= int(value) <= 10**7):
-                raise ForetraceError(f"`slurm`: {key} must be a whole number from {least} up, got {value!r}.")
-            given[key] = int(value)
-        return cls(**given)
-
-    def items(self) -> dict[str, int]:
-        """By the names of slurm.conf."""
-        return {each.name: int(getattr(self, each.name)) for each in fields(self)}
-
-
-def limits_min(workload: Workload) -> Int64:
-    """(n,) time limits in whole minutes, as sbatch rounds them up; where none is stated, above the true run time."""
-    stated = np.where(np.isnan(workload.estimate_s), workload.work_s + 5, workload.estimate_s)
-    return np.maximum(np.ceil(stated / 60), 1).astype(np.int64)
-
-
-class PlannedNodes(NamedTuple):
-    """Nodes that are not reserved from one time to another (Unix seconds)."""
-
-    begin: int
-    end: int
-    nodes: Any
+_ARRAY_RESERVATIONS = 20  # bf_max_job_array_resv: tasks of one array that nodes are reserved for
+_EVICTED_NS = SECOND // 5  # until the nodes of a job that is preempted say that its processes are gone
+_MOVES = 10  # times that a start is moved behind reservations of everything (job_test_resv)
 
 
 @dataclass(slots=True)
@@ -92,6 +56,7 @@ class SlurmMemory:
     """What the scheduler remembers of one simulation; times in Unix seconds."""
 
     table: NodeTable
+    before: tuple[Int64, Int64]  # `Preemption.ranks`
     limits_s: list[int]
     epoch: int
     last: int  # the main scheduler's last pass, ns
@@ -108,65 +73,21 @@ class SlurmMemory:
     overdue: set[int] = field(default_factory=set)  # jobs that a limit has ended
     crowd: tuple[int, int] = (0, 0)  # jobs that waited and ran after the last decision
     idle: bool = False  # this one was for a check of limits that ended nobody
+    closed: list[PlannedNodes] = field(default_factory=list)  # reservations; `nodes` are the reserved ones
+    drained: list[PlannedNodes] = field(default_factory=list)
+    arrays: Arrays = field(default_factory=lambda: Arrays(np.zeros(0, np.int64)))
+    qos: list[str] = field(default_factory=list)
+    planned: Counter[int] = field(default_factory=Counter)  # tasks that nodes are reserved for, by array
+    refused: set[int] = field(default_factory=set)  # arrays of which one could not be planned
+    moved: dict[int, int] = field(default_factory=dict)  # when a task of an array started last, ns
+    victims: list[int] = field(default_factory=list)  # jobs that are being preempted
+    evicts: int = -1  # when they are gone, ns
+    weighed: int = -1  # when shares were counted last, ns
+    shares: Float64 | float = 0.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriorityWeights:
-    """priority/multifactor without accounting: PriorityWeightAge, PriorityWeightJobSize, PriorityMaxAge (min)."""
-
-    age: int = 0
-    size: int = 0
-    max_age: int = 10_080
-
-    @classmethod
-    def parse(cls, text: str) -> Self | None:
-        """From `age=1000,size=500,max-age=60`; None of "". Raises ForetraceError."""
-        given: dict[str, int] = {}
-        for word in text.split(",") if text else ():
-            key, _, value = word.partition("=")
-            if key not in ("age", "size", "max-age") or not value.isdecimal() or not int(value) < 2**31:
-                raise ForetraceError(f"`weights` must be such as age=1000,size=500,max-age=60, got {word!r}.")
-            given[key.replace("-", "_")] = int(value)
-        return cls(**given) if given else None
-
-    def priorities(self, workload: Workload, cluster: ClusterTree, at_ns: int) -> Int64:
-        """(n,) as weighted at that time; jobs that came later have no age (priority_multifactor.c)."""
-        nodes = np.diff(cluster.starts[cluster.level("node")])
-        size = (-(-workload.gpus // nodes.max()) / len(nodes) + workload.gpus / cluster.gpus) / 2
-        age = np.clip((at_ns - workload.submit_ns) / SECOND / (60 * max(self.max_age, 1)), 0, 1)
-        return np.asarray(self.age * age + self.size * size, np.int64)
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The same in slurm.conf."""
-        return (
-            "PriorityType=priority/multifactor", "PriorityCalcPeriod=1",
-            f"PriorityWeightAge={self.age}", f"PriorityWeightJobSize={self.size}",
-            f"PriorityMaxAge={self.max_age}",
-        )  # fmt: skip
-
-
-def dependencies(workload: Workload) -> dict[int, list[tuple[str, list[int]]]]:
-    """What each job waits for, from the column `dependency` (afterok:JOB, afterany:JOB:JOB, singleton; with commas all
-    of them). Raises ForetraceError for anything else, or jobs that come no earlier.
-    """
-    found: dict[int, list[tuple[str, list[int]]]] = {}
-    names = {str(name): at for at, name in enumerate(workload.job)}
-    for job, text in enumerate(workload.details.get("dependency", ())):
-        for word in filter(None, str(text).split(",")):
-            kind, *others = word.split(":")
-            known = [names.get(other, job) for other in others]
-            if (
-                kind not in ("afterok", "afterany", "singleton")
-                or bool(others) == (kind == "singleton")
-                or max(known, default=-1) >= job
-            ):
-                raise ForetraceError(
-                    f"job {workload.job[job]!r}: `dependency` must be afterok or afterany with earlier jobs, or "
-                    f"singleton, such as afterok:3:4, got {word!r}."
-                )
-            found.setdefault(job, []).append((kind, known))
-    return found
+    def since(self, job: int, submit: int) -> int:
+        """Since when a job stands in Slurm's list of jobs, ns."""
+        return self.moved.get(int(self.arrays.of[job]), submit)
 
 
 _memories: WeakKeyDictionary[View, SlurmMemory] = WeakKeyDictionary()
@@ -176,7 +97,7 @@ _memories: WeakKeyDictionary[View, SlurmMemory] = WeakKeyDictionary()
 class SlurmPolicy(Policy):
     """First come first served, by priority, with or without backfill, as Slurm decides."""
 
-    parameters: SchedulerParameters = SchedulerParameters()
+    parameters: SchedulerParameters = field(default_factory=SchedulerParameters)
     backfill: bool = False
     by_priority: bool = False
     switches: str = ""
@@ -185,6 +106,9 @@ class SlurmPolicy(Policy):
     background_s: float = 0.0  # a time at which the background thread wakes
     checks_s: float = 0.0  # and one at which it enforces limits and priorities are weighted
     weights: PriorityWeights | None = None  # None: priorities as stated
+    drains: tuple[NodeWindow, ...] = ()
+    reservations: tuple[NodeWindow, ...] = ()  # for maintenance: nobody may use them, who runs there runs on
+    preemption: Preemption = field(default_factory=Preemption)
 
     @property
     def request(self) -> NodeRequest:
@@ -200,15 +124,39 @@ class SlurmPolicy(Policy):
         """(n,) sorted ascending."""
         return -workload.priority if self.by_priority else np.zeros(len(workload))
 
+    def takes(self, workload: Workload) -> Workload:
+        """A row for each task of an array."""
+        return tasks_of(workload)
+
+    def fits(self, nodes: int) -> None:
+        """Raise ForetraceError where an option names nodes that the cluster does not have."""
+        for name, given in (("drain", self.drains), ("reservation", self.reservations)):
+            for each in given:
+                if each.last >= nodes:
+                    raise ForetraceError(
+                        f"`{name}` names node {each.last}; the cluster has nodes 0 to {nodes - 1}, name one of these."
+                    )
+
     def memory(self, view: View) -> SlurmMemory:
         """What this policy remembers of the simulation that is looked at."""
         if view not in _memories:
-            work = view.workload
-            epoch = round(work.epoch_s)
-            limits = (limits_min(work) * 60).tolist()
+            work, table = view.workload, NodeTable(view, self)
+            nodes, epoch = np.arange(len(table.size)), round(work.epoch_s)
+            self.fits(len(nodes))
+
+            def stated(given: Sequence[NodeWindow]) -> list[PlannedNodes]:
+                ends = [int(min(each.end_s, 1e12)) for each in given]
+                on = [(nodes >= each.first) & (nodes <= each.last) for each in given]
+                return [
+                    PlannedNodes(epoch + int(each.begin_s), epoch + end, which)
+                    for each, end, which in zip(given, ends, on, strict=True)
+                ]
+
             _memories[view] = SlurmMemory(
-                NodeTable(view, self), limits, epoch, -(10**12), self._main_ns, awaits=dependencies(work)
-            )
+                table, self.preemption.ranks(work), (limits_min(work) * 60).tolist(), epoch, -(10**12), self._main_ns,
+                awaits=dependencies(work), closed=stated(self.reservations), drained=stated(self.drains),
+                arrays=Arrays.read(work), qos=self.preemption.named(work),
+            )  # fmt: skip
         return _memories[view]
 
     # ---- when
@@ -219,29 +167,72 @@ class SlurmPolicy(Policy):
         memory.runs = now == memory.next
         memory.backfills = self.backfill and self._bf_next(now - 1) == now
         memory.blocked, memory.tested = not memory.runs, 0
-        if not (memory.runs or memory.backfills):
+        if not (memory.runs or memory.backfills) or not (view.free_gpus or self.makes_room):
             return []
         memory.table.look(view)
+        at = int(self._now(view))
+        for each in memory.drained:
+            if each.begin <= at < each.end:
+                memory.table.up &= ~each.nodes
         if memory.backfills:
-            at, step, window = int(self._now(view)), self.parameters.bf_resolution, self.parameters.bf_window * 60
+            memory.planned.clear()
+            memory.refused.clear()
+            step, window = self.parameters.bf_resolution, self.parameters.bf_window * 60
             memory.space = [PlannedNodes(at // step * step, (at + window) // step * step, memory.table.up.copy())]
         found = [job for job in view.ordered(waiting).tolist() if self._held_ns(view, job) <= now]
         if memory.awaits:
             found = [job for job in found if self._independent(view, job)]
-        if self.weights is None:
-            return found
-        at = self._next(self.checks_s, PRIORITY_CALC_NS, now) - PRIORITY_CALC_NS
-        priorities = self.weights.priorities(view.workload, view.cluster, at)
-        return sorted(found, key=lambda job: -int(priorities[job]))  # stable: equal ones by submission
+        if self.by_priority or self.weights is not None:
+            # equal ones by submission, as which a requeue counts; with priority/basic no two are equal
+            priorities = view.workload.priority if self.weights is None else self._weighed(view)
+            found.sort(key=lambda job: (-float(priorities[job]), view.last_ns(job) if view.starts(job) else -1))
+        elif not self.backfill and memory.moved:
+            # the rest of an array moves to the end of the list with every task that starts (job_array_split), and
+            # sched/builtin goes through the list
+            submit = view.workload.submit_ns
+            found.sort(key=lambda job: int(submit[job]) if view.starts(job) else memory.since(job, int(submit[job])))
+        ranks = memory.before[0]
+        return sorted(found, key=lambda job: -int(ranks[job])) if self.by_rank else found
+
+    @property
+    def by_rank(self) -> bool:
+        """Whether partitions or QOS say who stands before whom (job_scheduler.c: sort_job_queue2)."""
+        return bool(self.preemption.tiers) or (self.preemption.mode != "OFF" and self.preemption.by_qos)
+
+    def _weighed(self, view: View) -> Int64:
+        """(n,) priorities as last weighted."""
+        assert self.weights is not None
+        memory, work = self.memory(view), view.workload
+        at = self._next(self.checks_s, PRIORITY_CALC_NS, view.now_ns) - PRIORITY_CALC_NS
+        if self.weights.fairshare and at != memory.weighed:
+            used = Counter[str]()
+            for job in range(len(work)):
+                used[str(work.user[job])] += view.attained_gpu_s(job)  # type: ignore[assignment]  # floats
+            memory.weighed, memory.shares = at, fair_tree(work, used)
+        named = [self.preemption.qos[name].priority if name else 0 for name in memory.qos]
+        most = max((each.priority for each in self.preemption.qos.values()), default=0)
+        return self.weights.priorities(work, view.cluster, at, np.array(named) / max(most, 1), memory.shares)
 
     def end(self, view: View) -> Sequence[int]:
-        """Jobs above their limits, at a check of limits."""
+        """Jobs above their limits, at a check of limits; those that are preempted by PreemptMode=CANCEL."""
         memory, now = self.memory(view), view.now_ns
+        killed = self._evicted(view, "CANCEL")
         checks = self._next(self.checks_s, LIMIT_CHECK_NS, now - 1) == now
         over = [job for job in view.running.tolist() if memory.ends[job] <= self._now(view)] if checks else []
-        memory.overdue.update(over)
+        memory.overdue.update(over, killed)
         memory.idle = checks and not over and memory.crowd == (len(view.waiting), len(view.running))
-        return over
+        return [*over, *killed]
+
+    def requeue(self, view: View) -> Sequence[int]:
+        """Jobs that are preempted by PreemptMode=REQUEUE."""
+        return self._evicted(view, "REQUEUE")
+
+    def _evicted(self, view: View, mode: str) -> list[int]:
+        memory = self.memory(view)
+        if self.preemption.mode != mode or memory.evicts != view.now_ns:
+            return []
+        gone, memory.victims = memory.victims, []
+        return [job for job in gone if view.status(job) == "running"]
 
     def _independent(self, view: View, job: int) -> bool:
         """Whether nothing that it depends on is left (depend.c: test_job_dependency)."""
@@ -257,10 +248,13 @@ class SlurmPolicy(Policy):
         """The next pass of either scheduler, if anybody waits for it."""
         memory, now = self.memory(view), view.now_ns
         memory.crowd = len(view.waiting), len(view.running)
+        # scontrol requests a pass, and so does a reservation that begins or ends
+        given = (*memory.drained, *memory.closed)
+        said = [(at - memory.epoch) * SECOND for each in given for at in (each.begin, each.end)]
         self._catch_up(memory, now)
         if now == memory.next:
             self._passed(memory, now)
-        elif not (memory.idle or (self.backfill and self._bf_next(now - 1) == now)):
+        elif now in said or not (memory.idle or (self.backfill and self._bf_next(now - 1) == now)):
             memory.asked = True
         delay, every = self.parameters.batch_sched_delay * SECOND, self.parameters.sched_interval * SECOND
         zero = memory.epoch * SECOND
@@ -275,7 +269,8 @@ class SlurmPolicy(Policy):
         if not len(view.waiting):
             return check or None
         held = [self._held_ns(view, job) for job in view.waiting.tolist() if view.starts(job)]
-        times = [memory.next, check, *held, *([self._bf_next(now)] if self.backfill else [])]
+        times = [memory.next, check, memory.evicts, *held, *said]
+        times += [self._bf_next(now)] if self.backfill else []
         return min(each for each in times if each > now)
 
     def _catch_up(self, memory: SlurmMemory, now: int) -> None:
@@ -314,12 +309,41 @@ class SlurmPolicy(Policy):
         return view.last_ns(job) + REQUEUE_S * SECOND if view.starts(job) else 0
 
     # ---- who, and where
+    @property
+    def makes_room(self) -> bool:
+        """Whether it continues where no GPU is free."""
+        return self.preemption.evicts
+
     def admit(self, view: View, job: int) -> Wait | None:
         """Anybody until one does not fit; then those that the backfill scheduler still tests."""
         memory = self.memory(view)
+        if self._throttled(view, job):
+            return Wait(Cause.QUOTA)
         if not memory.blocked or (memory.backfills and memory.tested < self.parameters.bf_max_job_test):
             return None
         return Wait(Cause.ROUND if self.backfill else Cause.BEHIND)
+
+    def _throttled(self, view: View, job: int) -> bool:
+        """Whether its array or QOS runs as many as it may, which holds up nobody behind it (job_array_start_test)."""
+        memory, running = self.memory(view), view.running
+        array = int(memory.arrays.of[job])
+        if array >= 0:
+            most = memory.arrays.limits[array]
+            if most and np.count_nonzero(memory.arrays.of[running] == array) >= most:
+                return True
+            if memory.blocked and (array in memory.refused or memory.planned[array] >= _ARRAY_RESERVATIONS):
+                return True
+        qos = self.preemption.qos.get(memory.qos[job])
+        if qos is None or not qos.limits:
+            return False
+        work = view.workload
+        same = [each for each in running.tolist() if memory.qos[each] == memory.qos[job]]
+        mine = [each for each in same if work.user[each] == work.user[job]]
+        return (
+            bool(qos.user_jobs and len(mine) >= qos.user_jobs)
+            or bool(qos.user_gpus and work.gpus[[*mine, job]].sum() > qos.user_gpus)
+            or bool(qos.gpus and work.gpus[[*same, job]].sum() > qos.gpus)
+        )
 
     def place(self, view: View, job: int) -> Sequence[int] | Wait:
         """GPUs of the nodes that the main scheduler or the backfill scheduler gives it."""
@@ -327,16 +351,60 @@ class SlurmPolicy(Policy):
         table, asks = memory.table, memory.table.asks(job)
         nodes = None
         if not memory.blocked:
-            nodes = table.choose(asks, table.free, table.up, self._waited_s(view, job))
-            memory.blocked = nodes is None
+            now = int(self._now(view))
+            usable = self._unclosed(memory, now, now + memory.limits_s[job])
+            nodes = table.choose(asks, table.free, usable, self._waited_s(view, job))
+            if nodes is None:
+                self._evict(view, job, usable)
+            # where only reservations leave it too few nodes, those behind it are looked at (ESLURM_RESERVATION_BUSY)
+            memory.blocked = nodes is None and bool(np.count_nonzero(usable & asks.usable) >= asks.nodes)
         if nodes is None and memory.backfills:
             memory.tested += 1
+            array = int(memory.arrays.of[job])
+            before = memory.planned[array]
             nodes = self._backfilled(view, job)
+            if nodes is None and memory.planned[array] == before:
+                memory.refused.add(array)
         if nodes is None:
             full = view.free_gpus < int(view.workload.gpus[job])
             return Wait(Cause.FULL if full else Cause.RESERVED if memory.backfills else Cause.SCATTERED)
         memory.ends[job] = int(self._now(view)) + memory.limits_s[job]
+        if memory.arrays.of[job] >= 0:
+            memory.moved[int(memory.arrays.of[job])] = view.now_ns
         return table.take(view, job, nodes)
+
+    @staticmethod
+    def _unclosed(memory: SlurmMemory, begin: int, end: int) -> Any:
+        """Nodes that are up and that no reservation closes in between (reservation.c: job_test_resv)."""
+        usable = memory.table.up.copy()
+        for each in memory.closed:
+            if each.begin < end and each.end > begin:
+                usable &= ~each.nodes
+        return usable
+
+    def _preemptees(self, view: View, job: int) -> list[int]:
+        """Running jobs that have to make room for this one, in order (preempt.c: slurm_find_preemptable_jobs)."""
+        memory = self.memory(view)
+        if self.preemption.mode == "OFF" or memory.victims:
+            return []
+        ranks, firsts = memory.before
+        qos = self.preemption.qos.get(memory.qos[job])
+        found = [
+            each for each in memory.table.held
+            if (qos is not None and memory.qos[each] in qos.preempt if self.preemption.by_qos
+                else ranks[each] < ranks[job])
+        ]  # fmt: skip
+        return sorted(found, key=lambda each: (int(firsts[each]), len(memory.table.held[each][0]), each))
+
+    def _evict(self, view: View, job: int, nodes: Any) -> None:
+        """Take nodes from jobs that have to make room; it starts at a later pass, when they are gone."""
+        memory = self.memory(view)
+        if not self.preemption.evicts:
+            return
+        asks, waited = memory.table.asks(job), self._waited_s(view, job)
+        memory.victims = memory.victims or memory.table.victims(asks, nodes, self._preemptees(view, job), waited)
+        if memory.victims and memory.evicts <= view.now_ns:
+            memory.evicts = view.now_ns + _EVICTED_NS
 
     def _waited_s(self, view: View, job: int) -> float:
         return (view.now_ns - int(view.workload.submit_ns[job])) / SECOND
@@ -349,25 +417,44 @@ class SlurmPolicy(Policy):
         later = now
         while True:
             start_from, later = later, 0
-            nodes, later = self._unreserved(space, table.up, start_from, start_from + limit)
+            start_from, usable, opens = self._opened(memory, start_from, limit)
+            nodes, later = self._unreserved(space, usable, start_from, start_from + limit)
+            if opens and opens < now + self.parameters.bf_window * 60 and (not later or opens < later):
+                later = opens
             found = self._will_run(view, job, nodes) if nodes.sum() >= asks.nodes else None
             if found is None:
                 if not later:
                     return None
                 continue
             start, chosen = max(found[0], start_from), found[1]
-            if start <= now:
+            if start <= now and (table.free >= table.wanted(asks))[chosen].all():
                 return chosen
+            if start <= now:  # if others made room
+                self._evict(view, job, nodes)
             if later and start > later:
                 continue
             if start > now + self.parameters.bf_window * 60:
                 return None
             begin, end = start // step * step, (start + limit) // step * step
-            if any(each.end > begin and each.begin < end and not each.nodes[chosen].all() for each in space):
+            overlaps = (each.end > begin and each.begin < end and not each.nodes[chosen].all() for each in space)
+            if start > now and any(overlaps):
                 later = start
                 continue
-            _reserve(space, begin, max(end, begin + step), chosen)
+            reserve(space, begin, max(end, begin + step), chosen)
+            memory.planned[int(memory.arrays.of[job])] += 1
             return None
+
+    def _opened(self, memory: SlurmMemory, begin: int, limit: int) -> tuple[int, Any, int]:
+        """When a job may start as far as reservations go, on which nodes, and when to look again (0: as ever)."""
+        for _ in range(_MOVES):
+            met = [each for each in memory.closed if each.begin < begin + limit and each.end > begin]
+            whole = [each.end for each in met if each.nodes.all()]
+            if not whole:
+                break
+            begin = whole[0]
+        step = self.parameters.bf_resolution
+        opens = -(-min(each.end for each in memory.closed if each.end >= begin) // step) * step + 1 if met else 0
+        return begin, self._unclosed(memory, begin, begin + limit), opens
 
     @staticmethod
     def _unreserved(space: list[PlannedNodes], up: Any, begin: int, end: int) -> tuple[Any, int]:
@@ -393,7 +480,15 @@ class SlurmPolicy(Policy):
         if chosen is not None:
             return now, chosen
         free = table.free.copy()
-        running = sorted((memory.ends[each], each) for each in table.held)
+        away = self._preemptees(view, job)  # whose GPUs are not awaited, even where suspending them frees none
+        if away and self.preemption.evicts:
+            for each in away:
+                on, gpus = table.held[each]
+                free[on] += gpus
+            chosen = table.choose(asks, free, nodes, waited)
+            if chosen is not None:
+                return now, chosen
+        running = sorted((memory.ends[each], each) for each in table.held if each not in away)
         at, window, first_end = 0, _FIRST_WINDOW_S, 0
         while at < len(running):
             last = removed = 0
@@ -419,28 +514,21 @@ class SlurmPolicy(Policy):
         return None
 
 
-def _reserve(space: list[PlannedNodes], begin: int, end: int, nodes: list[int]) -> None:
-    """Take nodes out of a stretch of time; stretches are split at its ends, alike neighbours joined."""
-    made: list[PlannedNodes] = []
-    for each in space:
-        cuts = [each.begin, *(cut for cut in (begin, end) if each.begin < cut < each.end), each.end]
-        for low, high in itertools.pairwise(cuts):
-            left = each.nodes.copy()
-            if low >= begin and high <= end:
-                left[nodes] = False
-            if made and (made[-1].nodes == left).all():
-                made[-1] = made[-1]._replace(end=high)
-            else:
-                made.append(PlannedNodes(low, high, left))
-    space[:] = made
-
-
 def slurm_policy(
-    name: str, slurm: str, *, switches: str, exclusive: bool, backfill: bool = False, by_priority: bool = False,
-    weights: str = "",
+    name: str, slurm: str, *, switches: str, exclusive: bool, drain: str, reservation: str, backfill: bool = False,
+    by_priority: bool = False, weights: str = "", preempt_mode: str = "", priority_tier: str = "", qos: str = "",
 ) -> SlurmPolicy:  # fmt: skip
     """The policy of this name as Slurm has it."""
     return SlurmPolicy(
         name=name, parameters=SchedulerParameters.parse(slurm), switches=switches, exclusive=exclusive,
         backfill=backfill, by_priority=by_priority, weights=PriorityWeights.parse(weights),
+        drains=windows("drain", drain), reservations=windows("reservation", reservation),
+        preemption=Preemption.parse(preempt_mode, priority_tier, qos),
     )  # fmt: skip
+
+
+def only_slurm(slurm: str, **options: str | bool) -> None:
+    """Raise ForetraceError where options of Slurm are given to a policy that does not decide as Slurm."""
+    for name, value in options.items():
+        if value and not slurm:
+            raise ForetraceError(f"`{name.replace('_', '-')}` is an option of Slurm; add slurm=yes.")

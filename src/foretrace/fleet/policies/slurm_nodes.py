@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -54,6 +55,30 @@ class Asks:
     nodes: int
     per_node: int
     usable: Any
+
+
+class PlannedNodes(NamedTuple):
+    """Nodes that are not reserved from one time to another (Unix seconds)."""
+
+    begin: int
+    end: int
+    nodes: Any
+
+
+def reserve(space: list[PlannedNodes], begin: int, end: int, nodes: list[int]) -> None:
+    """Take nodes out of a stretch of time; stretches are split at its ends, alike neighbours joined."""
+    made: list[PlannedNodes] = []
+    for each in space:
+        cuts = [each.begin, *(cut for cut in (begin, end) if each.begin < cut < each.end), each.end]
+        for low, high in itertools.pairwise(cuts):
+            left = each.nodes.copy()
+            if low >= begin and high <= end:
+                left[nodes] = False
+            if made and (made[-1].nodes == left).all():
+                made[-1] = made[-1]._replace(end=high)
+            else:
+                made.append(PlannedNodes(low, high, left))
+    space[:] = made
 
 
 class NodeTable:
@@ -107,6 +132,10 @@ class NodeTable:
         np.subtract.at(self.free, self.node_of[chosen], 1)
         return chosen
 
+    def wanted(self, asks: Asks) -> Any:
+        """GPUs that must be free on a node for the job."""
+        return self.size if self.request.exclusive else asks.per_node
+
     def choose(self, asks: Asks, free: Int64, nodes: Any, waited_s: float) -> list[int] | None:
         """Of these nodes as many as the job needs; None where too few have room, or they lie below too many
         switches and the job has not waited long enough.
@@ -114,8 +143,7 @@ class NodeTable:
         Leaf by leaf: one that holds all that is missing, and of these the one with the fewest nodes that fit; else the
         one with the most. The first of equals. Within a leaf the first nodes, whatever else is free on them.
         """
-        wanted = self.size if self.request.exclusive else asks.per_node
-        fit = nodes & asks.usable & (free >= wanted)
+        fit = nodes & asks.usable & (free >= self.wanted(asks))
         if np.count_nonzero(fit) < asks.nodes:
             return None
         counts = [np.bincount(above[fit], minlength=above.max() + 1) for above in self.above]
@@ -130,6 +158,30 @@ class NodeTable:
             leaves += 1
         late = waited_s >= self.request.wait_s
         return None if self.request.switches and leaves > self.request.switches and not late else chosen
+
+    def victims(self, asks: Asks, nodes: Any, jobs: list[int], waited_s: float) -> list[int]:
+        """Of these jobs, the first first, those that make room for one; none where all of them are too few.
+
+        They are taken away one after the other until it fits, then sorted by how many of its nodes they hold, three
+        times in all; those that hold none of its nodes stay (cons_common/job_test.c: _run_now).
+        """
+        for again in (2, 1, 0):
+            free = self.free.copy()
+            for job in jobs:
+                on, gpus = self.held[job]
+                free[on] += gpus
+                chosen = self.choose(asks, free, nodes, waited_s)
+                if chosen is not None:
+                    break
+            else:
+                return []
+            taken = jobs[: jobs.index(job) + 1]
+            theirs = {each: len(set(chosen) & set(self.held[each][0].tolist())) for each in taken}
+            if not again or len(jobs) <= 3 - again:
+                return [each for each in taken if theirs[each]]
+            theirs[job] = len(self.size) + 1
+            jobs = sorted(jobs, key=lambda each: -theirs.get(each, 0))
+        return []
 
     def _leaf(self, counts: list[Int64], far: Int64, missing: int) -> int:
         """The leaf switch to take nodes from next (_topo_choose_best_switch)."""

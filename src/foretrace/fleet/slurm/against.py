@@ -12,14 +12,15 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import SlurmPolicy
+from foretrace.fleet.policies.slurm_options import NodeWindow
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.slurm.cluster import SlurmSetup, private
-from foretrace.fleet.slurm.play import Failure, SlurmRun, Told, for_rig, play, slurm_setup, switches_of
+from foretrace.fleet.slurm.play import SlurmRun, Told, for_rig, play, slurm_setup, switches_of
 from foretrace.fleet.speeds import Speeds
-from foretrace.fleet.workload import SECOND, Float64, Workload, nanoseconds
+from foretrace.fleet.workload import SECOND, Float64, Workload
 
 LAUNCH_S = 0.1  # what starting a batch job and noticing its end takes on an idle machine
 SYNTHETIC = "synthetic"
@@ -70,7 +71,7 @@ class Against:
 
 def against(
     jobs: Workload, setup: SlurmSetup, policy: str, *, speedup: float, repeats: int = 1,
-    failures: Sequence[Failure] = (), launch_s: float = LAUNCH_S, progress: Told | None = None,
+    failures: Sequence[NodeWindow] = (), launch_s: float = LAUNCH_S, progress: Told | None = None,
 ) -> Against:  # fmt: skip
     """Play the jobs on a private Slurm so many times, and simulate each. Raises ForetraceError."""
     began = time.monotonic()
@@ -80,10 +81,10 @@ def against(
             f"`policy` must decide as Slurm does, got {policy!r}; write fifo, backfill or priority with slurm=yes."
         )
     setup = slurm_setup(setup, decides)
-    failures = [Failure(each.node, each.at_s / speedup, each.back_s / speedup) for each in failures]
+    failures = [each._replace(begin_s=each.begin_s / speedup, end_s=each.end_s / speedup) for each in failures]
     for each in failures:
-        if not (0 <= each.node < setup.nodes and 0 <= each.at_s < each.back_s):
-            raise ForetraceError(f"`fail` must name a node from 0 to {setup.nodes - 1} and a later repair, got {each}.")
+        if each.last >= setup.nodes:
+            raise ForetraceError(f"`fail` must name nodes from 0 to {setup.nodes - 1}, got {each.last}.")
     work = for_rig(jobs, setup, speedup)
     ran: list[SlurmRun] = []
     for at in range(repeats):
@@ -100,7 +101,7 @@ def against(
 
 
 def predicted(
-    work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: SlurmRun, *, failures: Sequence[Failure] = (),
+    work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: SlurmRun, *, failures: Sequence[NodeWindow] = (),
     launch_s: float = LAUNCH_S, speeds: Speeds | None = None,
 ) -> FleetResult:  # fmt: skip
     """Simulate the jobs of a run, with nothing of it but when the schedulers woke before its first job.
@@ -108,7 +109,7 @@ def predicted(
     speeds: where a job's length depends on its nodes.
     """
     decides = replace(policy, backfill_s=ran.backfill_s, background_s=ran.background_s, checks_s=ran.checks_s)
-    broken = tuple((each.at_s, each.node, each.back_s) for each in failures)
+    broken = tuple((each.begin_s, node, each.end_s) for each in failures for node in range(each.first, each.last + 1))
     costs = Costs(restart_s=launch_s, first_start=True, failures=broken)
     return simulate(
         replace(work, epoch_s=ran.epoch_s), setup.tree, decides, speeds=speeds, costs=costs, record="devices"
@@ -117,7 +118,7 @@ def predicted(
 
 def compared(
     work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: SlurmRun, *, launch_s: float = LAUNCH_S,
-    plain: Policy | None = None, speeds: Speeds | None = None, failures: Sequence[Failure] = (),
+    plain: Policy | None = None, speeds: Speeds | None = None, failures: Sequence[NodeWindow] = (),
 ) -> RigErrors:  # fmt: skip
     """Errors of a simulation against one run; with `plain` of that policy, which knows nothing of Slurm."""
     if plain is None:
@@ -226,15 +227,3 @@ def synthetic(text: str, setup: SlurmSetup) -> Workload:
         submit_s=np.sort(random.uniform(0, span, count)), gpus=gpus, work_s=work, name="synthetic",
         estimate_s=work * random.uniform(1.1, 5.0, count),
     )  # fmt: skip
-
-
-def failure(text: str) -> Failure:
-    """From NODE@SECONDS or NODE@SECONDS-SECONDS (when it comes back). Raises ForetraceError."""
-    node, _, times = text.partition("@")
-    at, dash, back = times.partition("-")
-    try:
-        made = Failure(int(node), float(at), float(back) if dash else float("inf"))
-        nanoseconds([made.at_s])
-    except ValueError:
-        raise ForetraceError(f"`fail` must be NODE@SECONDS or NODE@SECONDS-SECONDS, got {text!r}.") from None
-    return made

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -27,8 +28,10 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.slurm import guardian
 
+ACCOUNTING = ("mariadbd", "mariadb-install-db", "slurmdbd", "sacctmgr")  # where there is any
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
 PACKAGES = "slurmctld slurmd slurm-client munge"
+ACCOUNTING_PACKAGES = "slurmdbd mariadb-server"
 MOST_NODES = 512  # 4 MB each; more would be a load test of this machine
 START_S, COMMAND_S = 90.0, 60.0
 PARTITION = "all"
@@ -41,7 +44,8 @@ class SlurmSetup:
     """What a private Slurm looks like: nodes × gpus in racks (leaf switches) of equal size below one switch.
 
     backfill: sched/backfill, else sched/builtin, which lets nobody pass. parameters: of SchedulerParameters, as
-    slurm.conf names them. lines: further lines of slurm.conf.
+    slurm.conf names them. lines: further lines of slurm.conf. accounting: what sacctmgr adds to a database of its own
+    before the controller starts; none: no accounting.
     """
 
     nodes: int = 64
@@ -50,6 +54,7 @@ class SlurmSetup:
     backfill: bool = True
     parameters: Mapping[str, int | None] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
+    accounting: tuple[str, ...] = ()
 
     def validate(self) -> None:
         """Raise ForetraceError where there can be no such cluster."""
@@ -69,14 +74,23 @@ class SlurmSetup:
         """What a node is called."""
         return f"n{at:03d}"
 
+    def listed(self, first: int, last: int) -> str:
+        """Neighbouring nodes as Slurm lists them."""
+        return f"n[{first:03d}-{last:03d}]"
+
 
 class PrivateSlurm:
     """A Slurm that runs. `environment` is what its commands need; `run` calls one."""
 
-    def __init__(self, setup: SlurmSetup, folder: Path, programs: Mapping[str, str]) -> None:
-        self.setup, self.folder, self._programs = setup, folder, programs
+    def __init__(self, setup: SlurmSetup, folder: Path) -> None:
+        self.setup, self.folder = setup, folder
         known = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
         self.environment = {**known, "SLURM_CONF": str(folder / "slurm.conf"), "SLURM_TIME_FORMAT": "%s"}
+        if setup.accounting:
+            self.environment |= {
+                "SLURMDBD_CONF": str(folder / "slurmdbd.conf"),
+                "MYSQL_UNIX_PORT": str(folder / "db.s"),
+            }
 
     @property
     def completed(self) -> Path:
@@ -87,7 +101,7 @@ class PrivateSlurm:
         """What a command of Slurm says. Raises ForetraceError with its complaint where it fails."""
         try:
             done = subprocess.run(
-                [self._programs.get(program, program), *words], env=self.environment, input=text, text=True,
+                [_program(program) or program, *words], env=self.environment, input=text, text=True,
                 capture_output=True, timeout=COMMAND_S, cwd=self.folder, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -97,20 +111,29 @@ class PrivateSlurm:
             raise ForetraceError(f"the private Slurm refused {program} {' '.join(words)[:200]}: {said}.")
         return done.stdout
 
-    def fail(self, node: str) -> None:
-        """Take a node down as an operator does; its jobs go back to the queue."""
-        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=rig")
+    def set_state(self, nodes: str, state: str) -> None:
+        """Take nodes DOWN as an operator does (their jobs go back to the queue), DRAIN or RESUME them."""
+        self.run("scontrol", "update", f"NodeName={nodes}", f"State={state}", "Reason=rig")
 
-    def resume(self, node: str) -> None:
-        """Give a node that was taken down back to the scheduler."""
-        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    def reserve(self, nodes: str, begin_s: float, end_s: float) -> None:
+        """Reserve nodes for maintenance from one Unix time to another; who runs there runs on."""
+        times = (begin_s, min(end_s, begin_s + 10**7))
+        begin, end = (datetime.fromtimestamp(each).isoformat(timespec="seconds") for each in times)
+        self.run(
+            "scontrol", "create", "reservation", f"StartTime={begin}", f"EndTime={end}", f"Nodes={nodes}", "Users=root",
+            "Flags=MAINT,IGNORE_JOBS",
+        )  # fmt: skip
 
 
-def missing() -> str:
-    """Why this machine can have no private Slurm, one sentence; "" where it can."""
-    lacks = [name for name in PROGRAMS if _program(name) is None]
-    if lacks:
-        return f"Slurm is not installed here ({lacks[0]} is missing); install it with: apt-get install {PACKAGES}."
+def missing(*, accounting: bool = False) -> str:
+    """Why this machine can have no private Slurm, or none with accounting, one sentence; "" where it can."""
+    for names, what, packages in (
+        (PROGRAMS, "Slurm", PACKAGES),
+        (ACCOUNTING, "The accounting of Slurm", ACCOUNTING_PACKAGES),
+    ):
+        lacks = [name for name in names if _program(name) is None and (accounting or names is PROGRAMS)]
+        if lacks:
+            return f"{what} is not installed here ({lacks[0]} is missing); install it with: apt-get install {packages}."
     if os.geteuid() != 0:
         return "a private Slurm starts its node daemons as root; run this as root, in a container for example."
     return ""
@@ -127,15 +150,14 @@ def private(setup: SlurmSetup, *, under: Path | None = None) -> Iterator[Private
     Raises ForetraceError where Slurm is not installed or does not start.
     """
     setup.validate()
-    lacks = missing()
+    lacks = missing(accounting=bool(setup.accounting))
     if lacks:
         raise ForetraceError(lacks)
-    programs = {name: str(_program(name)) for name in PROGRAMS}
     folder = Path(tempfile.mkdtemp(prefix="ft-slurm-", dir=under))
     with ExitStack() as stack:
         try:
-            made = PrivateSlurm(setup, folder, programs)
-            held, first = _ports(setup.nodes + 2)
+            made = PrivateSlurm(setup, folder)
+            held, first = _ports(setup.nodes + 3)
             with ExitStack() as ours:
                 for each in held:
                     ours.enter_context(each)
@@ -149,6 +171,8 @@ def private(setup: SlurmSetup, *, under: Path | None = None) -> Iterator[Private
             raise
         stack.callback(_end, started)
         _wait(made, started)
+        for words in setup.accounting:
+            made.run("sacctmgr", "-i", *words.split())
         yield made
 
 
@@ -218,6 +242,7 @@ def _write(made: PrivateSlurm, first: int) -> None:
         f"RealMemory=1000 Gres=gpu:{setup.gpus} State=UNKNOWN"
         for at, name in enumerate(names)
     ]
+    accounting = _account(made, ports[setup.nodes + 1]) if setup.accounting else ""
     text = f"""ClusterName=foretrace
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
@@ -248,7 +273,7 @@ SchedulerType=sched/{"backfill" if setup.backfill else "builtin"}
 {"" if any(line.startswith("PriorityType=") for line in setup.lines) else "PriorityType=priority/basic"}
 JobCompType=jobcomp/filetxt
 JobCompLoc={made.completed}
-AccountingStorageType=accounting_storage/none
+{accounting or "AccountingStorageType=accounting_storage/none"}
 ReturnToService=1
 SlurmdTimeout=3600
 SlurmctldTimeout=3600
@@ -268,9 +293,39 @@ PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSu
     ]
     conf = str(folder / "slurm.conf")
     daemons = [[str(_program("munged")), "--foreground", "--force", f"--key-file={key}", *munge]]
-    daemons += [[str(_program("slurmctld")), "-D", "-f", conf]]
+    controller = [str(_program("slurmctld")), "-D", "-f", conf]
+    if setup.accounting:
+        dbd = f"until [ -S {folder}/db.s ]; do sleep 0.1; done; exec {_program('slurmdbd')} -D"
+        data = ["--no-defaults", f"--datadir={folder}/db", f"--socket={folder}/db.s", f"--pid-file={folder}/db.pid"]
+        small = ["--skip-networking", "--innodb-buffer-pool-size=32M", "--innodb-flush-log-at-trx-commit=0"]
+        # made by a process of the guardian, which ends it and the folder at any time
+        plain = f"--no-defaults --datadir={folder}/db --user=root --skip-test-db"
+        made_ = f"{_program('mariadb-install-db')} {plain} --auth-root-authentication-method=normal"
+        serve = " ".join([str(_program("mariadbd")), *data, *small, "--user=root"])
+        daemons += [["/bin/sh", "-c", f"{made_} && exec {serve}"], ["/bin/sh", "-c", dbd]]
+        known = f"until {_program('sacctmgr')} -i add cluster foretrace; do sleep 0.2; done"
+        controller = ["/bin/sh", "-c", f"{known}; exec {' '.join(controller)}"]
+    daemons += [controller]
     daemons += [[str(_program("slurmd")), "-D", "-f", conf, "-N", name] for name in names]
     (folder / guardian.DAEMONS).write_bytes(msgspec.json.encode(daemons))
+
+
+def _account(made: PrivateSlurm, port: int) -> str:
+    """Settings of a database below the folder; its lines of slurm.conf."""
+    folder = made.folder
+    folder.chmod(0o711)  # jobs of other users are started from below it; keys and settings are root's alone
+    settings = folder / "slurmdbd.conf"
+    settings.touch(mode=0o600)
+    settings.write_text(
+        f"AuthType=auth/munge\nAuthInfo=socket={folder}/munge.socket\nDbdHost=localhost\nDbdAddr=127.0.0.1\n"
+        f"DbdPort={port}\nSlurmUser=root\nStorageType=accounting_storage/mysql\nStorageHost=localhost\n"
+        f"StorageUser=root\nStorageLoc=slurm\nLogFile={folder}/slurmdbd.log\nPidFile={folder}/slurmdbd.pid\n"
+    )
+    return (
+        "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
+        f"AccountingStoragePass={folder}/munge.socket\nAccountingStoragePort={port}\n"
+        "AccountingStorageEnforce=associations,limits,qos\nAccountingStorageTRES=gres/gpu"
+    )
 
 
 def _wait(made: PrivateSlurm, started: subprocess.Popen[bytes]) -> None:

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
+import pwd
 import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.policies.slurm import SlurmPolicy, dependencies, limits_min
+from foretrace.fleet.formats.slurm_cluster import expand
+from foretrace.fleet.policies.slurm import REQUEUE_S, SlurmPolicy
+from foretrace.fleet.policies.slurm_options import NodeWindow, dependencies, limits_min, tasks_of
 from foretrace.fleet.slurm.cluster import PrivateSlurm, SlurmSetup
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 
 Told = Callable[[float], None]
-MOST_JOBS = 5000
+MOST_JOBS, MOST_USERS = 5000, 12
 LONGEST_S = 4 * 3600.0
 _POLL_S = 0.25
 _PAIR = re.compile(r"(\w+)=(\S*)")
-_RANGE = re.compile(r"n\[([\d,-]+)\]|n(\d+)")
-
-
-class Failure(NamedTuple):
-    """A node that goes down at one time, and comes back at another (inf: never); seconds."""
-
-    node: int
-    at_s: float
-    back_s: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,18 +53,21 @@ class SlurmRun:
 
 
 def for_rig(workload: Workload, setup: SlurmSetup, speedup: float) -> Workload:
-    """The jobs on the rig's clock: whole seconds, limits in whole minutes, as many GPUs on every node of a job.
+    """The jobs (tasks) on the rig's clock: whole seconds, limits in whole minutes, as many GPUs on every node of a job.
 
     Raises ForetraceError for jobs that the rig cannot hold or that would take hours.
     """
     if not (np.isfinite(speedup) and speedup > 0):
         raise ForetraceError(f"`speedup` must be above 0, got {speedup:g}.")
+    workload = tasks_of(workload)
     if not 0 < len(workload) <= MOST_JOBS:
         raise ForetraceError(f"the rig plays 1 to {MOST_JOBS:,} jobs, got {len(workload):,}; take fewer with jobs=.")
     if (workload.share < 1).any():
         raise ForetraceError("the rig's jobs have whole GPUs; take a workload without shares of GPUs.")
     if np.isnan(workload.work_s).any():
         raise ForetraceError("the rig needs the run time of every job; this workload does not say it.")
+    if setup.accounting and len(set(workload.user.tolist())) > len(users()):
+        raise ForetraceError(f"the rig has {len(users())} users; take a workload with no more where accounts matter.")
     nodes = -(-workload.gpus // setup.gpus)
     gpus = nodes * -(-workload.gpus // nodes)
     worst = int(np.argmax(nodes))
@@ -93,7 +89,7 @@ def for_rig(workload: Workload, setup: SlurmSetup, speedup: float) -> Workload:
 
 
 def play(
-    slurm: PrivateSlurm, workload: Workload, policy: SlurmPolicy, *, failures: Sequence[Failure] = (),
+    slurm: PrivateSlurm, workload: Workload, policy: SlurmPolicy, *, failures: Sequence[NodeWindow] = (),
     progress: Told | None = None, script: Callable[[Workload, int], str] | None = None,
 ) -> SlurmRun:  # fmt: skip
     """Submit each job when its time has come, let nodes fail when theirs has, and wait for the last to end.
@@ -104,25 +100,45 @@ def play(
     count, setup = len(workload), slurm.setup
     epoch = int(time.time()) + 2  # a whole second: what Slurm rounds, the simulation rounds alike
     asked = policy.request.sbatch
-    events = [(each.at_s, slurm.fail, each.node) for each in failures]
-    events += [(each.back_s, slurm.resume, each.node) for each in failures if np.isfinite(each.back_s)]
-    events.sort(key=lambda each: each[0])
+    events: list[tuple[float, str, str]] = []
+    for begins, given in (("DOWN", failures), ("DRAIN", policy.drains)):
+        for each in given:
+            names = setup.listed(each.first, each.last)
+            events += [(each.begin_s, begins, names), (each.end_s, "RESUME", names)]
+    events = sorted((each for each in events if np.isfinite(each[0])), key=lambda each: each[0])
+    for each in policy.reservations:
+        slurm.reserve(setup.listed(each.first, each.last), epoch + each.begin_s, epoch + each.end_s)
     limits, at, ids = limits_min(workload), 0, list[str]()
     awaits = dependencies(workload)
-    quiet_s = float(workload.work_s.max()) + 180 * bool(failures) + 90.0
+    arrays = workload.details.get("array_of", np.full(count, "", object)).tolist()
+    ends = [each.end_s for each in (*policy.reservations, *policy.drains)]
+    held_s = max((each for each in ends if np.isfinite(each)), default=0.0)
+    held_s += REQUEUE_S + 59 if failures or policy.preemption.evicts else 0
+    quiet_s = float(workload.work_s.max()) + held_s + 90.0
     done, ended, size, since = -1, 0, -1, time.monotonic()
     while True:
         now = time.time() - epoch
         while events and events[0][0] <= now:
-            _, change, node = events.pop(0)
-            change(setup.node(node))
+            _, state, names = events.pop(0)
+            slurm.set_state(names, state)
         while at < count and workload.submit_ns[at] / SECOND <= now:
+            tasks = [at]  # those of an array are submitted at once
+            while arrays[at] and tasks[-1] + 1 < count and arrays[tasks[-1] + 1] == arrays[at]:
+                tasks.append(tasks[-1] + 1)
             words = [*_words(workload, at, int(limits[at]), setup, policy), *asked]
             if at in awaits:
-                each = [":".join([kind, *(ids[other] for other in others)]) for kind, others in awaits[at]]
-                words.append(f"--dependency={','.join(each)}")
-            ids.append(slurm.run("sbatch", *words, text=(script or _script)(workload, at)).strip())
-            at += 1
+                after = [":".join([kind, *(ids[other] for other in others)]) for kind, others in awaits[at]]
+                words.append(f"--dependency={','.join(after)}")
+            if arrays[at]:
+                words.append(f"--array={workload.details['array'][at]}")
+            said = "".join(
+                f'[ "${{SLURM_ARRAY_TASK_ID}}" = {workload.details["array_task"][one]} ] && exec sleep '
+                f"{workload.work_s[one]:g}\n"
+                for one in tasks if arrays[at]
+            )  # fmt: skip
+            job = slurm.run("sbatch", *words, text=f"#!/bin/sh\n{said}" if said else (script or _script)(workload, at))
+            ids += [f"{job.strip()}_{workload.details['array_task'][one]}" if said else job.strip() for one in tasks]
+            at += len(tasks)
             since = time.monotonic()
         if slurm.completed.exists() and slurm.completed.stat().st_size != size:
             size, ended = slurm.completed.stat().st_size, len(_rows(slurm.completed, ids))
@@ -150,7 +166,18 @@ def _words(workload: Workload, at: int, limit: int, setup: SlurmSetup, policy: S
     ]  # fmt: skip
     if policy.by_priority and policy.weights is None:
         words.append(f"--priority={1_000_000 + int(workload.priority[at])}")
+    if setup.accounting:
+        known = list(dict.fromkeys(workload.user.tolist()))
+        qos = str(workload.details["qos"][at]) if policy.preemption.qos and "qos" in workload.details else ""
+        words += [f"--uid={users()[known.index(workload.user[at])]}", f"--qos={qos or 'normal'}"]
+    if str(workload.tenant[at]) in policy.preemption.tiers:
+        words.append(f"--partition={workload.tenant[at]}")
     return words
+
+
+def users() -> list[str]:
+    """Users of this machine, as whom jobs are submitted where there is accounting."""
+    return [each.pw_name for each in pwd.getpwall() if each.pw_uid][:MOST_USERS]
 
 
 def _script(workload: Workload, at: int) -> str:
@@ -170,9 +197,9 @@ def _rows(path: Path, ids: Sequence[str]) -> dict[int, dict[str, str]]:
     first: dict[str, str] = {}
     for line in lines:
         row = dict(_PAIR.findall(line))
-        name = row.get("JobId", "")
+        name = f"{row['ArrayJobId']}_{row['ArrayTaskId']}" if "ArrayJobId" in row else row.get("JobId", "")
         row["SubmitTime"] = first.setdefault(name, row.get("SubmitTime", ""))  # a requeue counts as a submission
-        if name in at and row.get("JobState") in ("COMPLETED", "TIMEOUT"):
+        if name in at and row.get("JobState") in ("COMPLETED", "TIMEOUT", "PREEMPTED"):
             rows[at[name]] = row
     return rows
 
@@ -184,7 +211,7 @@ def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int, ids: Sequence[str]
     for at in range(len(workload)):
         for name, column in times.items():
             column.append(datetime.fromisoformat(rows[at][name]).timestamp() - epoch)
-        nodes.append(_nodes(rows[at]["NodeList"]))
+        nodes.append(tuple(int(name[1:]) for name in expand(rows[at]["NodeList"])))
     submit, start, end = (np.array(each) for each in times.values())
     return SlurmRun(
         submit_s=submit, start_s=start, end_s=end, nodes=tuple(nodes), epoch_s=float(epoch),
@@ -208,22 +235,16 @@ def _woke(slurm: PrivateSlurm, epoch: int, words: str) -> float:
     return found or 0.0
 
 
-def _nodes(text: str) -> tuple[int, ...]:
-    """Numbers of nodes from Slurm's list of names: n[000-002,005]."""
-    found: list[int] = []
-    for ranges, single in _RANGE.findall(text):
-        for part in (ranges or single).split(","):
-            low, _, high = part.partition("-")
-            found += range(int(low), int(high or low) + 1)
-    return tuple(found)
-
-
 def slurm_setup(setup: SlurmSetup, policy: SlurmPolicy) -> SlurmSetup:
     """The same cluster, with the scheduler that this policy is."""
-    parameters = policy.parameters.items()
-    lines = () if policy.weights is None else policy.weights.lines
+    policy.fits(setup.nodes)
+    lines = [*(() if policy.weights is None else policy.weights.lines), *policy.preemption.lines()]
+    parameters = {**setup.parameters, **policy.parameters.items()}
+    told = policy.preemption.accounting(users())
+    if not (policy.preemption.qos or (policy.weights is not None and policy.weights.fairshare)):
+        told = ()
     return replace(
-        setup, backfill=policy.backfill, parameters={**setup.parameters, **parameters}, lines=(*setup.lines, *lines)
+        setup, backfill=policy.backfill, parameters=parameters, lines=(*setup.lines, *lines), accounting=told
     )
 
 

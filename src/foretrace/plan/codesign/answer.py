@@ -125,9 +125,9 @@ class Codesign:
 
     def _forward(self) -> tuple[float, float, float]:
         """Seconds of a stage without logits, of logits, of a hop."""
-        s, c = self.space.arrays
+        (s, c), machine = self.space.arrays, on_design(self.best.design).array()
         out = np.zeros(3)
-        kernels.forward_parts(s, on_design(self.best.design).array(), c, fields_of(self.best.plan), out)
+        kernels.forward_parts(s, machine, c, fields_of(self.best.plan), self.space.decode, out)
         pace, head, hop = out.tolist()
         return pace, head, hop
 
@@ -161,20 +161,22 @@ def forward_graph(pace_s: float, head_s: float, hop_s: float, stages: int, count
 
 def codesign(
     name: str | TransformerSizes, *, devices: int = 1024, batch: int = 4096, area: float = 0.0, link_gb_s: float = 50.0,
-    training: bool = True, length: int = 0,
+    training: bool = True, length: int = 0, decode: int = 0,
 ) -> Codesign:  # fmt: skip
     """Price every design of at most `area` (µm²; by default that of `TPU_LIKE`) with every plan.
 
+    With `decode` a batch is one more word of every sample behind so many in its cache: nothing is trained.
     Raises ForetraceError for an unknown model, an area that nothing has, and where no plan is possible.
     """
     begun = time.process_time()
     model = name if isinstance(name, TransformerSizes) else transformer(name, length=length)
-    for what, value in (("devices", devices), ("batch", batch)):
+    for what, value in (("devices", devices), ("batch", batch), ("decode", decode or 1)):
         if not 1 <= value <= 1_000_000:
             raise ForetraceError(f"`{what}=` must be 1 to 1000000, got {value}; give {1 if value < 1 else 1_000_000}.")
     designs = design_columns(area)
     like = replace(TPU_LIKE, link_gb_s=link_gb_s)
-    space = CodesignSpace(model=model, devices=devices, batch=batch, training=training, like=like, designs=designs)
+    space = CodesignSpace(model=model, devices=devices, batch=batch, training=training and not decode, like=like,
+                          designs=designs, decode=decode)  # fmt: skip
     priced = space.price(link_gb_s)
     row = int(np.argmin(priced.seconds))
     best = _under(space, designs.at(row, like), space.plan(priced, row))

@@ -10,7 +10,7 @@ bandwidth without a loss, which is not modelled: what is gained beside the seria
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,8 +60,16 @@ class LayerSchedule:
     @property
     def ns(self) -> int:
         """Until the last operator ends."""
-        return max(begin + (each.all_ns if core < 0 else each.one_ns)
-                   for each, begin, core in zip(self.operators, self.begins, self.core, strict=True))  # fmt: skip
+        return max(begin + self.took(i) for i, begin in enumerate(self.begins))
+
+    def took(self, row: int) -> int:
+        """Of an operator where it runs, ns."""
+        return self.operators[row].all_ns if self.core[row] < 0 else self.operators[row].one_ns
+
+    def lane(self, row: int) -> str:
+        """Where an operator runs, in words."""
+        kind = "tensor" if self.operators[row].tensor else "vector"
+        return f"all {kind} cores" if self.core[row] < 0 else f"{kind} core {self.core[row]}"
 
     @property
     def serial_ns(self) -> int:
@@ -84,18 +92,17 @@ class LayerSchedule:
         writer = GraphWriter((), GraphInfo(source="layer", platform="cuda", world_size=1, steps=(0,)))
         clock = writer.lane(Lane(rank=0, kind=LaneKind.CPU, label="layer"))
         writer.mark(clock, "layer", release=0, step=0)
-        lanes: dict[tuple[bool, int], int] = {}
+        lanes: dict[str, int] = {}
         rows: dict[int, int] = {}
         before: list[int] = []  # tasks since the last one on all cores
         last = -1
         for i in order:
-            each, at = self.operators[i], (self.operators[i].tensor, self.core[i])
-            kind, whole = "tensor" if each.tensor else "vector", self.core[i] < 0
-            if at not in lanes:
-                label = f"all {kind} cores" if whole else f"{kind} core {at[1]}"
-                lanes[at] = writer.lane(Lane(rank=0, kind=LaneKind.GPU, device=0, stream=len(lanes), label=label))
-            took = each.all_ns if whole else each.one_ns
-            rows[i] = writer.task(TaskKind.KERNEL, lanes[at], each.name, took, step=0, phase=self.phase, release=0)
+            each, label, whole = self.operators[i], self.lane(i), self.core[i] < 0
+            if label not in lanes:
+                lanes[label] = writer.lane(Lane(rank=0, kind=LaneKind.GPU, device=0, stream=len(lanes), label=label))
+            rows[i] = writer.task(
+                TaskKind.KERNEL, lanes[label], each.name, self.took(i), step=0, phase=self.phase, release=0
+            )
             waits = {rows[need] for need in each.needs} | ({last} if last >= 0 else set())
             for row in sorted(waits | (set(before) if whole else set())):
                 writer.edge(row, rows[i], EdgeKind.DATA)
@@ -107,16 +114,17 @@ class LayerSchedule:
 
 
 def layer_operators(
-    model: TransformerSizes, at: Parallelism, design: Accelerator, groups: int = GROUPS
+    model: TransformerSizes, at: Parallelism, design: Accelerator, groups: int = GROUPS, decode: int = 0
 ) -> tuple[list[LayerOperator], list[LayerOperator]]:
     """Operators of a layer, forward and backward, that one device with this plan runs for a micro-batch."""
-    heads = model.heads // at.tensor
+    model = replace(model, length=1) if decode else model
+    heads = max((model.kv_heads if decode else model.heads) // at.tensor, 1)
     groups = next(each for each in range(min(groups, heads), 0, -1) if heads % each == 0)
     sizes = np.zeros((kernels.ROWS, 7))
-    kernels.operator_rows(vector(model, DESIGNED), at.tensor, at.micro, sizes)
+    kernels.operator_rows(vector(model, DESIGNED), at.tensor, at.sequence, at.micro, decode, sizes)
     machine = np.stack([on_design(design).array()] * 2)  # all cores, one of each kind
     machine[1, designed.CORES], machine[1, designed.LANES] = 1, design.lanes
-    parts = [heads * model.head, *[max(model.kv_heads / at.tensor, 1.0) * model.head] * 2]
+    parts = [model.heads // at.tensor * model.head, *[max(model.kv_heads / at.tensor, 1.0) * model.head] * 2]
     passes: list[list[LayerOperator]] = []
     for rows in (range(designed.FORWARD), range(designed.FORWARD, kernels.LAYER)):
         found: list[LayerOperator] = []
@@ -141,7 +149,7 @@ def layer_operators(
             for i, (piece, share) in enumerate(pieces):
                 needs = [others[i] if len(others) == len(pieces) == groups > 1 else others for others in wanted]
                 flat = [each for some in needs for each in (some if isinstance(some, list) else [some])]
-                one, every = (max(round(1e9 * _seconds(share, machine[k])), 1) for k in (1, 0))
+                one, every = (max(round(1e9 * kernels.operator_s(share, machine[k])), 1) for k in (1, 0))
                 where[name].append(len(found))
                 found.append(LayerOperator(
                     name=piece, tensor=bool(size[designed.KIND]), one_ns=one, all_ns=every, needs=tuple(flat)
@@ -168,24 +176,12 @@ NEEDS = {
 }  # fmt: skip
 
 
-def _seconds(size: Any, machine: Any) -> float:
-    rate = float(machine[designed.MEMORY])
-    if not size[designed.KIND]:
-        numbers = float(size[designed.NUMBERS])
-        work = numbers * size[designed.EACH] / (machine[designed.LANES] * machine[designed.CLOCK])
-        moved = 2 * designed.WORD * numbers
-        return float(max(work, (moved if moved > machine[designed.BUFFER] / 2 else 0.0) / rate))
-    out = np.zeros((1, 1, 3))
-    designed.product_columns(size[designed.BATCH : designed.NUMBERS][None].copy(), machine[None], out)
-    return float(max(out[0, 0, 0] / machine[designed.CLOCK], out[0, 0, 2] * designed.WORD / rate))
-
-
 def layer_schedules(
-    model: TransformerSizes, at: Parallelism, design: Accelerator, *, training: bool = True
+    model: TransformerSizes, at: Parallelism, design: Accelerator, *, training: bool = True, decode: int = 0
 ) -> tuple[LayerSchedule, ...]:
     """A layer forward and, of a training, backward. Raises MissingExtraError without OR-Tools."""
     cores, phases = (design.tensor_cores, design.vector_cores), (Phase.FORWARD, Phase.BACKWARD)
-    passes = layer_operators(model, at, design)[: 2 if training else 1]
+    passes = layer_operators(model, at, design, decode=decode)[: 2 if training else 1]
     return tuple(schedule_layer(each, cores, phase) for each, phase in zip(passes, phases, strict=False))
 
 

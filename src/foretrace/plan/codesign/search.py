@@ -1,8 +1,9 @@
 """`codesign`: the best accelerator for a transformer, with the best plan on each: every design times every plan.
 
 PHAZE (Wang et al., ICML 2024) searches the same designs; its stated rule and link are baselines here. Plans are tensor
-degree, stages, data degree, micro-batch and recomputation. Of recomputations that fit, less is never slower and is the
-only one priced; ZeRO 1 moves the same bytes and updates less, so that data degrees above 1 have it. So the best is
+degree, sequence parallelism, stages, data degree, micro-batch and recomputation. Of recomputations that fit, less is
+never slower and is the only one priced; ZeRO 1 moves the same bytes and updates less, so that data degrees above 1 have
+it; without gradients sequence parallelism sends nothing more, so that tensor degrees above 1 have it. So the best is
 proven within the model: nothing of the space is left out.
 """
 
@@ -103,11 +104,13 @@ class CodesignSpace:
     like: Accelerator  # memory, links and clock
     designs: DesignColumns
     only: Parallelism | None = None  # the plan, where it is given
+    decode: int = 0  # words in the cache behind which each sample has one more; 0: whole sequences
 
     @cached_property
     def arrays(self) -> tuple[Float64, Float64]:
         """Model and constants as `kernels` takes them."""
-        return vector(self.model, DESIGNED), constant_vector(DESIGNED)
+        model = replace(self.model, length=1) if self.decode else self.model
+        return vector(model, DESIGNED), constant_vector(DESIGNED)
 
     @cached_property
     def plans(self) -> tuple[Int64, Float64]:
@@ -116,7 +119,7 @@ class CodesignSpace:
         rows = np.array([fields_of(each) for each in self._splits()], dtype=np.int64).reshape(-1, len(plans_of.FIELDS))
         facts = np.zeros((len(rows), 3))
         on = on_design(self.like)
-        kernels.plan_facts(s, on.array(), c, rows, self.batch, self.training, facts)
+        kernels.plan_facts(s, on.array(), c, rows, self.batch, self.training, self.decode, facts)
         fit = facts[:, 0] <= on.capacity
         if not fit.any():
             least = f"{facts[:, 0].min() / 1e9:.3g} GB" if len(facts) else ""
@@ -127,8 +130,8 @@ class CodesignSpace:
                 "batch."
             )
         rows = rows[fit]
-        _, first = np.unique(rows[:, [plans_of.TENSOR, plans_of.PIPELINE, plans_of.DATA, plans_of.MICRO]], axis=0,
-                             return_index=True)  # fmt: skip
+        kinds = [plans_of.TENSOR, plans_of.SEQUENCE, plans_of.PIPELINE, plans_of.DATA, plans_of.MICRO]
+        _, first = np.unique(rows[:, kinds], axis=0, return_index=True)
         first.sort()
         return rows[first], facts[fit][first]
 
@@ -140,24 +143,28 @@ class CodesignSpace:
         for tensor in _divisors(n):
             if not plans_of.fits(s, tensor, 1):
                 continue
+            cut = tensor > 1 and not self.decode and self.model.length % tensor == 0
+            sequences = range(int(cut and not self.training), int(cut) + 1)
             for pipeline in _divisors(n // tensor):
                 data = n // (tensor * pipeline)
                 if self.model.layers % pipeline or self.batch % data:
                     continue
                 for micro in _divisors(self.batch // data):
-                    found += [Parallelism(tensor=tensor, pipeline=pipeline, data=data, micro=micro, recompute=each,
-                                          zero=int(self.training and data > 1))
-                              for each in range(3 if self.training else 1)]  # fmt: skip
+                    found += [Parallelism(tensor=tensor, sequence=sequence, pipeline=pipeline, data=data, micro=micro,
+                                          recompute=each, zero=int(self.training and data > 1))
+                              for sequence in sequences for each in range(3 if self.training else 1)]  # fmt: skip
         return found
 
     @cached_property
-    def _columns(self) -> tuple[Int64, Float64, Int64, Float64, Float64, Float64, Float64, Int64, Int64, Float64]:
+    def _columns(
+        self,
+    ) -> tuple[Int64, Float64, Int64, Int64, Float64, Float64, Float64, Float64, Int64, Int64, Float64]:
         """Operators of every tensor degree and micro-batch, and their costs by arrays and by buffer."""
         rows, sizes = self.plans[0], self.designs.sizes
         pairs, pair_of = np.unique(rows[:, [plans_of.TENSOR, plans_of.MICRO]], axis=0, return_inverse=True)
         table = np.zeros((len(pairs), kernels.ROWS, 7))
         for out, (tensor, micro) in zip(table, pairs.tolist(), strict=True):
-            kernels.operator_rows(self.arrays[0], tensor, micro, out)
+            kernels.operator_rows(self.arrays[0], tensor, 0, micro, self.decode, out)
         every = table[:, :, designed.BATCH : designed.NUMBERS].reshape(-1, 4)
         products, product_of = np.unique(every, axis=0, return_inverse=True)
         arrays, arrays_of = np.unique(sizes[:, :3], axis=0, return_inverse=True)
@@ -172,23 +179,24 @@ class CodesignSpace:
         by_buffer = np.zeros((len(buffers), len(products), 3))
         designed.product_columns(products, held, by_buffer)
         lanes = (sizes[:, 3] * sizes[:, 4]).astype(np.float64)
-        return (pair_of.ravel(), table, product_of.reshape(table.shape[:2]), by_cores[..., 0].copy(),
-                by_cores[..., 1].copy(), by_buffer[..., 2].copy(), buffers.astype(np.float64), arrays_of.ravel(),
-                buffer_of.ravel(), lanes)  # fmt: skip
+        return (pair_of.ravel(), table, pairs[:, 0].copy(), product_of.reshape(table.shape[:2]),
+                by_cores[..., 0].copy(), by_cores[..., 1].copy(), by_buffer[..., 2].copy(), buffers.astype(np.float64),
+                arrays_of.ravel(), buffer_of.ravel(), lanes)  # fmt: skip
 
     def price(self, link_gb_s: float, only: Mask | None = None, lanes_rate: float = 1.0) -> PricedDesigns:
         """Every design with its best plan, of `only` these plans; links of so many GB/s."""
         (rows, _), (s, c) = self.plans, self.arrays
         machine = on_design(replace(self.like, link_gb_s=link_gb_s)).array()
         facts = np.zeros((len(rows), 3))
-        kernels.plan_facts(s, machine, c, rows, self.batch, self.training, facts)
-        pair_of, table, product_of, cycles, ports, memory, buffers, arrays_of, buffer_of, lanes = self._columns
+        kernels.plan_facts(s, machine, c, rows, self.batch, self.training, self.decode, facts)
+        pair_of, table, degrees, product_of, cycles, ports, memory, buffers, arrays_of, buffer_of, lanes = self._columns
         keep = np.ones(len(rows), dtype=np.bool_) if only is None else only
         n = len(self.designs)
         seconds, chosen, counts = np.full(n, inf), np.full(n, -1, dtype=np.int64), np.zeros((n, 4))
         kernels.price(
-            s, machine, c, rows[keep], pair_of[keep], facts[keep], self.batch, self.training, table, product_of, cycles,
-            ports, memory, buffers, arrays_of, buffer_of, lanes * lanes_rate, seconds, chosen, counts,
+            s, machine, c, rows[keep], pair_of[keep], facts[keep], self.batch, self.training, table, degrees,
+            product_of, cycles, ports, memory, buffers, arrays_of, buffer_of, lanes * lanes_rate, seconds, chosen,
+            counts,
         )  # fmt: skip
         return PricedDesigns(seconds=seconds, chosen=np.flatnonzero(keep)[chosen], joules=counts @ np.array(PJ) * 1e-12)
 

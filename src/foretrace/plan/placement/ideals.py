@@ -40,10 +40,15 @@ class Contiguous:
 def lattice(blocks: PlacementBlocks, most: int = MOST_IDEALS) -> list[int] | None:
     """All ideals as bit masks, smaller ones first; None where there are more than `most`."""
     needs = [sum(1 << each for each in before) for before in blocks.before]
+    mask = 0
+    while ready := [at for at, need in enumerate(needs) if not mask >> at & 1 and not need & ~mask]:
+        if len(ready) >= most.bit_length():  # each set of these makes an ideal
+            return None
+        mask |= sum(1 << at for at in ready)
     masks, frees = [0], [tuple(at for at, need in enumerate(needs) if not need)]
     known = {0}
     for mask, free in zip(masks, frees, strict=False):  # both grow
-        for block in free:
+        for place, block in enumerate(free):
             larger = mask | 1 << block
             if larger not in known:
                 if len(known) >= most:
@@ -51,7 +56,7 @@ def lattice(blocks: PlacementBlocks, most: int = MOST_IDEALS) -> list[int] | Non
                 known.add(larger)
                 masks.append(larger)
                 new = [each for each in blocks.after[block] if not needs[each] & ~larger]
-                frees.append((*(each for each in free if each != block), *new))
+                frees.append((*free[:place], *free[place + 1 :], *new))
     return masks
 
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -155,7 +156,7 @@ def _grid(rows: Iterator[tuple[_Key, float]]) -> TimeGrid:
     where = [{size: at for at, size in enumerate(axis)} for axis in axes]
     seconds = np.full([len(axis) for axis in axes], np.nan)
     for sizes, times in cells.items():
-        seconds[tuple(where[i][size] for i, size in enumerate(sizes))] = np.median(times)
+        seconds[tuple(where[i][size] for i, size in enumerate(sizes))] = median(times)
     return TimeGrid(axes=tuple(np.array(axis, np.float64) for axis in axes), seconds=seconds)
 
 

@@ -147,6 +147,11 @@ class ProductQuantisation(Technique):
             found = [each for each in found if graph.layer[each.row] != left]
         if not found:
             raise self.refuse("the recording shows no Linear or Conv2d of one group with its sizes, but the first.")
+        if self.prototypes > (most := _LEARNED * min(each.rows for each in found)):
+            raise self.refuse(
+                f"{self.prototypes} prototypes need as many samples, and a layer meets {most} in the {_LEARNED} "
+                "batches that they are learned from; give fewer prototypes or larger batches."
+            )
         return found
 
     def _check(self) -> None:

@@ -132,6 +132,9 @@ class LocalSteps(Technique):
             raise self.refuse(f"every={self.every} is no number of steps; give 1 or more.")
         if self.updates == "dgc" and self.every != 1:
             raise self.refuse(f"every must be 1 with updates=dgc, which trains on no own update, got {self.every}.")
+        for name, of in (("share", _SHARES), ("select_gb_s", _SHARES), ("threshold", ("gaia",))):
+            if self.updates not in of and getattr(self, name) != getattr(type(self), name):
+                raise self.refuse(f"{name} is of updates={' or '.join(of)}, got updates={self.updates}; leave it out.")
         if self.share is not None and not 0 < self.share <= 1:
             raise self.refuse(f"share must be above 0 and at most 1, got {self.share:g}; 0.01 is one in a hundred.")
         if not 0 <= self.threshold <= 1e6:

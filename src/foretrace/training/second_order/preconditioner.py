@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from foretrace.errors import NotApplicableError
+from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.training.second_order.factors import (
     find_layers,
     gradient_of,
@@ -77,6 +77,28 @@ class Preconditioner:
         kept = [*self.factors.values(), *(each for found in self.inverses.values() for each in found)]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in kept}
         return sum(storages.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps, running factors, and the inverses that this worker keeps."""
+        return {"steps": self.steps, "factors": self.factors, "inverses": self.inverses}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where this worker stopped. Raises ForetraceError for a state of other layers or shares."""
+        sides = {(i, letter): side for i, each in enumerate(self.shares.layers)
+                 for letter, side in (("A", each.inputs), ("G", each.outputs))}  # fmt: skip
+        factors, inverses = state.get("factors", {0: ()}), state.get("inverses", {})
+        if (factors and {key: len(each) for key, each in factors.items()} != sides) or (
+            inverses and set(inverses) != set(self.shares.preconditions(self.rank))
+        ):
+            raise ForetraceError(
+                "K-FAC's state must be what this worker saved, of the same layers, workers and fraction, got another "
+                "one; begin again without it."
+            )
+        at = self.modules[0].weight.device
+        self.steps = state["steps"]
+        self.factors = {key: each.to(at, copy=True) for key, each in factors.items()}
+        self.inverses = {i: (a.to(at, copy=True), g.to(at, copy=True), d.to(at, copy=True))
+                         for i, (a, g, d) in inverses.items()}  # fmt: skip
 
     def _passed(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if not (module.training and output.requires_grad) or self.steps % self.settings.factors_every:
@@ -207,6 +229,15 @@ class Preconditioned:
         """Precondition, then update."""
         self.preconditioner.step(self.optimizer.param_groups[0]["lr"])
         return self.optimizer.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's, and the preconditioner's."""
+        return {**self.optimizer.state_dict(), "kfac": self.preconditioner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where it was saved; errors as of the preconditioner."""
+        self.preconditioner.load_state_dict(state.get("kfac", {}))
+        self.optimizer.load_state_dict(state)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "optimizer":  # while it is copied it has none yet

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, distributed
 from torch.optim import Optimizer
 
+from foretrace.errors import ForetraceError
 from foretrace.training.workers.policy import NUMBER, SyncPolicy
+
+_OWN = "committing"  # in a state
 
 
 class Committing(Optimizer):
@@ -25,7 +28,6 @@ class Committing(Optimizer):
     def __init__(self, optimizer: Optimizer, policy: SyncPolicy, every: int) -> None:
         # Not the base's constructor, which would take the parameters a second time.
         self.inner, self.policy, self.every = optimizer, policy, every
-        self.param_groups = optimizer.param_groups
         self.steps = 0
         self.sent_bytes = 0  # by this worker
         self.shared = self._flat()
@@ -36,14 +38,31 @@ class Committing(Optimizer):
         """The inner optimizer's."""
         return self.inner.state
 
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]  # likewise; loading replaces the inner optimizer's list
+        """The inner optimizer's."""
+        return self.inner.param_groups
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
+        """The inner optimizer's, and what is this worker's own: updates that wait, the shared model, counts."""
+        own = {"steps": self.steps, "sent_bytes": self.sent_bytes, "shared": self.shared, "pending": self.pending}
+        return {**self.inner.state_dict(), _OWN: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue to the bit where this worker stopped. Raises ForetraceError for the state of another optimizer."""
+        own = state_dict.get(_OWN)
+        if own is None or own["shared"].shape != self.shared.shape:
+            raise ForetraceError(
+                "an optimizer's state must be one that this worker saved with the same model and updates= of "
+                "local-steps, got another one; begin again without it."
+            )
         self.inner.load_state_dict(state_dict)
+        self.steps, self.sent_bytes = own["steps"], own["sent_bytes"]
+        self.shared.copy_(own["shared"])
+        self.pending.copy_(own["pending"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:

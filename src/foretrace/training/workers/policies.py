@@ -184,9 +184,3 @@ def parse(text: str) -> SyncPolicy:
         except ValueError:
             raise ForetraceError(f"{found}: {key}={value} is no number; write {key}=8.") from None
     return kind(**given)
-
-
-def written(policy: SyncPolicy) -> str:
-    """The policy as `parse` reads it."""
-    own = (f"{each.name}={getattr(policy, each.name):g}" for each in fields(policy))
-    return " ".join((policy.name, *own))

@@ -214,9 +214,9 @@ def _play(
             break
         answered(answers, now_s, len(turns) - 1)
     else:
-        if isfinite(until_s) and not server.waiting():
-            pass  # all workers have gone, or are busy beyond the end
-        elif stuck := sorted(server.live - set(server.waiting())):
+        # Else all workers have gone, or are busy beyond the end.
+        stuck = sorted(server.live - set(server.waiting()))
+        if stuck and (server.waiting() or not isfinite(until_s)):
             raise ForetraceError(
                 f"worker {stuck[0]} never commits, and worker {server.waiting()[0]} waits for it; leave it out, or "
                 "choose a policy that never waits, as adsp."
