@@ -5,8 +5,9 @@
 Sessions of the plan that follow each other on one link share a rig, whose link is calibrated once; in each, one worker
 is recorded alone, all arms are predicted and then run interleaved. Rows are added after each session, so that an
 interruption (Ctrl-C, a kill) loses one session at most; conclusive rows that are there are kept unless `--again`. PART
-keeps the plan to sessions whose name contains it. It needs root (`foretrace rig check`), takes half an hour in all, and
-nothing else should use the cores meanwhile.
+keeps the plan to sessions whose name contains it. Sessions "found" run what `foretrace optimise` answers for the
+recording of one worker and the link as it was measured, against DistributedDataParallel as it is by default. It needs
+root (`foretrace rig check`), takes half an hour in all, and nothing else should use the cores meanwhile.
 `python benchmarks/accuracy.py ledger` writes the table.
 """
 
@@ -25,9 +26,12 @@ from foretrace.experiment.ledger import Ledger, Row
 from foretrace.experiment.links import netns
 from foretrace.experiment.links.job import LinkJob, LinkOutcome
 from foretrace.experiment.links.judge import rows_of, setting
-from foretrace.experiment.links.measure import completed, rig_for, verify
+from foretrace.experiment.links.measure import Find, completed, rig_for, verify
 from foretrace.experiment.processes import WorkerError
 from foretrace.experiment.statistics import Verdict
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.plan.optimise import Optimiser
+from foretrace.plan.result import OptimiseRequest
 from foretrace.techniques.arguments import parse_all
 
 DATA = Path(__file__).parent / "data"
@@ -49,12 +53,33 @@ class Session:
 
     name: str
     job: LinkJob
+    find: Find | None = None  # further arms, once one worker is recorded
+
+    @property
+    def arms(self) -> int:
+        """How many are to be run."""
+        return len(self.job.arms) + (self.find is not None)
 
 
 def session(name: str, work: str, link: str, arms: Sequence[tuple[str, ...]], *, workers: int = 2) -> Session:
     """A session with as few rounds as a verdict needs."""
     job = LinkJob(work=work, link=link, workers=workers, arms=tuple(arms), seconds=20.0)
     return Session(name=f"{name} {work} {link} x{workers}", job=job)
+
+
+def best_buckets(graph: TaskGraph, table: Path) -> list[tuple[str, ...]]:
+    """The buckets that `foretrace optimise --only-buckets` finds for two workers on the measured link."""
+    wanted = OptimiseRequest(workers=2, network=str(table), only_buckets=True, ahead=False)
+    answer = Optimiser(recorded=graph, wanted=wanted).run(30.0)
+    assert answer.best.parallel is not None
+    print(f"  optimise: {1e3 * answer.default_s:.1f} -> {1e3 * answer.step_s:.1f} ms", flush=True)
+    return [(f"data-parallel buckets_mb={answer.best.parallel.buckets_mb} views=yes",)]
+
+
+def found(work: str, link: str) -> Session:
+    """A session of what the search finds, against the default."""
+    job = LinkJob(work=work, link=link, workers=2, arms=(), against=("data-parallel",), seconds=30.0)
+    return Session(name=f"found {work} {link} x2", job=job, find=best_buckets)
 
 
 OTHERS = (
@@ -83,6 +108,8 @@ PLAN: tuple[Session, ...] = (
         session("levels", work, "300mbit", [PLAIN, (*PLAIN, "hierarchical-allreduce levels=2x2")], workers=4)
         for work in ("12x1mb/20ms", "24x0.5mb/10ms")
     ),
+    session("partial-backprop", "12x1mb/20ms/5ms/2ms", "300mbit", [("partial-backprop",)], workers=4),
+    *(found(work, link) for link in ("300mbit", "500mbit") for work in ("24x0.5mb/10ms", "resnet50", "gpt2")),
 )
 
 
@@ -101,14 +128,14 @@ def main(arguments: Sequence[str]) -> int:
     if ROWS.exists():
         ledger.import_jsonl(ROWS)
     rows = ledger.rows() if ledger.path.is_file() else ()
-    todo = [each if chosen.again else replace(each, job=left(each.job, rows)) for each in plan]
+    todo = [each if chosen.again else left(each, rows) for each in plan]
     if chosen.list:
         for each in todo:
-            print(f"{each.name}: {len(each.job.arms)} arms left")
+            print(f"{each.name}: {each.arms} arms left")
         return 0
     netns.require()
     failed = 0
-    todo = [each for each in todo if each.job.arms]
+    todo = [each for each in todo if each.arms]
     for _, some in groupby(todo, key=lambda each: (each.job.link, each.job.workers)):
         group = list(some)
         try:
@@ -116,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
                 for each in group:
                     began = time.monotonic()
                     print(f"{1 + todo.index(each)}/{len(todo)} {each.name}", flush=True)
-                    outcome = verify(each.job, on=rig)
+                    outcome = verify(each.job, on=rig, find=each.find)
                     ledger.add(rows_of(outcome))
                     ledger.export(ROWS)
                     print(summary(outcome), f"  {time.monotonic() - began:.0f} s", sep="\n", flush=True)
@@ -126,14 +153,18 @@ def main(arguments: Sequence[str]) -> int:
     return int(failed > 0)
 
 
-def left(job: LinkJob, rows: Sequence[Row]) -> LinkJob:
-    """The job without the arms that have a conclusive row."""
-    done = {
-        row.techniques
+def left(session: Session, rows: Sequence[Row]) -> Session:
+    """The session without the arms that have a conclusive row."""
+    job = session.job
+    concluded = [
+        row
         for row in rows
         if row.model == job.work and row.size == setting(job) and row.verdict != Verdict.INCONCLUSIVE
-    }
-    return replace_arms(job, [arm for arm in job.arms if written(arm, job) not in done])
+        and tuple(row.arms.get("rig", {}).get("against", ())) == job.against
+    ]  # fmt: skip
+    done = {row.techniques for row in concluded}
+    arms = [arm for arm in job.arms if written(arm, job) not in done]
+    return replace(session, job=replace_arms(job, arms), find=None if concluded else session.find)
 
 
 def written(arm: Sequence[str], job: LinkJob) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.executor import cores
-from foretrace.files import digest, part_of, write_bytes
+from foretrace.files import digest, evict, part_of, write_bytes
 
 WRITER = """
 import sys
@@ -93,3 +93,20 @@ def test_workers_of_a_pool_end_with_the_process_that_started_them() -> None:
     process.wait()
     process.stdout.close()
     assert len(set(workers)) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="only Linux says whether a page is in the cache")
+def test_what_is_evicted_waits_for_storage(tmp_path: Path) -> None:
+    kind = subprocess.run(["stat", "-f", "-c", "%T", str(tmp_path)], capture_output=True, text=True, check=True).stdout
+    if not kind.startswith(("ext", "xfs", "btrfs")):
+        pytest.skip(f"files of {kind.strip()} are memory, or do not tell whether they are")
+    path, into = tmp_path / "data", bytearray(1 << 16)
+    path.write_bytes(os.urandom(1 << 16))
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        assert os.preadv(handle, [into], 0, os.RWF_NOWAIT) == 1 << 16
+        evict([path])
+        with pytest.raises(BlockingIOError):
+            os.preadv(handle, [into], 0, os.RWF_NOWAIT)
+    finally:
+        os.close(handle)

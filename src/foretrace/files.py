@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from foretrace.errors import ForetraceError
@@ -75,3 +76,14 @@ def digest(path: Path) -> str:
         raise ForetraceError(f"cannot read {path} ({error.strerror or error}); name one that exists.") from None
     lines = (f"{each.relative_to(path)}\0{digest(each)}\n" for each in inside)
     return hashlib.sha256("".join(lines).encode("utf-8", errors="surrogateescape")).hexdigest()
+
+
+def evict(paths: Iterable[Path]) -> None:
+    """Take files out of the page cache, so that the next one who reads them waits for storage."""
+    os.sync()  # only clean pages can be given up
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)

@@ -50,6 +50,19 @@ def test_time_off_the_processor_is_fetching(graph: TaskGraph) -> None:
     assert {bar.name: bar.seconds for bar in stalls(told).bars}["fetch"] == pytest.approx(1e-4)
 
 
+def test_waiting_for_a_core_is_no_storage(graph: TaskGraph) -> None:
+    step = {"phase": "active", "wall_ns": 60_000_000, "cpu_ns": 35_000_000, "loader_wall_ns": 30_000_000,
+            "loader_cpu_ns": 10_000_000, "loader_queued_ns": 8_000_000}  # fmt: skip
+
+    def told(**overhead: float) -> dict[str, float]:
+        info = replace(graph.info, overhead=overhead, recording={**graph.info.recording, "steps": [step]})
+        return {bar.name: bar.seconds for bar in stalls(replace(graph, info=info)).bars}
+
+    assert told() == pytest.approx({"preparation": 18e-3, "fetch": 12e-3})
+    # Others took 5 of 25 ms of CPU time elsewhere, so 2 of the 10 in the loader: 6 are its own.
+    assert told(cpu_clock=1.0) == pytest.approx({"preparation": 16e-3, "fetch": 12e-3})
+
+
 @pytest.mark.slow("four kinds of runs of real workers, in turns")
 @pytest.mark.skipif(cores() < 2, reason="two workers need two cores")
 def test_runs_are_subtracted_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,21 @@ def test_a_recording_on_a_processor_needs_measured_steps(graph: TaskGraph) -> No
         advise(graph, [T4], RentalRequest(samples=100))
 
 
+def test_a_file_of_another_currency_and_region(graph: TaskGraph, tmp_path: Path) -> None:
+    head = "name,region,device,devices,vcpus,memory_gb,network_gbit_s,price_per_h,date,currency\n"
+    path = tmp_path / "prices.csv"
+    path.write_text(f"{head}a,north,T4,1,4,16,25,2,2026-03-01,eur\na,south,T4,1,4,16,25,1,2026-03-02,eur\n")
+    wanted = RentalRequest(samples=7200, counts=(1,), steps_s={"T4": 0.5})
+    found = advise(graph, instances(path), wanted)
+    assert found.chosen is not None and (found.chosen.name, found.chosen.currency) == ("1 x a in south", "EUR")
+    view = report.cloud(found, wanted, source="run")
+    shown = "\n".join(str(each) for each in view.shown(20))
+    assert "EUR" in view.headline and "2026-03-01, 2026-03-02 in north, south" in shown
+    path.write_text(f"{head}a,north,T4,1,4,16,25,2,,eur\nb,,T4,1,4,16,25,1,,\n")
+    with pytest.raises(ForetraceError, match="EUR and USD cannot be compared"):
+        advise(graph, instances(path), wanted)
+
+
 def test_every_shipped_type_has_a_known_device() -> None:
     names = {each.short for each in catalog()}
     found = instances()

@@ -44,6 +44,13 @@ def found(graph: TaskGraph, monkeypatch: pytest.MonkeyPatch, **wanted: object) -
     return Optimiser(recorded=graph, wanted=OptimiseRequest(**wanted)).run()  # type: ignore[arg-type]
 
 
+def test_buckets_alone_leave_all_else_as_it_is(recommender: TaskGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = OptimiseRequest(workers=4, network="1gbit", only_buckets=True, ahead=False)
+    alone = Optimiser(recorded=recommender, wanted=wanted).run()
+    assert not alone.best.techniques and alone.sets == 1
+    assert alone.step_s == found(recommender, monkeypatch, workers=4, network="1gbit", ahead=False).step_s
+
+
 @pytest.mark.parametrize("network", ["1gbit/50us", "100mbit", "10gbit/20us"])
 def test_the_coarse_view_of_a_recording_reckons_as_the_whole_graph(recommender: TaskGraph, network: str) -> None:
     parallel = Planned(workers=4, network=network, company=1.0)  # messages that slow nothing down

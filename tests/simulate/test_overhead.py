@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,18 @@ def test_disturbed_steps_are_set_to_their_cpu_time() -> None:
     for stamp in graph.info.recording["steps"]:
         stamp["wall_ns"] *= 2
     assert np.median(steps_of(unprofiled(graph))) == pytest.approx(150_000, rel=0.002)
+
+
+def test_waiting_for_storage_is_a_step_s_own_time() -> None:
+    graph = recorded(5, [400.0] * 4, wall_over_cpu=4.0)
+    extra = 3 * graph.info.recording["overhead"]["profiled"]["cpu_ns"]
+    loader = {"loader_wall_ns": extra + 1000, "loader_cpu_ns": 600, "loader_queued_ns": 400}
+    steps = [
+        {**step, **loader, "phase": phase} for step in graph.info.recording["steps"] for phase in ("active", "before")
+    ]
+    waited = replace(graph, info=replace(graph.info, recording={**graph.info.recording, "steps": steps}))
+    assert disturbance(graph) and not disturbance(waited)
+    assert clock_of(unprofiled(waited)) == "wall"
 
 
 def test_corrected_graph_still_passes_the_checks() -> None:

@@ -122,3 +122,17 @@ def test_a_gpu_takes_its_passes_or_its_launches(settings: CompressionSettings) -
         assert central >= (side.streamed + side.irregular) / (1e9 * v100.memory_gb_s)
         little = replace(side, streamed=0.0, irregular=0.0)
         assert traffic_s(little, v100)[0] == pytest.approx(traffic_s(little, h100)[0])  # launches are the host's
+
+
+@pytest.mark.parametrize(
+    ("asked", "quoted_s"),
+    [
+        ({"method": "topk", "share": 0.01}, 0.240), ({"method": "topk", "share": 0.1}, 0.289),
+        ({"method": "dgc", "share": 0.001}, 0.240), ({"method": "powersgd", "rank": 4}, 0.045),
+        ({"method": "powersgd", "rank": 16}, 0.130), ({"method": "sign"}, 0.016),
+    ],
+)  # fmt: skip
+def test_published_times_are_in_the_range(asked: dict[str, Any], quoted_s: float) -> None:
+    buckets = [[(512, 512, 3, 3)] * 10, [(1000, 1960)]]  # the 102 MB of ResNet-50's gradients
+    found = by_traffic(CompressionSettings(**asked), buckets, 16, named("v100"))
+    assert sum(map(sum, found.seconds)) * found.off.low <= quoted_s <= sum(map(sum, found.seconds)) * found.off.high

@@ -20,7 +20,7 @@ def advise(
     samples: int = option(..., "N", "Samples of an epoch."),
     epochs: int = option(1, "N", "Epochs to train."),
     within: float = option(0.0, "HOURS", "Time for all epochs."),
-    budget: float = option(0.0, "DOLLARS", "Money for all epochs."),
+    budget: float = option(0.0, "MONEY", "For all epochs, in the currency of the prices."),
     counts: str = option("1,2,4", "N,N", "Numbers of machines to try."),
     types: str = option("", "NAME,NAME", "Only these types; the beginning of a name will do."),
     prices: Path | None = option(None, "FILE", "Your types and prices (CSV), instead of ours."),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from foretrace.cli import options
 from foretrace.cli.answers import Reply
-from foretrace.cli.options import option
+from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
 
 
@@ -18,6 +18,7 @@ def optimise(
     network: str = option("", "RATE[/LATENCY]|FILE", "Between the workers: 10gbit/20us."),
     backend: str = option("", "gloo|nccl", "The communication back end; by the device."),
     gradient_mb: float = option(0.0, "MB", "Size of all gradients, where the recording hides them."),
+    only_buckets: bool = flag("--only-buckets", "Leave precision, compiling and the optimizer as they are."),
     memory_limit: str = option("", "SIZE", "Most memory at the peak of a step: 16GB, 900MiB."),
     seconds: float = option(60.0, "S", "For the search and its answer; reading, and compiling once, are extra."),
     resume: Path | None = option(None, "FILE", "Keep the state of the search here, and continue from it."),
@@ -44,8 +45,9 @@ def optimise(
     if write is not None and write.suffix not in (".py", ".json"):
         raise ForetraceError(f"--write {write}: name a file that ends in .py or .json.")
     wanted = OptimiseRequest(
-        workers=workers, network=network, backend=backend, gradient_mb=gradient_mb, memory_limit=size(memory_limit)
-    ).checked()
+        workers=workers, network=network, backend=backend, gradient_mb=gradient_mb, memory_limit=size(memory_limit),
+        only_buckets=only_buckets,
+    ).checked()  # fmt: skip
     run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
     with options.stages("searching") as bar:
         found = (run.calibrated() if calibration else run).optimise(

@@ -8,6 +8,9 @@ Four runs over the same number of samples per worker, in turns, several times:
     interconnect = RUN1 - RUN0        preparation = RUN3 - RUN1        fetch = RUN2 - RUN3
     network = RUN1 over a shaped link - RUN1 on this machine
 
+All of them are in turns, the one over the link by workers of its own: machines drift within a minute by more than a
+stall of a few per cent.
+
 The released analysis of Stash subtracts the preparation stall from RUN2 to get fetch, which leaves computing in it;
 here fetch is what the paper means.
 """
@@ -34,6 +37,7 @@ from foretrace.experiment.messages import Collectives, Make, Record, RunSteps, S
 from foretrace.experiment.processes import Workers, alone, together
 from foretrace.experiment.stalls import Stall, Stalls, stalls
 from foretrace.experiment.trial import in_turns
+from foretrace.files import evict
 from foretrace.graph import store
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.cluster import parse_link
@@ -91,19 +95,18 @@ def differential(wanted: DifferentialRequest, tell: Tell) -> Compared:
         tell("recording one worker alone", 0.0)
         graph = _recorded(wanted, folder)
         tell("starting workers", 0.15)
-        with together(wanted.workers, threads=wanted.threads) as workers:
-            tell("measuring this machine's own network", 0.2)
-            near = _table(workers, folder / "near.json", "this machine")
-            cold = "cold" if files or _can_drop() else ""
-            names = ["alone", "all", *([cold] if cold else []), "cached"]
-            runs = _run(wanted, workers, names, files, lambda share: tell("running", 0.25 + 0.45 * share))
-        far = ""
+        workers = stack.enter_context(together(wanted.workers, threads=wanted.threads))
+        tell("measuring this machine's own network", 0.2)
+        near, far = _table(workers, folder / "near.json", "this machine"), ""
+        distant = workers
         if link is not None:
-            tell("running over the shaped link", 0.75)
+            tell("measuring the shaped link", 0.25)
             net = stack.enter_context(netns.made(wanted.workers, link))
-            with netns.running(net, threads=wanted.threads) as workers:
-                far = _table(workers, folder / "far.json", wanted.link)
-                runs |= {"network": _run(wanted, workers, ["all"], files, lambda share: None)["all"]}
+            distant = stack.enter_context(netns.running(net, threads=wanted.threads))
+            far = _table(distant, folder / "far.json", wanted.link)
+        cold = bool(files) or _can_drop()
+        names = ["alone", "all", *(["cold"] if cold else []), "cached", *(["network"] if far else [])]
+        runs = _run(wanted, workers, distant, names, files, lambda share: tell("running", 0.35 + 0.6 * share))
         tell("predicting", 0.95)
         predicted = stalls(graph, workers=wanted.workers, inside=near, between=far)
     told = {near: "this machine's network, measured", far: wanted.link}
@@ -152,7 +155,8 @@ def _recorded(wanted: DifferentialRequest, folder: Path) -> TaskGraph:
     """The graph of one worker alone that reads real batches."""
     file = folder / "alone.graph"
     setup = Setup(work=wanted.work, size=wanted.size, loads=True)
-    request = Record(setup=setup, arms=(), threads=wanted.threads, graph=str(file))
+    evicted = tuple(map(str, _files(wanted.data)))  # what waits for storage is to be in the recording
+    request = Record(setup=setup, arms=(), threads=wanted.threads, graph=str(file), evict=evicted)
     with alone(threads=wanted.threads) as worker:
         worker.ask(record, request, "recording one worker alone", seconds=_RECORDING_S)
     return store.load(file)
@@ -175,15 +179,17 @@ def _table(workers: Workers, file: Path, name: str) -> str:
 def _run(
     wanted: DifferentialRequest,
     workers: Workers,
+    distant: Workers,
     names: Sequence[str],
     files: Sequence[Path],
     tell: Callable[[float], None],
 ) -> dict[str, list[float]]:
-    """Seconds per step of every kind of run, by round."""
+    """Seconds per step of every kind of run, by round; `distant` workers make the one over the link."""
     exchange = (f"data-parallel workers={len(workers)} network=1gbit",)  # the network is real: the text says nothing
     setups = {
         "alone": Setup(work=wanted.work, size=wanted.size),
         "all": Setup(work=wanted.work, size=wanted.size, techniques=exchange),
+        "network": Setup(work=wanted.work, size=wanted.size, techniques=exchange),
         "cold": Setup(work=wanted.work, size=wanted.size, techniques=exchange, loads=True),
         "cached": Setup(work=wanted.work, size=wanted.size, techniques=exchange, loads=True),
     }
@@ -192,9 +198,10 @@ def _run(
         if name == "cold":
             _evict(files)
         # A new arm begins its epoch again, so that every block reads the same batches.
-        workers.ask(make, Make(name=name, setup=setups[name]), f"making the run {name}")
+        asked = distant if name == "network" else workers
+        asked.ask(make, Make(name=name, setup=setups[name]), f"making the run {name}")
         request = RunSteps(name=name, discarded=2, steps=wanted.steps, together=name != "alone")
-        blocks = workers.ask(run_steps, request, f"running {name}", seconds=600.0, first=name == "alone")
+        blocks = asked.ask(run_steps, request, f"running {name}", seconds=600.0, first=name == "alone")
         return max(each.wall_s for each in blocks)
 
     return in_turns(names, block, ROUNDS, warm_up=1, tell=tell)
@@ -219,16 +226,9 @@ def _can_drop() -> bool:
 
 def _evict(files: Sequence[Path]) -> None:
     """Take files out of the page cache, or everything where none are named."""
-    os.sync()  # only clean pages can be given up
+    evict(files)
     if not files:
         _PAGE_CACHE.write_text("1\n", encoding="ascii")
-        return
-    for path in files:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(handle)
 
 
 def _with_link(bar: Stall, told: dict[str, str]) -> Stall:

@@ -194,14 +194,20 @@ def _kept(job: Job, arm: str) -> Path | None:
     return Path(job.keep) / arm if job.keep else None
 
 
-def recorded_calmly(training: Training, job: Job, clock: Clock | None, tell: Tell) -> tuple[Trace, int]:
+def recorded_calmly(
+    training: Training, job: Job, clock: Clock | None, tell: Tell, first: Callable[[], None] | None = None
+) -> tuple[Trace, int]:
     """The baseline's recording that others disturbed least, of at most _RECORDINGS, and how many were made.
+
+    `first` is called before each.
 
     A prediction is as good as the recording that it starts from; what others take of caches and frequency lengthens
     some steps and not others.
     """
     found: list[tuple[float, Trace]] = []
     for number in range(_RECORDINGS):
+        if first is not None:
+            first()
         trace = recording_of(training.copied(), clock, steps=job.steps, keep=_kept(job, "before"))
         found.append((max(unrest(trace, phases, "cpu_ns") for phases in (("active",), PLAIN)), trace))
         if found[-1][0] <= _CALM or job.threads > 1 or waits(training) or job.keep:

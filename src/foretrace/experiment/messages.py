@@ -82,6 +82,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     arms: tuple[tuple[str, ...], ...]  # techniques whose operators are to be timed alone, by arm
     threads: int
     graph: str  # file
+    evict: tuple[str, ...] = ()  # files that are taken out of the page cache before every attempt
 
 
 class Make(msgspec.Struct, frozen=True, kw_only=True):

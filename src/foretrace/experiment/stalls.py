@@ -12,6 +12,7 @@ from typing import Any
 
 from foretrace.errors import ForetraceError, GraphError, spelled
 from foretrace.graph.taskgraph import TaskGraph
+from foretrace.simulate.overhead import clock_of, stored_ns
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.distributed.data_parallel import DataParallel
 from foretrace.techniques.whatif import whatif
@@ -60,7 +61,7 @@ def stalls(
     timeline = simulate(graph)
     recorded = timeline.step_time_s
     loading = timeline.breakdown().median_s()["data_loading"]
-    alone = recorded - loading
+    alone = recorded - sum(each or 0.0 for each in _in_loader(graph, loading))
     bars, unknown = list[Stall](), list[str]()
     joined = {"interconnect": inside, "network": between}
     before_s, before_low, before_high = recorded, recorded, recorded
@@ -81,16 +82,15 @@ def stalls(
             )
         )
         before_s, before_low, before_high = found.after_s, low, high
-    fetch = _fetch(graph)
+    waiting, fetch = _in_loader(graph, loading)
     if fetch is None:
         unknown.append("fetch: batches came from loader processes or the recorder did not time the loader")
-    waiting = loading if fetch is None else max(loading - fetch, 0.0)
     noise = timeline.interval_s()
     spread = (noise.high_s - noise.low_s) / 2 / recorded if recorded else 0.0
-    why = "time in the loader that nothing hides" + ("" if fetch is None else ", on the processor")
+    why = "time in the loader that nothing hides" + ("" if fetch is None else ", on a core or waiting for one")
     bars.append(_measured("preparation", waiting, spread, recorded, why))
     if fetch is not None:
-        bars.append(_measured("fetch", min(fetch, loading), spread, recorded, "time in the loader off the processor"))
+        bars.append(_measured("fetch", fetch, spread, recorded, "time in the loader that waits for storage"))
     lies = noise.low_s, noise.high_s
     return Stalls(alone_s=alone, recorded_s=recorded, interval_s=lies, bars=tuple(bars), unknown=tuple(unknown))
 
@@ -111,15 +111,31 @@ def _measured(name: str, seconds: float, spread: float, recorded: float, why: st
     return Stall.of(name, seconds, (seconds * max(1 - spread, 0.0), seconds * (1 + spread)), recorded, why)
 
 
-def _fetch(graph: TaskGraph) -> float | None:
-    """Seconds per step in the loader without using the processor: waiting for storage. None where others load."""
+def _in_loader(graph: TaskGraph, loading: float) -> tuple[float, float | None]:
+    """Seconds per step that the loader prepares, and that it waits for storage (None where others load).
+
+    Where the recorder saw for how long it waited for a core, both are as it saw them. On the CPU clock, what others
+    take of the whole step is no stall of the loader: only what it waited beyond that counts.
+    """
     loaders: list[dict[str, Any]] = graph.info.recording.get("loaders", [])
-    if any(each.get("num_workers") for each in loaders):
-        return None
-    both = [
-        (step["loader_wall_ns"], step.get("loader_cpu_ns", 0)) for step in _steps(graph) if step.get("loader_wall_ns")
-    ]
-    return max(median(wall - cpu for wall, cpu in both), 0.0) / 1e9 if both else None
+    steps = [step for step in _steps(graph) if step.get("loader_wall_ns")]
+    if not steps or any(each.get("num_workers") for each in loaders):
+        return loading, None
+    if any("loader_queued_ns" not in step for step in steps):
+        fetch = median(step["loader_wall_ns"] - step.get("loader_cpu_ns", 0) for step in steps) / 1e9
+        fetch = min(max(fetch, 0.0), loading)
+        return loading - fetch, fetch
+    others = median(_others(step) for step in steps) if clock_of(graph) == "cpu" else 0.0
+    prepared = (
+        step["loader_cpu_ns"] + max(step["loader_queued_ns"] - others * step["loader_cpu_ns"], 0) for step in steps
+    )
+    return median(prepared) / 1e9, median(map(stored_ns, steps)) / 1e9
+
+
+def _others(step: dict[str, Any]) -> float:
+    """Time that others took of a step outside its loader, per CPU time."""
+    cpu = max(float(step["cpu_ns"] - step["loader_cpu_ns"]), 1.0)
+    return max((float(step["wall_ns"] - step["loader_wall_ns"]) - cpu) / cpu, 0.0)
 
 
 def _steps(graph: TaskGraph) -> list[dict[str, Any]]:

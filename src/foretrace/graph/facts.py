@@ -81,6 +81,7 @@ class _Step(TypedDict):
     batches: NotRequired[Count]
     loader_wall_ns: NotRequired[Count]
     loader_cpu_ns: NotRequired[Count]
+    loader_queued_ns: NotRequired[Count]
 
 
 class _Options(TypedDict, total=False):

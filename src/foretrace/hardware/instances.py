@@ -33,9 +33,10 @@ class Instance:
     memory_gb: float
     network_gbit_s: float
     bursts: bool
-    price_per_h: float  # US dollars
+    price_per_h: float
     date: str
     source: str
+    currency: str = "USD"
 
     @property
     def kind(self) -> Device:
@@ -120,4 +121,5 @@ def _instance(row: dict[str, str | None], where: str, number: int) -> Instance:
         numbers[key] = value
     whole = {key: int(numbers[key]) for key in ("devices", "vcpus")}
     words: dict[str, Any] = {each.name: given.get(each.name, "") for each in fields(Instance)}
+    words["currency"] = words["currency"].upper() or "USD"
     return Instance(**words | numbers | whole | {"bursts": words["bursts"].lower() in ("yes", "true", "1")})

@@ -1,7 +1,7 @@
 """Which rented machines would train a recorded job: epoch time with stalls, and money (Stash, ICDCS 2023, section V).
 
-Every offer is a number of machines of one type. Its step is simulated: the recorded step with kernels as fast as the
-other device's peaks suggest, data-parallel over the machine's links, batches prepared by the machine's processors.
+Every offer is a number of machines of one type. Its step is simulated: the recorded step with kernels as
+`faster-device` predicts them there, data-parallel over the machine's links, batches prepared by its processors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import ceil, isfinite, sqrt
+from math import ceil, isfinite
 from pathlib import Path
 
 from foretrace.errors import ForetraceError, NotApplicableError
@@ -18,11 +18,12 @@ from foretrace.experiment.stalls import loader_s, need_one_rank
 from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.cluster import Cluster
-from foretrace.hardware.devices import Device, find
+from foretrace.hardware.devices import Device
 from foretrace.hardware.instances import Instance
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.compute.batching import recorded_size
 from foretrace.techniques.compute.faster_device import FasterDevice
+from foretrace.techniques.compute.other_device import recorded_on
 from foretrace.techniques.distributed.data_parallel import DataParallel
 
 HOUR_S = 3600.0
@@ -73,8 +74,10 @@ class Offer:
     dollars: float
     dollars_low: float
     dollars_high: float
-    price_per_h: float  # of one machine
+    price_per_h: float  # of one machine, as all money in `currency`
     price_date: str
+    region: str
+    currency: str
     on_front: bool  # nothing else is both faster and cheaper
 
 
@@ -98,6 +101,8 @@ def advise(
     Raises ForetraceError where the recording does not say how many samples a step has, or nothing can be predicted.
     """
     need_one_rank(graph)
+    if len(currencies := sorted({each.currency for each in types})) > 1:
+        raise ForetraceError(f"prices in {' and '.join(currencies)} cannot be compared; give a file in one currency.")
     batch = recorded_size(graph)
     if not batch:
         raise ForetraceError("the recording does not show how many samples a step has; record with shapes.")
@@ -107,7 +112,9 @@ def advise(
         try:
             graphs = _on(graph, first.kind, wanted.steps_s.get(short))
             for each, count in product([t for t in types if t.device == short], wanted.counts):
-                offers.append(_offer(graphs, each, count, batch, wanted))
+                several = sum(other.name == each.name for other in types) > 1
+                region = f" in {each.region}" if several and each.region else ""
+                offers.append(_offer(graphs, each, count, batch, wanted, region))
         except NotApplicableError as error:
             left_out.append(f"{short}: {error}")
         if progress is not None:
@@ -141,7 +148,7 @@ def _on(graph: TaskGraph, device: Device, measured_s: float | None) -> tuple[Tas
         by = measured_s / simulate(graph).step_time_s
         same = scale(graph, ~graph.gone, by, technique="measured step")
         return same, same, same
-    recorded = find(graph.info.devices[0]) if graph.info.devices else None
+    recorded = recorded_on(graph)
     if not graph.on_device.any() or recorded is None:
         raise NotApplicableError(
             "recorded on no device of the catalog; say what a step takes there: "
@@ -149,29 +156,17 @@ def _on(graph: TaskGraph, device: Device, measured_s: float | None) -> tuple[Tas
         )
     if recorded.name == device.name:
         return graph, graph, graph
-    memory = device.memory_gb_s / recorded.memory_gb_s
-    rates = [
-        there / here
-        for there, here in (
-            (device.fp32_tflops, recorded.fp32_tflops),
-            (device.fp16_tflops, recorded.fp16_tflops),
-        )
-        if there and here
-    ]
-    if not rates:
-        raise NotApplicableError(f"the catalog has no peak rates of {device.name}.")
-    low, high = min(*rates, memory), max(*rates, memory)
-    middle = sqrt(low * high)
-    return (
-        FasterDevice(compute=middle, memory=memory).predict(graph),
-        FasterDevice(compute=high, memory=memory, host=0.85).predict(graph),
-        FasterDevice(compute=low, memory=memory, host=1.15).predict(graph),
-    )
+    there = FasterDevice(device=device.name)
+    priors = there.priors(graph).items()
+    ends = ({key: getattr(prior, end) for key, prior in priors} for end in ("low", "high"))
+    likely, fast, slow = (replace(there, **values).predict(graph) for values in ({}, *ends))
+    return likely, fast, slow
 
 
 def _offer(
-    graphs: tuple[TaskGraph, TaskGraph, TaskGraph], instance: Instance, count: int, batch: int, wanted: RentalRequest
-) -> Offer:
+    graphs: tuple[TaskGraph, TaskGraph, TaskGraph], instance: Instance, count: int, batch: int, wanted: RentalRequest,
+    region: str,
+) -> Offer:  # fmt: skip
     workers = count * instance.devices
     alone = [simulate(each) for each in graphs]
     loading = [each.breakdown().median_s()["data_loading"] for each in alone]
@@ -203,7 +198,7 @@ def _offer(
     hours = [wanted.epochs * per_epoch * each / HOUR_S for each in total]
     rate = count * instance.price_per_h
     return Offer(
-        name=f"{count} x {instance.name}",
+        name=f"{count} x {instance.name}{region}",
         instance=instance.name,
         count=count,
         device=instance.kind.name,
@@ -223,8 +218,15 @@ def _offer(
         dollars_high=max(hours) * rate,
         price_per_h=instance.price_per_h,
         price_date=instance.date,
+        region=instance.region,
+        currency=instance.currency,
         on_front=False,
     )
+
+
+def money(currency: str) -> str:
+    """How an amount of a currency ends."""
+    return "$" if currency == "USD" else currency
 
 
 def _written(cluster: Cluster, path: Path) -> Path:
@@ -260,9 +262,11 @@ def _choose(offers: Sequence[Offer], wanted: RentalRequest) -> tuple[Offer | Non
         fastest, cheapest = offers[0], min(offers, key=lambda o: o.dollars)
         return None, (
             f"nothing fits: the fastest, {fastest.name}, takes {fastest.hours:.3g} h, the cheapest, {cheapest.name}, "
-            f"{cheapest.dollars:.4g} $"
+            f"{cheapest.dollars:.4g} {money(cheapest.currency)}"
         )
     if wanted.dollars and not wanted.hours:
-        return min(fitting, key=lambda o: (o.hours, o.dollars)), f"fastest within {wanted.dollars:g} $"
+        return min(
+            fitting, key=lambda o: (o.hours, o.dollars)
+        ), f"fastest within {wanted.dollars:g} {money(fitting[0].currency)}"
     why = f"cheapest within {wanted.hours:g} h" if wanted.hours else "cheapest"
     return min(fitting, key=lambda o: (o.dollars, o.hours)), why

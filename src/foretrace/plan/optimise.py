@@ -190,7 +190,7 @@ class Optimiser:
         limit.
         """
         fits, whole = list[Technique](), True
-        for each in FASTER:
+        for each in () if self.wanted.only_buckets else FASTER:
             if not self._deadline.allows(_PREDICTION, then=self._closing(())):
                 self.left_out[str(each)] = spelled(_NO_TIME)
                 whole = False

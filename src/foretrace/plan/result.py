@@ -29,6 +29,7 @@ class OptimiseRequest:
     backend: str = ""
     gradient_mb: float = 0.0  # of all gradients, where the recording does not show them
     memory_limit: int | None = None  # bytes
+    only_buckets: bool = False  # leave precision, compiling and the optimizer as they are
     ahead: bool = True  # also look for plans whose messages overtake each other
     rounds: int | None = None  # of that search, at most
     seed: int = 0

@@ -9,7 +9,7 @@ from math import log10
 from typing import TYPE_CHECKING
 
 from foretrace.experiment.stalls import Stall, Stalls
-from foretrace.plan.cloud import Offer
+from foretrace.plan.cloud import Offer, money
 from foretrace.report.blocks import Block, Column, listing, notes, table
 from foretrace.report.units import digits, seconds, share, span
 from foretrace.report.views import Report, Result
@@ -73,10 +73,11 @@ class CloudAdviseView(Result, frozen=True, kw_only=True):
             ("name", "machines"), "device", ("step_s", "step", "seconds"), ("compute_s", "computing", "seconds"),
             ("communication_s", "others", "seconds"), ("data_s", "data", "seconds"),
             (_time, Column("time (80 %)", right=True)),
-            (lambda offer: f"{digits(offer.dollars)} $", Column("price", right=True)),
+            (lambda offer: f"{digits(offer.dollars)} {money(offer.currency)}", Column("price", right=True)),
         )  # fmt: skip
         dates = sorted({offer.price_date for offer in self.offers if offer.price_date}) or ["your file"]
-        yield f"* nothing else is both faster and cheaper; list prices of {', '.join(dates)}"
+        where = ", ".join(sorted({offer.region for offer in self.offers if offer.region}))
+        yield f"* nothing else is both faster and cheaper; list prices of {', '.join(dates)}{where and f' in {where}'}"
         yield from notes(self.left_out, "left out")
         yield from notes(self.assumptions, "assumed")
 
@@ -125,7 +126,7 @@ def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAd
     else:
         epochs = "an epoch" if wanted.epochs == 1 else f"{wanted.epochs} epochs"
         headline = (
-            f"{chosen.name}: {epochs} in {_time(chosen)} for {digits(chosen.dollars)} $ "
+            f"{chosen.name}: {epochs} in {_time(chosen)} for {digits(chosen.dollars)} {money(chosen.currency)} "
             f"({digits(chosen.dollars_low)} – {digits(chosen.dollars_high)}), {found.why}."
         )
     return CloudAdviseView(
@@ -154,13 +155,13 @@ def pareto_svg(view: CloudAdviseView) -> str:
     """Time against money of every offer, both logarithmic; the front is drawn and named."""
     width, height, left, bottom = 760, 440, 70, 50
     times = [log10(offer.hours) for offer in view.offers]
-    money = [log10(offer.dollars) for offer in view.offers]
+    prices = [log10(offer.dollars) for offer in view.offers]
 
     def x(offer: Offer) -> float:
         return left + _place(log10(offer.hours), times) * (width - left - 150)
 
     def y(offer: Offer) -> float:
-        return height - bottom - _place(log10(offer.dollars), money) * (height - bottom - 30)
+        return height - bottom - _place(log10(offer.dollars), prices) * (height - bottom - 30)
 
     front = [offer for offer in view.offers if offer.on_front]
     line = " ".join(f"{x(offer):.1f},{y(offer):.1f}" for offer in front)
@@ -175,7 +176,10 @@ def pareto_svg(view: CloudAdviseView) -> str:
         for o in front
     ]
     middle = height / 2
-    across, up = _span([o.hours for o in view.offers], "h"), _span([o.dollars for o in view.offers], "$")
+    across, up = (
+        _span([o.hours for o in view.offers], "h"),
+        _span([o.dollars for o in view.offers], money(view.offers[0].currency)),
+    )
     axes = (
         f'<path d="M{left} 20V{height - bottom}H{width - 20}" fill="none" stroke="#5f6368"/>'
         f'<text x="{width / 2:.0f}" y="{height - 14}" text-anchor="middle">time of all epochs, {across}</text>'
@@ -199,4 +203,4 @@ def _span(values: Sequence[float], unit: str) -> str:
 
 
 def _told(offer: Offer) -> str:
-    return f"{offer.name}: {_hours(offer.hours)}, {digits(offer.dollars)} $"
+    return f"{offer.name}: {_hours(offer.hours)}, {digits(offer.dollars)} {money(offer.currency)}"

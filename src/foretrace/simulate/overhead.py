@@ -27,6 +27,7 @@ MOST_PER_PROBE_NS = 2_500.0  # a start or an end of an event; five times what wa
 DISTURBED = 1.10  # wall over CPU time of a one-thread step beyond which something else used the core
 _QUANTILE = 0.25  # of a task's time over identical steps: preemption only ever adds
 _LEAST_STEPS = 4
+_PHASES = {"profiled": ("active",), "unprofiled": ("before", "after")}
 _SO_CPU = ", so CPU time is used."
 _TIMES = ("dur", "delay", "lag", "typical")
 _LEAST_LISTED = 3  # steps of either kind whose shortest says something
@@ -54,9 +55,8 @@ def unprofiled(graph: TaskGraph, clock: Clock | None = None) -> TaskGraph:
     recorded = float(np.median(_steps(graph)))
     typical = graph if graph.on_device.any() else _typical_steps(graph)
     if on_cpu:
-        spent = (graph.info.recording.get("overhead") or {}).get("profiled") or {}
-        own = spent["cpu_ns"] / spent["wall_ns"] if spent.get("wall_ns") and spent.get("cpu_ns") else 1.0
-        typical = typical.with_columns(dur=np.rint(typical.dur * min(own, 1.0)).astype(np.int64))
+        own = max(_stretched(graph, "profiled"), 1.0)
+        typical = typical.with_columns(dur=np.rint(typical.dur / own).astype(np.int64))
     known = _observed_per_probe(graph)
     per_probe = _per_probe(typical, target) if known is None else known
     lighter = _without_probes(typical, per_probe)
@@ -140,19 +140,29 @@ def _on(graph: TaskGraph, clock: Clock) -> TaskGraph:
 
 def disturbance(graph: TaskGraph) -> tuple[str, ...]:
     """A sentence when something else used the core while a one-thread step that never waits was recorded."""
-    recording = graph.info.recording
-    spent = recording.get("overhead") or {}
-    threads = (recording.get("threads") or {}).get("intra_op", 1)
+    threads = (graph.info.recording.get("threads") or {}).get("intra_op", 1)
     if threads != 1 or _waits(graph):
         return ()
-    stretched = []
-    for key in ("profiled", "unprofiled"):
-        wall, cpu = (spent.get(key) or {}).get("wall_ns"), (spent.get(key) or {}).get("cpu_ns")
-        if wall and cpu:
-            stretched.append(wall / cpu)
-    if max(stretched, default=1.0) <= DISTURBED:
+    stretched = max(_stretched(graph, key) for key in _PHASES)
+    if stretched <= DISTURBED:
         return ()
-    return (f"other work disturbed this recording: steps took {max(stretched):.2f} times their CPU time{_SO_CPU}",)
+    return (f"other work disturbed this recording: steps took {stretched:.2f} times their CPU time{_SO_CPU}",)
+
+
+def stored_ns(step: dict[str, Any]) -> int:
+    """Time of a step's loader neither on a core nor waiting for one: for storage. 0 where that was not recorded."""
+    if "loader_queued_ns" not in step:
+        return 0
+    return max(int(step["loader_wall_ns"] - step["loader_cpu_ns"] - step["loader_queued_ns"]), 0)
+
+
+def _stretched(graph: TaskGraph, kind: str) -> float:
+    """Wall time of "profiled" or "unprofiled" steps over their CPU time and waiting for storage; 1 where unknown."""
+    spent = (graph.info.recording.get("overhead") or {}).get(kind) or {}
+    if not spent.get("wall_ns") or not spent.get("cpu_ns"):
+        return 1.0
+    stored = [stored_ns(s) for s in graph.info.recording.get("steps") or [] if s.get("phase") in _PHASES[kind]]
+    return float(spent["wall_ns"] / (spent["cpu_ns"] + (np.median(stored) if stored else 0.0)))
 
 
 def _waits(graph: TaskGraph) -> bool:
@@ -168,7 +178,8 @@ def _waits(graph: TaskGraph) -> bool:
 def _neighbours(graph: TaskGraph, key: str) -> Int64:
     """Times of the unprofiled steps before and after the recorded ones, ns, ascending."""
     steps: list[dict[str, Any]] = graph.info.recording.get("steps") or []
-    times = [s[key] for s in steps if s.get("phase") in ("before", "after") and s.get(key)]
+    waited = key == "cpu_ns"  # for storage: not CPU time, but the step's own
+    times = [s[key] + waited * stored_ns(s) for s in steps if s.get("phase") in _PHASES["unprofiled"] and s.get(key)]
     if not times:
         spent = (graph.info.recording.get("overhead") or {}).get("unprofiled") or {}
         times = [spent[key]] if spent.get(key) else []

@@ -31,6 +31,7 @@ class _Step(_Spent, total=False):
     batches: _Count | None
     loader_wall_ns: _Count | None
     loader_cpu_ns: _Count | None
+    loader_queued_ns: _Count | None
 
 
 class _Overhead(TypedDict, total=False):

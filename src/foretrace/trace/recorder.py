@@ -41,8 +41,8 @@ Keys of the "foretrace" object (times in ns; a fact that could not be had is nam
     rank, world_size, backend
     options          {wait, warmup, active, skip_first, rehearse, shapes, memory, modules, samples, sync_events}
     steps            [{step, phase, wall_ns, cpu_ns, page_faults, preemptions, device_ns?, batches?,
-                     loader_wall_ns?, loader_cpu_ns?}]: every step since the start; `step` is the number in
-                     "ProfilerStep#<step>"; cpu_ns is of the whole process; device_ns is between CUDA events
+                     loader_wall_ns?, loader_cpu_ns?, loader_queued_ns?}]: every step since the start; `step` is
+                     the number in "ProfilerStep#<step>"; cpu_ns is of the whole process; device_ns between CUDA events
     whole_steps      numbers of the recorded steps that nothing cut
     overhead         {unprofiled: {wall_ns, cpu_ns, page_faults, preemptions, device_ns?}, profiled: {...},
                      untouched: {...}}: medians over neighbours, whole recorded steps, untouched steps

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +22,10 @@ EMULATIONS = st.builds(
     nbytes=st.integers(1, 1000).map(lambda n: 4096 * n),
     backward_s=st.integers(0, 1000).map(lambda n: n / 1e3),
     forward_s=st.integers(0, 1000).map(lambda n: n / 1e3),
+).flatmap(
+    lambda found: st.integers(0, round(1e3 * min(found.backward_s, found.forward_s or found.backward_s))).map(
+        lambda n: replace(found, computed_s=n / 1e3)
+    )
 )
 
 
@@ -34,6 +41,16 @@ def test_gradients_have_the_stated_size() -> None:
     losses = list(training.steps(2))
     assert len(losses) == 2
     assert all(not torch.equal(a, b) for a, b in zip(before, training.model.parameters(), strict=True))
+
+
+def test_a_part_of_a_pass_is_computed() -> None:
+    steps = emulate.training(emulate.parse("2x64kb/6ms/5ms/4ms")).steps()
+    next(steps)
+    wall, cpu = time.monotonic(), time.process_time()
+    next(steps)
+    assert time.process_time() - cpu >= 16e-3 and time.monotonic() - wall >= 22e-3
+    with pytest.raises(ForetraceError, match="more than a pass has"):
+        emulate.parse("2x64kb/6ms/5ms/5.5ms")
 
 
 @pytest.mark.parametrize("text", [

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from foretrace.cost.operators import bench
@@ -30,6 +31,7 @@ from foretrace.cost.operators.calibration import Calibration
 from foretrace.deadline import Deadline
 from foretrace.experiment.job import Job
 from foretrace.experiment.measure import CALIBRATION_S, PLAIN, recorded_calmly, recording_of, unrest
+from foretrace.files import evict
 from foretrace.graph import store
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import TaskGraph
@@ -154,7 +156,8 @@ def record(request: Record) -> Recorded:
         trace, attempts = _punctual(training)
     else:
         job = Job(techniques=(), model=setup.work, size=setup.size, seed=setup.seed)
-        trace, attempts = recorded_calmly(training, job, None, lambda what, share: None)
+        cold = partial(evict, [Path(each) for each in request.evict])
+        trace, attempts = recorded_calmly(training, job, None, lambda what, share: None, first=cold)
     graph = build(trace, None)
     if is_emulated(setup.work):
         graph = replace(graph, info=replace(graph.info, recording={**graph.info.recording, "emulated": setup.work}))

@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from msgspec import structs
+
 from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.deadline import ending
@@ -39,6 +41,7 @@ from foretrace.techniques.registry import technique
 from foretrace.techniques.whatif import WhatIf, whatif
 
 Tell = Callable[[str, float], None]
+Find = Callable[[TaskGraph, Path], Sequence[tuple[str, ...]]]
 
 LEAST_ROUNDS, MOST_ROUNDS = 6, 24
 MOST_STEPS = 20  # of a block
@@ -105,16 +108,17 @@ def rig_for(jobs: Sequence[LinkJob], tell: Tell | None = None) -> Iterator[Rig]:
         yield Rig(workers=workers, measured=measured)
 
 
-def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None) -> LinkOutcome:
+def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None, find: Find | None = None) -> LinkOutcome:
     """Run one session: all arms of a job, each predicted from one worker's recording before it runs.
 
-    `on` is a rig that is up, of this job's workers and link; without one it is made, and nothing is left behind.
+    `on` is a rig that is up, of this job's workers and link; without one it is made, and nothing is left behind. `find`
+    names further arms from the graph of the worker alone and the table of the link, before any arm ran.
     Raises ForetraceError where the machine cannot have a rig, NotApplicableError where a technique does not fit, and
     WorkerError for a bug of ours in a worker.
     """
     began = time.monotonic()
     say: Tell = tell or (lambda what, share: None)
-    check(job)
+    check(job if find is None else structs.replace(job, arms=(job.against,)))
     with ExitStack() as stack:
         folder = Path(job.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrace-rig-")))
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,6 +135,8 @@ def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None) -> Lin
             store.save(graph, folder / _GRAPH)
         say("predicting", 0.35)
         alone_s = simulate(graph).step_time_s
+        if find is not None:
+            job = structs.replace(job, arms=(*job.arms, *find(graph, table)))
         arms = [_planned(f"arm {i}", texts, job, table, graph, alone_s) for i, texts in enumerate(job.arms)]
         baseline = _planned(_BASELINE, job.against, job, table, graph, alone_s)
         say("making the arms", 0.4)
