@@ -133,6 +133,9 @@ def test_a_gpu_takes_its_passes_or_its_launches(settings: CompressionSettings) -
     ],
 )  # fmt: skip
 def test_published_times_are_in_the_range(asked: dict[str, Any], quoted_s: float) -> None:
-    buckets = [[(512, 512, 3, 3)] * 10, [(1000, 1960)]]  # the 102 MB of ResNet-50's gradients
+    buckets: list[list[tuple[int, ...]]] = [
+        [(512, 512, 3, 3)] * 10,
+        [(1000, 1960)],
+    ]  # the 102 MB of ResNet-50's gradients
     found = by_traffic(CompressionSettings(**asked), buckets, 16, named("v100"))
     assert sum(map(sum, found.seconds)) * found.off.low <= quoted_s <= sum(map(sum, found.seconds)) * found.off.high

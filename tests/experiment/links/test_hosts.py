@@ -26,11 +26,11 @@ def test_hosts_are_timed_on_a_real_link(pair: Workers) -> None:
 
 def test_what_steps_made_together_say_of_workers() -> None:
     one, two = (0.010, 0.012, 0.010, 0.010, 0.500), (0.012, 0.010, 0.012, 0.012, 0.012)
-    step_s, found = together([(one, [each + 0.002 for each in one]), (two, [each + 0.004 for each in two])])
+    step_s, found = together([(one, tuple(each + 0.002 for each in one)), (two, tuple(each + 0.004 for each in two))])
     assert (found["workers"], found["steps"]) == (2, 5)
     value, low, high = found["late_ms"]
     assert value == pytest.approx(1.0)  # the last one is 1 ms behind the mean, but for one interruption
     assert 0 <= low <= value <= high
     assert found["resumed_ms"] == pytest.approx((3.0, 3.0, 3.0))
     assert step_s == pytest.approx(0.011)
-    assert together([(one, one), (one, [each - 0.001 for each in one])])[1]["resumed_ms"] == (0.0, 0.0, 0.0)
+    assert together([(one, one), (one, tuple(each - 0.001 for each in one))])[1]["resumed_ms"] == (0.0, 0.0, 0.0)

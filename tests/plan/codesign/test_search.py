@@ -84,9 +84,11 @@ def _one_word(model: TransformerSizes, design: Accelerator, at: Parallelism, bat
                (at.micro * inner, ACTIVATION[0])]  # fmt: skip
     rate = design.lanes * design.vector_cores * design.clock_ghz * 1e9
     layer = sum(count * each / rate for count, each in numbers)  # all of them stay in the buffer
-    layer += float(product_seconds(*np.array(sizes, dtype=np.float64).T, design).sum())
+    b, m, n, k = np.array(sizes, dtype=np.float64).T
+    layer += float(product_seconds(b, m, n, k, design).sum())
     layer += 4 * (tensor - 1) / tensor * 2 * at.micro * model.hidden / (design.link_gb_s * 1e9)
-    head = float(product_seconds(*np.array([[1, at.micro, model.words / tensor, model.hidden]]).T, design)[0])
+    b, m, n, k = np.array([[1, at.micro, model.words / tensor, model.hidden]]).T
+    head = float(product_seconds(b, m, n, k, design)[0])
     hop = 2 * at.micro * model.hidden / tensor / (design.link_gb_s * 1e9) if at.pipeline > 1 else 0.0
     pace, count = model.layers / at.pipeline * layer, batch // (at.data * at.micro)
     return at.pipeline * pace + head + (at.pipeline - 1) * hop + (count - 1) * max(pace + head, hop)
