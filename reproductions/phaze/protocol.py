@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs"
 MODELS = ("megatron-bert-1.3b", "gpt2-xl", "gpt2-2.5b", "opt-6.7b", "llama-2-7b", "gpt3-175b")
 SCHEDULED = ("megatron-bert-1.3b", "gpt2-2.5b", "gpt3-175b")
-KINDS = {"training": 0, "inference": 0, "decoding": 2048}  # words in the cache
+KINDS = {"training": 0, "inference": 0, "decoding": 1024}  # words in the cache
 SHOWN = "gpt2-2.5b"  # whose front and layer are drawn
 
 HEAD = """# PHAZE: accelerator and plan together
@@ -44,8 +44,8 @@ PHAZE (ICML 2024) searches 29,360 accelerators of tensor cores, vector cores and
 TPU-like one (8 tensor cores of 128×128, 2 vector cores of 128, 128 MB), with a mapper for products, an integer program
 for each layer and dynamic programming for the plan, and stops early. Here every design is priced with every plan
 (1,024 devices, batch 4,096, 32 GB), so that the best is proven within the model. `foretrace codesign MODEL` answers
-for one model. *Inference* reads whole sequences; *decoding* (`--decode 2048`) gives each of the 4,096 samples one more
-word behind 2,048 in its cache, all of them together, and the next step begins when all have it.
+for one model. *Inference* reads whole sequences; *decoding* (`--decode 1024`) gives each of the 4,096 samples one more
+word behind 1,024 in its cache, all of them together, and the next step begins when all have it.
 
 {differences}
 

@@ -94,6 +94,7 @@ MEANINGS = {
     "--ep": "devices that share experts", "--epochs": "epochs to train",
     "--evaluations": "how many settings to measure", "--every": "steps between updates",
     "--every-s": "seconds between looks at the load", "--exact": "weigh every assumption alone",
+    "--decode": "words in the cache of a decoding step",
     "--explain": "why others lost", "--export": "write the rows", "--first-steps": "steps to keep",
     "--fail": "a node that fails", "--fix": "a degree that is given", "--for": "what to make small",
     "--format": "format of a log",

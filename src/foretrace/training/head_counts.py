@@ -64,7 +64,7 @@ def merged_heads(model: Any, samples: Tensor, *, skip: int = 0) -> Iterator[list
         return loss_after(changed, samples, skip), then
 
     # What a head costs hardly falls while others are merged: one that was measured before the last of them is measured
-    # anew when it comes first, and taken where it stays first (lazy greedy; Minoux, 1978).
+    # again when it comes first, and taken where it stays first (lazy greedy; Minoux, 1978).
     loss, fresh = loss_after(changed, samples, skip), dict[tuple[int, int], tuple[float, list[int]]]()
     queue = [(-inf, (layer, head)) for layer in range(len(apart)) for head in range(heads)]
     while queue:
