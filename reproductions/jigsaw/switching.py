@@ -273,7 +273,7 @@ class Pair:
 def pair() -> Iterator[Pair]:
     """Two processes on one core of this machine."""
     core = min(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory() as folder, processes.alone(2, cores=(core,)) as workers:
+    with tempfile.TemporaryDirectory() as folder, processes.alone(2, cores=(core,), forked=False) as workers:
         yield Pair(workers, Path(folder))
 
 

@@ -169,6 +169,11 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def workers_of(pid: int) -> list[int]:
+    """What was forked by the process that it started for that."""
+    return [each for server in children(pid) for each in children(server)]
+
+
 def alive(pid: int) -> bool:
     try:
         return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
@@ -194,15 +199,15 @@ def test_whoever_is_killed_the_ledger_stays_whole(tmp_path: Path) -> None:
     for moment in (0.1, chance.uniform(0.5, 2.0), chance.uniform(2.0, 4.0)):
         process = start(ledger)
         assert until(lambda process=process: children(process.pid) or process.poll() is not None)
-        workers = children(process.pid)
+        workers = [*children(process.pid), *workers_of(process.pid)]
         time.sleep(moment)
         process.kill()
         process.communicate(timeout=30)
         assert until(lambda workers=workers: not any(map(alive, workers))), "the worker continues without anybody"
     rows = len(Ledger(ledger).rows())  # a run may have been over before it was killed
     process = start(ledger)
-    assert until(lambda: children(process.pid))
-    (worker,) = children(process.pid)
+    assert until(lambda: workers_of(process.pid))
+    (worker,) = workers_of(process.pid)
     time.sleep(chance.uniform(0.1, 1.5))
     os.kill(worker, signal.SIGKILL)
     out, said = process.communicate(timeout=60)

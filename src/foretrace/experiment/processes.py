@@ -271,13 +271,15 @@ def together(count: int, *, threads: int = 1, backend: str = "gloo", first: bool
 
 @contextmanager
 def alone(
-    count: int = 1, *, threads: int = 1, first: bool = True, memory_bytes: int = 0, cores: Sequence[int] = ()
-) -> Iterator[Workers]:
+    count: int = 1, *, threads: int = 1, first: bool = True, memory_bytes: int = 0, cores: Sequence[int] = (),
+    forked: bool = True,
+) -> Iterator[Workers]:  # fmt: skip
     """Workers that have joined no other, on these cores; ended with the block.
 
     `memory_bytes` is what each may have beyond its libraries, as the system enforces it (RLIMIT_DATA); 0: no limit.
+    Without `forked` they are children of this process, which import their libraries by themselves.
     """
-    with started([""] * count, threads, first=first, memory_bytes=memory_bytes, cores=cores) as workers:
+    with started([""] * count, threads, first=first, memory_bytes=memory_bytes, cores=cores, forked=forked) as workers:
         yield workers
 
 
@@ -307,7 +309,7 @@ def _free_port() -> int:
 @contextmanager
 def started(
     networks: Sequence[str], threads: int, *, interface: str = "lo", first: bool = True, memory_bytes: int = 0,
-    cores: Sequence[int] = (),
+    cores: Sequence[int] = (), forked: bool = True,
 ) -> Iterator[Workers]:  # fmt: skip
     """A process per network ("": the machine's own); ended with the block. `first`: ahead of all else on the machine.
 
@@ -323,7 +325,7 @@ def started(
         said = [stack.enter_context(tempfile.TemporaryFile()) for _ in networks]
         try:
             for network, errors in zip(networks, said, strict=True):
-                if not memory_bytes and sys.platform == "linux":
+                if forked and not memory_bytes and sys.platform == "linux":
                     processes.append(fork(words, environ, errors, network=network))
                     continue
                 pipe = subprocess.PIPE
