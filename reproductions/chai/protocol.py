@@ -1,6 +1,6 @@
 """CHAI: clustered heads of decoders that are trained here, beside random clusters; written to README.md.
 
-    python -m reproductions chai [--heads 8,16] [--steps N] [--weights FOLDER] [--print]
+    python -m reproductions chai [--heads 8,16,32] [--steps N] [--weights FOLDER] [--print]
     python -m reproductions chai --verify FILE [--contexts 512,2048,4096] [--clusters 2,4]
 
 Decoders are trained for a stated number of steps; clusters are chosen on one text, ways to choose compared on another,
@@ -202,7 +202,7 @@ def perplexity_table(found: Sequence[Held]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Write the page, or verify steps."""
     parser = parser_of("chai", __doc__)
-    parser.add_argument("--heads", default="8,16", help="of the decoders that are trained")
+    parser.add_argument("--heads", default="8,16,32", help="of the decoders that are trained")
     parser.add_argument("--steps", type=int, default=None, help="of training")
     parser.add_argument(
         "--weights", type=Path, help="folder of trained weights and rows, kept there and read from there"
