@@ -3,8 +3,7 @@
     python benchmarks/serve_splits.py [bert/tiny/8 ...] [--seconds S] [--page]
 
 A split is predicted before it is compared: profile, plan and the runs that measure interference come first, then fat,
-thin and the best split take turns with processes of their own. Rows are added to benchmarks/data/splits.jsonl; with
-OMP_WAIT_POLICY=active in the environment threads of instances spin while they wait.
+thin and the best split take turns with processes of their own. Rows are added to benchmarks/data/splits.jsonl.
 """
 
 from __future__ import annotations
@@ -31,12 +30,15 @@ MODELS = ("transformer/tiny/8", "bert/tiny/8", "lstm-lm/tiny/8", "mobilenet-v2/t
 HEAD = """# Batches shared out over instances, on a processor
 
 `foretrace serve plan MODEL --batch N --run`: the latency of the best split over that of *fat*, one instance with all
-threads, predicted from a profile and a short run and then measured in turns with fresh processes; *thin* is an
-instance per thread. Threads of an instance that wait for each other *sleep*, as `serve` lets them by default, or
-*spin* (`OMP_WAIT_POLICY=active`): fat depends on it most. Where fat is best, the runner-up is compared with it.
-Packrat's gains of 1.4 – 1.8 come from 16 cores; two have little to share out. A busy machine flatters small
-instances: threads of one instance wait for the slowest of them at every operator, instances only at the end of a
-batch. So a row is `inconclusive` where blocks of an arm spread by more than 10 %, and its error counts for nothing.
+threads, predicted from a profile and a short run and then measured in turns with fresh processes; *thin* is an instance
+per thread. Where fat is best, the runner-up is compared with it. Packrat's gains of 1.4 – 1.8 come from 16 cores; two
+have little to share out. A busy machine flatters small instances: threads of one instance wait for the slowest of them
+at every operator, instances only at the end of a batch. So a row is `inconclusive` where blocks of an arm spread by
+more than 10 %, and its error counts for nothing.
+
+Threads of an instance sleep while they wait for each other, as `serve` sets them: instances that spin while they are
+idle would take the cores of all others. By itself on idle cores, with threads that spin as PyTorch's do by default,
+fat is quicker than here, so the gain over a process that has the machine to itself is smaller than these.
 """
 
 
@@ -62,8 +64,7 @@ def line(row: Row) -> tuple[str, ...]:
         )
     )
     return (
-        f"{row.model} ({row.size}), batch {row.samples_before}",
-        "sleep" if serve.get("wait_policy", "passive") == "passive" else "spin", row.techniques.rpartition("=")[2],
+        f"{row.model} ({row.size}), batch {row.samples_before}", row.techniques.rpartition("=")[2],
         seconds(row.before_s), seconds(row.after_s), expected, ratio, f"{100 * row.error:+.1f} %", serve["chosen"],
         serve["quickest"], row.verdict,
     )  # fmt: skip
@@ -85,8 +86,8 @@ def summary(rows: Sequence[Row]) -> str:
 
 def page(rows: Sequence[Row]) -> str:
     """docs/accuracy/splits.md."""
-    header = ("model", "threads that wait", "split", "fat", "split's latency", "predicted over fat",
-              "measured over fat", "error", "predicted best", "quickest", "verdict")  # fmt: skip
+    header = ("model", "split", "fat", "split's latency", "predicted over fat", "measured over fat", "error",
+              "predicted best", "quickest", "verdict")  # fmt: skip
     when = f"*{today()}, {machine()}; load averages {load()}.*"
     return f"{HEAD}\n{when}\n\n{table(header, map(line, rows))}\n\n{summary(rows)}\n"
 

@@ -14,7 +14,7 @@ from foretrace.errors import ForetraceError
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.run import usable
 from foretrace.serving.server.split import ModelInstance
-from foretrace.serving.server.worker import ModelWorker, _thread_settings
+from foretrace.serving.server.worker import ModelWorker
 
 pytest.importorskip("torch")
 
@@ -82,15 +82,3 @@ def test_a_model_that_cannot_be_loaded_is_a_sentence_and_no_process(script: Path
     while Path(f"/proc/{worker.pid}").exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert not Path(f"/proc/{worker.pid}").exists()
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("ACTIVE", "active")])
-def test_threads_that_wait_sleep_unless_the_environment_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
-) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_WAIT_POLICY", given)
-    with _thread_settings():
-        assert os.environ["OMP_WAIT_POLICY"] == expected
-    assert os.environ.get("OMP_WAIT_POLICY") == given

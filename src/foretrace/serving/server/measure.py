@@ -31,7 +31,7 @@ from foretrace.hardware import processor
 from foretrace.serving.server.latencies import LatencyProfile, read
 from foretrace.serving.server.models import ModelFacts, ModelSource
 from foretrace.serving.server.split import CoreSplit, ModelInstance
-from foretrace.serving.server.worker import ModelWorker, wait_policy
+from foretrace.serving.server.worker import ModelWorker
 from foretrace.trace.observe.machine import machine
 
 ATTEMPTS = 3
@@ -249,5 +249,4 @@ def _origin(source: ModelSource, facts: ModelFacts) -> str:
     return (
         f"{source.size + ' ' if facts.kind == 'zoo' else ''}{facts.kind} {facts.fingerprint:08x}; {here['cpu']} "
         f"({sets}), {here['cores']} cores, {library} {version(library)}"
-        f"{'' if wait_policy() == 'passive' else f', threads wait {wait_policy()}'}"
     )

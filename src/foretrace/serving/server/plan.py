@@ -28,7 +28,6 @@ from foretrace.serving.server.measure import (
 )
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.split import CoreSplit, ModelInstance, split_table
-from foretrace.serving.server.worker import wait_policy
 
 FAT, THIN = "fat", "thin"
 # Instances that run at once share caches, memory bandwidth and clock frequency: not measured on the recorded machine.
@@ -142,11 +141,6 @@ def _plan_measured(
         RejectedSplit(name=f"{each.threads} threads, batch {each.batch}", why=why) for each in measured.refused
     )
     notes = [warning] if warning else []
-    if wait_policy() == "passive" and any(each.threads > 1 for each in measured.profile.samples_s):
-        notes.append(
-            "Threads of an instance sleep while they wait for each other. OMP_WAIT_POLICY=active lets them spin, which "
-            "makes instances of several threads quicker while nothing else uses their cores; such a profile is apart."
-        )
     if memory_limit is not None:
         notes.append(f"Of memory, weights are counted, {weights / 1e6:.3g} MB per instance, and nothing else.")
     found = replace(

@@ -13,7 +13,6 @@ from foretrace.experiment.statistics import Arm
 from foretrace.experiment.trial import TriedPrediction, changed
 from foretrace.serving.server.measure import run_in_turns
 from foretrace.serving.server.plan import FAT, THIN, PlannedSplit, SplitPlan
-from foretrace.serving.server.worker import wait_policy
 
 AGAIN = "again"  # fat's second arm
 
@@ -44,10 +43,7 @@ class SplitTrial:
             arms={
                 "wall": {name: msgspec.to_builtins(arm) for name, arm in self.arms.items()},
                 "uncertain": self.trial.uncertain,
-                "serve": {
-                    "chosen": plan.chosen.name, "quickest": self.quickest, "predicted_s": predicted,
-                    "wait_policy": wait_policy(),
-                },
+                "serve": {"chosen": plan.chosen.name, "quickest": self.quickest, "predicted_s": predicted},
             },
         )  # fmt: skip
 

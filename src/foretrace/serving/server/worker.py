@@ -70,7 +70,7 @@ class ModelWorker:
         self.instance, self.cores = instance, tuple(cores)
         self._pipe, far = context.Pipe()
         arguments = (far, source, instance, self.cores, first)
-        with _thread_settings():
+        with _passive_threads():
             context.set_forkserver_preload([*source.libraries, __name__])
             self._process = context.Process(target=_run_instance, args=arguments, daemon=True)
             self._process.start()
@@ -142,19 +142,10 @@ class ModelWorker:
         self._pipe.close()
 
 
-def wait_policy() -> str:
-    """What threads of an instance do while they wait for each other, as OpenMP names it: they sleep by default.
-
-    Spinning (`OMP_WAIT_POLICY=active`) is quicker while nothing else runs on their cores, and far slower otherwise:
-    threads that spin then take the time of the one that is waited for.
-    """
-    return os.environ.get("OMP_WAIT_POLICY", "passive").lower()
-
-
 @contextmanager
-def _thread_settings() -> Iterator[None]:
-    """Settings that libraries read once, when the fork server loads them."""
-    wanted = {"OMP_WAIT_POLICY": wait_policy()} | dict.fromkeys(THREAD_VARIABLES, "1")
+def _passive_threads() -> Iterator[None]:
+    """Settings that libraries read once, when the fork server loads them: threads that wait shall sleep."""
+    wanted = {"OMP_WAIT_POLICY": "passive"} | dict.fromkeys(THREAD_VARIABLES, "1")
     kept = {name: os.environ.get(name) for name in wanted}
     os.environ |= wanted
     try:
@@ -233,7 +224,7 @@ def _settled(source: ModelSource, instance: ModelInstance, cores: Sequence[int])
             raise ForetraceError(f"a worker must run on cores that this process may use, got {cores}.") from None
     if "torch" in source.libraries:
         if "torch" not in sys.modules:  # in a fork server that began for something else
-            os.environ["OMP_WAIT_POLICY"] = wait_policy()
+            os.environ["OMP_WAIT_POLICY"] = "passive"
         torch = import_torch()
         torch.set_num_threads(instance.threads)
         torch.set_num_interop_threads(1)
