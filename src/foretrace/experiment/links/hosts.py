@@ -37,14 +37,18 @@ class TimeHosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTogether(msgspec.Struct, frozen=True, kw_only=True):
-    """Make so many steps of a training by itself at the same time as the others, half of them with a pause."""
+    """Make so many steps of a training by itself, and as many in which all workers wait for each other."""
 
     setup: Setup
     steps: int
-    pause_s: float  # before the update, as a worker waits for the others there
+    pause_s: float  # before the update, beyond the wait for the last worker: as long as messages will take
 
 
-Steps = tuple[tuple[float, ...], tuple[float, ...]]  # seconds without a pause, and with one, which does not count
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of the steps of one worker."""
+
+    free_s: tuple[float, ...]
+    parts_s: tuple[tuple[float, ...], ...]  # of steps with waits: what was computed before each of them
 
 
 def time_hosts(given: TimeHosts, worker: Worker) -> dict[str, Range]:
@@ -64,48 +68,64 @@ def of_all(workers: Sequence[dict[str, Range]]) -> dict[str, Range]:
 
 
 def step_together(given: StepTogether, worker: Worker) -> Steps:
-    """Seconds of steps, in a worker, that begin at the same time in all of them."""
+    """Time steps, in a worker, while all others make them: blocks of steps that run freely, and of steps that wait.
+
+    They wait where data parallelism does: before the update, and before the forward pass of a model with buffers.
+    """
     import torch.distributed as dist
 
     from foretrace.experiment.links.arms import training_of
 
-    training, paused_s = training_of(given.setup), 0.0
+    training, since = training_of(given.setup), 0.0
+    buffers = any(True for _ in training.model.buffers())
     steps = training.steps()
-    found: tuple[list[float], list[float]] = [], []
+    free: list[float] = []
+    parts: list[list[float]] = []
 
-    def pause(*_: object) -> None:
-        nonlocal paused_s
-        began = time.perf_counter()
-        time.sleep(given.pause_s)
-        paused_s += time.perf_counter() - began
+    def wait(pause_s: float) -> None:
+        nonlocal since
+        parts[-1].append(time.perf_counter() - since)
+        dist.barrier()
+        time.sleep(pause_s)
+        since = time.perf_counter()
+
+    def waiting_step() -> None:
+        parts.append([])
+        if buffers:
+            wait(0.0)
+        next(steps)
 
     with no_collection():
         for _ in range(_WARM):
             next(steps)
-        for block in range(2 * -(-given.steps // _BLOCK)):
-            hook = training.optimizers[0].register_step_pre_hook(pause) if block % 2 else None
-            for number in range(-1, _BLOCK):  # the first forward pass of a block comes behind an update of the other
-                paused_s = 0.0
-                dist.barrier()
-                began = time.perf_counter()
+        for _ in range(-(-given.steps // _BLOCK)):
+            dist.barrier()
+            for number in range(-1, _BLOCK):
+                since = time.perf_counter()
                 next(steps)
                 if number >= 0:
-                    found[block % 2].append(time.perf_counter() - began - paused_s)
-            if hook is not None:
-                hook.remove()
-    return tuple(found[0]), tuple(found[1])
+                    free.append(time.perf_counter() - since)
+            hook = training.optimizers[0].register_step_pre_hook(lambda *_: wait(given.pause_s))
+            waiting_step()
+            del parts[-1]  # it has no wait behind it
+            for _ in range(_BLOCK):
+                waiting_step()
+            hook.remove()
+    return Steps(free_s=tuple(free), parts_s=tuple(map(tuple, parts)))
 
 
 def together(workers: Sequence[Steps]) -> tuple[float, dict[str, Any]]:
-    """Mean seconds of a step, and what `one_worker` reads of workers that made them: ms, low and high ends."""
-    plain_s, paused_s = (np.array(each) for each in zip(*workers, strict=True))  # workers x steps
-    blocks = [np.median(each.mean(axis=0).reshape(-1, _BLOCK), axis=1) for each in (plain_s, paused_s)]
+    """Mean seconds of a step by itself, and what `one_worker` reads of workers that wait: ms, low and high ends."""
+    free_s = np.array([each.free_s for each in workers]).mean(axis=0)
+    parts_s = np.array([each.parts_s for each in workers])  # workers x steps x waits
+    waited_s = parts_s.mean(axis=0).sum(axis=1)
+    blocks = [np.median(each.reshape(-1, _BLOCK), axis=1) for each in (free_s, waited_s)]
     facts = {
-        "workers": len(plain_s), "steps": plain_s.shape[1],
-        "late_ms": _trimmed(1e3 * (plain_s.max(axis=0) - plain_s.mean(axis=0))),
+        "workers": len(workers), "steps": len(free_s),
+        "late_ms": _trimmed(1e3 * (parts_s.max(axis=0) - parts_s.mean(axis=0)).sum(axis=1)),
         "resumed_ms": tuple(max(each, 0.0) for each in _trimmed(1e3 * (blocks[1] - blocks[0]))),
     }  # fmt: skip
-    return trimmed_mean(plain_s.mean(axis=0), _TRIMMED), facts
+    return trimmed_mean(free_s, _TRIMMED), facts
 
 
 def _trimmed(values: Float64) -> Range:

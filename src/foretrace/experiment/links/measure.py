@@ -130,7 +130,8 @@ def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None, find: 
         recorded_s = simulate(graph).step_time_s
         if computes:
             say("stepping together", 0.32)
-            waits_s = [_planned("", texts, job, table, graph, recorded_s).step_s - recorded_s for texts in job.arms]
+            likely = job.arms or (job.against,)  # before `find` has named any
+            waits_s = [_planned("", texts, job, table, graph, recorded_s).step_s - recorded_s for texts in likely]
             graph = _together(workers, job, graph, median(waits_s))
             store.save(graph, folder / _GRAPH)
         say("predicting", 0.35)
