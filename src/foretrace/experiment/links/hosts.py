@@ -20,6 +20,7 @@ from foretrace.experiment.statistics import trimmed_mean
 Range = tuple[float, float, float]  # value, low and high
 
 _MATRIX = 256  # rows of a product that is computed beside messages: it fits in a core's cache
+_BRIEF = 64  # rows of one that is over within a few microseconds
 _STREAM = 1 << 19  # elements of a sum beside them that does not
 _MESSAGE_S, _MOST_BYTES = 0.06, 4 << 20  # of a message: how long it takes the link, and how large it is at most
 _SMALL, _LARGE = 1 << 12, 1 << 20  # elements of a layer
@@ -137,13 +138,17 @@ def _trimmed(values: Float64) -> Range:
 
 
 def _beside(given: TimeHosts) -> dict[str, Range]:
-    """How much slower computing, within caches and beyond them, and messages are at the same time."""
+    """How much slower computing, within caches and beyond them, and messages are at the same time.
+
+    A message beside computing also waits until its thread gets the processor, however small it is.
+    """
     import torch
     import torch.distributed as dist
 
     a, b, out = (torch.randn(_MATRIX, _MATRIX) for _ in range(3))
     c, d, total = (torch.randn(_STREAM) for _ in range(3))
     works = (lambda: torch.mm(a, b, out=out), lambda: torch.add(c, d, out=total))
+    e, f, small = torch.randn(_BRIEF, _BRIEF), torch.randn(_BRIEF, _BRIEF), torch.zeros(_SMALL)
     message = torch.zeros(int(min(given.bytes_per_s * _MESSAGE_S, _MOST_BYTES)) // 4)
 
     def computed(work: Callable[[], object], over: Callable[[], bool]) -> tuple[float, float]:
@@ -155,12 +160,22 @@ def _beside(given: TimeHosts) -> dict[str, Range]:
         took_s = time.perf_counter() - began
         return max(count, 1) / took_s, took_s
 
+    def delay_us() -> float:
+        """How much later a small message ends beside small products, one of which is over at once."""
+        dist.barrier()
+        began = time.perf_counter()
+        dist.all_reduce(small)
+        alone_s = time.perf_counter() - began
+        dist.barrier()
+        sent = dist.all_reduce(small, async_op=True)
+        return 1e6 * (computed(lambda: torch.mm(e, f), sent.is_completed)[1] - alone_s)
+
     def begun() -> Any:
         dist.barrier()
         dist.all_reduce(message)  # a link saves up credit while it is idle: none is left in the middle of a step
         return dist.all_reduce(message, async_op=True)
 
-    found: dict[str, list[float]] = {"company": [], "stretch": []}
+    found: dict[str, list[float]] = {"company": [], "stretch": [], "delay_us": []}
     for turn in range(-1, given.turns):
         sent, began = begun(), time.perf_counter()
         sent.wait()
@@ -171,7 +186,12 @@ def _beside(given: TimeHosts) -> dict[str, Range]:
         if turn >= 0:
             found["company"].append(free / beside)
             found["stretch"].append(beside_s / alone_s)
-    quartiles = {name: np.maximum(np.quantile(each, [0.5, 0.25, 0.75]), 1.0).tolist() for name, each in found.items()}
+        found["delay_us"] += [delay_us() for _ in range(_FEW)]
+    least = {"delay_us": 0.0}
+    quartiles = {
+        name: np.maximum(np.quantile(each, [0.5, 0.25, 0.75]), least.get(name, 1.0)).tolist()
+        for name, each in found.items()
+    }
     return {name: (middle, low, high) for name, (middle, low, high) in quartiles.items()}
 
 
