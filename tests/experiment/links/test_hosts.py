@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretrace.experiment.links.hosts import Steps, StepTogether, TimeHosts, of_all, step_together, time_hosts, together
+from foretrace.experiment.links.hosts import (
+    SteppedTogether,
+    StepTogether,
+    TimeHosts,
+    of_all,
+    step_together,
+    time_hosts,
+    together,
+)
 from foretrace.experiment.messages import Setup
 from foretrace.experiment.processes import Workers
 
@@ -35,8 +43,8 @@ def test_a_model_with_buffers_waits_before_its_forward_pass_too(pair: Workers) -
 def test_what_steps_made_together_say_of_workers() -> None:
     one, two = (0.010, 0.012, 0.010, 0.010, 0.500), (0.012, 0.010, 0.012, 0.012, 0.012)
 
-    def steps(free_s: tuple[float, ...], later_s: float) -> Steps:
-        return Steps(free_s=free_s, parts_s=tuple((each / 2, each / 2 + later_s) for each in free_s))
+    def steps(free_s: tuple[float, ...], later_s: float) -> SteppedTogether:
+        return SteppedTogether(free_s=free_s, parts_s=tuple((each / 2, each / 2 + later_s) for each in free_s))
 
     step_s, found = together([steps(one, 0.003), steps(two, 0.003)])
     assert (found["workers"], found["steps"]) == (2, 5)

@@ -45,7 +45,7 @@ class StepTogether(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: float  # before the update, beyond the wait for the last worker: as long as messages will take
 
 
-class Steps(msgspec.Struct, frozen=True, kw_only=True):
+class SteppedTogether(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of the steps of one worker."""
 
     free_s: tuple[float, ...]
@@ -68,7 +68,7 @@ def of_all(workers: Sequence[dict[str, Range]]) -> dict[str, Range]:
     }
 
 
-def step_together(given: StepTogether, worker: Worker) -> Steps:
+def step_together(given: StepTogether, worker: Worker) -> SteppedTogether:
     """Time steps, in a worker, while all others make them: blocks of steps that run freely, and of steps that wait.
 
     They wait where data parallelism does: before the update, and before the forward pass of a model with buffers.
@@ -112,10 +112,10 @@ def step_together(given: StepTogether, worker: Worker) -> Steps:
             for _ in range(_BLOCK):
                 waiting_step()
             hook.remove()
-    return Steps(free_s=tuple(free), parts_s=tuple(map(tuple, parts)))
+    return SteppedTogether(free_s=tuple(free), parts_s=tuple(map(tuple, parts)))
 
 
-def together(workers: Sequence[Steps]) -> tuple[float, dict[str, Any]]:
+def together(workers: Sequence[SteppedTogether]) -> tuple[float, dict[str, Any]]:
     """Mean seconds of a step by itself, and what `one_worker` reads of workers that wait: ms, low and high ends."""
     free_s = np.array([each.free_s for each in workers]).mean(axis=0)
     parts_s = np.array([each.parts_s for each in workers])  # workers x steps x waits
