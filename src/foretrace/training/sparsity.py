@@ -81,13 +81,14 @@ def exact(training: Training) -> bool:
     job.model.double()
     batch = mapped(_batch(job), lambda each: each.double() if each.is_floating_point() else each)
     gradients: list[list[tuple[str, Tensor]]] = []
-    for skips in (False, True):
+    for before in (lambda *_: None, _skipping):
         run = job.copied()
         found: list[tuple[str, Tensor]] = []
         for name, parameter in run.model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_keeper(name, found))
-        with torch.random.fork_rng(devices=[]), _hooked(run, _skipping if skips else _plain):
+        hooked = _hooked(run, lambda _, module, before=before: module.register_forward_pre_hook(before))
+        with torch.random.fork_rng(devices=[]), hooked:
             torch.manual_seed(0)
             try:
                 run.step(batch)
@@ -120,16 +121,9 @@ class _Skip(torch.autograd.Function):
 _skip: Callable[[Tensor], Tensor] = _Skip.apply
 
 
-def _skipping(_: str, module: _ConvNd) -> Any:
-    def before(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        masked = given[0].requires_grad and _by_relus(given[0].grad_fn)
-        return (_skip(given[0]), *given[1:]) if masked else given
-
-    return module.register_forward_pre_hook(before)
-
-
-def _plain(_: str, module: _ConvNd) -> Any:
-    return module.register_forward_pre_hook(lambda *_: None)
+def _skipping(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    masked = given[0].requires_grad and _by_relus(given[0].grad_fn)
+    return (_skip(given[0]), *given[1:]) if masked else given
 
 
 def _keeper(name: str, found: list[tuple[str, Tensor]]) -> Callable[[Tensor], None]:
