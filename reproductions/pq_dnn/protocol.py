@@ -39,12 +39,14 @@ POINTS = (
     (4, 16, "l1"), (9, 64, "l1"),
 )  # fmt: skip
 # Steps, assignment, rates and seeds of what is also done at (9, 16); the first had a rate for both that was too low.
-SLOW, RATES = (2e-3, 2e-3), (5e-3, 2.5e-2)  # of weights, of prototypes
+SLOW, RATES, TAUGHT = (2e-3, 2e-3), (5e-3, 2.5e-2), (3e-3, 3e-2)  # of weights, of prototypes
 COURSE = (
     (9, 16, "l2", "straight", 150, SLOW, 3), (9, 16, "l1", "straight", 150, SLOW, 3),
     (9, 16, "l2", "straight", 150, RATES, 3), (9, 16, "l2", "straight", 300, RATES, 3),
     (9, 16, "l2", "straight", 600, RATES, 1), (9, 16, "l2", "straight", 1200, RATES, 1),
-    (9, 16, "l2", "straight", 2400, RATES, 1), (9, 16, "l2", "soft", 150, RATES, 1),
+    (9, 16, "l2", "straight", 2400, RATES, 1), (9, 16, "l2", "taught", 300, TAUGHT, 1),
+    (9, 16, "l2", "taught", 1200, TAUGHT, 1), (9, 16, "l2", "taught", 4800, TAUGHT, 1),
+    (9, 16, "l2", "soft", 150, RATES, 1),
     (9, 16, "l1", "straight", 150, RATES, 3), (9, 16, "l1", "straight", 600, RATES, 1),
 )  # fmt: skip
 NAMES = ("length", "prototypes", "distance", "assignment", "steps")
@@ -138,8 +140,10 @@ def cell(key: Cell, folder: Path) -> dict[str, Any]:
     rates = key.get("rates", SLOW)
     if "dense" in key:
         return {"accuracy": longer(model, key["seed"], key["dense"], rates)}
-    quantiser = Quantiser(**{name: key[name] for name in NAMES if name != "steps"}, bits=BITS)
-    return {"dense": accuracy, **quantised(model, quantiser, key["seed"], key["steps"], rates)}
+    taught = key["assignment"] == "taught"
+    given = {name: key[name] for name in NAMES if name != "steps"} | ({"assignment": "straight"} if taught else {})
+    found = quantised(model, Quantiser(**given, bits=BITS), key["seed"], key["steps"], rates, taught=taught)
+    return {"dense": accuracy, **found}
 
 
 def settings(cells: Sequence[Cell], tested: int) -> list[MeasuredQuantisation]:
