@@ -87,8 +87,7 @@ class ProductQuantisation(Technique):
     )  # fmt: skip
     counted: float | None = prior(
         1.5, 0.35, 5.0, doc="a look-up relative to the numbers that it touches",
-        why="it was not timed but counted, and takes up to three times as long on a core with AVX2; foretrace calibrate "
-        "run times it",
+        why="it was not timed but counted, and took 2 to 3 times as long with AVX2; foretrace calibrate run times it",
     )  # fmt: skip
 
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
