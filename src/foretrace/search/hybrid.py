@@ -160,4 +160,5 @@ class _Network:
 @lru_cache(maxsize=16)
 def _network(lessons: tuple[tuple[tuple[int, ...], bytes], ...], width: int, rounds: int) -> _Network:
     """Trained once for the same lessons (shapes and numbers): chains, targets and what is resumed share it."""
-    return _Network(*(np.frombuffer(numbers).reshape(shape) for shape, numbers in lessons), width, rounds)
+    x, given, y = (np.frombuffer(numbers).reshape(shape) for shape, numbers in lessons)
+    return _Network(x, given, y, width, rounds)
