@@ -155,7 +155,7 @@ def accuracy(model: nn.Module, tested: int = TESTED) -> float:
     return right / tested
 
 
-def dense(seed: int, folder: Path, blocks: int = 1, steps: int = DENSE_STEPS) -> tuple[nn.Module, float]:
+def dense(seed: int, folder: Path, blocks: int = 1, steps: int = DENSE_STEPS) -> tuple[ResNet, float]:
     """Train the dense network of a seed, or read it from the folder; with its accuracy."""
     torch.manual_seed(seed)
     model, path = ResNet(blocks), folder / f"dense_{blocks}_{seed}_{steps}.pt"

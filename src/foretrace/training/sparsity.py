@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ def exact(training: Training) -> bool:
         for name, parameter in run.model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_keeper(name, found))
-        hooked = _hooked(run, lambda _, module, before=before: module.register_forward_pre_hook(before))
+        hooked = _hooked(run, partial(_before, before))
         with torch.random.fork_rng(devices=[]), hooked:
             torch.manual_seed(0)
             try:
@@ -102,6 +103,10 @@ def exact(training: Training) -> bool:
     return len(plain) == len(skipped) and all(
         one[0] == other[0] and torch.equal(one[1], other[1]) for one, other in zip(plain, skipped, strict=True)
     )
+
+
+def _before(hook: Callable[..., Any], _: str, module: _ConvNd) -> Any:
+    return module.register_forward_pre_hook(hook)
 
 
 class _Skip(torch.autograd.Function):
