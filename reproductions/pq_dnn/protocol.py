@@ -94,9 +94,9 @@ losses are those of short training. *Dense, trained on* has as many more steps a
 The rates (5e-3 for weights, 2.5e-2 for prototypes) were chosen on 2,000 other pictures, with one seed. So were other
 ways to train again, by hand, in 300 steps at (9, 16) with L2: *taught* (half of the loss by the outputs of the dense
 network, and what its blocks give) saved most, 2 points (on the test pictures less, see below); its outputs or its
-blocks alone, or a loss that draws inputs to their prototypes, 1 to 1.5; k-means again every 50 steps nothing, though prototypes then miss 25 % of inputs' squares
-in place of 45; prototypes that train four times faster lost 4. So what is lost is not what prototypes miss: in few
-steps the network has not yet learned to do with 16 of them.
+blocks alone, or a loss that draws inputs to their prototypes, 1 to 1.5; k-means again every 50 steps nothing, though
+prototypes then miss 25 % of the squares of inputs in place of 45; prototypes that train four times faster lost 4. So
+what is lost is not what prototypes miss: in few steps the network has not yet learned to do with 16 of them.
 
 Accelerators: encoder, accumulators, tables with ports, prototypes and activations against a weight-stationary array of
 8-bit multipliers, all sizes of both enumerated (`foretrace plan look-ups` does it for a model of yours). *Free ports*:
