@@ -153,7 +153,7 @@ def _middle(errors: Sequence[float | None]) -> str:
 def speed() -> str:
     """Designs per second of the transfer matrix and of `tmm`, in the same run, and by how much they differ."""
     if find_spec("tmm") is None:
-        raise ForetraceError("`speed=` needs tmm to compare with; pip install tmm.")
+        raise ForetraceError("--speed and --write need tmm to compare with; pip install tmm.")
     tmm, stack = import_module("tmm"), indices(10)
     designs = np.random.default_rng(0).uniform(20, 220, (2000, 10))
     reflectance(designs[:1], WAVELENGTHS, stack)

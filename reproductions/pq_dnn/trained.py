@@ -23,6 +23,7 @@ SIDE, CLASSES, BATCH, TESTED = 16, 10, 32, 2000
 NOISE = 0.3  # standard deviation, of strokes 0.4 to 1 bright
 DENSE_STEPS, DENSE_RATE = 600, 3e-3
 _TEST_SEED, _CALIBRATION = 987_654_321, 256
+_TEMPERATURE = 2.0  # of a teacher's outputs
 
 
 def _templates() -> Tensor:
@@ -93,16 +94,40 @@ class ResNet(nn.Module):
         ))  # fmt: skip
         self.fc = nn.Linear(64, classes)
 
+    def features(self, x: Tensor) -> list[Tensor]:
+        """What each block gives."""
+        found = [functional.relu(self.bn(self.conv(x)))]
+        for block in self.blocks:
+            found.append(block(found[-1]))
+        return found[1:]
+
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.fc(self.blocks(functional.relu(self.bn(self.conv(x)))).mean((2, 3)))
+        found: Tensor = self.fc(self.features(x)[-1].mean((2, 3)))
         return found
 
 
-def train(model: nn.Module, steps: int, seed: int, rates: Sequence[float]) -> None:
+def distilled(model: ResNet, teacher: ResNet, x: Tensor, labels: Tensor) -> Tensor:
+    """Loss by labels and, as much, by a teacher's softened outputs (Hinton et al., 2015); and by what its blocks give.
+
+    The latter (FitNets, Romero et al., 2015) is the sum over blocks of the squared error relative to the teacher's.
+    """
+    with torch.no_grad():
+        wanted = teacher.features(x)
+        told = (teacher.fc(wanted[-1].mean((2, 3))) / _TEMPERATURE).softmax(1)
+    found = model.features(x)
+    logits = model.fc(found[-1].mean((2, 3)))
+    said = functional.kl_div((logits / _TEMPERATURE).log_softmax(1), told, reduction="batchmean")
+    apart = sum((a - b).square().mean() / b.square().mean() for a, b in zip(found, wanted, strict=True))
+    return 0.5 * (functional.cross_entropy(logits, labels) + _TEMPERATURE**2 * said) + apart
+
+
+def train(model: ResNet, steps: int, seed: int, rates: Sequence[float], teacher: ResNet | None = None) -> None:
     """Train with Adam, rates falling to nothing as a cosine; images are drawn anew for every step.
 
-    `rates`: of weights and of prototypes.
+    `rates`: of weights and of prototypes. `teacher`: stays as it is.
     """
+    if teacher is not None:
+        teacher = copy.deepcopy(teacher).eval()
     prototypes = [each.prototypes for each in model.modules() if isinstance(each, ProductQuantised)]
     weights = [each for each in model.parameters() if not any(each is other for other in prototypes)]
     groups = [{"params": weights, "lr": rates[0]}, {"params": prototypes, "lr": rates[1]}]
@@ -112,7 +137,8 @@ def train(model: nn.Module, steps: int, seed: int, rates: Sequence[float]) -> No
     for step in range(steps):
         x, labels = images(BATCH, seed * 1_000_003 + step + 1)
         optimizer.zero_grad(set_to_none=True)
-        functional.cross_entropy(model(x), labels).backward()
+        loss = distilled(model, teacher, x, labels) if teacher else functional.cross_entropy(model(x), labels)
+        loss.backward()
         optimizer.step()
         falling.step()
 
@@ -129,7 +155,7 @@ def accuracy(model: nn.Module, tested: int = TESTED) -> float:
     return right / tested
 
 
-def dense(seed: int, folder: Path, blocks: int = 1, steps: int = DENSE_STEPS) -> tuple[nn.Module, float]:
+def dense(seed: int, folder: Path, blocks: int = 1, steps: int = DENSE_STEPS) -> tuple[ResNet, float]:
     """Train the dense network of a seed, or read it from the folder; with its accuracy."""
     torch.manual_seed(seed)
     model, path = ResNet(blocks), folder / f"dense_{blocks}_{seed}_{steps}.pt"
@@ -143,7 +169,7 @@ def dense(seed: int, folder: Path, blocks: int = 1, steps: int = DENSE_STEPS) ->
     return model, kept["accuracy"]
 
 
-def longer(model: nn.Module, seed: int, steps: int, rates: Sequence[float], tested: int = TESTED) -> float:
+def longer(model: ResNet, seed: int, steps: int, rates: Sequence[float], tested: int = TESTED) -> float:
     """Accuracy of a copy of a dense network that is trained on as a quantised one is."""
     found = copy.deepcopy(model)
     train(found, steps, seed + 100, rates)
@@ -151,16 +177,17 @@ def longer(model: nn.Module, seed: int, steps: int, rates: Sequence[float], test
 
 
 def quantised(
-    model: nn.Module, quantiser: Quantiser, seed: int, steps: int, rates: Sequence[float], tested: int = TESTED
-) -> dict[str, Any]:
-    """Quantise a copy of a dense network, all convolutions but the first, and train it."""
+    model: ResNet, quantiser: Quantiser, seed: int, steps: int, rates: Sequence[float], tested: int = TESTED, *,
+    taught: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Quantise a copy of a dense network, all convolutions but the first, and train it, `taught` by the dense one."""
     found = copy.deepcopy(model)
     x, _ = images(_CALIBRATION, seed * 1_000_003)
-    fc, found.fc = found.fc, nn.Identity()  # ten outputs: a table would be larger than its weights
+    fc, found.fc = found.fc, nn.Identity()  # type: ignore[assignment]  # ten outputs: a table would be larger
     quantise(found, lambda: found(x), quantiser, seed=seed)
     found.fc = fc
     begun, lost = accuracy(found, tested), unlike(found, x)
-    train(found, steps, seed + 100, rates)
+    train(found, steps, seed + 100, rates, model if taught else None)
     return {"kmeans": begun, "lost": lost, "accuracy": accuracy(found, tested)}
 
 

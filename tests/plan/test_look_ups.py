@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch")
@@ -61,3 +63,27 @@ def test_the_command_shows_no_gain_without_its_accuracy() -> None:
         assert design["over_dense_interval"][0] <= design["over_dense"] <= design["over_dense_interval"][1]
         assert {"accuracy", "dense", "length", "prototypes", "distance"} <= design["measured"].keys()
     assert "loses 0.5 points" in foretrace(*words.split()).out
+
+
+_SCRIPT = """
+import torch
+from torch import nn
+from foretrace.training.training import Training
+
+def training():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3), nn.Flatten(), nn.Linear(576, 4))
+    return Training(
+        name="mine", model=model, optimizers=(torch.optim.SGD(model.parameters(), 0.1),),
+        loader=[torch.randn(6, 3, 8, 8) for _ in range(2)], loss=lambda model, batch: model(batch).square().mean(),
+    )
+"""
+
+
+def test_a_script_with_a_list_of_batches(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(_SCRIPT)
+    words = ("plan", "look-ups", str(path), "--setting", "9/16/l1=0.935", "--dense", "0.94", "--samples", "2500")
+    found = foretrace(*words, "--json").json
+    assert found["layers"] == 2 and found["choice"] is not None
+    products, _ = layer_products(operators_of(str(path), training=False))
+    assert [(each.rows, each.inputs, each.outputs) for each in products] == [(36, 72, 16), (1, 576, 4)]

@@ -319,7 +319,8 @@ def look_ups(
     settings = [read(each, dense=dense, samples=samples, bits=bits) for each in setting]
     around = Surroundings(bytes_per_cycle=bytes_per_cycle, batch=batch, all_on_chip=on_chip)
     with options.progress(f"capturing {model}") as tell:
-        graph = operators_of(model, size=size, batch=1, training=False, progress=tell)
+        batched = None if model.endswith(".py") else 1  # loaders of scripts need not be resizable
+        graph = operators_of(model, size=size, batch=batched, training=False, progress=tell)
     return planned_look_ups(plan_look_ups(graph, settings, most_loss=most_loss, around=around), model)
 
 

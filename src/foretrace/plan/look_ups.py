@@ -71,18 +71,14 @@ def layer_products(graph: OperatorGraph) -> tuple[list[LayerProduct], float]:
 
 def setting(text: str, *, dense: float, samples: int, bits: int) -> MeasuredQuantisation:
     """From text as `9/16/l1=0.936`: length, prototypes, distance, accuracy. Raises ForetraceError."""
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})/(l1|l2)=([\d.]{1,20})", text.strip().lower())
-    try:
-        if found is None:
-            raise ValueError
-        length, prototypes, accuracy = int(found[1]), int(found[2]), float(found[4])
-    except ValueError:
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})/(l1|l2)=(\d{1,9}\.?\d{0,9}|\.\d{1,9})", text.strip().lower())
+    if found is None:
         raise ForetraceError(
             f"a setting must be LENGTH/PROTOTYPES/DISTANCE=ACCURACY as in 9/16/l1=0.936, got {text!r}."
-        ) from None
+        )
     return MeasuredQuantisation(
-        length=length, prototypes=prototypes, distance=found[3], bits=bits, dense=dense, accuracy=accuracy,
-        samples=samples,
+        length=int(found[1]), prototypes=int(found[2]), distance=found[3], bits=bits, dense=dense,
+        accuracy=float(found[4]), samples=samples,
     )  # fmt: skip
 
 

@@ -160,10 +160,13 @@ class CodesignView(Report, frozen=True, kw_only=True):
             )  # fmt: skip
         if self.searched is not None:
             yield from searched(self.searched)
-        area, rate = zip(*_rising(self.pareto), strict=True)
+        rows = _rising(self.pareto)
+        area, rate = zip(*((each.area, each.throughput) for each in rows), strict=True)
         yield Chart(title="most samples/s by area, mm²", curves=(Curve(name="Pareto front", x=area, y=rate),))
+        step = max((len(rows) - 1) / max(top - 1, 1), 1e-9)  # so many of them, from the smallest to the quickest
         yield listing(
-            _few(self.pareto, top), ("area", "area, mm²", "digits"), ("throughput", "samples/s", "digits"),
+            [rows[i] for i in sorted({min(round(step * k), len(rows) - 1) for k in range(top)})],
+            ("area", "area, mm²", "digits"), ("throughput", "samples/s", "digits"),
             (lambda each: each.energy_j, "energy, J", "digits"),
             (lambda each: _short(each.design), Column("design", wide=True)), top=top, noun="design",
         )  # fmt: skip
@@ -237,17 +240,10 @@ def _short(text: str) -> str:
     return ",".join(each for each in text.partition(":")[2].split(",") if not each.startswith("link="))
 
 
-def _rising(pareto: Sequence[ParetoDesignView]) -> Iterator[tuple[float, float]]:
-    most = 0.0
+def _rising(pareto: Sequence[ParetoDesignView]) -> list[ParetoDesignView]:
+    """Those that are quicker than all smaller ones."""
+    rows = list[ParetoDesignView]()
     for each in pareto:
-        if each.throughput > most:
-            most = each.throughput
-            yield each.area, most
-
-
-def _few(pareto: Sequence[ParetoDesignView], top: int) -> list[ParetoDesignView]:
-    """So many of them, from the smallest to the quickest."""
-    points = dict(_rising(pareto))
-    rows = [each for each in pareto if points.get(each.area) == each.throughput]
-    step = max((len(rows) - 1) / max(top - 1, 1), 1e-9)
-    return [rows[i] for i in sorted({min(round(step * k), len(rows) - 1) for k in range(top)})]
+        if each.throughput > (rows[-1].throughput if rows else 0.0):
+            rows.append(each)
+    return rows

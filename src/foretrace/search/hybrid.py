@@ -116,34 +116,21 @@ class Hybrid:
         order = np.argsort(apart, kind="stable")
         nearest, answered = problem.space.decode(x[order[0]].tolist()), dict[Hashable, Point]()
         if self.answers:
-            codes = _network(_Lessons(x, given, y), self.width, self.rounds).inverted(x[order[:_BEGINS]], own, wanted)
+            lessons = tuple((each.shape, each.tobytes()) for each in (x, given, y))
+            codes = _network(lessons, self.width, self.rounds).inverted(x[order[:_BEGINS]], own, wanted)
             answered = {problem.space.key(at): at for at in map(problem.space.decode, codes.tolist())}
         return [nearest, *list(answered.values())[: self.answers]]
-
-
-class _Lessons:
-    """Codes of points (n x d), what was given (n x g), what they answered (n x r); equal where all numbers are."""
-
-    def __init__(self, x: Float64, given: Float64, y: Float64) -> None:
-        self.x, self.given, self.y = x, given, y
-        self._key = (x.shape, given.shape, x.tobytes(), given.tobytes(), y.tobytes())
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Lessons) and self._key == other._key
 
 
 class _Network:
     """What points answer, learned; and its inverse."""
 
-    def __init__(self, lessons: _Lessons, width: int, rounds: int) -> None:
-        """Train it on random batches."""
-        rng, x, y = np.random.default_rng(0), lessons.x, lessons.y
+    def __init__(self, x: Float64, given: Float64, y: Float64, width: int, rounds: int) -> None:
+        """Train it on random batches of codes of points (n x d), what was given (n x g), what they answered (n x r)."""
+        rng = np.random.default_rng(0)
         self._center, self._scale = y.mean(axis=0), y.std(axis=0).mean() + _LEAST
-        self._given_center, self._given_scale = lessons.given.mean(axis=0), lessons.given.std(axis=0) + _LEAST
-        into = np.hstack((x, (lessons.given - self._given_center) / self._given_scale))
+        self._given_center, self._given_scale = given.mean(axis=0), given.std(axis=0) + _LEAST
+        into = np.hstack((x, (given - self._given_center) / self._given_scale))
         y = (y - self._center) / self._scale
         self._net = DenseNet((into.shape[1], width, width, y.shape[1]), rng)
         adam = Adam(self._net.parameters)
@@ -171,6 +158,7 @@ class _Network:
 
 
 @lru_cache(maxsize=16)
-def _network(lessons: _Lessons, width: int, rounds: int) -> _Network:
-    """Trained once for the same lessons: chains, targets and what is resumed share it."""
-    return _Network(lessons, width, rounds)
+def _network(lessons: tuple[tuple[tuple[int, ...], bytes], ...], width: int, rounds: int) -> _Network:
+    """Trained once for the same lessons (shapes and numbers): chains, targets and what is resumed share it."""
+    x, given, y = (np.frombuffer(numbers).reshape(shape) for shape, numbers in lessons)
+    return _Network(x, given, y, width, rounds)

@@ -111,23 +111,6 @@ def _rounded(x: Tensor, bits: int) -> Tensor:
     return torch.round(x / step).mul(step)
 
 
-class _Nearest(torch.autograd.Function):
-    """Sub-vectors as their nearest prototypes; gradients pass by, and reach the prototypes that were taken."""
-
-    @staticmethod
-    def forward(context: Any, cut: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
-        codes = encode(cut, prototypes, distance).flatten()
-        context.save_for_backward(codes)
-        context.shape = prototypes.shape
-        return prototypes.flatten(0, 1).index_select(0, codes).view(cut.shape)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        (codes,), (gradient,), (spaces, many, length) = context.saved_tensors, gradients, context.shape
-        reached = gradient.new_zeros(spaces * many, length).index_add_(0, codes, gradient.reshape(-1, length))
-        return gradient, reached.view(spaces, many, length), None
-
-
 class ProductQuantised(nn.Module):
     """A convolution or linear layer whose inputs are replaced by prototypes; a table is read unless it trains.
 
@@ -180,7 +163,9 @@ class ProductQuantised(nn.Module):
             near = near / near.detach().amin(2, keepdim=True).mean(1, keepdim=True).clamp(min=1e-6)
             quantised = (torch.softmax(-near, 2) @ prototypes).transpose(0, 1)
         else:
-            quantised = _Nearest.apply(cut, prototypes, self.quantiser.distance)  # type: ignore[no-untyped-call]
+            codes = encode(cut.detach(), prototypes.detach(), self.quantiser.distance).flatten()
+            nearest = prototypes.flatten(0, 1).index_select(0, codes).view(cut.shape)
+            quantised = nearest + (cut - cut.detach())  # the identity to inputs: their gradients pass by
         return quantised.reshape(len(rows), -1)[:, : self.inputs]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from math import inf
 import numpy as np
 import pytest
 
-from foretrace.cost.accelerators.columns import product_seconds
 from foretrace.cost.accelerators.kernels import ACTIVATION, ADD, NORM, SOFTMAX
 from foretrace.errors import ForetraceError
 from foretrace.hardware.accelerators import MB, TPU_LIKE, Accelerator
@@ -20,6 +19,7 @@ from foretrace.plan.transformers.plan import plan_decoder
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace
 from foretrace.simulate.timeline import simulate
+from tests.cost.test_accelerators import product_seconds
 
 SMALL = TransformerSizes(
     name="small", layers=4, hidden=512, heads=8, kv_heads=8, inner=2048, words=8192, length=256, causal=True

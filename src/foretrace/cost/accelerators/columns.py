@@ -6,7 +6,7 @@ import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.cost.accelerators import kernels
-from foretrace.hardware.accelerators import WORD, Accelerator
+from foretrace.hardware.accelerators import Accelerator
 
 
 def machine_columns(design: Accelerator) -> Float64:
@@ -30,9 +30,3 @@ def systolic_cycles(flow: str, m: Float64, n: Float64, k: Float64, rows: Float64
     out = np.zeros(len(m))
     kernels.systolic(("os", "ws", "is").index(flow), m, n, k, rows, columns, out)
     return out
-
-
-def product_seconds(b: Float64, m: Float64, n: Float64, k: Float64, design: Accelerator) -> Float64:
-    """Seconds of products of bf16 numbers; arrays and memory work at the same time."""
-    found = product_cycles(b, m, n, k, [design])[0]
-    return np.asarray(np.maximum(found[:, 0] / (design.clock_ghz * 1e9), found[:, 2] * WORD / (design.hbm_gb_s * 1e9)))

@@ -30,6 +30,9 @@ OPERATORS = (
     "scores input", "scores weight", "query key value input", "query key value weight", "norm 1 back",
 )  # fmt: skip
 FORWARD = 12  # of them
+# Of the others: the forward operator whose gradients each computes, and which are those of what came in.
+BACK_OF = (11, 10, 10, 9, 8, 8, 7, 6, 5, 5, 4, 4, 3, 2, 2, 1, 1, 0)
+OF_INPUT = (13, 16, 20, 22, 25, 27)
 CORE = (2, 5)  # first and last + 1 of attention's core, which selective recomputation repeats
 KIND, BATCH, M, N, K, NUMBERS, EACH = range(7)  # columns: 1 for products; sizes; of vectors, numbers and work on each
 
@@ -135,8 +138,8 @@ def operator(i, tokens, micro, query_length, length, hidden, heads, kv, width, i
 
     `heads`, `kv`, `inner_share`: of the device; `up`: matrices that widen; `shared`: tokens of norms and sums.
     """
-    at = i if i < FORWARD else _forward_of(i)
     back = 1 if i >= FORWARD else 0
+    at = BACK_OF[i - FORWARD] if back else i
     cells, routed = micro * heads * query_length * length, tokens * active
     if at in (0, 7):
         return 0.0, 1.0, 1.0, 1.0, 1.0, shared * hidden, NORM[back]
@@ -160,30 +163,8 @@ def operator(i, tokens, micro, query_length, length, hidden, heads, kv, width, i
     else:
         m, n, k = routed, hidden, inner_share
     if back:  # gradients of what came in, then of the weight (or of the other operand)
-        return (1.0, b, m, k, n, 0.0, 0.0) if _of_input(i) else (1.0, b, k, n, m, 0.0, 0.0)
+        return (1.0, b, m, k, n, 0.0, 0.0) if i in OF_INPUT else (1.0, b, k, n, m, 0.0, 0.0)
     return 1.0, b, m, n, k, 0.0, 0.0
-
-
-@inner
-def _forward_of(i):
-    """The operator whose gradients row `i` computes."""
-    j = i - FORWARD
-    if j <= 2:
-        return 11 if j == 0 else 10
-    if j <= 5:
-        return 9 if j == 3 else 8
-    if j <= 7:
-        return 7 if j == 6 else 6
-    if j <= 11:
-        return 5 if j <= 9 else 4
-    if j <= 14:
-        return 3 if j == 12 else 2
-    return 1 if j <= 16 else 0
-
-
-@inner
-def _of_input(i):
-    return i - FORWARD in (1, 4, 8, 10, 13, 15)
 
 
 @inner

@@ -329,24 +329,30 @@ def _sums(conv: MaskedConv, what: str, array: SparseArray) -> tuple[int, int, in
 
 
 def _weight_gradient(conv: MaskedConv, array: SparseArray) -> tuple[int, int, int]:
-    """(cycles, multiplications, those of a dense array): bits of inputs and gradients, AND-ed and counted."""
+    """(cycles, multiplications, those of a dense array): masks of inputs times masks of gradients count both.
+
+    Counts are whole numbers in float32: exact up to 2^24 pixels of an image.
+    """
     inputs, gradients = conv.inputs, conv.gradients
     if array.operands == "one":
         zeros = conv.zeros
         inputs = np.ones_like(inputs) if zeros[0] < zeros[1] else inputs
         gradients = np.ones_like(gradients) if zeros[0] >= zeros[1] else gradients
-    padded = conv.pad(inputs)
-    shifted = np.stack([_words(padded[tap]) for tap in conv.taps()])  # (taps, images, channels, words)
-    whole = array.packing == "sum"
-    work, total = _and_counts(shifted, _words(gradients), conv.groups, array.lanes, whole)  # (outputs, of group, taps)
-    once = conv.pad(np.ones_like(inputs[:1, :1]))
-    valid = sum(int(once[tap].sum()) for tap in conv.taps())
-    possible = valid * inputs.shape[0] * conv.weight[0] * conv.weight[1]
+    images, outputs = gradients.shape[:2]
+    groups = images, conv.groups
+    each = gradients.reshape(*groups, outputs // conv.groups, -1).astype(np.float32)
+    padded, once = conv.pad(inputs.astype(np.float32)), conv.pad(np.ones_like(inputs[:1, :1]))
+    work, total, valid = np.zeros((outputs, conv.weight[1], prod(conv.weight[2:])), np.int64), 0, 0
+    for at, tap in enumerate(conv.taps()):
+        given = padded[tap].reshape(*groups, conv.weight[1], -1)
+        held = (each @ given.swapaxes(2, 3)).astype(np.int64).reshape(images, *work.shape[:2])
+        work[..., at] = -(-held.sum(0) // array.lanes) if array.packing == "sum" else (-(-held // array.lanes)).sum(0)
+        total, valid = total + int(held.sum()), valid + int(once[tap].sum())
+    possible = valid * images * outputs * conv.weight[1]
     if array.dispatch == "redistributed":
-        return -(-int(work.sum()) // array.pes), int(total), possible
-    outputs = work if array.order == "pixels" else work.transpose(2, 1, 0)
-    flat = np.ascontiguousarray(outputs).reshape(1, -1, 1)
-    return _scheduled(flat, np.ones((0, 0, 0), np.bool_), 1, array), int(total), possible
+        return -(-int(work.sum()) // array.pes), total, possible
+    flat = np.ascontiguousarray(work if array.order == "pixels" else work.transpose(2, 1, 0)).reshape(1, -1, 1)
+    return _scheduled(flat, np.ones((0, 0, 0), np.bool_), 1, array), total, possible
 
 
 def _gather(conv: MaskedConv, values: Array) -> Array:
@@ -364,46 +370,6 @@ def _scatter(conv: MaskedConv, values: Array) -> Array:
     for tap in conv.taps():
         padded[tap] += values
     return np.asarray(padded[conv.inside])
-
-
-def _words(mask: Mask) -> Array:
-    """Bits of the pixels of (images, channels, *pixels) in words of 64, every image and channel from a new one."""
-    flat = mask.reshape(*mask.shape[:2], -1)
-    room = np.zeros((*flat.shape[:2], -(-flat.shape[2] // 64) * 64), np.bool_)
-    room[..., : flat.shape[2]] = flat
-    found: Array = np.packbits(room, axis=-1).view(np.uint64)
-    return found
-
-
-@njit()
-def _and_counts(
-    inputs: Array, gradients: Array, groups: int, lanes: int, whole: bool
-) -> tuple[Int64, int]:  # pragma: no cover - compiled
-    taps, images, channels, words = inputs.shape
-    outputs = gradients.shape[1]
-    of_group, per_group = channels // groups, outputs // groups
-    work = np.zeros((outputs, of_group, taps), np.int64)
-    total = np.int64(0)
-    for k in range(outputs):
-        first = k // per_group * of_group
-        for c in range(of_group):
-            for t in range(taps):
-                cycles, held = np.int64(0), np.int64(0)
-                for n in range(images):
-                    bits = np.int64(0)
-                    for w in range(words):
-                        both = inputs[t, n, first + c, w] & gradients[n, k, w]
-                        both -= (both >> np.uint64(1)) & np.uint64(0x5555555555555555)
-                        both = (both & np.uint64(0x3333333333333333)) + (
-                            (both >> np.uint64(2)) & np.uint64(0x3333333333333333)
-                        )
-                        both = (both + (both >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-                        bits += np.int64((both * np.uint64(0x0101010101010101)) >> np.uint64(56))
-                    held += bits
-                    cycles += (bits + lanes - 1) // lanes
-                total += held
-                work[k, c, t] = (held + lanes - 1) // lanes if whole else cycles
-    return work, int(total)
 
 
 def _scheduled(work: Array, keep: Mask, each: int, array: SparseArray) -> int:

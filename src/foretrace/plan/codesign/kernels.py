@@ -156,14 +156,9 @@ def price(
             times = 1.0 if i >= LAYER else s[kernels.LAYERS]
             if not training and (i > LAYER or designed.FORWARD <= i < LAYER):
                 continue
-            if (
-                training
-                and i < designed.FORWARD
-                and (
-                    at[kernels.RECOMPUTE] == kernels.FULL
-                    or (at[kernels.RECOMPUTE] == kernels.SELECTIVE and designed.CORE[0] <= i < designed.CORE[1])
-                )
-            ):
+            core = designed.CORE[0] <= i < designed.CORE[1]
+            again = at[kernels.RECOMPUTE] == kernels.FULL or (at[kernels.RECOMPUTE] == kernels.SELECTIVE and core)
+            if training and i < designed.FORWARD and again:
                 times *= 2
             r = rows[q, i]
             if r[designed.KIND]:

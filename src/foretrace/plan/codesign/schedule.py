@@ -28,6 +28,7 @@ from foretrace.trace.trace import LaneKind
 GROUPS = 4  # of heads
 LIMIT = 1.0  # of the solver's deterministic time: two to four seconds
 _MOST_S = 300.0  # however slow the machine
+Rows = Sequence[tuple[bool, int, int, tuple[int, ...]]]  # operators as the solver takes them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +201,7 @@ def schedule_layer(
     )
 
 
-def _longest(rows: Sequence[tuple[bool, int, int, tuple[int, ...]]]) -> int:
+def _longest(rows: Rows) -> int:
     """The longest chain of operators that need each other, ns: no schedule is shorter."""
     ends = list[int]()
     for _, one, every, needs in rows:
@@ -208,14 +209,12 @@ def _longest(rows: Sequence[tuple[bool, int, int, tuple[int, ...]]]) -> int:
     return max(ends)
 
 
-def _serial(rows: Sequence[tuple[bool, int, int, tuple[int, ...]]]) -> tuple[list[int], list[int]]:
+def _serial(rows: Rows) -> tuple[list[int], list[int]]:
     ends = np.cumsum([min(one, every) for _, one, every, _ in rows]).tolist()
     return [0, *ends[:-1]], [-1 if every <= one else 0 for _, one, every, _ in rows]
 
 
-def _solve(
-    rows: Sequence[tuple[bool, int, int, tuple[int, ...]]], cores: tuple[int, int], limit: float
-) -> tuple[list[int], list[int], int]:
+def _solve(rows: Rows, cores: tuple[int, int], limit: float) -> tuple[list[int], list[int], int]:
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -268,9 +267,8 @@ def _solve(
 
 
 def _settled(
-    rows: Sequence[tuple[bool, int, int, tuple[int, ...]]], starts: Sequence[int], on_all: Sequence[bool],
-    cores: tuple[int, int],
-) -> tuple[list[int], list[int]]:  # fmt: skip
+    rows: Rows, starts: Sequence[int], on_all: Sequence[bool], cores: tuple[int, int]
+) -> tuple[list[int], list[int]]:
     """Begins and cores of operators in this order, each as early as what it needs and its cores allow."""
     begins, ends, chosen = [0] * len(rows), [0] * len(rows), [-1] * len(rows)
     free = {True: [0] * cores[0], False: [0] * cores[1]}

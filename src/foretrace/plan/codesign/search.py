@@ -31,6 +31,7 @@ from foretrace.plan.transformers.model import (
     on_design,
     vector,
 )
+from foretrace.plan.transformers.searched import divisors
 from foretrace.plan.transformers.shape import TransformerSizes
 
 SIZES = ("tensor_cores", "width", "depth", "vector_cores", "lanes", "buffer")  # of an `Accelerator`
@@ -140,16 +141,16 @@ class CodesignSpace:
         if self.only:
             return [self.only]
         found = []
-        for tensor in _divisors(n):
+        for tensor in divisors(n):
             if not plans_of.fits(s, tensor, 1):
                 continue
             cut = tensor > 1 and not self.decode and self.model.length % tensor == 0
             sequences = range(int(cut and not self.training), int(cut) + 1)
-            for pipeline in _divisors(n // tensor):
+            for pipeline in divisors(n // tensor):
                 data = n // (tensor * pipeline)
                 if self.model.layers % pipeline or self.batch % data:
                     continue
-                for micro in _divisors(self.batch // data):
+                for micro in divisors(self.batch // data):
                     found += [Parallelism(tensor=tensor, sequence=sequence, pipeline=pipeline, data=data, micro=micro,
                                           recompute=each, zero=int(self.training and data > 1))
                               for sequence in sequences for each in range(3 if self.training else 1)]  # fmt: skip
@@ -222,7 +223,3 @@ class CodesignSpace:
         alone = replace(self, designs=columns, like=design, only=only)
         found = alone.price(design.link_gb_s, lanes_rate=lanes_rate)
         return float(found.seconds[0]), alone.plan(found, 0)
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]

@@ -74,13 +74,13 @@ class Configurations(Space[Parallelism]):
     def _splits(self) -> list[tuple[int, ...]]:
         """Valid degrees of tensor, context, pipeline and data parallelism."""
         n, model, shape = self.of.devices, self.of.model, self.of.arrays[0]
-        some = _divisors(n)
+        some = divisors(n)
         found: list[tuple[int, ...]] = [
             (tensor, context, n // (tensor * context * data), data)
             for tensor in some
-            for context in _divisors(n // tensor)
+            for context in divisors(n // tensor)
             if kernels.fits(shape, tensor, context)
-            for data in _divisors(n // (tensor * context))
+            for data in divisors(n // (tensor * context))
             if self.of.batch % data == 0 and model.layers % (n // (tensor * context * data)) == 0
         ]
         inside: list[tuple[int, ...]] = [
@@ -98,12 +98,12 @@ class Configurations(Space[Parallelism]):
         """Values of a field that are valid beside those of the fields before it."""
         model, share = self.of.model, self.of.batch // at.data
         if name in ("micro", "expert"):
-            options = _divisors(share) if name == "micro" else [
-                each for each in _divisors(at.data) if model.experts % each == 0
+            options = divisors(share) if name == "micro" else [
+                each for each in divisors(at.data) if model.experts % each == 0
             ]  # fmt: skip
         elif name == "virtual":
             groups = at.pipeline > 1 and at.versions == 1 and share // at.micro % at.pipeline == 0
-            options = _divisors(model.layers // at.pipeline) if groups else [1]
+            options = divisors(model.layers // at.pipeline) if groups else [1]
         else:
             options = list(range(_FLAGS[name] + 1))
             if name == "sequence" and (at.tensor == 1 or model.length % (at.tensor * at.context)):
@@ -147,5 +147,6 @@ class ParallelismProblem(Problem[Parallelism]):
 
 
 @cache
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """Of a whole number, in order."""
     return [int(each) for each in np.flatnonzero(number % np.arange(1, number + 1) == 0) + 1]
