@@ -9,10 +9,10 @@ Workers are virtual, gradients real. What was measured is kept in measured.jsonl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from foretrace.training.workers.virtual import WorkerTimes, train
 from foretrace.zoo.partitioned import PartitionedJob
 from reproductions import parser_of
 from reproductions.kept import SECONDS, Cell, measured
+from reproductions.partitioned import Text
 from reproductions.systems import put
 from tables import machine, table, today
 
@@ -33,7 +34,7 @@ HERE = Path(__file__).parent
 STEP_S = 0.1  # of the quickest worker
 SPEEDS = ((1, 1, 1, 1), (1, 1, 1, 3), (1, 1, 3, 6), (1, 1, 1, 10))
 COMMITS_S = (0.01, 0.2)
-JOBS: dict[str, dict[str, Any]] = {"clusters": {"rate": 0.05, "noise": 3.0}, "text": {"rate": 0.3}}
+JOBS = {"clusters": partial(PartitionedJob, rate=0.05, noise=3.0), "text": partial(Text, rate=0.3)}
 TARGETS = {"clusters": 0.4, "text": 1.75}
 MOST_S, LOOK_S = 900.0, 0.25
 STARTS = (2, 4, 8, 16, 32)
@@ -70,11 +71,12 @@ def keys(seeds: int, jobs: Sequence[str] = tuple(JOBS), speeds: Sequence[tuple[i
 
 def measure(key: Cell) -> Cell:
     """One training until its target."""
-    job = PartitionedJob(kind=key["job"], workers=len(key["speeds"]), seed=key["seed"], **JOBS[key["job"]])
+    job = JOBS[key["job"]](workers=len(key["speeds"]), seed=key["seed"])
     times = WorkerTimes(step_s=tuple(STEP_S * each for each in key["speeds"]), commit_s=key["commit_s"])
+    judge = job.judge(training=True)
     run = train(
         parse(key["policy"]), job.replicas(), times, until_s=MOST_S, every_s=LOOK_S, target=TARGETS[key["job"]],
-        evaluate=job.judge(training=True).loss,
+        evaluate=lambda *state: judge(*state)[0],
     )  # fmt: skip
     return {
         "reached_s": run.reached_s, "steps": sum(run.steps), "commits": sum(run.commits),
