@@ -23,7 +23,7 @@ from reproductions.kept import Cell
 from tables import table
 
 RECORDED, GIVEN = 250, (250, 1000)  # batch sizes
-SIZES = (16, 32, 64, 125, 250, 500, 1000, 2000)
+SIZES = (32, 64, 125, 250, 500, 1000, 2000)
 _MOST = log(4)  # of a logarithm of times: how far off the target a size without an end counts
 
 

@@ -24,7 +24,7 @@ from foretrace.training.workers.policies import POLICIES, parse
 from foretrace.training.workers.virtual import SyncRun, WorkerTimes, foresee
 
 MODEL_RANGE = 0.1  # of a run's seconds: what processes take beside steps and commits; few runs have shown it
-ROUNDS, MOST_RUN_S = 2, 120.0  # of processes
+ROUNDS, MOST_RUN_S = 2, 60.0  # of processes
 OVERHEAD_S, PROBE_S, PROBED = 0.02, 0.02, 8  # a longer commit hides all that it takes; step and commits of the trial
 PERIOD_STEPS, FEWEST = 20, 8  # of the slowest worker in a period; commits of a worker in a run
 MOST_WORKERS, LATER = 1_024, 8  # commits after which a run may end later, to end between two that are far apart
@@ -206,8 +206,9 @@ def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | No
     """Run every policy in processes with a small real model and steps of the stated length, after foreseeing it.
 
     A run ends with a commit that is followed by the longest pause on the virtual clock, so that it is no tie. Where a
-    stated commit may be shorter than choosing, packing, sockets and the server take, that is measured first. Raises
-    ForetraceError where processes cannot be run, and for a run that is too long to be waited for.
+    stated commit may be shorter than choosing, packing, sockets and the server take, that is measured first. Where no
+    number of commits is asked for, slow workers make fewer. Raises ForetraceError where processes cannot be run, and
+    for a run that is too long to be waited for.
     """
     from hashlib import sha256
 
@@ -219,22 +220,23 @@ def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | No
 
     workers, commit_s = len(question.step_s), question.commit_s
     job, found = PartitionedJob(workers=workers), []
-    wanted = question.commits or 12 * workers
+    least, most = question.commits or 2 * workers, question.commits or 12 * workers
     times = WorkerTimes(step_s=question.step_s, commit_s=commit_s)
     setups = []
     for policy in question.policies:
-        setups.append(UnlikeSetup(policy=policy, step_s=question.step_s, commit_s=commit_s, commits=wanted))
-        if (run_s := foresee(parse(policy), times, commits=wanted).ended_s) > MOST_RUN_S:
+        wanted = len(foresee(parse(policy), times, commits=most, until_s=MOST_RUN_S).turns)
+        setups.append(UnlikeSetup(policy=policy, step_s=question.step_s, commit_s=commit_s, commits=max(wanted, 1)))
+        if wanted < least:
             raise ForetraceError(
-                f"a run of {policy} must take up to {MOST_RUN_S:g} s, got {run_s:.4g} s; give fewer `commits=`, or "
-                "shorter steps."
+                f"a run of {policy} must make {least} commits within {MOST_RUN_S:g} s, got {wanted}; give fewer "
+                "`commits=`, or shorter steps."
             )
     if commit_s < OVERHEAD_S:
         trial = UnlikeSetup(policy="synchronous", step_s=(PROBE_S,) * workers, commits=PROBED * workers)
         commit_s = max(commit_s, run(trial)[-1].arrived_s[-1] / PROBED - PROBE_S)
         times = replace(times, commit_s=commit_s)
     for number, setup in enumerate(setups):
-        policy = setup.policy
+        policy, wanted = setup.policy, setup.commits
         if tell is not None:
             tell(f"running {policy}", number / len(setups))
         longer = train(parse(policy), job.replicas(), times, commits=wanted + LATER).turns
