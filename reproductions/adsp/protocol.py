@@ -197,9 +197,9 @@ def page(cells: Sequence[Cell], rows: Sequence[Row], command: str) -> str:
         parts += [
             "## Processes\n",
             "Four processes and a server over gloo, steps with real gradients and commits that last as long as stated: "
-            "what choosing elements, packing, sockets and the server take is part of a commit. Commits of other than "
-            "0.04 s were stated to take no time: eight rounds at the start measured what they take. Seconds of the "
-            "same number of commits, which was chosen before the run where two commits are far apart. Rows of the ledger: "
+            "what choosing elements, packing, sockets and the server take is part of it. Commits of other than "
+            "0.04 s were stated to take no time: eight rounds at the start measured theirs. Seconds of the same "
+            "number of commits, chosen before the run where two commits are far apart. Rows of the ledger: "
             "[rows.jsonl](rows.jsonl).\n",
             table(("policy", "speeds", "commit, s", "commits foreseen", "counted", "foreseen, s", "measured, s",
                    "error"), process_rows(rows)) + "\n",
