@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import hypot, inf
 
 import msgspec
 
@@ -91,10 +91,10 @@ def plan_second_order(
 
     Raises ForetraceError where no fraction fits the memory, NotApplicableError where the recording does not tell.
     """
-    base = whatif(graph, chain(workers, network), level=level)
+    before = chain(workers, network)
+    base = whatif(graph, before, level=level)
     first = replace(Kfac(skip=skip), factors_every=every[0][0], inverses_every=every[0][1])
-    saved = base.saved()  # what both steps rest on moves what is added by the difference alone
-    layers = first.layers(saved)
+    layers = first.layers(base.after.graph)
     peaks = [
         _held_and_peak(share_out([each.layer for each in layers], workers=workers, fraction=each), layers)[1]
         for each in fractions(workers)
@@ -106,7 +106,7 @@ def plan_second_order(
     for i, (fraction, (factors, inverses)) in enumerate(points):
         technique = replace(first, fraction=fraction, factors_every=factors, inverses_every=inverses)
         shares = share_out([each.layer for each in layers], workers=workers, fraction=fraction)
-        found.append(_candidate(whatif(saved, (technique,), level=level), technique, shares, layers, memory_bytes))
+        found.append(_candidate(graph, before, technique, shares, layers, base, memory_bytes))
         if progress is not None:
             progress((i + 1) / len(points))
     usable = [each for each in found[: len(fractions(workers))] if each.fits]
@@ -131,19 +131,31 @@ def chain(workers: int, network: str) -> tuple[Technique, ...]:
 
 
 def _candidate(
-    after: WhatIf, technique: Kfac, shares: SecondOrderShares, layers: Sequence[RecordedLayer], memory_bytes: float
-) -> SecondOrderCandidate:
+    graph: TaskGraph, before: tuple[Technique, ...], technique: Kfac, shares: SecondOrderShares,
+    layers: Sequence[RecordedLayer], base: WhatIf, memory_bytes: float,
+) -> SecondOrderCandidate:  # fmt: skip
+    after = whatif(graph, (*before, technique), level=base.level)
+    added = after.after_s - base.after_s
     held_bytes, peak_bytes = _held_and_peak(shares, layers)
     traffic = [shares.traffic(rank) for rank in range(shares.workers)]
-    factors, gradients, saved_s = traffic[0].factors, traffic[0].gradients, after.saved_interval_s
+    # An assumption that both steps rest on moves what is added by the difference alone.
+    shared = {each.assumption.name: each for each in base.assumptions}
+    below, above = [], []
+    for each in after.assumptions:
+        same = shared.get(each.assumption.name)
+        before_s = (same.at_low_s, same.at_high_s) if same else (base.after_s, base.after_s)
+        moved_s = (each.at_low_s - before_s[0] - added, each.at_high_s - before_s[1] - added)
+        below.append(max(-min(moved_s), 0.0))
+        above.append(max(*moved_s, 0.0))
     inverses = max(each.inverses for each in traffic)
     return SecondOrderCandidate(
         technique=str(technique), fraction=technique.fraction, gradient_workers=shares.gradient_workers,
         factors_every=technique.factors_every, inverses_every=technique.inverses_every, memory_bytes=held_bytes,
-        peak_bytes=peak_bytes, factors_bytes=factors, inverses_bytes=inverses,
-        gradients_bytes=gradients, sent_bytes=factors / technique.factors_every + inverses / technique.inverses_every
-        + gradients, added_s=after.after_s - after.before_s, added_interval_s=(-saved_s[1], -saved_s[0]),
-        step_s=after.after_s, interval_s=after.interval_s, fits=peak_bytes <= memory_bytes,
+        peak_bytes=peak_bytes, factors_bytes=traffic[0].factors, inverses_bytes=inverses,
+        gradients_bytes=traffic[0].gradients, sent_bytes=traffic[0].factors / technique.factors_every
+        + inverses / technique.inverses_every + traffic[0].gradients, added_s=added,
+        added_interval_s=(added - hypot(*below), added + hypot(*above)), step_s=after.after_s,
+        interval_s=after.interval_s, fits=peak_bytes <= memory_bytes,
     )  # fmt: skip
 
 
