@@ -30,8 +30,6 @@ from foretrace.training.workers.policy import Commit, Server, SyncAnswer, SyncWo
 from foretrace.zoo.partitioned import PartitionedJob
 
 MOST_WORKERS, STEPS_S, PATIENCE_S = 16, (1e-3, 10.0), 600.0
-_Committed = tuple[Commit, float]  # and when its last step ended
-_Answered = tuple[SyncAnswer, float]  # and when it was given
 
 
 class UnlikeSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,16 +123,15 @@ class _Server:
     def _listen(self, worker: int) -> None:
         while True:
             try:
-                received = _received(worker)
+                commit, ready_s = _received(worker)
             except RuntimeError:  # its process has ended
                 with self.changing:
                     self.left.append(worker)
                     now_s = time.monotonic()
                     self._answer(self.server.leave(worker, now_s - self.begun_s), now_s)
                 return
-            if received is None:
+            if commit is None:
                 return
-            commit, ready_s = received
             _until(ready_s + self.setup.commit_s / 2)
             now_s = time.monotonic()
             with self.changing:
@@ -151,7 +148,7 @@ class _Server:
     def _answer(self, answers: Mapping[int, SyncAnswer], now_s: float) -> None:
         for worker, answer in answers.items():
             with suppress(RuntimeError):  # its process has ended: its own thread says so
-                _send(worker, (answer, now_s))
+                dist.send_object_list([answer, now_s], worker)
 
 
 def _train(setup: UnlikeSetup, job: PartitionedJob, rank: int) -> RanWorker:
@@ -178,8 +175,9 @@ def _train(setup: UnlikeSetup, job: PartitionedJob, rank: int) -> RanWorker:
         began_s = at_s
         commit = worker.run(answer, sleep)
         steps += commit.steps
-        _send(server, (replace(commit, compute_s=at_s - began_s, exchange_s=began_s - ready_s), at_s))
-    _send(server, None)
+        commit = replace(commit, compute_s=at_s - began_s, exchange_s=began_s - ready_s)
+        dist.send_object_list([commit, at_s], server)
+    dist.send_object_list([None, 0.0], server)
     return RanWorker(steps=(steps,), state=sha256(worker.shared.tobytes()).hexdigest())
 
 
@@ -190,12 +188,8 @@ def _until(when_s: float) -> float:
     return max(when_s, now_s)
 
 
-def _send(to: int, message: _Committed | _Answered | None) -> None:
-    dist.send_object_list([message], to)
-
-
-def _received(source: int) -> Any:
-    """What the other process sent. Raises RuntimeError where it has ended."""
-    found: list[Any] = [None]
+def _received(source: int) -> list[Any]:
+    """What the other process sent: a commit or an answer, and its time. Raises RuntimeError where it has ended."""
+    found: list[Any] = [None, None]
     dist.recv_object_list(found, source)
-    return found[0]
+    return found
