@@ -26,7 +26,7 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment.messages import Worker as Process
 from foretrace.experiment.processes import AskedCall, together
 from foretrace.training.workers.policies import parse
-from foretrace.training.workers.policy import Commit, Server, SyncAnswer, SyncWorker
+from foretrace.training.workers.policy import Server, SyncAnswer, SyncWorker
 from foretrace.zoo.partitioned import PartitionedJob
 
 MOST_WORKERS, STEPS_S, PATIENCE_S = 16, (1e-3, 10.0), 600.0
