@@ -2,7 +2,7 @@
 
     python -m reproductions kaisa [--steps N] [--seeds N] [--task NAME] [--write] [--again]
     python -m reproductions kaisa --write --library CHECKOUT      losses beside those of kfac-pytorch
-    python -m reproductions kaisa --write --processes [ncf gnn]   two workers on a shaped link (root)
+    python -m reproductions kaisa --processes [ncf gnn]           rows of two workers on a shaped link (root)
 
 Every method has six settings, tried with two seeds; the one with the fewest steps to the target is run again with
 other seeds, methods in turns. One thread, CPU time of the steps alone. What was run is kept beside this file and not
@@ -65,7 +65,6 @@ SGD has a momentum of 0.9. Every method has six settings, chosen by steps on two
 (least – most), methods in turns. Written by `make reproduce NAME=kaisa`.
 """
 LINK, WORKERS = "1gbit", 2
-QUIET = 3.0  # load average
 MODELS = ("ncf", "gnn")  # that two workers train
 ARMS = tuple(("data-parallel", f"kfac fraction={each} factors_every=1 inverses_every=10") for each in (0.5, 1))
 
@@ -102,12 +101,6 @@ class Place:
     def time_over_sgd(self, ratio: float) -> float:
         """Seconds to the target over those of SGD, with a ratio of steps' times."""
         return ratio * self.median("kfac", "steps") / self.median("sgd", "steps")
-
-    @property
-    def quiet(self) -> bool:
-        """Whether its runs had the cores for themselves, as far as the load tells; else times are no evidence."""
-        loads = [float(each["load"].split(",")[0]) for cells in self.runs.values() for each in cells if "load" in each]
-        return max(loads, default=0.0) <= QUIET
 
     @property
     def reached(self) -> bool:
@@ -156,9 +149,14 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--batch", type=int, help="only this one")
     parser.add_argument("--again", action="store_true", help="measure everything anew")
     parser.add_argument("--library", type=Path, help="a checkout of kfac-pytorch, to compare losses with")
-    parser.add_argument("--processes", nargs="*", choices=MODELS, help="two workers on a shaped link, of these or all")
+    parser.add_argument("--processes", nargs="*", choices=MODELS, help="nothing but two workers on a shaped link")
     parser.add_argument("--write", action="store_true", help="keep runs, rows and README.md")
     asked = parser.parse_args(given)
+    if asked.processes is not None:
+        for model in asked.processes or MODELS:
+            rows = [each for each in kept_rows(PROCESSES) if each.model != model] + run_processes([model])
+            write_text(PROCESSES, export_lines(rows))
+        return 0
     torch.set_num_threads(1)
     with ExitStack() as stack:
         folder = HERE if asked.write else Path(stack.enter_context(TemporaryDirectory()))
@@ -181,21 +179,16 @@ def main(given: Sequence[str]) -> int:
         ) if asked.library or kept.exists() else []  # fmt: skip
         wanted_task = asked.task in (None, AUTO_ENCODER) and asked.batch is None
         crossings = cross(runs, asked.crossing_seeds) if wanted_task and asked.crossing_seeds else []
-    rows = list(kept_rows(PROCESSES))
-    if asked.processes is not None:
-        new = run_processes(asked.processes or MODELS)
-        rows = [each for each in rows if each.model not in {row.model for row in new}] + new
+    rows = kept_rows(PROCESSES)
     text = "\n".join([tables(places), *crossing_section(crossings), *library_section(losses), *process_section(rows)])
     if not asked.write:
         print(text)
         return 0
     kept_as = {identity(each): each for each in kept_rows(ROWS)}
-    steps = [each.row() for each in places if each.quiet]
+    steps = [each.row() for each in places]
     steps += [row for each in crossings for row in each.rows()]
     steps = [kept_as.get(identity(each), each) for each in steps]
     write_text(ROWS, export_lines(steps))
-    if rows:
-        write_text(PROCESSES, export_lines(rows))
     command = f"`python -m reproductions kaisa --write`; {runs.cpu_s:.0f} s of processor"
     put(
         HERE / "README.md",
@@ -226,7 +219,7 @@ def summary(places: Sequence[Place], rows: Sequence[Row]) -> str:
         f"K-FAC takes {min(fewer, default=0):.1f} to {max(fewer, default=0):.1f} times fewer steps than SGD where both "
         f"reach the target, and is the quickest of three in CPU seconds in {best} of {len(places)} cells. The "
         f"predicted range of its step holds the measured one in {sum(each.covered for each in rows)} of {len(rows)} "
-        "cells that were measured on a quiet machine ([rows](../../benchmarks/data/kfac.jsonl)).\n\n"
+        "cells ([rows](../../benchmarks/data/kfac.jsonl)).\n\n"
         f"Where it pays: with the steps of each cell itself, the prediction says yes or no in {len(told)} of "
         f"{len(places)} cells and is right in {sum(said == found for said, found in told)} of them."
     )

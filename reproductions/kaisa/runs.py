@@ -31,9 +31,9 @@ EVERY = 5  # steps between two looks at the score
 TUNED = (0, 1)  # seeds
 OFTEN = {"kfac": "factors_every=5 inverses_every=20", "kfac 1/10": "factors_every=1 inverses_every=10"}
 SETTINGS: dict[str, tuple[dict[str, float], ...]] = {
-    "sgd": tuple({"lr": lr} for lr in (0.01, 0.02, 0.04, 0.08, 0.12, 0.2)),
-    "adam": tuple({"lr": lr} for lr in (0.001, 0.002, 0.004, 0.008, 0.016, 0.03)),
-    "kfac": tuple({"lr": lr, "damping": damping, "clip": 0.03} for lr in (0.1, 0.3, 0.6) for damping in (0.01, 0.1)),
+    "sgd": tuple({"lr": lr} for lr in (0.04, 0.08, 0.02, 0.12, 0.01, 0.2)),
+    "adam": tuple({"lr": lr} for lr in (0.008, 0.004, 0.016, 0.002, 0.03, 0.001)),
+    "kfac": tuple({"lr": lr, "damping": damping, "clip": 0.03} for lr in (0.3, 0.6, 0.1) for damping in (0.1, 0.01)),
 }
 
 
@@ -92,25 +92,35 @@ class Runs:
         self.path, self.limit = path, limit
         self.cpu_s = 0.0  # of all that was asked for, whenever it was measured
 
-    def run(self, task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int) -> Cell:
+    def run(
+        self, task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int, limit: int = 0
+    ) -> Cell:
         """A training, from the file or made now."""
+        limit = limit or self.limit
         key = {"task": task.name, "batch": batch, "method": method, "setting": setting, "seed": seed}
-        return self._kept({**key, "limit": self.limit}, lambda: train(task, batch, method, setting, seed, self.limit))
+        return self._kept({**key, "limit": limit}, lambda: train(task, batch, method, setting, seed, limit))
 
     def tuned(self, task: LearningTask, batch: int, methods: Sequence[str], seeds: int) -> dict[str, list[Cell]]:
-        """Runs of each method's best setting with so many seeds that it was not chosen on."""
-        best = {}
+        """Runs of each method's best setting with so many seeds that it was not chosen on.
+
+        A setting is given up as soon as it can no longer be the one with the fewest steps.
+        """
+        best: dict[str, dict[str, float]] = {}
         for method in methods:
-            tried = [
-                sum(self.run(task, batch, method, setting, seed)["steps"] or 2 * self.limit for seed in TUNED)
-                for setting in SETTINGS[method.split()[0]]
-            ]
-            best[method] = SETTINGS[method.split()[0]][tried.index(min(tried))]
-        found: dict[str, list[Cell]] = {method: [] for method in methods}
+            least = 4 * self.limit + 1  # steps of both seeds
+            for setting in SETTINGS[method.split()[0]]:
+                taken = 0
+                for seed in TUNED:
+                    if taken < least:
+                        found = self.run(task, batch, method, setting, seed, min(self.limit, least - taken))
+                        taken += found["steps"] or 2 * self.limit
+                if taken < least:
+                    best[method], least = setting, taken
+        evaluated: dict[str, list[Cell]] = {method: [] for method in methods}
         for seed in range(len(TUNED), len(TUNED) + seeds):
             for method in methods:
-                found[method].append(self.run(task, batch, method, best[method], seed))
-        return found
+                evaluated[method].append(self.run(task, batch, method, best[method], seed))
+        return evaluated
 
     def predicted(self, task: LearningTask, recorded: int, batches: Sequence[int], method: str = "kfac") -> list[Ratio]:
         """K-FAC's step over SGD's at each batch."""

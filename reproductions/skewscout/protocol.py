@@ -77,6 +77,7 @@ def measure(key: Cell) -> Cell:
     server = run.server
     return {
         "accuracy": job.judge()(server.model, server.buffers)[1],
+        "machine": machine(),
         "nbytes": sum(run.sent_bytes) + sum(run.answered_bytes),
         "turns": server.scout.history if isinstance(server, ScoutedServer) else [],
     }  # fmt: skip
@@ -167,9 +168,10 @@ def page(cells: Sequence[Cell], digits: Sequence[Cell], command: str) -> str:
         "held out:\n", table(("labels", "batch norm", "group norm", "difference"), norm_rows(Runs(digits))) + "\n",
     ] if digits else []  # fmt: skip
     spent = sum(each[SECONDS] for each in [*cells, *digits])
+    machines = dict.fromkeys(each["machine"] for each in [*cells, *digits])
     return "\n".join([
         HEAD,
-        f"*{today()}, {machine()}; `{command}`; {spent:.0f} s of processor.*\n",
+        f"*{today()}; `{command}`; {spent:.0f} s of processor; {'; '.join(machines)}.*\n",
         f"Digits of {NOISE:g} noise, four convolutions with a norm each, {WORKERS} workers, {STEPS} steps of {BATCH} "
         f"samples at rate {RATE:g}; accuracy in % on samples that are held out, mean of the seeds (least – most).\n",
         "## Synchronous training: batch norm and group norm\n",
