@@ -168,7 +168,10 @@ def page(cells: Sequence[Cell], digits: Sequence[Cell], command: str) -> str:
         "held out:\n", table(("labels", "batch norm", "group norm", "difference"), norm_rows(Runs(digits))) + "\n",
     ] if digits else []  # fmt: skip
     spent = sum(each[SECONDS] for each in [*cells, *digits])
-    machines = dict.fromkeys(each["machine"] for each in [*cells, *digits])
+    machines = [
+        f"{what} on {' and '.join(dict.fromkeys(each['machine'] for each in found))}"
+        for what, found in (("generated digits", cells), ("scikit-learn's", digits)) if found
+    ]  # fmt: skip
     return "\n".join([
         HEAD,
         f"*{today()}; `{command}`; {spent:.0f} s of processor; {'; '.join(machines)}.*\n",

@@ -67,7 +67,7 @@ def test_step_times_are_read_off_a_recording_of_unlike_ranks(cli: Cli, tmp_path:
         ([str(CNN)], "must be of several workers"),
         (
             ["1,1,10000ms", "--run", "--no-ledger", "--policy", "adsp"],
-            "must make 6 commits within 60 s, got 0; give fewer --commits",
+            "must make 6 commits within 60 s, got 3; give fewer --commits",
         ),
         (
             ["1,1,100000ms", "--run", "--no-ledger"],
