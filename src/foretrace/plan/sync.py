@@ -235,6 +235,8 @@ def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | No
         trial = UnlikeSetup(policy="synchronous", step_s=(PROBE_S,) * workers, commits=PROBED * workers)
         commit_s = max(commit_s, run(trial)[-1].arrived_s[-1] / PROBED - PROBE_S)
         times = replace(times, commit_s=commit_s)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the processes: the bits of a sum depend on it
     for number, setup in enumerate(setups):
         policy, wanted = setup.policy, setup.commits
         if tell is not None:
@@ -243,10 +245,7 @@ def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | No
         pauses = [after.arrived_s - before.arrived_s
                   for before, after in zip(longer[wanted - 1 :], longer[wanted:], strict=False)]  # fmt: skip
         commits = wanted + int(np.argmax(pauses))
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in the processes: the bits of a sum depend on it
         foreseen = train(parse(policy), job.replicas(), times, commits=commits)
-        torch.set_num_threads(threads)
         servers = [run(msgspec.structs.replace(setup, commits=commits))[-1] for _ in range(ROUNDS)]
         rounds_s = tuple(each.arrived_s[-1] for each in servers)
         found.append(
@@ -257,6 +256,7 @@ def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | No
                 same_model=servers[-1].state == sha256(foreseen.server.model.tobytes()).hexdigest(),
             )
         )  # fmt: skip
+    torch.set_num_threads(threads)
     return tuple(found)
 
 
