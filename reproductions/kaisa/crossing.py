@@ -203,7 +203,8 @@ def crossing_section(crossings: Sequence[Crossing]) -> Iterator[str]:
             often = "/".join(word.partition("=")[2] for word in OFTEN[each.method].split())
             rows.append([
                 often, f"{batch}{' *given*' if batch in GIVEN else ''}", said(each.ratios[batch]),
-                said(each.ratio(batch)), f"{each.step(batch):.2f}", said(each.measured(batch, "steps")[0]), said(told), said(time), pays(told), pays(time),
+                said(each.ratio(batch)), f"{each.step(batch):.2f}", said(each.measured(batch, "steps")[0]),
+                said(told), said(time), pays(told), pays(time),
             ])  # fmt: skip
     yield table(["often", "batch", "K-FAC ÷ SGD step recorded", "predicted", "measured", "steps ÷ SGD's",
                  "time ÷ SGD's predicted", "measured", "pays, predicted", "measured"], rows) + "\n"  # fmt: skip
