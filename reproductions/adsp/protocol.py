@@ -8,7 +8,7 @@ Workers are virtual, gradients real. What was measured is kept in measured.jsonl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -34,7 +34,10 @@ HERE = Path(__file__).parent
 STEP_S = 0.1  # of the quickest worker
 SPEEDS = ((1, 1, 1, 1), (1, 1, 1, 3), (1, 1, 3, 6), (1, 1, 1, 10))
 COMMITS_S = (0.01, 0.2)
-JOBS = {"clusters": partial(PartitionedJob, rate=0.05, noise=3.0), "text": partial(Text, rate=0.3)}
+JOBS: dict[str, Callable[..., PartitionedJob]] = {
+    "clusters": partial(PartitionedJob, rate=0.05, noise=3.0),
+    "text": partial(Text, rate=0.3),
+}
 TARGETS = {"clusters": 0.4, "text": 1.75}
 MOST_S, LOOK_S = 900.0, 0.25
 STARTS = (2, 4, 8, 16, 32)

@@ -76,7 +76,7 @@ class Crossing:
 
     def step_s(self, batch: int, method: str) -> float:
         """Median step."""
-        return median(each["step_s"] for each in self.runs[batch][method])
+        return float(median(each["step_s"] for each in self.runs[batch][method]))
 
     def step(self, batch: int) -> float:
         """K-FAC's step over SGD's, measured."""
@@ -211,8 +211,8 @@ def crossing_section(crossings: Sequence[Crossing]) -> Iterator[str]:
     for each in crossings:
         found, seen = each.predicted_from, each.measured_from
         held = [batch for batch in SIZES if batch not in GIVEN]
-        told = [(pays(each.predicted(batch)), pays(each.measured(batch, "seconds")[0])) for batch in held]
-        clear = [(a, b) for a, b in told if "cannot tell" not in (a, b)]
+        answers = [(pays(each.predicted(batch)), pays(each.measured(batch, "seconds")[0])) for batch in held]
+        clear = [(a, b) for a, b in answers if "cannot tell" not in (a, b)]
         yield (
             f"{OFTEN[each.method]}: K-FAC needs {said(each.share)} of SGD's steps at {given}, and is predicted to pay "
             f"from a batch of {from_on(found)} on; measured, from {from_on(seen)} on, "

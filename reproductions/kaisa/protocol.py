@@ -154,8 +154,8 @@ def main(given: Sequence[str]) -> int:
     asked = parser.parse_args(given)
     if asked.processes is not None:
         for model in asked.processes or MODELS:
-            rows = [each for each in kept_rows(PROCESSES) if each.model != model] + run_processes([model])
-            write_text(PROCESSES, export_lines(rows))
+            others = [each for each in kept_rows(PROCESSES) if each.model != model]
+            write_text(PROCESSES, export_lines([*others, *run_processes([model])]))
         return 0
     torch.set_num_threads(1)
     with ExitStack() as stack:

@@ -15,7 +15,7 @@ from reproductions.kaisa import crossing
 from reproductions.kaisa.crossing import crossed, share_of
 from reproductions.kaisa.library import compare
 from reproductions.kaisa.protocol import main
-from reproductions.kaisa.runs import Runs, train
+from reproductions.kaisa.runs import OFTEN, Runs, train
 from reproductions.kaisa.tasks import TASKS
 
 
@@ -51,7 +51,7 @@ def test_where_it_pays_is_predicted_and_measured(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("reproductions.kaisa.runs.SETTINGS", {"sgd": (setting,), "kfac": (setting,)})
     monkeypatch.setattr(crossing, "SIZES", (250, 500))
     monkeypatch.setattr(crossing, "GIVEN", (250,))
-    monkeypatch.setattr(crossing, "OFTEN", {"kfac": crossing.OFTEN["kfac"]})
+    monkeypatch.setattr(crossing, "OFTEN", {"kfac": OFTEN["kfac"]})
     monkeypatch.setattr(crossing, "TASKS", (replace(TASKS[0], target=44.0),))
     (found,) = crossing.cross(Runs(tmp_path / "runs.jsonl", 60), 2)
     assert found.ratios[500].low <= found.ratios[500].value < found.ratios[250].value  # its own work hardly grows
