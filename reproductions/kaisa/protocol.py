@@ -2,29 +2,26 @@
 
     python -m reproductions kaisa [--steps N] [--seeds N] [--task NAME] [--write] [--again]
     python -m reproductions kaisa --write --library CHECKOUT      losses beside those of kfac-pytorch
-    python -m reproductions kaisa --write --processes             two workers on a shaped link (root)
+    python -m reproductions kaisa --processes [ncf gnn]           rows of two workers on a shaped link (root)
 
-Every method has six settings, tried with seed 0; the quickest to the target is run again with the other seeds. One
-thread, CPU time of the steps alone. What was run is kept beside this file and not run again; a run that was stopped
-goes on.
+Every method has six settings, tried with two seeds; the one with the fewest steps to the target is run again with
+other seeds, methods in turns. One thread, CPU time of the steps alone. What was run is kept beside this file and not
+run again; a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
 
-from foretrace.cost.operators import bench
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row, export_lines, import_lines
 from foretrace.experiment.links.job import LinkJob
@@ -33,36 +30,23 @@ from foretrace.experiment.links.measure import rig_for, verify
 from foretrace.experiment.statistics import Ratio
 from foretrace.experiment.trial import figured
 from foretrace.files import write_text
-from foretrace.graph.builder import build
-from foretrace.simulate.overhead import unprofiled
-from foretrace.techniques.arguments import parse
-from foretrace.techniques.distributed.kfac import Kfac
-from foretrace.techniques.measuring import calibrated
-from foretrace.techniques.whatif import whatif
-from foretrace.trace.read import read
-from foretrace.training.recording import record_training
-from foretrace.training.training import Training
 from reproductions import ROOT, parser_of
+from reproductions.kaisa.crossing import cross, crossing_section
 from reproductions.kaisa.library import compare
+from reproductions.kaisa.runs import OFTEN, Runs
 from reproductions.kaisa.tasks import AUTO_ENCODER, HANDWRITTEN, TASKS, LearningTask
-from reproductions.kept import SECONDS, Cell, measured
+from reproductions.kept import Cell, measured
 from reproductions.systems import put
-from tables import load, machine, table, today
+from tables import table, today
 
 HERE = Path(__file__).parent
 ROWS = ROOT / "benchmarks" / "data" / "kfac.jsonl"
-EVERY = 10  # steps between two looks at the score
 PROCESSES = ROOT / "benchmarks" / "data" / "kfac_processes.jsonl"
 BATCHES = {
     AUTO_ENCODER: (16, 32, 64, 125, 250, 500, 1000), "convolutions": (250,), "deep-tanh": (250,),
     HANDWRITTEN: (250,),
 }  # fmt: skip
-OFTEN = "factors_every=5 inverses_every=20"
-SETTINGS: dict[str, tuple[dict[str, float], ...]] = {
-    "sgd": tuple({"lr": lr} for lr in (0.01, 0.02, 0.04, 0.08, 0.12, 0.2)),
-    "adam": tuple({"lr": lr} for lr in (0.001, 0.002, 0.004, 0.008, 0.016, 0.03)),
-    "kfac": tuple({"lr": lr, "damping": damping, "clip": 0.03} for lr in (0.1, 0.3, 0.6) for damping in (0.01, 0.1)),
-}
+METHODS = ("sgd", "adam", "kfac")
 
 HEAD = """# KAISA: K-FAC shared out over workers
 
@@ -76,82 +60,13 @@ and with models that train for days: 18 – 36 % less time than well-tuned first
 | 18 – 36 % less time to the target | tables below | small layers on a core: calls weigh as much as the step |
 
 Images are generated (ten glyphs, stretched, moved, with noise), or scikit-learn's own, so nothing is downloaded. An
-auto-encoder's target is a training loss, the others' a share of wrong answers on 1,000 held-out images. SGD has a
-momentum of 0.9. Every method has six settings, chosen on one seed; the figures are medians of three others (least –
-most). Written by `make reproduce NAME=kaisa`.
+auto-encoder's target is the loss of 1,000 training images, the others' a share of wrong answers on 1,000 held-out ones.
+SGD has a momentum of 0.9. Every method has six settings, chosen by steps on two seeds; figures are medians of others
+(least – most), methods in turns. Written by `make reproduce NAME=kaisa`.
 """
 LINK, WORKERS = "1gbit", 2
-QUIET = 3.0  # load average
 MODELS = ("ncf", "gnn")  # that two workers train
 ARMS = tuple(("data-parallel", f"kfac fraction={each} factors_every=1 inverses_every=10") for each in (0.5, 1))
-
-
-def make(task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int) -> Training:
-    """A training by a method."""
-    rate = setting["lr"]
-    if method == "adam":
-        return task.training(batch, seed, lambda parameters: torch.optim.Adam(parameters, lr=rate))
-    plain = task.training(batch, seed, lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=0.9))
-    if method == "sgd":
-        return plain
-    return parse(f"kfac {OFTEN} damping={setting['damping']} clip={setting['clip']}").apply(plain)
-
-
-def train(task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int, limit: int) -> Cell:
-    """Train until the score is at the target, `limit` steps at most. None where it is not reached."""
-    training = make(task, batch, method, setting, seed)
-    steps = training.steps()
-    spent, at, number = 0.0, None, 0
-    blocks = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # what diverges cannot be decomposed
-        while number < limit and at is None:
-            begin = time.thread_time()
-            for _ in range(EVERY):
-                next(steps)
-            blocks.append(time.thread_time() - begin)
-            spent, number = spent + blocks[-1], number + EVERY
-            score = task.score(training.model)
-            if not score < inf:
-                break
-            at = number if score <= task.target else None
-    step_s = mean(blocks[1:] or blocks) / EVERY
-    seconds = spent if at is not None else None
-    return {"steps": at, "seconds": seconds, "step_s": step_s, "machine": machine(), "load": load()}
-
-
-def predict(task: LearningTask, batch: int) -> Cell:
-    """K-FAC's step over SGD's, from a recording of SGD's, with its work timed alone."""
-    technique = parse(f"kfac {OFTEN}")
-    assert isinstance(technique, Kfac)
-    with TemporaryDirectory() as folder:
-        graph = unprofiled(build(read(record_training(make(task, batch, "sgd", {"lr": 0.01}, 0), folder)), None))
-    found = whatif(calibrated(graph, [technique], bench.measure).graph, [technique])
-    low, high = found.ratio_interval
-    return {"ratio": found.after_s / found.before_s, "low": low, "high": high, "machine": machine()}
-
-
-class Runs:
-    """Runs and predictions that are kept in a file."""
-
-    def __init__(self, path: Path, limit: int) -> None:
-        self.path, self.limit = path, limit
-        self.cpu_s = 0.0  # of all that was asked for, whenever it was measured
-
-    def run(self, task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int) -> Cell:
-        """A training, from the file or made now."""
-        key = {"task": task.name, "batch": batch, "method": method, "setting": setting, "seed": seed}
-        return self._kept({**key, "limit": self.limit}, lambda: train(task, batch, method, setting, seed, self.limit))
-
-    def predicted(self, task: LearningTask, batch: int) -> Ratio:
-        """K-FAC's step over SGD's."""
-        found = self._kept({"task": task.name, "batch": batch, "predicted": OFTEN}, lambda: predict(task, batch))
-        return Ratio(value=found["ratio"], low=found["low"], high=found["high"])
-
-    def _kept(self, key: Cell, find: Callable[[], Cell]) -> Cell:
-        (cell,) = measured(self.path, [key], lambda _: find())
-        self.cpu_s += cell[SECONDS]
-        return cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,12 +103,6 @@ class Place:
         return ratio * self.median("kfac", "steps") / self.median("sgd", "steps")
 
     @property
-    def quiet(self) -> bool:
-        """Whether its runs had the cores for themselves, as far as the load tells; else times are no evidence."""
-        loads = [float(each["load"].split(",")[0]) for cells in self.runs.values() for each in cells if "load" in each]
-        return max(loads, default=0.0) <= QUIET
-
-    @property
     def reached(self) -> bool:
         """Whether most runs of both reach the target."""
         return max(self.median(name, "steps") for name in ("sgd", "kfac")) < inf
@@ -212,24 +121,20 @@ class Place:
         ratio, sgd_s = self.ratio, self.median("sgd", "step_s")
         predicted_s = ratio.value * sgd_s, ratio.low * sgd_s, ratio.high * sgd_s
         return figured(predicted_s, self.all("kfac", "step_s"), clock="cpu").row(
-            "kfac step", model=self.task.name, size=f"batch {self.batch}", parameters={"often": OFTEN},
+            "kfac step", model=self.task.name, size=f"batch {self.batch}", parameters={"often": OFTEN["kfac"]},
             notes=("predicted from a recording of SGD, over the SGD step of the same runs",),
         )  # fmt: skip
 
 
 def place(task: LearningTask, batch: int, runs: Runs, seeds: int) -> Place:
-    """Tune on seed 0, run the best setting with the others, predict."""
-    found: dict[str, list[Cell]] = {}
-    for method, settings in SETTINGS.items():
-        tried = [runs.run(task, batch, method, setting, 0) for setting in settings]
-        best = min(tried, key=lambda each: each["seconds"] or inf)
-        found[method] = [runs.run(task, batch, method, best["setting"], seed) for seed in range(1, seeds + 1)]
-    return Place(task=task, batch=batch, runs=found, ratio=runs.predicted(task, batch))
+    """Tune, run the best setting with other seeds, predict."""
+    found = runs.tuned(task, batch, METHODS, seeds)
+    return Place(task=task, batch=batch, runs=found, ratio=runs.predicted(task, batch, [batch])[0])
 
 
-def run_processes() -> list[Row]:
+def run_processes(models: Sequence[str]) -> list[Row]:
     """Two workers on a shaped link: the step of each fraction, predicted from one worker's recording, and measured."""
-    jobs = [LinkJob(work=each, link=LINK, workers=WORKERS, arms=ARMS, seconds=40.0) for each in MODELS]
+    jobs = [LinkJob(work=each, link=LINK, workers=WORKERS, arms=ARMS, seconds=40.0) for each in models]
     with rig_for(jobs) as rig:
         return [row for job in jobs for row in rows_of(verify(job, on=rig))]
 
@@ -239,13 +144,19 @@ def main(given: Sequence[str]) -> int:
     parser = parser_of("kaisa", __doc__)
     parser.add_argument("--steps", type=int, default=400, help="at most, of a run")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--crossing-seeds", type=int, default=6, help="of where K-FAC begins to pay; 0: none")
     parser.add_argument("--task", choices=[each.name for each in TASKS], help="only this one")
     parser.add_argument("--batch", type=int, help="only this one")
     parser.add_argument("--again", action="store_true", help="measure everything anew")
     parser.add_argument("--library", type=Path, help="a checkout of kfac-pytorch, to compare losses with")
-    parser.add_argument("--processes", action="store_true", help="run two workers on a shaped link, too")
+    parser.add_argument("--processes", nargs="*", choices=MODELS, help="nothing but two workers on a shaped link")
     parser.add_argument("--write", action="store_true", help="keep runs, rows and README.md")
     asked = parser.parse_args(given)
+    if asked.processes is not None:
+        for model in asked.processes or MODELS:
+            others = [each for each in kept_rows(PROCESSES) if each.model != model]
+            write_text(PROCESSES, export_lines([*others, *run_processes([model])]))
+        return 0
     torch.set_num_threads(1)
     with ExitStack() as stack:
         folder = HERE if asked.write else Path(stack.enter_context(TemporaryDirectory()))
@@ -266,22 +177,29 @@ def main(given: Sequence[str]) -> int:
         losses = measured(
             kept, wanted, lambda key: compare(key["task"], asked.library), again=bool(asked.library)
         ) if asked.library or kept.exists() else []  # fmt: skip
-    rows = run_processes() if asked.processes else list(kept_rows(PROCESSES))
-    text = "\n".join([tables(places), *library_section(losses), *process_section(rows)])
+        wanted_task = asked.task in (None, AUTO_ENCODER) and asked.batch is None
+        crossings = cross(runs, asked.crossing_seeds) if wanted_task and asked.crossing_seeds else []
+    rows = kept_rows(PROCESSES)
+    text = "\n".join([tables(places), *crossing_section(crossings), *library_section(losses), *process_section(rows)])
     if not asked.write:
         print(text)
         return 0
-    kept_as = {(each.model, each.size): each for each in kept_rows(ROWS)} if not asked.again else {}
-    steps = [kept_as.get((each.task.name, f"batch {each.batch}")) or each.row() for each in places if each.quiet]
+    kept_as = {identity(each): each for each in kept_rows(ROWS)}
+    steps = [each.row() for each in places]
+    steps += [row for each in crossings for row in each.rows()]
+    steps = [kept_as.get(identity(each), each) for each in steps]
     write_text(ROWS, export_lines(steps))
-    if rows:
-        write_text(PROCESSES, export_lines(rows))
     command = f"`python -m reproductions kaisa --write`; {runs.cpu_s:.0f} s of processor"
     put(
         HERE / "README.md",
         f"{HEAD}\n*{today()}; {command}.*\n\n{measured_on(places)}\n{text}\n{summary(places, steps)}\n",
     )
     return 0
+
+
+def identity(row: Row) -> tuple[object, ...]:
+    """What two rows of the same measurement share."""
+    return row.techniques, row.model, row.size, row.measured, row.predicted_low
 
 
 def kept_rows(path: Path) -> tuple[Row, ...]:
@@ -296,22 +214,14 @@ def summary(places: Sequence[Place], rows: Sequence[Row]) -> str:
     others = [min(each.median(name, "seconds") for name in ("sgd", "adam")) for each in places]
     best = sum(each.median("kfac", "seconds") < other for each, other in zip(places, others, strict=True))
     told = [each.pays for each in places if each.pays[0] in ("yes", "no")]
-
-    def batches(which: int, said: str) -> str:
-        found = [str(each.batch) for each in places if each.task.name == AUTO_ENCODER and each.pays[which] == said]
-        return ", ".join(found) or "none"
-
+    rows = [each for each in rows if "recorded" not in each.size]  # at the batch size that was recorded
     return (
         f"K-FAC takes {min(fewer, default=0):.1f} to {max(fewer, default=0):.1f} times fewer steps than SGD where both "
         f"reach the target, and is the quickest of three in CPU seconds in {best} of {len(places)} cells. The "
         f"predicted range of its step holds the measured one in {sum(each.covered for each in rows)} of {len(rows)} "
-        "cells that were measured on a quiet machine ([rows](../../benchmarks/data/kfac.jsonl)).\n\n"
-        f"Where it pays: the prediction says yes or no in {len(told)} of {len(places)} cells and is right in "
-        f"{sum(said == found for said, found in told)} of them. For the auto-encoder it says yes at batches of "
-        f"{batches(0, 'yes')}, no at {batches(0, 'no')}, and cannot tell at {batches(0, 'cannot tell')}; measured, "
-        f"K-FAC pays at {batches(1, 'yes')} and not at {batches(1, 'no')}, where it does not reach the target or takes "
-        f"longer. At {batches(0, '–')} one of the two does not reach it, so no time is predicted. The ratio of steps' "
-        "times is predicted from the recording of SGD; how many steps K-FAC saves is measured."
+        "cells ([rows](../../benchmarks/data/kfac.jsonl)).\n\n"
+        f"Where it pays: with the steps of each cell itself, the prediction says yes or no in {len(told)} of "
+        f"{len(places)} cells and is right in {sum(said == found for said, found in told)} of them."
     )
 
 
@@ -341,8 +251,8 @@ def tables(places: Sequence[Place]) -> str:
     first = table(
         ["task", "batch", "steps SGD", "Adam", "K-FAC", "seconds SGD", "Adam", "K-FAC", "SGD's setting", "K-FAC's"],
         [
-            [each.task.name, str(each.batch), *(each.said(name, "steps", "{:.0f}") for name in SETTINGS),
-             *(each.said(name, "seconds", "{:.2f}") for name in SETTINGS),
+            [each.task.name, str(each.batch), *(each.said(name, "steps", "{:.0f}") for name in METHODS),
+             *(each.said(name, "seconds", "{:.2f}") for name in METHODS),
              *("; ".join(f"{k} {v:g}" for k, v in each.runs[name][0]["setting"].items()) for name in ("sgd", "kfac"))]
             for each in places
         ],
@@ -377,8 +287,8 @@ def library_section(cells: Sequence[Cell]) -> Iterator[str]:
     ]  # fmt: skip
     yield (
         f"## Losses beside the library's\n\nkfac-pytorch {cells[0]['version']} from a checkout, the same start, "
-        f"batches and settings ({OFTEN}, `scaling=mean`), `--library CHECKOUT`. *Apart*: largest difference of a loss, "
-        "relative.\n"
+        f"batches and settings ({OFTEN['kfac']}, `scaling=mean`), `--library CHECKOUT`. *Apart*: largest difference of "
+        "a loss, relative.\n"
     )
     yield table(["task", "workers", "fraction", "steps", "first loss", "last, ours", "library's", "apart"], rows) + "\n"
 

@@ -53,7 +53,7 @@ class LearningTask:
     model: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Any], Tensor]
     noise: float
-    target: float  # loss on all training images, or share of wrong answers on those held out
+    target: float  # loss on the first training images, or share of wrong answers on as many held out
     images: Callable[[float], tuple[Tensor, Tensor]] = digits  # of a noise
     samples: int = SAMPLES  # to train on; the others are held out
 
@@ -80,7 +80,7 @@ class LearningTask:
         """What is to come down to the target."""
         model.eval()
         if self.loss is _pixels:
-            found = float(self.loss(model, self.data(held_out=False)))
+            found = float(self.loss(model, [each[:HELD_OUT] for each in self.data(held_out=False)]))
         else:
             image, label = self.data(held_out=True)
             found = float((model(image).argmax(1) != label).float().mean())

@@ -7,13 +7,14 @@ objective, over which the policy's knob climbs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from foretrace.arrays import Float32
 from foretrace.errors import ForetraceError
-from foretrace.training.workers.policy import NUMBER, Commit, Pace, SyncAnswer, SyncPolicy
+from foretrace.training.workers.policy import NUMBER, Commit, Server, SyncAnswer, SyncPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class SkewController:
         self.settings, self.workers = settings, workers
         self.at = settings.begin
         self.policy = policy.with_knob(settings.knobs[self.at])
-        self.pace: Pace | None = self.policy.pace(workers)
+        self.pace = self.policy.pace(workers)
         self.known: dict[int, float] = {}  # objective by knob
         self.history: list[tuple[float, float, float]] = []  # knob, accuracy lost, traffic over synchronous
         self.travels = 0
@@ -74,7 +75,7 @@ class SkewController:
         if commit.accuracies is not None:
             self._scores[commit.worker] = commit.accuracies
 
-    def extended(self, answers: dict[int, SyncAnswer], policy: SyncPolicy) -> dict[int, SyncAnswer]:
+    def extended(self, answers: dict[int, SyncAnswer]) -> dict[int, SyncAnswer]:
         """The answers of a round with what travels: a request for models, another one's model, a new knob."""
         self._nbytes += sum(each.nbytes for each in answers.values())
         if not self._told:  # the first round: workers still have the policy's own knob
@@ -118,6 +119,28 @@ class SkewController:
         self.history.append((settings.knobs[self.at], lost, traffic))
         self._steps = self._nbytes = 0
         self.at = climbed(self.at, self.known, len(settings.knobs), looser=lost <= settings.tolerated)
+
+
+class ScoutedServer(Server):
+    """A server whose policy's knob a controller turns; what travels on its account is counted."""
+
+    def __init__(self, policy: SyncPolicy, model: Float32, *, weights: Sequence[float], scout: SkewScout) -> None:
+        super().__init__(policy, model, weights=weights)
+        self.scout = scout.controller(policy, len(weights))
+
+    def commit(self, commit: Commit, now_s: float) -> dict[int, SyncAnswer]:
+        self.scout.saw(commit)
+        return super().commit(commit, now_s)
+
+    def released(self, now_s: float) -> dict[int, SyncAnswer]:
+        answers = super().released(now_s)
+        if not answers:
+            return answers
+        extended = self.scout.extended(dict(answers))
+        for worker, answer in extended.items():
+            self.answered_bytes[worker] += answer.nbytes - answers[worker].nbytes
+        self.policy, self.pace = self.scout.policy, self.scout.pace
+        return extended
 
 
 def climbed(at: int, known: dict[int, float], count: int, *, looser: bool) -> int:

@@ -8,22 +8,25 @@ Workers are virtual, gradients real, bytes counted. What was measured is kept in
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean
 
+import torch
 from torch import Tensor
 
 from foretrace.errors import ForetraceError
 from foretrace.training.workers.policies import parse
+from foretrace.training.workers.policy import Server
 from foretrace.training.workers.virtual import WorkerTimes, train
-from foretrace.zoo.partitioned import PartitionedJob
 from reproductions import parser_of
 from reproductions.digits import handwritten
 from reproductions.kept import SECONDS, Cell, measured
-from reproductions.skewscout.controller import SkewScout
+from reproductions.partitioned import Glyphs
+from reproductions.skewscout.controller import ScoutedServer, SkewScout
 from reproductions.systems import put
 from tables import machine, table, today
 
@@ -61,28 +64,28 @@ def measure(key: Cell) -> Cell:
         "workers": WORKERS, "partition": key["skew"], "norm": key["norm"], "batch": BATCH, "rate": RATE,
         "seed": key["seed"],
     }  # fmt: skip
-    job = Handwritten(**asked, samples=DIGITS_SAMPLES) if "data" in key else PartitionedJob(
-        **asked, kind="glyphs", noise=NOISE, samples=SAMPLES
+    job = Handwritten(**asked, samples=DIGITS_SAMPLES) if "data" in key else Glyphs(
+        **asked, noise=NOISE, samples=SAMPLES
     )  # fmt: skip
-    policy, scout = parse(key["policy"]), None
+    policy = parse(key["policy"])
+    serve: Callable[..., Server] = Server
     if key["knob"] == CONTROLLER:
-        scout = SkewScout(knobs=POLICIES[key["policy"]], every=EVERY, begin=1)
+        serve = partial(ScoutedServer, scout=SkewScout(knobs=POLICIES[key["policy"]], every=EVERY, begin=1))
     elif policy.knob:
         policy = policy.with_knob(key["knob"])
-    run = train(policy, job.replicas(), WorkerTimes(step_s=(1.0,) * WORKERS), steps=STEPS * WORKERS, scout=scout)
+    run = train(policy, job.replicas(), WorkerTimes(step_s=(1.0,) * WORKERS), steps=STEPS * WORKERS, serve=serve)
     server = run.server
     return {
-        "accuracy": job.judge().accuracy(server.model, server.buffers),
+        "accuracy": job.judge()(server.model, server.buffers)[1],
+        "machine": machine(),
         "nbytes": sum(run.sent_bytes) + sum(run.answered_bytes),
-        "turns": server.scout.history if server.scout is not None else [],
+        "turns": server.scout.history if isinstance(server, ScoutedServer) else [],
     }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handwritten(PartitionedJob):
+class Handwritten(Glyphs):
     """The digits of scikit-learn in the place of the generated ones; those behind the first `samples` are held out."""
-
-    kind: str = "glyphs"
 
     def data(self, count: int, part: int) -> tuple[Tensor, Tensor]:
         images, labels = handwritten(DIGITS_NOISE, self.seed)
@@ -165,9 +168,13 @@ def page(cells: Sequence[Cell], digits: Sequence[Cell], command: str) -> str:
         "held out:\n", table(("labels", "batch norm", "group norm", "difference"), norm_rows(Runs(digits))) + "\n",
     ] if digits else []  # fmt: skip
     spent = sum(each[SECONDS] for each in [*cells, *digits])
+    machines = [
+        f"{what} on {' and '.join(dict.fromkeys(each['machine'] for each in found))}"
+        for what, found in (("generated digits", cells), ("scikit-learn's", digits)) if found
+    ]  # fmt: skip
     return "\n".join([
         HEAD,
-        f"*{today()}, {machine()}; `{command}`; {spent:.0f} s of processor.*\n",
+        f"*{today()}; `{command}`; {spent:.0f} s of processor; {'; '.join(machines)}.*\n",
         f"Digits of {NOISE:g} noise, four convolutions with a norm each, {WORKERS} workers, {STEPS} steps of {BATCH} "
         f"samples at rate {RATE:g}; accuracy in % on samples that are held out, mean of the seeds (least – most).\n",
         "## Synchronous training: batch norm and group norm\n",
@@ -196,6 +203,7 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--again", action="store_true", help="measure everything anew")
     parser.add_argument("--print", action="store_true", help="instead of writing README.md")
     chosen = parser.parse_args(given)
+    torch.set_num_threads(1)  # models this small take longer on two
     cells = measured(HERE / "measured.jsonl", keys(chosen.seeds, chosen.skews), measure, again=chosen.again)
     digits: list[Cell] = []
     try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.training.workers.policies import parse
 from foretrace.training.workers.virtual import WorkerTimes, train
 from foretrace.zoo.partitioned import PartitionedJob
-from reproductions.skewscout.controller import SkewScout, climbed
+from reproductions.skewscout.controller import ScoutedServer, SkewScout, climbed
 
 
 def test_models_travel_and_their_bytes_count() -> None:
@@ -16,10 +18,13 @@ def test_models_travel_and_their_bytes_count() -> None:
     times = WorkerTimes(step_s=(0.1,) * 4)
     scout = SkewScout(knobs=(4,), every=20)  # one knob: the policy stays as it is
     plain = train(parse("local-sgd every=4"), job.replicas(), times, steps=400)
-    watched = train(parse("local-sgd every=4"), job.replicas(), times, steps=400, scout=scout)
+    watched = train(
+        parse("local-sgd every=4"), job.replicas(), times, steps=400, serve=partial(ScoutedServer, scout=scout)
+    )
     assert watched.server.model.tobytes() == plain.server.model.tobytes()
+    assert isinstance(watched.server, ScoutedServer)
     controller = watched.server.scout
-    assert controller is not None and controller.travels > 1
+    assert controller.travels > 1
     model = 4 * len(watched.server.model)
     extra = sum(watched.sent_bytes) - sum(plain.sent_bytes)
     assert extra % (4 * model) == 0 and extra / (4 * model) in (controller.travels, controller.travels + 1)
@@ -31,8 +36,8 @@ def test_skew_is_seen() -> None:
     for text in ("iid", "pathological classes=3"):
         job = PartitionedJob(partition=text, rate=0.2)
         run = train(parse("local-sgd every=20"), job.replicas(), WorkerTimes(step_s=(0.1,) * 4), steps=800,
-                    scout=SkewScout(knobs=(20,), every=60))  # fmt: skip
-        assert run.server.scout is not None
+                    serve=partial(ScoutedServer, scout=SkewScout(knobs=(20,), every=60)))  # fmt: skip
+        assert isinstance(run.server, ScoutedServer)
         lost[text] = max(each for _, each, _ in run.server.scout.history)
     assert lost["pathological classes=3"] > lost["iid"] + 0.1
 

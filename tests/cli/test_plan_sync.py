@@ -65,6 +65,14 @@ def test_step_times_are_read_off_a_recording_of_unlike_ranks(cli: Cli, tmp_path:
         (["100,300ms", "--share", "2"], "share must be above 0 and at most 1, got 2"),
         (["0,300ms"], "above 0"),
         ([str(CNN)], "must be of several workers"),
+        (
+            ["1,1,10000ms", "--run", "--no-ledger", "--policy", "adsp"],
+            "must make 6 commits within 60 s, got 3; give fewer --commits",
+        ),
+        (
+            ["1,1,100000ms", "--run", "--no-ledger"],
+            "0.001 to 10 s, got 3 with 0.001 to 100 s; leave out --run",
+        ),
     ],
 )
 def test_what_cannot_be_is_a_sentence(cli: Cli, words: list[str], says: str) -> None:

@@ -33,7 +33,14 @@ def test_training_goes_on_when_a_process_is_killed() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"step_s": (11.0,)}, {"step_s": ()}, {"commits": 0}, {"dies_s": {4: 0.1}}, {"policy": "none"}],
+    [
+        {"step_s": (11.0,)},
+        {"step_s": (1e-4,)},
+        {"step_s": ()},
+        {"commits": 0},
+        {"dies_s": {4: 0.1}},
+        {"policy": "none"},
+    ],
 )
 def test_what_cannot_be_run_is_one_sentence(wrong: dict[str, Any]) -> None:
     with pytest.raises(ForetraceError, match=r"^[^\n]*[.?]$"):

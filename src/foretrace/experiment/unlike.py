@@ -11,28 +11,25 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from math import inf
 from threading import Lock, Thread
 from typing import Any
 
 import msgspec
-import torch
 import torch.distributed as dist
 
-from foretrace.arrays import Float32, Int64
 from foretrace.errors import ForetraceError
 from foretrace.experiment.messages import Worker as Process
 from foretrace.experiment.processes import AskedCall, together
 from foretrace.training.workers.policies import parse
-from foretrace.training.workers.policy import Commit, Server, SyncAnswer, SyncWorker
+from foretrace.training.workers.policy import Server, SyncAnswer, SyncWorker
 from foretrace.zoo.partitioned import PartitionedJob
 
-MOST_WORKERS, MOST_STEP_S, PATIENCE_S = 16, 10.0, 600.0
-_NONE = -1.0  # instead of the length of an array that is not sent
-_HEAD, _ARRAYS, _INDICES = 9, 3, 1  # numbers before the arrays, of them lengths, and which array has whole numbers
+MOST_WORKERS, STEPS_S, PATIENCE_S = 16, (1e-3, 10.0), 600.0
 
 
 class UnlikeSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,9 +46,11 @@ class UnlikeSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         workers = len(self.step_s)
-        if not 1 <= workers <= MOST_WORKERS or not all(0 < each <= MOST_STEP_S for each in self.step_s):
+        (least, most), steps = STEPS_S, self.step_s or (0.0,)
+        if not 1 <= workers <= MOST_WORKERS or not least <= min(steps) <= max(steps) <= most:
             raise ForetraceError(
-                f"Processes are run for 1 to {MOST_WORKERS} workers with steps of up to {MOST_STEP_S:g} s."
+                f"Processes must be 1 to {MOST_WORKERS} workers with steps of {least:g} to {most:g} s, got {workers} "
+                f"with {min(steps):g} to {max(steps):g} s; leave out `run=`, or give other times."
             )
         if self.commits < 1:
             raise ForetraceError(f"A run of processes must end after 1 commit or more, got {self.commits}.")
@@ -124,7 +123,7 @@ class _Server:
     def _listen(self, worker: int) -> None:
         while True:
             try:
-                commit, ready_s = _received_commit(worker)
+                commit, ready_s = _received(worker)
             except RuntimeError:  # its process has ended
                 with self.changing:
                     self.left.append(worker)
@@ -149,7 +148,7 @@ class _Server:
     def _answer(self, answers: Mapping[int, SyncAnswer], now_s: float) -> None:
         for worker, answer in answers.items():
             with suppress(RuntimeError):  # its process has ended: its own thread says so
-                _send(worker, (answer.steps, answer.nbytes, now_s), (answer.values, answer.indices))
+                dist.send_object_list([answer, now_s], worker)
 
 
 def _train(setup: UnlikeSetup, job: PartitionedJob, rank: int) -> RanWorker:
@@ -169,18 +168,16 @@ def _train(setup: UnlikeSetup, job: PartitionedJob, rank: int) -> RanWorker:
             os.kill(os.getpid(), signal.SIGKILL)
 
     while True:
-        answer, answered_s = _received_answer(server)
+        answer, answered_s = _received(server)
         if not answer.steps:
             break
         ready_s, at_s = at_s, _until(answered_s + (setup.commit_s / 2 if steps else 0.0))
         began_s = at_s
         commit = worker.run(answer, sleep)
         steps += commit.steps
-        _send(
-            server, (commit.steps, commit.nbytes, commit.loss, at_s - began_s, began_s - ready_s, at_s),
-            (commit.values, commit.indices, commit.buffers),
-        )  # fmt: skip
-    _send(server, (0,), ())
+        commit = replace(commit, compute_s=at_s - began_s, exchange_s=began_s - ready_s)
+        dist.send_object_list([commit, at_s], server)
+    dist.send_object_list([None, 0.0], server)
     return RanWorker(steps=(steps,), state=sha256(worker.shared.tobytes()).hexdigest())
 
 
@@ -191,47 +188,8 @@ def _until(when_s: float) -> float:
     return max(when_s, now_s)
 
 
-def _send(to: int, words: Sequence[float], arrays: Sequence[Float32 | Int64 | None]) -> None:
-    """Send numbers, then the arrays that there are, each of its own length."""
-    head = torch.full((_HEAD,), _NONE, dtype=torch.float64)
-    head[: len(words)] = torch.tensor(words, dtype=torch.float64)
-    for place, each in enumerate(arrays, start=_HEAD - _ARRAYS):
-        head[place] = _NONE if each is None else len(each)
-    dist.send(head, to)
-    for each in arrays:
-        if each is not None and len(each):
-            dist.send(torch.from_numpy(each), to)
-
-
-def _received(source: int) -> tuple[list[float], list[Any]]:
-    """Numbers and arrays of a message. Raises RuntimeError where the other process has ended."""
-    head = torch.empty(_HEAD, dtype=torch.float64)
-    dist.recv(head, source)
-    arrays: list[Any] = []
-    for place, length in enumerate(head[_HEAD - _ARRAYS :].tolist()):
-        if length == _NONE:
-            arrays.append(None)
-            continue
-        values = torch.empty(int(length), dtype=torch.int64 if place == _INDICES else torch.float32)
-        if length:
-            dist.recv(values, source)
-        arrays.append(values.numpy())
-    return head[: _HEAD - _ARRAYS].tolist(), arrays
-
-
-def _received_answer(server: int) -> tuple[SyncAnswer, float]:
-    """What the server answers, and when it did."""
-    (steps, nbytes, answered_s, *_), (values, indices, _) = _received(server)
-    return SyncAnswer(steps=int(steps), nbytes=int(nbytes), values=values, indices=indices), answered_s
-
-
-def _received_commit(worker: int) -> tuple[Commit | None, float]:
-    """The next commit of a worker, None where it has done; and when its last step ended."""
-    (steps, nbytes, loss, compute_s, exchange_s, ready_s), (values, indices, buffers) = _received(worker)
-    if not steps:
-        return None, ready_s
-    commit = Commit(
-        worker=worker, steps=int(steps), nbytes=int(nbytes), loss=loss, compute_s=compute_s, exchange_s=exchange_s,
-        values=values, indices=indices, buffers=buffers,
-    )  # fmt: skip
-    return commit, ready_s
+def _received(source: int) -> list[Any]:
+    """What the other process sent: a commit or an answer, and its time. Raises RuntimeError where it has ended."""
+    found: list[Any] = [None, None]
+    dist.recv_object_list(found, source)
+    return found

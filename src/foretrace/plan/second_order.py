@@ -140,25 +140,20 @@ def _candidate(
     traffic = [shares.traffic(rank) for rank in range(shares.workers)]
     # An assumption that both steps rest on moves what is added by the difference alone.
     shared = {each.assumption.name: each for each in base.assumptions}
-    below, above = [0.0], [0.0]
+    below, above = [], []
     for each in after.assumptions:
         same = shared.get(each.assumption.name)
-        ends = [
-            at - after.after_s - (of - base.after_s if same else 0.0)
-            for at, of in zip(
-                (each.at_low_s, each.at_high_s), (same.at_low_s, same.at_high_s) if same else (0.0, 0.0), strict=True
-            )
-        ]
-        below.append(max(-min(ends), 0.0))
-        above.append(max(*ends, 0.0))
-    factors, gradients = traffic[0].factors, traffic[0].gradients
+        before_s = (same.at_low_s, same.at_high_s) if same else (base.after_s, base.after_s)
+        moved_s = (each.at_low_s - before_s[0] - added, each.at_high_s - before_s[1] - added)
+        below.append(max(-min(moved_s), 0.0))
+        above.append(max(*moved_s, 0.0))
     inverses = max(each.inverses for each in traffic)
     return SecondOrderCandidate(
         technique=str(technique), fraction=technique.fraction, gradient_workers=shares.gradient_workers,
         factors_every=technique.factors_every, inverses_every=technique.inverses_every, memory_bytes=held_bytes,
-        peak_bytes=peak_bytes, factors_bytes=factors, inverses_bytes=inverses,
-        gradients_bytes=gradients, sent_bytes=factors / technique.factors_every + inverses / technique.inverses_every
-        + gradients, added_s=added,
+        peak_bytes=peak_bytes, factors_bytes=traffic[0].factors, inverses_bytes=inverses,
+        gradients_bytes=traffic[0].gradients, sent_bytes=traffic[0].factors / technique.factors_every
+        + inverses / technique.inverses_every + traffic[0].gradients, added_s=added,
         added_interval_s=(added - hypot(*below), added + hypot(*above)), step_s=after.after_s,
         interval_s=after.interval_s, fits=peak_bytes <= memory_bytes,
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from statistics import median
@@ -24,7 +24,8 @@ from foretrace.training.workers.policies import POLICIES, parse
 from foretrace.training.workers.virtual import SyncRun, WorkerTimes, foresee
 
 MODEL_RANGE = 0.1  # of a run's seconds: what processes take beside steps and commits; few runs have shown it
-ROUNDS = 2  # of processes
+ROUNDS, MOST_RUN_S = 2, 60.0  # of processes
+OVERHEAD_S, PROBE_S, PROBED = 0.02, 0.02, 8  # a longer commit hides all that it takes; step and commits of the trial
 PERIOD_STEPS, FEWEST = 20, 8  # of the slowest worker in a period; commits of a worker in a run
 MOST_WORKERS, LATER = 1_024, 8  # commits after which a run may end later, to end between two that are far apart
 _TIMES = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?)*(ms|s)")
@@ -191,6 +192,7 @@ class TriedPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """A policy in processes, beside the virtual clock with the same gradients; seconds until the last commit."""
 
     policy: str
+    commit_s: float  # of a commit, as foreseen: as stated, or what one takes in processes where that is longer
     foreseen_s: float
     measured_s: float  # median over rounds
     rounds_s: tuple[float, ...]
@@ -203,8 +205,10 @@ class TriedPolicy(msgspec.Struct, frozen=True, kw_only=True):
 def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | None = None) -> tuple[TriedPolicy, ...]:
     """Run every policy in processes with a small real model and steps of the stated length, after foreseeing it.
 
-    A run ends with a commit that is followed by the longest pause on the virtual clock, so that it is no tie. Raises
-    ForetraceError where processes cannot be run, and for steps that are too long to be waited for.
+    A run ends with a commit that is followed by the longest pause on the virtual clock, so that it is no tie. Where a
+    stated commit may be shorter than choosing, packing, sockets and the server take, that is measured first. Where no
+    number of commits is asked for, slow workers make fewer. Raises ForetraceError where processes cannot be run, and
+    for a run that is too long to be waited for.
     """
     from hashlib import sha256
 
@@ -214,32 +218,45 @@ def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | No
     from foretrace.training.workers.virtual import train
     from foretrace.zoo.partitioned import PartitionedJob
 
-    job = PartitionedJob(workers=len(question.step_s))
-    found = []
-    for number, policy in enumerate(question.policies):
+    workers, commit_s = len(question.step_s), question.commit_s
+    job, found = PartitionedJob(workers=workers), []
+    least, most = question.commits or 2 * workers, question.commits or 12 * workers
+    times = WorkerTimes(step_s=question.step_s, commit_s=commit_s)
+    setups = []
+    for policy in question.policies:
+        wanted = len(foresee(parse(policy), times, commits=most, until_s=MOST_RUN_S).turns)
+        setups.append(UnlikeSetup(policy=policy, step_s=question.step_s, commit_s=commit_s, commits=max(wanted, 1)))
+        if wanted < least:
+            raise ForetraceError(
+                f"a run of {policy} must make {least} commits within {MOST_RUN_S:g} s, got {wanted}; give fewer "
+                "`commits=`, or shorter steps."
+            )
+    if commit_s < OVERHEAD_S:
+        trial = UnlikeSetup(policy="synchronous", step_s=(PROBE_S,) * workers, commits=PROBED * workers)
+        commit_s = max(commit_s, run(trial)[-1].arrived_s[-1] / PROBED - PROBE_S)
+        times = replace(times, commit_s=commit_s)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the processes: the bits of a sum depend on it
+    for number, setup in enumerate(setups):
+        policy, wanted = setup.policy, setup.commits
         if tell is not None:
-            tell(f"running {policy}", number / len(question.policies))
-        wanted = question.commits or 12 * len(question.step_s)
-        setup = UnlikeSetup(policy=policy, step_s=question.step_s, commit_s=question.commit_s, commits=wanted)
-        times = WorkerTimes(step_s=question.step_s, commit_s=question.commit_s)
+            tell(f"running {policy}", number / len(setups))
         longer = train(parse(policy), job.replicas(), times, commits=wanted + LATER).turns
         pauses = [after.arrived_s - before.arrived_s
                   for before, after in zip(longer[wanted - 1 :], longer[wanted:], strict=False)]  # fmt: skip
         commits = wanted + int(np.argmax(pauses))
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in the processes: the bits of a sum depend on it
         foreseen = train(parse(policy), job.replicas(), times, commits=commits)
-        torch.set_num_threads(threads)
         servers = [run(msgspec.structs.replace(setup, commits=commits))[-1] for _ in range(ROUNDS)]
         rounds_s = tuple(each.arrived_s[-1] for each in servers)
         found.append(
             TriedPolicy(
-                policy=policy, foreseen_s=foreseen.ended_s, measured_s=median(rounds_s), rounds_s=rounds_s,
-                error=foreseen.ended_s / median(rounds_s) - 1, foreseen_commits=foreseen.commits,
+                policy=policy, commit_s=commit_s, foreseen_s=foreseen.ended_s, measured_s=median(rounds_s),
+                rounds_s=rounds_s, error=foreseen.ended_s / median(rounds_s) - 1, foreseen_commits=foreseen.commits,
                 commits=servers[-1].commits,
                 same_model=servers[-1].state == sha256(foreseen.server.model.tobytes()).hexdigest(),
             )
         )  # fmt: skip
+    torch.set_num_threads(threads)
     return tuple(found)
 
 
@@ -250,7 +267,7 @@ def rows_of(question: SyncQuestion, tried: Sequence[TriedPolicy]) -> tuple[Row, 
         figured(_around(each.foreseen_s), each.rounds_s).row(
             f"plan-sync {each.policy}", model="clusters", size=f"{len(question.step_s)} workers, {question.source}",
             parameters={
-                "policy": each.policy, "workers": workers, "commit_s": question.commit_s,
+                "policy": each.policy, "workers": workers, "commit_s": each.commit_s,
                 "foreseen_commits": list(each.foreseen_commits), "commits": list(each.commits),
                 "same_model": each.same_model,
             },

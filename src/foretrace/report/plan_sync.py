@@ -41,6 +41,7 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
             yield listing(
                 self.tried,
                 ("policy", "run in processes"),
+                ("commit_s", "commit", "seconds"),
                 ("foreseen_s", "foreseen", "seconds"),
                 ("measured_s", "measured", "seconds"),
                 (lambda each: f"{each.error:+.1%}", Column("error", right=True)),

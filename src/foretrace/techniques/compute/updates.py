@@ -54,6 +54,14 @@ def step_tasks(graph: TaskGraph) -> Mask:
     return np.asarray(inside & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN)))
 
 
+def ends_by_step(graph: TaskGraph, mask: Mask) -> tuple[Int64, Int64]:
+    """The first and the last row of a mask in every step; -1 where it has none."""
+    rows = np.flatnonzero(mask & (graph.step >= 0) & (graph.step < graph.n_steps))
+    first, last = np.full((2, graph.n_steps), -1, dtype=np.int64)
+    first[graph.step[rows[::-1]]], last[graph.step[rows]] = rows[::-1], rows
+    return first, last
+
+
 @per_graph
 def find_update(graph: TaskGraph) -> Update | None:
     """The optimizer that marks the steps, else the one seen most; None if the recording shows none."""

@@ -22,11 +22,11 @@ from foretrace.cost.operators.operator import Operator
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.graph.insert import HostTask, insert_at
 from foretrace.graph.select import previous_on_lane
-from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import Change, Phase, TaskGraph
 from foretrace.graph.work import is_product
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import micro_batches, with_facts
-from foretrace.techniques.compute.updates import step_tasks
+from foretrace.techniques.compute.updates import ends_by_step, step_tasks
 from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.messages import ExchangePlan, plan_of
@@ -39,18 +39,6 @@ if TYPE_CHECKING:
     from foretrace.training.second_order.preconditioner import SecondOrderSettings
 
 _FACT = "second_order"
-
-
-@dataclass(frozen=True, kw_only=True)
-class KfacWork:
-    """Seconds that one step spends on K-FAC, of the worker that takes longest in each part."""
-
-    factors_s: float
-    inverses_s: float
-    gradients_s: float
-    factors_sent_s: float
-    inverses_sent_s: float
-    gradients_sent_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +70,11 @@ class Kfac(Technique):
     def change(self, graph: TaskGraph) -> TaskGraph:
         layers = self.layers(graph)
         plan = self._plan(graph)
-        shares = self.shares(graph)
-        work = self.work_s(graph, layers, shares, plan)
+        parts = self._parts(graph, layers, plan)
         first = self._first_of_update(graph)
         anchor = np.where(first >= 0, previous_on_lane(graph)[first], -1)
         if np.any(anchor < 0):
             raise self.refuse("the recording shows nothing ahead of an optimizer step.")
-        parts = (
-            ("K-FAC factors", work.factors_s, work.factors_sent_s, shares.traffic(0).factors / self.factors_every),
-            ("K-FAC inverses", work.inverses_s, work.inverses_sent_s, self._most(shares) / self.inverses_every),
-            ("K-FAC gradients", work.gradients_s, work.gradients_sent_s, shares.traffic(0).gradients),
-        )
         tasks = [
             HostTask(after=row, name=name, dur_ns=round(1e9 * seconds), phase=Phase.OPTIMIZER)
             for name, seconds, _, _ in parts
@@ -145,11 +127,11 @@ class Kfac(Technique):
         except ForetraceError as error:
             raise self.refuse(str(error)) from None
 
-    def work_s(
-        self, graph: TaskGraph, layers: Sequence[RecordedLayer], shares: SecondOrderShares, plan: ExchangePlan | None
-    ) -> KfacWork:
-        """What a step spends on it on average."""
-        values = self.values(graph)
+    def _parts(
+        self, graph: TaskGraph, layers: Sequence[RecordedLayer], plan: ExchangePlan | None
+    ) -> tuple[tuple[str, float, float, float], ...]:
+        """Parts of it by name: seconds of work, of messages and their bytes in a step, of the worker with most."""
+        values, shares = self.values(graph), self.shares(graph)
         rate, calibration = 1e9 * values.get("gflops", 1.0), Calibration.of(graph)
 
         def shared(part: str) -> list[float]:
@@ -165,12 +147,14 @@ class Kfac(Technique):
         inverses_s = max(sum(inverse_s[i] for i in shares.decomposes(rank)) for rank in ranks)
         gradients_s = max(sum(gradient_s[i] for i in shares.preconditions(rank)) for rank in ranks)
         gradients_s += 1e-6 * values["layer_us"] * len(layers)
-        sent = self._sent_s(graph, shares, plan) if plan else (0.0, 0.0, 0.0)
-        return KfacWork(
-            factors_s=factors_s / self.factors_every, inverses_s=inverses_s / self.inverses_every,
-            gradients_s=gradients_s, factors_sent_s=sent[0] / self.factors_every,
-            inverses_sent_s=sent[1] / self.inverses_every, gradients_sent_s=sent[2],
-        )  # fmt: skip
+        sent_s, traffic = self._sent_s(graph, shares, plan) if plan else (0.0, 0.0, 0.0), shares.traffic(0)
+        times_s = (factors_s, inverses_s, gradients_s)
+        sent_bytes = (traffic.factors, max(shares.traffic(rank).inverses for rank in ranks), traffic.gradients)
+        often = {"factors": self.factors_every, "inverses": self.inverses_every, "gradients": 1}
+        return tuple(
+            (f"K-FAC {name}", work_s / every, message_s / every, nbytes / every)
+            for (name, every), work_s, message_s, nbytes in zip(often.items(), times_s, sent_s, sent_bytes, strict=True)
+        )
 
     def _sent_s(self, graph: TaskGraph, shares: SecondOrderShares, plan: ExchangePlan) -> tuple[float, float, float]:
         """Seconds of messages each time they are due: factors, inverses, gradients; copies around them with them."""
@@ -197,9 +181,6 @@ class Kfac(Technique):
             broadcasts(shares.row(0), gradients) if shares.sends_gradients else 0.0,
         )
 
-    def _most(self, shares: SecondOrderShares) -> int:
-        return max(shares.traffic(rank).inverses for rank in range(shares.workers))
-
     def _plan(self, graph: TaskGraph) -> ExchangePlan | None:
         return plan_of(graph, self) if graph.info.recording.get("distributed") else None
 
@@ -225,11 +206,7 @@ class Kfac(Technique):
 
     def _first_of_update(self, graph: TaskGraph) -> Int64:
         """Per step the first host task of the optimizer step."""
-        mine = step_tasks(graph) & ~graph.gone & ~graph.on_device & (graph.kind != TaskKind.JOIN)
-        found = np.full(graph.n_steps, -1, dtype=np.int64)
-        for row in np.flatnonzero(mine)[::-1].tolist():
-            if 0 <= graph.step[row] < graph.n_steps:
-                found[graph.step[row]] = row
+        found = ends_by_step(graph, step_tasks(graph) & ~graph.gone & ~graph.on_device)[0]
         if np.any(found < 0):
             raise self.refuse("the recording shows no optimizer step (no Optimizer.step ranges).")
         return found

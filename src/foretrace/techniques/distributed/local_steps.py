@@ -12,7 +12,7 @@ from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import with_facts
-from foretrace.techniques.compute.updates import find_update, step_tasks
+from foretrace.techniques.compute.updates import ends_by_step, find_update, step_tasks
 from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.compressors import rates
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
@@ -163,10 +163,7 @@ class LocalSteps(Technique):
         live = ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN))
         update = step_tasks(graph) & live
         update = update if update.any() else (graph.phase == Phase.OPTIMIZER) & live
-        rows, device = np.full((2, graph.n_steps), -1, dtype=np.int64)
-        for found, where in ((rows, ~graph.on_device), (device, graph.on_device)):
-            mine = np.flatnonzero(update & where & (graph.step >= 0) & (graph.step < graph.n_steps))
-            found[graph.step[mine]] = mine  # of several the last
+        rows, device = (ends_by_step(graph, update & where)[1] for where in (~graph.on_device, graph.on_device))
         if np.any(rows < 0):
             raise self.refuse("the recording shows no optimizer step (no Optimizer.step ranges).")
         return rows, device if np.all(device >= 0) else None

@@ -25,11 +25,9 @@ _FLOORS = np.linspace(0.0, 0.95, 20)  # c over the least loss
 
 @dataclass(frozen=True, kw_only=True)
 class Adsp(SyncPolicy):
-    """No waiting; as many commits of every worker."""
+    """Nobody waits; all commit equally often, as often as a search finds best (algorithms 1 and 2)."""
 
     name: ClassVar[str] = "adsp"
-    summary: ClassVar[str] = "nobody waits; all commit equally often, as often as a search finds best"
-    source: ClassVar[str] = "Hu, Wang and Wu, AAAI 2020, algorithms 1 and 2"
     lag: ClassVar[float] = inf
     knob: ClassVar[str] = "commits"
     commits: float = 0  # of a worker in a period; 0: searched

@@ -22,20 +22,16 @@ _TINY = 1e-12  # weights below count as this: else no update of a weight of 0 is
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronous(SyncPolicy):
-    """Everyone waits for everyone after every step."""
+    """Everyone waits for everyone after every step (bulk synchronous parallel: Valiant, CACM 1990)."""
 
     name: ClassVar[str] = "synchronous"
-    summary: ClassVar[str] = "all wait for all after every step"
-    source: ClassVar[str] = "bulk synchronous parallel: Valiant, CACM 1990"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaleSynchronous(SyncPolicy):
-    """Workers commit every step, and wait when they are too far ahead of the slowest one."""
+    """Workers commit every step, and wait when too far ahead of the slowest one (Ho et al., NeurIPS 2013)."""
 
     name: ClassVar[str] = "stale-synchronous"
-    summary: ClassVar[str] = "a worker waits where it is ahead of the slowest by more than so many commits"
-    source: ClassVar[str] = "Ho et al., NeurIPS 2013"
     knob: ClassVar[str] = "staleness"
     staleness: int = 3
 
@@ -50,11 +46,12 @@ class StaleSynchronous(SyncPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(SyncPolicy):
-    """Everyone trains alone for some steps, then models are averaged."""
+    """Everyone trains alone for some steps, then models are averaged, weighted by samples.
+
+    McMahan et al., AISTATS 2017 (FedAvg); Stich, ICLR 2019.
+    """
 
     name: ClassVar[str] = "local-sgd"
-    summary: ClassVar[str] = "models are averaged every so many steps (FedAvg, weighted by samples)"
-    source: ClassVar[str] = "McMahan et al., AISTATS 2017; Stich, ICLR 2019"
     knob: ClassVar[str] = "every"
     every: int = 8
 
@@ -67,11 +64,9 @@ class LocalSGD(SyncPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaComm(SyncPolicy):
-    """Local SGD whose steps between averages fall with the loss."""
+    """Local SGD whose steps between averages fall with the loss (Wang and Joshi, MLSys 2019, equation 18)."""
 
     name: ClassVar[str] = "adacomm"
-    summary: ClassVar[str] = "as local-sgd, with fewer steps between averages as the loss falls"
-    source: ClassVar[str] = "Wang and Joshi, MLSys 2019, equation 18 and section 4.2"
     knob: ClassVar[str] = "every"
     every: int = 8  # steps between averages at first
     interval_s: float = 10.0  # after which the number of steps is set again
@@ -115,13 +110,13 @@ class _AdaPace(Pace):
 class Gaia(SyncPolicy):
     """Only updates that are large beside their weight are sent; the others stay with their worker until they are.
 
+    Hsieh et al., NSDI 2017, section 3; ICML 2020, algorithm 1.
+
     What is sent is averaged over all workers, as gradients of synchronous training are; the paper adds it up, which is
     the same at a rate as many times as large. Rates are constant here, so the threshold is.
     """
 
     name: ClassVar[str] = "gaia"
-    summary: ClassVar[str] = "an update is sent once it is large beside its weight"
-    source: ClassVar[str] = "Hsieh et al., NSDI 2017, section 3; ICML 2020, algorithm 1"
     knob: ClassVar[str] = "threshold"
     sparse: ClassVar[bool] = True
     threshold: float = 0.1  # of an update over its weight
@@ -135,11 +130,12 @@ class Gaia(SyncPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class DeepCompression(SyncPolicy):
-    """The largest updates are sent after every step; the others add up, and act on no model until they are sent."""
+    """The largest updates are sent after every step; the others add up, and act on no model until they are sent.
+
+    Lin et al., ICLR 2018, algorithms 1 and 4.
+    """
 
     name: ClassVar[str] = "dgc"
-    summary: ClassVar[str] = "the largest share of the updates is sent, the others add up"
-    source: ClassVar[str] = "Lin et al., ICLR 2018, algorithms 1 and 4"
     knob: ClassVar[str] = "share"
     local: ClassVar[bool] = False
     sparse: ClassVar[bool] = True

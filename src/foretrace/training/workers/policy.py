@@ -84,8 +84,6 @@ class SyncPolicy(ABC):
     """Frozen settings of a policy. Raises ForetraceError for a knob out of its range."""
 
     name: ClassVar[str]
-    summary: ClassVar[str]
-    source: ClassVar[str]
     knob: ClassVar[str] = ""  # the field that trades traffic for accuracy; "" where there is none
     lag: ClassVar[float] = 0  # commits by which a worker may be ahead of the slowest; 0: all wait for each other
     local: ClassVar[bool] = True  # own updates act on the own model at once, before they are sent
@@ -131,28 +129,6 @@ class TrainedReplica(Protocol):
 
     def accuracy(self, state: Float32 | None = None) -> float:
         """On some own samples: of the own model, or of another one's weights and buffers."""
-
-
-class Controller(Protocol):
-    """What changes a policy's knob between rounds, from what it has workers say."""
-
-    policy: SyncPolicy
-    pace: Pace | None
-    travels: int
-    history: list[tuple[float, float, float]]  # knob, accuracy lost, traffic over synchronous
-
-    def saw(self, commit: Commit) -> None:
-        """Take in what a commit says."""
-
-    def extended(self, answers: dict[int, SyncAnswer], policy: SyncPolicy) -> dict[int, SyncAnswer]:
-        """The answers of a round, with what it asks and tells."""
-
-
-class Controlling(Protocol):
-    """Settings of a controller."""
-
-    def controller(self, policy: SyncPolicy, workers: int) -> Controller:
-        """The controller of one run."""
 
 
 class SyncWorker:
@@ -223,9 +199,7 @@ class SyncWorker:
 class Server:
     """The shared model and who waits for whom. Workers that left are waited for no longer; what they sent counts."""
 
-    def __init__(
-        self, policy: SyncPolicy, model: Float32, *, weights: Sequence[float], scout: Controlling | None = None
-    ) -> None:
+    def __init__(self, policy: SyncPolicy, model: Float32, *, weights: Sequence[float]) -> None:
         """`weights` of the workers in a mean, in any unit: their samples, or all 1."""
         if not weights or not all(isfinite(each) and each > 0 for each in weights):
             raise ForetraceError("Workers must be one or more, each with samples; leave those without data out.")
@@ -235,7 +209,6 @@ class Server:
         self.commits, self.steps = [0] * workers, [0] * workers
         self.sent_bytes, self.answered_bytes = [0] * workers, [0] * workers
         self.buffers: Float32 = _NOTHING
-        self.scout = scout.controller(policy, workers) if scout is not None else None
         self._buffers: dict[int, Float32] = {}
         self._waiting: set[int] = set()
         self._new: list[Commit] = []  # that the model does not have yet
@@ -256,21 +229,20 @@ class Server:
         if len(commit.buffers):
             self._buffers[worker] = commit.buffers
         self.pace.saw(commit, now_s)
-        if self.scout is not None:
-            self.scout.saw(commit)
-        return self._released(now_s)
+        return self.released(now_s)
 
     def leave(self, worker: int, now_s: float) -> dict[int, SyncAnswer]:
         """A worker has gone; answers to those who waited for it alone."""
         self.live.discard(worker)
         self._waiting.discard(worker)
-        return self._released(now_s)
+        return self.released(now_s)
 
     def waiting(self) -> tuple[int, ...]:
         """Workers that wait for others."""
         return tuple(sorted(self._waiting))
 
-    def _released(self, now_s: float) -> dict[int, SyncAnswer]:
+    def released(self, now_s: float) -> dict[int, SyncAnswer]:
+        """Answers to those who wait for nobody any more."""
         slowest = min((self.commits[each] for each in self.live), default=0)
         free = [each for each in sorted(self._waiting) if self.commits[each] - slowest <= self.policy.lag]
         if not free:
@@ -278,10 +250,6 @@ class Server:
         self._fold()
         self._waiting.difference_update(free)
         answers = {each: self._answer(each, now_s) for each in free}
-        if self.scout is not None:
-            answers = self.scout.extended(answers, self.policy)
-            self.policy = self.scout.policy
-            self.pace = self.scout.pace or self.pace
         for worker, answer in answers.items():
             self.answered_bytes[worker] += answer.nbytes
         return answers

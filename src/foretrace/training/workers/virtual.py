@@ -18,7 +18,6 @@ from foretrace.errors import ForetraceError
 from foretrace.training.workers.policy import (
     NUMBER,
     Commit,
-    Controlling,
     Server,
     SyncAnswer,
     SyncPolicy,
@@ -72,7 +71,6 @@ class SyncRun:
     """What happened. Bytes and counts are by worker."""
 
     turns: tuple[Turn, ...]  # in the order of their arrival
-    losses: tuple[tuple[float, float], ...]  # seconds and loss of the shared model
     reached_s: float | None  # when the loss was what was wanted
     commits: tuple[int, ...]
     steps: tuple[int, ...]
@@ -81,6 +79,7 @@ class SyncRun:
     waited_s: tuple[float, ...]  # for others; its own exchanges are not waiting
     server: Server
     workers: tuple[SyncWorker, ...] = ()
+    losses: tuple[tuple[float, float], ...] = ()  # seconds and loss of the shared model
 
     @property
     def ended_s(self) -> float:
@@ -91,18 +90,29 @@ class SyncRun:
 def train(
     policy: SyncPolicy, replicas: Sequence[TrainedReplica], times: WorkerTimes, *, weights: Sequence[float] = (),
     until_s: float = inf, commits: int = 0, steps: int = 0, evaluate: Evaluate | None = None, every_s: float = 0.0,
-    target: float = -inf, scout: Controlling | None = None,
+    target: float = -inf, serve: Callable[..., Server] = Server,
 ) -> SyncRun:  # fmt: skip
     """Train on the virtual clock until one of the ends: a time, so many commits or steps in all, a loss.
 
-    `evaluate` gives the loss of the shared model, at most every `every_s`. Raises ForetraceError where nobody could
-    ever continue, and where there is no end.
+    `evaluate` gives the loss of the shared model, at most every `every_s`; `serve` makes the server. Raises
+    ForetraceError where nobody could ever continue, and where there is no end.
     """
-    server = Server(policy, replicas[0].flat, weights=weights or [1.0] * len(replicas), scout=scout)
+    server = serve(policy, replicas[0].flat, weights=weights or [1.0] * len(replicas))
     workers = tuple(SyncWorker(number, policy, each) for number, each in enumerate(replicas))
-    watch = _Watch(server, evaluate, every_s, target)
-    run = [worker.run for worker in workers]
-    return replace(_play(server, run, times, watch, until_s, commits, steps), workers=workers)
+    losses: list[tuple[float, float]] = []
+    next_s = 0.0
+
+    def reached(now_s: float) -> bool:
+        nonlocal next_s
+        if evaluate is None or now_s < next_s:
+            return False
+        losses.append((now_s, evaluate(server.model, server.buffers)))
+        next_s = now_s + every_s
+        return losses[-1][1] <= target
+
+    ends = until_s, commits, steps, isfinite(target)
+    run = _play(server, [worker.run for worker in workers], times, ends, reached)
+    return replace(run, workers=workers, losses=tuple(losses))
 
 
 def foresee(
@@ -122,8 +132,7 @@ def foresee(
     def turn(worker: int) -> Callable[[SyncAnswer], Commit]:
         return lambda answer: Commit(worker=worker, steps=answer.steps, nbytes=sent, values=nothing)
 
-    watch = _Watch(server, None, 0.0, -inf)
-    return _play(server, [turn(each) for each in range(workers)], times, watch, until_s, commits, steps)
+    return _play(server, [turn(each) for each in range(workers)], times, (until_s, commits, steps, False))
 
 
 class _Foreseen(Server):
@@ -141,34 +150,14 @@ class _Foreseen(Server):
         return SyncAnswer(steps=self.pace.steps(worker, now_s), nbytes=self._nbytes)
 
 
-class _Watch:
-    """The loss of the shared model over time."""
-
-    def __init__(self, server: Server, evaluate: Evaluate | None, every_s: float, target: float) -> None:
-        self.server, self.evaluate, self.every_s, self.target = server, evaluate, every_s, target
-        self.losses: list[tuple[float, float]] = []
-        self.reached_s: float | None = None
-        self.next_s = 0.0
-
-    def look(self, now_s: float) -> bool:
-        """Look at the model if it is time; whether the target is reached."""
-        if self.evaluate is None or now_s < self.next_s:
-            return False
-        loss = self.evaluate(self.server.model, self.server.buffers)
-        self.losses.append((now_s, loss))
-        self.next_s = now_s + self.every_s
-        if loss <= self.target:
-            self.reached_s = now_s
-        return self.reached_s is not None
-
-
 def _play(
-    server: Server, run: Sequence[Callable[[SyncAnswer], Commit]], times: WorkerTimes, watch: _Watch, until_s: float,
-    commits: int, steps: int,
+    server: Server, run: Sequence[Callable[[SyncAnswer], Commit]], times: WorkerTimes,
+    ends: tuple[float, int, int, bool], reached: Callable[[float], bool] = lambda now_s: False,
 ) -> SyncRun:  # fmt: skip
+    until_s, commits, steps, wanted = ends
     if len(times.step_s) != len(run):
         raise ForetraceError(f"Give seconds of a step for each of {len(run)} workers, got {len(times.step_s)}.")
-    if not (isfinite(until_s) or commits or steps or isfinite(watch.target)):
+    if not (isfinite(until_s) or commits or steps or wanted):
         raise ForetraceError("A run must have an end: a time, a number of commits or of steps, or a loss.")
     events: list[tuple[float, int, Turn, Commit]] = []  # commits on their way
     turns: list[Turn] = []
@@ -196,7 +185,7 @@ def _play(
             heapq.heappush(events, (turn.arrived_s, worker, turn, commit))
 
     answered(server.begin(), 0.0, -1)
-    watch.look(0.0)
+    reached_s = 0.0 if reached(0.0) else None
     while events or dies:
         if dies and (not events or dies[0][0] < events[0][0]):
             when, worker = dies.pop(0)
@@ -210,7 +199,9 @@ def _play(
         turns.append(turn)
         arrived[worker] = now_s
         answers = server.commit(commit, now_s)
-        if watch.look(now_s) or (commits and len(turns) >= commits) or (steps and sum(server.steps) >= steps):
+        if reached_s is None and reached(now_s):
+            reached_s = now_s
+        if reached_s is not None or (commits and len(turns) >= commits) or (steps and sum(server.steps) >= steps):
             break
         answered(answers, now_s, len(turns) - 1)
     else:
@@ -223,7 +214,7 @@ def _play(
                 if server.waiting() else f"worker {stuck[0]} never commits, and no other is left; leave it out."
             )  # fmt: skip
     return SyncRun(
-        turns=tuple(turns), losses=tuple(watch.losses), reached_s=watch.reached_s, commits=tuple(server.commits),
+        turns=tuple(turns), reached_s=reached_s, commits=tuple(server.commits),
         steps=tuple(server.steps), sent_bytes=tuple(server.sent_bytes), answered_bytes=tuple(server.answered_bytes),
         waited_s=tuple(waited), server=server,
     )  # fmt: skip

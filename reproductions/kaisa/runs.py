@@ -1,0 +1,134 @@
+"""Trainings to a target with tuned settings, and K-FAC's step as a recording of SGD predicts it; kept in a file."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from math import inf
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+
+import torch
+
+from foretrace.cost.operators import bench
+from foretrace.experiment.statistics import Ratio
+from foretrace.graph.builder import build
+from foretrace.simulate.overhead import unprofiled
+from foretrace.techniques.arguments import parse
+from foretrace.techniques.compute.batch_size import BatchSize
+from foretrace.techniques.measuring import calibrated
+from foretrace.techniques.whatif import whatif
+from foretrace.trace.read import read
+from foretrace.training.recording import record_training
+from foretrace.training.training import Training
+from reproductions.kaisa.tasks import LearningTask
+from reproductions.kept import SECONDS, Cell, measured
+from tables import load, machine
+
+EVERY = 5  # steps between two looks at the score
+TUNED = (0, 1)  # seeds
+OFTEN = {"kfac": "factors_every=5 inverses_every=20", "kfac 1/10": "factors_every=1 inverses_every=10"}
+SETTINGS: dict[str, tuple[dict[str, float], ...]] = {
+    "sgd": tuple({"lr": lr} for lr in (0.04, 0.08, 0.02, 0.12, 0.01, 0.2)),
+    "adam": tuple({"lr": lr} for lr in (0.008, 0.004, 0.016, 0.002, 0.03, 0.001)),
+    "kfac": tuple({"lr": lr, "damping": damping, "clip": 0.03} for lr in (0.3, 0.6, 0.1) for damping in (0.1, 0.01)),
+}
+
+
+def make(task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int) -> Training:
+    """A training by a method."""
+    rate = setting["lr"]
+    if method == "adam":
+        return task.training(batch, seed, lambda parameters: torch.optim.Adam(parameters, lr=rate))
+    plain = task.training(batch, seed, lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=0.9))
+    if method == "sgd":
+        return plain
+    return parse(f"kfac {OFTEN[method]} damping={setting['damping']} clip={setting['clip']}").apply(plain)
+
+
+def train(task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int, limit: int) -> Cell:
+    """Train until the score is at the target, `limit` steps at most. None where it is not reached."""
+    training = make(task, batch, method, setting, seed)
+    steps = training.steps()
+    spent, at, number = 0.0, None, 0
+    blocks = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what diverges cannot be decomposed
+        while number < limit and at is None:
+            begin = time.thread_time()
+            for _ in range(EVERY):
+                next(steps)
+            blocks.append(time.thread_time() - begin)
+            spent, number = spent + blocks[-1], number + EVERY
+            score = task.score(training.model)
+            if not score < inf:
+                break
+            at = number if score <= task.target else None
+    step_s = mean(blocks[1:] or blocks) / EVERY
+    seconds = spent if at is not None else None
+    return {"steps": at, "seconds": seconds, "step_s": step_s, "machine": machine(), "load": load()}
+
+
+def predict(task: LearningTask, recorded: int, batches: Sequence[int], method: str) -> Cell:
+    """K-FAC's step over SGD's at each batch, from one recording of SGD's, with its work timed alone."""
+    technique = parse(f"kfac {OFTEN[method]}")
+    with TemporaryDirectory() as folder:
+        graph = unprofiled(build(read(record_training(make(task, recorded, "sgd", {"lr": 0.01}, 0), folder)), None))
+    ratios = []
+    for batch in batches:
+        other = [BatchSize(to=batch)] if batch != recorded else []
+        graph = calibrated(graph, [*other, technique], bench.measure).graph
+        found = whatif(whatif(graph, other).saved(), [technique])  # what moves both steps alike moves no ratio
+        ratios.append((found.after_s / found.before_s, *found.ratio_interval))
+    return {"ratios": ratios, "machine": machine(), "load": load()}
+
+
+class Runs:
+    """Runs and predictions that are kept in a file."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self.path, self.limit = path, limit
+        self.cpu_s = 0.0  # of all that was asked for, whenever it was measured
+
+    def run(
+        self, task: LearningTask, batch: int, method: str, setting: dict[str, float], seed: int, limit: int = 0
+    ) -> Cell:
+        """A training, from the file or made now."""
+        limit = limit or self.limit
+        key = {"task": task.name, "batch": batch, "method": method, "setting": setting, "seed": seed}
+        return self._kept({**key, "limit": limit}, lambda: train(task, batch, method, setting, seed, limit))
+
+    def tuned(self, task: LearningTask, batch: int, methods: Sequence[str], seeds: int) -> dict[str, list[Cell]]:
+        """Runs of each method's best setting with so many seeds that it was not chosen on.
+
+        A setting is given up as soon as it can no longer be the one with the fewest steps.
+        """
+        best: dict[str, dict[str, float]] = {}
+        for method in methods:
+            least = 4 * self.limit + 1  # steps of both seeds
+            for setting in SETTINGS[method.split()[0]]:
+                taken = 0
+                for seed in TUNED:
+                    if taken < least:
+                        found = self.run(task, batch, method, setting, seed, min(self.limit, least - taken))
+                        taken += found["steps"] or 2 * self.limit
+                if taken < least:
+                    best[method], least = setting, taken
+        evaluated: dict[str, list[Cell]] = {method: [] for method in methods}
+        for seed in range(len(TUNED), len(TUNED) + seeds):
+            for method in methods:
+                evaluated[method].append(self.run(task, batch, method, best[method], seed))
+        return evaluated
+
+    def predicted(self, task: LearningTask, recorded: int, batches: Sequence[int], method: str = "kfac") -> list[Ratio]:
+        """K-FAC's step over SGD's at each batch."""
+        key = {"task": task.name, "recorded": recorded, "batches": list(batches), "predicted": OFTEN[method]}
+        found = self._kept(key, lambda: predict(task, recorded, batches, method))
+        return [Ratio(value=value, low=low, high=high) for value, low, high in found["ratios"]]
+
+    def _kept(self, key: Cell, find: Callable[[], Cell]) -> Cell:
+        (cell,) = measured(self.path, [key], lambda _: find())
+        self.cpu_s += cell[SECONDS]
+        return cell
