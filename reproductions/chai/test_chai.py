@@ -55,13 +55,13 @@ def test_few_steps_train_a_decoder_whose_heads_are_clustered(tmp_path: Path, mon
 
 def test_what_is_claimed_was_compared_on_another_text() -> None:
     def held(heads: int, compared: float, known: float) -> Held:
-        return Held(heads=heads, rule="loss", saved=0.203, counts=[heads // 2] * 8, compared=compared, known=known,
-                    asked=9.0, random=[7.0, 12.0, 8.0], alike=[0.5, 0.25])  # fmt: skip
+        return Held(layers=4, heads=heads, rule="loss", saved=0.203, counts=[heads // 2] * 8, compared=compared,
+                    known=known, asked=9.0, random=[7.0, 12.0, 8.0], alike=[0.5, 0.25])  # fmt: skip
 
     steps = import_lines(ROWS.read_text(encoding="utf-8"), str(ROWS))
     found = [held(8, 4.0, 1.0), held(16, 2.0, 3.3), held(32, 3.0, 2.0)]
     said = claims(found, steps)
-    assert "**not reached** with 16 heads: perplexity +3.3 % at −20.3 %" in said and "+7.0 to +12.0 %" in said
-    assert "| reached with 8 heads" in claims(found[:1], steps)
-    assert "| 16, loss | −20.3 | +2.0 | +3.3 | +9.0 | +7.0, +12.0, +8.0 |" in perplexity_table(found)
+    assert "**not reached** with 4 x 16 heads: perplexity +3.3 % at −20.3 %" in said and "+7.0 to +12.0 %" in said
+    assert "| reached with 4 x 8 heads" in claims(found[:1], steps)
+    assert "| 4 x 16, loss | −20.3 | +2.0 | +3.3 | +9.0 | +7.0, +12.0, +8.0 |" in perplexity_table(found)
     assert step_table(steps).count("/8 |") == len(steps) == 6

@@ -56,10 +56,12 @@ def texts() -> dict[str, str]:
 
 
 def train(
-    heads: int, *, steps: int = STEPS, seed: int = 0, samples: int = 16, length: int = LENGTH,
-    weights: Path | None = None, tell: Callable[[str], object] = print,
+    heads: int, *, layers: int = LAYERS, steps: int = STEPS, seed: int = 0, samples: int = 16, choosing: int = 0,
+    length: int = LENGTH, weights: Path | None = None, tell: Callable[[str], object] = print,
 ) -> TrainedDecoder:  # fmt: skip
-    """Train the decoder, and take `samples` of `length` tokens of the texts to choose, to compare and to judge by.
+    """Train the decoder, and take `samples` of `length` tokens of the texts to compare and to judge by.
+
+    As many, or `choosing`, are taken of the text to choose by.
 
     Trained weights are kept in the folder `weights`, and read where they are there.
     """
@@ -70,17 +72,19 @@ def train(
     torch.manual_seed(seed)
     model: nn.Module = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=352, num_hidden_layers=LAYERS, bos_token_id=0,
+            vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=352, num_hidden_layers=layers, bos_token_id=0,
             eos_token_id=None, num_attention_heads=heads, num_key_value_heads=heads, tie_word_embeddings=True,
             max_position_embeddings=8192, attn_implementation="sdpa",
         )
     )  # fmt: skip
-    place = weights and weights / f"{heads}-heads-{steps}-steps-{seed}.pt"
+    place = weights and weights / f"{layers}-layers-{heads}-heads-{steps}-steps-{seed}.pt"
     state, cpu_s = _kept(place, lambda: (_fit(model, numbers["train"], steps, tell), time.process_time() - began))
     model.load_state_dict(state)
     model.eval().requires_grad_(False)
-    spread = {use: _texts(numbers[use], torch.linspace(0, len(numbers[use]) - length, samples).long(), length)
-              for use in _SHARES}  # fmt: skip
+    spread = {}
+    for use in _SHARES:
+        taken = choosing or samples if use == "choose" else samples
+        spread[use] = _texts(numbers[use], torch.linspace(0, len(numbers[use]) - length, taken).long(), length)
     return TrainedDecoder(model=model, steps=steps, cpu_s=cpu_s, words=len(numbers["train"]), **spread)
 
 
