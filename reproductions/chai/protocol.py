@@ -1,6 +1,6 @@
 """CHAI: clustered heads of decoders that are trained here, beside random clusters; written to README.md.
 
-    python -m reproductions chai [--decoders 4x8,4x16,4x32] [--steps N] [--weights FOLDER] [--print]
+    python -m reproductions chai [--decoders 4x8,4x32] [--steps N] [--weights FOLDER] [--print]
     python -m reproductions chai --verify FILE [--contexts 512,2048,4096] [--clusters 2,4]
 
 Decoders are trained for a stated number of steps; clusters are chosen on one text, ways to choose compared on another,
@@ -33,7 +33,7 @@ ROWS = ROOT / "benchmarks" / "data" / "heads.jsonl"
 WARM_UP, SEEDS = 32, 3
 SAVINGS, CLAIMED = (0.05, 0.1, 0.15, 0.2, 0.25), (0.2, 3.2)
 SAMPLES, CHOOSING = 64, 192  # of the texts that compare and judge, and of the one that clusters are chosen by
-DECODERS = "4x8,4x16,4x32"  # layers x heads
+DECODERS = "4x8,4x32"  # layers x heads
 HEAD = """# CHAI: heads that share attention scores
 
 One head of each cluster computes queries times keys and softmax; all heads of the cluster weight their own values with
