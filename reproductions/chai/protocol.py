@@ -1,6 +1,6 @@
 """CHAI: clustered heads of decoders that are trained here, beside random clusters; written to README.md.
 
-    python -m reproductions chai [--heads 8,16,32] [--steps N] [--weights FOLDER] [--print]
+    python -m reproductions chai [--decoders 4x8,4x32] [--steps N] [--weights FOLDER] [--print]
     python -m reproductions chai --verify FILE [--contexts 512,2048,4096] [--clusters 2,4]
 
 Decoders are trained for a stated number of steps; clusters are chosen on one text, ways to choose compared on another,
@@ -32,7 +32,8 @@ from tables import machine, table, today
 ROWS = ROOT / "benchmarks" / "data" / "heads.jsonl"
 WARM_UP, SEEDS = 32, 3
 SAVINGS, CLAIMED = (0.05, 0.1, 0.15, 0.2, 0.25), (0.2, 3.2)
-SAMPLES, CHOOSING = 64, 48  # of every text, and of those that clusters are chosen by
+SAMPLES, CHOOSING = 64, 192  # of the texts that compare and judge, and of the one that clusters are chosen by
+DECODERS = "4x8,4x32"  # layers x heads
 HEAD = """# CHAI: heads that share attention scores
 
 One head of each cluster computes queries times keys and softmax; all heads of the cluster weight their own values with
@@ -42,30 +43,30 @@ STEPS = """Decoding of `examples/decode.py` (4 layers of 8 heads, width 512, `Dy
 step without ([rows](../../benchmarks/data/heads.jsonl), 2 cores that others used meanwhile, one thread, CPU time).
 Contexts of other decoders and attention alone were not kept as rows.
 """
-METHOD = """Decoders of {layers} layers, width {width}, {words} words, trained for {steps} steps of {tokens} tokens on
-sources of Python's standard library ({cpu}). No file is in two of the texts. *Chosen* on one: {choosing} samples of
-{length} tokens, by `merged_heads`: one head more follows another, each time the one whose own scores are missed least
-by the measured loss, until enough is saved; whom it would follow is the one whose scores change least what it writes.
-*Compared* on the second, {samples} samples: the number of heads whose result is claimed above. *Judged* on the third,
-{samples} samples, which decided nothing. Perplexity is of tokens behind the first {warm_up}, in % above that of all
-heads.
+METHOD = """Decoders (layers x heads) of width {width}, {words} words, trained for {steps} steps of {tokens} tokens on
+sources of Python's standard library ({cpu}). *Chosen* on the text that trains: {choosing} samples of {length}
+tokens, by `merged_heads`: one head more follows others, each time the one that changes predictions least, until enough
+is saved. What it changes is the divergence from predictions of all heads, to second order, of all layers together: the
+Fisher matrix of what heads write with the scores of others. *Compared* on other files, {samples} samples: ways to
+choose, and the decoder whose result is claimed above. *Judged* on others again, {samples} samples, which decided
+nothing. Perplexity is of tokens behind the first {warm_up}, in % above that of all heads.
 
 *Known* clusters hold for every request, from its first token on. *Per request* are clusters as published, of the same
 counts: by scores of the first {warm_up} tokens, which all heads attend. *Random* clusters have the same counts, too;
 three seeds. *Elbow* is the published rule for counts.
 """
 CAUSE = """CHAI saves heads that attend alike, and here hardly two do: the largest correlation of a head's scores with
-another head's of its layer is, median of the heads layer by layer, {same} (1: the same scores). So every head that
-follows another attends to something else than it was trained for. Clusters chosen on 8 samples in place of {choosing}
-came with 8 heads to +16.4 % at −20.3 % on (32 samples of) the text that compares: they suit those samples alone.
+another head's of its layer is, median of the heads layer by layer, {same} (1: the same scores). So a head that
+follows another attends to something else than it was trained for; many heads of which each does little cost less.
 """
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
     """Clusters of one decoder, and % of perplexity above that of all heads."""
 
+    layers: int
     heads: int
-    rule: str  # "loss" or "elbow"
+    rule: str  # "chosen" or "elbow"
     saved: float  # share of keys and values
     counts: list[int]
     compared: float | None  # of known clusters, on text that compares; None of the elbow
@@ -73,6 +74,11 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     asked: float  # clustered per request by scores
     random: list[float]
     alike: list[float]  # of each layer, the median of heads' largest correlation; of all rows the same
+
+    @property
+    def decoder(self) -> str:
+        """As in "4 x 32"."""
+        return f"{self.layers} x {self.heads}"
 
 
 def decoding(context: int, clusters: int) -> Row:
@@ -92,9 +98,9 @@ def perplexities(made: Any, tell: Callable[[str], object] = print) -> Iterator[H
     from foretrace.training.head_counts import kv_saving, loss_after, merged_heads
     from reproductions.chai.published import alike, elbow, spreads
 
-    heads, choose = int(made.model.config.num_attention_heads), made.choose[:CHOOSING]
+    layers, heads = int(made.model.config.num_hidden_layers), int(made.model.config.num_attention_heads)
     whole = {text: loss_after(made.model, text, WARM_UP) for text in (made.compare, made.judge)}
-    tell(f"{heads} heads: {whole[made.judge]:.3f} nats")
+    tell(f"{layers} x {heads}: {whole[made.judge]:.3f} nats")
 
     def more(put_in: Callable[[Any], object], text: Any) -> float:
         changed = copy.deepcopy(made.model)
@@ -111,18 +117,18 @@ def perplexities(made: Any, tell: Callable[[str], object] = print) -> Iterator[H
         ]  # fmt: skip
         compared, known = [None if groups is None else shared(groups, text) for text in whole]
         return Held(
-            heads=heads, rule=rule, saved=kv_saving(counts, heads), counts=counts, compared=compared, known=known,
+            layers=layers, heads=heads, rule=rule, saved=kv_saving(counts, heads), counts=counts,
+            compared=compared, known=known, random=[shared(each, made.judge) for each in drawn], alike=same,
             asked=more(lambda model: cluster_heads(model, counts, warm_up=WARM_UP), made.judge),
-            random=[shared(each, made.judge) for each in drawn], alike=same,
         )  # fmt: skip
 
-    same = np.median(alike(made.model, choose), 1).tolist()
-    merged = merged_heads(made.model, choose)
+    same = np.median(alike(made.model, made.choose[:SAMPLES]), 1).tolist()
+    merged = merged_heads(made.model, made.choose, skip=WARM_UP)
     for saving in SAVINGS:
         groups = next(each for each in merged if _saved(each, heads) >= saving - 1e-9)
-        yield (one := held("loss", _counts(groups), groups))
+        yield (one := held("chosen", _counts(groups), groups))
         tell(f"{one}")
-    yield held("elbow", [elbow(each) for each in spreads(made.model, choose[:4])], None)
+    yield held("elbow", [elbow(each) for each in spreads(made.model, made.choose[:4])], None)
 
 
 def _counts(groups: Sequence[Any]) -> list[int]:
@@ -139,7 +145,8 @@ def claims(found: Sequence[Held], steps: Sequence[Row]) -> str:
     """The table of claims; the decoder is the one with the least deviation on the text that compares."""
     saving, limit = CLAIMED
     one = min(
-        (each for each in found if each.rule == "loss" and each.saved >= saving), key=lambda each: each.compared or 0.0
+        (each for each in found if each.rule == "chosen" and each.saved >= saving),
+        key=lambda each: each.compared or 0.0,
     )
     assert one.known is not None
     reached = "reached" if one.known <= limit else "**not reached**"
@@ -152,10 +159,10 @@ def claims(found: Sequence[Held], steps: Sequence[Row]) -> str:
          f"whole step {1 / quick.measured:.2f} times at k/H = {_k(quick)}/8 and {_context(quick)} tokens, "
          f"{1 / slow.measured:.2f} times at {_context(slow)}", "a processor, where linear layers take more of a step; "
          "the published counts are ⅛ in 14 of 32 layers"],
-        ["accuracy within 3.2 % (of tasks)", f"{reached} with {one.heads} heads: perplexity {one.known:+.1f} % at "
+        ["accuracy within 3.2 % (of tasks)", f"{reached} with {one.decoder} heads: perplexity {one.known:+.1f} % at "
          f"−{100 * one.saved:.1f} %; clustered per request {one.asked:+.1f} %, random "
-         f"{min(one.random):+.1f} to {max(one.random):+.1f} %", "clusters known beforehand, chosen by the "
-         "loss; a small decoder; perplexity in place of tasks"],
+         f"{min(one.random):+.1f} to {max(one.random):+.1f} %", "clusters known beforehand, chosen by what "
+         "they change; a small decoder; perplexity in place of tasks"],
     ])  # fmt: skip
 
 
@@ -182,19 +189,18 @@ def step_table(steps: Sequence[Row]) -> str:
 
 def perplexity_table(found: Sequence[Held]) -> str:
     """One row per decoder and saving."""
-    header = ["heads, rule", "K/V bytes, %", "known: compared", "judged", "per request: judged", "random: judged"]
+    header = ["decoder, rule", "K/V bytes, %", "known: compared", "judged", "per request: judged", "random: judged"]
     rows = [
-        [f"{each.heads}, {each.rule}", f"−{100 * each.saved:.1f}",
+        [f"{each.decoder}, {each.rule}", f"−{100 * each.saved:.1f}",
          *("–" if one is None else f"{one:+.1f}" for one in (each.compared, each.known)), f"{each.asked:+.1f}",
          ", ".join(f"{one:+.1f}" for one in each.random)] for each in found
     ]  # fmt: skip
     chosen = [
-        f"- {each.heads} heads, −{100 * each.saved:.1f} %: {', '.join(map(str, each.counts))}"
+        f"- {each.decoder} ({each.rule}), −{100 * each.saved:.1f} %: {', '.join(map(str, each.counts))}"
         for each in found if each.rule == "elbow" or CLAIMED[0] <= each.saved < CLAIMED[0] + 0.04
     ]  # fmt: skip
-    alike = {each.heads: " ".join(f"{one:.2f}" for one in each.alike) for each in found}
-    same = ", ".join(f"{each} (of {heads} heads)" for heads, each in alike.items())
-    cause = CAUSE.format(same=same, choosing=CHOOSING)
+    alike = {each.decoder: " ".join(f"{one:.2f}" for one in each.alike) for each in found}
+    cause = CAUSE.format(same=", ".join(f"{each} ({decoder})" for decoder, each in alike.items()))
     by_layer = f"Clusters by layer, chosen for {CLAIMED[0]:.0%} and by the elbow:\n\n" + "\n".join(chosen)
     return f"{table(header, rows)}\n\n{cause}\n{by_layer}"
 
@@ -202,7 +208,7 @@ def perplexity_table(found: Sequence[Held]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Write the page, or verify steps."""
     parser = parser_of("chai", __doc__)
-    parser.add_argument("--heads", default="8,16,32", help="of the decoders that are trained")
+    parser.add_argument("--decoders", default=DECODERS, help="that are trained: layers x heads")
     parser.add_argument("--steps", type=int, default=None, help="of training")
     parser.add_argument(
         "--weights", type=Path, help="folder of trained weights and rows, kept there and read from there"
@@ -229,10 +235,12 @@ def _page(given: argparse.Namespace) -> None:
         print(said, file=sys.stderr, flush=True)
 
     found, cpu, steps = list[Held](), list[str](), given.steps or trained.STEPS
-    for heads in map(int, given.heads.split(",")):
-        made = trained.train(heads, steps=steps, weights=given.weights, samples=SAMPLES, tell=tell)
-        cpu.append(f"{heads} heads: {made.cpu_s:.0f} s")
-        path = given.weights and given.weights / f"{heads}-heads-{steps}-steps.json"
+    for layers, heads in (map(int, each.split("x")) for each in given.decoders.split(",")):
+        made = trained.train(
+            heads, layers=layers, steps=steps, weights=given.weights, samples=SAMPLES, choosing=CHOOSING, tell=tell
+        )
+        cpu.append(f"{layers} x {heads}: {made.cpu_s:.0f} s")
+        path = given.weights and given.weights / f"{layers}-layers-{heads}-heads-{steps}-steps.json"
         if path and path.exists():
             found += msgspec.json.decode(path.read_bytes(), type=list[Held])
             continue
@@ -242,8 +250,8 @@ def _page(given: argparse.Namespace) -> None:
             path.write_bytes(msgspec.json.encode(own))
     rows = import_lines(ROWS.read_text(encoding="utf-8"), str(ROWS))
     method = METHOD.format(
-        layers=trained.LAYERS, width=trained.WIDTH, words=f"{trained.WORDS:,}", steps=f"{steps:,}", warm_up=WARM_UP,
-        tokens=f"{trained.BATCH * trained.LENGTH:,}", cpu=f"CPU time by {', '.join(cpu)}", choosing=CHOOSING,
+        width=trained.WIDTH, words=f"{trained.WORDS:,}", steps=f"{steps:,}", warm_up=WARM_UP,
+        tokens=f"{trained.BATCH * trained.LENGTH:,}", cpu=f"CPU time of {', '.join(cpu)}", choosing=CHOOSING,
         length=trained.LENGTH, samples=SAMPLES,
     )  # fmt: skip
     page = "\n".join([

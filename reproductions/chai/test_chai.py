@@ -35,7 +35,7 @@ def test_elbow_of_a_curve_that_bends_once() -> None:
 
 def test_texts_share_no_file_and_most_of_it_trains() -> None:
     found = texts()
-    for use in ("choose", "compare", "judge"):
+    for use in ("spare", "compare", "judge"):
         assert len(found["train"]) > 5 * len(found[use]) > 0
         assert found[use][:2000] not in found["train"]
 
@@ -49,19 +49,19 @@ def test_few_steps_train_a_decoder_whose_heads_are_clustered(tmp_path: Path, mon
     again = train(8, steps=2, samples=2, length=80, weights=tmp_path)
     assert all((a == b).all() for a, b in zip(made.model.parameters(), again.model.parameters(), strict=True))
     found = list(perplexities(made, tell=lambda said: None))
-    assert [each.rule for each in found] == ["loss"] * len(SAVINGS) + ["elbow"]
+    assert [each.rule for each in found] == ["chosen"] * len(SAVINGS) + ["elbow"]
     assert all(saving <= each.saved < saving + 0.02 for each, saving in zip(found, SAVINGS, strict=False))
 
 
 def test_what_is_claimed_was_compared_on_another_text() -> None:
     def held(heads: int, compared: float, known: float) -> Held:
-        return Held(heads=heads, rule="loss", saved=0.203, counts=[heads // 2] * 8, compared=compared, known=known,
-                    asked=9.0, random=[7.0, 12.0, 8.0], alike=[0.5, 0.25])  # fmt: skip
+        return Held(layers=4, heads=heads, rule="chosen", saved=0.203, counts=[heads // 2] * 8, compared=compared,
+                    known=known, asked=9.0, random=[7.0, 12.0, 8.0], alike=[0.5, 0.25])  # fmt: skip
 
     steps = import_lines(ROWS.read_text(encoding="utf-8"), str(ROWS))
     found = [held(8, 4.0, 1.0), held(16, 2.0, 3.3), held(32, 3.0, 2.0)]
     said = claims(found, steps)
-    assert "**not reached** with 16 heads: perplexity +3.3 % at −20.3 %" in said and "+7.0 to +12.0 %" in said
-    assert "| reached with 8 heads" in claims(found[:1], steps)
-    assert "| 16, loss | −20.3 | +2.0 | +3.3 | +9.0 | +7.0, +12.0, +8.0 |" in perplexity_table(found)
+    assert "**not reached** with 4 x 16 heads: perplexity +3.3 % at −20.3 %" in said and "+7.0 to +12.0 %" in said
+    assert "| reached with 4 x 8 heads" in claims(found[:1], steps)
+    assert "| 4 x 16, chosen | −20.3 | +2.0 | +3.3 | +9.0 | +7.0, +12.0, +8.0 |" in perplexity_table(found)
     assert step_table(steps).count("/8 |") == len(steps) == 6

@@ -1,7 +1,7 @@
 """A small decoder, trained for a stated number of steps on the sources of Python's standard library.
 
 The sources come with every Python (licence: Python Software Foundation License 2). Files are divided by a hash of their
-names: most are for training, some for choosing clusters, others for comparing ways to choose, and others for judging.
+names: most are for training and choosing clusters, some for comparing ways to choose, others for judging or spare.
 Every text begins with the same token, as those of LLaMA and OPT do: heads that have nothing to do attend to it.
 """
 
@@ -24,7 +24,8 @@ from torch.nn import functional
 STEPS, BATCH, LENGTH, WORDS = 800, 6, 160, 1024
 LAYERS, WIDTH = 4, 128
 _RATE, _WARM_UP_STEPS = 4e-3, 40
-_SHARES = {"choose": 0.06, "compare": 0.04, "judge": 0.06}  # of the files; the rest trains
+_SHARES = {"spare": 0.06, "compare": 0.04, "judge": 0.06}  # of the files; the rest trains, and chooses
+_JUDGING = ("compare", "judge")
 _BEGIN = "<|begin|>"  # word 0
 
 
@@ -42,7 +43,7 @@ class TrainedDecoder:
 
 
 def texts() -> dict[str, str]:
-    """Return the sources of the standard library in one string per use: train, choose, compare, judge."""
+    """Return the sources of the standard library in one string per use: train, spare, compare, judge."""
     home, parts = Path(sysconfig.get_path("stdlib")), {use: list[str]() for use in ("train", *_SHARES)}
     for path in sorted(home.rglob("*.py")):
         name = path.relative_to(home).as_posix()
@@ -56,10 +57,12 @@ def texts() -> dict[str, str]:
 
 
 def train(
-    heads: int, *, steps: int = STEPS, seed: int = 0, samples: int = 16, length: int = LENGTH,
-    weights: Path | None = None, tell: Callable[[str], object] = print,
+    heads: int, *, layers: int = LAYERS, steps: int = STEPS, seed: int = 0, samples: int = 16, choosing: int = 0,
+    length: int = LENGTH, weights: Path | None = None, tell: Callable[[str], object] = print,
 ) -> TrainedDecoder:  # fmt: skip
-    """Train the decoder, and take `samples` of `length` tokens of the texts to choose, to compare and to judge by.
+    """Train the decoder, and take `samples` of `length` tokens of the texts to compare and to judge by.
+
+    As many, or `choosing`, are taken of the training text, to choose by.
 
     Trained weights are kept in the folder `weights`, and read where they are there.
     """
@@ -70,17 +73,18 @@ def train(
     torch.manual_seed(seed)
     model: nn.Module = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=352, num_hidden_layers=LAYERS, bos_token_id=0,
+            vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=352, num_hidden_layers=layers, bos_token_id=0,
             eos_token_id=None, num_attention_heads=heads, num_key_value_heads=heads, tie_word_embeddings=True,
             max_position_embeddings=8192, attn_implementation="sdpa",
         )
     )  # fmt: skip
-    place = weights and weights / f"{heads}-heads-{steps}-steps-{seed}.pt"
+    place = weights and weights / f"{layers}-layers-{heads}-heads-{steps}-steps-{seed}.pt"
     state, cpu_s = _kept(place, lambda: (_fit(model, numbers["train"], steps, tell), time.process_time() - began))
     model.load_state_dict(state)
     model.eval().requires_grad_(False)
-    spread = {use: _texts(numbers[use], torch.linspace(0, len(numbers[use]) - length, samples).long(), length)
-              for use in _SHARES}  # fmt: skip
+    spread = {}
+    for use, text, taken in (("choose", "train", choosing or samples), *((each, each, samples) for each in _JUDGING)):
+        spread[use] = _texts(numbers[text], torch.linspace(0, len(numbers[text]) - length, taken).long(), length)
     return TrainedDecoder(model=model, steps=steps, cpu_s=cpu_s, words=len(numbers["train"]), **spread)
 
 

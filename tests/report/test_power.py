@@ -23,9 +23,9 @@ def test_ranges_hold_the_middle_and_widen(busy: float, wide: float, slower: floa
     less = step_energy(V100, 1.0, (1 / slower, slower), busy, 4, busy_range=(busy - wide, busy + wide))
     serving = step_energy(V100, 1.0, (1.0, 1.0), busy, 4, working=SERVING_SHARES)
     assert known is not None and less is not None and serving is not None
-    (low, high), (least, most) = known.interval_j, less.interval_j
-    assert least <= low < known.energy_j == less.energy_j < high <= most <= 4 * V100.tdp_w * slower * (1 + 1e-12)
-    assert serving.interval_j[0] <= low and serving.interval_j[1] == pytest.approx(high)
+    (value, (low, high), _), (same, (least, most), _) = known, less
+    assert least <= low < value == same < high <= most <= 4 * V100.tdp_w * slower * (1 + 1e-12)
+    assert serving[1][0] <= low and serving[1][1] == pytest.approx(high)
     assert step_energy(named("tpu-v5e"), 1.0, (1.0, 1.0), busy) is None
 
 

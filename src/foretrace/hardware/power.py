@@ -7,8 +7,6 @@ out. Host, network and cooling are not in it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from foretrace.hardware.devices import Device
 
 IDLE_SHARE = 0.15  # of the board power; a V100 has 25-45 W of 300, an A100 50-60 W of 400
@@ -20,21 +18,12 @@ BUSY_RANGE = (0.55, 1.0)  # from a recurrent network to a transformer
 SERVING_SHARES = (0.32, 0.65, 1.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEnergy:
-    """Joules of a step on all its devices, and where they lie."""
-
-    energy_j: float
-    interval_j: tuple[float, float]
-    source: str
-
-
 def step_energy(
     device: Device, step_s: float, interval_s: tuple[float, float], busy_s: float, devices: int = 1, *,
     busy_range: tuple[float, float] | None = None,
     working: tuple[float, float, float] = (BUSY_RANGE[0], BUSY_SHARE, BUSY_RANGE[1]),
-) -> StepEnergy | None:  # fmt: skip
-    """What the boards of `devices` take in a step; None where the catalog does not state the board power.
+) -> tuple[float, tuple[float, float], str] | None:  # fmt: skip
+    """Joules of the boards of `devices` in a step, where they lie, and by what; None without a known board power.
 
     Args:
         device: of the catalog.
@@ -62,4 +51,4 @@ def step_energy(
         f"board power {device.tdp_w:g} W, of it {100 * working[0]:g} – {100 * working[2]:g} % while kernels run "
         f"and {100 * IDLE_RANGE[0]:g} – {100 * IDLE_RANGE[1]:g} % else; without host, network and cooling"
     )
-    return StepEnergy(energy_j=value, interval_j=(low, high), source=source)
+    return value, (low, high), source

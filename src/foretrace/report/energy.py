@@ -10,7 +10,7 @@ from foretrace.report.blocks import About, Block, Line, listing
 from foretrace.report.power import carbon, co2_g
 from foretrace.report.units import digits, scaled, seconds, share, span, things
 from foretrace.report.views import Report, taken
-from foretrace.serving.energy.colocate import ColocatedArm, Colocation
+from foretrace.serving.energy.colocate import ColocatedArm, Colocation, HeldPair
 from foretrace.serving.energy.command import CommandEnvironment
 from foretrace.serving.energy.environment import EnergyUse, Knob
 from foretrace.serving.energy.tune import Tuned, words
@@ -93,18 +93,6 @@ class EnergyMeasureView(Report, frozen=True, kw_only=True):
             yield Line(carbon(self.co2_g, self.grid_g_per_kwh))
 
 
-class HeldPairView(msgspec.Struct, frozen=True, kw_only=True):
-    """A request beside a fine-tuning step, neither of which the prediction was fitted to."""
-
-    request: int  # samples
-    step: int
-    predicted_s: float
-    low_s: float
-    high_s: float
-    measured_s: float
-    covered: bool
-
-
 class EnergyColocateView(Report, frozen=True, kw_only=True):
     """`foretrace energy colocate`: fine-tuning beside inference on one core, admitted by predicted latency."""
 
@@ -114,7 +102,7 @@ class EnergyColocateView(Report, frozen=True, kw_only=True):
     slo: str
     limit_s: float
     alone_s: dict[int, float]  # latency by samples of a request
-    pairs: tuple[HeldPairView, ...]
+    pairs: tuple[HeldPair, ...]
     arms: tuple[ColocatedArm, ...]
     ledger: str
     rows: int  # that were added to it

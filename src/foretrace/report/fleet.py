@@ -251,13 +251,8 @@ def energy(kwh: float) -> str:
 
 
 def energy_text(view: FleetRunView) -> str:
-    """As in "370 MWh (120 MWh – 380 MWh), GPUs alone", with CO2 where a grid was stated."""
-    if view.energy is None or view.kwh is None:
-        return ""
-    low, high = (energy(each / J_PER_KWH) for each in view.energy.interval_j)
-    grams = view.energy.co2_g
-    co2 = "" if grams is None else f", {power.carbon(grams, view.energy.grid_g_per_kwh)}"
-    return f"{energy(view.kwh)} ({low} – {high}), GPUs alone{co2}"
+    """As in "GPUs alone 370 MWh (120 MWh – 380 MWh)", with CO2 where a grid was stated."""
+    return f"GPUs alone {view.energy.words(lambda found: energy(found / J_PER_KWH))}" if view.energy else ""
 
 
 def level_text(level: float) -> str:

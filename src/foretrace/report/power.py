@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -24,10 +24,9 @@ class EnergyView(msgspec.Struct, frozen=True, kw_only=True):
     co2_g: float | None  # null where no grid was stated
     grid_g_per_kwh: float | None
 
-    def words(self) -> str:
+    def words(self, amount: Callable[[float], str] = lambda found: scaled(found, "J")) -> str:
         """As in "58.1 J (41.0 J – 66.2 J)", with CO2 where a grid was stated."""
-        low, high = (scaled(each, "J") for each in self.interval_j)
-        text = f"{scaled(self.energy_j, 'J')} ({low} – {high})"
+        text = f"{amount(self.energy_j)} ({' – '.join(map(amount, self.interval_j))})"
         return text if self.co2_g is None else f"{text}, {carbon(self.co2_g, self.grid_g_per_kwh)}"
 
 
@@ -42,7 +41,7 @@ def energy(
 ) -> EnergyView | None:
     """Of a step; None where there is no power model. `more` is as in `step_energy`."""
     found = device and step_energy(device, step_s, interval_s, busy_s, devices, **more)
-    return joules(found.energy_j, found.interval_j, found.source, grid) if found else None
+    return joules(*found, grid) if found else None
 
 
 def joules(energy_j: float, interval_j: tuple[float, float], source: str, grid: float | None) -> EnergyView:

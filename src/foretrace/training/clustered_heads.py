@@ -155,6 +155,7 @@ class HeadClusters:
     by: str = SCORES
     seed: int = 0  # of random clusters
     groups: Sequence[HeadGroups] = ()  # known beforehand, of each layer, for a batch of 1
+    shares: Sequence[Tensor] = ()  # while all heads attend, of whose scores each uses how much: (batch, heads, heads)
     _cache: Callable[[], Any] = field(default=lambda: None)  # of the request under way, not kept alive
 
     def before(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -184,6 +185,10 @@ class HeadClusters:
     def share(self, groups: Sequence[HeadGroups]) -> None:
         """Use these clusters of each layer, of a batch of 1, for requests to come."""
         self.groups, self.counts = groups, [each.representatives.shape[1] for each in groups]
+
+    def mixed(self, scores: Tensor, layer: int) -> Tensor:
+        """Return the scores (batch, heads, rows, tokens) that heads use while all attend."""
+        return (self.shares[layer] @ scores.flatten(2)).view_as(scores) if self.shares else scores
 
     def group(self, features: Sequence[Tensor], layer: int) -> HeadGroups:
         """Return the clusters of a layer's heads for scores (batch, heads, numbers) of parts of the first tokens."""
@@ -322,7 +327,7 @@ def attend(
             lowest = torch.finfo(scores.dtype).min
             scores = scores.masked_fill(~part, lowest) if part.dtype == torch.bool else scores + part
         scores = functional.dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype), dropout)
-        own = scores if groups is None else _take(scores, groups.members)
+        own = clusters.mixed(scores, number) if groups is None else _take(scores, groups.members)
         return own @ value[:, :, :until], scores
 
     parts, begin = [], 0

@@ -54,9 +54,7 @@ class PassWork:
 class InterferenceLaw:
     """Latency of a request while a fine-tuning step runs."""
 
-    weights: Float64
-    center: Float64
-    scale: Float64
+    weights: Float64  # a constant, then of `_features`
     error: float  # of the logarithm: largest of the fitted pairs, each predicted without itself, and what varies
 
     @classmethod
@@ -72,8 +70,8 @@ class InterferenceLaw:
         if len(pairs) < 4:
             raise ForetraceError(f"an interference law needs 4 pairs or more, got {len(pairs)}; measure more.")
         rows = np.array([_features(*pair) for pair in pairs])
-        center, scale = rows.mean(axis=0), rows.std(axis=0)
-        x = np.column_stack([np.ones(len(rows)), (rows - center) / np.where(scale > 0, scale, 1.0)])
+        scale = np.maximum(rows.std(axis=0), 1e-9)
+        x = np.column_stack([np.ones(len(rows)), (rows - rows.mean(axis=0)) / scale])
         y, best = np.log(latency_s), None
         for ridge in _RIDGE:
             penalty = ridge * len(rows) * np.diag([0.0, *np.ones(x.shape[1] - 1)])
@@ -83,13 +81,14 @@ class InterferenceLaw:
             if best is None or error < best[0]:
                 best = error, solve @ y
         assert best is not None
+        weights = best[1][1:] / scale
         error = float(np.hypot(best[0], max(noise, default=0.0)))
-        return cls(weights=best[1], center=center, scale=np.where(scale > 0, scale, 1.0), error=error)
+        return cls(weights=np.array([best[1][0] - weights @ rows.mean(axis=0), *weights]), error=error)
 
     def latency_s(self, request: PassWork, step: PassWork) -> tuple[float, float, float]:
         """Seconds of a request with that step in flight, and where they lie."""
-        x = np.array([1.0, *((np.array(_features(request, step)) - self.center) / self.scale)])
-        value, width = float(np.exp(x @ self.weights)), max(float(np.expm1(self.error)), _LEAST_RANGE)
+        value = float(np.exp(np.array([1.0, *_features(request, step)]) @ self.weights))
+        width = max(float(np.expm1(self.error)), _LEAST_RANGE)
         return value, value / (1 + width), value * (1 + width)
 
     def admitted(self, request: PassWork, steps: Sequence[PassWork], limit_s: float) -> PassWork | None:
@@ -98,26 +97,16 @@ class InterferenceLaw:
         return max(kept, key=lambda step: step.batch, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldPair:
-    """A request and a step that the law was not fitted to."""
+class HeldPair(msgspec.Struct, frozen=True, kw_only=True):
+    """A request beside a fine-tuning step, neither of which the law was fitted to."""
 
-    request: int
+    request: int  # samples
     step: int
     predicted_s: float
     low_s: float
     high_s: float
-    trial: TriedPrediction
-
-    @property
-    def measured_s(self) -> float:
-        """The median."""
-        return self.trial.after.median_s
-
-    @property
-    def covered(self) -> bool:
-        """Whether it lies in the range."""
-        return self.low_s <= self.measured_s <= self.high_s
+    measured_s: float  # the median
+    covered: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,17 +132,18 @@ class Colocation:
     limit_s: float
     error: float
     pairs: tuple[HeldPair, ...]
+    trials: tuple[TriedPrediction, ...]  # of the pairs
     arms: tuple[ColocatedArm, ...]
     alone_s: dict[int, float]  # by samples of a request
 
     def rows(self) -> list[Row]:
         """What the ledger keeps, a row per pair that was held out."""
         return [
-            each.trial.row(
+            trial.row(
                 f"energy-colocate latency.{each.request}+{each.step}", model=self.model, size=self.size,
                 parameters={"request": each.request, "step": each.step, "tuned": self.tuned},
             )
-            for each in self.pairs
+            for each, trial in zip(self.pairs, self.trials, strict=True)
         ]  # fmt: skip
 
 
@@ -231,13 +221,14 @@ def colocate(
             ARMS, serve, _MOST_REQUESTS, seconds=seconds,
             tell=lambda _: say(min(0.5 + 0.5 * (perf_counter() - began) / seconds, 1.0)),
         )  # fmt: skip
+    told = {(a, b): law.latency_s(requests[a], steps[b]) for a, b in pairs if (a, b) not in known}
     return Colocation(
         model=model, tuned=tuned, size=size, seed=seed, slo=slo, limit_s=limit_s, error=law.error,
+        trials=tuple(figured(each, met[pair], seed=seed) for pair, each in told.items()),
         pairs=tuple(
-            HeldPair(request=a, step=b, predicted_s=value, low_s=low, high_s=high,
-                     trial=figured((value, low, high), met[a, b], seed=seed))
-            for a, b in pairs if (a, b) not in known
-            for value, low, high in [law.latency_s(requests[a], steps[b])]
+            HeldPair(request=a, step=b, predicted_s=value, low_s=low, high_s=high, measured_s=median[a, b],
+                     covered=low <= median[a, b] <= high)
+            for (a, b), (value, low, high) in told.items()
         ),
         arms=tuple(
             ColocatedArm(

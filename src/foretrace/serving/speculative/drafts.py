@@ -21,7 +21,7 @@ from foretrace.serving.llm.simulation import Simulated
 from foretrace.serving.llm.step_law import StepLaw
 from foretrace.serving.llm.step_times import StepTimes
 from foretrace.serving.speculative import rounds
-from foretrace.serving.speculative.rounds import MOST_K, RoundTimes, speculated
+from foretrace.serving.speculative.rounds import MOST_K, RoundTimes, Speculated, speculated
 from foretrace.techniques.compute.acceptance import Acceptance, checked_k
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)
@@ -33,7 +33,7 @@ _SHARE = 1 / 10  # of the target's parameters: the budget where none is stated
 _RATE, _PER_FOLD, _OFF = 0.58, 0.03, 0.1
 
 
-class RankedDraft(msgspec.Struct, frozen=True, kw_only=True):
+class RankedDraft(Speculated, frozen=True, kw_only=True):
     """A draft, the k that is best for it, and what it gains. Ranges are 80 %."""
 
     layers: int
@@ -43,14 +43,6 @@ class RankedDraft(msgspec.Struct, frozen=True, kw_only=True):
     latency_low_s: float
     latency_high_s: float
     acceptance: str
-    k: int
-    tau: float
-    tau_low: float
-    tau_high: float
-    speedup: float
-    speedup_low: float
-    speedup_high: float
-    tokens_per_s: float
     must_be_below_s: float  # latency at which rounds of this k gain nothing; 0 where none is small enough
     hurts_from_batch: int | None  # from which batch on rounds of this k are slower than none; null: none up to 1,024
 
@@ -105,27 +97,25 @@ def modelled_rounds(target: StepTimes, draft: StepTimes, *, batch: int, context:
     )  # fmt: skip
 
 
-def timed_draft(setting: DraftSetting, draft: ServedModel, acceptance: str = "") -> RankedDraft:
-    """What one draft gains. Raises ForetraceError where it cannot be a draft of the target."""
-    checked_draft(setting.target, draft)
-    return _timed(setting, setting.steps(setting.target), setting.steps(draft), draft, acceptance)
-
-
-def _timed(
-    setting: DraftSetting, target: StepTimes, small: StepTimes, draft: ServedModel, acceptance: str
+def timed_draft(
+    setting: DraftSetting, draft: ServedModel, acceptance: str = "", steps: tuple[StepTimes, StepTimes] | None = None
 ) -> RankedDraft:
+    """What one draft gains; `steps`: of target and draft, if known. Raises ForetraceError where it can be none."""
+    checked_draft(setting.target, draft)
+    target, small = steps or (setting.steps(setting.target), setting.steps(draft))
+
     def times_of(batch: int) -> RoundTimes:
         return modelled_rounds(target, small, batch=batch, context=setting.context, most=max(MOST_K, setting.k))
 
     text = acceptance or rate_of(draft)
     accepted, times = Acceptance.of(text), times_of(setting.batch)
     found = speculated(times, accepted, setting.k) if setting.k else rounds.best(times, accepted)
-    gains = {name: getattr(found, name) for name in RankedDraft.__struct_fields__ if hasattr(found, name)}
     return RankedDraft(
         layers=draft.layers, width=draft.hidden, parameters=draft.parameters, latency_s=times.draft_s,
         latency_low_s=times.low * times.draft_s, latency_high_s=times.high * times.draft_s, acceptance=text,
         must_be_below_s=max(rounds.break_even_draft_s(times, accepted, found.k), 0.0),
-        hurts_from_batch=rounds.break_even_batch(times_of, accepted, found.k, BATCHES), **gains,
+        hurts_from_batch=rounds.break_even_batch(times_of, accepted, found.k, BATCHES),
+        **msgspec.structs.asdict(found),
     )  # fmt: skip
 
 
@@ -212,7 +202,7 @@ def search_drafts(
         small = setting.steps(draft)
         if small.weight_bytes + tokens * small.kv_bytes_per_token > free * times.kv_bytes_per_token:
             continue  # on one of the target's devices
-        one = _timed(setting, times, small, draft, acceptance)
+        one = timed_draft(setting, draft, acceptance, (times, small))
         if not latency_s or one.latency_s <= latency_s:
             found.append(one)
     if not found:

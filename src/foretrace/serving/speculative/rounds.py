@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from foretrace.errors import ForetraceError
 from foretrace.techniques.compute.acceptance import Acceptance, checked_k
 
@@ -58,8 +60,7 @@ class RoundTimes:
         return verify + own * drafted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speculated:
+class Speculated(msgspec.Struct, frozen=True, kw_only=True):
     """One k: what a round emits and takes, and the speed-up over decoding without a draft, with its 80 % range."""
 
     k: int
@@ -84,17 +85,12 @@ def speculated(times: RoundTimes, accepted: Acceptance, k: int) -> Speculated:
     )  # fmt: skip
 
 
-def curve(times: RoundTimes, accepted: Acceptance, most: int = MOST_K) -> tuple[Speculated, ...]:
-    """Every k from 1 as far as times of verifying are known."""
-    return tuple(speculated(times, accepted, k) for k in range(1, min(most, len(times.verify_s) - 1) + 1))
-
-
-def best(times: RoundTimes, accepted: Acceptance, most: int = MOST_K) -> Speculated:
-    """The k with the largest speed-up."""
-    found = curve(times, accepted, most)
-    if not found:
+def best(times: RoundTimes, accepted: Acceptance) -> Speculated:
+    """The k with the largest speed-up, as far as times of verifying are known. Raises ForetraceError without any."""
+    most = min(MOST_K, len(times.verify_s) - 1)
+    if most < 1:
         raise ForetraceError("no k can be chosen: only the time of one token is known; measure verifying several.")
-    return max(found, key=lambda each: each.speedup)
+    return max((speculated(times, accepted, k) for k in range(1, most + 1)), key=lambda each: each.speedup)
 
 
 def break_even_draft_s(times: RoundTimes, accepted: Acceptance, k: int) -> float:

@@ -41,7 +41,6 @@ class Acceptance:
     low: float = 0.0
     high: float = 0.0
     counts: tuple[int, ...] = ()
-    text: str = ""
 
     @classmethod
     def of(cls, text: str | float) -> Acceptance:
@@ -51,7 +50,7 @@ class Acceptance:
             if "/" in words:
                 counts = tuple(int(each) for each in words.split("/"))
                 if min(counts) >= 0 and max(counts) and 2 <= len(counts) <= MOST + 1:
-                    return cls(counts=counts, text=words)
+                    return cls(counts=counts)
                 raise ValueError
             ranged = re.fullmatch(r"([\d.]+)-([\d.]+)", words)
             ends = [float(each) for each in (ranged.groups() if ranged else (words,))]
@@ -60,9 +59,9 @@ class Acceptance:
         except ValueError:
             raise ForetraceError(f"acceptance={words} must be shares from 0 to 1, or counts; {_HOW}.") from None
         if ranged:
-            return cls(rate=sum(ends) / 2, low=min(ends), high=max(ends), text=words)
+            return cls(rate=sum(ends) / 2, low=min(ends), high=max(ends))
         (rate,) = ends
-        return cls(rate=rate, low=max(rate - ELSEWHERE, 0.0), high=min(rate + ELSEWHERE, 1.0), text=words)
+        return cls(rate=rate, low=max(rate - ELSEWHERE, 0.0), high=min(rate + ELSEWHERE, 1.0))
 
     def survival(self, k: int) -> float:
         """S(k): the probability that k proposals are all accepted."""
@@ -86,7 +85,7 @@ class Acceptance:
         checked_k(k)
         value = 1 + sum(self.survival(i) for i in range(1, k + 1))
         if not self.counts:
-            low, high = (_closed(rate, k) for rate in (self.low, self.high))
+            low, high = (sum(rate**i for i in range(k + 1)) for rate in (self.low, self.high))
             return Prior(value, low, high, unit="tokens", why=f"acceptance {self.low:.2g} to {self.high:.2g} of each")
         n, measured = sum(self.counts), len(self.counts) - 1
         kept = np.minimum(np.arange(measured + 1), k)
@@ -100,10 +99,6 @@ class Acceptance:
     def _survivals(self) -> list[float]:
         n = sum(self.counts)
         return [sum(self.counts[i:]) / n for i in range(len(self.counts))]
-
-
-def _closed(rate: float, k: int) -> float:
-    return float(k + 1) if rate == 1 else (1 - rate ** (k + 1)) / (1 - rate)
 
 
 def checked_k(k: int) -> None:
