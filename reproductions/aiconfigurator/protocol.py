@@ -30,7 +30,7 @@ from reproductions import ROOT, parser_of
 from reproductions.aiconfigurator import planner
 from reproductions.aiconfigurator.model import Aggregated, fitted, of_logs
 from reproductions.aiconfigurator.sample import Cleaned, read
-from reproductions.aiconfigurator.study import SPLITS, HeldOut, by_one_run, held_out, medians, ranges
+from reproductions.aiconfigurator.study import SPLITS, HeldOut, best_prior, by_one_run, held_out, medians, ranges
 from tables import machine, percent, shared_traces, table, today
 
 PAGE = ROOT / "docs" / "accuracy" / "serving.md"
@@ -61,7 +61,8 @@ def studied(data: Cleaned, operators: OperatorTables | None, *, quick: bool = Fa
 
 def write_laws(data: Cleaned, found: Mapping[str, HeldOut]) -> None:
     """Fit to all rows; the range is that of TPOT of groups not fitted, and after one run."""
-    fit = of_logs(fitted(Aggregated(data.aggregated)))
+    prior = best_prior(data.aggregated, SPLITS["(architecture, system)"])
+    fit = of_logs(fitted(Aggregated(data.aggregated), prior))
     wide, narrow = (ranges(found[f"aggregated, {name}"]) for name in ("(architecture, system)", "one run"))
     laws = {
         engine: replace(law, low=min(wide.low[0], 1.0), high=max(wide.high[0], 1.0),
