@@ -32,7 +32,6 @@ WAVES = 10  # prompts for each client, by the public recipes
 PLAYED = 4  # waves that are played: the first is one of ten, the others stand for the rest
 LEAST = 24
 UTILISATION = 0.92
-PRIORS = (0.02, 0.05, 0.15)  # that are tried: how strongly a fit is held near where it starts
 _ROUNDS = 14  # of a fit, at most
 _BALANCED = 30  # rounds in which the rates of two pools find their balance
 
@@ -267,10 +266,11 @@ def _at(grid: Float64, values: Float64, x: Float64) -> Float64:
     low = np.broadcast_to(np.clip(np.searchsorted(grid, x, side="right") - 1, 0, len(grid) - 2), values.shape[:-1])
     share = (x - grid[low]) / (grid[low + 1] - grid[low])
     first, second = (np.take_along_axis(values, each[..., None], -1)[..., 0] for each in (low, low + 1))
-    return first + share * (second - first)
+    found: Float64 = first + share * (second - first)
+    return found
 
 
-def fitted(data: Predicted, prior: float, start: Float64 = DEFAULTS) -> Float64:
+def fitted(data: Predicted, prior: float = 0.05, start: Float64 = DEFAULTS) -> Float64:
     """What fits these rows best: pseudo-Huber loss, by Levenberg and Marquardt, near `start` by `prior`."""
     logs, count, damping = start, len(start), 1e-2
     pull = (prior / _SPREAD) ** 2 * len(data.rows)

@@ -11,7 +11,7 @@ import numpy as np
 
 from foretrace.arrays import Float64, Mask
 from foretrace.serving.llm.operator_tables import OperatorTables
-from reproductions.aiconfigurator.model import DEFAULTS, PRIORS, Aggregated, Disaggregated, dense, fitted
+from reproductions.aiconfigurator.model import DEFAULTS, Aggregated, Disaggregated, dense, fitted
 from reproductions.aiconfigurator.sample import Measured
 
 LEVEL = 0.8  # of ranges
@@ -38,34 +38,6 @@ def held_out(
     rows: Sequence[Measured], key: Key, *, tables: OperatorTables | None = None, begun: Sequence[Measured] = (),
     told: Callable[[str], None] = lambda _: None,
 ) -> HeldOut:  # fmt: skip
-    """Predict each group by a fit to all others, with the prior of PRIORS that is best on these, held out in turn."""
-    every, scales = [], Disaggregated.scales if begun else Aggregated.scales
-    for prior in PRIORS:
-        every.append(_held_out(rows, key, prior, tables, begun))
-        told(f"prior {prior:g}: {len(rows)} rows, each group held out")
-    errors = every[0].errors.copy()
-    groups = np.array([str(each) for each in every[0].groups])
-    for group in sorted(set(groups)):
-        other = groups != group
-        scores = [_score(each.errors[other], scales) for each in every]
-        errors[~other] = every[int(np.argmin(scores))].errors[~other]
-    return HeldOut(rows=tuple(rows), groups=every[0].groups, errors=errors)
-
-
-def best_prior(rows: Sequence[Measured], key: Key) -> float:
-    """The prior of PRIORS that is best on groups held out."""
-    scores = [_score(_held_out(rows, key, prior).errors, Aggregated.scales) for prior in PRIORS]
-    return PRIORS[int(np.argmin(scores))]
-
-
-def _score(errors: Float64, scales: Float64) -> float:
-    return float(np.sqrt(1 + (errors / scales) ** 2).sum())
-
-
-def _held_out(
-    rows: Sequence[Measured], key: Key, prior: float, tables: OperatorTables | None = None,
-    begun: Sequence[Measured] = (),
-) -> HeldOut:  # fmt: skip
     """Fit to all other groups, predict each group.
 
     With `begun`, rows have two pools, and their fit begins from one of those rows with one pool, without the group.
@@ -77,8 +49,8 @@ def _held_out(
     for group in sorted(set(groups), key=str):
         others = [one for one, of in zip(rows, groups, strict=True) if of != group]
         one_pool = [one for one in begun if key(one) != group]
-        start = fitted(Aggregated(one_pool), prior) if one_pool else DEFAULTS
-        logs = fitted(make(others), prior, start)
+        start = fitted(Aggregated(one_pool)) if one_pool else DEFAULTS
+        logs = fitted(make(others), start=start)
         for from_tables in (False, True):
             at = [
                 i
@@ -89,6 +61,7 @@ def _held_out(
                 mine = [rows[i] for i in at]
                 data = Aggregated(mine, tables=tables) if from_tables else make(mine)
                 errors[at] = data.predict(logs[None])[0] - data.measured
+        told(f"{group}: {np.sum([of == group for of in groups])} rows")
     return HeldOut(rows=tuple(rows), groups=groups, errors=errors)
 
 

@@ -68,14 +68,15 @@ class ModelWorker:
         `first` is for measurements: ahead of what else the machine runs, where that is allowed. A process of its `own`
         begins with the settings of a Python that a user starts: PyTorch's threads spin for a while before they sleep.
         """
-        context = get_context("spawn" if own else "forkserver")
+        context = get_context("forkserver")
+        kind = get_context("spawn") if own else context
         self.instance, self.cores = instance, tuple(cores)
-        self._pipe, far = context.Pipe()
+        self._pipe, far = kind.Pipe()
         arguments = (far, source, instance, self.cores, first, own)
         with nullcontext() if own else _passive_threads():
             if not own:
                 context.set_forkserver_preload([*source.libraries, __name__])
-            self._process = context.Process(target=_run_instance, args=arguments, daemon=True)
+            self._process = kind.Process(target=_run_instance, args=arguments, daemon=True)
             self._process.start()
         far.close()
 
