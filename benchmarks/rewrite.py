@@ -107,14 +107,19 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 }
 
 
-def row(name: str, rules: tuple[Rule, ...], *, budget: int, rounds: int) -> dict[str, Any]:
-    """Everything about one model."""
+def captured(name: str) -> tuple[Model, MeasuredCosts]:
+    """One of the models as captured, and the times of its operators."""
     torch.manual_seed(0)
     module, args, kwargs = MODELS[name]()
     settled(module.eval(), args, kwargs)
-    model = capture(module, args, kwargs, name=name)
-    costs = MeasuredCosts()
+    model, costs = capture(module, args, kwargs, name=name), MeasuredCosts()
     session.fit(model, costs)
+    return model, costs
+
+
+def row(name: str, rules: tuple[Rule, ...], *, budget: int, rounds: int) -> dict[str, Any]:
+    """Everything about one model."""
+    model, costs = captured(name)
     found: dict[str, Any] = {"model": name, "operators": len(model.graph.order()), "ways": {}}
     arms = {}
     for way, alpha in ALPHAS.items():

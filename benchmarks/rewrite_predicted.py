@@ -21,14 +21,13 @@ import msgspec
 import torch
 
 from foretrace.files import write_bytes
-from foretrace.plan.rewrite import catalog, measure, session
-from foretrace.plan.rewrite.capture import Model, capture, settled
-from foretrace.plan.rewrite.costs import MeasuredCosts
+from foretrace.plan.rewrite import catalog, measure
+from foretrace.plan.rewrite.capture import Model
 from foretrace.plan.rewrite.emit import Emitted, emit
 from foretrace.plan.rewrite.rules import Rule
 from foretrace.plan.rewrite.substitute import substitute
 from foretrace.plan.rewrite.terms import Graph
-from rewrite import ALPHAS, HEAD, MODELS, PAGE
+from rewrite import ALPHAS, HEAD, MODELS, PAGE, captured
 from rewrite import SECTION as GAINS
 from tables import ROOT, load, machine, percent, table, today, update
 
@@ -73,12 +72,7 @@ def write(rows: Sequence[Row]) -> None:
 
 def rows_of(name: str, rules: tuple[Rule, ...], before: list[Row], *, budget: int, rounds: int) -> list[Row]:
     """The rows of one model; its predictions are written before its graphs run."""
-    torch.manual_seed(0)
-    module, args, kwargs = MODELS[name]()
-    settled(module.eval(), args, kwargs)
-    model = capture(module, args, kwargs, name=name)
-    costs = MeasuredCosts()
-    session.fit(model, costs)
+    model, costs = captured(name)
     graphs: dict[str, Graph] = {}
     for way, alpha in ALPHAS.items():
         found = substitute(model.graph, rules, costs, alpha=alpha, budget=budget)

@@ -43,6 +43,7 @@ def test_plans_by_hand() -> None:
     assert plan(same, 20.0, workers=1, epoch=8).steps == 5  # a block does not reach into the next epoch
     assert plan(dict.fromkeys(same, 0.004), 20.0).steps == 25
     assert plan(dict.fromkeys(same, 2.0), 20.0).steps == 1
+    assert plan(dict.fromkeys(same, 2.0), 20.0, period=4).steps == 4  # what steps differ in is in every block
 
 
 def running(model: Any, *, num_workers: int = 0) -> Running:

@@ -314,5 +314,5 @@ def test_what_was_measured_of_hosts_takes_the_place_of_priors(tmp_path: Path) ->
     of_four = parse(f"data-parallel workers=4 network={tmp_path / 'link.json'}").priors(graph)["waiting_ms"].value
     assert of_four == pytest.approx(1.5 * expected_max(4) / expected_max(2))
     graph = Backward(elements=THREE, recording={"together": made | {"resumed_ms": [4.0, 2.0, 5.0]}}).graph()
-    waits = technique.priors(graph)["waiting_ms"]  # a step that waited takes longer, however many workers wait
-    assert (waits.value, waits.low, waits.high) == (5.5, 3.0, 7.0) and "waited" in waits.why
+    waits = technique.priors(graph)["waiting_ms"]  # what takes longer does so however many wait
+    assert (waits.value, waits.low, waits.high) == (5.5, 3.0, 7.0) and "wait for each other" in waits.why

@@ -126,6 +126,13 @@ def test_computing_and_messages_slow_each_other_where_they_meet(company: float, 
     assert 1e3 * simulate(beside(changed, company, stretch)).step_time_s == pytest.approx(step_ms, abs=3e-3)
 
 
+@pytest.mark.parametrize("company", [1, 2])
+def test_a_delay_is_a_stretch_for_messages_of_one_length(company: float) -> None:
+    changed = MET.predict(Backward(elements=[250_000] * 4).graph())
+    delayed, stretched = beside(changed, company, 1, delay_us=500.0), beside(changed, company, 1.5)
+    assert np.array_equal(delayed.dur, stretched.dur)
+
+
 @given(company=st.floats(1.0, 4.0), stretch=st.floats(1.0, 4.0))
 def test_meeting_never_makes_a_step_shorter(company: float, stretch: float) -> None:
     changed = MET.predict(Backward(elements=[250_000] * 4, steps=2).graph())

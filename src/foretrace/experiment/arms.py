@@ -41,11 +41,11 @@ class TurnPlan:
     seconds: float  # a round that would not end within is not begun, once LEAST_ROUNDS are done
 
 
-def plan(step_s: Mapping[str, float], seconds: float, *, workers: int = 0, epoch: int = 0) -> TurnPlan:
+def plan(step_s: Mapping[str, float], seconds: float, *, workers: int = 0, epoch: int = 0, period: int = 1) -> TurnPlan:
     """Blocks for arms whose steps take about so long; `workers` is the most that a loader has, `epoch` its batches.
 
-    Where `seconds` do not suffice for LEAST_ROUNDS of three steps, blocks become shorter, down to a single step;
-    fewer rounds than that are not run, whatever they take.
+    Where `seconds` do not suffice for LEAST_ROUNDS of three steps, blocks become shorter, down to a single `period` of
+    steps that differ; fewer rounds than that are not run, whatever they take.
     """
     longest, total = max(step_s.values()), sum(step_s.values())
     discarded = 1 + _FETCHED_AHEAD * workers
@@ -53,8 +53,9 @@ def plan(step_s: Mapping[str, float], seconds: float, *, workers: int = 0, epoch
     steps = max(least, ceil(_LEAST_BLOCK_S / max(longest, 1e-6)))
     if epoch:
         steps = max(min(steps, epoch - discarded), 1)
-    while steps > 1 and LEAST_ROUNDS * (discarded + steps) * total > seconds:
-        steps -= 1
+    steps = -(-steps // period) * period
+    while steps > period and LEAST_ROUNDS * (discarded + steps) * total > seconds:
+        steps -= period
     wanted = ROUNDS_OF_SHORT_STEPS if longest < SHORT_STEP_S else LEAST_ROUNDS
     rounds = int(seconds / ((discarded + steps) * total))
     return TurnPlan(discarded=discarded, steps=steps, rounds=min(max(rounds, wanted), MOST_ROUNDS), seconds=seconds)

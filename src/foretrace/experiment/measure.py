@@ -110,6 +110,7 @@ def measure(job: Job, tell: Tell) -> Outcome:
         job.seconds,
         workers=max(workers(training), workers(treated)),
         epoch=0 if not job.loads else min(len(training), len(treated)),
+        period=math.lcm(*(each.period for each in techniques)),
     )
     gc.collect()
     gc.freeze()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -93,7 +94,7 @@ class Facts:
     work_ns: Float64
 
 
-class Engine:
+class Engine(ABC):
     """A simulation at one moment; arguments as `simulate` has them."""
 
     def __init__(
@@ -127,13 +128,13 @@ class Engine:
         self.stopped = self.play(until, NEVER if max_events is None else max_events)
         return self
 
+    @abstractmethod
     def play(self, until: int, events: int) -> bool:
         """Play on until this time (ns) or so many events; whether something is left to happen."""
-        raise NotImplementedError
 
+    @abstractmethod
     def result(self) -> FleetResult:
         """What happened so far."""
-        raise NotImplementedError
 
     def answer(
         self, jobs: Mapping[str, Any], waited: Int64, *, waiting: Int64, running: Int64, part: npt.NDArray[Any],

@@ -152,6 +152,11 @@ class Technique(ABC):
         """Whether there is a real thing: `realise` is written."""
         return cls.realise is not Technique.realise
 
+    @property
+    def period(self) -> int:
+        """Steps after which those of a training with this technique repeat: it is measured over whole periods."""
+        return 1
+
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
         """Operators whose times on the recorded machine would sharpen `predict`; empty where none would."""
         return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretrace.experiment.links.hosts import StepTogether, TimeHosts, of_all, step_together, time_hosts, together
+from foretrace.experiment.links.hosts import Steps, StepTogether, TimeHosts, of_all, step_together, time_hosts, together
 from foretrace.experiment.messages import Setup
 from foretrace.experiment.processes import Workers
 
@@ -19,18 +19,30 @@ def test_hosts_are_timed_on_a_real_link(pair: Workers) -> None:
         assert all(0 < low <= value <= high for value, low, high in each.values())
         assert each["company"][1] >= 1 and each["stretch"][1] >= 1
     request = StepTogether(setup=Setup(work="4x64kb/1ms"), steps=3, pause_s=0.02)
-    for steps_s, paused_s in pair.ask(step_together, request, "stepping"):
-        assert len(steps_s) == len(paused_s) == 5  # of whole blocks
-        assert min(steps_s) >= 0.004 and 0.004 <= min(paused_s) <= np.median(paused_s) < 0.02  # without their pauses
+    for steps in pair.ask(step_together, request, "stepping"):
+        waited_s = [sum(parts) for parts in steps.parts_s]
+        assert len(steps.free_s) == len(waited_s) == 5  # of whole blocks
+        assert {len(parts) for parts in steps.parts_s} == {1}  # a model without buffers waits once
+        assert min(steps.free_s) >= 0.004 and 0.004 <= min(waited_s) <= np.median(waited_s) < 0.02  # without pauses
+
+
+def test_a_model_with_buffers_waits_before_its_forward_pass_too(pair: Workers) -> None:
+    request = StepTogether(setup=Setup(work="mobilenet-v2"), steps=1, pause_s=0.0)
+    for steps in pair.ask(step_together, request, "stepping"):
+        assert {len(parts) for parts in steps.parts_s} == {2}
 
 
 def test_what_steps_made_together_say_of_workers() -> None:
     one, two = (0.010, 0.012, 0.010, 0.010, 0.500), (0.012, 0.010, 0.012, 0.012, 0.012)
-    step_s, found = together([(one, tuple(each + 0.002 for each in one)), (two, tuple(each + 0.004 for each in two))])
+
+    def steps(free_s: tuple[float, ...], later_s: float) -> Steps:
+        return Steps(free_s=free_s, parts_s=tuple((each / 2, each / 2 + later_s) for each in free_s))
+
+    step_s, found = together([steps(one, 0.003), steps(two, 0.003)])
     assert (found["workers"], found["steps"]) == (2, 5)
     value, low, high = found["late_ms"]
     assert value == pytest.approx(1.0)  # the last one is 1 ms behind the mean, but for one interruption
     assert 0 <= low <= value <= high
     assert found["resumed_ms"] == pytest.approx((3.0, 3.0, 3.0))
     assert step_s == pytest.approx(0.011)
-    assert together([(one, one), (one, tuple(each - 0.001 for each in one))])[1]["resumed_ms"] == (0.0, 0.0, 0.0)
+    assert together([steps(one, -0.001), steps(one, -0.001)])[1]["resumed_ms"] == (0.0, 0.0, 0.0)

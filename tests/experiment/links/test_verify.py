@@ -85,6 +85,19 @@ def test_real_compute_needs_a_core_per_worker(monkeypatch: pytest.MonkeyPatch) -
         check(LinkJob(work="resnet50", link="1gbit", workers=4, arms=(("data-parallel",),)))
 
 
+@given(seconds=st.floats(0.1, 100.0), every=st.integers(1, 7))
+def test_blocks_are_whole_periods_of_an_arm(seconds: float, every: int) -> None:
+    """Of the arm that averages every few steps alone."""
+    used = (f"local-steps workers=2 network=1gbit every={every}",)
+    arms = [
+        measure._Planned(name=str(i), used=each, shown=(), predicted=None, step_s=0.1)
+        for i, each in enumerate((used, ()))
+    ]
+    job = LinkJob(work="1x1mb/1ms", link="1gbit", workers=2, arms=(used,), seconds=seconds)
+    steps = measure._turns(job, arms).steps
+    assert steps["0"] >= every and steps["0"] % every == 0 and steps["1"] >= 1
+
+
 @given(
     steps_s=st.lists(st.floats(1e-3, 2.0), min_size=2, max_size=4),
     seconds=st.floats(1.0, 200.0),

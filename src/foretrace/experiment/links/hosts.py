@@ -20,6 +20,7 @@ from foretrace.experiment.statistics import trimmed_mean
 Range = tuple[float, float, float]  # value, low and high
 
 _MATRIX = 256  # rows of a product that is computed beside messages: it fits in a core's cache
+_BRIEF = 64  # rows of one that is over within a few microseconds
 _STREAM = 1 << 19  # elements of a sum beside them that does not
 _MESSAGE_S, _MOST_BYTES = 0.06, 4 << 20  # of a message: how long it takes the link, and how large it is at most
 _SMALL, _LARGE = 1 << 12, 1 << 20  # elements of a layer
@@ -37,14 +38,18 @@ class TimeHosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTogether(msgspec.Struct, frozen=True, kw_only=True):
-    """Make so many steps of a training by itself at the same time as the others, half of them with a pause."""
+    """Make so many steps of a training by itself, and as many in which all workers wait for each other."""
 
     setup: Setup
     steps: int
-    pause_s: float  # before the update, as a worker waits for the others there
+    pause_s: float  # before the update, beyond the wait for the last worker: as long as messages will take
 
 
-Steps = tuple[tuple[float, ...], tuple[float, ...]]  # seconds without a pause, and with one, which does not count
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of the steps of one worker."""
+
+    free_s: tuple[float, ...]
+    parts_s: tuple[tuple[float, ...], ...]  # of steps with waits: what was computed before each of them
 
 
 def time_hosts(given: TimeHosts, worker: Worker) -> dict[str, Range]:
@@ -64,48 +69,64 @@ def of_all(workers: Sequence[dict[str, Range]]) -> dict[str, Range]:
 
 
 def step_together(given: StepTogether, worker: Worker) -> Steps:
-    """Seconds of steps, in a worker, that begin at the same time in all of them."""
+    """Time steps, in a worker, while all others make them: blocks of steps that run freely, and of steps that wait.
+
+    They wait where data parallelism does: before the update, and before the forward pass of a model with buffers.
+    """
     import torch.distributed as dist
 
     from foretrace.experiment.links.arms import training_of
 
-    training, paused_s = training_of(given.setup), 0.0
+    training, since = training_of(given.setup), 0.0
+    buffers = any(True for _ in training.model.buffers())
     steps = training.steps()
-    found: tuple[list[float], list[float]] = [], []
+    free: list[float] = []
+    parts: list[list[float]] = []
 
-    def pause(*_: object) -> None:
-        nonlocal paused_s
-        began = time.perf_counter()
-        time.sleep(given.pause_s)
-        paused_s += time.perf_counter() - began
+    def wait(pause_s: float) -> None:
+        nonlocal since
+        parts[-1].append(time.perf_counter() - since)
+        dist.barrier()
+        time.sleep(pause_s)
+        since = time.perf_counter()
+
+    def waiting_step() -> None:
+        parts.append([])
+        if buffers:
+            wait(0.0)
+        next(steps)
 
     with no_collection():
         for _ in range(_WARM):
             next(steps)
-        for block in range(2 * -(-given.steps // _BLOCK)):
-            hook = training.optimizers[0].register_step_pre_hook(pause) if block % 2 else None
-            for number in range(-1, _BLOCK):  # the first forward pass of a block comes behind an update of the other
-                paused_s = 0.0
-                dist.barrier()
-                began = time.perf_counter()
+        for _ in range(-(-given.steps // _BLOCK)):
+            dist.barrier()
+            for number in range(-1, _BLOCK):
+                since = time.perf_counter()
                 next(steps)
                 if number >= 0:
-                    found[block % 2].append(time.perf_counter() - began - paused_s)
-            if hook is not None:
-                hook.remove()
-    return tuple(found[0]), tuple(found[1])
+                    free.append(time.perf_counter() - since)
+            hook = training.optimizers[0].register_step_pre_hook(lambda *_: wait(given.pause_s))
+            waiting_step()
+            del parts[-1]  # it has no wait behind it
+            for _ in range(_BLOCK):
+                waiting_step()
+            hook.remove()
+    return Steps(free_s=tuple(free), parts_s=tuple(map(tuple, parts)))
 
 
 def together(workers: Sequence[Steps]) -> tuple[float, dict[str, Any]]:
-    """Mean seconds of a step, and what `one_worker` reads of workers that made them: ms, low and high ends."""
-    plain_s, paused_s = (np.array(each) for each in zip(*workers, strict=True))  # workers x steps
-    blocks = [np.median(each.mean(axis=0).reshape(-1, _BLOCK), axis=1) for each in (plain_s, paused_s)]
+    """Mean seconds of a step by itself, and what `one_worker` reads of workers that wait: ms, low and high ends."""
+    free_s = np.array([each.free_s for each in workers]).mean(axis=0)
+    parts_s = np.array([each.parts_s for each in workers])  # workers x steps x waits
+    waited_s = parts_s.mean(axis=0).sum(axis=1)
+    blocks = [np.median(each.reshape(-1, _BLOCK), axis=1) for each in (free_s, waited_s)]
     facts = {
-        "workers": len(plain_s), "steps": plain_s.shape[1],
-        "late_ms": _trimmed(1e3 * (plain_s.max(axis=0) - plain_s.mean(axis=0))),
+        "workers": len(workers), "steps": len(free_s),
+        "late_ms": _trimmed(1e3 * (parts_s.max(axis=0) - parts_s.mean(axis=0)).sum(axis=1)),
         "resumed_ms": tuple(max(each, 0.0) for each in _trimmed(1e3 * (blocks[1] - blocks[0]))),
     }  # fmt: skip
-    return trimmed_mean(plain_s.mean(axis=0), _TRIMMED), facts
+    return trimmed_mean(free_s, _TRIMMED), facts
 
 
 def _trimmed(values: Float64) -> Range:
@@ -117,13 +138,17 @@ def _trimmed(values: Float64) -> Range:
 
 
 def _beside(given: TimeHosts) -> dict[str, Range]:
-    """How much slower computing, within caches and beyond them, and messages are at the same time."""
+    """How much slower computing, within caches and beyond them, and messages are at the same time.
+
+    A message beside computing also waits until its thread gets the processor, however small it is.
+    """
     import torch
     import torch.distributed as dist
 
     a, b, out = (torch.randn(_MATRIX, _MATRIX) for _ in range(3))
     c, d, total = (torch.randn(_STREAM) for _ in range(3))
     works = (lambda: torch.mm(a, b, out=out), lambda: torch.add(c, d, out=total))
+    e, f, small = torch.randn(_BRIEF, _BRIEF), torch.randn(_BRIEF, _BRIEF), torch.zeros(_SMALL)
     message = torch.zeros(int(min(given.bytes_per_s * _MESSAGE_S, _MOST_BYTES)) // 4)
 
     def computed(work: Callable[[], object], over: Callable[[], bool]) -> tuple[float, float]:
@@ -135,12 +160,22 @@ def _beside(given: TimeHosts) -> dict[str, Range]:
         took_s = time.perf_counter() - began
         return max(count, 1) / took_s, took_s
 
+    def delay_us() -> float:
+        """How much later a small message ends beside small products, one of which is over at once."""
+        dist.barrier()
+        began = time.perf_counter()
+        dist.all_reduce(small)
+        alone_s = time.perf_counter() - began
+        dist.barrier()
+        sent = dist.all_reduce(small, async_op=True)
+        return 1e6 * (computed(lambda: torch.mm(e, f), sent.is_completed)[1] - alone_s)
+
     def begun() -> Any:
         dist.barrier()
         dist.all_reduce(message)  # a link saves up credit while it is idle: none is left in the middle of a step
         return dist.all_reduce(message, async_op=True)
 
-    found: dict[str, list[float]] = {"company": [], "stretch": []}
+    found: dict[str, list[float]] = {"company": [], "stretch": [], "delay_us": []}
     for turn in range(-1, given.turns):
         sent, began = begun(), time.perf_counter()
         sent.wait()
@@ -151,7 +186,12 @@ def _beside(given: TimeHosts) -> dict[str, Range]:
         if turn >= 0:
             found["company"].append(free / beside)
             found["stretch"].append(beside_s / alone_s)
-    quartiles = {name: np.maximum(np.quantile(each, [0.5, 0.25, 0.75]), 1.0).tolist() for name, each in found.items()}
+        found["delay_us"] += [delay_us() for _ in range(_FEW)]
+    least = {"delay_us": 0.0}
+    quartiles = {
+        name: np.maximum(np.quantile(each, [0.5, 0.25, 0.75]), least.get(name, 1.0)).tolist()
+        for name, each in found.items()
+    }
     return {name: (middle, low, high) for name, (middle, low, high) in quartiles.items()}
 
 

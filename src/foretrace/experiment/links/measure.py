@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, lcm
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -130,7 +130,8 @@ def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None, find: 
         recorded_s = simulate(graph).step_time_s
         if computes:
             say("stepping together", 0.32)
-            waits_s = [_planned("", texts, job, table, graph, recorded_s).step_s - recorded_s for texts in job.arms]
+            likely = job.arms or (job.against,)  # before `find` has named any
+            waits_s = [_planned("", texts, job, table, graph, recorded_s).step_s - recorded_s for texts in likely]
             graph = _together(workers, job, graph, median(waits_s))
             store.save(graph, folder / _GRAPH)
         say("predicting", 0.35)
@@ -316,18 +317,27 @@ class _Turns:
 def _turns(job: LinkJob, arms: Sequence[_Planned]) -> _Turns:
     """Blocks of LEAST_BLOCK_S, at least LEAST_ROUNDS of each arm, more where `seconds` allow for them.
 
-    Where they do not suffice for the least, blocks become shorter, down to a single step.
+    Where they do not suffice for the least, blocks become shorter, down to a single period of the arm's techniques.
     """
-    steps = {arm.name: min(ceil(LEAST_BLOCK_S / max(arm.step_s, 1e-4)), MOST_STEPS) for arm in arms}
+    periods = {arm.name: lcm(*(each.period for each in parse_all(arm.used))) for arm in arms}
+    steps = {
+        arm.name: _whole(min(ceil(LEAST_BLOCK_S / max(arm.step_s, 1e-4)), MOST_STEPS), periods[arm.name])
+        for arm in arms
+    }
     left = job.seconds - sum(_FIRST * arm.step_s for arm in arms)
 
     def round_s() -> float:
         return sum(arm.step_s * (1 + steps[arm.name]) for arm in arms)
 
-    while max(steps.values()) > 1 and LEAST_ROUNDS * round_s() > left:
-        steps = {name: max(count - 1, 1) for name, count in steps.items()}
+    while any(steps[name] > each for name, each in periods.items()) and LEAST_ROUNDS * round_s() > left:
+        steps = {name: max(count - periods[name], periods[name]) for name, count in steps.items()}
     rounds = min(max(int(left / round_s()), LEAST_ROUNDS), MOST_ROUNDS)
     return _Turns(order=tuple(arms), steps=steps, rounds=rounds, seconds=job.seconds)
+
+
+def _whole(steps: int, period: int) -> int:
+    """So many steps or a few more: whole periods."""
+    return -(-steps // period) * period
 
 
 def _run(workers: Workers, turns: _Turns, tell: Callable[[float], None]) -> dict[str, list[list[TimedSteps]]]:

@@ -6,6 +6,7 @@ the others are told. A job that is given what it holds keeps it, so that it pays
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -247,7 +248,7 @@ _memories: WeakKeyDictionary[View, Memory] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounds(Policy):
+class Rounds(Policy, ABC):
     """Decides every `round_s` seconds counted from the workload's zero, and at no other time."""
 
     round_s: float = 60.0
@@ -257,9 +258,9 @@ class Rounds(Policy):
         """As `Policy.takes`."""
         return workload if self.elastic is None else stretched(workload, *self.elastic)
 
+    @abstractmethod
     def choose(self, view: View, memory: Memory, jobs: Int64) -> list[Given]:
         """What each of the waiting and running `jobs` is to have, the most important first; the rest waits."""
-        raise NotImplementedError
 
     def validate(self) -> None:
         """As `Policy.validate`."""

@@ -49,6 +49,7 @@ class DataParallel(Technique):
     waiting_ms: float | None = derived(unit="ms", doc="how much later the last worker is than this one")
     company: float | None = derived(doc="slow-down of computing while messages are exchanged")
     stretch: float | None = derived(doc="slow-down of messages while this worker computes")
+    delay_us: float | None = derived(unit="µs", doc="added to a message while this worker computes, whatever its size")
     transfer: float | None = derived(doc="time of transfers relative to what the network's model says")
 
     def change(self, graph: TaskGraph) -> TaskGraph:
@@ -98,6 +99,7 @@ class DataParallel(Technique):
             buffer_us=values["gradient_us"] if met else 0.0,
             company=values["company"] if met else 1.0,
             stretch=values.get("stretch", 1.0),
+            delay_us=values.get("delay_us", 0.0),
             gradient_mb=self.gradient_mb,
             skew=values.get("skew", 1.0),
         )

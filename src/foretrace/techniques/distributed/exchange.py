@@ -179,21 +179,23 @@ def without_exchange(graph: TaskGraph) -> TaskGraph:
     return remove(kept, named & ~kept.gone)
 
 
-def beside(graph: TaskGraph, company: float, stretch: float) -> TaskGraph:
+def beside(graph: TaskGraph, company: float, stretch: float, delay_us: float = 0.0) -> TaskGraph:
     """The graph of a worker that computes by `company` slower, and exchanges by `stretch`, while it does both.
+
+    Every message that is wholly beside computing takes `delay_us` more.
 
     Its tasks last longer by the share of their time that messages are in flight, and messages by the share that the
     worker computes, which depends on how long both last: worked out in turns.
     """
-    changed = graph
+    changed, stretches = graph, stretch + 1e3 * delay_us / np.maximum(graph.dur, 1)
     for _ in range(_MEETINGS):
-        changed = _times(graph, *_slower(changed, company, stretch))
+        changed = _times(graph, *_slower(changed, company, stretches))
     return changed
 
 
 def apart(graph: TaskGraph, company: float, stretch: float) -> TaskGraph:
-    """The graph that `beside` was given, but for the rounding, from the one that it made."""
-    return _times(graph, *(1 / each for each in _slower(graph, company, stretch)))
+    """The graph that `beside` was given, but for the rounding and for delays of messages, from the one that it made."""
+    return _times(graph, *(1 / each for each in _slower(graph, company, np.full(len(graph), stretch))))
 
 
 def _times(graph: TaskGraph, factor: Float64, lags: Float64) -> TaskGraph:
@@ -201,12 +203,12 @@ def _times(graph: TaskGraph, factor: Float64, lags: Float64) -> TaskGraph:
     return graph.with_columns(dur=dur, lag=lag)
 
 
-def _slower(graph: TaskGraph, company: float, stretch: float) -> tuple[Float64, Float64]:
+def _slower(graph: TaskGraph, company: float, stretches: Float64) -> tuple[Float64, Float64]:
     """Factors of tasks (n), and of the times (m, lags of edges) that messages keep the link for themselves."""
     message = (graph.kind == TaskKind.COLLECTIVE) & ~graph.gone
     work = ~graph.on_device & ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN, TaskKind.COLLECTIVE))
     (start, end), factor = replay(graph), np.ones(len(graph))
-    for mine, others, slower in ((work, message, company), (message, work, stretch)):
+    for mine, others, slower in ((work, message, company), (message, work, stretches[message])):
         factor[mine] = 1 / (1 - (1 - 1 / slower) * _shared(start, end, mine, others))
     queue = (graph.edge_kind == EdgeKind.STREAM) & graph.from_start & message[graph.src]
     return factor, np.where(queue, factor[graph.src], 1.0)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.techniques.base import Technique, parameter
-from foretrace.techniques.distributed.messages import HIERARCHICAL, level_count, plan_of, replanned
+from foretrace.techniques.base import Prior, Technique, derived, parameter
+from foretrace.techniques.distributed import one_worker
+from foretrace.techniques.distributed.messages import HIERARCHICAL, ExchangePlan, level_count, plan_of, replanned
 from foretrace.training.training import Training
 
 
@@ -24,20 +25,30 @@ class HierarchicalAllreduce(Technique):
     networks: str = parameter(
         "", doc="network of every level, innermost first: 200gbit;25gbit; else that of all workers"
     )
+    groups: float | None = derived(doc="time of collectives of a level relative to what the networks' models say")
 
     def change(self, graph: TaskGraph) -> TaskGraph:
+        plan = self._by_levels(graph)
+        plan = replace(plan, transfer=plan.transfer * self.values(graph)["groups"])
+        return replanned(graph, plan, self)
+
+    def priors(self, graph: TaskGraph) -> dict[str, Prior]:
+        plan = self._by_levels(graph)
+        try:
+            found = [one_worker.transfer(plan.net(text, size)) for size, text in plan.levels]
+        except ForetraceError as error:
+            raise self.refuse(f"networks={self.networks}: {error}") from error
+        # What is known of all workers may say little of some of them; the level of which the least is known counts.
+        return {"groups": max(found, key=lambda each: each.high - each.low)}
+
+    def _by_levels(self, graph: TaskGraph) -> ExchangePlan:
+        """The plan that stands in the graph, along the levels."""
         plan = plan_of(graph, self, only_all_reduce=True)
         sizes = self._sizes(plan.workers)
         texts = self.networks.split(";") if self.networks else [plan.network] * len(sizes)
         if len(texts) != len(sizes):
             raise self.refuse(f"networks={self.networks} names {len(texts)} links for {len(sizes)} levels.")
-        changed = replace(plan, scheme=HIERARCHICAL, levels=tuple(zip(sizes, texts, strict=True)))
-        for size, text in changed.levels:
-            try:
-                plan.net(text, size)
-            except ForetraceError as error:
-                raise self.refuse(f"networks={self.networks}: {error}") from error
-        return replanned(graph, changed, self)
+        return replace(plan, scheme=HIERARCHICAL, levels=tuple(zip(sizes, texts, strict=True)))
 
     def _sizes(self, workers: int) -> list[int]:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import lcm
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,6 +73,11 @@ class Kfac(Technique):
     gflops: float | None = derived(unit="GFLOP/s", doc="rate of matrix products of K-FAC", larger_is="faster")
     work: float | None = derived(doc="time of K-FAC's work relative to what is known of it")
     layer_us: float | None = derived(unit="µs", doc="host time per layer and step beside its work")
+
+    @property
+    def period(self) -> int:
+        """As `Technique.period`."""
+        return lcm(self.factors_every, self.inverses_every)
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         layers = self.layers(graph)

@@ -59,6 +59,11 @@ class LocalSteps(Technique):
     waiting_ms: float | None = derived(unit="ms", doc="how much later the last worker is than this one, after one step")
     transfer: float | None = derived(doc="time of transfers relative to what the network's model says")
 
+    @property
+    def period(self) -> int:
+        """As `Technique.period`."""
+        return self.every
+
     def change(self, graph: TaskGraph) -> TaskGraph:
         self._check()
         one_worker.required(self, graph)

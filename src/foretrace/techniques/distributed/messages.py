@@ -79,6 +79,7 @@ class ExchangePlan:
     prioritised: bool = False  # by the layer that waits first in the next step
     company: float = 1.0  # slow-down of computing beside messages, task by task
     stretch: float = 1.0  # of messages beside computing
+    delay_us: float = 0.0  # of a message beside computing, whatever its size
 
     @property
     def in_flight(self) -> int:
@@ -182,8 +183,8 @@ def lay_out(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskG
             )
     free = plan.prioritised or plan.scheme == SERVERS or (plan.scheme == HIERARCHICAL and plan.backend == "nccl")
     changed = exchange(graph, messages, stops, in_flight=1 if free else plan.in_flight, ordered=not free)
-    if max(plan.company, plan.stretch) > 1:
-        changed = beside(changed, plan.company, plan.stretch)
+    if max(plan.company, plan.stretch) > 1 or plan.delay_us:
+        changed = beside(changed, plan.company, plan.stretch, plan.delay_us)
     return with_facts(changed, distributed=plan.facts)
 
 

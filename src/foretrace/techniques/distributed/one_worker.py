@@ -63,14 +63,14 @@ def transfer(net: Network, nbytes: float = 4 * MIB) -> Prior:
 def waiting(graph: TaskGraph, workers: int) -> Prior:
     """The last of W workers relative to the mean, in steps made together or varying as the recorded ones do.
 
-    With what a step takes longer that waited for it, where that was measured.
+    With what steps that wait for each other compute longer, where that was measured.
     """
     if together := graph.info.recording.get("together"):
         more = expected_max(workers) / expected_max(together["workers"])
         why = f"the last of {together['workers']} workers in {together['steps']} steps made together, beside their mean"
         late, resumed = together["late_ms"], together.get("resumed_ms", (0.0, 0.0, 0.0))
         if resumed[2]:
-            why += "; and a step that waited before its update, beside one that did not"
+            why += "; and what steps compute that wait for each other, beside steps that do not"
         return Prior(*(more * a + b for a, b in zip(late, resumed, strict=True)), unit="ms", why=why)
     times = simulate(graph).step_times_ns / 1e9
     spread = float(np.std(times, ddof=1)) if len(times) > 2 else 0.02 * float(np.mean(times))
