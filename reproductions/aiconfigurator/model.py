@@ -258,7 +258,8 @@ class Disaggregated(Predicted):
             flow = np.minimum(workers * together / alone, clients / (alone + tpot * output))
             batch = batch + 0.5 * (np.maximum(flow * tpot * output / decoders, 1.0) - batch)
         ttft = np.maximum(clients / flow - tpot * output, alone) + self._waits(fit)
-        return np.log(np.stack([tpot, ttft], axis=-1))
+        found: Float64 = np.log(np.stack([tpot, ttft], axis=-1))
+        return found
 
 
 def _at(grid: Float64, values: Float64, x: Float64) -> Float64:
