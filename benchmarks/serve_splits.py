@@ -38,7 +38,8 @@ more than 10 %, and its error counts for nothing.
 
 Threads of an instance sleep while they wait for each other, as `serve` sets them: instances that spin while they are
 idle would take the cores of all others. By itself on idle cores, with threads that spin as PyTorch's do by default,
-fat is quicker than here, so the gain over a process that has the machine to itself is smaller than these.
+fat is quicker, so the gain over a process that has the machine to itself is smaller. *Over PyTorch alone* is the
+split's latency over that of such a process (all cores, PyTorch's own settings, no server), in the same turns.
 """
 
 
@@ -63,10 +64,12 @@ def line(row: Row) -> tuple[str, ...]:
             (row.predicted, row.predicted_low, row.predicted_high),
         )
     )
+    alone = serve.get("over_alone")
+    over = f"{digits(alone['value'])} ({digits(alone['low'])} – {digits(alone['high'])})" if alone else "–"
     return (
         f"{row.model} ({row.size}), batch {row.samples_before}", row.techniques.rpartition("=")[2],
-        seconds(row.before_s), seconds(row.after_s), expected, ratio, f"{100 * row.error:+.1f} %", serve["chosen"],
-        serve["quickest"], row.verdict,
+        seconds(row.before_s), seconds(row.after_s), expected, ratio, over, f"{100 * row.error:+.1f} %",
+        serve["chosen"], serve["quickest"], row.verdict,
     )  # fmt: skip
 
 
@@ -86,7 +89,8 @@ def summary(rows: Sequence[Row]) -> str:
 
 def page(rows: Sequence[Row]) -> str:
     """docs/accuracy/splits.md."""
-    header = ("model", "split", "fat", "split's latency", "predicted over fat", "measured over fat", "error",
+    header = ("model", "split", "fat", "split's latency", "predicted over fat", "measured over fat",
+              "over PyTorch alone", "error",
               "predicted best", "quickest", "verdict")  # fmt: skip
     when = f"*{today()}, {machine()}; load averages {load()}.*"
     return f"{HEAD}\n{when}\n\n{table(header, map(line, rows))}\n\n{summary(rows)}\n"

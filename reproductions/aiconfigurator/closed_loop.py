@@ -1,37 +1,30 @@
-"""A closed loop of clients on one engine: a few events per request instead of one per step, quick enough to be fitted.
+"""A closed loop of clients on one engine: of which steps its mean TTFT and TPOT consist, whatever these steps take.
 
-`clients` requests are in flight; a finished one is followed by the next prompt. Steps between two changes of the batch
-are taken together, at the mean context of these steps. Prompts join steps of decoding sequences up to a budget of
-tokens (vLLM, TensorRT-LLM), or have steps of their own (SGLang), whose scheduler looks for requests every so many
-steps. Requests hold keys and values of prompt and output from their admission on. The engine simulator of the product
-says how near this is (`test_aiconfigurator.py`).
+`clients` requests are in flight; a finished one is followed by the next prompt. Who is in which step depends on counts
+of tokens and steps alone, never on a time, so a row is played once, and means of it for any step times are one product:
+`play(...) @ components`. Steps between two changes of the batch are taken together, at the mean context of these steps.
+Prompts join steps of decoding sequences up to a budget of tokens (vLLM, TensorRT-LLM), or have steps of their own
+(SGLang), whose scheduler looks for requests every so many steps. Requests hold keys and values of prompt and output
+from their admission on. The engine simulator of the product says how near this is (`test_aiconfigurator.py`).
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 
 from foretrace.arrays import Float64, Int64
 from foretrace.compiled import njit
 
-
-class LoopTable(NamedTuple):
-    """Times of a step, in seconds."""
-
-    tokens: Float64  # grid
-    linear_s: Float64
-    sequences: Float64  # grid
-    output_s: Float64
-    per_context: float  # attention of decoding, for each token attended to
-    per_pair: float  # attention of prompts
-    host_s: float
-    host_per_sequence_s: float
+TOKENS = np.unique(np.round(np.geomspace(1, 65536, 34)))
+SEQUENCES = np.unique(np.round(np.geomspace(1, 8192, 20)))
+# Behind times of steps by TOKENS and by SEQUENCES that get a token: seconds of attention for each token that decoding
+# attends to and for each pair of a prompt, and of the host for each step and for each sequence of a step.
+OTHERS = 4
 
 
 @njit()
-def _along(grid: Float64, values: Float64, x: float) -> float:
+def _between(made: Float64, grid: Float64, first: int, x: float, tpot: float, ttft: float) -> None:
+    """Count a time at x with the two points of the grid around it; the last segment continues."""
     low, high = 0, len(grid) - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -39,11 +32,15 @@ def _along(grid: Float64, values: Float64, x: float) -> float:
             low = middle
         else:
             high = middle
-    return float(values[low] + (x - grid[low]) / (grid[low + 1] - grid[low]) * (values[low + 1] - values[low]))
+    share = (x - grid[low]) / (grid[low + 1] - grid[low])
+    made[0, first + low] += tpot * (1 - share)
+    made[0, first + low + 1] += tpot * share
+    made[1, first + low] += ttft * (1 - share)
+    made[1, first + low + 1] += ttft * share
 
 
 @njit()
-def _least(keys: Int64, slots: Int64, count: int) -> int:
+def _up(keys: Int64, slots: Int64, count: int) -> None:
     """Sift the last of a heap up."""
     at = count - 1
     while at > 0:
@@ -53,7 +50,6 @@ def _least(keys: Int64, slots: Int64, count: int) -> int:
         keys[above], keys[at] = keys[at], keys[above]
         slots[above], slots[at] = slots[at], slots[above]
         at = above
-    return at
 
 
 @njit()
@@ -78,37 +74,27 @@ def _drop(keys: Int64, slots: Int64, count: int) -> int:
 
 @njit()
 def play(
-    table: LoopTable, prompts: Int64, outputs: Int64, clients: int, most: int, capacity: float, budget: int,
-    mixed: bool, poll: int, gather: int, wait: int, front_s: Float64, arrived: Float64, first: Float64, ended: Float64,
-) -> None:  # fmt: skip
-    """Fill `arrived`, `first` and `ended` (n,) seconds for n requests in their order.
+    tokens: Float64, sequences: Float64, prompts: Int64, outputs: Int64, clients: int, most: int, capacity: float,
+    budget: int, mixed: bool, poll: int, gather: int, wait: int, share: float,
+) -> Float64:  # fmt: skip
+    """(2, tokens + sequences + OTHERS) of what mean TPOT and TTFT of n requests in their order consist.
 
-    A process in front of the engine works on request i for `front_s[i]`, one after the other. With decoding sequences,
-    prompts wait until `gather` of them do, or for `wait` steps.
-
-    `most` sequences at most are in the engine, which holds `capacity` tokens; a step works on `budget` tokens; `poll`
-    steps lie between two looks for requests.
+    `tokens` and `sequences` are grids of times of steps. `most` sequences at most are in the engine, which holds
+    `capacity` tokens; a step works on `budget` tokens; `poll` steps lie between two looks for requests. With decoding
+    sequences, prompts wait until `gather` of them do, or for `wait` steps. The first `clients` requests count with
+    weight `share`, the others with the rest; there must be more of them than clients.
     """
-    n = len(prompts)
+    n, t, o = len(prompts), len(tokens), len(tokens) + len(sequences)
+    made = np.zeros((2, o + OTHERS))
+    weights = np.full(n, (1 - share) / (n - clients))
+    weights[:clients] = share / clients
     keys, slots = np.empty(most + 1, np.int64), np.empty(most + 1, np.int64)  # of decoding: last step, request
-    decoding, running, step, polled = 0, 0, 0, 0
-    context, held, now = 0.0, 0.0, 0.0
-    sent = min(clients, n)
-    ready = np.empty(n)
-    seen, there, admitted, begun, done, finished, since = 0, 0, 0, 0, 0, 0, -1
-    front = 0.0
-    for i in range(sent):
-        arrived[i] = 0.0
-        front += front_s[i]
-        ready[i] = front
+    decoding, running, step, polled, context, held = 0, 0, 0, 0, 0.0, 0.0
+    sent, seen, admitted, begun, done, finished, since = clients, 0, 0, 0, 0, 0, -1
+    tpot, ttft = 0.0, weights[:clients].sum()  # weights of a second: of who decodes, by token, and of who waits
     while finished < n:
-        if running == 0 and there < sent and ready[there] > now:
-            now = ready[there]
-        while there < sent and ready[there] <= now:
-            there += 1
         if step >= polled or running == 0:
-            seen = there
-            polled = step + poll
+            seen, polled = sent, step + poll
         if seen > admitted and since < 0:
             since = step
         gathered = decoding == 0 or wait == 0 or seen - admitted >= gather or step - since >= wait
@@ -135,69 +121,42 @@ def play(
                 done = 0
                 last += 1
                 outs += 1
-            spent = (
-                _along(table.tokens, table.linear_s, float(used + beside))
-                + _along(table.sequences, table.output_s, max(outs, 1))
-                + table.per_pair * pairs + table.host_s + table.host_per_sequence_s * (outs + beside)
-            )  # fmt: skip
-            if beside:
-                spent += table.per_context * context
-                context += beside
-            now += spent
-            if mixed:
-                step += 1
-            while begun < last:
-                first[begun] = now
-                keys[decoding], slots[decoding] = step + outputs[begun] - 1, begun
-                decoding += 1
-                _least(keys, slots, decoding)
-                context += prompts[begun] + 1
-                begun += 1
+            count, worked, attended = 1, float(used + beside), context if beside else 0.0
+            decoded = 1 if mixed else 0  # steps of those that decode
+            made[0, o + 1] += tpot * pairs
+            made[1, o + 1] += ttft * pairs
         else:
-            count = keys[0] - step
-            each = (
-                _along(table.tokens, table.linear_s, float(decoding))
-                + _along(table.sequences, table.output_s, float(decoding))
-                + table.host_s + table.host_per_sequence_s * decoding
-            )  # fmt: skip
-            if sent > seen:  # no longer than until the next look for a request that is there
-                if there == seen:
-                    count = min(count, int((ready[there] - now) / (each + table.per_context * context)) + 1)
-                count = min(count, max(polled - step, 1)) if there > seen else count
+            count, last, outs = keys[0] - step, begun, decoding
+            if sent > seen:  # no longer than until the next look
+                count = min(count, max(polled - step, 1))
             if seen > admitted and since >= 0 and wait > 0:
                 count = min(count, max(since + wait - step, 1))
-            count = max(count, 1)
-            now += count * (each + table.per_context * (context + 0.5 * (count - 1) * decoding))
-            context += count * decoding
-            step += count
+            count = decoded = max(count, 1)
+            worked, attended = float(decoding), count * (context + 0.5 * (count - 1) * decoding)
+        _between(made, tokens, 0, worked, tpot * count, ttft * count)
+        _between(made, sequences, t, float(max(outs, 1)), tpot * count, ttft * count)
+        for at, times in ((o, attended), (o + 2, float(count)), (o + 3, float(count * max(outs, 1)))):
+            made[0, at] += tpot * times
+            made[1, at] += ttft * times
+        context += decoded * decoding
+        step += decoded
+        while begun < last:
+            keys[decoding], slots[decoding] = step + outputs[begun] - 1, begun
+            decoding += 1
+            _up(keys, slots, decoding)
+            context += prompts[begun] + 1
+            ttft -= weights[begun]
+            tpot += weights[begun] / max(outputs[begun] - 1, 1)
+            begun += 1
         while decoding > 0 and keys[0] <= step:
             one = slots[0]
-            ended[one] = now
             decoding = _drop(keys, slots, decoding)
             running -= 1
             held -= prompts[one] + outputs[one]
             context -= prompts[one] + outputs[one]
+            tpot -= weights[one] / max(outputs[one] - 1, 1)
             finished += 1
             if sent < n:
-                arrived[sent] = now
-                front = max(front, now) + front_s[sent]
-                ready[sent] = front
+                ttft += weights[sent]
                 sent += 1
-
-
-@njit()
-def mean_times(
-    arrived: Float64, first: Float64, ended: Float64, outputs: Int64, wave: int, share: float
-) -> tuple[float, float]:
-    """Mean TTFT and TPOT; the first `wave` requests count with weight `share`, the others with the rest."""
-    ttft, tpot = np.zeros(2), np.zeros(2)
-    n = len(arrived)
-    for i in range(n):
-        at = 0 if i < wave else 1
-        ttft[at] += first[i] - arrived[i]
-        tpot[at] += (ended[i] - first[i]) / max(outputs[i] - 1, 1)
-    rest = max(n - wave, 1)
-    return (
-        share * ttft[0] / wave + (1 - share) * ttft[1] / rest,
-        share * tpot[0] / wave + (1 - share) * tpot[1] / rest,
-    )
+    return made

@@ -11,7 +11,7 @@ import numpy as np
 
 from foretrace.arrays import Float64, Mask
 from foretrace.serving.llm.operator_tables import OperatorTables
-from reproductions.aiconfigurator.model import DEFAULTS, Aggregated, Disaggregated, fitted, of_logs
+from reproductions.aiconfigurator.model import DEFAULTS, Aggregated, Disaggregated, dense, fitted
 from reproductions.aiconfigurator.sample import Measured
 
 LEVEL = 0.8  # of ranges
@@ -34,11 +34,6 @@ class HeldOut:
     errors: Float64
 
 
-def dense(one: Measured) -> bool:
-    """Whether operators of this row were measured: all products and attention of a dense model on an H100."""
-    return one.architecture == "llama-3-8b" and one.system == "h100_sxm"
-
-
 def held_out(
     rows: Sequence[Measured], key: Key, *, tables: OperatorTables | None = None, begun: Sequence[Measured] = (),
     told: Callable[[str], None] = lambda _: None,
@@ -54,7 +49,8 @@ def held_out(
     for group in sorted(set(groups), key=str):
         others = [one for one, of in zip(rows, groups, strict=True) if of != group]
         one_pool = [one for one in begun if key(one) != group]
-        fit = of_logs(fitted(make(others), start=fitted(Aggregated(one_pool)) if one_pool else DEFAULTS))
+        start = fitted(Aggregated(one_pool)) if one_pool else DEFAULTS
+        logs = fitted(make(others), start=start)
         for from_tables in (False, True):
             at = [
                 i
@@ -64,7 +60,7 @@ def held_out(
             if at:
                 mine = [rows[i] for i in at]
                 data = Aggregated(mine, tables=tables) if from_tables else make(mine)
-                errors[at] = data.predict(fit) - data.measured
+                errors[at] = data.predict(logs[None])[0] - data.measured
         told(f"{group}: {np.sum([of == group for of in groups])} rows")
     return HeldOut(rows=tuple(rows), groups=groups, errors=errors)
 

@@ -20,8 +20,8 @@ from foretrace.serving.llm.metrics import measure
 from foretrace.serving.llm.step_law import Layout
 from foretrace.serving.requests import of
 from reproductions.__main__ import main
-from reproductions.aiconfigurator.closed_loop import LoopTable, mean_times, play
-from reproductions.aiconfigurator.model import DEFAULTS, Aggregated, fitted, of_logs
+from reproductions.aiconfigurator.closed_loop import OTHERS, SEQUENCES, TOKENS, play
+from reproductions.aiconfigurator.model import DEFAULTS, Aggregated, fitted
 from reproductions.aiconfigurator.sample import mended, read
 from reproductions.aiconfigurator.study import SPLITS, HeldOut, by_one_run, ranges
 
@@ -70,12 +70,9 @@ def test_the_closed_loop_agrees_with_the_engine(clients: int, prompt: int, outpu
     outputs = np.round(output * random.uniform(0.8, 1, 6 * clients)).astype(np.int64)
     per_context = float(steps.decode_s[3, 9] / (steps.batch[3] * steps.mean_context[9]))
     per_pair = float(steps.prefill_s[20, 0] / (steps.chunk[20] ** 2 / 2))
-    table = LoopTable(steps.tokens, steps.linear_s, steps.sequences, steps.output_s, per_context, per_pair,
-                      steps.host_s, steps.host_per_sequence_s)  # fmt: skip
-    arrived, first, ended = (np.zeros(len(prompts)) for _ in range(3))
-    play(table, prompts, outputs, clients, 256, 1e9, 2048, True, 1, 1, 0, np.zeros(len(prompts)), arrived, first,
-         ended)  # fmt: skip
-    ttft, tpot = mean_times(arrived, first, ended, outputs, clients, 1 / 6)
+    made = play(steps.tokens, steps.sequences, prompts, outputs, clients, 256, 1e9, 2048, True, 1, 1, 0, 1 / 6)
+    others = [per_context, per_pair, steps.host_s, steps.host_per_sequence_s]
+    tpot, ttft = made @ np.concatenate([steps.linear_s, steps.output_s, others])
     asked = of(np.zeros(len(prompts)), prompts, outputs, concurrency=clients)
     figures = measure([simulate(asked, steps, EngineRules(token_budget=2048))], steps)
     assert tpot == pytest.approx(figures.tpot_s.mean.value, rel=0.03)
@@ -88,16 +85,15 @@ def test_the_closed_loop_agrees_with_the_engine(clients: int, prompt: int, outpu
 def test_no_request_of_a_closed_loop_is_lost(
     clients: int, slots: int, budget: int, mixed: bool, poll: int, gather: int, wait: int, capacity: float
 ) -> None:
+    """Where prompts join steps of decoding, every step but the first gives each request a token."""
     random = np.random.default_rng(clients)
-    prompts, outputs = random.integers(1, 200, 60), random.integers(1, 50, 60)
-    grid, times = np.array([1.0, 1e4]), np.array([1e-3, 2e-2])
-    table = LoopTable(grid, times, grid, times, 1e-7, 1e-9, 1e-4, 1e-6)
-    arrived, first, ended = np.zeros(60), np.full(60, np.nan), np.full(60, np.nan)
-    play(table, prompts, outputs, clients, slots, capacity, budget, mixed, poll, gather, wait, np.full(60, 1e-3),
-         arrived, first, ended)  # fmt: skip
-    assert (first > arrived).all() and (ended >= first).all() and np.isfinite(ended).all()
-    in_flight = [(arrived <= at).sum() - (ended <= at).sum() for at in arrived]
-    assert max(in_flight) <= clients
+    prompts, outputs = random.integers(1, 200, 60), random.integers(2, 50, 60)
+    made = play(TOKENS, SEQUENCES, prompts, outputs, clients, slots, capacity, budget, mixed, poll, gather, wait, 0.1)
+    tpot, ttft = made[:, -OTHERS:]
+    assert tpot[2] == pytest.approx(1.0) if mixed else tpot[2] > 1 - 1e-9
+    assert ttft[2] > 1 - 1e-9 and (made > -1e-9).all()
+    weights = np.where(np.arange(60) < clients, 0.1 / clients, 0.9 / (60 - clients))
+    assert ttft[1] > 0.999 * weights @ prompts**2 / 2, "a request waits for its own prompt at the least"
 
 
 def test_a_fit_finds_the_law_that_made_the_rows(shared_data: Path) -> None:
@@ -106,9 +102,9 @@ def test_a_fit_finds_the_law_that_made_the_rows(shared_data: Path) -> None:
     made = Aggregated(rows)
     moved = DEFAULTS.copy()
     moved[-4:] += 0.3
-    made.measured = made.predict(of_logs(moved))
-    before = np.abs(made.predict(of_logs(DEFAULTS)) - made.measured).mean()
-    after = np.abs(made.predict(of_logs(fitted(made, prior=1e-4))) - made.measured).mean()
+    made.measured = made.predict(moved[None])[0]
+    before = np.abs(made.predict(DEFAULTS[None]) - made.measured).mean()
+    after = np.abs(made.predict(fitted(made, 1e-4)[None]) - made.measured).mean()
     assert after < before / 5
 
 

@@ -13,7 +13,9 @@ from foretrace.report.units import between, digits, share, span, speed, things, 
 from foretrace.report.views import Report, taken
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.plan import FAT, INTERFERENCE, NOISE, PlannedSplit, RejectedSplit, SplitPlan
-from foretrace.serving.server.trial import AGAIN, SplitTrial
+from foretrace.serving.server.trial import AGAIN, ALONE, SplitTrial
+
+_ARMS = {AGAIN: f"{FAT}, second copy", ALONE: "PyTorch alone"}
 
 
 class ServeSplitView(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,7 @@ class ServeTrialView(msgspec.Struct, frozen=True, kw_only=True):
     predicted: Ratio
     measured: Ratio
     same: Ratio  # fat against itself
+    over_alone: Ratio | None  # latency over that of PyTorch without a server; null with ONNX Runtime
     error: float
     verdict: str
     uncertain: str
@@ -54,7 +57,7 @@ class ServeTrialView(msgspec.Struct, frozen=True, kw_only=True):
         """Arms, ratios and verdict."""
         yield listing(
             self.arms.items(),
-            (lambda arm: arm[0] if arm[0] != AGAIN else f"{FAT}, second copy", "run in turns"),
+            (lambda arm: _ARMS.get(arm[0], arm[0]), "run in turns"),
             (lambda arm: arm[1].median_s, "latency", "seconds"),
             (lambda arm: span(arm[1].p10_s, arm[1].p90_s), Column("p10 – p90", right=True)),
             (lambda arm: arm[1].spread, "spread", "share"),
@@ -64,6 +67,8 @@ class ServeTrialView(msgspec.Struct, frozen=True, kw_only=True):
             f"against itself came to {_numbers(self.same)}; the quickest was {self.quickest}",
             label="measured",
         )
+        if self.over_alone is not None:
+            yield f"{self.after} takes {_numbers(self.over_alone)} of PyTorch's latency on all cores without a server"
         yield Line(f"{self.verdict}: {self.uncertain}" if self.uncertain else self.verdict, label="verdict")
 
 

@@ -107,7 +107,8 @@ def step_times(
         model=model.name, device=device.short, devices=layout.devices, stages=pp, tokens=_TOKENS,
         linear_s=layers * linear, sequences=_SEQUENCES, output_s=output, chunk=_TOKENS, context=contexts,
         prefill_s=layers * prefill, batch=_SEQUENCES, mean_context=_CONTEXTS, decode_s=layers * decode,
-        host_s=law.host_s, host_per_sequence_s=law.host_per_sequence_s, request_s=law.request_s,
+        host_s=law.host_s, host_per_sequence_s=law.host_per_sequence_s / dp,  # each group has a scheduler
+        request_s=step_law.request_seconds(model, law),
         low=law.low / wide, high=law.high * wide,
         send_s=_SEND_S if pp > 1 else 0.0,
         send_per_token_s=2 * model.hidden / (linked.scaleup_gb_s / 2 * 1e9 * law.link_rate) if pp > 1 else 0.0,

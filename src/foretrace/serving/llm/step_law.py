@@ -4,7 +4,8 @@ The rates that are reached and the latencies are the numbers of `StepLaw`. They 
 (`reproductions/aiconfigurator`); `laws.csv` holds them with the range that they left on deployments not fitted.
 
 A part of a layer that moves B bytes and computes F FLOPs takes sqrt((B / bandwidth)² + (F / peak)²). Of E experts with
-k active each, t tokens meet E (1 − (1 − k/E)^t), if they choose uniformly; those weights are read.
+k active each, t tokens meet E (1 − (1 − k/E)^t), if they choose uniformly; those weights are read, and each product of
+an expert that is met computes some rows more, since kernels work on tiles.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class StepLaw:
     dense_flops: float = 0.6  # of the peak
     expert_flops: float = 0.3
     expert_flops_fp4: float = 0.15
+    tile_rows: float = 16.0  # that are computed for nothing, of each expert that is met
     attention_flops: float = 0.5
     link_rate: float = 0.6  # of one direction of the links between devices
     collective_s: float = 8e-6  # of one collective, for each doubling of the devices
@@ -87,6 +89,7 @@ class StepLaw:
     host_s: float = 1e-3
     host_per_sequence_s: float = 1e-5
     request_s: float = 50e-3  # of each request beside steps: on its way, read, and its first token sent
+    launch_s: float = 2e-5  # the same for each kernel of the model: a request's first pass is in no graph
     low: float = 0.6
     high: float = 1.6
     calibrated_low: float = 0.7  # after one measured run of the same server
@@ -141,6 +144,11 @@ def kernels(model: ServedModel) -> int:
     return model.layers * attention + model.dense * 5 + model.moe_layers * experts
 
 
+def request_seconds(model: ServedModel, law: StepLaw) -> float:
+    """Seconds that a request takes beside steps."""
+    return law.request_s + law.launch_s * kernels(model)
+
+
 def _both(nbytes: Float64, rate: float, flops: Float64, peak: float) -> Float64:
     found: Float64 = np.hypot(nbytes / rate, flops / peak)
     return found
@@ -173,7 +181,7 @@ def linear_seconds(
         experts = _both(
             met * model.expert_parameters * kept.experts / everyone,
             bandwidth * law.expert_rate,
-            2 * model.active * model.expert_parameters * tokens / everyone,
+            2 * model.expert_parameters * (model.active * tokens + met * law.tile_rows) / everyone,
             expert_peak * (law.expert_flops_fp4 if kept.name == "fp4" else law.expert_flops),
         )
         shared = fed(model.shared_parameters) if model.shared_inner else 0.0
@@ -213,7 +221,8 @@ def decode_per_token(model: ServedModel, device: Device, layout: Layout, kept: N
     width = 2 * model.latent + model.rope if model.latent else 2 * model.head
     flops = 2 * model.heads / layout.tp * width * model.attending / layout.pp / layout.dp
     rate, peak = device.memory_gb_s * 1e9 * law.cache_rate, peak_flops(device, "bf16") * law.attention_flops
-    return float(np.hypot(nbytes / rate, flops / peak))
+    found: float = np.hypot(nbytes / rate, flops / peak)
+    return found
 
 
 def prefill_per_pair(model: ServedModel, device: Device, layout: Layout, law: StepLaw) -> float:

@@ -157,12 +157,17 @@ class RunningSplit:
 
 def run_in_turns(
     source: ModelSource, splits: Mapping[str, CoreSplit], *, cores: Sequence[int], seconds: float, batches: int = 1,
-    tell: Callable[[float], None] | None = None,
+    own: str = "", tell: Callable[[float], None] | None = None,
 ) -> dict[str, RunningSplit]:  # fmt: skip
-    """Run splits in turns, each with all of its instances at once, for about so many seconds; so many batches each."""
+    """Run splits in turns, each with all of its instances at once, for about so many seconds; so many batches each.
+
+    Processes of the split named `own` have the library's own settings, see `ModelWorker`.
+    """
     with ExitStack() as stack:
         arms = {
-            name: RunningSplit(split=split, workers=stack.enter_context(running(source, split.instances, cores)))
+            name: RunningSplit(
+                split=split, workers=stack.enter_context(running(source, split.instances, cores, own=name == own))
+            )
             for name, split in splits.items()
         }
         stack.enter_context(ahead())
@@ -174,14 +179,14 @@ def run_in_turns(
 
 @contextmanager
 def running(
-    source: ModelSource, instances: Sequence[ModelInstance], cores: Sequence[int]
+    source: ModelSource, instances: Sequence[ModelInstance], cores: Sequence[int], *, own: bool = False
 ) -> Iterator[tuple[ModelWorker, ...]]:
     """A process for each instance, on consecutive cores, ready; ended with the block."""
     workers, free = list[ModelWorker](), list(cores)
     try:
         for each in instances:
-            own, free = free[: each.threads], free[each.threads :]
-            workers.append(ModelWorker(source, each, own, first=True))
+            taken, free = free[: each.threads], free[each.threads :]
+            workers.append(ModelWorker(source, each, taken, first=True, own=own))
         for worker in workers:
             worker.ready()
         yield tuple(workers)

@@ -22,7 +22,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -60,19 +60,23 @@ class ModelWorker:
     outputs: dict[str, Array]
 
     def __init__(
-        self, source: ModelSource, instance: ModelInstance, cores: Sequence[int], *, first: bool = False
-    ) -> None:
+        self, source: ModelSource, instance: ModelInstance, cores: Sequence[int], *, first: bool = False,
+        own: bool = False,
+    ) -> None:  # fmt: skip
         """Start the process; it loads the model and runs it on a full batch. `cores` as the scheduler counts them.
 
-        `first` is for measurements: ahead of what else the machine runs, where that is allowed.
+        `first` is for measurements: ahead of what else the machine runs, where that is allowed. A process of its `own`
+        begins with the settings of a Python that a user starts: PyTorch's threads spin for a while before they sleep.
         """
         context = get_context("forkserver")
+        kind = get_context("spawn") if own else context
         self.instance, self.cores = instance, tuple(cores)
-        self._pipe, far = context.Pipe()
-        arguments = (far, source, instance, self.cores, first)
-        with _passive_threads():
-            context.set_forkserver_preload([*source.libraries, __name__])
-            self._process = context.Process(target=_run_instance, args=arguments, daemon=True)
+        self._pipe, far = kind.Pipe()
+        arguments = (far, source, instance, self.cores, first, own)
+        with nullcontext() if own else _passive_threads():
+            if not own:
+                context.set_forkserver_preload([*source.libraries, __name__])
+            self._process = kind.Process(target=_run_instance, args=arguments, daemon=True)
             self._process.start()
         far.close()
 
@@ -188,7 +192,7 @@ def _unnamed_file() -> int:
 
 
 def _run_instance(
-    pipe: Connection, source: ModelSource, instance: ModelInstance, cores: Sequence[int], first: bool
+    pipe: Connection, source: ModelSource, instance: ModelInstance, cores: Sequence[int], first: bool, own: bool
 ) -> None:
     """Load the model, then run batches until 0 is asked for or the server is gone; `inputs` begin as its examples."""
     if first:
@@ -197,7 +201,7 @@ def _run_instance(
     os.dup2(2, 1)  # what a model prints is no answer
     with suppress(EOFError, OSError):
         try:
-            model = _settled(source, instance, cores)
+            model = _settled(source, instance, cores, own)
         except ForetraceError as error:
             pipe.send(str(error))
             return
@@ -215,7 +219,7 @@ def _run_instance(
             pipe.send(_batch(model, samples, inputs, outputs))
 
 
-def _settled(source: ModelSource, instance: ModelInstance, cores: Sequence[int]) -> LoadedModel:
+def _settled(source: ModelSource, instance: ModelInstance, cores: Sequence[int], own: bool) -> LoadedModel:
     """The model on these cores with so many threads, warm."""
     if hasattr(os, "sched_setaffinity"):
         try:
@@ -223,11 +227,12 @@ def _settled(source: ModelSource, instance: ModelInstance, cores: Sequence[int])
         except OSError:
             raise ForetraceError(f"a worker must run on cores that this process may use, got {cores}.") from None
     if "torch" in source.libraries:
-        if "torch" not in sys.modules:  # in a fork server that began for something else
+        if "torch" not in sys.modules and not own:  # in a fork server that began for something else
             os.environ["OMP_WAIT_POLICY"] = "passive"
         torch = import_torch()
         torch.set_num_threads(instance.threads)
-        torch.set_num_interop_threads(1)
+        if not own:
+            torch.set_num_interop_threads(1)
     model = source.load(threads=instance.threads)
     examples = model.examples(instance.batch)
     for _ in range(_WARM_UP):
