@@ -25,7 +25,7 @@ SPARSE_PASSES = 20  # also what changed, added to what waits, and taken up after
 _INDEX = 2  # a value and its index take twice the bytes of a value
 _SHARES = {
     "gaia": Prior(
-        0.1, 0.005, 1.0, why="how many updates are large beside their weight depends on model, rate and progress"
+        0.1, 0.0001, 1.0, why="how many updates are large beside their weight depends on model, rate and progress"
     ),
     "dgc": Prior(0.01, 0.01, 0.01, why="the policy's default"),
 }
