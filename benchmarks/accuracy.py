@@ -258,9 +258,9 @@ def rig_section(_: Path | None) -> str:
         "cores do not decide. *Error* is predicted / measured step − 1 in %; *covered*: whether the 80 % interval of "
         "the predicted ratio to one worker alone holds the measured one. Rows are the newest of every setting; "
         "buckets at 1 Gbit/s were run twice, because other work ran on the cores beside the first. Rows of the models "
-        "that were developed on are older than two changes: packets that fit the token bucket, and hosts that are "
-        "measured with the link. The held-out rows have both, but other work ran on both cores beside them, and their "
-        "arms spread too far for a verdict.\n\n"
+        "that were developed on, and of four workers, are older than two changes of what is predicted: steps that wait "
+        "for each other, and messages that wait for their thread. The held-out models were run before these changes, "
+        "too: what they missed there led to both.\n\n"
         + table(("", "rows", "median error", "worst", "covered"), summary)
         + "\n\n"
         + table(

@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,14 @@ def questions() -> dict[str, str]:
     lines = (HERE / "questions.txt").read_text().splitlines()
     pairs = (line.partition(": ") for line in lines if line and not line.startswith("#"))
     return {name: words for name, _, words in pairs}
+
+
+def with_makers(chosen: Collection[str], known: Mapping[str, str]) -> dict[str, str]:
+    """The chosen questions, and those that make the files which they read, in their order."""
+    read = {word for name in chosen for word in known[name].split() if word.startswith("T/")}
+    return {
+        name: words for name, words in known.items() if name in chosen or any(f"--out {each}" in words for each in read)
+    }
 
 
 def elsewhere(commands: list[list[str]], environment: Mapping[str, str], folder: Path) -> list[list[Any]]:
@@ -143,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mend = question(unknown[0], known, lists="read questions.txt.")
         parser.error(f"NAME must begin a question, got {', '.join(unknown)}; {mend}")
     data = given.data if given.data.is_dir() else None
-    asked = {name: words for name, words in known.items() if not given.names or name.startswith(tuple(given.names))}
+    asked = with_makers({name for name in known if not given.names or name.startswith(tuple(given.names))}, known)
     chosen = {name: words for name, words in asked.items() if data or " D/" not in words}
     with tempfile.TemporaryDirectory() as folder:
         found = answers(chosen, data, Path(folder))

@@ -45,3 +45,8 @@ def test_questions_without_their_data_are_counted(tmp_path: Path, capsys: pytest
 def test_a_difference_is_found(found: object) -> None:
     assert list(golden.differences({"s": 1.0}, found))
     assert not list(golden.differences({"s": 1.0}, {"s": 1.0 + 1e-13}))
+
+
+def test_a_question_brings_those_that_make_its_files() -> None:
+    known = {"a": "estimate x --out T/g", "b": "show T/g", "c": "show R/h"}
+    assert list(golden.with_makers({"b"}, known)) == ["a", "b"] and list(golden.with_makers({"c"}, known)) == ["c"]
