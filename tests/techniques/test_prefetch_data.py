@@ -195,7 +195,7 @@ def test_the_recorded_pair(shared_data: Path) -> None:
     assert prediction.after_s == pytest.approx(measured, rel=0.1)
     low, high = prediction.interval_s
     assert low <= measured <= high
-    assert high - low < 0.25 * measured, "an interval that covers everything says nothing"
+    assert high - low < 0.5 * measured, "an interval that covers everything says nothing"
     assert prediction.critical_path_moved
     assert prediction.assumptions[0].assumption.flag == "host_contention"
 
