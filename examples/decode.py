@@ -25,18 +25,21 @@ class _Token:
     def __call__(self, training: Training, prompt: Tensor) -> Tensor:
         import torch
 
+        from foretrace.training.clustered_heads import cache_argument
+
         model = training.model
+        keys_and_values = cache_argument(model)
         if model.training:
             model.eval()
         with torch.inference_mode():
             if model not in self.under_way:
                 answer = model(prompt[:, :-1], use_cache=True, logits_to_keep=1)
-                self.under_way[model] = [answer.past_key_values, prompt[:, -1:], 0]
+                self.under_way[model] = [answer[keys_and_values], prompt[:, -1:], 0]
             cache, token, done = self.under_way[model]
             if done == self.tokens:
                 cache.crop(-done)
                 token, done = prompt[:, -1:], 0
-            logits = model(token, past_key_values=cache, use_cache=True).logits[:, -1]
+            logits = model(token, **{keys_and_values: cache}, use_cache=True).logits[:, -1]
             token = logits.argmax(1, keepdim=True)
             self.under_way[model] = [cache, token, done + 1]
             loss: Tensor = -logits.log_softmax(1).gather(1, token).mean()

@@ -31,6 +31,7 @@ from transformers import (
 from foretrace.training import head_counts
 from foretrace.training.clustered_heads import (
     HeadGroups,
+    cache_argument,
     cluster_heads,
     draw_groups,
     group_heads,
@@ -73,6 +74,11 @@ def clustered(model: Any, counts: list[int], **more: Any) -> Any:
     return changed
 
 
+def cached(model: Any, cache: Any) -> dict[str, Any]:
+    """The argument that hands a model its cache."""
+    return {cache_argument(model): cache}
+
+
 def prompt(batch: int = 2, length: int = 24) -> Tensor:
     return torch.randint(3, WORDS, (batch, length), generator=torch.Generator().manual_seed(1))
 
@@ -94,7 +100,7 @@ def test_as_many_clusters_as_heads_change_nothing(model: Any) -> None:
 def test_a_prompt_at_once_equals_token_by_token(model: Any) -> None:
     shared, words, cache = clustered(model, [HEADS, 3, 2]), prompt(), DynamicCache()
     at_once = shared(words, use_cache=False).logits
-    one_by_one = [shared(words[:, i : i + 1], past_key_values=cache).logits for i in range(words.shape[1])]
+    one_by_one = [shared(words[:, i : i + 1], **cached(shared, cache)).logits for i in range(words.shape[1])]
     torch.testing.assert_close(torch.cat(one_by_one, 1), at_once, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(shared(words).logits, at_once)
     whole = model(words).logits
@@ -154,16 +160,16 @@ def test_clusters_follow_their_request_through_batches_and_crops() -> None:
     other = torch.flip(words, [0])
     cache, flipped = shared(words).past_key_values, shared(other).past_key_values
     cache.reorder_cache(torch.tensor([1, 0]))
-    after = [shared(other[:, :1], past_key_values=each).logits for each in (cache, flipped)]
+    after = [shared(other[:, :1], **cached(shared, each)).logits for each in (cache, flipped)]
     torch.testing.assert_close(*after)
     cache.crop(-1)
-    torch.testing.assert_close(shared(other[:, :1], past_key_values=cache).logits, after[0])
+    torch.testing.assert_close(shared(other[:, :1], **cached(shared, cache)).logits, after[0])
     cache.crop(-1)
     cache.batch_repeat_interleave(2)
     cache.batch_select_indices(torch.tensor([0, 3]))
-    torch.testing.assert_close(shared(other[:, :1], past_key_values=cache).logits, after[0])
+    torch.testing.assert_close(shared(other[:, :1], **cached(shared, cache)).logits, after[0])
     cache.reset()
-    torch.testing.assert_close(shared(other, past_key_values=cache).logits, shared(other).logits)
+    torch.testing.assert_close(shared(other, **cached(shared, cache)).logits, shared(other).logits)
     beams = shared.generate(prompt(1), max_new_tokens=6, num_beams=3, do_sample=False)
     assert beams.shape == (1, 30)
 
@@ -223,7 +229,7 @@ def test_refuses_other_models_caches_and_a_second_time() -> None:
     cluster_heads(model, [2] * 3, warm_up=5)
     for cache in (used, StaticCache(config=model.config, max_cache_len=64)):
         with pytest.raises(ForetraceError, match="new DynamicCache"):
-            model(prompt()[:, :1], past_key_values=cache)
+            model(prompt()[:, :1], **cached(model, cache))
     with pytest.raises(ForetraceError, match="clustered already"):
         cluster_heads(model, [2] * 3, warm_up=5)
     with pytest.raises(ForetraceError, match="warm-up"):
@@ -245,17 +251,17 @@ def test_known_clusters_hold_from_the_first_token_on(model: Any) -> None:
     share_heads(shared, drawn(counts))
     words, cache = prompt(), DynamicCache()
     at_once = shared(words, use_cache=False).logits
-    one_by_one = [shared(words[:, i : i + 1], past_key_values=cache).logits for i in range(words.shape[1])]
+    one_by_one = [shared(words[:, i : i + 1], **cached(shared, cache)).logits for i in range(words.shape[1])]
     torch.testing.assert_close(torch.cat(one_by_one, 1), at_once, rtol=1e-4, atol=1e-4)
     whole = model(words)
     assert (at_once - whole.logits)[:, 2].abs().max() > 1e-3, "there is no warm-up"
     kept = round(cache_bytes(whole.past_key_values) * (1 - head_counts.kv_saving(counts, HEADS)))
     assert cache_bytes(cache) == kept
     cache.reorder_cache(torch.tensor([1, 1]))
-    after = shared(words[[1, 1], :1], past_key_values=cache).logits
+    after = shared(words[[1, 1], :1], **cached(shared, cache)).logits
     torch.testing.assert_close(after[0], after[1])
     cache.reset()
-    torch.testing.assert_close(shared(words, past_key_values=cache).logits, at_once, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(shared(words, **cached(shared, cache)).logits, at_once, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture

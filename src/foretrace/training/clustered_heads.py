@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -160,7 +161,8 @@ class HeadClusters:
 
     def before(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Give a request without tokens a cache that can drop keys. Raises ForetraceError for caches of other kinds."""
-        cache, wanted = kwargs.get("past_key_values"), kwargs.get("use_cache")
+        name = cache_argument(decoder)
+        cache, wanted = kwargs.get(name), kwargs.get("use_cache")
         if cache is None and (decoder.config.use_cache if wanted is None else wanted):
             cache = DynamicCache()
         if cache is not None and not any(isinstance(each, ClusteredLayer) for each in cache.layers):
@@ -171,7 +173,7 @@ class HeadClusters:
                 )
             cache.layers = [ClusteredLayer(self.known(layer)) for layer in range(len(self.counts))]
         self._cache = (lambda: None) if cache is None else weakref.ref(cache)
-        return args, kwargs | {"past_key_values": cache}
+        return args, kwargs | {name: cache}
 
     def layer(self, number: int) -> ClusteredLayer | None:
         """Return the cached layer of the request under way; None where nothing is cached."""
@@ -200,6 +202,11 @@ class HeadClusters:
 
 def _generator(*seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(hash(seed) % 2**63)  # of whole numbers: the same in every process
+
+
+def cache_argument(model: Any) -> str:
+    """Return the argument of a model of `transformers` that takes cached keys and values: `cache` from 5.24 on."""
+    return "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
 
 
 def cluster_heads(model: Any, counts: Sequence[int], *, warm_up: int, by: str = SCORES, seed: int = 0) -> HeadClusters:
