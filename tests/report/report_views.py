@@ -87,13 +87,14 @@ def make_show(**changes: Any) -> ShowView:
 
 def make_blame(**changes: Any) -> BlameView:
     view = BlameView(
-        headline=headline.blame(ROWS, 0.174, every=True),
+        headline=headline.blame(ROWS, 0.174, 0.174, every=True),
         source="run.json.gz",
         platform="cuda",
         rank_numbers=(0,),
         steps=6,
         by="name",
         step_time_s=0.174,
+        mean_step_s=0.174,
         rows=ROWS,
         next="",
     )

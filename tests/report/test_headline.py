@@ -98,6 +98,9 @@ def test_cpu_recordings_name_the_class_of_operators() -> None:
     assert headline.show(found, rows, platform="cpu", ranks=1, every=True) == (
         "The CPU is the limit: convolutions take 60.0 of every 107 ms, matrix products 21.0."
     )
+    assert "on average 60.0 of every 300 ms" in headline.show(
+        breakdown(compute=0.05), rows, platform="cpu", ranks=1, every=True, mean=breakdown(compute=0.3)
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,10 +150,11 @@ def test_compare_names_the_part_that_moved() -> None:
 
 
 def test_blame_and_simulate() -> None:
-    assert headline.blame(ROWS, 0.174, every=True) == (
+    assert headline.blame(ROWS, 0.174, 0.175, every=True) == (
         "DataLoader.__next__ holds the step back most: without it, 57.0 of every 174 ms would be saved, "
         "5.80 ms if it were 10 % faster."
     )
-    assert headline.blame((), 0.174, every=True).startswith("Nothing")
+    assert "on average 57.0 of every 300 ms would be saved" in headline.blame(ROWS, 0.05, 0.3, every=True)
+    assert headline.blame((), 0.174, 0.174, every=True).startswith("Nothing")
     assert "exactly the recorded 174 ms" in headline.simulate(0.174, 0.174, 0.0)
     assert "174 ms were recorded (1.15 % less)" in headline.simulate(0.172, 0.174, 0.0)

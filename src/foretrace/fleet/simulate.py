@@ -255,7 +255,7 @@ def _state(played: Simulation) -> Any:
         merged=np.zeros(n, np.int64),
         newly=np.zeros(2 * n, np.int64),
         devs=_records(
-            cluster.gpus, engine.DEVICE, owner=-1, nxt=-1, haunted=-1, kind=cluster.gpu_type, unit=cluster.units_of(0)
+            cluster.gpus, engine.DEVICE, owner=-1, nxt=-1, reclaimer=-1, kind=cluster.gpu_type, unit=cluster.units_of(0)
         ),
         units=_records(
             units + 1, engine.UNIT, lo=np.append(lo, 0), hi=np.append(hi, 0), parent=np.append(parent, 0), child=child

@@ -153,7 +153,7 @@ class Stepping(Engine):
             if job.status != RUNNING:
                 continue
             if bidding:
-                state.haunt(job)
+                state.release_reclaimable(job)
             else:
                 job.lease_end = now + state.lease
                 state.review(job)
@@ -192,7 +192,7 @@ class Stepping(Engine):
         if state.waiting or (self._preempts and state.running):
             for at in [int(each) for each in self.policy.preempt(self.view)]:
                 self._expect(at, RUNNING, "preempts")
-                state.haunt(state.jobs[at])
+                state.release_reclaimable(state.jobs[at])
             self.rules.unfit.clear()
         if state.waiting:
             self._offer()
@@ -246,14 +246,14 @@ class Stepping(Engine):
         state = self.state
         self._check_gpus(job, gpus)
         state.wanting -= state.claim(job, job.wanted)
-        if job.ghost and set(gpus) == set(job.gpus):
+        if job.reclaims and set(gpus) == set(job.gpus):
             state.forget(job)
             state.take(job, job.gpus)
             if state.sharing:
                 state.disturbed.add(job.at)  # its partners may be others now
             state.go(job, same=True)
             return
-        if job.ghost:
+        if job.reclaims:
             state.lose(job)
         state.take(job, gpus)
         job.rate, job.talking, job.level, job.part = state.speed_on(job, gpus)
@@ -290,13 +290,13 @@ class Stepping(Engine):
                 raise self._error(job.at, f"mixes kinds of GPUs ({gpus[0]} and {gpu}); a gang runs on one kind")
 
     def _name_causes(self) -> None:
-        """Those whom the offer did not reach: ghosts have lost, new ones learn why they wait."""
+        """Name causes for jobs that the offer did not reach; those that could reclaim GPUs no longer can."""
         state = self.state
         for at in state.newly:
             job = state.jobs[at]
             if job.status != WAITING:
                 continue
-            if job.ghost:
+            if job.reclaims:
                 state.lose(job)
             if job.cause == Cause.UNDECIDED and state.now == job.cause_since:
                 self._refuse(job, Wait(Cause.BEHIND if self.policy.admit_rule == "block" else Cause.FULL))

@@ -35,6 +35,7 @@ class BlameView(Result, frozen=True, kw_only=True):
     steps: int
     by: str
     step_time_s: float
+    mean_step_s: float  # what the rows are about
     interval_s: tuple[float, float] | None = None  # as in `show`
     rows: tuple[BlameRow, ...]
     next: str
@@ -43,21 +44,24 @@ class BlameView(Result, frozen=True, kw_only=True):
         unit = unit_for(self.step_time_s)
         lies = "" if self.interval_s is None else f" ({between(*self.interval_s, unit)})"
         title = f"by {self.by}, per step of {seconds(self.step_time_s)}{lies}"
+        if headline.apart(self.step_time_s, self.mean_step_s):
+            title = f"by {self.by}, per mean step of {seconds(self.mean_step_s)} (median {seconds(self.step_time_s)})"
         title += " (sum of the ranks)" if len(self.rank_numbers) > 1 else ""
         yield ranking(self.rows, title, self.platform, top=top)
 
 
 def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
     """Suspects ranked by what the step would save if they were 10 % faster."""
-    rows = timeline.blame(by)
+    rows, mean_s = timeline.blame(by), timeline.window_ns / timeline.graph.n_steps / 1e9
     return BlameView(
-        headline=headline.blame(rows, timeline.step_time_s, every=timeline.graph.n_steps > 1),
+        headline=headline.blame(rows, timeline.step_time_s, mean_s, every=timeline.graph.n_steps > 1),
         source=runs.source(path, timeline.graph.info.source),
         platform=timeline.graph.info.platform,
         rank_numbers=timeline.graph.ranks,
         steps=timeline.graph.n_steps,
         by=by,
         step_time_s=timeline.step_time_s,
+        mean_step_s=mean_s,
         interval_s=runs.estimated(timeline),
         rows=rows,
         next=runs.advise(timeline.graph, path),

@@ -13,6 +13,7 @@ from foretrace.simulate.timeline import BlameRow
 from foretrace.techniques.compute.rates import operator_words
 
 NOISE_SHARE = 0.001  # breakdown parts below this share of the step are not worth a word
+_APART = 0.05  # mean and median step that differ by more are named apart
 
 
 def show(
@@ -42,7 +43,9 @@ def show(
         when = f" {when}"
     who = "The CPU" if platform == "cpu" else "The GPU"
     if part == "compute":
-        return _compute(breakdown, rows, platform=platform, every=every)
+        return _compute(
+            breakdown, rows, mean_s=sum((mean or breakdown).parts().values()), platform=platform, every=every
+        )
     if part == "data_loading":
         return f"{who} waits for data{when}: {spent} are DataLoader work that nothing overlaps."
     if part == "launch_bound":
@@ -61,7 +64,21 @@ def show(
     return f"{who} idles{when}: {spent} pass without work, and the recording does not say why."
 
 
-def _compute(breakdown: BreakdownView, rows: Sequence[BlameRow], *, platform: str, every: bool) -> str:
+def apart(step_s: float, mean_s: float) -> bool:
+    """Return whether the mean step has to be named beside the median one."""
+    return abs(mean_s - step_s) > _APART * step_s
+
+
+def _on_average(part_s: float, step_s: float, mean_s: float, *, every: bool) -> str:
+    """Return a part of the mean step beside the step; beside the mean step where the two differ: one step was long."""
+    if apart(step_s, mean_s):
+        return f"on average {of(part_s, mean_s, every=every)}"
+    return of(part_s, step_s, every=every)
+
+
+def _compute(
+    breakdown: BreakdownView, rows: Sequence[BlameRow], *, mean_s: float, platform: str, every: bool
+) -> str:  # fmt: skip
     parts = breakdown.parts()
     total = sum(parts.values())
     spent = of(parts["compute"], total, every=every)
@@ -76,7 +93,7 @@ def _compute(breakdown: BreakdownView, rows: Sequence[BlameRow], *, platform: st
             return f"The CPU computes all the time: {spent} are operators."
         (first, time), rest = ranked[0], ranked[1:2]
         tail = "".join(f", {name} {in_unit(t, unit)}" for name, t in rest if t >= 0.05 * total)
-        return f"The CPU is the limit: {first} take {of(time, total, every=every)}{tail}."
+        return f"The CPU is the limit: {first} take {_on_average(time, total, mean_s, every=every)}{tail}."
     kernels = [row for row in rows if row.kind == "kernel"]
     tail = ""
     if kernels:
@@ -104,8 +121,11 @@ def simulate(step_s: float, measured_s: float, structural_error: float) -> str:
     )
 
 
-def blame(rows: Sequence[BlameRow], step_s: float, *, every: bool) -> str:
-    """The first of the ranking: who saves most if 10 % faster, and what is saved without it."""
+def blame(rows: Sequence[BlameRow], step_s: float, mean_s: float, *, every: bool) -> str:
+    """Return the first of the ranking: who saves most if 10 % faster, and what is saved without it.
+
+    `rows` are about the mean step of `mean_s`, `step_s` is the median one.
+    """
     named = [row for row in rows if row.saved_if_10pct_faster_s > 0]
     if not named:
         return "Nothing in this recording would make the step faster if it were 10 % faster itself."
@@ -113,7 +133,7 @@ def blame(rows: Sequence[BlameRow], step_s: float, *, every: bool) -> str:
     who = f"What has {short_name(top.name)[1:-1]}" if top.name.startswith("(no ") else short_name(top.name)
     return (
         f"{who} holds the step back most: without it, "
-        f"{of(top.saved_if_removed_s, step_s, every=every)} would be saved, "
+        f"{_on_average(top.saved_if_removed_s, step_s, mean_s, every=every)} would be saved, "
         f"{seconds(top.saved_if_10pct_faster_s)} if it were 10 % faster."
     )
 

@@ -66,6 +66,8 @@ class ShowView(Report, frozen=True, kw_only=True):
             yield from notes(collectives(self.collectives, one_step=self.steps <= 1))
         if self.holds_back:
             title = "what holds the step back" + (" (sum of the ranks)" if self.ranks > 1 else "")
+            if headline.apart(self.step_time_s.median, self.step_time_s.mean):
+                title += f", per mean step of {seconds(self.step_time_s.mean)}"
             yield ranking(_named_too(self.holds_back, top, self.headline), title, self.platform)
         for each in self.advice:
             yield Line(advice(each), label="try")

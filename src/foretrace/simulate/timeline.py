@@ -22,9 +22,9 @@ _TAKES_NO_TIME = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN, TaskKind.ARRIVA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlameRow:
-    """One suspect: how long it takes and what the step would save, per step, seconds.
+    """One suspect: how long it takes and what the mean step would save, seconds.
 
-    `time_s` and `count` are per step; `saved_*` come from replays of the changed graph, so work that
+    `time_s` and `count` are per mean step; `saved_*` come from replays of the changed graph, so work that
     something else hides saves less than it takes.
     """
 

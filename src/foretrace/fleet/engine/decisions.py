@@ -92,10 +92,10 @@ def _try(st, j):  # type: ignore[no-untyped-def]
     group.widest = most
     unit, level, kind = _find(st, j, most)
     row = np.int64(-1)
-    if job.ghost == 1 and job.level <= most and (unit < 0 or job.level <= level):
+    if job.reclaims == 1 and job.level <= most and (unit < 0 or job.level <= level):
         gpu = job.head
         while gpu >= 0:
-            st.devs[gpu].haunted = -1
+            st.devs[gpu].reclaimer = -1
             st.devs[gpu].owner = j
             placing.change(st, gpu, -1)
             gpu = st.devs[gpu].nxt
@@ -108,8 +108,8 @@ def _try(st, j):  # type: ignore[no-untyped-def]
             waiting.refuse(st, j, C_SCATTERED, most, s.free)
         return 0
     else:
-        # the old list must be whole when its stretch is closed, so a ghost that moves loses it before it takes others
-        if job.ghost == 1:
+        # the old list must be whole when its stretch is closed, so a job that moves loses it before it takes others
+        if job.reclaims == 1:
             placing.lose(st, j)
         before = job.level
         placing.fill(st, j, kind, level, unit)
@@ -177,20 +177,20 @@ def _outrank(st):  # type: ignore[no-untyped-def]
             order[losers] = j
             losers += 1
     for i in range(losers):
-        _haunt(st, order[i])
+        _release_reclaimable(st, order[i])
 
 
 @inner
-def _haunt(st, j):  # type: ignore[no-untyped-def]
-    """The job releases its GPUs and stands in line again; unless somebody takes them, it gets them back."""
+def _release_reclaimable(st, j):  # type: ignore[no-untyped-def]
+    """Release the GPUs of a job and queue it again; unless another job takes them, it may reclaim them."""
     job = st.jobs[j]
     placing.settle(st, j)
     placing.release(st, j)
     waiting.unschedule(st, j)
-    job.ghost = 1
+    job.reclaims = 1
     gpu = job.head
     while gpu >= 0:
-        st.devs[gpu].haunted = j
+        st.devs[gpu].reclaimer = j
         gpu = st.devs[gpu].nxt
     if st.s.preempt == LEASE:
         job.last = st.s.now  # starvation counts from the end of a lease, also of one that is renewed (Dally)
@@ -347,14 +347,14 @@ def _tighten(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _name_causes(st):  # type: ignore[no-untyped-def]
-    """Those whom the pass did not reach: ghosts have lost, new ones learn why they wait."""
+    """Name causes for jobs that the pass did not reach; those that could reclaim GPUs no longer can."""
     s = st.s
     for i in range(s.fresh):
         j = st.newly[i]
         job = st.jobs[j]
         if job.status != WAITING:
             continue
-        if job.ghost == 1:
+        if job.reclaims == 1:
             placing.lose(st, j)
         if job.cause == C_UNDECIDED and s.now == job.cause_since:
             if s.admit == BLOCK:
@@ -441,7 +441,7 @@ def _happen(st):  # type: ignore[no-untyped-def]
         if jobs[j].status != RUNNING:
             continue
         if bidding:
-            _haunt(st, j)
+            _release_reclaimable(st, j)
         else:
             jobs[j].lease_end = s.now + s.lease
             placing.review(st, j)

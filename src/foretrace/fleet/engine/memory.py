@@ -52,15 +52,16 @@ NUMBERS = _record(
 )
 # What a job is (asked for) and how it stands. Times in ns; `work`, `remaining` ns at speed 1; `gpu_ns` is service had.
 # demand: class of (GPUs, kinds allowed); size: class of GPUs alone, for the tuner; eager: no delay timer holds it;
-# fresh: when this stretch began to make progress, what a failure can lose; ghost: it lost its GPUs in this decision and
-# gets them back for nothing if they stay free; band: queue of a discretised order; head: first of its GPUs.
+# fresh: when this stretch began to make progress, what a failure can lose; reclaims: it released its GPUs in this
+# decision and gets them back for nothing if they stay free; band: queue of a discretised order; head: the first of its
+# GPUs.
 # What a look at a waiting job needs is first, side by side in memory.
 JOB = _record(
-    "gpus demand cause cause_since last when pos eager size tenant level ghost status submit kind restart mark ready "
-    "fresh first ended held dead starts preempted failed lease_end finish_at band head stretch stretch_dead",
+    "gpus demand cause cause_since last when pos eager size tenant level reclaims status submit kind restart mark "
+    "ready fresh first ended held dead starts preempted failed lease_end finish_at band head stretch stretch_dead",
     "work remaining estimate key talk gpu_ns rate talking k1 k2",
 )
-DEVICE = _record("owner nxt haunted kind unit")  # nxt: the next GPU of its job; unit: the innermost one
+DEVICE = _record("owner nxt reclaimer kind unit")  # nxt: the next GPU of its job; unit: the innermost one
 UNIT = _record("lo hi parent child count touched")  # GPUs lo ... hi - 1, units child ... child of the next - 1
 LEVEL = _record("at wait", "floor cap")  # first unit; wait before spreading (ns); tuner's floor and cap in leases
 # A class of jobs: its GPUs, how many wait, why none fits in this decision (-1: one may), how wide one was tried, and

@@ -58,17 +58,17 @@ def close(st, j):  # type: ignore[no-untyped-def]
 
 @inner
 def lose(st, j):  # type: ignore[no-untyped-def]
-    """A ghost cannot have its GPUs back: its stretch is over."""
+    """End the stretch of a job that can no longer reclaim its GPUs."""
     close(st, j)
     job = st.jobs[j]
     gpu = job.head
     while gpu >= 0:
-        if st.devs[gpu].haunted == j:
-            st.devs[gpu].haunted = -1  # else it would lose its next GPUs when somebody takes these
+        if st.devs[gpu].reclaimer == j:
+            st.devs[gpu].reclaimer = -1  # else it would lose its next GPUs when somebody takes these
         gpu = st.devs[gpu].nxt
     if st.s.preempt == ALWAYS:
         st.s.stale = 1  # it stands in line as of when it held them
-    job.ghost = 0
+    job.reclaims = 0
     job.preempted += 1
     job.last = st.s.now
     note(st, j, L_PREEMPT, job.gpus, 0)
@@ -77,10 +77,10 @@ def lose(st, j):  # type: ignore[no-untyped-def]
 @inner
 def _take(st, gpu, j):  # type: ignore[no-untyped-def]
     device = st.devs[gpu]
-    other = device.haunted
-    if other >= 0 and other != j and st.jobs[other].ghost == 1:
+    other = device.reclaimer
+    if other >= 0 and other != j and st.jobs[other].reclaims == 1:
         lose(st, other)
-    device.haunted = -1
+    device.reclaimer = -1
     device.owner = j
     device.nxt = st.jobs[j].head
     st.jobs[j].head = gpu
@@ -255,7 +255,7 @@ def go(st, j, row):  # type: ignore[no-untyped-def]
     if s.preempt == LEASE:
         job.lease_end = now + s.lease
     if row < 0:
-        job.ghost = 0
+        job.reclaims = 0
         job.ready = max(job.ready, now)
     else:
         job.stretch_dead = job.restart if job.starts > 0 or s.first_cost == 1 else np.int64(0)

@@ -16,7 +16,7 @@ FUTURE, WAITING, RUNNING, DONE = "future", "waiting", "running", "done"
 
 @dataclass(slots=True, eq=False)
 class JobState:
-    """One job as it stands. `gpus` it holds, or held a moment ago where it is a ghost: it released them in this very
+    """One job as it stands. `gpus` it holds, or held a moment ago where it `reclaims`: it released them in this very
     decision, and gets them back for nothing if they stay free.
     """
 
@@ -42,7 +42,7 @@ class JobState:
     part: float = 0  # devices that count as its own: all of them where it shares none
     rate: float = 0.0
     talking: float = 0.0
-    ghost: bool = False
+    reclaims: bool = False
     band: int = 0
     last: int = 0  # when it last gained or lost GPUs
     lease_end: int = 0

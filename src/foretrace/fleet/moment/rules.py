@@ -195,7 +195,7 @@ class Rules:
             if unit >= 0:
                 break
             self.unfit[job.demand] = level
-        if job.ghost and job.level <= widest and (unit < 0 or job.level <= level) and self._still_free(job):
+        if job.reclaims and job.level <= widest and (unit < 0 or job.level <= level) and self._still_free(job):
             return job.gpus
         if unit >= 0:
             return self.choose(kind, level, unit, job.wanted)
@@ -211,8 +211,8 @@ class Rules:
             )
         return Wait(cause, until, words)
 
-    def _still_free(self, ghost: JobState) -> bool:
-        return all(self.state.has_room(gpu, ghost) for gpu in ghost.gpus)
+    def _still_free(self, claimant: JobState) -> bool:
+        return all(self.state.has_room(gpu, claimant) for gpu in claimant.gpus)
 
     def best(self, kind: int, level: int, wanted: int) -> int:
         """The unit with the fewest free GPUs that are enough, the first of several; −1 none."""

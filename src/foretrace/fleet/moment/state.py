@@ -28,7 +28,7 @@ class SteppingState(Holdings):
         self.costs, self.record, self.facts, self.watched = given.costs, given.record, given.facts, given.watched
         self.now, self.events = 0, 0
         self._meet_jobs()
-        self.haunted: dict[int, list[int]] = {}  # ghosts of a GPU
+        self.reclaimers: dict[int, list[int]] = {}  # jobs that may reclaim a GPU
         self.waiting: set[int] = set()
         self.running: set[int] = set()
         self.newly: list[int] = []  # who came to wait since the last decision
@@ -88,20 +88,20 @@ class SteppingState(Holdings):
 
     # ---- who holds GPUs
     def take(self, job: JobState, gpus: list[int]) -> None:
-        """The job holds these GPUs; ghosts that could have had one of them have lost theirs."""
+        """Give the job these GPUs; jobs that could reclaim one of them no longer can."""
         for gpu in gpus:
             self.disturbed.update(self.owners[gpu])
             if not self.owners[gpu]:
                 self.count(gpu, -1)
             self.owners[gpu].append(job.at)
-            for other in self.haunted.pop(gpu, []):
-                ghost = self.jobs[other]
-                if ghost is job or not ghost.ghost:
+            for other in self.reclaimers.pop(gpu, []):
+                claimant = self.jobs[other]
+                if claimant is job or not claimant.reclaims:
                     continue
-                if self.has_room(gpu, ghost):
-                    self.haunted.setdefault(gpu, []).append(other)
+                if self.has_room(gpu, claimant):
+                    self.reclaimers.setdefault(gpu, []).append(other)
                 else:
-                    self.lose(ghost)
+                    self.lose(claimant)
         job.gpus = gpus
 
     def leave(self, job: JobState) -> None:
@@ -186,7 +186,7 @@ class SteppingState(Holdings):
         if self.lease:
             job.lease_end = now + self.lease
         if same:
-            job.ghost = False
+            job.reclaims = False
             job.ready = max(job.ready, now)
         else:
             cost = job.restart if job.starts > 0 or self.costs.first_start else 0
@@ -225,32 +225,32 @@ class SteppingState(Holdings):
             gpus = job.gpus if self.record == "devices" else []
             self.segments.append((job.at, job.stretch, self.now, len(job.gpus), job.level, dead, gpus))
 
-    def haunt(self, job: JobState) -> None:
-        """The job releases its GPUs and stands in line again; unless somebody takes them, it gets them back."""
+    def release_reclaimable(self, job: JobState) -> None:
+        """Release the GPUs of a job and queue it again; unless another job takes them, it may reclaim them."""
         self.settle(job)
         self.release(job)
         self.unschedule(job)
-        job.ghost = True
+        job.reclaims = True
         for gpu in job.gpus:
-            self.haunted.setdefault(gpu, []).append(job.at)
+            self.reclaimers.setdefault(gpu, []).append(job.at)
         if self.lease:
             job.last = self.now  # starvation counts from the end of a lease, also of one that is renewed (Dally)
         self.wait(job, Cause.OUTRANKED)
 
     def lose(self, job: JobState) -> None:
-        """A ghost cannot have its GPUs back: its stretch is over."""
+        """End the stretch of a job that can no longer reclaim its GPUs."""
         self.close(job)
         self.forget(job)
-        job.ghost = False
+        job.reclaims = False
         job.preempted += 1
         job.last = self.now
         self.note(job, "preempt", preempted(len(job.gpus)))
 
     def forget(self, job: JobState) -> None:
-        """A ghost haunts no GPU any more."""
+        """Forget which GPUs the job could reclaim."""
         for gpu in job.gpus:
-            if job.at in self.haunted.get(gpu, ()):
-                self.haunted[gpu].remove(job.at)
+            if job.at in self.reclaimers.get(gpu, ()):
+                self.reclaimers[gpu].remove(job.at)
 
     def finish(self, job: JobState) -> None:
         """All its work is done."""

@@ -74,7 +74,7 @@ class View:
         exactly these; else none.
         """
         found = self._state.jobs[job]
-        return tuple(sorted(found.gpus)) if found.status == RUNNING or found.ghost else ()
+        return tuple(sorted(found.gpus)) if found.status == RUNNING or found.reclaims else ()
 
     def remaining_s(self, job: int) -> float:
         """Work left, in seconds at speed 1. A policy that uses it knows how long jobs run."""
