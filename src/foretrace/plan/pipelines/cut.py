@@ -127,7 +127,8 @@ def cost_graph(model: PlaceableModel, kernels_s: Float64, host_s: Float64) -> tu
     for home, readers, row in zip(*crossing(problem, blocks), strict=True):
         for reader in () if problem.backward[row] else readers:
             nbytes = problem.transfer[row] * model.bytes_per_s
-            edges[home, reader] = edges.get((home, reader), 0.0) + nbytes
+            edge = min(home, reader), max(home, reader)  # blocks stand in order; a backward pass may read a later one's
+            edges[edge] = edges.get(edge, 0.0) + nbytes
             inputs[reader] += nbytes
     saved = total(np.zeros(len(ids)) if problem.saved is None else problem.saved) / model.devices
     fixed = total(problem.nbytes) - model.devices * saved
