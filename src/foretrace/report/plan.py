@@ -126,7 +126,7 @@ class PipelineStageView(msgspec.Struct, frozen=True, kw_only=True):
     """One stage, for one micro-batch."""
 
     layers: str  # first and last
-    replicas: int  # devices, each with every so manieth micro-batch
+    replicas: int  # devices that take micro-batches in turns
     recomputed: int  # blocks of operators whose forward pass is run again
     forward_s: float
     backward_s: float
