@@ -23,6 +23,7 @@ from foretrace.plan.placement.source import KEPT, PlaceableModel
 from foretrace.training.pipeline.schedules import SCHEDULES
 
 PLANNERS = ("placement", "pipedream", "piper")
+_MOST_PASSES = 300_000  # of a schedule that is simulated; all of them take a minute or two
 _MOST_CUTS = 500  # places where stages with replicas may end; beyond, those of one topological order
 
 
@@ -188,6 +189,12 @@ def cut(
     if not problem.nbytes.any():
         raise ForetraceError(
             f"{model.graph.name} says nothing of sizes in memory, which stages need; give the model, not a recording."
+        )
+    most = max(_MOST_PASSES // (2 * BATCHES * model.devices), 1)
+    if micro_batches > most:
+        raise ForetraceError(
+            f"`micro_batches={micro_batches}` are more passes than are simulated; give {most} or fewer: what "
+            "a micro-batch adds is the same from some number on."
         )
     for name in names:
         if name not in SCHEDULES:

@@ -106,8 +106,10 @@ def solve(
 def least_load(problem: PlacementProblem, blocks: PlacementBlocks, value: float) -> float:
     """A load that no placement can beat: the time of all operators, shared out evenly; `value` is one that is known."""
     weights = _weights(problem, blocks)
+    if not problem.accelerators:
+        return float(weights[1].sum()) / problem.cpus
     relief = _relief(weights[0], weights[1], problem.cpus * value)
-    return max(float(weights[0].sum() - relief) / max(problem.accelerators, 1), 0.0)
+    return max(float(weights[0].sum() - relief) / problem.accelerators, 0.0)
 
 
 def _weights(problem: PlacementProblem, blocks: PlacementBlocks) -> Float64:

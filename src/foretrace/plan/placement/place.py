@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import ceil, inf
 
-import numpy as np
-
 from foretrace.deadline import Deadline, ending
 from foretrace.errors import ForetraceError
 from foretrace.plan.placement import latency as one_sample
@@ -92,9 +90,7 @@ def place(
     assert problem.order  # no operator waits for itself
     if objective == "latency" and problem.saved is not None:  # of one batch
         problem = replace(problem, nbytes=problem.on(1).nbytes, saved=None)
-    # An accelerator runs its operators as one piece: without CPUs, forward and backward passes stay together.
-    whole = objective == "latency" and not problem.cpus
-    blocks = contract(replace(problem, backward=np.zeros_like(problem.backward)) if whole else problem)
+    blocks = contract(problem, whole=objective == "latency" and not problem.cpus)
     find = _throughput if objective == "throughput" else _latency
     devices, reached, least, method = find(problem, blocks)
     if not contiguous:  # more placements are allowed, so less is known
