@@ -1,16 +1,16 @@
 """The published workloads of Tarnawski et al. (NeurIPS 2020): optima, seconds and bounds, written to README.md.
 
-    python -m reproductions tarnawski [--shared-data PATH] [--seconds S] [--print] [throughput] [any-sets] [latency]
+    python -m reproductions tarnawski [--shared-data PATH] [--work S] [--print] [throughput] [any-sets] [latency]
 
 Every throughput workload is placed exactly, and once more without contiguity; every latency workload as well as
-`--seconds` allow. Seconds are CPU time of this process, compilation of the loops left out.
+`--work` allows, which is the solver's own measure: other work on the machine changes no answer. Seconds are CPU time of
+all processes, compilation of the loops left out.
 """
 
 from __future__ import annotations
 
 import csv
 import resource
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -40,9 +40,14 @@ def rows_of(path: Path, column: str) -> dict[str, float]:
 
 
 def _cpu(problem: PlacementProblem, **how: object) -> tuple[Placement, float]:
-    begun = time.process_time()
+    begun = _spent_s()
     found = place(problem, **how)  # type: ignore[arg-type]
-    return found, time.process_time() - begun
+    return found, _spent_s() - begun
+
+
+def _spent_s() -> float:
+    """CPU time of this process and of those that it waited for."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def throughput(folder: Path) -> str:
@@ -70,36 +75,36 @@ def throughput(folder: Path) -> str:
     return table(header, rows)
 
 
-def any_sets(folder: Path, seconds: float) -> str:
+def any_sets(folder: Path, work: float) -> str:
     """The table of placements that need not be contiguous."""
     rows = []
     for name, problem in workloads(folder, "throughput"):
         if len(problem) > 450:
             continue
         before = place(problem).objective_value
-        found = place(problem, contiguous=False, seconds=seconds)
+        found, seconds = _cpu(problem, contiguous=False, work=work)
         rows.append((name, f"{before:.6g}", f"{found.objective_value:.6g}", "yes" if found.proven else "no",
-                     f"{percent(found.gap)} %", f"{found.seconds:.1f}"))  # fmt: skip
-    return table(("workload", "contiguous", "any sets", "proven", "gap", "wall s"), rows)
+                     f"{percent(found.gap)} %", f"{seconds:.0f}"))  # fmt: skip
+    return table(("workload", "contiguous", "any sets", "proven", "gap", "CPU s"), rows)
 
 
-def latency(folder: Path, seconds: float) -> str:
+def latency(folder: Path, work: float) -> str:
     """The table of latencies beside the published greedy placement."""
     greedy = rows_of(folder / "known_latency.csv", "greedy_total_latency")
     rows = []
     for name, problem in workloads(folder, "latency"):
-        found = place(problem, objective="latency", seconds=seconds)
+        found, seconds = _cpu(problem, objective="latency", work=work)
         rows.append((name, f"{greedy[name]:.6g}", f"{found.objective_value:.6g}",
                      f"{percent(found.objective_value / greedy[name] - 1, signed=True)} %",
-                     f"{found.bound:.6g}", f"{percent(found.gap)} %", f"{found.seconds:.1f}"))  # fmt: skip
-    return table(("workload", "greedy", "found", "against greedy", "bound", "gap", "wall s"), rows)
+                     f"{found.bound:.6g}", f"{percent(found.gap)} %", f"{seconds:.0f}"))  # fmt: skip
+    return table(("workload", "greedy", "found", "against greedy", "bound", "gap", "CPU s"), rows)
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = parser_of("tarnawski", __doc__)
     default = shared_data()
     parser.add_argument("--shared-data", type=Path, default=default)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of every integer program")
+    parser.add_argument("--work", type=float, default=20.0, help="of every integer program, in the solver's seconds")
     parser.add_argument("--print", action="store_true", help="print instead of writing README.md")
     parser.add_argument("sections", nargs="*", help=f"{', '.join(TITLES)}; by default all")
     given = parser.parse_args(arguments)
@@ -112,11 +117,12 @@ def main(arguments: Sequence[str]) -> int:
     tables = {
         "throughput": lambda: throughput(folder),
         "any-sets": lambda: (
-            f"CP-SAT from the contiguous placement, {given.seconds:g} s each.\n\n{any_sets(folder, given.seconds)}"
+            f"CP-SAT from the contiguous placement, {given.work:g} s each as it counts its own work.\n\n"
+            f"{any_sets(folder, given.work)}"
         ),
         "latency": lambda: (
-            f"The better of dynamic programming and CP-SAT, {given.seconds:g} s each; the bound of dynamic programming "
-            f"or of CP-SAT.\n\n{latency(folder, given.seconds)}"
+            f"The better of dynamic programming and CP-SAT, {given.work:g} s each as it counts its own work; the "
+            f"better bound of both.\n\n{latency(folder, given.work)}"
         ),
     }
     sections = {}

@@ -199,6 +199,8 @@ def pairs(given: list[str] | None, number: Callable[[str], Number], wrong: str) 
     found = {}
     for text in given or ():
         name, _, value = text.rpartition("=")
+        if name in found:
+            raise ForetraceError(f"{name} has two values, {found[name]} and {value}; give one.")
         try:
             found[name] = number(value if name else "")
         except ValueError:

@@ -43,7 +43,7 @@ def place(
     inference: options.Inference = False,
     size: options.Size = "full",
     any_sets: bool = flag("--any-sets", "A device may run several pieces of the graph."),
-    seconds: float = option(30.0, "S", "At most this for an integer program, if one is needed.", least=0),
+    seconds: float = option(30.0, "S", "At most until an integer program ends, if one is needed.", least=0),
     grid: options.Grid = None,
 ) -> Result:
     """Share operators out over devices.

@@ -118,7 +118,9 @@ def _from_config(path: Path) -> DecoderConfig:
             continue
         value = found[key]
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < MOST_WORDS:
-            raise ForetraceError(f"{path}: {key} must be a whole number above 0, got {value!r}; correct it.")
+            raise ForetraceError(
+                f"{path}: {key} must be a whole number from 1 to {MOST_WORDS - 1:,}, got {value!r}; correct it."
+            )
     if kind not in ("llama", "mistral"):
         raise ForetraceError(
             f"{path} is a configuration of model_type {kind!r}; llama and mistral can be taken, or capture the model "

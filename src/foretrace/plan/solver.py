@@ -1,6 +1,6 @@
-"""`apart`: an integer program solved in a process of its own, which ends when its time is up.
+"""`apart`: an integer program solved by CP-SAT (Google OR-Tools) in a process of its own.
 
-The library of CP-SAT (Google OR-Tools) and that of another solver (HiGHS) cannot be loaded together.
+The libraries of CP-SAT and of another solver (HiGHS) cannot be loaded together.
 """
 
 from __future__ import annotations
@@ -8,23 +8,45 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, isfinite
 from typing import Any
 
 from foretrace.errors import ForetraceError, MissingExtraError
 
-_GRACE_S = 30.0  # to load the solver and to build the program
+_END_S = 0.5  # to stop a solver and to read its answer
+_THREADS = 2
 
 
-def apart(module: str, given: tuple[Any, ...], seconds: float, what: str) -> Any | None:
-    """What `answer` of a module gives for these arguments; None where its time is up.
+@dataclass(frozen=True, kw_only=True)
+class SolverLimits:
+    """When a solver stops: `seconds` from when `apart` is called, or so much work."""
+
+    seconds: float = inf
+    work: float = inf  # seconds as CP-SAT counts them by what it does: the same answer on every machine
+
+    def set(self, parameters: Any, began: float) -> None:
+        """Set the parameters of a CpSolver that is about to solve; `began` as time.time() counts."""
+        if isfinite(self.seconds):
+            parameters.max_time_in_seconds = max(self.seconds - _END_S - (time.time() - began), 0.0)
+        if isfinite(self.work):
+            parameters.max_deterministic_time = self.work
+            parameters.interleave_search = True  # threads in turns that do not depend on time
+        parameters.num_workers = _THREADS
+        parameters.random_seed = 0
+
+
+def apart(module: str, given: tuple[Any, ...], limits: SolverLimits, what: str) -> Any | None:
+    """What `answer` of a module gives for these arguments, the limits and when it began; None where its time is up.
 
     Raises MissingExtraError without OR-Tools, naming `what` needs it, and ForetraceError where the solver fails.
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-m", module], input=pickle.dumps(given), capture_output=True, check=False,
-            timeout=seconds + _GRACE_S,
+            [sys.executable, "-m", module], input=pickle.dumps((*given, limits, time.time())), capture_output=True,
+            check=False, timeout=1.1 * limits.seconds if isfinite(limits.seconds) else None,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None

@@ -19,7 +19,7 @@ from foretrace.report import power
 from foretrace.report.blocks import About, Block, Column, Kind, Line, table
 from foretrace.report.power import EnergyView
 from foretrace.report.searched import NamedSearchView, search_view, searched
-from foretrace.report.units import between, count, digits, in_unit, nbytes, seconds, share, unit_for
+from foretrace.report.units import between, count, digits, in_unit, nbytes, seconds, share, things, unit_for
 from foretrace.report.views import Result, taken
 from foretrace.search.named import NamedSearch
 
@@ -102,8 +102,7 @@ def placed(found: Placement, source: str, device: str = "", grid: float | None =
     ]
     return taken(
         PlacementView, found, source=source, energy=energy, notes=(*(() if sized else (UNSIZED,)), *hosts),
-        headline=f"{what} {_time(found, found.objective_value)} on {accelerators} "
-        f"accelerator{'s' if accelerators != 1 else ''}: {goodness}.",
+        headline=f"{what} {_time(found, found.objective_value)} on {things(accelerators, 'accelerator')}: {goodness}.",
         devices=tuple(
             taken(PlacedDeviceView, each, nodes=tuple(problem.ids[row] for row in each.nodes),
                   memory=each.memory if sized else None, layers=_layers(problem, each))
@@ -126,7 +125,7 @@ class PipelineStageView(msgspec.Struct, frozen=True, kw_only=True):
     """One stage, for one micro-batch."""
 
     layers: str  # first and last
-    replicas: int  # devices, each with every so manieth micro-batch
+    replicas: int  # devices that take micro-batches in turns
     recomputed: int  # blocks of operators whose forward pass is run again
     forward_s: float
     backward_s: float
@@ -153,7 +152,7 @@ class PipelineView(Result, frozen=True, kw_only=True):
     def shown(self, top: int) -> Iterator[Block]:
         cut = f"the cut{'' if self.planner == 'placement' else f' by {self.planner}'} is "
         cut += "proven best" if self.proven else "not proven best"
-        yield About((self.source, f"{len(self.stages)} stages", f"{self.micro_batches} micro-batches", cut))
+        yield About((self.source, *_size(len(self.stages), self.micro_batches), cut))
         columns: list[Column | str] = [
             "schedule", Column("batch", "time"), Column("range", right=True, least=70), Column("bubble", right=True),
             Column("in flight", right=True, least=80), Column("most memory", right=True), Column("", wide=True),
@@ -181,8 +180,8 @@ def pipelined(found: CutModel, source: str, device: str = "", grid: float | None
         boards = sum(each.replicas for each in found.stages)
         energy = power.energy(named(device), best.batch_s, best.interval_s, busy_s, boards, grid)
     if best.batch_s is not None and best.fits:
-        what = f"a batch of {count(found.micro_batches)} micro-batches on {len(found.stages)} stages"
-        headline = f"{best.name} takes {seconds(best.batch_s)} for {what}."
+        stages, batch = _size(len(found.stages), found.micro_batches)
+        headline = f"{best.name} takes {seconds(best.batch_s)} for a batch of {batch} on {stages}."
     else:
         headline = f"No schedule fits: {best.why}"
     return taken(
@@ -193,6 +192,10 @@ def pipelined(found: CutModel, source: str, device: str = "", grid: float | None
             for each, cost, again in zip(found.placement.devices, found.stages, found.recomputed, strict=True)
         ),
     )  # fmt: skip
+
+
+def _size(stages: int, micro_batches: int) -> tuple[str, str]:
+    return things(stages, "stage"), things(micro_batches, "micro-batch")
 
 
 def _schedule_row(each: ScheduledPipeline) -> tuple[Any, ...]:

@@ -115,8 +115,9 @@ def count(value: float) -> str:
 
 
 def things(number: float, noun: str) -> str:
-    """As in "1 step", "1,840 steps"."""
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+    """As in "1 step", "1,840 steps", "2 batches"."""
+    several = "es" if noun.endswith("ch") else "s"
+    return f"{count(number)} {noun}{'' if number == 1 else several}"
 
 
 _DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))

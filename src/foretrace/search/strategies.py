@@ -78,10 +78,9 @@ class MCMC:
 class Descent:
     """Descents to where no neighbour is better: from the starts, then from the best point, changed at random.
 
-    The first better one of the space's neighbours is taken, and from the last start the best of all moves. Once
-    the starts are used up, the best point is in turns
-    shaken by a few random changes, or walked from while worse ones are accepted less and less (simulated annealing).
-    A step is one descent. Ends after `patience` descents that gained next to nothing.
+    The first better one of the space's neighbours is taken, and from the last start the best of all moves. After the
+    starts, the best point is in turns shaken by a few random changes, or walked from while worse ones are accepted less
+    and less (simulated annealing). A step is one descent. Ends after `patience` descents that gained next to nothing.
     """
 
     starts: int = 5  # descended from: the best ones, and the last

@@ -7,12 +7,17 @@ import json
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
 
+from foretrace.errors import ForetraceError
+from foretrace.plan.placement.blocks import contract
 from foretrace.plan.placement.latency import latency
 from foretrace.plan.placement.place import place
 from foretrace.plan.placement.problem import PlacementProblem, load
+from tests.plan.placement.problems import placements
 
 QUICK = 20_000  # ideals
 
@@ -74,3 +79,38 @@ def test_sets_that_need_not_be_contiguous(folder: Path) -> None:
     found = place(_problem(folder, "throughput", "OperatorGraphs/bert_l-3_inference"), contiguous=False, seconds=60)
     assert found.proven
     assert found.objective_value == pytest.approx(21.9083, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_parts_of_workloads_against_every_placement(folder: Path, seed: int) -> None:
+    """Some neighbouring blocks of a published graph, on other devices with less memory."""
+    rng = Random(seed)
+    name = rng.choice(
+        ("LayerGraphs/gnmt_training", "LayerGraphs/inceptionv3_inference", "LayerGraphs/resnet50_training",
+         "OperatorGraphs/bert_l-3_inference")
+    )  # fmt: skip
+    whole = _problem(folder, "throughput", name)
+    blocks = contract(whole)
+    begin = rng.randrange(len(blocks) - 7)
+    problem = _part(whole, sorted(row for rows in blocks.rows[begin : begin + 7] for row in rows))
+    sizes = [problem.nbytes[list(rows)].sum() for rows in contract(problem).rows]
+    limit = rng.uniform(max(sizes), sum(sizes))
+    problem = replace(problem, accelerators=rng.randint(2, 3), cpus=rng.randint(0, 1), memory_limit=limit)
+    every = list(placements(problem, contiguous=True, blocks=contract(problem)))
+    least = min(map(problem.check, every))
+    if least == inf:
+        with pytest.raises(ForetraceError, match="does not fit"):
+            place(problem)
+        return
+    assert place(problem).objective_value == pytest.approx(least, rel=1e-9)
+
+
+def _part(whole: PlacementProblem, rows: list[int]) -> PlacementProblem:
+    """The problem of some rows alone."""
+    number = {row: at for at, row in enumerate(rows)}
+    edges = [(number[a], number[b]) for a, b in whole.edges.tolist() if a in number and b in number]
+    columns = ("accelerator_time", "cpu_time", "nbytes", "transfer", "backward", "colour")
+    return replace(
+        whole, ids=tuple(rows), labels=tuple(map(str, rows)), edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
+        **{name: getattr(whole, name)[rows] for name in columns},
+    )  # fmt: skip

@@ -38,7 +38,8 @@ def test_text_explains(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["gpt2-xl", "--device", "a100-80gb", "--devices", "7", "--fix", "tensor=8"], "devices"),
         (["gpt2-xl", "--device", "a100-80gb", "--fix", "tensor=many"], "write KEY=N"),
-        (["gpt2-xl", "--device", "a100-80gb", "--fix", "depth=2"], "no field 'depth'"),
+        (["gpt2-xl", "--device", "a100-80gb", "--fix", "depth=2"], "no degree 'depth'"),
+        (["gpt2-xl", "--device", "a100-80gb", "--fix", "tensor=2", "--fix", "tensor=4"], "has two values, 2 and 4"),
         (["gpt2-xll", "--device", "a100-80gb"], "gpt2-xl"),
         (["gpt2-xl", "--device", "abacus"], "abacus"),
         (["gpt3-175b", "--device", "a100-80gb", "--devices", "1"], "does not fit"),

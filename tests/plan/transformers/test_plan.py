@@ -81,9 +81,8 @@ def test_what_cannot_be_done_is_refused_with_the_nearest_change() -> None:
         assert text.endswith((".", "?")) and "\n" not in text
         return text
 
-    assert "does not fit into 80 GB of each of 8 devices" in refused(devices=8) and "give 64 devices" in refused(
-        devices=8
-    )
+    assert "does not fit into 80 GB of each of 8 devices" in refused(devices=8)
+    assert "give 48 devices" in refused(devices=8)
     assert "multiply to 7 devices; give 6 devices" in refused(devices=7, batch=96)
     assert "7 devices cannot be cut by tensor degree 8" in refused(devices=7, fixed={"tensor": 8})
     assert "did you mean tensor" in refused(fixed={"tensors": 8})
@@ -95,7 +94,7 @@ def test_what_cannot_be_done_is_refused_with_the_nearest_change() -> None:
 
 
 def test_what_is_proposed_instead_works() -> None:
-    assert plan_decoder("gpt3-175b", devices=64, device="a100-80gb", batch=64).fitting
+    assert plan_decoder("gpt3-175b", devices=48, device="a100-80gb", batch=64).fitting
     assert plan_decoder("gpt2-xl", devices=6, device="a100-80gb", batch=96).fitting
 
 

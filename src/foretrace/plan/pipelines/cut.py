@@ -23,6 +23,7 @@ from foretrace.plan.placement.source import KEPT, PlaceableModel
 from foretrace.training.pipeline.schedules import SCHEDULES
 
 PLANNERS = ("placement", "pipedream", "piper")
+_MOST_PASSES = 300_000  # of a schedule that is simulated; all of them take a minute or two
 _MOST_CUTS = 500  # places where stages with replicas may end; beyond, those of one topological order
 
 
@@ -127,7 +128,8 @@ def cost_graph(model: PlaceableModel, kernels_s: Float64, host_s: Float64) -> tu
     for home, readers, row in zip(*crossing(problem, blocks), strict=True):
         for reader in () if problem.backward[row] else readers:
             nbytes = problem.transfer[row] * model.bytes_per_s
-            edges[home, reader] = edges.get((home, reader), 0.0) + nbytes
+            edge = min(home, reader), max(home, reader)  # blocks stand in order; a backward pass may read a later one's
+            edges[edge] = edges.get(edge, 0.0) + nbytes
             inputs[reader] += nbytes
     saved = total(np.zeros(len(ids)) if problem.saved is None else problem.saved) / model.devices
     fixed = total(problem.nbytes) - model.devices * saved
@@ -187,6 +189,12 @@ def cut(
     if not problem.nbytes.any():
         raise ForetraceError(
             f"{model.graph.name} says nothing of sizes in memory, which stages need; give the model, not a recording."
+        )
+    most = max(_MOST_PASSES // (2 * BATCHES * model.devices), 1)
+    if micro_batches > most:
+        raise ForetraceError(
+            f"`micro_batches={micro_batches}` are more passes than are simulated; give {most} or fewer: what "
+            "a micro-batch adds is the same from some number on."
         )
     for name in names:
         if name not in SCHEDULES:

@@ -34,7 +34,7 @@ class StageCost:
     activation_bytes: float = 0.0  # that a micro-batch keeps from forward to backward
     weight_bytes: float = 0.0  # one version; gradients take as much
     state_bytes: float = 0.0  # the optimizer's, and what is in work
-    replicas: int = 1  # devices, each with every so manieth micro-batch
+    replicas: int = 1  # devices that take micro-batches in turns
 
     def of(self, kind: ActionKind) -> float:
         """What an action takes, seconds; of replicas, until the next one ends its own."""

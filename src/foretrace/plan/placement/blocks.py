@@ -66,15 +66,16 @@ class PlacementBlocks:
         return PlacementBlocks.of((self.rows[at] for at in order), edges)
 
 
-def contract(problem: PlacementProblem, *, contiguous: bool = True) -> PlacementBlocks:
+def contract(problem: PlacementProblem, *, contiguous: bool = True, whole: bool = False) -> PlacementBlocks:
     """Contract colours, cycles and operators without work into blocks.
 
     1. A colour is a block. 2. Between colours one of which has backward operators alone, a backward edge becomes its
     mirror image among the forward edges. 3. Strongly connected blocks become one. 4. A block without time on either
     device, without a backward neighbour and with one forward neighbour joins that one. Sets that need not be
-    contiguous need the first of these alone.
+    contiguous need the first of these alone. For devices that run their blocks as one piece (`whole`), backward
+    operators are as forward ones, without 4: what waits for each other is one block.
     """
-    forward = ~problem.backward
+    forward = ~problem.backward | whole
     label = np.unique(problem.colour, return_inverse=True)[1].ravel()
     has_forward = np.bincount(label, weights=forward) > 0
     ends, kinds = label[problem.edges], forward[problem.edges]
@@ -84,7 +85,9 @@ def contract(problem: PlacementProblem, *, contiguous: bool = True) -> Placement
     if contiguous:
         component = _components(len(has_forward), edges)
         label, edges = component[label], {(int(component[a]), int(component[b])) for a, b in edges}
-        label, edges = _without_idle(problem, label, {(a, b) for a, b in edges if a != b})
+        edges = {(a, b) for a, b in edges if a != b}
+        if not whole:
+            label, edges = _without_idle(problem, label, edges)
     rows = defaultdict(list)
     for row, block in enumerate(label.tolist()):
         rows[block].append(row)

@@ -83,15 +83,16 @@ def solve(
         for each in (block, *others):
             touched[each].append(at)
     weights = _weights(problem, blocks)
-    relief = np.array([_relief(weights[0], weights[1], c and c * below) for c in range(problem.cpus + 1)])
+    cpus, accelerators = (min(count, len(blocks)) for count in (problem.cpus, problem.accelerators))
+    relief = np.array([_relief(weights[0], weights[1], c and c * below) for c in range(cpus + 1)])
     best, choice, origin = _best(
         words(masks, len(blocks)),
         weights,
         *flat(touched),
         np.array([1 + len(others) for others in readers], dtype=np.int64),
         problem.transfer[rows],
-        problem.cpus,
-        problem.accelerators,
+        cpus,
+        accelerators,
         problem.memory_limit,
         below,
         relief,
@@ -105,8 +106,10 @@ def solve(
 def least_load(problem: PlacementProblem, blocks: PlacementBlocks, value: float) -> float:
     """A load that no placement can beat: the time of all operators, shared out evenly; `value` is one that is known."""
     weights = _weights(problem, blocks)
+    if not problem.accelerators:
+        return float(weights[1].sum()) / problem.cpus
     relief = _relief(weights[0], weights[1], problem.cpus * value)
-    return max(float(weights[0].sum() - relief) / max(problem.accelerators, 1), 0.0)
+    return max(float(weights[0].sum() - relief) / problem.accelerators, 0.0)
 
 
 def _weights(problem: PlacementProblem, blocks: PlacementBlocks) -> Float64:
@@ -138,7 +141,7 @@ def _devices(
     origin: npt.NDArray[np.int32],
 ) -> tuple[DeviceLoad, ...]:
     """Follow the choices back from the whole graph."""
-    cpus, accelerators, at = problem.cpus, problem.accelerators, len(masks) - 1
+    cpus, accelerators, at = (size - 1 for size in choice.shape)
     found: list[tuple[int, int]] = []  # kind, mask
     while at:
         kind, lower = int(choice[cpus, accelerators, at]), int(origin[cpus, accelerators, at])

@@ -7,7 +7,7 @@ any number at a time. The largest finish is the latency.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 import numpy as np
@@ -57,7 +57,7 @@ def greedy(problem: PlacementProblem, blocks: PlacementBlocks) -> tuple[DeviceLo
     held: list[list[int]] = [[]]
     rest: list[int] = []
     for rows in blocks.rows:
-        can = np.isfinite(problem.accelerator_time[list(rows)]).all()
+        can = problem.accelerators > 0 and np.isfinite(problem.accelerator_time[list(rows)]).all()
         if can and problem.nbytes[[*held[-1], *rows]].sum() > problem.memory_limit and len(held) < problem.accelerators:
             held.append([])
         if can and problem.nbytes[[*held[-1], *rows]].sum() <= problem.memory_limit:
@@ -67,19 +67,21 @@ def greedy(problem: PlacementProblem, blocks: PlacementBlocks) -> tuple[DeviceLo
     return _placement(problem, held, rest)
 
 
-def _placement(problem: PlacementProblem, held: Sequence[Sequence[int]], rest: Sequence[int]) -> tuple[DeviceLoad, ...]:
+def _placement(problem: PlacementProblem, held: Sequence[Sequence[int]], rest: Iterable[int]) -> tuple[DeviceLoad, ...]:
     found = [problem.device("accelerator", rows) for rows in held if rows]
-    return (*found, *([problem.device("cpu", rest)] if rest else []))
+    on_cpus = problem.device("cpu", rest)
+    return (*found, *([on_cpus] if on_cpus.nodes else []))
 
 
 def candidates(problem: PlacementProblem, blocks: PlacementBlocks) -> Iterator[tuple[DeviceLoad, ...]]:
-    """Good placements: the greedy ones, and the best where no two devices work at a time.
+    """Good placements: the greedy ones, CPUs alone, and the best where no two devices work at a time.
 
-    Those come from dynamic programming over ideals where there are few, and over intervals of topological orders.
+    The last come from dynamic programming over ideals where there are few, and over intervals of topological orders.
     """
     orders = [blocks, blocks.reordered(deep=False)]
     for order in orders:
         yield greedy(problem, order)
+    yield _placement(problem, (), range(len(problem)))
     for order in [*(each.linear() for each in orders), blocks]:
         found = in_series(problem, order)
         if found is not None:

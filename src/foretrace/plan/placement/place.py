@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import ceil, inf
 
-from foretrace.deadline import ending
+from foretrace.deadline import Deadline, ending
 from foretrace.errors import ForetraceError
 from foretrace.plan.placement import latency as one_sample
 from foretrace.plan.placement import programs
@@ -16,6 +15,7 @@ from foretrace.plan.placement.blocks import PlacementBlocks, contract
 from foretrace.plan.placement.ideals import least_load, solve
 from foretrace.plan.placement.problem import ROUNDING, DeviceLoad, PlacementProblem
 from foretrace.plan.placement.series import bound
+from foretrace.plan.solver import SolverLimits
 
 OBJECTIVES = ("throughput", "latency")
 _PROVEN = 1e-6  # relative: integer programs round times
@@ -64,18 +64,22 @@ class Placement:
 
 
 def value(problem: PlacementProblem, devices: Sequence[DeviceLoad], objective: str) -> float:
-    """What a placement is judged by."""
-    return one_sample.latency(problem, devices) if objective == "latency" else problem.check(devices)
+    """What a placement is judged by. Raises ForetraceError where it is none of this problem."""
+    load = problem.check(devices)
+    return one_sample.latency(problem, devices) if objective == "latency" else load
 
 
 def place(
-    problem: PlacementProblem, *, objective: str = "throughput", contiguous: bool = True, seconds: float = 30.0
-) -> Placement:
-    """Find the best placement; an integer program, where one is needed, gets `seconds`.
+    problem: PlacementProblem, *, objective: str = "throughput", contiguous: bool = True, seconds: float = 30.0,
+    work: float = inf,
+) -> Placement:  # fmt: skip
+    """Find the best placement; an integer program, where one is needed, gets what is left of `seconds`.
+
+    With `work` it gets so many seconds as the solver counts them instead, which give the same answer on every machine.
 
     Raises ForetraceError where nothing fits, with what would, and MissingExtraError for placements that need OR-Tools.
     """
-    begun = time.perf_counter()
+    deadline = Deadline(seconds)
     ending("seconds", seconds, 30)
     if objective not in OBJECTIVES:
         raise ForetraceError(f"`objective=` must be {' or '.join(OBJECTIVES)}, got {objective!r}.")
@@ -84,15 +88,18 @@ def place(
     if problem.accelerators + problem.cpus < 1 or min(problem.accelerators, problem.cpus) < 0:
         raise ForetraceError("a placement needs at least one device; give `devices=1` or more.")
     assert problem.order  # no operator waits for itself
-    blocks = contract(problem)
+    if objective == "latency" and problem.saved is not None:  # of one batch
+        problem = replace(problem, nbytes=problem.on(1).nbytes, saved=None)
+    blocks = contract(problem, whole=objective == "latency" and not problem.cpus)
     find = _throughput if objective == "throughput" else _latency
     devices, reached, least, method = find(problem, blocks)
     if not contiguous:  # more placements are allowed, so less is known
         blocks = contract(problem, contiguous=False)
         least, method = least_load(problem, blocks, reached), f"{method} as a start"
     wants_program = not contiguous or (objective == "latency" and find_spec("ortools") is not None)
-    if wants_program and reached * (1 - _PROVEN) > least and seconds > 0:
-        tried = programs.improve(problem, blocks, devices, reached, latency=objective == "latency", seconds=seconds)
+    limits = SolverLimits(seconds=deadline.left) if work == inf else SolverLimits(work=work)
+    if wants_program and reached * (1 - _PROVEN) > least and limits.seconds > 0:
+        tried = programs.improve(problem, blocks, devices, reached, latency=objective == "latency", limits=limits)
         least = max(least, tried.bound)
         found = value(problem, tried.devices, objective)
         if found < reached:
@@ -100,18 +107,22 @@ def place(
         method = f"{method}; CP-SAT"
     return Placement(
         problem=problem, objective=objective, contiguous=contiguous, devices=devices, objective_value=reached,
-        bound=min(least, reached), seconds=time.perf_counter() - begun, method=method,
+        bound=min(least, reached), seconds=deadline.spent, method=method,
     )  # fmt: skip
 
 
 Found = tuple[tuple[DeviceLoad, ...], float, float, str]
 
 
+def _intervals(problem: PlacementProblem, blocks: PlacementBlocks) -> list[tuple[DeviceLoad, ...]]:
+    """The best intervals of two topological orders by their largest load, where some fit."""
+    orders = [solve(problem, each.linear()) for each in (blocks, blocks.reordered(deep=False))]
+    return [each.devices for each in orders if each is not None and each.devices is not None]
+
+
 def _throughput(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
     """The least largest load of contiguous sets."""
-    orders = [solve(problem, each.linear()) for each in (blocks, blocks.reordered(deep=False))]
-    linear = [each.devices for each in orders if each is not None and each.devices is not None]
-    best = min(linear, key=problem.check, default=None)
+    best = min(_intervals(problem, blocks), key=problem.check, default=None)
     value = inf if best is None else problem.check(best)
     exact = solve(problem, blocks, value * (1 - ROUNDING))
     if exact is not None and exact.devices is not None:
@@ -125,13 +136,14 @@ def _throughput(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
 
 def _latency(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
     """The least latency that is found quickly."""
-    found = list(one_sample.candidates(problem, blocks))
-    best = min(found, key=lambda each: one_sample.latency(problem, each), default=())
-    value = one_sample.latency(problem, best) if best else inf
-    if value == inf or (not problem.cpus and any(each.kind == "cpu" for each in best)):
+    found = [*one_sample.candidates(problem, blocks), *_intervals(problem, blocks)]
+    able = [each for each in found if problem.cpus or all(device.kind == "accelerator" for device in each)]
+    best = min(able, key=lambda each: one_sample.latency(problem, each), default=())
+    reached = one_sample.latency(problem, best) if best else inf
+    if reached == inf:
         best = _throughput(problem, blocks)[0]  # which looks at all ideals before it says that nothing fits
-        value = one_sample.latency(problem, best)
-    return best, value, bound(problem, blocks), "dynamic programming over ideals"
+        reached = one_sample.latency(problem, best)
+    return best, reached, bound(problem, blocks), "dynamic programming over ideals"
 
 
 def _misfit(problem: PlacementProblem, blocks: PlacementBlocks) -> ForetraceError:

@@ -187,7 +187,7 @@ def load(path: Path) -> PlacementProblem:
     try:
         found = msgspec.convert(parse_json(read_bytes(path), str(path)), _File, strict=False)
     except msgspec.ValidationError as error:
-        raise ForetraceError(f"{path} must be a placement problem ({error}); see docs/rooms/plan.md.") from None
+        raise ForetraceError(f"{path} must be a placement problem ({error}); see docs/plans.md.") from None
     return of_file(found, path)
 
 

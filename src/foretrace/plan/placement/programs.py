@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from foretrace.plan.placement.blocks import PlacementBlocks, crossing
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
-from foretrace.plan.solver import answer, apart
+from foretrace.plan.solver import SolverLimits, answer, apart
 
 _STEPS = 1 << 24  # units of time in the objective of the hint
 
@@ -36,18 +36,19 @@ def improve(
     objective: float,
     *,
     latency: bool,
-    seconds: float,
-    threads: int = 2,
+    limits: SolverLimits,
 ) -> Solved:
     """Start from a placement with this objective and search for the best one, contiguous or not.
 
     Raises MissingExtraError without OR-Tools, and ForetraceError where the solver fails.
     """
+    accelerators, cpus = (min(count, len(blocks)) for count in (problem.accelerators, problem.cpus))
+    problem = replace(problem, accelerators=accelerators, cpus=cpus)
     hint = sorted(hint, key=lambda each: -each.load)  # alike accelerators stand in this order
     where = {row: number for number, each in enumerate(hint) for row in each.nodes}
-    given = (problem, blocks, [where[rows[0]] for rows in blocks.rows], [each.kind for each in hint],
-             objective, latency, seconds, threads)  # fmt: skip
-    solved = apart("foretrace.plan.placement.programs", given, seconds, "placements that are not contiguous")
+    places, kinds = [where[rows[0]] for rows in blocks.rows], [each.kind for each in hint]
+    given = (problem, blocks, places, kinds, objective, latency)
+    solved = apart("foretrace.plan.placement.programs", given, limits, "placements that are not contiguous")
     if solved is None:
         return Solved(devices=tuple(hint), bound=0.0, proven=False)
     chosen, bound, proven = solved
@@ -68,8 +69,8 @@ def _solve(
     kinds: list[str],
     objective: float,
     latency: bool,
-    seconds: float,
-    threads: int,
+    limits: SolverLimits,
+    began: float,
 ) -> tuple[list[int], float, bool]:
     from ortools.sat.python import cp_model
 
@@ -127,9 +128,7 @@ def _solve(
         for machine in machines:
             model.add_hint(runs[block][machine], int(place[number] == machine))
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = threads
-    solver.parameters.random_seed = 0
+    limits.set(solver.parameters, began)
     status = solver.solve(model)
     bound = solver.best_objective_bound / scale
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -28,15 +28,19 @@ _HOST, _DEVICE, _BETWEEN = 0, 1, 2  # pieces: on CPUs; of an accelerator; of CPU
 def bound(problem: PlacementProblem, blocks: PlacementBlocks) -> float:
     """A latency that no placement which keeps blocks together can beat; inf if nothing fits, 0 if nothing is known.
 
-    Rows may be left out: what is left waits as before, and sends as much. Those without time are; then, more and more
-    of those that could run beside most others, because more blocks are waists then. The best bound counts.
+    The longest path takes its time, and all operators that of an accelerator's share where there are no CPUs. For
+    waists, rows may be left out: what is left waits as before, and sends as much. Those without time are; then, more
+    and more of those that could run beside most others, because more blocks are waists then. The best bound counts.
     """
     time = np.where(np.isfinite(problem.accelerator_time), problem.accelerator_time, NOTHING)
     kept = (time >= NOTHING) | (problem.cpu_time >= NOTHING)
     behind = _reached(len(problem), problem.order, problem.successors)
     beside = ~(behind | behind.T)
     np.fill_diagonal(beside, val=False)
-    best = 0.0
+    quickest = np.minimum(problem.accelerator_time, problem.cpu_time if problem.cpus else inf)
+    best = _path(problem, range(len(problem)), quickest)
+    if not problem.cpus:
+        best = max(best, float(quickest.sum()) / problem.accelerators)
     while kept.any():
         found = _bound(problem, blocks, behind, kept)
         best = max(best, found)
@@ -59,6 +63,8 @@ def _bound(problem: PlacementProblem, blocks: PlacementBlocks, behind: Mask, kep
         np.fill_diagonal(before, val=False)
     else:
         before = _reached(len(blocks), range(len(blocks)), blocks.after)[np.ix_(numbers, numbers)]
+    order = np.argsort(before.sum(axis=0), kind="stable")  # of time: backward operators go against that of blocks
+    numbers, before = [numbers[at] for at in order], before[np.ix_(order, order)]
     if not _comparable(before).any():
         return 0.0
     direct = before & (before.astype(np.float32) @ before.astype(np.float32) == 0)
@@ -104,7 +110,7 @@ def _pieces(
     best, kind, origin = _least(
         words(masks, len(blocks)),
         np.array([[column[list(each)].sum() for each in blocks.rows] for column in columns]).reshape(3, -1),
-        np.array([_path(problem, each) if problem.cpus else inf for each in rows]),
+        np.array([_path(problem, each, problem.cpu_time) if problem.cpus else inf for each in rows]),
         _comparable(before),
         before,
         toll,
@@ -112,11 +118,12 @@ def _pieces(
         *flat(touched),
         np.array([len(others) + (home >= 0) for home, others, _ in sent], dtype=np.int64),
         np.array([seconds for _, _, seconds in sent]),
-        problem.accelerators,
+        min(problem.accelerators, len(blocks)),
         problem.memory_limit,
         between,
     )
-    found, f, at = [], problem.accelerators, len(masks) - 1
+    found: list[tuple[int, list[int]]] = []
+    at, f = (size - 1 for size in best.shape)
     while at and best[-1, -1] < inf:
         lower, how = int(origin[at, f]), int(kind[at, f])
         if lower != at:
@@ -171,11 +178,11 @@ def _comparable(before: Mask) -> Mask:
     return found
 
 
-def _path(problem: PlacementProblem, rows: Sequence[int]) -> float:
-    """The longest path through a block's rows on CPUs."""
+def _path(problem: PlacementProblem, rows: Sequence[int], time: Float64) -> float:
+    """The longest path through some rows that take these times (n)."""
     inside, done = set(rows), dict.fromkeys(rows, 0.0)
     for row in (each for each in problem.order if each in inside):
-        done[row] += float(problem.cpu_time[row])
+        done[row] += float(time[row])
         for reader in inside.intersection(problem.successors[row]):
             done[reader] = max(done[reader], done[row])
     return max(done.values())

@@ -20,6 +20,7 @@ from foretrace.simulate.timeline import Timeline, simulate
 
 _USUAL_SOFTWARE = "megatron"
 _TRIES = 64  # other numbers of devices
+_NODES = 32  # more nodes that are tried one by one, beside doubled devices
 _MOST_PASSES = 100_000  # that are simulated unasked, in some seconds
 _KEPT = 256  # quickest configurations of which the shown ones are taken
 
@@ -162,7 +163,8 @@ def _misfit(space: ParallelismSpace, found: SweptSpace) -> ForetraceError:
             f"no degrees of tensor, context, pipeline and data for {name} and a batch of {space.batch} multiply to "
             f"{n} devices{' with what is fixed' if space.fixed else ''}; {change}."
         )
-    larger = (n << power for power in range(1, 13))
+    node, whole = space.on.node, n - n % space.on.node
+    larger = sorted({*(n << power for power in range(1, 13)), *range(whole + node, whole + _NODES * node, node)})
     enough = next((each for each in larger if _sweep(space, devices=each).fitting), None)
     change = f"give {enough} devices, or" if enough else "choose"
     each = "a device" if n == 1 else f"each of {n} devices"

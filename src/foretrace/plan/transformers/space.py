@@ -59,7 +59,7 @@ class ParallelismSpace:
                 raise ForetraceError(f"`{name}=` must be 1 to {_LARGEST}, got {value}; give {near}.")
         for name, value in self.fixed.items():
             if name not in kernels.FIELDS:
-                raise ForetraceError(f"`fixed=` has no field {name!r}; {question(name, kernels.FIELDS)}")
+                raise ForetraceError(f"a plan has no degree {name!r} to be given; {question(name, kernels.FIELDS)}")
             low, high = ENDS.get(name, (1, _MOST))
             if not low <= value <= high:
                 ends = f"{low} to {high}" if high < _MOST else "a whole number above 0"
