@@ -238,8 +238,8 @@ def data(
             )
             return Reply(result=planned_samplers(graph, source.data, limit, ways))
         found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
-        tried = try_plan(found, source, epochs=epochs, tell=tell) if run else None
-    view = planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
+        measured, tried = try_plan(found, source, epochs=epochs, tell=tell) if run else (None, None)
+    view = planned_data(found, tried, *(kept.keep(measured) if kept and measured else ()))
     return Reply(result=view, files={perfetto: lambda path: timelines.write([track(graph, found.timeline)], path)})
 
 

@@ -11,7 +11,6 @@ from foretrace.arrays import Array, Float32, Int64
 from foretrace.errors import ForetraceError
 from foretrace.names import keyed
 from foretrace.reading import DAMAGED, TooLargeError, parse_npz, read_bytes
-from foretrace.training.rows.drawing import positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +46,6 @@ class Adjacency:
         order = np.argsort(both[:, 0], kind="stable")
         starts = np.concatenate([[0], np.cumsum(np.bincount(both[:, 0], minlength=nodes))])
         return Adjacency(starts=starts.astype(np.int64), neighbours=both[order, 1].astype(np.int64))
-
-    def sample(self, nodes: Int64, fanout: int, random: np.random.Generator) -> tuple[Int64, Int64]:
-        """Up to `fanout` neighbours of each of `nodes` (n,), uniform without replacement; all where it has no more.
-
-        Returns their starts (n + 1,) and the neighbours, as in an `Adjacency`.
-        """
-        degrees = self.starts[nodes + 1] - self.starts[nodes]
-        wanted = np.minimum(degrees, fanout)
-        found = self.neighbours[positions(self.starts[nodes], degrees, wanted, random)]
-        return np.concatenate([[0], np.cumsum(wanted)]), found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
