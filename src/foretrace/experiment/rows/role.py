@@ -14,7 +14,7 @@ import numpy as np
 from foretrace.arrays import Float32
 from foretrace.experiment.messages import ListenRows, MeetRows, RowTimes, TimeRows, TrainedRows, TrainRows, Worker
 from foretrace.files import write_bytes
-from foretrace.training.rows.kept import BatchLog, file_of, numbers
+from foretrace.training.rows.kept import BatchLog, file_of, read_floats
 from foretrace.training.rows.lookups import read
 from foretrace.training.rows.optimizers import row_optimizer
 from foretrace.training.rows.rows import RowsInMemory
@@ -51,7 +51,7 @@ def serve(given: ListenRows, worker: Worker) -> dict[str, int]:
     tables = {}
     for arm in setup.look_ahead:
         if setup.begin and folder is not None:
-            tables[arm] = numbers(file_of(folder, "rows", setup.begin), shape)
+            tables[arm] = read_floats(file_of(folder, "rows", setup.begin), shape)
             continue
         tables[arm] = np.zeros(shape, np.float32)
         drawn = np.random.default_rng(setup.seed).standard_normal((shape[0], setup.width), np.float32)
@@ -98,7 +98,7 @@ def connect(given: MeetRows, worker: Worker) -> None:
         trainer = RowTrainer(job, lookups, settings, role.peers, (given.server, given.ports[arm]), token)
         dense = trainer.dense.numpy()
         if setup.begin:
-            dense[:] = numbers(file_of(Path(setup.folder), "dense", setup.begin), dense.shape)
+            dense[:] = read_floats(file_of(Path(setup.folder), "dense", setup.begin), dense.shape)
         elif setup.folder:
             role.keep(dense, 0)
         role.arms[arm] = trainer

@@ -106,10 +106,8 @@ class RowsOnDisk(Rows):
         if not 0 <= buffer <= self.partitions or spare < 0:
             raise ForetraceError(f"A buffer must hold 0 to {self.partitions} partitions, got {buffer}.")
         self.buffer, self.disk = buffer, RowCounters()
-        self.size, self._stride = (
-            -(-head.rows // head.partitions),
-            partition_bytes(head.rows, head.width, head.partitions),
-        )
+        self.size = -(-head.rows // head.partitions)
+        self._stride = partition_bytes(head.rows, head.width, head.partitions)
         self._work = path.with_name(f".{path.name}{PART}")  # one writer at a time: a stale one is made again
         self._memory = _aligned((buffer + spare) * self._stride)
         self._free = list(range(buffer + spare))

@@ -9,7 +9,7 @@ import numpy as np
 
 from foretrace.arrays import Array, Float32, Int64
 from foretrace.errors import ForetraceError
-from foretrace.names import keyed
+from foretrace.names import numbers
 from foretrace.reading import DAMAGED, TooLargeError, parse_npz, read_bytes
 
 
@@ -67,7 +67,7 @@ class NodeData:
 
 _MOST_NODES = 2**31 - 1  # files of partitions name nodes by 32 bits
 _SETS = {"train_idx": "train", "val_idx": "validation", "test_idx": "test"}
-_PLANTED = {"nodes": 10_000, "edges": 100_000, "communities": 10, "features": 0, "seed": 0}
+_PLANTED = {"nodes": 10_000, "edges": 100_000, "communities": 10, "mixing": 0.2, "features": 0, "seed": 0}
 
 
 def planted(
@@ -112,13 +112,7 @@ def parse(text: str) -> NodeData:
     kind, colon, rest = text.partition(":")
     if kind != "planted" or not colon:
         return read(Path(text))
-    given = keyed(rest.split(), (*_PLANTED, "mixing"), "planted")
-    try:
-        mixing = float(given.pop("mixing", 0.2))
-        numbers = _PLANTED | {key: int(value) for key, value in given.items()}
-    except ValueError as error:
-        raise ForetraceError(f"{text!r} must have numbers ({error}).") from None
-    return planted(mixing=mixing, **numbers)
+    return planted(**numbers(rest.split(), _PLANTED, "planted"))
 
 
 def read(path: Path) -> NodeData:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from foretrace.arrays import Array, Int64
 from foretrace.errors import ForetraceError, MissingExtraError
-from foretrace.names import keyed
+from foretrace.names import numbers
 from foretrace.reading import DAMAGED, Budget, parse_npz, read_bytes
 
 _MEND = "give a file of ids, or zipf:EXPONENT"
@@ -21,6 +22,12 @@ CRITEO = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
     2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
+
+
+_ZIPF = {
+    "tables": 26, "rows": 100_000, "pooling": 1, "samples": 512, "batches": 64, "seed": 0, "locality": 0.0,
+    "workers": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,19 +130,17 @@ def parse(text: str) -> Lookups:
     """
     kind, _, rest = text.partition(":")
     words = rest.split()
-    if kind != "zipf" or not words:
-        raise ForetraceError(f"Lookups must be a file or zipf:EXPONENT, got {text!r}.")
-    defaults = {"tables": 26, "rows": 100_000, "pooling": 1, "samples": 512, "batches": 64, "seed": 0, "workers": 1}
-    given = keyed(words[1:], [*defaults, "locality"], "zipf")
     try:
-        locality = float(given.pop("locality", 0))
-        criteo = given.get("rows") == "criteo" and given.pop("rows")
-        numbers: dict[str, Any] = defaults | {key: int(value) for key, value in given.items()}
-        if criteo:
-            numbers["rows"] = CRITEO[: max(numbers["tables"], 0)]
-        return zipf(exponent=float(words[0]), locality=locality, **numbers)
-    except ValueError as error:
-        raise ForetraceError(f"Lookups {text!r} must have numbers ({error}).") from None
+        exponent = float(words[0]) if kind == "zipf" else nan
+    except (IndexError, ValueError):
+        exponent = nan
+    if not isfinite(exponent):
+        raise ForetraceError(f"Lookups must be a file or zipf:EXPONENT, got {text!r}.")
+    criteo = "rows=criteo" in words
+    given = numbers([each for each in words[1:] if each != "rows=criteo"], _ZIPF, "zipf")
+    if criteo:
+        given["rows"] = CRITEO[: max(given["tables"], 0)]
+    return zipf(exponent=exponent, **given)
 
 
 def read(source: str | Path, *, samples: int = 0, rows: Mapping[str, int] | None = None) -> Lookups:

@@ -14,7 +14,7 @@ import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.names import keyed
+from foretrace.names import numbers
 from foretrace.reading import read_text
 from foretrace.training.rows.lookups import EmbeddingTable, Lookups
 
@@ -53,16 +53,12 @@ def read_reuse(path: Path) -> tuple[ReuseHistogram, ...]:
 def parse_reuse(text: str) -> Lookups:
     """From `FILE set=0 samples=512 batches=64 pooling=26 seed=0`: one table. Raises ForetraceError."""
     words = text.split()
-    defaults = {"set": 0, "samples": 512, "batches": 64, "pooling": 26, "seed": 0}
-    try:
-        numbers = defaults | {key: int(value) for key, value in keyed(words[1:], defaults, "reuse").items()}
-    except ValueError as error:
-        raise ForetraceError(f"Look-ups {text!r} must have whole numbers ({error}).") from None
+    given = numbers(words[1:], {"set": 0, "samples": 512, "batches": 64, "pooling": 26, "seed": 0}, "reuse")
     sets = read_reuse(Path(words[0] if words else ""))
-    which = numbers.pop("set")
+    which = given.pop("set")
     if not 0 <= which < len(sets):
         raise ForetraceError(f"{words[0]} has data sets 0 to {len(sets) - 1}, got `set={which}`.")
-    return reused(sets[which], **numbers)
+    return reused(sets[which], **given)
 
 
 def reused(histogram: ReuseHistogram, *, samples: int, batches: int, pooling: int, seed: int = 0) -> Lookups:
