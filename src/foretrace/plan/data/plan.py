@@ -109,6 +109,8 @@ def plan_data(
             f"`task={task}` must be links, or nodes for a graph with features and training nodes; choose another one."
         )
     kind: Task = "nodes" if task == "nodes" or (not task and able) else "links"
+    if kind == "links" and not sizes.edges:
+        raise ForetraceError(f"{source.name} has no edges to train links by; give a graph with edges.")
     base = TrainingJob(
         folder="", task=kind, loader="in memory", batch=batch, width=width, seed=seed,
         rate=0.1 if kind == "links" else 0.01,

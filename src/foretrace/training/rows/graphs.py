@@ -65,6 +65,7 @@ class NodeData:
         return int(self.labels.max(initial=-1)) + 1
 
 
+_MOST_PLANTED = 1 << 28  # edges, and numbers that are known of all nodes
 _MOST_NODES = 2**31 - 1  # files of partitions name nodes by 32 bits
 _SETS = {"train_idx": "train", "val_idx": "validation", "test_idx": "test"}
 _PLANTED = {"nodes": 10_000, "edges": 100_000, "communities": 10, "mixing": 0.2, "features": 0, "seed": 0}
@@ -79,10 +80,15 @@ def planted(
     be. Features are the community's centre (standard normal) with noise of three times its spread, so that a node alone
     says little and its neighbours much. A tenth of the nodes trains, a tenth validates, a tenth tests.
     """
-    if not (nodes >= 2 * communities >= 2 and edges >= 1 and 0 <= mixing <= 1 and features >= 0):
+    if not (nodes >= 2 * communities >= 2 and edges >= 1 and 0 <= mixing <= 1 and min(features, seed) >= 0):
         raise ForetraceError(
-            "A planted graph needs two nodes of each community, an edge and mixing from 0 to 1, got "
-            f"nodes={nodes} edges={edges} communities={communities} mixing={mixing} features={features}."
+            "A planted graph needs two nodes of each community, an edge, mixing from 0 to 1 and a seed of at least 0, "
+            f"got nodes={nodes} edges={edges} communities={communities} mixing={mixing} features={features} "
+            f"seed={seed}."
+        )
+    if max(edges, nodes * max(features, 1)) > _MOST_PLANTED:
+        raise ForetraceError(
+            f"A planted graph may have {_MOST_PLANTED:,} edges and features of all nodes; give fewer, or a file."
         )
     random = np.random.default_rng(seed)
     members = random.permutation(nodes)  # those of one community lie together

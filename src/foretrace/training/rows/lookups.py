@@ -24,6 +24,7 @@ CRITEO = (
 )  # fmt: skip
 
 
+MOST_IDS = 1 << 28  # that are drawn: 2 GB
 _ZIPF = {
     "tables": 26, "rows": 100_000, "pooling": 1, "samples": 512, "batches": 64, "seed": 0, "locality": 0.0,
     "workers": 1,
@@ -98,15 +99,23 @@ def zipf(
     a batch as `Lookups.read` does, and this share of what a worker reads is redrawn among rows of its own that are as
     frequent.
     """
-    if not (exponent >= 0 and 0 <= locality <= 1 and min(tables, pooling, samples, batches, workers) >= 1):
+    if not (exponent >= 0 and 0 <= locality <= 1 and min(tables, pooling, samples, batches, workers) >= 1 <= seed + 1):
         raise ForetraceError(
-            "Lookups need an exponent of at least 0, a locality from 0 to 1, and a table, an id, a sample, a batch and "
-            f"a worker, got {exponent}, {locality}, {tables}, {pooling}, {samples}, {batches}, {workers}."
+            "Lookups need an exponent of at least 0, a locality from 0 to 1, a table, an id, a sample, a batch and a "
+            f"worker, and a seed of at least 0, got {exponent}, {locality}, {tables}, {pooling}, {samples}, {batches}, "
+            f"{workers}, {seed}."
         )
-    random = np.random.default_rng(seed)
     sizes = [rows] * tables if isinstance(rows, int) else list(rows)
     if len(sizes) != tables or min(sizes) < 1:
-        raise ForetraceError(f"Lookups of {tables} tables need as many sizes of at least 1, got {sizes}.")
+        raise ForetraceError(
+            f"Lookups of {tables} tables need as many sizes of at least 1, got {len(sizes)} from {min(sizes)} on."
+        )
+    if max(*sizes, tables * pooling * samples * batches) > MOST_IDS:
+        raise ForetraceError(
+            f"Lookups that are drawn may have {MOST_IDS:,} ids in all and rows in a table; give fewer of them, or a "
+            "file."
+        )
+    random = np.random.default_rng(seed)
     edges = np.linspace(0, samples, workers + 1).astype(np.int64)
     worker = np.tile(np.repeat(np.arange(workers), pooling * np.diff(edges)), batches)
     offsets = np.arange(batches * samples + 1, dtype=np.int64) * pooling

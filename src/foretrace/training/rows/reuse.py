@@ -16,7 +16,7 @@ from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.names import numbers
 from foretrace.reading import read_text
-from foretrace.training.rows.lookups import EmbeddingTable, Lookups
+from foretrace.training.rows.lookups import MOST_IDS, EmbeddingTable, Lookups
 
 _BIN = re.compile(r"^\(\d+(?:, \d+\]|\+): (\d+\.\d+)$", re.MULTILINE)
 _MEAN = re.compile(r"^Avg col size:\s*(\d+\.?\d*)\s*$", re.MULTILINE)
@@ -66,9 +66,12 @@ def reused(histogram: ReuseHistogram, *, samples: int, batches: int, pooling: in
 
     A bin whose share is less than one of its rows goes to the bin below it. Raises ForetraceError for sizes below 1.
     """
-    if min(samples, batches, pooling) < 1 or seed < 0:
-        raise ForetraceError(f"Look-ups need a sample, a batch and an id, got {samples}, {batches}, {pooling}.")
     total = samples * batches * pooling
+    if min(samples, batches, pooling) < 1 or seed < 0 or total > MOST_IDS:
+        raise ForetraceError(
+            f"Look-ups need a sample, a batch and an id, {MOST_IDS:,} ids in all at most, and a seed of at least 0, "
+            f"got {samples}, {batches}, {pooling}, {seed}."
+        )
     edges = np.round(np.cumsum(histogram.lookups) * total).astype(int)
     left, counts = 0, list[int]()
     for k in range(len(edges) - 1, -1, -1):
