@@ -138,7 +138,7 @@ def cached_s(moved: RowTraffic, step: RowStep, *, ahead: int) -> Float64:
         drain(busy_s)
         # What is under way goes first: a piece in this process and one in the kernel. An idle link has saved up.
         extra = 2 * CHUNK if waiting else -min(step.burst_bytes, float(soon[batch]) / 2)
-        found.append(late_s + busy_s + (float(soon[batch]) + extra) / rate + 2 * step.latency_s)
+        found.append(late_s + busy_s + (float(soon[batch]) + extra) / rate + 4 * step.latency_s)
         add(batch + LAG, moved.later_out[batch], moved.later_in[batch])
         add(batch + LAG + ahead, moved.back_out[batch], 0 * moved.back_out[batch])
     return np.array(found)
