@@ -21,7 +21,7 @@ from msgspec.structs import replace as but
 
 from foretrace.experiment.processes import limited
 from foretrace.plan.data.plan import GraphSource, plan_data
-from foretrace.plan.data.trial import seconds, try_plan
+from foretrace.plan.data.trial import try_plan
 from foretrace.training.rows.out_of_core import TrainingJob, train
 
 GRAPH = "planted:nodes=1000000 edges=10000000 communities=10000"
@@ -85,17 +85,15 @@ def main() -> None:
     plan = plan_data(source, memory_bytes=int(given.memory * 1e6), batch=given.batch)
     choice = plan.choice
     for seed in range(given.first_seed, given.first_seed + given.seeds):
-        tried = try_plan(replace(plan, job=but(plan.job, seed=seed)), source, epochs=given.epochs)
-        measured, over = tried.trial.measured, tried.over_memory
+        _, tried = try_plan(replace(plan, job=but(plan.job, seed=seed)), source, epochs=given.epochs)
+        measured, over = tried.measured, tried.over_memory
         say(
             graph=given.graph, edges=source.sizes.edges, limit_mb=given.memory, choice=choice.name,
             planned_mb=choice.memory_bytes / 1e6, swaps=choice.swaps, bound=choice.swaps_bound,
-            predicted_s=choice.epoch_s, seed=seed, quality=tried.trained.quality,
-            quality_in_memory=tried.in_memory.quality,
-            epochs_s=seconds(tried.trained.epochs), epochs_in_memory_s=seconds(tried.in_memory.epochs),
-            waited_s=[each.wait_s for each in tried.trained.epochs], peak_mb=tried.trained.peak_bytes / 1e6,
-            peak_in_memory_mb=tried.in_memory.peak_bytes / 1e6, direct=tried.trained.direct,
-            moved_gb=(tried.trained.epochs[-1].bytes_read + tried.trained.epochs[-1].bytes_written) / 1e9,
+            predicted_s=(choice.epoch_s, choice.low_s, choice.high_s), seed=seed, quality=tried.quality,
+            quality_in_memory=tried.in_memory_quality, epochs_s=tried.epochs_s, epochs_in_memory_s=tried.in_memory_s,
+            waited_s=tried.waited_s, peak_mb=tried.peak_bytes / 1e6, direct=tried.direct,
+            peak_in_memory_mb=tried.in_memory_peak_bytes / 1e6, moved_gb=tried.moved_bytes / 1e9,
             measured_over_predicted=[measured.value, measured.low, measured.high],
             over_in_memory=[over.value, over.low, over.high],
         )  # fmt: skip

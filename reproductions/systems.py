@@ -26,8 +26,8 @@ other machines and other data, so they are context, not a contest. *Date* is whe
 *Verified* means: predicted from a recording, then applied and run beside the unchanged job by `foretrace verify`
 ([verify.md](verify.md)) or, for several workers, `foretrace rig verify` ([rig.md](rig.md)), on a processor; every row
 is in `benchmarks/data/ledger.jsonl`, or in the file of its reproduction beside it: `heads.jsonl`, `kfac.jsonl`,
-`slurm_switches.jsonl` (Dally's timers on a real Slurm), `job_switches.jsonl` (what a switch costs JigSaw). None of it
-has been run on a GPU yet.
+`rows.jsonl` (rows of embeddings and graphs), `slurm_switches.jsonl` (Dally's timers on a real Slurm),
+`job_switches.jsonl` (what a switch costs JigSaw). None of it has been run on a GPU yet.
 """
 
 

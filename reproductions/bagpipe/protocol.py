@@ -14,6 +14,7 @@ from foretrace.plan.look_ahead.traces import trace
 from foretrace.plan.look_ahead.trial import PAIRS, CacheTrial, try_cache
 from foretrace.training.rows.lookahead import plan_ahead
 from reproductions import parser_of, shared_data
+from reproductions.ledgers import predictions
 from reproductions.systems import put
 from tables import machine, percent, table, today
 
@@ -88,6 +89,9 @@ def page(folder: Path) -> str:
         "Per distinct row of a batch, two trainers, 64 batches of 1,024; *reuse* has the published histogram.\n",
         "## Steps on shaped links\n", runs(), "",
         f"`{ZIPF}`, two trainers with a network of their own each, 16 batches ahead, rows of 32 weights, SGD.\n",
+        "## Rows of the ledger\n",
+        "By `foretrace plan cache ... --look-ahead 16 --run`.\n",
+        predictions("plan-cache"), "",
     ])  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from foretrace.errors import ForetraceError
 from foretrace.training.rows import graphs, orders, partitions
 from foretrace.training.rows.out_of_core import TrainingJob, train
 from reproductions import parser_of, shared_data
+from reproductions.ledgers import predictions
 from reproductions.systems import put
 from tables import machine, table, today
 
@@ -114,6 +115,8 @@ def page(folder: Path, *, epochs: int, seeds: int) -> str:
         f"Accuracy on test nodes after {epochs} epochs, GraphSAGE of two layers, fan-out 10; neighbours are drawn "
         "among the nodes in the buffer, judged with all of them.\n",
         table(("graph", "rows", "mean", "seeds"), citation_rows(folder, epochs=epochs, seeds=seeds)), "",
+        "## Rows of the ledger\n", "An epoch of the choice, by `foretrace plan data ... --run`.\n",
+        predictions("plan-data"), "",
     ])  # fmt: skip
 
 

@@ -8,6 +8,7 @@ judge. Inference has memory for the tables and a tenth more on each device.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -21,6 +22,7 @@ from foretrace.plan.rows.plan import Judged, RowPlan, judge, plan_rows
 from foretrace.plan.rows.profile import profile
 from foretrace.training.rows.lookups import CRITEO, zipf
 from reproductions import parser_of
+from reproductions.ledgers import predictions
 from reproductions.oper.torchrec import torchrec
 from reproductions.systems import put
 from tables import machine, table, today
@@ -63,22 +65,27 @@ class Cell:
 
 
 def measure(
-    training: bool, pooling: int, skew: float, locality: float, *, samples: int, batches: int, rows: Sequence[int]
-) -> Cell:
-    """Plan one workload."""
+    pooling: int, skew: float, locality: float, *, samples: int, batches: int, rows: Sequence[int]
+) -> tuple[Cell, Cell]:
+    """Plan one workload, for training and for inference."""
     lookups = zipf(
         exponent=skew, tables=len(rows), rows=rows, pooling=pooling, samples=samples, batches=batches,
         locality=locality, workers=DEVICES,
     )  # fmt: skip
-    memory = inf if training else 4 * WIDTH * sum(rows) / DEVICES * ROOM + 4 * WIDTH * len(rows)
-    plan = plan_rows(lookups, devices=DEVICES, width=WIDTH, training=training, memory=memory)
-    split, held = plan.batches
-    theirs = torchrec(RowCosts(profile(lookups, DEVICES, range(split)), WIDTH, training=training), memory)
-    judged = None if theirs is None else judge(theirs.exchanged(lookups, range(split, split + held)), 0)
-    return Cell(
-        training=training, pooling=pooling, skew=skew, locality=locality, plan=plan,
-        baselines={**plan.baselines, "torchrec": judged},
-    )  # fmt: skip
+    room = 4 * WIDTH * sum(rows) / DEVICES * ROOM + 4 * WIDTH * len(rows)
+
+    def planned(training: bool, memory: float) -> Cell:
+        plan = plan_rows(lookups, devices=DEVICES, width=WIDTH, training=training, memory=memory)
+        split, held = plan.batches
+        theirs = torchrec(RowCosts(profile(lookups, DEVICES, range(split)), WIDTH, training=training), memory)
+        judged = None if theirs is None else judge(theirs.exchanged(lookups, range(split, split + held)), 0)
+        print(f"pooling {pooling}, zipf {skew}, locality {locality}: {plan.seconds:.1f} s", file=sys.stderr, flush=True)
+        return Cell(
+            training=training, pooling=pooling, skew=skew, locality=locality, plan=plan,
+            baselines={**plan.baselines, "torchrec": judged},
+        )  # fmt: skip
+
+    return planned(True, inf), planned(False, room)
 
 
 def row(cell: Cell) -> list[str]:
@@ -122,6 +129,13 @@ def page(cells: Sequence[Cell], command: str) -> str:
         "(`shard_estimators.py`), which places for a machine of GPUs; – does not fit. *Locality* is the share of reads "
         "that are redrawn among rows of the reader. *Held out ÷ expected* shows how well the profile foretells.\n"
     )
+    parts += [
+        "## Run on processes\n",
+        "`foretrace plan rows ... --devices 2 --run --between 50mbit`: a batch on shaped links, each placement twice "
+        "per round, in turns; *column-wise* tells the rate of the links. Sums are those of whole tables bit by bit, "
+        "bytes those predicted.\n",
+        predictions("plan-rows") + "\n",
+    ]
     return "\n".join(parts)
 
 
@@ -136,8 +150,9 @@ def main(given: Sequence[str]) -> int:
     chosen = parser.parse_args(given)
     rows = [chosen.rows] * len(CRITEO) if chosen.rows else CRITEO
     cells = [
-        measure(training, *workload, samples=chosen.samples, batches=chosen.batches, rows=rows)
-        for training, *workload in product((True, False), chosen.pooling, SKEWS, LOCALITIES)
+        cell
+        for workload in product(chosen.pooling, SKEWS, LOCALITIES)
+        for cell in measure(*workload, samples=chosen.samples, batches=chosen.batches, rows=rows)
     ]
     text = page(cells, " ".join(("python -m reproductions oper", *given)))
     if chosen.print:

@@ -23,7 +23,7 @@ def test_the_protocol_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None
 def test_skew_and_pooling_decide() -> None:
     """Rows are sent once per batch: more is gained where they repeat, and nothing over sums of many."""
     cells = {
-        (pooling, skew): measure(True, pooling, skew, 0.0, samples=512, batches=6, rows=[20_000] * 4)
+        (pooling, skew): measure(pooling, skew, 0.0, samples=512, batches=6, rows=[20_000] * 4)[0]
         for pooling, skew in ((1, 0.8), (1, 1.2), (20, 0.8))
     }
     gains = {key: cell.gain("column-wise") or 0.0 for key, cell in cells.items()}

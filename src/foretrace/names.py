@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
+from typing import Any
 
 from foretrace.errors import ForetraceError
 
@@ -75,3 +76,18 @@ def keyed(words: Iterable[str], known: Iterable[str], who: str, sign: str = "_")
             raise ForetraceError(f"{who}: {shown[key]} is given twice; keep one.")
         given[key] = value
     return given
+
+
+def numbers(words: Iterable[str], defaults: Mapping[str, int | float], who: str) -> dict[str, Any]:
+    """What `key=number` words say, each of the type of its default, which those that are not named keep.
+
+    Raises ForetraceError as `keyed`, and for what is no such number.
+    """
+    found = dict(defaults)
+    for key, value in keyed(words, defaults, who).items():
+        try:
+            found[key] = type(defaults[key])(value)
+        except ValueError:
+            kind = "whole number" if isinstance(defaults[key], int) else "number"
+            raise ForetraceError(f"{who}: {key}= must be a {kind}, got {value!r}.") from None
+    return found

@@ -238,8 +238,8 @@ def data(
             )
             return Reply(result=planned_samplers(graph, source.data, limit, ways))
         found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
-        tried = try_plan(found, source, epochs=epochs, tell=tell) if run else None
-    view = planned_data(found, tried, *(kept.keep(tried.row()) if kept and tried else ()))
+        measured, tried = try_plan(found, source, epochs=epochs, tell=tell) if run else (None, None)
+    view = planned_data(found, tried, *(kept.keep(measured) if kept and measured else ()))
     return Reply(result=view, files={perfetto: lambda path: timelines.write([track(graph, found.timeline)], path)})
 
 
@@ -398,6 +398,7 @@ def cache(
     trainers: int = option(2, "N", "Trainers of the table, each with a link.", least=1, most=32),
     link: str = option(..., "RATE", "Of a trainer in each direction, as 50mbit."),
     look_ahead: int = option(16, "N", "Batches that are known ahead.", least=1),
+    width: int = option(32, "N", "Numbers in a row of a table.", least=1),
     optimizer: str = option("sgd", "NAME", "Of rows: sgd, or adagrad, whose state travels with its row."),
     compute_ms: float | None = option(None, "MS", "That the passes of a batch take; --run sleeps what is missing."),
     run: bool = flag("--run", "Then train both ways in turns on shaped links, as root, and compare."),
@@ -418,7 +419,7 @@ def cache(
     kept = Ledger(ledger).checked() if run and not no_ledger else None
     question = CacheQuestion(
         source=trace, lookups=read(trace), trainers=trainers, link=link, look_ahead=look_ahead, optimizer=optimizer,
-        compute_s=compute_ms / 1e3 if compute_ms is not None else None,
+        compute_s=compute_ms / 1e3 if compute_ms is not None else None, width=width,
     )  # fmt: skip
     found = plan_cache(question)
     if not run:

@@ -25,7 +25,7 @@ BOOKKEEPING = frozenset((
 
 _BACKWARD = re.compile(r"autograd::engine|Backward\d*$|^## backward|backward##|Backward>")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
-_DATA = re.compile(r"^enumerate\(DataLoader\)#")
+_DATA = re.compile(r"^(enumerate\(DataLoader\)#|rows\.get )")  # a loader, and rows of a batch wherever they are kept
 _COMMUNICATION = re.compile(r"^(record_param_comms|c10d::|nccl:|rccl:)")
 
 

@@ -23,6 +23,7 @@ class PlanCacheView(Report, frozen=True, kw_only=True):
     trainers: int
     link: str
     optimizer: str
+    width: int  # numbers in a row
     uncached: PredictedStep
     uncached_bytes: float
     chosen: LookedAhead
@@ -34,7 +35,7 @@ class PlanCacheView(Report, frozen=True, kw_only=True):
     def shown(self, top: int) -> Iterator[Block]:
         yield About((
             f"{self.trace} · {_batches(self.batches)} of {self.samples} · {things(self.trainers, 'trainer')}",
-            f"{self.link} each way · {self.optimizer}",
+            f"rows of {self.width} · {self.link} each way · {self.optimizer}",
         ))  # fmt: skip
         unit = unit_for(self.uncached.high_s)
         every = sorted((self.chosen, *self.others), key=lambda each: each.look_ahead)
@@ -73,6 +74,7 @@ def planned(plan: CachePlan, trial: CacheTrial | None = None, ledger: str = "", 
     )
     words = [
         "foretrace", "plan", "cache", question.source, "--trainers", str(question.trainers), "--link", question.link,
+        "--width", str(question.width),
     ]  # fmt: skip
     return taken(
         PlanCacheView, plan, question, headline=sentence, trace=question.source, samples=question.lookups.samples,

@@ -6,55 +6,17 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-
-from foretrace.experiment.statistics import Ratio
 from foretrace.plan.data.candidate import DataCandidate
 from foretrace.plan.data.plan import DataPlan
 from foretrace.plan.data.trial import DataTrial
 from foretrace.report.blocks import About, Block, Column, Line, listing, notes
 from foretrace.report.units import count, digits, nbytes, seconds, share, span
-from foretrace.report.views import Report, taken
-from foretrace.simulate.timeline import Timeline
+from foretrace.report.views import Report
 from foretrace.training.rows.graphs import NodeData
 
 _UNEQUAL = "candidates read the same edges but in other orders: quality is compared by --run alone"
 
 _ALONE = "sampling alone: neither rows of features nor the steps of a training are in these times"
-
-
-class DataCandidateView(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to read a graph, with its predicted epoch."""
-
-    name: str
-    loader: str  # in memory, partition buffer, rows from disk
-    parameters: dict[str, int | float | str]  # partitions, buffer, order
-    epoch_s: float
-    low_s: float
-    high_s: float
-    batches: int  # of an epoch
-    memory_bytes: int  # beyond interpreter and libraries
-    disk_bytes: int
-    swaps: int | None  # of partitions in an epoch; null where no two partitions have to meet
-    swaps_bound: int | None
-    notes: tuple[str, ...]
-
-
-class DataTrialView(msgspec.Struct, frozen=True, kw_only=True):
-    """The choice, trained within its limit, and the same with all rows in memory. Seconds are CPU and waiting."""
-
-    epochs_s: tuple[float, ...]
-    waited_s: tuple[float, ...]  # for the disk
-    peak_bytes: int  # resident, beyond what the process had before
-    limit_bytes: int  # enforced
-    quality: float  # AUC of links kept apart, or accuracy on test nodes
-    in_memory_s: tuple[float, ...]
-    in_memory_quality: float
-    measured: Ratio  # epochs over the predicted one
-    over_memory: Ratio  # epochs over those in memory
-    error: float  # of the prediction
-    verdict: str
-    direct: bool  # whether the page cache was passed by
 
 
 class DataPlanView(Report, frozen=True, kw_only=True):
@@ -66,16 +28,16 @@ class DataPlanView(Report, frozen=True, kw_only=True):
     nodes: int
     edges: int  # that are trained
     memory_limit_bytes: int
-    choice: DataCandidateView
+    choice: DataCandidate
     predicted_epoch_s: float
     interval_s: tuple[float, float]
     busy_s: dict[str, float]  # of an epoch of the choice, by lane: training, disk
     memory_bytes: int
     swaps: int | None
     swaps_bound: int | None
-    runners_up: tuple[DataCandidateView, ...]
+    runners_up: tuple[DataCandidate, ...]
     left_out: dict[str, str]
-    trial: DataTrialView | None  # null without --run
+    trial: DataTrial | None  # null without --run
     ledger: str
     row: str
 
@@ -103,11 +65,12 @@ class DataPlanView(Report, frozen=True, kw_only=True):
 def planned_data(plan: DataPlan, trial: DataTrial | None = None, ledger: str = "", row: str = "") -> DataPlanView:
     """The answer about a plan, with what became of it and where its row went."""
     words = ["foretrace", "plan", "data", plan.graph, "--memory", f"{-(-plan.limit_bytes // 10**6)}MB", "--run"]
+    graph = plan.timeline.graph
+    busy_s = {lane.label: int(graph.dur[graph.lane == at].sum()) / 1e9 for at, lane in enumerate(graph.lanes)}
     return _answer(
         plan.candidates, plan.limit_bytes, "is quickest", graph=plan.graph, task=plan.job.task, nodes=plan.sizes.nodes,
-        edges=plan.sizes.edges, busy_s=_busy(plan.timeline), left_out=dict(plan.left_out), ledger=ledger, row=row,
-        trial=None if trial is None else _tried(trial), notes=(*plan.choice.notes, _UNEQUAL),
-        next=shlex.join(words) if trial is None else "foretrace ledger",
+        edges=plan.sizes.edges, busy_s=busy_s, left_out=plan.left_out, ledger=ledger, row=row, trial=trial,
+        notes=(*plan.choice.notes, _UNEQUAL), next=shlex.join(words) if trial is None else "foretrace ledger",
     )  # fmt: skip
 
 
@@ -122,31 +85,12 @@ def planned_samplers(graph: str, data: NodeData, limit_bytes: int, found: Sequen
 
 
 def _answer(found: Sequence[DataCandidate], limit: int, is_best: str, **given: Any) -> DataPlanView:
-    choice, (value, low, high) = found[0], found[0].epoch_s
+    choice, *others = found
     swaps = "" if choice.swaps is None else f", {choice.swaps} swaps of at least {choice.swaps_bound}"
     return DataPlanView(
-        headline=f"{choice.name} {is_best} within {nbytes(limit)}: {seconds(value)} ({span(low, high)}) an epoch, "
-        f"{nbytes(choice.memory_bytes)}{swaps}.",
-        memory_limit_bytes=limit, choice=_view(choice), predicted_epoch_s=value, interval_s=(low, high),
-        memory_bytes=choice.memory_bytes, swaps=choice.swaps, swaps_bound=choice.swaps_bound,
-        runners_up=tuple(map(_view, found[1:])), **given,
-    )  # fmt: skip
-
-
-def _view(each: DataCandidate) -> DataCandidateView:
-    value, low, high = each.epoch_s
-    return taken(DataCandidateView, each, parameters=dict(each.parameters), epoch_s=value, low_s=low, high_s=high)
-
-
-def _busy(timeline: Timeline) -> dict[str, float]:
-    graph = timeline.graph
-    return {lane.label: int(graph.dur[graph.lane == at].sum()) / 1e9 for at, lane in enumerate(graph.lanes)}
-
-
-def _tried(trial: DataTrial) -> DataTrialView:
-    return taken(
-        DataTrialView, trial, trial.trial, trial.trained,
-        epochs_s=tuple(each.s for each in trial.trained.epochs),
-        waited_s=tuple(each.wait_s for each in trial.trained.epochs),
-        in_memory_s=tuple(each.s for each in trial.in_memory.epochs), in_memory_quality=trial.in_memory.quality,
+        headline=f"{choice.name} {is_best} within {nbytes(limit)}: {seconds(choice.epoch_s)} "
+        f"({span(choice.low_s, choice.high_s)}) an epoch, {nbytes(choice.memory_bytes)}{swaps}.",
+        memory_limit_bytes=limit, choice=choice, predicted_epoch_s=choice.epoch_s,
+        interval_s=(choice.low_s, choice.high_s), memory_bytes=choice.memory_bytes, swaps=choice.swaps,
+        swaps_bound=choice.swaps_bound, runners_up=tuple(others), **given,
     )  # fmt: skip

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.plan.data.candidate import BatchTime, DataCandidate, ranked
+from foretrace.plan.data.candidate import DataCandidate, ranked
 
 
 def candidate(name: str, seconds: float, memory: int, reach: float = 1.0) -> DataCandidate:
-    time = BatchTime(s=seconds, low_s=seconds, high_s=seconds)
-    return DataCandidate(loader=name, memory_bytes=memory, batches=1, batch_s=time, reach=reach)
+    return DataCandidate(
+        name=name, loader=name, parameters={}, memory_bytes=memory, batches=1, epoch_s=seconds, low_s=0, high_s=seconds,
+        reach=reach,
+    )  # fmt: skip
 
 
 def test_little_of_a_graph_is_held_only_where_nothing_else_fits() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.plan.look_ahead.plan import WIDTH, CacheQuestion, Conditions, plan_cache
+from foretrace.plan.look_ahead.plan import CacheQuestion, Conditions, plan_cache
 from foretrace.plan.look_ahead.steps import NUMBER, RowStep, bound_s, cached_s, traffic, uncached_s
 from foretrace.plan.look_ahead.trial import repeated
 from foretrace.report import jsonout
@@ -114,7 +114,8 @@ def test_a_repeated_trace_reads_the_same_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"trainers": 17}, {"look_ahead": 0}, {"link": "slow"}, {"optimizer": "adam"}, {"compute_s": -1.0}]
+    "wrong",
+    [{"trainers": 17}, {"look_ahead": 0}, {"link": "slow"}, {"optimizer": "adam"}, {"width": 0}, {"compute_s": -1.0}],
 )
 def test_what_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ForetraceError):
@@ -124,9 +125,10 @@ def test_what_cannot_be_is_refused(wrong: dict[str, object]) -> None:
 
 
 def test_the_answer_is_its_schema() -> None:
-    answer = report.planned(plan_cache(question()))
+    answer, narrow = (report.planned(plan_cache(question(width=width))) for width in (64, 32))
     assert jsonout.loads(jsonout.dumps(answer), "plan cache") == answer
-    assert answer.chosen.held_bytes == answer.chosen.held_rows * 4 * WIDTH
+    assert answer.chosen.held_bytes == answer.chosen.held_rows * 4 * 64
+    assert answer.uncached_bytes > 1.8 * narrow.uncached_bytes and answer.next.count("--width 64") == 1
     assert list(answer.shown(6))
 
 

@@ -120,7 +120,7 @@ def instance(seed: int, devices: int, training: bool, items: int = 5, tables: in
     )
     return RowCosts(
         AccessProfile(
-            tables=made, seen=tuple(NONE for _ in made), starts=np.arange(tables + 1) * items,
+            tables=made, seen=(NONE,) * tables, item=(NONE,) * tables, starts=np.arange(tables + 1) * items,
             reads=random.random((tables * items, devices)) * random.choice([0.1, 1.0, 3.0], (tables * items, 1)),
             size=np.concatenate(sizes), samples=random.integers(1, 4, devices).astype(float),
             ids=random.random((tables, devices)) * 8,

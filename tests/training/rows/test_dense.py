@@ -63,7 +63,8 @@ def test_samples_are_uniform_without_replacement() -> None:
     adjacency = Adjacency.of(np.array([(0, each) for each in range(1, 8)]), 8)
     random, seen = np.random.default_rng(1), np.zeros((8, 8))
     for _ in range(6_000):
-        _, drawn = adjacency.sample(np.zeros(1, np.int64), 3, random)
+        read = sample(adjacency, np.zeros(1, np.int64), [3], random)
+        drawn = read.nodes[read.places]
         assert len(set(drawn.tolist())) == 3
         seen[np.ix_(drawn, drawn)] += 1
     share = seen / 6_000

@@ -18,8 +18,8 @@ import torch
 from foretrace.arrays import Float32
 from foretrace.training.rows import dense, disk, links, nodes
 from foretrace.training.rows.disk import RowsOnDisk
-from foretrace.training.rows.graphs import Adjacency
 from foretrace.training.rows.out_of_core import Task
+from foretrace.training.rows.partitions import GraphSizes, PartitionedGraph
 from foretrace.training.rows.rows import Rows, RowsInMemory
 
 _STEPS, _MOVES = 20, 3
@@ -53,7 +53,7 @@ class AccessCosts(msgspec.Struct, frozen=True, kw_only=True):
     few_s: Cost  # with `few` of them
     batch: int
     few: int
-    edge_s: Cost  # of the graph: put in order, or among neighbours
+    edge_s: Cost  # of a state: read and put among neighbours; of links: put in order
     read_s: Cost  # a partition
     commit_s: Cost  # of a table with `held` partitions
 
@@ -91,7 +91,7 @@ def measure_one(probe: Probe) -> AccessCosts:
         with RowsOnDisk(path, buffer=probe.held, spare=0) as kept:
             list(kept.visit([held]))
             rows: Rows = RowsInMemory(table) if probe.in_memory else kept
-            call, edge_s = (_linking if linked else _classifying)(probe, rows, random)
+            call, edge_s = _linking(rows, random) if linked else _classifying(probe, rows, random, Path(folder))
             step_s, few_s = (_timed(call, each, kept) for each in (batch, few))
             for _ in range(_MOVES if held else 0):
                 begin = perf_counter()
@@ -126,7 +126,7 @@ def _timed(call: Call, items: int, rows: RowsOnDisk) -> Cost:
     return _levels(found)
 
 
-def _linking(probe: Probe, rows: Rows, random: np.random.Generator) -> tuple[Call, Cost]:
+def _linking(rows: Rows, random: np.random.Generator) -> tuple[Call, Cost]:
     """A step on so many edges, and the cost of an edge's order."""
 
     def call(edges: int) -> None:
@@ -142,22 +142,34 @@ def _linking(probe: Probe, rows: Rows, random: np.random.Generator) -> tuple[Cal
     return call, _levels(found)
 
 
-def _classifying(probe: Probe, rows: Rows, random: np.random.Generator) -> tuple[Call, Cost]:
-    """The same for targets, whose neighbours are drawn from a random graph of the degree that a buffer leaves."""
+def _classifying(probe: Probe, rows: Rows, random: np.random.Generator, folder: Path) -> tuple[Call, Cost]:
+    """The same for targets, whose neighbours are drawn from a random graph of the degree that a buffer leaves.
+
+    The graph lies on the disk as that of a training does, but for the ends of its edges, which fit no bucket.
+    """
     model = nodes.Sage((probe.features, probe.width, probe.classes))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
     labels = random.integers(0, probe.classes, rows.count)
-    pairs = random.integers(0, rows.count, (max(int(rows.count * probe.degree / 2), 1), 2))
-    begin = thread_time()
-    adjacency = Adjacency.of(pairs, rows.count)
-    edge_s = (thread_time() - begin) / len(pairs)
+    edges, parts = max(int(rows.count * probe.degree / 2), 1), max(probe.held, 1)
+    random.integers(0, rows.count, (edges, 2), np.int32).tofile(folder / "edges.bin")
+    sizes = GraphSizes(nodes=rows.count, edges=edges, partitions=parts, features=probe.features, classes=probe.classes)
+    none = np.empty(0, np.int64)
+    graph = PartitionedGraph(
+        folder=folder, sizes=sizes, starts=np.linspace(0, edges, parts**2 + 1).astype(np.int64), order=none,
+        held_out=none, labels=none, train=none, validation=none, test=none,
+    )  # fmt: skip
+    found = []
+    for _ in range(_MOVES):
+        begin = thread_time()
+        adjacency = nodes.neighbours_within(graph, tuple(range(parts)))
+        found.append((thread_time() - begin) / edges)
 
     def call(targets: int) -> None:
         chosen = random.choice(rows.count, min(targets, rows.count), replace=False)
         read = dense.sample(adjacency, chosen, probe.fanouts, random)
         nodes.step(labels, rows, model, optimizer, read)
 
-    return call, (edge_s, 0.7 * edge_s, 1.3 * edge_s)
+    return call, _levels(found)
 
 
 def _levels(found: list[float]) -> Cost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 
@@ -51,40 +52,35 @@ def epoch_graph(
 
 
 def epochs(job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts) -> tuple[int, list[TaskGraph]]:
-    """Batches of an epoch with so many `training` nodes, and its graph with the costs, with low and with high ones."""
-    if job.task == "nodes":
-        return _node_epochs(job, sizes, training, costs)
-    count, held = sizes.partitions, job.loader == "partition buffer"
-    edges, fresh = np.array([float(sizes.edges)]), [0]
-    if held:
-        states, buckets = out_of_core.link_states(job, count, np.random.default_rng(job.seed))
-        edges = np.array([len(each) for each in buckets]) * sizes.edges / count**2
-        fresh = [len(states[0]), *(len({*after} - {*before}) for before, after in pairwise(states))]
-    steps = np.ceil(edges / job.batch)
-    batches = max(int(steps.sum()), 1)
-    if job.loader == "rows from disk":
-        return batches, [epoch_graph([each], fresh) for each in costs.steps_s(sizes.edges, sizes.edges / costs.batch)]
-    found = []
-    for k, commit_s in enumerate(costs.commit_s):
-        compute = [costs.steps_s(n, m)[k] + n * costs.edge_s[k] for n, m in zip(edges, steps, strict=True)]
-        moves = {"read_s": costs.read_s[k], "write_s": commit_s / job.buffer} if held else {}
-        found.append(epoch_graph(compute, fresh, spare=out_of_core.spare_of(job), commit_s=commit_s, **moves))
-    return batches, found
+    """Batches of an epoch with so many `training` nodes, and its graph with the costs, with low and with high ones.
 
-
-def _node_epochs(job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts) -> tuple[int, list[TaskGraph]]:
-    """Of nodes: neighbours of each state are put in order, then its nodes trained; nothing is read meanwhile."""
-    count, batches = sizes.partitions, max(-(-training // job.batch), 1)
-    edges, reads = float(sizes.edges), 0.0
-    if job.loader == "partition buffer":
+    Of links every state is told; of nodes all states are one, whose neighbours are put in order before they are
+    trained, and nothing is read meanwhile.
+    """
+    linked, held, count = job.task == "links", job.loader == "partition buffer", sizes.partitions
+    items, edges, fresh, states = [float(sizes.edges if linked else training)], [float(sizes.edges)], [0.0], 1
+    if held and linked:
+        order, buckets = out_of_core.link_states(job, count, np.random.default_rng(job.seed))
+        items = edges = [len(each) * sizes.edges / count**2 for each in buckets]
+        fresh = [len(order[0]), *(len({*after} - {*before}) for before, after in pairwise(order))]
+    elif held:
         own = min(-(-training // -(-sizes.nodes // count)), count)  # partitions of training nodes
-        states = max(-(-own // job.buffer), 1)
-        drawn = max(job.buffer - own, 0)
+        states, drawn = max(-(-own // job.buffer), 1), max(job.buffer - own, 0)
         stays = drawn / max(count - own, 1) if states == 1 else 0.0
-        reads = (drawn if states == 1 else states * job.buffer) * (1 - stays)
-        edges, batches = states * edges * (job.buffer / count) ** 2, max(batches, states)
-    each = training / costs.batch if job.loader == "rows from disk" else batches
-    return batches, [
-        epoch_graph([step + edges * edge], [reads], read_s=read)
-        for step, edge, read in zip(costs.steps_s(training, each), costs.edge_s, costs.read_s, strict=True)
-    ]
+        fresh = [(drawn if states == 1 else states * job.buffer) * (1 - stays)]
+        edges = [states * sizes.edges * (job.buffer / count) ** 2]
+    steps = [float(ceil(each / job.batch)) for each in items]
+    batches = max(int(sum(steps)), states)
+    if job.loader == "rows from disk":
+        steps = [each / costs.batch for each in items]
+    found = []
+    for k in range(3):
+        compute = [costs.steps_s(n, m)[k] + e * costs.edge_s[k] for n, m, e in zip(items, steps, edges, strict=True)]
+        commit_s = costs.commit_s[k] if linked else 0.0
+        found.append(
+            epoch_graph(
+                compute, fresh, read_s=costs.read_s[k], write_s=commit_s / max(job.buffer, 1), commit_s=commit_s,
+                spare=out_of_core.spare_of(job) if linked else 0,
+            )
+        )  # fmt: skip
+    return batches, found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from msgspec.structs import replace as but
 
 from foretrace.errors import ForetraceError
 from foretrace.experiment.processes import limited
-from foretrace.plan.data.candidate import HALF, BatchTime, DataCandidate, ranked
+from foretrace.plan.data.candidate import HALF, DataCandidate, ranked
 from foretrace.plan.data.costs import AccessCosts, Probe, measure
 from foretrace.plan.data.epoch import epochs
 from foretrace.simulate.timeline import Timeline, simulate
@@ -44,7 +44,7 @@ class DataPlan:
     sizes: GraphSizes  # of the choice
     limit_bytes: int
     candidates: tuple[DataCandidate, ...]
-    left_out: tuple[tuple[str, str], ...]
+    left_out: dict[str, str]
     timeline: Timeline  # of an epoch of the choice
 
     @property
@@ -109,36 +109,40 @@ def plan_data(
             f"`task={task}` must be links, or nodes for a graph with features and training nodes; choose another one."
         )
     kind: Task = "nodes" if task == "nodes" or (not task and able) else "links"
+    if kind == "links" and not sizes.edges:
+        raise ForetraceError(f"{source.name} has no edges to train links by; give a graph with edges.")
     base = TrainingJob(
         folder="", task=kind, loader="in memory", batch=batch, width=width, seed=seed,
         rate=0.1 if kind == "links" else 0.01,
     )  # fmt: skip
     if tell is not None:
         tell("timing steps and the disk", 0.0)
-    tried = {
-        untimed(*each, source.training): each for each in candidate_jobs(base, sizes, source.training, memory_bytes)
-    }
-    fitting = ranked(tried, memory_bytes)
+    ways: dict[str, tuple[TrainingJob, GraphSizes]] = {}
+    known: list[DataCandidate] = []
+    for way in candidate_jobs(base, sizes, source.training, memory_bytes):
+        known.append(untimed(*way, source.training))
+        ways[known[-1].name] = way
+    fitting = ranked(known, memory_bytes)
     with tempfile.TemporaryDirectory(dir=None if source.data is not None else source.name) as folder:
 
-        def costs_of(probes: Sequence[Probe]) -> tuple[AccessCosts, ...]:
-            return limited(measure, tuple(probes))
+        def timed(those: Sequence[DataCandidate]) -> list[tuple[DataCandidate, AccessCosts]]:
+            probes = [_probe(*ways[each.name], folder) for each in those]
+            once = tuple(dict.fromkeys(probes))
+            costs = dict(zip(once, limited(measure, once), strict=True))
+            return [
+                (priced(each, *ways[each.name], source.training, costs[probe]), costs[probe])
+                for each, probe in zip(those, probes, strict=True)
+            ]
 
-        probes = {each: _probe(*tried[each], folder) for each in fitting}
-        distinct = tuple(dict.fromkeys(probes.values()))
-        costs = dict(zip(distinct, costs_of(distinct), strict=True))
-        timed = {priced(each, *tried[each], source.training, costs[probes[each]]): each for each in fitting}
-        best, *others = ranked(timed, memory_bytes)
-        job, cut = tried[timed[best]]
+        best, *others = ranked([each for each, _ in timed(fitting)], memory_bytes)
         # The quickest of many noisy measurements likely came out too quick: what is predicted is timed again.
-        again = costs_of([probes[timed[best]]])[0]
-        second = priced(best, job, cut, source.training, again).batch_s
-    low_s, high_s = min(best.batch_s.low_s, second.low_s), max(best.batch_s.high_s, second.high_s)
-    best = replace(best, batch_s=BatchTime(s=second.s, low_s=low_s, high_s=high_s))
-    left = ((each.name, f"needs {each.memory_bytes / 1e6:.0f} MB") for each in tried if each not in fitting)
+        ((again, costs),) = timed([best])
+    best = but(again, low_s=min(best.low_s, again.low_s), high_s=max(best.high_s, again.high_s))
+    job, cut = ways[best.name]
     return DataPlan(
         graph=source.name, job=job, sizes=cut, limit_bytes=memory_bytes, candidates=(best, *others),
-        left_out=tuple(left), timeline=simulate(epochs(job, cut, source.training, again)[1][0]),
+        left_out={each.name: f"needs {each.memory_bytes / 1e6:.0f} MB" for each in known if each not in fitting},
+        timeline=simulate(epochs(job, cut, source.training, costs)[1][0]),
     )  # fmt: skip
 
 
@@ -192,25 +196,22 @@ def memory_of(job: TrainingJob, sizes: GraphSizes, training: int) -> int:
 def untimed(job: TrainingJob, sizes: GraphSizes, training: int) -> DataCandidate:
     """A candidate before its steps were timed."""
     linked, count = job.task == "links", sizes.partitions
-    columns, steps = (job.width + 1, sizes.edges) if linked else (sizes.features, training)
-    ordered = job.order != ""
-    words: dict[str, int | float | str] = {"partitions": count, "buffer": job.buffer}
-    states = orders.ORDERS[job.order](count, job.buffer, np.random.default_rng(job.seed)) if ordered else ()
-    reach = job.buffer / count if job.loader == "partition buffer" and not linked else 1.0
+    columns, items = (job.width + 1, sizes.edges) if linked else (sizes.features, training)
+    words: dict[str, int | float | str] = {"partitions": count, "buffer": job.buffer} if job.buffer else {}
+    swaps = bound = None
+    if job.order:
+        words["order"] = job.order
+        swaps = orders.swaps(orders.ORDERS[job.order](count, job.buffer, np.random.default_rng(job.seed)))
+        bound = orders.swaps_bound(count, job.buffer)
+    reach = job.buffer / count if job.buffer and not linked else 1.0
+    few = f"about {100 * reach:.0f} % of a node's neighbours are held: expect lower accuracy than in memory"
     return DataCandidate(
-        loader=job.loader,
-        parameters=(words | ({"order": job.order} if ordered else {})) if job.buffer else {},
+        name=DataCandidate.name_of(job.loader, words), loader=job.loader, parameters=words,
+        epoch_s=inf, low_s=inf, high_s=inf, batches=max(-(-items // job.batch), 1), swaps=swaps, swaps_bound=bound,
         memory_bytes=memory_of(job, sizes, training),
         disk_bytes=(2 if linked else 1) * count * partition_bytes(sizes.nodes, columns, count) + 8 * sizes.edges,
-        batches=max(-(-steps // job.batch), 1),
-        batch_s=BatchTime(s=inf, low_s=inf, high_s=inf),
-        swaps=orders.swaps(states) if ordered else None,
-        swaps_bound=orders.swaps_bound(count, job.buffer) if ordered else None,
-        reach=reach,
-        notes=(f"about {100 * reach:.0f} % of a node's neighbours are held: expect lower accuracy than in memory",)
-        if reach < HALF
-        else (),
-    )
+        reach=reach, notes=(few,) if reach < HALF else (),
+    )  # fmt: skip
 
 
 def _probe(job: TrainingJob, sizes: GraphSizes, folder: str) -> Probe:
@@ -228,6 +229,6 @@ def priced(
 ) -> DataCandidate:
     """The candidate with its seconds."""
     batches, graphs = epochs(job, sizes, training, costs)
-    value, *ends = (simulate(graph).window_ns / 1e9 / batches for graph in graphs)
-    time = BatchTime(s=value, low_s=(1 - _MODEL) * min(value, *ends), high_s=(1 + _MODEL) * max(value, *ends))
-    return replace(each, batches=batches, batch_s=time)
+    times = [simulate(graph).window_ns / 1e9 for graph in graphs]
+    low_s, high_s = (1 - _MODEL) * min(times), (1 + _MODEL) * max(times)
+    return but(each, batches=batches, epoch_s=times[0], low_s=low_s, high_s=high_s)

@@ -3,66 +3,54 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace as but
 
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.processes import limited
 from foretrace.experiment.statistics import Ratio, paired_ratio
-from foretrace.experiment.trial import TriedPrediction, figured
+from foretrace.experiment.trial import figured
 from foretrace.plan.data.plan import DataPlan, GraphSource, Tell
-from foretrace.training.rows.out_of_core import EpochRun, TrainedGraph, TrainingJob, train
+from foretrace.training.rows.out_of_core import TrainedGraph, TrainingJob, train
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataTrial:
-    """What became of a plan. Seconds are those of the processor and of waiting for the disk, as in the plan."""
+class DataTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """The choice, trained within its limit, and the same with all rows in memory. Seconds are CPU and waiting."""
 
-    plan: DataPlan
-    trained: TrainedGraph
-    in_memory: TrainedGraph  # without a limit
-
-    @property
-    def trial(self) -> TriedPrediction:
-        """Epochs, held against the predicted one."""
-        return figured(self.plan.choice.epoch_s, seconds(self.trained.epochs), clock="cpu", seed=self.plan.job.seed)
-
-    @property
-    def over_memory(self) -> Ratio:
-        """Epochs over those with all rows in memory."""
-        return paired_ratio(seconds(self.in_memory.epochs), seconds(self.trained.epochs))
-
-    def row(self) -> Row:
-        """What the ledger keeps of it."""
-        job, sizes = self.plan.job, self.plan.sizes
-        own = {"loader": job.loader, "memory": self.plan.limit_bytes, **self.plan.choice.parameters}
-        return self.trial.row(
-            f"plan-data {job.task}", parameters=own, model=self.plan.graph,
-            size=f"{sizes.nodes} nodes, {sizes.edges} edges, batch {job.batch}, width {job.width}",
-            notes=("Seconds are those of the processor and of waiting for the disk.",),
-        )  # fmt: skip
+    epochs_s: tuple[float, ...]
+    waited_s: tuple[float, ...]  # for the disk
+    moved_bytes: int  # of partitions, read and written in the last epoch
+    peak_bytes: int  # resident, beyond what the process had before
+    limit_bytes: int  # enforced
+    quality: float  # AUC of links kept apart, or accuracy on test nodes
+    in_memory_s: tuple[float, ...]
+    in_memory_peak_bytes: int
+    in_memory_quality: float
+    measured: Ratio  # epochs over the predicted one
+    over_memory: Ratio  # epochs over those in memory
+    error: float  # of the prediction
+    verdict: str
+    direct: bool  # whether the page cache was passed by
 
 
-def seconds(epochs: Sequence[EpochRun]) -> list[float]:
-    """What the epochs took."""
-    return [each.s for each in epochs]
-
-
-def try_plan(plan: DataPlan, source: GraphSource, *, epochs: int = 3, tell: Tell | None = None) -> DataTrial:
+def try_plan(
+    plan: DataPlan, source: GraphSource, *, epochs: int = 3, tell: Tell | None = None
+) -> tuple[Row, DataTrial]:
     """Train so many epochs of the choice within the plan's limit, and in memory without one, in a temporary folder.
 
-    Raises ForetraceError for fewer than 3 epochs, and where the limit does not suffice.
+    What the ledger keeps of it, and what came of it. Raises ForetraceError for fewer than 3 epochs, and where the limit
+    does not suffice.
     """
     if epochs < 3:
         raise ForetraceError(f"`epochs=` must be 3 or more for a median, got {epochs}.")
     say = tell or (lambda what, share: None)
+    job, sizes, choice = plan.job, plan.sizes, plan.choice
     with tempfile.TemporaryDirectory() as folder:
         say("partitioning", 0.0)
-        graph = source.partitioned(Path(folder) / "graph", plan.sizes.partitions, seed=plan.job.seed)
+        graph = source.partitioned(Path(folder) / "graph", sizes.partitions, seed=job.seed)
 
         def trained(job: TrainingJob, name: str, limit: int) -> TrainedGraph:
             (Path(folder) / name).mkdir()
@@ -70,7 +58,22 @@ def try_plan(plan: DataPlan, source: GraphSource, *, epochs: int = 3, tell: Tell
             return limited(train, given, memory_bytes=limit)
 
         say("training within the limit", 0.2)
-        chosen = trained(plan.job, "chosen", plan.limit_bytes)
+        chosen = trained(job, "chosen", plan.limit_bytes)
         say("training in memory", 0.6)
-        memory = but(plan.job, loader="in memory", buffer=0, order="")
-        return DataTrial(plan=plan, trained=chosen, in_memory=trained(memory, "memory", 0))
+        memory = trained(but(job, loader="in memory", buffer=0, order=""), "memory", 0)
+    epochs_s, in_memory_s = (tuple(each.s for each in run.epochs) for run in (chosen, memory))
+    tried = figured((choice.epoch_s, choice.low_s, choice.high_s), epochs_s, clock="cpu", seed=job.seed)
+    row = tried.row(
+        f"plan-data {job.task}", model=plan.graph,
+        parameters={"loader": job.loader, "memory": plan.limit_bytes, **choice.parameters},
+        size=f"{sizes.nodes} nodes, {sizes.edges} edges, batch {job.batch}, width {job.width}",
+        notes=("Seconds are those of the processor and of waiting for the disk.",),
+    )  # fmt: skip
+    last = chosen.epochs[-1]
+    return row, DataTrial(
+        epochs_s=epochs_s, waited_s=tuple(each.wait_s for each in chosen.epochs),
+        moved_bytes=last.bytes_read + last.bytes_written, peak_bytes=chosen.peak_bytes,
+        limit_bytes=chosen.limit_bytes, quality=chosen.quality, in_memory_s=in_memory_s,
+        in_memory_peak_bytes=memory.peak_bytes, in_memory_quality=memory.quality, measured=tried.measured,
+        over_memory=paired_ratio(in_memory_s, epochs_s), error=tried.error, verdict=tried.verdict, direct=chosen.direct,
+    )  # fmt: skip

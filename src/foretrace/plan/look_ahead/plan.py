@@ -24,7 +24,7 @@ PAYLOAD: Range = (0.955, 0.90, 0.97)  # of a shaped link's rate (Ethernet and TC
 HOST_S_PER_BYTE: Range = (10e-9, 0.0, 30e-9)  # of Python, NumPy and the kernel that nothing overlaps
 COMPUTE_S: Range = (0.040, 0.020, 0.080)
 MOST_COMPUTE_S = 60.0
-WIDTH, LAYERS = 32, (32,)
+LAYERS = (32,)  # hidden, of the dense networks
 OTHERS = (4, 16, 64)  # batches that are looked ahead in comparison
 
 
@@ -39,9 +39,12 @@ class CacheQuestion:
     look_ahead: int
     optimizer: str = "sgd"
     compute_s: float | None = None  # of a batch; None where it is not known
+    width: int = 32  # numbers in a row
 
     def __post_init__(self) -> None:
         row_optimizer(self.optimizer)
+        if self.width < 1:
+            raise ForetraceError(f"`width=` must be 1 or more, got {self.width}.")
         if self.compute_s is not None and not 0 <= self.compute_s < MOST_COMPUTE_S:
             raise ForetraceError(
                 f"The passes of a batch must take 0 to {MOST_COMPUTE_S:g} s, got {self.compute_s:g}; change "
@@ -52,8 +55,8 @@ class CacheQuestion:
     def dense(self) -> int:
         """Weights of the dense networks (DLRM's, with LAYERS)."""
         vectors, hidden = len(self.lookups.tables) + 1, LAYERS[0]
-        bottom = 13 * hidden + hidden + hidden * WIDTH + WIDTH
-        return bottom + (WIDTH + vectors * (vectors - 1) // 2) * hidden + hidden + hidden + 1
+        bottom = 13 * hidden + hidden + hidden * self.width + self.width
+        return bottom + (self.width + vectors * (vectors - 1) // 2) * hidden + hidden + hidden + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +124,7 @@ def plan_cache(
         raise ForetraceError(f"A trace must have 4 batches or more, got {batches}; lower its samples of a batch.")
     warm = min(question.look_ahead, batches // 2)
     state = row_optimizer(question.optimizer).state
-    step = RowStep(width=WIDTH, state=state, dense=question.dense, compute_s=0.0, bytes_per_s=1.0)
+    step = RowStep(width=question.width, state=state, dense=question.dense, compute_s=0.0, bytes_per_s=1.0)
     found = {}
     for look_ahead in sorted({question.look_ahead, *(() if alone else OTHERS)}):
         plan = plan_ahead(question.lookups, trainers=question.trainers, look_ahead=look_ahead, end=batches)

@@ -7,11 +7,13 @@ it is needed. A link carries `bytes_per_s` in each direction.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
-from foretrace.arrays import Array, Float64
+from foretrace.arrays import Float64, Int64
 from foretrace.training.rows.lookahead import LAG, LookAheadPlan
 from foretrace.training.rows.server import CHUNK
 
@@ -63,46 +65,31 @@ class RowStep:
 def traffic(plan: LookAheadPlan, step: RowStep, *, cached: bool) -> RowTraffic:
     """The bytes of a plan, of the uncached training with `cached` False."""
     batches, trainers = plan.end - plan.begin, plan.trainers
-    batch = np.repeat(np.arange(batches), np.diff(plan.starts))
     row, gradient = NUMBER * (step.width + step.state), NUMBER * step.width
+    dense = NUMBER * step.dense / trainers * (trainers - 1)
+    found = {name: np.zeros((batches, trainers)) for name in RowTraffic.__dataclass_fields__}
 
-    def count(mask: Array) -> Float64:
-        """Entries per batch, of a mask (entries, trainers)."""
-        return np.stack([np.bincount(batch[own], minlength=batches) for own in mask.T], 1).astype(np.float64)
+    def count(parts: Iterable[Int64]) -> int:
+        return sum(map(len, parts))
 
-    share = NUMBER * step.dense / trainers * (trainers - 1)
-    dense = np.full((batches, trainers), share)
-    if not cached:
-        used = count(plan.users)
-        return RowTraffic(
-            fetch_out=NUMBER * used, fetch_in=row * used, gradients_out=(NUMBER + gradient) * used + dense,
-            gradients_in=dense, values_out=dense, values_in=dense, later_out=0 * used, later_in=0 * used,
-            back_out=0 * used,
-        )  # fmt: skip
-    mine = plan.owner[:, None] == np.arange(trainers)
-    others = plan.users.sum(1, keepdims=True) - 1  # gradients that an owner gets
-    onward = plan.next_users.sum(1, keepdims=True) - plan.next_users[np.arange(len(batch)), plan.owner][:, None]
-
-    def weigh(mask: Array, weights: Array) -> Float64:
-        return np.stack([np.bincount(batch, own * weights[:, 0], minlength=batches) for own in mask.T], 1)
-
-    soon = plan.soon[:, None]
-    back = count(mine & ~plan.next_users.any(1, keepdims=True))
-    fetched = count(plan.users & ~plan.hit[:, None])
-
-    def exchanged(when: Array) -> tuple[Float64, Float64, Float64, Float64]:
-        return (
-            gradient * count(plan.users & ~mine & when), gradient * weigh(mine & when, others),
-            row * weigh(mine & when, onward), row * count(plan.next_users & ~mine & when),
-        )  # fmt: skip
-
-    g_out, g_in, v_out, v_in = exchanged(soon)
-    later = exchanged(~soon)
-    return RowTraffic(
-        fetch_out=NUMBER * fetched, fetch_in=row * fetched, gradients_out=g_out + dense, gradients_in=g_in + dense,
-        values_out=v_out + dense, values_in=v_in + dense, later_out=later[0] + later[2],
-        later_in=later[1] + later[3], back_out=(NUMBER + row) * back,
-    )  # fmt: skip
+    for batch, trainer in product(range(batches), range(trainers)):
+        now, later = (plan.turn(plan.begin + batch, trainer, soon=soon) for soon in (True, False))
+        fetched, pushed = (len(now.fetch), 0) if cached else (len(now.ids), len(now.ids))
+        moved = {
+            "fetch_out": NUMBER * fetched, "fetch_in": row * fetched, "gradients_in": dense, "values_out": dense,
+            "gradients_out": dense + (NUMBER + gradient) * pushed, "values_in": dense,
+        }  # fmt: skip
+        if cached:
+            moved["gradients_out"] += gradient * count(now.gradients_to)
+            moved["gradients_in"] += gradient * count(now.gradients_from)
+            moved["values_out"] += row * count(now.values_to)
+            moved["values_in"] += row * count(now.values_from)
+            moved["later_out"] = gradient * count(later.gradients_to) + row * count(later.values_to)
+            moved["later_in"] = gradient * count(later.gradients_from) + row * count(later.values_from)
+            moved["back_out"] = (NUMBER + row) * len(later.write_back)
+        for name, value in moved.items():
+            found[name][batch, trainer] = value
+    return RowTraffic(**found)
 
 
 def uncached_s(moved: RowTraffic, step: RowStep) -> Float64:
@@ -151,7 +138,7 @@ def cached_s(moved: RowTraffic, step: RowStep, *, ahead: int) -> Float64:
         drain(busy_s)
         # What is under way goes first: a piece in this process and one in the kernel. An idle link has saved up.
         extra = 2 * CHUNK if waiting else -min(step.burst_bytes, float(soon[batch]) / 2)
-        found.append(late_s + busy_s + (float(soon[batch]) + extra) / rate + 2 * step.latency_s)
+        found.append(late_s + busy_s + (float(soon[batch]) + extra) / rate + 4 * step.latency_s)
         add(batch + LAG, moved.later_out[batch], moved.later_in[batch])
         add(batch + LAG + ahead, moved.back_out[batch], 0 * moved.back_out[batch])
     return np.array(found)

@@ -8,7 +8,7 @@ import numpy as np
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
-from foretrace.names import keyed
+from foretrace.names import numbers
 from foretrace.training.rows.lookups import EmbeddingTable, Lookups, read
 from foretrace.training.rows.reuse import parse_reuse
 
@@ -34,12 +34,9 @@ def recorded(text: str) -> Lookups:
     from foretrace.zoo.registry import job
 
     name, *words = text.split() or [""]
-    given = keyed(words, {"size", "batches"}, "recorded")
-    try:
-        batches = int(given.get("batches", "32"))
-    except ValueError:
-        raise ForetraceError(f"Look-ups {text!r} must have a number of batches, as in batches=32.") from None
-    training = job(name, given.get("size", "tiny"))()
+    size = next((each for each in words if each.startswith("size=")), "size=tiny")
+    batches = numbers([each for each in words if each != size], {"batches": 32}, "recorded")["batches"]
+    training = job(name, size.removeprefix("size="))()
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     modules = {key: each for key, each in training.model.named_modules() if isinstance(each, kinds)}
     if not modules or batches < 1:

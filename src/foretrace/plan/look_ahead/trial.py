@@ -22,7 +22,6 @@ from foretrace.experiment.trial import figured, in_turns
 from foretrace.plan.look_ahead.plan import (
     COMPUTE_S,
     LAYERS,
-    WIDTH,
     CachePlan,
     CacheQuestion,
     Conditions,
@@ -78,7 +77,7 @@ def try_cache(
     question = replace(question, compute_s=compute_s)
     block = min(question.lookups.batches, question.look_ahead + MOST_BATCHES)
     setup = RowSetup(
-        lookups="", samples=0, rows={}, trainers=question.trainers, width=WIDTH, layers=LAYERS, token="",
+        lookups="", samples=0, rows={}, trainers=question.trainers, width=question.width, layers=LAYERS, token="",
         look_ahead={"uncached": 0, "look-ahead": question.look_ahead}, optimizer=question.optimizer,
         compute_s=compute_s,
     )  # fmt: skip
@@ -128,8 +127,9 @@ def try_cache(
         arms.append(RunArm(name=arm, predicted=step_of, steps_s=tuple(rounds[arm]), measured_s=trial.after.median_s,
                            residual=trial.error))  # fmt: skip
         own = {"look_ahead": question.look_ahead, "trainers": question.trainers, "link": question.link,
-               "optimizer": question.optimizer, "compute_s": compute_s, "hit_rate": hits, "residual": trial.error,
-               "speedup": speedup.value, "weights": weights["uncached"].table[:16]}  # fmt: skip
+               "width": question.width, "optimizer": question.optimizer, "compute_s": compute_s, "hit_rate": hits,
+               "residual": trial.error, "speedup": speedup.value,
+               "weights": weights["uncached"].table[:16]}  # fmt: skip
         rows.append(trial.row(f"plan-cache {arm}", model=question.source, parameters=own,
                               size=f"{question.trainers} trainers, {question.link}"))  # fmt: skip
     return tuple(rows), CacheTrial(
@@ -151,7 +151,7 @@ def repeated(lookups: Lookups, batches: int, times: int) -> Lookups:
 
 def _rate(times: Sequence[RowTimes], question: CacheQuestion) -> Range:
     """Bytes per second of a link from two sizes: reads and writes together, and how far repetitions are apart."""
-    row = NUMBER * (WIDTH + row_optimizer(question.optimizer).state)
+    row = NUMBER * (question.width + row_optimizer(question.optimizer).state)
     small, large = _SIZES
     found = []
     for each in times:

@@ -85,13 +85,15 @@ class RowCosts:
     def placement(self, choice: RowChoice) -> RowPlacement:
         """The placement that a choice means."""
         tables, starts = [], self.profile.starts.tolist()
-        for at, (table, seen) in enumerate(zip(self.profile.tables, self.profile.seen, strict=True)):
+        for at, (table, seen, item) in enumerate(
+            zip(self.profile.tables, self.profile.seen, self.profile.item, strict=True)
+        ):
             mode: Choosable = get_args(Choosable)[choice.modes[at]]
             owner = int(choice.tables[at]) if mode == "pooled" else 0
             placed = PlacedTable(name=table.name, rows=table.rows, mode=mode, owner=owner)
             if mode == "rows":
-                own, rest = np.split(choice.items[starts[at] : starts[at + 1]], [len(seen)])
-                placed = PlacedTable(name=table.name, rows=table.rows, mode=mode, ids=seen, owners=own, rest=rest)
+                own, rest = np.split(choice.items[starts[at] : starts[at + 1]], [item.max(initial=-1) + 1])
+                placed = PlacedTable(name=table.name, rows=table.rows, mode=mode, ids=seen, owners=own[item], rest=rest)
             tables.append(placed)
         return RowPlacement(
             devices=self.profile.devices, width=self.width, training=self.training, tables=tuple(tables)

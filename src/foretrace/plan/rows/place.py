@@ -177,11 +177,9 @@ def _owned(costs: RowCosts, modes: Int64, copied: Mask, memory: float) -> RowCho
     for by_size in (False, True) if tight else (False,):
         owners, loads, left, rows = items.copy(), load.copy(), free.copy(), order
         if by_size:  # parts of many rows go where most room is left, whoever reads them
-            parts = order[costs.profile.size[order] > 1]
-            parts, rows = (
-                parts[np.argsort(-costs.item_memory[parts], kind="stable")],
-                order[costs.profile.size[order] == 1],
-            )
+            many = costs.profile.size[order] > 1
+            parts, rows = order[many], order[~many]
+            parts = parts[np.argsort(-costs.item_memory[parts], kind="stable")]
             if not assign(0 * costs.items, costs.item_memory, parts, loads, left, np.array(_SHARPNESS[:1]), owners):
                 continue
             own = costs.items[parts].sum(axis=1) - 2 * costs.items[parts, owners[parts]]

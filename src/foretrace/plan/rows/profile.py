@@ -10,23 +10,25 @@ from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.training.rows.lookups import EmbeddingTable, Lookups
 from foretrace.training.rows.placement import part_sizes
+from foretrace.training.rows.rows import distinct
 
-PARTS = 64  # into which rows of a table that were not read are divided, about: a multiple of the devices
+PARTS = 64  # into which rows of a table that were read alike are divided, about: a multiple of the devices
 MOST_ROWS = 1 << 40  # of a table: ids are multiplied by batches and devices
 _MOST_PRIOR = 64.0  # reads that what is usual in the table may weigh as much as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessProfile:
-    """Expected reads of a batch. An item is a row that was read, or one of the parts of a table that was not.
+    """Expected reads of a batch. An item is a part of the rows of a table that each device read equally often.
 
-    Items are in the order of `tables`, rows before parts: those of table t are `starts[t]` to `starts[t + 1]`.
+    Items are in the order of `tables`, those of unread rows last: those of table t are `starts[t]` to `starts[t + 1]`.
     """
 
     tables: tuple[EmbeddingTable, ...]
     seen: tuple[Int64, ...]  # ids that were read, rising, by table
+    item: tuple[Int64, ...]  # of each of these, counted from the table's first
     starts: Int64  # (tables + 1,)
-    reads: Float64  # (items, devices): batches, as a share, in which a device reads it; of a part: rows read
+    reads: Float64  # (items, devices) rows that a device is expected to read in a batch
     size: Int64  # (items,) rows
     samples: Float64  # (devices,) of a batch
     ids: Float64  # (tables, devices) ids in a batch, repeated ones included
@@ -49,26 +51,45 @@ def profile(lookups: Lookups, devices: int, batches: range) -> AccessProfile:
     worker = np.repeat(np.arange(devices), np.diff(edges))
     slots = (np.arange(len(batches))[:, None] * devices + worker).ravel()
     begin, end = batches.start * lookups.samples, batches.stop * lookups.samples
-    seen, reads, sizes, ids = [], [], [], []
+    parts = -(-PARTS // devices) * devices
+    seen, items, reads, sizes, ids = [], [], [], [], []
     for table in lookups.tables:
         offsets = table.offsets[begin : end + 1]
         slot = np.repeat(slots, np.diff(offsets))
-        pairs = np.unique(table.ids[offsets[0] : offsets[-1]] * (len(batches) * devices) + slot)
+        pairs = distinct(table.ids[offsets[0] : offsets[-1]] * (len(batches) * devices) + slot)
         row = pairs // (len(batches) * devices)
         first = np.diff(row, prepend=-1) > 0
         rows, at = row[first], np.cumsum(first) - 1
         counts = np.bincount(at * devices + pairs % devices, minlength=len(rows) * devices).reshape(-1, devices)
         left = table.rows - len(rows)
-        parts = part_sizes(left, min(-(-PARTS // devices) * devices, left))
+        unread_sizes = part_sizes(left, min(parts, left))
         expected, unread = _expected(counts.astype(np.float64), left)
+        item = _alike(counts, parts)
+        of_items = [np.bincount(item, column) for column in expected.T]
         seen.append(rows)
-        reads.append(np.concatenate([expected, np.outer(parts / max(left, 1), unread)]) / len(batches))
-        sizes.append(np.concatenate([np.ones(len(rows), np.int64), parts]))
+        items.append(item)
+        reads.append(np.vstack([np.stack(of_items, 1), np.outer(unread_sizes / max(left, 1), unread)]) / len(batches))
+        sizes.append(np.concatenate([np.bincount(item), unread_sizes]))
         ids.append(np.bincount(slot % devices, minlength=devices) / len(batches))
     return AccessProfile(
-        tables=lookups.tables, seen=tuple(seen), starts=np.cumsum([0, *map(len, sizes)]), reads=np.concatenate(reads),
-        size=np.concatenate(sizes), samples=np.diff(edges).astype(np.float64), ids=np.array(ids),
+        tables=lookups.tables, seen=tuple(seen), item=tuple(items), starts=np.cumsum([0, *map(len, sizes)]),
+        reads=np.concatenate(reads), size=np.concatenate(sizes), samples=np.diff(edges).astype(np.float64),
+        ids=np.array(ids),
     )  # fmt: skip
+
+
+def _alike(counts: Int64, parts: int) -> Int64:
+    """The item of each row (rows,): rows of the same counts (rows, devices), in `parts` items at most."""
+    kind = np.zeros(len(counts), np.int64)
+    for column in counts.T:
+        kind = np.unique(kind * (1 + int(column.max(initial=0))) + column, return_inverse=True)[1]
+    sizes = np.bincount(kind)
+    begins, many = np.cumsum(sizes) - sizes, np.minimum(sizes, parts)
+    order = np.argsort(kind, kind="stable")
+    item = np.empty_like(order)
+    kind = kind[order]
+    item[order] = (np.cumsum(many) - many)[kind] + (np.arange(len(order)) - begins[kind]) * many[kind] // sizes[kind]
+    return item
 
 
 def _expected(counts: Float64, left: int) -> tuple[Float64, Float64]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
+from foretrace.training.rows.drawing import positions
 from foretrace.training.rows.graphs import Adjacency
 
 
@@ -49,8 +50,10 @@ def sample(adjacency: Adjacency, targets: Int64, fanouts: Sequence[int], random:
         raise ForetraceError("Targets must be distinct; name each once.")
     deltas, found = [targets], list[tuple[Int64, Int64]]()
     for fanout in fanouts:
-        starts, neighbours = adjacency.sample(deltas[-1], fanout, random)
-        found.append((np.diff(starts), neighbours))
+        begins, degrees = adjacency.starts[deltas[-1]], adjacency.starts[deltas[-1] + 1] - adjacency.starts[deltas[-1]]
+        wanted = np.minimum(degrees, fanout)
+        neighbours = adjacency.neighbours[positions(begins, degrees, wanted, random)]
+        found.append((wanted, neighbours))
         fresh = np.unique(neighbours[place[neighbours] < 0])
         place[fresh] = 0  # it is known; where it lies is when all are
         deltas.append(fresh)

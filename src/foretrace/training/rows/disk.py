@@ -106,10 +106,8 @@ class RowsOnDisk(Rows):
         if not 0 <= buffer <= self.partitions or spare < 0:
             raise ForetraceError(f"A buffer must hold 0 to {self.partitions} partitions, got {buffer}.")
         self.buffer, self.disk = buffer, RowCounters()
-        self.size, self._stride = (
-            -(-head.rows // head.partitions),
-            partition_bytes(head.rows, head.width, head.partitions),
-        )
+        self.size = -(-head.rows // head.partitions)
+        self._stride = partition_bytes(head.rows, head.width, head.partitions)
         self._work = path.with_name(f".{path.name}{PART}")  # one writer at a time: a stale one is made again
         self._memory = _aligned((buffer + spare) * self._stride)
         self._free = list(range(buffer + spare))
@@ -216,7 +214,7 @@ class RowsOnDisk(Rows):
                     held[:] = values[row]
                     begin = perf_counter()
                     with self._faults():
-                        _transfer(self._second(), block, offset, True)
+                        self._transfer(self._second(), block, offset, True)
                     self.disk.wait_s += perf_counter() - begin
 
     def _by_partition(self, ids: Int64) -> Iterator[tuple[int, Int64, Int64]]:
@@ -242,7 +240,7 @@ class RowsOnDisk(Rows):
         with self._faults():
             self._settle(all=True)
             began = perf_counter()
-            _transfer(self._second() if partition in self._written else self._table, block, first)
+            self._transfer(self._second() if partition in self._written else self._table, block, first)
             self.disk.wait_s += perf_counter() - began
         return block[begin - first :][: self.width * 4].view(np.float32), block, first
 
@@ -258,7 +256,7 @@ class RowsOnDisk(Rows):
             slot = self._slots[partition] = self._free.pop()
             file = self._second() if partition in self._written else self._table
             where = (file, self._slot(slot), self._offset(partition))
-            self._reading[partition] = self._thread.submit(_transfer, *where)
+            self._reading[partition] = self._thread.submit(self._transfer, *where)
             self.disk.gets += 1
             self.disk.bytes_read += self._stride
 
@@ -279,11 +277,25 @@ class RowsOnDisk(Rows):
 
     def _write_back(self, partition: int, slot: int) -> None:
         where = (self._second(), self._slot(slot), self._offset(partition))
-        self._writing.append(self._thread.submit(_transfer, *where, True))
+        self._writing.append(self._thread.submit(self._transfer, *where, True))
         self._written.add(partition)
         self._dirty.discard(partition)
         self.disk.writes += 1
         self.disk.bytes_written += self._stride
+
+    def _transfer(self, file: int, block: UInt8, offset: int, write: bool = False) -> None:
+        """Read or write all of a block. Raises OSError."""
+        done = 0
+        while done < len(block):
+            part = memoryview(block.data)[done:]
+            moved = os.pwritev(file, [part], offset + done) if write else os.preadv(file, [part], offset + done)
+            if moved <= 0:
+                raise OSError(errno.EIO, "it ends too early")
+            done += moved
+        if not self.direct:
+            if write:
+                os.fdatasync(file)
+            forget(file)
 
     def _settle(self, *, all: bool = False) -> None:
         """Raise what went wrong in writing: of all that was asked for, or of what has been done."""
@@ -300,8 +312,8 @@ class RowsOnDisk(Rows):
                 block = _aligned(min(left, 64 * BLOCK))
                 while left:
                     part = block[: min(left, len(block))]
-                    _transfer(source, part, at)
-                    _transfer(target, part, at, True)
+                    self._transfer(source, part, at)
+                    self._transfer(target, part, at, True)
                     at, left = at + len(part), left - len(part)
             self._written.add(partition)
 
@@ -365,29 +377,6 @@ def _aligned(size: int) -> UInt8:
     """Bytes that begin at a multiple of BLOCK."""
     memory = np.empty(size + BLOCK, np.uint8)
     return memory[-memory.ctypes.data % BLOCK :][:size]
-
-
-def _transfer(file: int, block: UInt8, offset: int, write: bool = False) -> None:
-    """Read or write all of a block. Raises OSError."""
-    done = 0
-    while done < len(block):
-        part = memoryview(block.data)[done:]
-        moved = os.pwritev(file, [part], offset + done) if write else os.preadv(file, [part], offset + done)
-        if moved <= 0:
-            raise OSError(errno.EIO, "it ends too early")
-        done += moved
-    if not _is_direct(file):
-        if write:
-            os.fdatasync(file)
-        forget(file)
-
-
-def _is_direct(file: int) -> bool:
-    if not _DIRECT:
-        return False
-    import fcntl
-
-    return bool(fcntl.fcntl(file, fcntl.F_GETFL) & _DIRECT)
 
 
 def forget(file: int) -> None:

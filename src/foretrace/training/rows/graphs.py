@@ -9,9 +9,8 @@ import numpy as np
 
 from foretrace.arrays import Array, Float32, Int64
 from foretrace.errors import ForetraceError
-from foretrace.names import keyed
+from foretrace.names import numbers
 from foretrace.reading import DAMAGED, TooLargeError, parse_npz, read_bytes
-from foretrace.training.rows.drawing import positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +47,6 @@ class Adjacency:
         starts = np.concatenate([[0], np.cumsum(np.bincount(both[:, 0], minlength=nodes))])
         return Adjacency(starts=starts.astype(np.int64), neighbours=both[order, 1].astype(np.int64))
 
-    def sample(self, nodes: Int64, fanout: int, random: np.random.Generator) -> tuple[Int64, Int64]:
-        """Up to `fanout` neighbours of each of `nodes` (n,), uniform without replacement; all where it has no more.
-
-        Returns their starts (n + 1,) and the neighbours, as in an `Adjacency`.
-        """
-        degrees = self.starts[nodes + 1] - self.starts[nodes]
-        wanted = np.minimum(degrees, fanout)
-        found = self.neighbours[positions(self.starts[nodes], degrees, wanted, random)]
-        return np.concatenate([[0], np.cumsum(wanted)]), found
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeData:
@@ -76,9 +65,10 @@ class NodeData:
         return int(self.labels.max(initial=-1)) + 1
 
 
+_MOST_PLANTED = 1 << 28  # edges, and numbers that are known of all nodes
 _MOST_NODES = 2**31 - 1  # files of partitions name nodes by 32 bits
 _SETS = {"train_idx": "train", "val_idx": "validation", "test_idx": "test"}
-_PLANTED = {"nodes": 10_000, "edges": 100_000, "communities": 10, "features": 0, "seed": 0}
+_PLANTED = {"nodes": 10_000, "edges": 100_000, "communities": 10, "mixing": 0.2, "features": 0, "seed": 0}
 
 
 def planted(
@@ -90,10 +80,15 @@ def planted(
     be. Features are the community's centre (standard normal) with noise of three times its spread, so that a node alone
     says little and its neighbours much. A tenth of the nodes trains, a tenth validates, a tenth tests.
     """
-    if not (nodes >= 2 * communities >= 2 and edges >= 1 and 0 <= mixing <= 1 and features >= 0):
+    if not (nodes >= 2 * communities >= 2 and edges >= 1 and 0 <= mixing <= 1 and min(features, seed) >= 0):
         raise ForetraceError(
-            "A planted graph needs two nodes of each community, an edge and mixing from 0 to 1, got "
-            f"nodes={nodes} edges={edges} communities={communities} mixing={mixing} features={features}."
+            "A planted graph needs two nodes of each community, an edge, mixing from 0 to 1 and a seed of at least 0, "
+            f"got nodes={nodes} edges={edges} communities={communities} mixing={mixing} features={features} "
+            f"seed={seed}."
+        )
+    if max(edges, nodes * max(features, 1)) > _MOST_PLANTED:
+        raise ForetraceError(
+            f"A planted graph may have {_MOST_PLANTED:,} edges and features of all nodes; give fewer, or a file."
         )
     random = np.random.default_rng(seed)
     members = random.permutation(nodes)  # those of one community lie together
@@ -123,13 +118,7 @@ def parse(text: str) -> NodeData:
     kind, colon, rest = text.partition(":")
     if kind != "planted" or not colon:
         return read(Path(text))
-    given = keyed(rest.split(), (*_PLANTED, "mixing"), "planted")
-    try:
-        mixing = float(given.pop("mixing", 0.2))
-        numbers = _PLANTED | {key: int(value) for key, value in given.items()}
-    except ValueError as error:
-        raise ForetraceError(f"{text!r} must have numbers ({error}).") from None
-    return planted(mixing=mixing, **numbers)
+    return planted(**numbers(rest.split(), _PLANTED, "planted"))
 
 
 def read(path: Path) -> NodeData:

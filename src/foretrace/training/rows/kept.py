@@ -31,7 +31,7 @@ def file_of(folder: Path, what: str, batches: int) -> Path:
     return folder / f"{what}-{batches}.f32"
 
 
-def numbers(file: Path, shape: tuple[int, ...]) -> Float32:
+def read_floats(file: Path, shape: tuple[int, ...]) -> Float32:
     """Numbers of a file. Raises ForetraceError where they are not so many."""
     data = read_bytes(file, mend="choose another folder")
     if len(data) != 4 * int(np.prod(shape)):
@@ -117,8 +117,8 @@ def recover(folder: Path, *, trainers: int, shape: tuple[int, int], optimizer: R
     table, dense = np.empty(0, np.float32), np.empty(0, np.float32)
     for records in _batches(folder, begin, trainers, shape[1] - optimizer.state):
         if done == begin:
-            table = numbers(file_of(folder, "rows", begin), shape)
-            dense = numbers(file_of(folder, "dense", begin), records[0][2].shape)
+            table = read_floats(file_of(folder, "rows", begin), shape)
+            dense = read_floats(file_of(folder, "dense", begin), records[0][2].shape)
         ids, sums = add_up([record[:2] for record in records])
         table[ids] = optimizer.apply(table[ids], sums)
         whole = sum((record[2] for record in records[1:]), records[0][2])

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from foretrace.arrays import Float32, Float64, Int32, Int64
+from foretrace.arrays import Float32, Float64, Int32
 from foretrace.training.rows.disk import RowsOnDisk
 from foretrace.training.rows.orders import State
 from foretrace.training.rows.partitions import PartitionedGraph
@@ -28,28 +28,6 @@ def first_values(width: int, seed: int, begin: int, end: int) -> Float32:
     random = np.random.default_rng([seed, begin])
     values[:, :width] = _SPREAD * random.standard_normal((end - begin, width), np.float32)
     return values
-
-
-def train_epoch(
-    graph: PartitionedGraph, rows: Rows, states: Sequence[State], buckets: Sequence[Int64], *, batch: int, rate: float,
-    random: np.random.Generator, most: int = 0,
-) -> tuple[float, int]:  # fmt: skip
-    """Train every bucket of edges once, in the state that it is assigned to; mean loss of an edge, and batches.
-
-    `most` ends it after so many batches. A table on disk is not committed.
-    """
-    total, edges_done, done = 0.0, 0, 0
-    for state, chosen in zip(visited(rows, states), buckets, strict=True):
-        edges = graph.edges_of(chosen)
-        pairs = edges.view(np.int64).ravel()  # shuffled in place: no memory beside them
-        random.shuffle(pairs)
-        for begin in range(0, len(edges), batch):
-            part = edges[begin : begin + batch]
-            total += step(rows, part[:, 0], part[:, 1], draw(graph, state, len(part), random), rate)
-            edges_done, done = edges_done + len(part), done + 1
-            if done == most:
-                return total / edges_done, done
-    return total / max(edges_done, 1), done
 
 
 def visited(rows: Rows, states: Sequence[State]) -> Iterator[State]:

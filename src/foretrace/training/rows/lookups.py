@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from foretrace.arrays import Array, Int64
 from foretrace.errors import ForetraceError, MissingExtraError
-from foretrace.names import keyed
+from foretrace.names import numbers
 from foretrace.reading import DAMAGED, Budget, parse_npz, read_bytes
 
 _MEND = "give a file of ids, or zipf:EXPONENT"
@@ -21,6 +22,13 @@ CRITEO = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
     2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
+
+
+MOST_IDS = 1 << 28  # that are drawn: 2 GB
+_ZIPF = {
+    "tables": 26, "rows": 100_000, "pooling": 1, "samples": 512, "batches": 64, "seed": 0, "locality": 0.0,
+    "workers": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,15 +99,23 @@ def zipf(
     a batch as `Lookups.read` does, and this share of what a worker reads is redrawn among rows of its own that are as
     frequent.
     """
-    if not (exponent >= 0 and 0 <= locality <= 1 and min(tables, pooling, samples, batches, workers) >= 1):
+    if not (exponent >= 0 and 0 <= locality <= 1 and min(tables, pooling, samples, batches, workers) >= 1 <= seed + 1):
         raise ForetraceError(
-            "Lookups need an exponent of at least 0, a locality from 0 to 1, and a table, an id, a sample, a batch and "
-            f"a worker, got {exponent}, {locality}, {tables}, {pooling}, {samples}, {batches}, {workers}."
+            "Lookups need an exponent of at least 0, a locality from 0 to 1, a table, an id, a sample, a batch and a "
+            f"worker, and a seed of at least 0, got {exponent}, {locality}, {tables}, {pooling}, {samples}, {batches}, "
+            f"{workers}, {seed}."
         )
-    random = np.random.default_rng(seed)
     sizes = [rows] * tables if isinstance(rows, int) else list(rows)
     if len(sizes) != tables or min(sizes) < 1:
-        raise ForetraceError(f"Lookups of {tables} tables need as many sizes of at least 1, got {sizes}.")
+        raise ForetraceError(
+            f"Lookups of {tables} tables need as many sizes of at least 1, got {len(sizes)} from {min(sizes)} on."
+        )
+    if max(*sizes, tables * pooling * samples * batches) > MOST_IDS:
+        raise ForetraceError(
+            f"Lookups that are drawn may have {MOST_IDS:,} ids in all and rows in a table; give fewer of them, or a "
+            "file."
+        )
+    random = np.random.default_rng(seed)
     edges = np.linspace(0, samples, workers + 1).astype(np.int64)
     worker = np.tile(np.repeat(np.arange(workers), pooling * np.diff(edges)), batches)
     offsets = np.arange(batches * samples + 1, dtype=np.int64) * pooling
@@ -123,19 +139,17 @@ def parse(text: str) -> Lookups:
     """
     kind, _, rest = text.partition(":")
     words = rest.split()
-    if kind != "zipf" or not words:
-        raise ForetraceError(f"Lookups must be a file or zipf:EXPONENT, got {text!r}.")
-    defaults = {"tables": 26, "rows": 100_000, "pooling": 1, "samples": 512, "batches": 64, "seed": 0, "workers": 1}
-    given = keyed(words[1:], [*defaults, "locality"], "zipf")
     try:
-        locality = float(given.pop("locality", 0))
-        criteo = given.get("rows") == "criteo" and given.pop("rows")
-        numbers: dict[str, Any] = defaults | {key: int(value) for key, value in given.items()}
-        if criteo:
-            numbers["rows"] = CRITEO[: max(numbers["tables"], 0)]
-        return zipf(exponent=float(words[0]), locality=locality, **numbers)
-    except ValueError as error:
-        raise ForetraceError(f"Lookups {text!r} must have numbers ({error}).") from None
+        exponent = float(words[0]) if kind == "zipf" else nan
+    except (IndexError, ValueError):
+        exponent = nan
+    if not isfinite(exponent):
+        raise ForetraceError(f"Lookups must be a file or zipf:EXPONENT, got {text!r}.")
+    criteo = "rows=criteo" in words
+    given = numbers([each for each in words[1:] if each != "rows=criteo"], _ZIPF, "zipf")
+    if criteo:
+        given["rows"] = CRITEO[: max(given["tables"], 0)]
+    return zipf(exponent=exponent, **given)
 
 
 def read(source: str | Path, *, samples: int = 0, rows: Mapping[str, int] | None = None) -> Lookups:

@@ -10,7 +10,6 @@ shows few of them (`CachePolicy.distinct`). FCR and OTF are those of GraphSnapSh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, inf
@@ -82,13 +81,6 @@ class NeighbourLists:
     def draw(self, nodes: Int64, wanted: Int64, random: np.random.Generator) -> Int32:
         """Draw `wanted[i]` distinct neighbours of each node: (sum of wanted,). Every set is equally likely."""
         return self.read(positions(self.starts[nodes], self.sizes(nodes), wanted, random))
-
-
-def parts(nodes: Int64, most: int) -> Iterator[Int64]:
-    """Nodes in parts, of each of which MOST_DRAWN neighbours are drawn at most, `most` of a node."""
-    step = max(MOST_DRAWN // max(most, 1), 1)
-    for begin in range(0, len(nodes), step):
-        yield nodes[begin : begin + step]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +215,9 @@ class NeighbourCache:
         return found, places
 
     def _renew(self, nodes: Int64, most: int) -> None:
-        for part in parts(nodes, most):
+        step = max(MOST_DRAWN // max(most, 1), 1)
+        for begin in range(0, len(nodes), step):
+            part = nodes[begin : begin + step]
             sizes = np.minimum(self.lists.sizes(part), self.size)
             renewed = np.minimum(sizes, most)
             slots = positions(self.starts[part], sizes, renewed, self.random)

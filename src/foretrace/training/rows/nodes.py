@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foretrace.arrays import Int64
-from foretrace.training.rows.dense import DenseSample, sample
+from foretrace.training.rows.dense import DenseSample
 from foretrace.training.rows.graphs import Adjacency
 from foretrace.training.rows.links import visited
 from foretrace.training.rows.orders import State
@@ -62,23 +62,6 @@ def neighbours_within(graph: PartitionedGraph, state: State) -> Adjacency:
     """Neighbours of nodes in a state's partitions, among these."""
     pairs = np.stack(np.meshgrid(state, state, indexing="ij"), axis=-1).reshape(-1, 2)
     return Adjacency.of(graph.edges_of(pairs).astype(np.int64), graph.sizes.nodes)
-
-
-def train_epoch(
-    graph: PartitionedGraph, rows: Rows, model: Sage, optimizer: torch.optim.Optimizer, states: Sequence[State], *,
-    batch: int, fanouts: Sequence[int], random: np.random.Generator,
-) -> tuple[float, int]:  # fmt: skip
-    """Train every training node once; the mean loss of one, and batches."""
-    model.train()
-    total, nodes, batches = 0.0, 0, 0
-    for state in visited(rows, states):
-        adjacency = neighbours_within(graph, state)
-        targets = random.permutation(graph.train[np.isin(graph.train // graph.size, state)])
-        for begin in range(0, len(targets), batch):
-            part = targets[begin : begin + batch]
-            total += step(graph.labels, rows, model, optimizer, sample(adjacency, part, fanouts, random)) * len(part)
-            nodes, batches = nodes + len(part), batches + 1
-    return total / max(nodes, 1), batches
 
 
 def step(labels: Int64, rows: Rows, model: Sage, optimizer: torch.optim.Optimizer, read: DenseSample) -> float:

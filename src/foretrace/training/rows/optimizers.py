@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
 from foretrace.arrays import Float32, Int64
 from foretrace.errors import ForetraceError
-from foretrace.names import keyed
+from foretrace.names import numbers
 from foretrace.training.rows.rows import distinct
 
 
@@ -70,10 +71,7 @@ def row_optimizer(text: str) -> RowOptimizer:
     kind, *words = text.split() or [""]
     if kind not in _RATES:
         raise ForetraceError(f"An optimizer of rows must be {' or '.join(_RATES)}, got {text!r}.")
-    try:
-        rate = float(keyed(words, {"rate"}, kind).get("rate", _RATES[kind]))
-    except ValueError:
-        rate = 0.0
-    if not rate > 0:
+    rate = numbers(words, {"rate": _RATES[kind]}, kind)["rate"]
+    if not 0 < rate < inf:
         raise ForetraceError(f"The rate of {kind} must be a number above 0, got {text!r}.")
     return RowOptimizer(kind=kind, rate=rate)

@@ -152,16 +152,22 @@ class _Links:
             raise ForetraceError(f"{table} is the table of another training; remove it.")
 
     def epoch(self, states: list[State], buckets: list[Int64], random: np.random.Generator) -> tuple[float, int]:
-        job = self.job
-        found = links.train_epoch(
-            self.graph, self.rows, states, buckets, batch=job.batch, rate=job.rate, random=random, most=job.batches
-        )
+        """Train every bucket of edges once, in the state that it is assigned to; mean loss of an edge, and batches."""
+        job, total, items, done = self.job, 0.0, 0, 0
+        for state, chosen in zip(links.visited(self.rows, states), buckets, strict=True):
+            edges = self.graph.edges_of(chosen)
+            random.shuffle(edges.view(np.int64).ravel())  # in place: no memory beside them
+            for begin in range(0, len(edges), job.batch)[: job.batches - done if job.batches else None]:
+                part = edges[begin : begin + job.batch]
+                others = links.draw(self.graph, state, len(part), random)
+                total += links.step(self.rows, part[:, 0], part[:, 1], others, job.rate)
+                items, done = items + len(part), done + 1
         if isinstance(self.rows, RowsOnDisk):
             self.rows.commit()
         elif isinstance(self.rows, RowsInMemory):
             values, sizes = self.rows.values, self.graph.sizes
             disk.create(job.table, sizes.nodes, self.rows.width, sizes.partitions, lambda begin, end: values[begin:end])
-        return found
+        return total / max(items, 1), done
 
     def judge(self) -> float:
         return links.link_auc(self.graph, self.rows, seed=self.job.seed) if self.job.loader != "rows from disk" else 0.0
@@ -177,10 +183,18 @@ class _Nodes:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=job.rate, weight_decay=5e-4)
 
     def epoch(self, states: list[State], buckets: list[Int64], random: np.random.Generator) -> tuple[float, int]:
-        return nodes.train_epoch(
-            self.graph, self.rows, self.model, self.optimizer, states, batch=self.job.batch, fanouts=self.job.fanouts,
-            random=random,
-        )  # fmt: skip
+        """Train every training node once; the mean loss of one, and batches."""
+        graph, batch, total, items, done = self.graph, self.job.batch, 0.0, 0, 0
+        self.model.train()
+        for state in links.visited(self.rows, states):
+            adjacency = nodes.neighbours_within(graph, state)
+            targets = random.permutation(graph.train[np.isin(graph.train // graph.size, state)])
+            for begin in range(0, len(targets), batch):
+                read = dense.sample(adjacency, targets[begin : begin + batch], self.job.fanouts, random)
+                count = int(read.hops[-1] - read.hops[-2])
+                total += count * nodes.step(graph.labels, self.rows, self.model, self.optimizer, read)
+                items, done = items + count, done + 1
+        return total / max(items, 1), done
 
     def judge(self) -> float:
         return nodes.accuracy(self.graph, self.rows, self.model, self.graph.test)

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from foretrace.arrays import Array, Float32
+from foretrace.arrays import Float32
 from foretrace.errors import ForetraceError
 from foretrace.training.rows.server import PATIENCE_S, SMALL_BUFFER, Address, receive, send
 
@@ -62,12 +62,11 @@ class Peers:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
             threading.Thread(target=self._listen, args=(other, each), daemon=True).start()
 
-    def send(self, to: int, kind: int, batch: int, *parts: Float32, pace: Callable[[], object] = lambda: None) -> None:
+    def send(self, to: int, kind: int, batch: int, numbers: Float32, pace: Callable[[], object] = lambda: None) -> None:
         """Send float32 numbers to another trainer; `pace` may wait before every piece."""
-        flat: Array = np.concatenate([part.ravel() for part in parts])
-        self.bytes_sent += flat.nbytes
+        self.bytes_sent += numbers.nbytes
         try:
-            send(self._sockets[to, kind % 2], (kind, self.rank, batch), _NOTHING, flat, pace)
+            send(self._sockets[to, kind % 2], (kind, self.rank, batch), _NOTHING, numbers, pace)
         except OSError:
             raise self._left(to, batch) from None
 

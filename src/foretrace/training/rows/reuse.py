@@ -14,9 +14,9 @@ import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.names import keyed
+from foretrace.names import numbers
 from foretrace.reading import read_text
-from foretrace.training.rows.lookups import EmbeddingTable, Lookups
+from foretrace.training.rows.lookups import MOST_IDS, EmbeddingTable, Lookups
 
 _BIN = re.compile(r"^\(\d+(?:, \d+\]|\+): (\d+\.\d+)$", re.MULTILINE)
 _MEAN = re.compile(r"^Avg col size:\s*(\d+\.?\d*)\s*$", re.MULTILINE)
@@ -53,16 +53,12 @@ def read_reuse(path: Path) -> tuple[ReuseHistogram, ...]:
 def parse_reuse(text: str) -> Lookups:
     """From `FILE set=0 samples=512 batches=64 pooling=26 seed=0`: one table. Raises ForetraceError."""
     words = text.split()
-    defaults = {"set": 0, "samples": 512, "batches": 64, "pooling": 26, "seed": 0}
-    try:
-        numbers = defaults | {key: int(value) for key, value in keyed(words[1:], defaults, "reuse").items()}
-    except ValueError as error:
-        raise ForetraceError(f"Look-ups {text!r} must have whole numbers ({error}).") from None
+    given = numbers(words[1:], {"set": 0, "samples": 512, "batches": 64, "pooling": 26, "seed": 0}, "reuse")
     sets = read_reuse(Path(words[0] if words else ""))
-    which = numbers.pop("set")
+    which = given.pop("set")
     if not 0 <= which < len(sets):
         raise ForetraceError(f"{words[0]} has data sets 0 to {len(sets) - 1}, got `set={which}`.")
-    return reused(sets[which], **numbers)
+    return reused(sets[which], **given)
 
 
 def reused(histogram: ReuseHistogram, *, samples: int, batches: int, pooling: int, seed: int = 0) -> Lookups:
@@ -70,9 +66,12 @@ def reused(histogram: ReuseHistogram, *, samples: int, batches: int, pooling: in
 
     A bin whose share is less than one of its rows goes to the bin below it. Raises ForetraceError for sizes below 1.
     """
-    if min(samples, batches, pooling) < 1 or seed < 0:
-        raise ForetraceError(f"Look-ups need a sample, a batch and an id, got {samples}, {batches}, {pooling}.")
     total = samples * batches * pooling
+    if min(samples, batches, pooling) < 1 or seed < 0 or total > MOST_IDS:
+        raise ForetraceError(
+            f"Look-ups need a sample, a batch and an id, {MOST_IDS:,} ids in all at most, and a seed of at least 0, "
+            f"got {samples}, {batches}, {pooling}, {seed}."
+        )
     edges = np.round(np.cumsum(histogram.lookups) * total).astype(int)
     left, counts = 0, list[int]()
     for k in range(len(edges) - 1, -1, -1):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch.nn import functional
 
 from foretrace.arrays import Float32, Int64
 from foretrace.training.rows.kept import BatchLog
-from foretrace.training.rows.lookahead import LAG, LookAheadPlan, LookAheadRows, TrainerTurn, numbered, plan_ahead
+from foretrace.training.rows.lookahead import LAG, LookAheadRows, TrainerTurn, numbered, plan_ahead
 from foretrace.training.rows.lookups import Lookups
 from foretrace.training.rows.optimizers import DENSE_RATE, RowOptimizer, add_up
 from foretrace.training.rows.peers import Peers
@@ -39,6 +40,8 @@ class _Kind(IntEnum):
     LATER_GRADIENTS = 1
     VALUES = 2
     LATER_VALUES = 3
+    DENSE_GRADIENTS = 4
+    DENSE_SUMS = 6
 
 
 class RowJob(Protocol):
@@ -68,8 +71,6 @@ class _Reads:
     ids: Int64  # each once
     places: Tensor  # of every read among `ids`
     offsets: Tensor
-    soon: TrainerTurn | None = None
-    later: TrainerTurn | None = None
 
 
 class RowTrainer:
@@ -84,6 +85,7 @@ class RowTrainer:
     ) -> None:
         self.job, self.lookups, self.settings, self.peers = job, lookups, settings, peers
         self.rank, self.trainers = peers.rank, peers.trainers
+        self._others = [each for each in range(self.trainers) if each != self.rank]
         self.log: BatchLog | None = None  # of what this trainer finds
         self.cache: LookAheadRows  # of the last batches that looked ahead
         self._lock = threading.Lock()  # of the cache
@@ -96,7 +98,8 @@ class RowTrainer:
         self._parameters = tuple(job.module.parameters())
         self.dense = torch.nn.utils.parameters_to_vector(self._parameters).detach().clone()
         torch.nn.utils.vector_to_parameters(self.dense, self._parameters)  # they are views of it from now on
-        self._shares = np.linspace(0, len(self.dense), self.trainers + 1).astype(int)
+        edges = np.linspace(0, len(self.dense), self.trainers + 1).astype(int).tolist()
+        self._shares = [slice(begin, end) for begin, end in pairwise(edges)]
 
     def close(self) -> None:
         """Close the log and the connections with the server; those with peers stay."""
@@ -113,7 +116,7 @@ class RowTrainer:
             gradients, dense = self._passes(batch, read, values)
             self._keeping = -LAG  # nothing is more urgent
             self.pushes.push(batch, read.ids, gradients, gradients=True, width=self.settings.width)
-            self._exchange(batch, dense, None, read.ids, values, gradients)
+            self._exchange_dense(batch, dense)
             ends.append(time.perf_counter())
         self.fetches[0].get_after(end, np.empty(0, np.int64))
         return ends
@@ -122,19 +125,21 @@ class RowTrainer:
         """Rows stay with the trainers for as long as a plan says; `capacity` as of `LookAheadRows`."""
         plan = plan_ahead(self.lookups, trainers=self.trainers, look_ahead=look_ahead, begin=begin, end=end)
         self.cache = cache = LookAheadRows(self.pushes, plan, self.rank, capacity)
-        reads = [self._reads(batch, plan) for batch in range(begin, end)]
-        turns = [plan.turn(batch, self.rank) for batch in range(begin, end)]
+        reads = [self._reads(batch) for batch in range(begin, end)]
+        turns = [
+            [plan.turn(batch, self.rank, soon=which) for which in (None, True, False)] for batch in range(begin, end)
+        ]
         ends, depth = [time.perf_counter()], min(look_ahead, FETCHED_AHEAD)
         with ThreadPoolExecutor(FETCHERS) as fetcher, ThreadPoolExecutor(1) as keeper, ThreadPoolExecutor(1) as pusher:
             fetched: dict[int, Future[Float32]] = {}
             kept: dict[int, Future[Future[None]]] = {}
             pushed: dict[int, Future[None]] = {}
             try:
-                for batch, read, turn in zip(range(begin, end), reads, turns, strict=True):
+                for batch, read, (turn, soon, later) in zip(range(begin, end), reads, turns, strict=True):
                     self._pace.at(batch)
                     for coming in range(max([batch, *(each + 1 for each in fetched)]), min(batch + depth + 1, end)):
                         after = max(coming - look_ahead, begin)
-                        fetched[coming] = fetcher.submit(self._fetch, coming, after, turns[coming - begin].fetch)
+                        fetched[coming] = fetcher.submit(self._fetch, coming, after, turns[coming - begin][0].fetch)
                     if batch - LAG >= begin:
                         pushed[batch - LAG] = kept.pop(batch - LAG).result()
                     if batch - depth - LAG >= begin:
@@ -147,8 +152,10 @@ class RowTrainer:
                     with self._lock:
                         cache.poison(read.ids)  # until they are updated, here or by their owner
                     with self._pace.urgent():
-                        self._exchange(batch, dense, read.soon, read.ids, values, gradients)
-                    kept[batch] = keeper.submit(self._keep, batch, read, values, gradients, pusher)
+                        self._exchange_dense(batch, dense)
+                        new = self._update(_Kind.GRADIENTS, batch, soon, read.ids, values, gradients)
+                        self._pass_on(_Kind.VALUES, batch, soon, new)
+                    kept[batch] = keeper.submit(self._keep, batch, later, read.ids, values, gradients, pusher)
                     ends.append(time.perf_counter())
                 for each in (*pushed.values(), *(each.result() for each in kept.values())):
                     each.result()
@@ -159,14 +166,10 @@ class RowTrainer:
         self.fetches[0].get_after(end, np.empty(0, np.int64))
         return ends
 
-    def _reads(self, batch: int, plan: LookAheadPlan | None = None) -> _Reads:
+    def _reads(self, batch: int) -> _Reads:
         read, offsets = numbered(self.lookups, batch, self.rank, self.trainers)
         ids, places = np.unique(read, return_inverse=True)
-        soon, later = (plan.turn(batch, self.rank, soon=each) if plan else None for each in (True, False))
-        return _Reads(
-            ids=ids, places=torch.from_numpy(places.reshape(-1)), offsets=torch.from_numpy(offsets), soon=soon,
-            later=later,
-        )  # fmt: skip
+        return _Reads(ids=ids, places=torch.from_numpy(places.reshape(-1)), offsets=torch.from_numpy(offsets))
 
     def _passes(self, batch: int, read: _Reads, values: Float32) -> tuple[Float32, Float32]:
         """Gradients of rows (n, width) and of the dense network, flat; at least `compute_s` have passed."""
@@ -192,69 +195,59 @@ class RowTrainer:
             found[at : at + rows] = table.get_after(after, ids[at : at + rows])
         return found
 
-    def _exchange(
-        self, batch: int, dense: Float32, turn: TrainerTurn | None, ids: Int64, values: Float32, gradients: Float32
-    ) -> None:
-        """Exchange dense gradients, and the rows that the next batch needs; then update the dense network."""
-        others = [each for each in range(self.trainers) if each != self.rank]
-        pieces = [dense[begin:end] for begin, end in zip(self._shares[:-1], self._shares[1:], strict=True)]
-        nothing = np.empty((0, 1), np.float32)
-        for to in others:
-            rows = gradients[np.searchsorted(ids, turn.gradients_to[to])] if turn else nothing
-            self.peers.send(to, _Kind.GRADIENTS, batch, pieces[to], rows)
-        size = len(pieces[self.rank])
-        arrived = {of: self.peers.receive(of, _Kind.GRADIENTS, batch) for of in others}
-        parts = arrived | {self.rank: pieces[self.rank]}
-        sums = [parts[of][:size] for of in range(self.trainers)]
-        pieces[self.rank] = sum(sums[1:], sums[0])
-        new = nothing
-        if turn:
-            given = {of: found[size:].reshape(-1, self.settings.width) for of, found in arrived.items()}
-            new = self._update(turn, given, ids, values, gradients)
-        for to in others:
-            rows = new[np.searchsorted(turn.owned, turn.values_to[to])] if turn else nothing
-            self.peers.send(to, _Kind.VALUES, batch, pieces[self.rank], rows)
-        for of in others:
-            found, size = self.peers.receive(of, _Kind.VALUES, batch), len(pieces[of])
-            pieces[of] = found[:size]
-            if turn:
-                with self._lock:
-                    self.cache.admit(turn.values_from[of], found[size:].reshape(-1, self.cache.width))
-        if turn:
-            with self._lock:
-                self.cache.evict(turn.evict)
-        self.dense -= DENSE_RATE * torch.from_numpy(np.concatenate(pieces))
+    def _exchange_dense(self, batch: int, dense: Float32) -> None:
+        """Add up dense gradients in the order of the ranks, each trainer a share of them; then update the network."""
 
-    def _keep(
-        self, batch: int, read: _Reads, values: Float32, gradients: Float32, pusher: ThreadPoolExecutor
-    ) -> Future[None]:
-        """Exchange and update all rows of a batch that the next one does not need; the writing back of some."""
-        turn = read.later
-        assert turn is not None
-        others = [each for each in range(self.trainers) if each != self.rank]
+        def from_all(kind: _Kind, mine: Float32) -> list[Float32]:
+            return [mine if of == self.rank else self.peers.receive(of, kind, batch) for of in range(self.trainers)]
 
-        def pace() -> None:
-            self._pace.wait(batch + LAG)
+        for to in self._others:
+            self.peers.send(to, _Kind.DENSE_GRADIENTS, batch, dense[self._shares[to]])
+        parts = from_all(_Kind.DENSE_GRADIENTS, dense[self._shares[self.rank]])
+        mine = sum(parts[1:], parts[0])
+        for to in self._others:
+            self.peers.send(to, _Kind.DENSE_SUMS, batch, mine)
+        self.dense -= DENSE_RATE * torch.from_numpy(np.concatenate(from_all(_Kind.DENSE_SUMS, mine)))
 
-        for to in others:
-            rows = gradients[np.searchsorted(read.ids, turn.gradients_to[to])]
-            self.peers.send(to, _Kind.LATER_GRADIENTS, batch, rows, pace=pace)
-        given = {
-            of: self.peers.receive(of, _Kind.LATER_GRADIENTS, batch).reshape(-1, self.settings.width) for of in others
-        }
-        new = self._update(turn, given, read.ids, values, gradients)
-        back = new[np.searchsorted(turn.owned, turn.write_back)]
-        pushed = pusher.submit(self._push, batch, turn.write_back, back)
-        for to in others:
+    def _update(
+        self, kind: _Kind, batch: int, turn: TrainerTurn, ids: Int64, values: Float32, gradients: Float32
+    ) -> Float32:
+        """Update the rows that this trainer owns by the gradients of all, in its cache, too: (owned, width + state)."""
+        for to in self._others:
             self.peers.send(
-                to, _Kind.LATER_VALUES, batch, new[np.searchsorted(turn.owned, turn.values_to[to])], pace=pace
+                to, kind, batch, gradients[np.searchsorted(ids, turn.gradients_to[to])], pace=self._paced(kind, batch)
             )
-        for of in others:
-            found = self.peers.receive(of, _Kind.LATER_VALUES, batch).reshape(-1, self.cache.width)
+        at = np.searchsorted(ids, turn.owned)
+        parts = {self.rank: (turn.owned, gradients[at])}
+        for of in self._others:
+            given = self.peers.receive(of, kind, batch).reshape(-1, self.settings.width)
+            parts[of] = turn.gradients_from[of], given
+        _, sums = add_up([parts[of] for of in range(self.trainers)])
+        new = self.settings.optimizer.apply(values[at], sums)
+        with self._lock:
+            self.cache.put(turn.owned, new)
+        return new
+
+    def _pass_on(self, kind: _Kind, batch: int, turn: TrainerTurn, new: Float32) -> None:
+        """Send updated rows to those that read them next, hold what others send, and release what is not read again."""
+        for to in self._others:
+            rows = new[np.searchsorted(turn.owned, turn.values_to[to])]
+            self.peers.send(to, kind, batch, rows, pace=self._paced(kind, batch))
+        for of in self._others:
+            found = self.peers.receive(of, kind, batch).reshape(-1, self.cache.width)
             with self._lock:
                 self.cache.admit(turn.values_from[of], found)
         with self._lock:
             self.cache.evict(turn.evict)
+
+    def _keep(
+        self, batch: int, turn: TrainerTurn, ids: Int64, values: Float32, gradients: Float32, pusher: ThreadPoolExecutor
+    ) -> Future[None]:
+        """Update all rows of a batch that the next one does not need; the writing back of some."""
+        new = self._update(_Kind.LATER_GRADIENTS, batch, turn, ids, values, gradients)
+        back = new[np.searchsorted(turn.owned, turn.write_back)]
+        pushed = pusher.submit(self._push, batch, turn.write_back, back)
+        self._pass_on(_Kind.LATER_VALUES, batch, turn, new)
         return pushed
 
     def _push(self, batch: int, ids: Int64, values: Float32) -> None:
@@ -262,19 +255,9 @@ class RowTrainer:
         self._keeping = batch
         self.pushes.push(batch, ids, values, gradients=False)
 
-    def _update(
-        self, turn: TrainerTurn, given: dict[int, Float32], ids: Int64, values: Float32, gradients: Float32
-    ) -> Float32:
-        """The rows that this trainer owns, updated, in its cache, too: (owned, width + state)."""
-        at = np.searchsorted(ids, turn.owned)
-        parts = {of: (turn.gradients_from[of], found) for of, found in given.items()} | {
-            self.rank: (turn.owned, gradients[at])
-        }
-        _, sums = add_up([parts[of] for of in range(self.trainers)])
-        new = self.settings.optimizer.apply(values[at], sums)
-        with self._lock:
-            self.cache.put(turn.owned, new)
-        return new
+    def _paced(self, kind: _Kind, batch: int) -> Callable[[], None]:
+        """What waits before every piece of a message: nothing does for one that is needed at once."""
+        return (lambda: self._pace.wait(batch + LAG)) if kind % 2 else (lambda: None)
 
 
 class _Pace:
