@@ -89,3 +89,7 @@ def test_unknown_models() -> None:
     pytest.importorskip("torch")
     with pytest.raises(ForetraceError, match="no model"):
         colocate("resnet5000", "ncf", slo="2x")
+    with pytest.raises(ForetraceError, match="no model"):
+        colocate("ncf", "resnet5000", slo="2x")
+    with pytest.raises(ForetraceError, match="no limit of a time"):
+        colocate("ncf", "ncf", slo="never")

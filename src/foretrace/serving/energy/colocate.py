@@ -29,7 +29,7 @@ from foretrace.serving.server.models import ModelSource, import_torch
 from foretrace.serving.server.split import ModelInstance
 from foretrace.serving.server.worker import ModelWorker
 from foretrace.zoo.operators import operators_of
-from foretrace.zoo.registry import training
+from foretrace.zoo.registry import entry, training
 
 KNOWN = (1, 4, 16)  # samples of requests and of steps that the law is fitted to
 UNKNOWN = (2, 8)  # and those that it is held against
@@ -159,6 +159,9 @@ def colocate(
 
     """
     say = tell or (lambda share: None)
+    limit(slo, 1.0)  # what cannot be is refused before anything is measured
+    for each in (model, tuned):
+        entry(each)
     batches = sorted((*KNOWN, *UNKNOWN))
     requests = {batch: work_of(model, batch, size=size, train=False) for batch in batches}
     steps = {batch: work_of(tuned, batch, size=size, train=True) for batch in batches}
