@@ -32,7 +32,6 @@ from tables import machine, table, today
 ROWS = ROOT / "benchmarks" / "data" / "heads.jsonl"
 WARM_UP, SEEDS = 32, 3
 SAVINGS, CLAIMED = (0.05, 0.1, 0.15, 0.2, 0.25), (0.2, 3.2)
-PER_REQUEST = (0.1, 0.15, 0.2)
 SAMPLES, CHOOSING = 64, 192  # of the texts that compare and judge, and of the one that clusters are chosen by
 DECODERS = "4x8,4x32"  # layers x heads
 HEAD = """# CHAI: heads that share attention scores
@@ -54,8 +53,7 @@ nothing. Perplexity is of tokens behind the first {warm_up}, in % above that of 
 
 *Known* clusters hold for every request, from its first token on. *Per request* are clusters as published, of the same
 counts: by scores of the first {warm_up} tokens, which all heads attend. *Random* clusters have the same counts, too;
-three seeds. *Measured* counts are chosen for clusters per request: by the loss of each layer alone at ⅛ to ¾ of its
-heads, on {samples} samples of the text that trains. *Elbow* is the published rule for counts.
+three seeds. *Elbow* is the published rule for counts.
 """
 CAUSE = """CHAI saves heads that attend alike, and here hardly two do: the largest correlation of a head's scores with
 another head's of its layer is, median of the heads layer by layer, {same} (1: the same scores). So a head that
@@ -68,10 +66,10 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     layers: int
     heads: int
-    rule: str  # "chosen", "measured" or "elbow"
+    rule: str  # "chosen" or "elbow"
     saved: float  # share of keys and values
     counts: list[int]
-    compared: float | None  # of known clusters, on text that compares; None where the rule gives counts alone
+    compared: float | None  # of known clusters, on text that compares; None of the elbow
     known: float | None
     asked: float  # clustered per request by scores
     random: list[float]
@@ -98,7 +96,7 @@ def perplexities(made: Any, tell: Callable[[str], object] = print) -> Iterator[H
 
     from foretrace.training.clustered_heads import HeadGroups, cluster_heads, draw_groups, share_heads
     from foretrace.training.head_counts import kv_saving, loss_after, merged_heads
-    from reproductions.chai.published import alike, elbow, measured_counts, spreads
+    from reproductions.chai.published import alike, elbow, spreads
 
     layers, heads = int(made.model.config.num_hidden_layers), int(made.model.config.num_attention_heads)
     whole = {text: loss_after(made.model, text, WARM_UP) for text in (made.compare, made.judge)}
@@ -130,9 +128,6 @@ def perplexities(made: Any, tell: Callable[[str], object] = print) -> Iterator[H
         groups = next(each for each in merged if _saved(each, heads) >= saving - 1e-9)
         yield (one := held("chosen", _counts(groups), groups))
         tell(f"{one}")
-    for counts in measured_counts(made.model, made.choose[:SAMPLES], WARM_UP, PER_REQUEST):
-        yield (one := held("measured", counts, None))
-        tell(f"{one}")
     yield held("elbow", [elbow(each) for each in spreads(made.model, made.choose[:4])], None)
 
 
@@ -153,9 +148,6 @@ def claims(found: Sequence[Held], steps: Sequence[Row]) -> str:
         (each for each in found if each.rule == "chosen" and each.saved >= saving),
         key=lambda each: each.compared or 0.0,
     )
-    per_request = next(
-        each for each in found if each.rule == "measured" and each.decoder == one.decoder and each.saved >= saving
-    )
     assert one.known is not None
     reached = "reached" if one.known <= limit else "**not reached**"
     quick = min(steps, key=lambda each: each.measured)
@@ -168,7 +160,7 @@ def claims(found: Sequence[Held], steps: Sequence[Row]) -> str:
          f"{1 / slow.measured:.2f} times at {_context(slow)}", "a processor, where linear layers take more of a step; "
          "the published counts are ⅛ in 14 of 32 layers"],
         ["accuracy within 3.2 % (of tasks)", f"{reached} with {one.decoder} heads: perplexity {one.known:+.1f} % at "
-         f"−{100 * one.saved:.1f} %; clustered per request {per_request.asked:+.1f} %, random "
+         f"−{100 * one.saved:.1f} %; clustered per request {one.asked:+.1f} %, random "
          f"{min(one.random):+.1f} to {max(one.random):+.1f} %", "clusters known beforehand, chosen by what "
          "they change; a small decoder; perplexity in place of tasks"],
     ])  # fmt: skip

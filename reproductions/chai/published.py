@@ -1,12 +1,8 @@
-"""What CHAI rests on: heads whose scores correlate, and counts by an elbow (Agarwal et al., ICML 2024, section 3).
-
-Beside it, counts for clusters per request by what they change.
-"""
+"""What CHAI rests on: heads whose scores correlate, and counts by an elbow (Agarwal et al., ICML 2024, section 3)."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +10,7 @@ import torch
 from torch import Tensor
 
 from foretrace.arrays import Float64
-from foretrace.training.clustered_heads import cluster_heads, group_heads, heads_of
-from foretrace.training.head_counts import loss_after
-
-_EIGHTHS = (1, 2, 3, 4, 6)  # of the heads, as clusters that are measured
+from foretrace.training.clustered_heads import group_heads, heads_of
 
 
 def spreads(model: Any, samples: Tensor) -> Float64:
@@ -49,26 +42,3 @@ def elbow(spread: Float64) -> int:
     span = np.linspace(0.0, 1.0, len(spread))
     fallen = (spread - spread[-1]) / max(float(spread[0] - spread[-1]), 1e-12)
     return int(np.argmax(1.0 - span - fallen)) + 1
-
-
-def measured_counts(model: Any, samples: Tensor, warm_up: int, savings: Sequence[float]) -> list[list[int]]:
-    """Return clusters of each layer that save so much of keys and values at the least sum of losses, for each saving.
-
-    The loss of a count is that of its layer alone, clustered per request by the scores of the first `warm_up` tokens.
-    """
-    layers, heads = int(model.config.num_hidden_layers), heads_of(model)
-    levels, whole = sorted({max(heads * part // 8, 1) for part in _EIGHTHS}), loss_after(model, samples, warm_up)
-    ways: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}  # by heads that compute no scores: the least loss
-    for layer in range(layers):
-        lost = {heads: 0.0}
-        for count in levels:
-            changed = copy.deepcopy(model)
-            cluster_heads(changed, [count if each == layer else heads for each in range(layers)], warm_up=warm_up)
-            lost[count] = loss_after(changed, samples, warm_up) - whole
-        more: dict[int, tuple[float, list[int]]] = {}
-        for saved, (loss, counts) in ways.items():
-            for count, own in lost.items():
-                way, at = (loss + own, [*counts, count]), saved + heads - count
-                more[at] = min(more.get(at, way), way)
-        ways = more
-    return [min(way for saved, way in ways.items() if saved >= 2 * each * layers * heads - 1e-9)[1] for each in savings]

@@ -15,16 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretrace.experiment.ledger import import_lines
 from reproductions.chai import trained
-from reproductions.chai.protocol import (
-    PER_REQUEST,
-    ROWS,
-    SAVINGS,
-    Held,
-    claims,
-    perplexities,
-    perplexity_table,
-    step_table,
-)
+from reproductions.chai.protocol import ROWS, SAVINGS, Held, claims, perplexities, perplexity_table, step_table
 from reproductions.chai.published import alike, elbow, spreads
 from reproductions.chai.trained import texts, train
 
@@ -58,21 +49,19 @@ def test_few_steps_train_a_decoder_whose_heads_are_clustered(tmp_path: Path, mon
     again = train(8, steps=2, samples=2, length=80, weights=tmp_path)
     assert all((a == b).all() for a, b in zip(made.model.parameters(), again.model.parameters(), strict=True))
     found = list(perplexities(made, tell=lambda said: None))
-    assert [each.rule for each in found] == ["chosen"] * len(SAVINGS) + ["measured"] * len(PER_REQUEST) + ["elbow"]
-    savings = (*SAVINGS, *PER_REQUEST)
-    assert all(saving <= each.saved < saving + 0.04 for each, saving in zip(found, savings, strict=False))
+    assert [each.rule for each in found] == ["chosen"] * len(SAVINGS) + ["elbow"]
+    assert all(saving <= each.saved < saving + 0.02 for each, saving in zip(found, SAVINGS, strict=False))
 
 
 def test_what_is_claimed_was_compared_on_another_text() -> None:
-    def held(heads: int, compared: float, known: float, rule: str = "chosen") -> Held:
-        return Held(layers=4, heads=heads, rule=rule, saved=0.203, counts=[heads // 2] * 8, compared=compared,
+    def held(heads: int, compared: float, known: float) -> Held:
+        return Held(layers=4, heads=heads, rule="chosen", saved=0.203, counts=[heads // 2] * 8, compared=compared,
                     known=known, asked=9.0, random=[7.0, 12.0, 8.0], alike=[0.5, 0.25])  # fmt: skip
 
     steps = import_lines(ROWS.read_text(encoding="utf-8"), str(ROWS))
-    measured = [held(heads, 0.0, 0.0, "measured") for heads in (8, 16)]
-    found = [held(8, 4.0, 1.0), held(16, 2.0, 3.3), held(32, 3.0, 2.0), *measured]
+    found = [held(8, 4.0, 1.0), held(16, 2.0, 3.3), held(32, 3.0, 2.0)]
     said = claims(found, steps)
     assert "**not reached** with 4 x 16 heads: perplexity +3.3 % at −20.3 %" in said and "+7.0 to +12.0 %" in said
-    assert "| reached with 4 x 8 heads" in claims([found[0], *measured], steps)
+    assert "| reached with 4 x 8 heads" in claims(found[:1], steps)
     assert "| 4 x 16, chosen | −20.3 | +2.0 | +3.3 | +9.0 | +7.0, +12.0, +8.0 |" in perplexity_table(found)
     assert step_table(steps).count("/8 |") == len(steps) == 6
