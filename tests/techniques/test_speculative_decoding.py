@@ -58,7 +58,7 @@ def step_s(graph: TaskGraph, **how: object) -> float:
 def test_a_step_is_a_share_of_a_round() -> None:
     before = simulate(decoding()).step_time_s
     found = step_s(decoding(), draft="0.1ms", k=4, tokens=2.5, verify=1.2, host=0.1)
-    assert found == pytest.approx((1.2 * before + 4 * 1e-4 + 0.1 * before) / 2.5, rel=0.01)
+    assert found == pytest.approx((1.2 * before + 4 * 1e-4 + 5 * 0.1 * before) / 2.5, rel=0.01)
 
 
 def test_a_recorded_draft_is_what_it_took() -> None:
