@@ -1,8 +1,9 @@
 """How many measurements find the setting with the least energy: Zeus' recorded trainings, every optimum known.
 
 `python benchmarks/energy_tune.py TRACES --select` chooses the settings of the Bayesian optimisation by leaving out one
-workload (both GPUs) at a time, and writes what the others chose, and how it does on the one left out, into
-benchmarks/data/energy_select.md. Without it the tables of docs/accuracy/energy.md are written, that one among them.
+workload (both GPUs) or one GPU (all workloads) at a time, and writes what the others chose, and how it does on what is
+left out, into benchmarks/data/energy_select.md. Without it the tables of docs/accuracy/energy.md are written, that one
+among them.
 """
 
 from __future__ import annotations
@@ -106,30 +107,33 @@ def grid() -> list[ConstrainedBayes]:
 
 
 def select(them: dict[tuple[str, str], RecordedTraining], seeds: int) -> str:
-    """Every workload's evaluations with the settings that the other workloads choose, see `chosen`."""
+    """Evaluations of every workload and of every GPU with the settings that the others choose, see `chosen`."""
     jobs = [(strategy, tuple(them.values()), seeds) for strategy in grid()]
     found = np.array(list(executor.map(_counts, jobs)))  # settings x trainings x seeds
-    score = np.log(found).mean(axis=2)
-    keys = list(them)
-    lines = ["| left out | chosen by the others | V100, median | A40, median |", "|---|---|---:|---:|"]
-    left_out: list[float] = []
-    for name in WORKLOADS:
-        ours = [i for i, key in enumerate(keys) if key[1] == name]
-        best = chosen(np.delete(found, ours, axis=1))
-        medians = np.median(found[best][ours], axis=1)
-        left_out += medians.tolist()
-        lines.append(f"| {name} | {said(jobs[best][0])} | {medians[0]:g} | {medians[1]:g} |")
-    few = sum(each <= 10 for each in left_out)
-    lines.append(f"\nLeft out, {few} of {len(left_out)} have a median of at most 10; the worst is {max(left_out):g}.")
-    order = np.argsort(score.mean(axis=1))
-    lines.append(
-        f"\nOf all: {said(jobs[chosen(found)][0])}. The {len(order)} settings, mean (geometric) evaluations:\n"
+    keys, text = list(them), []
+    for what, names, place in (("workload", WORKLOADS, 1), ("GPU", GPUS, 0)):
+        rows, every = [], list[float]()
+        for name in names:
+            out = [i for i, key in enumerate(keys) if key[place] == name]
+            best = chosen(np.delete(found, out, axis=1))
+            medians = np.median(found[best][out], axis=1).tolist()
+            every += medians
+            left_out = ", ".join(f"{keys[i][1 - place]} {each:g}" for i, each in zip(out, medians, strict=True))
+            rows.append([name, said(jobs[best][0]), left_out])
+        few = sum(each <= 10 for each in every)
+        text += [
+            table([f"{what} left out", "chosen by the others", "medians of what is left out"], rows),
+            f"{few} of {len(every)} medians are at most 10; the worst is {max(every):g}.",
+        ]
+    score = np.exp(np.log(found).mean(axis=(1, 2)))
+    listed = "\n".join(
+        f"- {score[i]:.2f}, worst median {np.median(found[i], axis=1).max():g}: {said(jobs[i][0])}"
+        for i in np.argsort(score)
     )
-    lines += [
-        f"- {np.exp(score[i].mean()):.2f}, worst median {np.median(found[i], axis=1).max():g}: {said(jobs[i][0])}"
-        for i in order
-    ]
-    return f"*{today()}, {seeds} seeds; {machine()}.*\n\n" + "\n".join(lines) + "\n"
+    text.append(
+        f"All twelve choose: {said(jobs[chosen(found)][0])}. The {len(jobs)} settings, mean (geometric) evaluations:"
+    )
+    return "\n\n".join([f"*{today()}, {seeds} seeds; {machine()}.*", *text, listed]) + "\n"
 
 
 def chosen(found: np.ndarray) -> int:
@@ -263,7 +267,7 @@ def page(traces: Path, seeds: int) -> str:
     return "\n\n".join([
         HEAD.strip(), f"*{today()}, {seeds} seeds; {machine()}.*", "## Measurements until the best setting",
         EVALUATIONS.strip(), evaluation_table(them, seeds), "## Energy saved", SAVINGS.strip(),
-        savings_table(them, seeds), "## Settings chosen without the workload", CHOICE.strip(),
+        savings_table(them, seeds), "## Settings chosen without what they are held against", CHOICE.strip(),
         SELECTED.read_text(encoding="utf-8").strip(),
         "## Power of boards", POWER.strip(), power_table(traces), SERVERS.strip(),
         server_table(traces.parent.parent / "power"),
@@ -281,10 +285,10 @@ search begins at the default setting (published
 batch size, highest power limit) and goes on with random points. TPE is optuna's, with the limit as a constraint; it
 begins with three random points. Kernel, clipping and noise are those with the lowest worst median among settings
 within 1 % of the fewest evaluations on average. All six workloads were seen by that choice: "Settings chosen without
-the workload" below says what becomes of one that was not.
+what they are held against" below says what becomes of one that was not.
 """
-CHOICE = """Written by `--select`: each workload is left out on both GPUs, the other five choose among the settings
-listed by the rule above; the medians are those of the workload left out.
+CHOICE = """Written by `--select`: each workload is left out on both GPUs, then each GPU with all workloads; the others
+choose among the settings listed by the rule above. Medians are of what is left out.
 """
 SAVINGS = """After 16 evaluations: medians over every tenth seed.
 The limit is 1.1 times the fastest time. The default is the

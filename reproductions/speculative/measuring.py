@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from time import thread_time
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import foretrace as ft
 from foretrace.serving.speculative.rounds import RoundTimes
 from foretrace.techniques.compute.acceptance import Acceptance
 from reproductions.speculative.decoder import Predictor
@@ -19,8 +21,7 @@ from reproductions.speculative.decoding import Dice, decode, decode_speculativel
 PROMPT, COUNT = 48, 80  # bytes
 _REPEATS = 60
 _IN_A_ROW = 6  # tokens of plain decoding; the first finds caches of the processor as another model left them
-PLAIN, AGAIN = "plain", "plain again"
-Arm = tuple[str, int]  # a draft and its k
+DraftArm = tuple[str, int]  # a draft and its k
 
 
 def prompts(text: bytes, count: int, *, seed: int) -> list[list[int]]:
@@ -154,8 +155,8 @@ class Turns:
 
     plain_s: tuple[float, ...]
     again_s: tuple[float, ...]
-    arms_s: Mapping[Arm, tuple[float, ...]]
-    tau: Mapping[Arm, float]
+    arms_s: Mapping[DraftArm, tuple[float, ...]]
+    tau: Mapping[DraftArm, float]
 
 
 def take_turns(
@@ -164,7 +165,7 @@ def take_turns(
 ) -> Turns:  # fmt: skip
     """Decode every prompt plainly, with every draft and k, and plainly again, one after the other."""
     plain, again = list[float](), list[float]()
-    arms: dict[Arm, list[float]] = {(name, k): [] for name in drafts for k in ks}
+    arms: dict[DraftArm, list[float]] = {(name, k): [] for name in drafts for k in ks}
     emitted = {arm: [0, 0] for arm in arms}
     order = np.random.default_rng(seed)
     for i, prompt in enumerate(asked):
@@ -189,3 +190,16 @@ def take_turns(
         plain_s=tuple(plain), again_s=tuple(again), arms_s={arm: tuple(each) for arm, each in arms.items()},
         tau={arm: tokens / rounds for arm, (tokens, rounds) in emitted.items()},
     )  # fmt: skip
+
+
+def record_decoding(predictor: Predictor, prompt: Sequence[int], folder: Path) -> Path:
+    """Record plain decoding behind a prompt, a token per step, as a user would."""
+    dice, token = Dice(0), prompt[-1]
+    predictor.keep(0)
+    predictor.feed(prompt[:-1])
+    with ft.record(folder, active=12, memory=False) as recorder:
+        while not recorder.over:
+            token = dice.draw(predictor.feed([token])[-1])
+            recorder.step()
+    assert recorder.path is not None
+    return recorder.path

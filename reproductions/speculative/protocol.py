@@ -1,12 +1,14 @@
-"""Train a target and its drafts, calibrate, predict speed-ups, decode in turns, and keep the rows.
+"""Train a target and its drafts, calibrate, predict speed-ups in two ways, decode in turns, and keep the rows.
 
 make reproduce NAME=speculative [ARGS="--write"]
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,11 +20,23 @@ from foretrace.experiment.ledger import Row, export_lines
 from foretrace.experiment.statistics import Arm, Ratio
 from foretrace.experiment.trial import TriedPrediction, changed
 from foretrace.files import write_text
-from foretrace.serving.speculative.rounds import Speculated, best, break_even_draft_s, speculated
+from foretrace.flow import read
+from foretrace.serving.speculative.rounds import best, break_even_draft_s, speculated
+from foretrace.techniques.compute.acceptance import Acceptance
+from foretrace.techniques.compute.speculative_decoding import SpeculativeDecoding
 from reproductions import parser_of
 from reproductions.speculative.decoder import BYTES, Cached, Counts, DecoderShape, Ngram, Predictor
-from reproductions.speculative.measuring import Turns, calibrated, prompts, round_times, take_turns, widened
-from reproductions.speculative.study import study_table
+from reproductions.speculative.measuring import (
+    DraftArm,
+    Turns,
+    calibrated,
+    prompts,
+    record_decoding,
+    round_times,
+    take_turns,
+    widened,
+)
+from reproductions.speculative.study import rates_table, study_table
 from reproductions.speculative.training import Text, standard_library, trained
 from reproductions.systems import put
 from tables import load, machine, percent, table, today
@@ -45,20 +59,21 @@ class DraftTrial:
 
     draft: str
     k: int
+    source: str  # of the prediction
     tau: float  # measured
-    predicted: Speculated
     trial: TriedPrediction  # time per token over that without a draft
 
     @property
     def error(self) -> float:
-        """Of the predicted speed-up: below 0 where decoding was slower than predicted."""
+        """Of the predicted time per token: below 0 where decoding was slower than predicted."""
         return self.trial.error
 
     def row(self) -> Row:
         """A row of the ledger."""
         return self.trial.row(
             f"speculative-decoding draft={self.draft} k={self.k}", model=f"decoder of bytes {TARGET}",
-            size=f"{STEPS[TARGET]} steps", parameters={"draft": self.draft, "k": self.k}, arms={"tau": self.tau},
+            size=f"{STEPS[TARGET]} steps", arms={"tau": self.tau},
+            parameters={"draft": self.draft, "k": self.k, "source": self.source},
             notes=("Seconds per token that came out; reading the prompt is left out.",),
         )  # fmt: skip
 
@@ -77,22 +92,37 @@ def models(text: Text, shares: float = 1.0) -> tuple[dict[str, Predictor], list[
     return found, rows
 
 
-def judged(turns: Turns, predicted: dict[tuple[str, int], Speculated]) -> list[DraftTrial]:
-    """Every draft and k against decoding without one."""
+def from_recordings(
+    recorded: Mapping[str, Path], accepted: Mapping[str, Acceptance], target: str
+) -> dict[DraftArm, Ratio]:
+    """What `whatif` tells of every draft and k, by recordings of decoding with each model alone."""
+    run = read(recorded[target]).graph()
+    found = {}
+    for draft, k in ((name, k) for name in accepted for k in KS):
+        counts = "/".join(map(str, accepted[draft].counts))
+        told = run.apply(SpeculativeDecoding(draft=str(recorded[draft]), k=k, acceptance=counts)).whatif()
+        low, high = told.ratio_interval
+        found[draft, k] = Ratio(value=told.after_s / told.before_s, low=low, high=high)
+    return found
+
+
+def judged(turns: Turns, predicted: Mapping[DraftArm, Ratio], source: str) -> list[DraftTrial]:
+    """Every draft and k against decoding without one; ratios of time per token."""
 
     def blocks(times: Sequence[float]) -> list[float]:
         return np.asarray(times)[: len(times) // _BLOCK * _BLOCK].reshape(-1, _BLOCK).mean(1).tolist()  # type: ignore[no-any-return]
 
     plain, again = (Arm.of(blocks(times)) for times in (turns.plain_s, turns.again_s))
-    found = []
-    for (draft, k), times in turns.arms_s.items():
-        one = predicted[draft, k]
-        foretold = Ratio(value=1 / one.speedup, low=1 / one.speedup_high, high=1 / one.speedup_low)
-        trial = changed(foretold, plain, again, Arm.of(blocks(times)), clock="cpu")
-        found.append(DraftTrial(draft=draft, k=k, tau=turns.tau[draft, k], predicted=one, trial=trial))
-    return found
+    return [
+        DraftTrial(
+            draft=draft, k=k, source=source, tau=turns.tau[draft, k],
+            trial=changed(predicted[draft, k], plain, again, Arm.of(blocks(times)), clock="cpu"),
+        )
+        for (draft, k), times in turns.arms_s.items()
+    ]  # fmt: skip
 
 
+PARTS, RECORDINGS = "parts", "recordings"
 HEAD = """# Speculative decoding, predicted and run
 
 Decoders of bytes are trained by stated steps on modules of this Python's standard library (PSF licence; every eighth
@@ -106,34 +136,29 @@ A sample is the mean of {block} prompts; the ratio is the median over samples. W
 *{date}, {machine}.*
 
 """
+FROM_RECORDINGS = """The same runs as `foretrace whatif` predicts them: plain decoding of each model was recorded, and
+`speculative-decoding` was given the draft's recording, k and the rounds counted above. What verifying several tokens
+takes, and the host's work of a round, are its assumptions; no round was timed.
+"""
 
 
-def page(trials: Sequence[DraftTrial], trained_rows: Sequence[tuple[str, ...]], how: str, notes: Sequence[str]) -> str:
-    """The page."""
+def trial_table(trials: Sequence[DraftTrial], tau: Mapping[DraftArm, float]) -> str:
+    """A row per draft and k, and what they come to."""
     rows = [
-        (each.draft, str(each.k), f"{each.predicted.tau:.2f}", f"{each.tau:.2f}", f"{each.predicted.speedup:.2f}",
-         f"{each.predicted.speedup_low:.2f} – {each.predicted.speedup_high:.2f}",
-         f"{1 / each.trial.measured.value:.2f}",
-         f"{1 / each.trial.measured.high:.2f} – {1 / each.trial.measured.low:.2f}",
-         f"{percent(each.error, signed=True)} %", each.trial.verdict)
+        (each.draft, str(each.k), f"{tau[each.draft, each.k]:.2f}", f"{each.tau:.2f}",
+         *_speedups(each.trial.predicted), *_speedups(each.trial.measured), f"{percent(each.error, signed=True)} %",
+         each.trial.verdict)
         for each in trials
     ]  # fmt: skip
-    off = median(abs(each.error) for each in trials)
     header = ("draft", "k", "τ predicted", "τ measured", "speed-up predicted", "80 % range", "measured", "80 % range",
               "error", "verdict")  # fmt: skip
-    text = HEAD.format(
-        date=today(),
-        machine=machine(),
-        calibration=_CALIBRATION,
-        block=_BLOCK,
-    )
-    text += f"{how}\n\n{table(('model', 'parameters', 'training'), trained_rows)}\n\n## Speed-ups\n\n"
-    held = sum(each.trial.covered for each in trials)
-    text += (
-        f"{table(header, rows)}\n\nMedian error {percent(off)} %; the range holds {held} of {len(trials)}.\n\n"
-        + "\n".join(f"- {each}" for each in notes)
-    )
-    return f"{text}\n\n{study_table()}"
+    off, held = median(abs(each.error) for each in trials), sum(each.trial.covered for each in trials)
+    return f"{table(header, rows)}\n\nMedian error {percent(off)} %; the range holds {held} of {len(trials)}.\n\n"
+
+
+def _speedups(of: Ratio) -> tuple[str, str]:
+    """The speed-up of a ratio of times, and its range."""
+    return f"{1 / of.value:.2f}", f"{1 / of.high:.2f} – {1 / of.low:.2f}"
 
 
 _CALIBRATION = 36
@@ -152,55 +177,68 @@ def main(arguments: Sequence[str]) -> int:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _run(given)
+        trials, page = _run(given)
     finally:
         torch.set_num_threads(threads)
-
-
-def _run(given: object) -> int:
-    asked, seeds, share, kept, write, begin = (
-        getattr(given, each) for each in ("prompts", "seeds", "steps", "models", "write", "first_seed")
-    )
-    text = standard_library()
-    if kept is not None and kept.exists():
-        found, rows = torch.load(kept, weights_only=False)
+    if given.write:
+        write_text(HERE / "rows.jsonl", export_lines(each.row() for each in trials))
+        put(HERE / "README.md", page)
     else:
-        found, rows = models(text, share)
-        if kept is not None:
-            torch.save((found, rows), kept)
+        print(page, end="")
+    return 0
+
+
+def _run(given: argparse.Namespace) -> tuple[list[DraftTrial], str]:
+    """The trials, and the page about them."""
+    text, begin, end = standard_library(), given.first_seed, given.first_seed + given.seeds
+    if given.models is not None and given.models.exists():
+        found, rows = torch.load(given.models, weights_only=False)
+    else:
+        found, rows = models(text, given.steps)
+        if given.models is not None:
+            torch.save((found, rows), given.models)
     target, drafts = found[str(TARGET)], {name: each for name, each in found.items() if name != str(TARGET)}
     half = len(text.held_out) // 2
     first, second = text.held_out[:half], text.held_out[half:]
-    times = {
-        name: round_times(target, each, vocabulary=BYTES, most=MOST, text=list(first[:400]))
-        for name, each in drafts.items()
-    }
-    accepted = {}
+    times, accepted = {}, {}
     for name, each in drafts.items():
-        asked_first = prompts(first, _CALIBRATION, seed=begin + seeds)
-        times[name], accepted[name] = calibrated(times[name], target, each, asked_first, k=MOST, seed=begin + seeds)
+        alone = round_times(target, each, vocabulary=BYTES, most=MOST, text=list(first[:400]))
+        times[name], accepted[name] = calibrated(
+            alone, target, each, prompts(first, _CALIBRATION, seed=end), k=MOST, seed=end
+        )
     times = widened(times)
-    predicted = {(name, k): speculated(times[name], accepted[name], k) for name in drafts for k in KS}
+    arms = [(name, k) for name in drafts for k in KS]
+    told = {(name, k): speculated(times[name], accepted[name], k) for name, k in arms}
+    by_parts = {
+        arm: Ratio(value=1 / one.speedup, low=1 / one.speedup_high, high=1 / one.speedup_low)
+        for arm, one in told.items()
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = {
+            name: record_decoding(each, prompts(first, 1, seed=end)[0], Path(folder) / name)
+            for name, each in found.items()
+        }
+        by_recordings = from_recordings(recorded, accepted, str(TARGET))
     turns = [
-        take_turns(target, drafts, KS, prompts(second, asked, seed=seed), seed=seed,
+        take_turns(target, drafts, KS, prompts(second, given.prompts, seed=seed), seed=seed,
                    tell=lambda done: print(f"\r  {100 * done:3.0f} %", end="", file=sys.stderr, flush=True))
-        for seed in range(begin, begin + seeds)
+        for seed in range(begin, end)
     ]  # fmt: skip
     joined = Turns(
         plain_s=tuple(t for each in turns for t in each.plain_s),
         again_s=tuple(t for each in turns for t in each.again_s),
-        arms_s={arm: tuple(t for each in turns for t in each.arms_s[arm]) for arm in predicted},
-        tau={arm: 1 / float(np.mean([1 / each.tau[arm] for each in turns])) for arm in predicted},
+        arms_s={arm: tuple(t for each in turns for t in each.arms_s[arm]) for arm in arms},
+        tau={arm: 1 / float(np.mean([1 / each.tau[arm] for each in turns])) for arm in arms},
     )
-    trials = judged(joined, predicted)
+    parts, recordings = judged(joined, by_parts, PARTS), judged(joined, by_recordings, RECORDINGS)
     notes = []
     for name in drafts:
-        one, chosen = times[name], best(times[name], accepted[name], MOST)
+        one, chosen = times[name], best(times[name], accepted[name])
         need = break_even_draft_s(one, accepted[name], chosen.k)
         notes.append(
             f"{name}: a pass takes {1e3 * one.draft_s:.3g} ms; best k {chosen.k}, {chosen.speedup:.2f} times as fast; "
             f"at that k a draft must be faster than {1e3 * need:.3g} ms. Of {MOST} proposals, rounds accepted "
-            f"{accepted[name].text}."
+            f"{'/'.join(map(str, accepted[name].counts))}."
         )
     one = times[str(WIDE)]
     notes.append(
@@ -209,15 +247,21 @@ def _run(given: object) -> int:
         f"{1e6 * one.token_s:.3g} µs per token without a draft, {1e6 * one.round_s:.3g} µs per round and "
         f"{1e6 * one.proposal_s:.3g} µs per proposal."
     )
-    plain_ms = 1e3 * trials[0].trial.before_s
     how = (
-        f"{asked} prompts of each of the seeds {begin} – {begin + seeds - 1}; a plain token took {plain_ms:.3g} ms "
-        f"(median); load averages {load()}. A range is how much prompts, and the calibrations of the drafts, differ in "
-        "what a round takes beyond a pass of the target."
+        f"{given.prompts} prompts of each of the seeds {begin} – {end - 1}; a plain token took "
+        f"{1e3 * parts[0].trial.before_s:.3g} ms (median); load averages {load()}. A range is how much prompts, and "
+        "the calibrations of the drafts, differ in what a round takes beyond a pass of the target."
     )
-    if write:
-        write_text(HERE / "rows.jsonl", export_lines(each.row() for each in trials))
-        put(HERE / "README.md", page(trials, rows, how, notes))
-    else:
-        print(page(trials, rows, how, notes), end="")
-    return 0
+    tau = {arm: each.tau for arm, each in told.items()}
+    own = [
+        (f"{name} for {TARGET}, bytes", sum(map(torch.numel, each.model.parameters())), accepted[name].survival(1))
+        for name, each in drafts.items() if isinstance(each, Cached)
+    ]  # fmt: skip
+    head = HEAD.format(date=today(), machine=machine(), calibration=_CALIBRATION, block=_BLOCK)
+    page = (
+        f"{head}{how}\n\n{table(('model', 'parameters', 'training'), rows)}\n\n## Speed-ups\n\n"
+        f"{trial_table(parts, tau)}" + "\n".join(f"- {each}" for each in notes)
+        + f"\n\n## Speed-ups from recordings\n\n{FROM_RECORDINGS}\n"
+        f"{trial_table(recordings, tau)}{study_table()}\n{rates_table(own)}"
+    )  # fmt: skip
+    return [*parts, *recordings], page

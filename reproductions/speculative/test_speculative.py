@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from foretrace.errors import ForetraceError
+from foretrace.experiment.statistics import Ratio
 from foretrace.serving.speculative.rounds import speculated
+from reproductions.speculative import protocol
 from reproductions.speculative.decoder import Cached, Counts, Decoder, DecoderShape, Ngram
 from reproductions.speculative.decoding import Dice, decode, decode_speculatively
 from reproductions.speculative.measuring import calibrated, round_times, take_turns
@@ -158,14 +160,34 @@ def test_a_trial_from_training_to_rows() -> None:
     asked = [list(TEXT[i : i + 48]) for i in range(3)]
     times, accepted = calibrated(times, target, draft, asked, k=2, seed=0, count=20)
     assert sum(accepted.counts) > 10 and times.low <= 1 <= times.high
-    predicted = {("3-gram", k): speculated(times, accepted, k) for k in (1, 2)}
+    told = {("3-gram", k): speculated(times, accepted, k) for k in (1, 2)}
+    predicted = {
+        arm: Ratio(value=1 / one.speedup, low=1 / one.speedup_high, high=1 / one.speedup_low)
+        for arm, one in told.items()
+    }
     turns = take_turns(target, {"3-gram": draft}, (1, 2), [list(TEXT[i : i + 48]) for i in range(6)], seed=0)
-    trials = judged(turns, predicted)
+    trials = judged(turns, predicted, "parts")
     assert [each.k for each in trials] == [1, 2]
     for each in trials:
         assert 1 <= each.tau <= each.k + 1
         row = each.row()
-        assert row.names == ("speculative-decoding",) and row.predicted == pytest.approx(1 / each.predicted.speedup)
+        assert row.names == ("speculative-decoding",) and row.predicted == predicted["3-gram", each.k].value
+
+
+def test_the_command_trains_records_predicts_and_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole of it on small models."""
+    target, wide, deep = (DecoderShape(layers=n, width=w) for n, w in ((3, 64), (1, 32), (2, 16)))
+    for name, value in {
+        "TARGET": target, "WIDE": wide, "DEEP": deep, "STEPS": {target: 2, wide: 2, deep: 2}, "_CALIBRATION": 2,
+        "KS": (1, 2),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(protocol, name, value)
+    assert protocol.main(["--prompts", "3", "--seeds", "1"]) == 0
+    page = capsys.readouterr().out
+    assert page.count("| 4-gram | 2 |") == 2 and page.count("the range holds") == 2
+    assert "## Speed-ups from recordings" in page and "1x32 for 3x64, bytes | 0.0" in page
 
 
 def test_wide_drafts_win_on_the_studys_sizes() -> None:

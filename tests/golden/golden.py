@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -63,9 +64,8 @@ def answers(
     """Ask all, with no calibration and no ledger; their files go to the empty `folder`."""
     places = {"D": str(data), "R": str(ROOT / "tests" / "data"), "X": str(ROOT / "examples"), "T": str(folder)}
 
-    def placed(word: str) -> str:
-        head, slash, rest = word.partition("/")
-        return f"{places[head]}{slash}{rest}" if slash and head in places else word
+    def placed(word: str) -> str:  # a word begins so, or a value in it
+        return re.sub(r"(?<![^\s=])([DRXT])(?=/)", lambda found: places[found[1]], word)
 
     commands = [
         [*map(placed, shlex.split(words)), *([] if words.split()[0] in _NO_JSON else ["--json"])]

@@ -69,6 +69,8 @@ def test_a_recording_of_a_user_has_the_shapes() -> None:
     assert len(found) == 4 * shown.n_steps and {each.heads for each in found} == {8}
     after = parse("clustered-heads clusters=2").predict(shown)
     assert simulate(after).step_time_s < simulate(shown).step_time_s
+    with pytest.raises(NotApplicableError, match="clusters=4,2 is for 2 layers and the model has 4"):
+        parse("clustered-heads clusters=4,2").predict(shown)
 
 
 def test_only_layers_that_are_clustered_change() -> None:
@@ -97,6 +99,8 @@ def test_prediction_is_the_difference_of_both_forms_timed_alone() -> None:
         ("clusters=8", (HEADS, HEADS), "changes nothing"),
         ("clusters=2,2,2", (HEADS, HEADS), "3 layers"),
         ("clusters=none", (HEADS, HEADS), "whole numbers"),
+        ("clusters=2 efficiency=-1", (HEADS, HEADS), "above 0"),
+        ("clusters=2 more-us=-1", (HEADS, HEADS), "0 or more"),
         ("clusters=2 warm-up=100", (HEADS, HEADS), "within the warm-up"),
         ("clusters=1", (HEADS, 2), "grouped-query"),
         ("clusters=1", (1, 1), "one head"),

@@ -58,7 +58,7 @@ def step_s(graph: TaskGraph, **how: object) -> float:
 def test_a_step_is_a_share_of_a_round() -> None:
     before = simulate(decoding()).step_time_s
     found = step_s(decoding(), draft="0.1ms", k=4, tokens=2.5, verify=1.2, host=0.1)
-    assert found == pytest.approx((1.2 * before + 4 * 1e-4 + 0.1 * before) / 2.5, rel=0.01)
+    assert found == pytest.approx((1.2 * before + 4 * 1e-4 + 5 * 0.1 * before) / 2.5, rel=0.01)
 
 
 def test_a_recorded_draft_is_what_it_took() -> None:
@@ -84,6 +84,7 @@ def test_more_is_accepted_more_is_gained() -> None:
         ("draft=9x64", "is not smaller than the recorded model of 4 x 64"),
         ("draft=nowhere.json", "there is none"),
         ("draft=0.1ms tokens=9", "must be from 1 to k \\+ 1 = 5"),
+        ("draft=0.1ms host=-1", "host=-1 must be 0 passes or more"),
         ("draft=0.1ms verify=0", "verify=0.0 must be a number above 0"),
     ],
 )

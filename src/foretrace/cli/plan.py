@@ -116,6 +116,7 @@ def soap(
     calls: int = option(4000, "N", "Strategies that each search may simulate.", least=1, most=10_000_000),
     seed: int = option(0, "N", "Of the search.", least=0),
     on: str = option("here", "here|ray", "Where the chains of a search run; the plan is the same."),
+    grid: options.Grid = None,
     perfetto: Path | None = option(None, "FILE", "Write the best one's timeline for Perfetto, too."),
     top: options.Top = 12,
 ) -> Reply:
@@ -138,7 +139,7 @@ def soap(
             progress=tell,
         )  # fmt: skip
     files = {perfetto: lambda path: timelines.write([track(source, found.strategies[0].simulated)], path)}
-    return Reply(result=soap_view(found, source), files=files)
+    return Reply(result=soap_view(found, source, grid), files=files)
 
 
 @plan.command("rows")

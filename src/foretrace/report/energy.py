@@ -10,7 +10,7 @@ from foretrace.report.blocks import About, Block, Line, listing
 from foretrace.report.power import carbon, co2_g
 from foretrace.report.units import digits, scaled, seconds, share, span, things
 from foretrace.report.views import Report, taken
-from foretrace.serving.energy.colocate import ColocatedArm, Colocation, HeldPair
+from foretrace.serving.energy.colocate import ColocatedArm, Colocation
 from foretrace.serving.energy.command import CommandEnvironment
 from foretrace.serving.energy.environment import EnergyUse, Knob
 from foretrace.serving.energy.tune import Tuned, words
@@ -93,6 +93,18 @@ class EnergyMeasureView(Report, frozen=True, kw_only=True):
             yield Line(carbon(self.co2_g, self.grid_g_per_kwh))
 
 
+class HeldPair(msgspec.Struct, frozen=True, kw_only=True):
+    """A request beside a fine-tuning step, neither of which the law was fitted to."""
+
+    request: int  # samples
+    step: int
+    predicted_s: float
+    low_s: float
+    high_s: float
+    measured_s: float  # the median
+    covered: bool
+
+
 class EnergyColocateView(Report, frozen=True, kw_only=True):
     """`foretrace energy colocate`: fine-tuning beside inference on one core, admitted by predicted latency."""
 
@@ -136,9 +148,16 @@ def colocated(found: Colocation, ledger: str = "", rows: int = 0) -> EnergyColoc
             f"requests within {seconds(found.limit_s)} (always: {share(always.within)}) and tunes "
             f"{digits(admitted.tuned_per_s)} samples/s (always: {digits(always.tuned_per_s)})."
         ),
+        pairs=tuple(
+            HeldPair(
+                request=request, step=step, predicted_s=each.before_s, low_s=each.before_s * each.predicted.low,
+                high_s=each.before_s * each.predicted.high, measured_s=each.after.median_s, covered=each.covered,
+            )
+            for (request, step), each in found.pairs.items()
+        ),
         ledger=ledger,
         rows=rows,
-    )
+    )  # fmt: skip
 
 
 def tuned(found: Tuned, *, slo: str) -> EnergyTuneView:

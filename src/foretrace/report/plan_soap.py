@@ -7,9 +7,13 @@ from itertools import groupby
 
 import msgspec
 
+from foretrace.graph.taskgraph import TaskKind
+from foretrace.hardware.devices import named
 from foretrace.plan.soap.operators import DIMENSIONS
 from foretrace.plan.soap.plan import SoapPlan, SoapStrategy
+from foretrace.report import power
 from foretrace.report.blocks import About, Block, Column, Line, table
+from foretrace.report.power import EnergyView
 from foretrace.report.units import between, count, digits, in_unit, nbytes, unit_for
 from foretrace.report.views import Report, taken
 
@@ -55,6 +59,7 @@ class SoapView(Report, frozen=True, kw_only=True):
     batch: int
     memory_limit_bytes: float
     strategies: tuple[SoapStrategyView, ...]  # fastest first
+    energy: EnergyView | None  # of a step by the first strategy, on all devices; null where there is no power model
     seconds: float  # CPU time of the search
 
     def shown(self, top: int) -> Iterator[Block]:
@@ -72,6 +77,7 @@ class SoapView(Report, frozen=True, kw_only=True):
                 for each in self.strategies
             ],
         )  # fmt: skip
+        yield from power.shown(self.energy, per=f"per step with {self.strategies[0].synchronisation}")
         runs = [
             (first.name, len(list(others)) + 1, _words(first), ", ".join(map(str, first.devices)))
             for first, others in (
@@ -84,10 +90,11 @@ class SoapView(Report, frozen=True, kw_only=True):
             yield Line(f"... and {count(len(runs) - top)} more runs of operators; --json has all")
 
 
-def soap_view(found: SoapPlan, source: str) -> SoapView:
-    """The answer about strategies."""
-    best = found.strategies[0]
-    step = best.counts.milliseconds / 1e3
+def soap_view(found: SoapPlan, source: str, grid: float | None = None) -> SoapView:
+    """The answer about strategies; `grid`: grams of CO2 per kWh."""
+    best, devices = found.strategies[0], found.cluster.workers
+    step, graph = best.counts.milliseconds / 1e3, best.simulated.graph
+    busy_s = float(graph.dur[graph.kind == TaskKind.KERNEL].sum()) / devices / 1e9
     unit = unit_for(step)
     gain, faster = best.gain, "; data parallelism does not fit"
     if gain is not None:
@@ -100,7 +107,8 @@ def soap_view(found: SoapPlan, source: str) -> SoapView:
         f"{best.synchronisation}{faster}."
     )
     return taken(
-        SoapView, found, headline=headline, source=source, devices=found.cluster.workers,
+        SoapView, found, headline=headline, source=source, devices=devices,
+        energy=power.energy(named(found.device), step, best.interval_s, busy_s, devices, grid),
         per_node=found.cluster.per_node, memory_limit_bytes=found.memory_limit, notes=(*NOTES, *found.notes),
         strategies=tuple(map(_strategy, found.strategies)),
     )  # fmt: skip

@@ -36,7 +36,6 @@ try:
 except ImportError as error:
     raise MissingExtraError('clustered heads need transformers 5: pip install -U "foretrace[zoo]"') from error
 
-SCORES, RANDOM = "scores", "random"
 _NAME = "clustered-heads"  # of the attention, in `transformers`
 _ROWS = 256  # of a prompt attended at once: their scores are kept for all heads
 _SAME = 1.001  # distances within that are equal
@@ -153,8 +152,7 @@ class HeadClusters:
     counts: Sequence[int]  # clusters of each layer; as many as heads: all attend
     heads: int
     warm_up: int  # tokens of a request that all heads attend
-    by: str = SCORES
-    seed: int = 0  # of random clusters
+    by: str = "scores"
     groups: Sequence[HeadGroups] = ()  # known beforehand, of each layer, for a batch of 1
     shares: Sequence[Tensor] = ()  # while all heads attend, of whose scores each uses how much: (batch, heads, heads)
     _cache: Callable[[], Any] = field(default=lambda: None)  # of the request under way, not kept alive
@@ -194,14 +192,11 @@ class HeadClusters:
 
     def group(self, features: Sequence[Tensor], layer: int) -> HeadGroups:
         """Return the clusters of a layer's heads for scores (batch, heads, numbers) of parts of the first tokens."""
-        if self.by == SCORES:
+        if self.by == "scores":
             return group_heads(torch.cat(list(features), 2), self.counts[layer])[0]
-        drawn = draw_groups(len(features[0]), self.heads, self.counts[layer], _generator(self.seed, layer))
+        generator = torch.Generator().manual_seed(layer)
+        drawn = draw_groups(len(features[0]), self.heads, self.counts[layer], generator)
         return drawn.map(lambda each: each.to(features[0].device))
-
-
-def _generator(*seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(hash(seed) % 2**63)  # of whole numbers: the same in every process
 
 
 def cache_argument(model: Any) -> str:
@@ -209,7 +204,7 @@ def cache_argument(model: Any) -> str:
     return "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
 
 
-def cluster_heads(model: Any, counts: Sequence[int], *, warm_up: int, by: str = SCORES, seed: int = 0) -> HeadClusters:
+def cluster_heads(model: Any, counts: Sequence[int], *, warm_up: int, by: str = "scores") -> HeadClusters:
     """Let the heads of a decoder share scores, in place.
 
     Args:
@@ -217,7 +212,6 @@ def cluster_heads(model: Any, counts: Sequence[int], *, warm_up: int, by: str = 
         counts: clusters of each layer.
         warm_up: tokens of a request that all heads attend before they are clustered.
         by: "scores" of these tokens, or "random".
-        seed: of random clusters.
 
     Returns:
         The settings, which may be changed between requests.
@@ -238,7 +232,7 @@ def cluster_heads(model: Any, counts: Sequence[int], *, warm_up: int, by: str = 
         raise ForetraceError(f"the warm-up must be 1 token or more, got {warm_up}.")
     AttentionInterface.register(_NAME, attend)
     AttentionMaskInterface.register(_NAME, sdpa_mask)
-    clusters = HeadClusters(counts=tuple(counts), heads=heads, warm_up=warm_up, by=by, seed=seed)
+    clusters = HeadClusters(counts=tuple(counts), heads=heads, warm_up=warm_up, by=by)
     model.set_attn_implementation(_NAME)
     for module in model.modules():
         if hasattr(module, "layer_idx"):
@@ -381,7 +375,7 @@ def prepared_attention(operator: Operator) -> BoundCall:
     module: Any = nn.Module()
     module.head_clusters = HeadClusters(counts=(count,), heads=heads, warm_up=1)
     module.layer_idx, module.is_causal = 0, True
-    groups = draw_groups(batch, heads, count, _generator(0))
+    groups = draw_groups(batch, heads, count, torch.Generator().manual_seed(0))
 
     def drawn(of: int, length: int) -> Tensor:
         return torch.randn(batch, of, length, width).to(dtype)

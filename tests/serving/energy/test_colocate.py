@@ -74,13 +74,13 @@ def test_too_few_pairs() -> None:
 def test_two_real_processes_share_a_core(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     found = colocate("actor-critic", "ncf", slo="100x", seconds=0.5, core=usable()[0])
-    assert {(each.request, each.step) for each in found.pairs} == {(a, b) for a in UNKNOWN for b in UNKNOWN}
+    assert {*found.pairs} == {(a, b) for a in UNKNOWN for b in UNKNOWN}
     by_name = {each.name: each for each in found.arms}
     assert tuple(by_name) == ARMS and by_name["alone"].tuned_per_s == 0 < by_name["always"].tuned_per_s
-    assert all(each.low_s < each.predicted_s < each.high_s and each.measured_s > 0 for each in found.pairs)
     ledger = Ledger(tmp_path / "ledger.sqlite")
     view = colocated(found, str(ledger.path), ledger.add(found.rows()))
     assert view.rows == 4 == len(ledger.rows(model="actor-critic")) and view.headline
+    assert all(each.low_s < each.predicted_s < each.high_s and each.measured_s > 0 for each in view.pairs)
     with pytest.raises(ForetraceError, match="kept by no request"):
         colocate("actor-critic", "ncf", slo="1e-6ms", seconds=0.1, core=usable()[0])
 
@@ -89,3 +89,7 @@ def test_unknown_models() -> None:
     pytest.importorskip("torch")
     with pytest.raises(ForetraceError, match="no model"):
         colocate("resnet5000", "ncf", slo="2x")
+    with pytest.raises(ForetraceError, match="no model"):
+        colocate("ncf", "resnet5000", slo="2x")
+    with pytest.raises(ForetraceError, match="no limit of a time"):
+        colocate("ncf", "ncf", slo="never")

@@ -29,7 +29,7 @@ from foretrace.serving.server.models import ModelSource, import_torch
 from foretrace.serving.server.split import ModelInstance
 from foretrace.serving.server.worker import ModelWorker
 from foretrace.zoo.operators import operators_of
-from foretrace.zoo.registry import training
+from foretrace.zoo.registry import entry, training
 
 KNOWN = (1, 4, 16)  # samples of requests and of steps that the law is fitted to
 UNKNOWN = (2, 8)  # and those that it is held against
@@ -97,18 +97,6 @@ class InterferenceLaw:
         return max(kept, key=lambda step: step.batch, default=None)
 
 
-class HeldPair(msgspec.Struct, frozen=True, kw_only=True):
-    """A request beside a fine-tuning step, neither of which the law was fitted to."""
-
-    request: int  # samples
-    step: int
-    predicted_s: float
-    low_s: float
-    high_s: float
-    measured_s: float  # the median
-    covered: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColocatedArm:
     """Requests with no step beside them, with one always, or with those that are admitted."""
@@ -131,8 +119,7 @@ class Colocation:
     slo: str
     limit_s: float
     error: float
-    pairs: tuple[HeldPair, ...]
-    trials: tuple[TriedPrediction, ...]  # of the pairs
+    pairs: dict[tuple[int, int], TriedPrediction]  # samples of a request and a step that the law was not fitted to
     arms: tuple[ColocatedArm, ...]
     alone_s: dict[int, float]  # by samples of a request
 
@@ -140,10 +127,10 @@ class Colocation:
         """What the ledger keeps, a row per pair that was held out."""
         return [
             trial.row(
-                f"energy-colocate latency.{each.request}+{each.step}", model=self.model, size=self.size,
-                parameters={"request": each.request, "step": each.step, "tuned": self.tuned},
+                f"energy-colocate latency.{request}+{step}", model=self.model, size=self.size,
+                parameters={"request": request, "step": step, "tuned": self.tuned},
             )
-            for each, trial in zip(self.pairs, self.trials, strict=True)
+            for (request, step), trial in self.pairs.items()
         ]  # fmt: skip
 
 
@@ -172,6 +159,9 @@ def colocate(
 
     """
     say = tell or (lambda share: None)
+    limit(slo, 1.0)  # what cannot be is refused before anything is measured
+    for each in (model, tuned):
+        entry(each)
     batches = sorted((*KNOWN, *UNKNOWN))
     requests = {batch: work_of(model, batch, size=size, train=False) for batch in batches}
     steps = {batch: work_of(tuned, batch, size=size, train=True) for batch in batches}
@@ -221,15 +211,12 @@ def colocate(
             ARMS, serve, _MOST_REQUESTS, seconds=seconds,
             tell=lambda _: say(min(0.5 + 0.5 * (perf_counter() - began) / seconds, 1.0)),
         )  # fmt: skip
-    told = {(a, b): law.latency_s(requests[a], steps[b]) for a, b in pairs if (a, b) not in known}
     return Colocation(
         model=model, tuned=tuned, size=size, seed=seed, slo=slo, limit_s=limit_s, error=law.error,
-        trials=tuple(figured(each, met[pair], seed=seed) for pair, each in told.items()),
-        pairs=tuple(
-            HeldPair(request=a, step=b, predicted_s=value, low_s=low, high_s=high, measured_s=median[a, b],
-                     covered=low <= median[a, b] <= high)
-            for (a, b), (value, low, high) in told.items()
-        ),
+        pairs={
+            (a, b): figured(law.latency_s(requests[a], steps[b]), met[a, b], seed=seed)
+            for a, b in pairs if (a, b) not in known
+        },
         arms=tuple(
             ColocatedArm(
                 name=arm, p50_s=float(np.quantile(each, 0.5)), p99_s=float(np.quantile(each, 0.99)),

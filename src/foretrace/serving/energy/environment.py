@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
@@ -30,8 +31,8 @@ class EnergyUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TunedEnvironment:
-    """Work whose energy and time depend on settings: override `measure`."""
+class TunedEnvironment(ABC):
+    """Work whose energy and time depend on settings."""
 
     name: str
     knobs: tuple[Knob, ...]
@@ -41,9 +42,9 @@ class TunedEnvironment:
         """Its values by the names of the knobs."""
         return {knob.name: value for knob, value in zip(self.knobs, setting, strict=True)}
 
+    @abstractmethod
     def measure(self, setting: Setting) -> EnergyUse:
         """Do the work so. Raises ForetraceError where that cannot be."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be measured")
 
 
 class EnergyProblem(Problem[Setting]):

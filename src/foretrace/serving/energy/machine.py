@@ -5,6 +5,7 @@ Every setting is a `Setter`; those of GPUs are in `nvml.py`. Limits are checked 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -18,7 +19,7 @@ State = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setter:
+class Setter(ABC):
     """One setting of the machine: its limits and levels; kinds of hardware override the methods."""
 
     name: str
@@ -27,13 +28,13 @@ class Setter:
     high: float
     levels: tuple[float, ...]
 
+    @abstractmethod
     def now(self) -> float:
         """What it is set to."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell what it is set to")
 
+    @abstractmethod
     def state(self) -> State:
         """All that `restore` needs."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be kept")
 
     def set(self, value: float) -> None:
         """Set it. Raises ForetraceError for a value beyond its limits, before anything is written."""
@@ -41,12 +42,12 @@ class Setter:
             raise beyond(self, value)
         self._write(value)
 
+    @abstractmethod
     def restore(self, state: State) -> None:
         """As it was. Raises ForetraceError."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be restored")
 
-    def _write(self, value: float) -> None:
-        raise NotImplementedError(f"{type(self).__name__} cannot be set")
+    @abstractmethod
+    def _write(self, value: float) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

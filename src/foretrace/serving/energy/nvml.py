@@ -84,9 +84,9 @@ def library() -> Any:
     return found
 
 
-def gpu_setter(found: Any, name: str, gpu: int = 0) -> NvmlSetter:
-    """One of `GPU_KNOBS`. Raises ForetraceError where the GPU does not offer it."""
-    handle = _asked(found, "nvmlDeviceGetHandleByIndex", gpu)
+def gpu_setter(found: Any, name: str) -> NvmlSetter:
+    """One of `GPU_KNOBS` of GPU 0. Raises ForetraceError where the GPU does not offer it."""
+    handle = _asked(found, "nvmlDeviceGetHandleByIndex", 0)
     if name == "gpu-power-limit":
         low, high = (each / _MW for each in _asked(found, "nvmlDeviceGetPowerManagementLimitConstraints", handle))
         levels = [low + (high - low) * i / 6 for i in range(7)]
@@ -96,18 +96,16 @@ def gpu_setter(found: Any, name: str, gpu: int = 0) -> NvmlSetter:
             levels = sorted(map(float, _asked(found, "nvmlDeviceGetSupportedGraphicsClocks", handle, int(levels[-1]))))
         low, high = levels[0], levels[-1]
     unit = "W" if name == "gpu-power-limit" else "MHz"
-    return NvmlSetter(
-        library=found, handle=handle, name=name, unit=unit, low=low, high=high, levels=tuple(levels)
-    )  # fmt: skip
+    return NvmlSetter(library=found, handle=handle, name=name, unit=unit, low=low, high=high, levels=tuple(levels))
 
 
-def gpu_meter(gpu: int = 0) -> NvmlMeter | None:
-    """The meter of a GPU; None where there is none, or no package to ask it."""
+def gpu_meter() -> NvmlMeter | None:
+    """The meter of GPU 0; None where there is none, or no package to ask it."""
     try:
         found = library()
     except ForetraceError:
         return None
-    return NvmlMeter(found, _asked(found, "nvmlDeviceGetHandleByIndex", gpu))
+    return NvmlMeter(found, _asked(found, "nvmlDeviceGetHandleByIndex", 0))
 
 
 def _asked(found: Any, function: str, *arguments: Any) -> Any:

@@ -1,16 +1,18 @@
 """Search of drafts for a target: depth x width within a budget of parameters or latency, ranked by predicted speed-up.
 
 Latencies come from the step times of the engine's law (`serving/llm`). A draft of a search was never trained, so what
-the target accepts of it is a rate by parameters, or one that the user states for all.
+the target accepts of it is a rate by parameters (`published_rate`), or one that the user states for all.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import log
+from functools import cache
+from math import log, sqrt
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.serving.llm.deployment import step_times
@@ -28,9 +30,17 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48)
 BATCHES = tuple(2**i for i in range(11))
 _UTILISATION = 0.9  # of a device's memory, as engines take it
 _SHARE = 1 / 10  # of the target's parameters: the budget where none is stated
-# Rates of published pairs under sampling, 77 M to 8 B parameters (Leviathan et al., ICML 2023, table 3): at 100 M, more
-# per e-fold of parameters, and how far they lie from that.
-_RATE, _PER_FOLD, _OFF = 0.58, 0.03, 0.1
+#: What targets accepted of drafts, by parameters of the draft (Leviathan et al., ICML 2023, table 3): T5 for T5-XXL,
+#: translating and summarising, and LaMDA for LaMDA of 137 B parameters, each at temperatures 1 and 0.
+PUBLISHED_RATES = (
+    ((77e6, 0.62), (250e6, 0.68), (800e6, 0.71)),
+    ((77e6, 0.75), (250e6, 0.80), (800e6, 0.82)),
+    ((77e6, 0.53), (250e6, 0.55), (800e6, 0.56)),
+    ((77e6, 0.65), (250e6, 0.73), (800e6, 0.74)),
+    ((100e6, 0.57), (2e9, 0.71), (8e9, 0.74)),
+    ((100e6, 0.61), (2e9, 0.71), (8e9, 0.75)),
+)
+_T80 = 1.886  # of Student's distribution, 80 % two-sided, with a degree of freedom less than there are pairs of models
 
 
 class RankedDraft(Speculated, frozen=True, kw_only=True):
@@ -78,10 +88,31 @@ class DraftSetting:
         return step_times(model, self.device, law=self.law, **layout)
 
 
-def rate_of(draft: ServedModel) -> str:
-    """The range of rates of published pairs for a draft of so many parameters, as `Acceptance` reads it."""
-    middle = min(max(_RATE + _PER_FOLD * log(max(draft.parameters, 1) / 1e8), _OFF), 1 - 2 * _OFF)
-    return f"{middle - _OFF:.2f}-{middle + _OFF:.2f}"
+@cache
+def published_law() -> tuple[float, float, float]:
+    """A line through `PUBLISHED_RATES`: rate at 1 parameter, more per e-fold, and how far another pair may be off.
+
+    The slope is that within series. Series differ by more than drafts within one, so the 80 % range is that of the
+    level of another series; two temperatures of a pair count as one.
+    """
+    logs = np.log([[parameters for parameters, _ in each] for each in PUBLISHED_RATES])
+    rates = np.array([[rate for _, rate in each] for each in PUBLISHED_RATES])
+    within = logs - logs.mean(1, keepdims=True)
+    slope = (within * rates).sum() / np.square(within).sum()
+    levels = (rates - slope * logs).mean(1)
+    return float(levels.mean()), float(slope), float(_T80 * levels.std(ddof=1) * sqrt(1 + 1 / len(levels)))
+
+
+def published_rate(parameters: float) -> tuple[float, float]:
+    """The 80 % range of the rate at which targets accept what a draft of so many parameters proposes.
+
+    Beyond the parameters of the published drafts it widens by the slope of the line on either side.
+    """
+    level, slope, off = published_law()
+    known, at = [log(each) for series in PUBLISHED_RATES for each, _ in series], log(max(parameters, 1))
+    off = min(off + slope * max(min(known) - at, at - max(known), 0.0), 0.5)
+    middle = min(max(level + slope * at, off), 1 - off)
+    return middle - off, middle + off
 
 
 def modelled_rounds(target: StepTimes, draft: StepTimes, *, batch: int, context: int, most: int = MOST_K) -> RoundTimes:
@@ -107,7 +138,7 @@ def timed_draft(
     def times_of(batch: int) -> RoundTimes:
         return modelled_rounds(target, small, batch=batch, context=setting.context, most=max(MOST_K, setting.k))
 
-    text = acceptance or rate_of(draft)
+    text = acceptance or "{:.2f}-{:.2f}".format(*published_rate(draft.parameters))
     accepted, times = Acceptance.of(text), times_of(setting.batch)
     found = speculated(times, accepted, setting.k) if setting.k else rounds.best(times, accepted)
     return RankedDraft(

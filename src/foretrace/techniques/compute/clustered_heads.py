@@ -8,6 +8,7 @@ forms of the step timed alone, or from bytes with a wide range.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,6 +71,9 @@ class ClusteredHeads(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
+        self.need_positive("measured", "efficiency")
+        if self.more_us is not None and self.more_us < 0:
+            raise self.refuse(f"more_us={self.more_us:g} must be 0 or more.")
         found, values = self._calls(graph), self.values(graph)
         dur = graph.dur.astype(np.float64)
         for call in found:
@@ -130,16 +134,16 @@ class ClusteredHeads(Technique):
             raise self.refuse(f"clusters={self.clusters} is more than {most[0].heads} heads; give at most as many.")
         if found[0].heads == 1:
             raise self.refuse("the model has one head per layer, which has nobody to share scores with.")
-        places: dict[tuple[int, int], int] = {}
-        chosen = []
-        for each in found:
-            step = int(graph.lane[each.row]), int(graph.step[each.row])
-            places[step] = places.get(step, -1) + 1
-            chosen.append(replace(each, clusters=counts[places[step] % len(counts)]))
-        if uneven := [place + 1 for place in places.values() if (place + 1) % len(counts)]:
-            raise self.refuse(
-                f"clusters={self.clusters} is for {len(counts)} layers, and a step attends {uneven[0]} times."
-            )
+        steps = [(int(graph.lane[each.row]), int(graph.step[each.row])) for each in found]
+        layers = len({int(graph.layer[each.row]) for each in found})
+        if layers == 1:  # modules were not recorded
+            layers = max(Counter(steps).values())
+        if len(counts) not in (1, layers):
+            raise self.refuse(f"clusters={self.clusters} is for {len(counts)} layers and the model has {layers}.")
+        before, chosen = Counter[tuple[int, int]](), list[DecodedAttention]()
+        for each, step in zip(found, steps, strict=True):
+            chosen.append(replace(each, clusters=counts[before[step] % len(counts)]))
+            before[step] += 1
         if all(each.tokens <= self.warm_up for each in chosen):
             raise self.refuse(f"all contexts lie within the warm-up of {self.warm_up} tokens, which all heads attend.")
         chosen = [each for each in chosen if each.clusters < each.heads and each.tokens > self.warm_up]
