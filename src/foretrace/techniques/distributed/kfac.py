@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foretrace.arrays import Int64
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
@@ -71,10 +70,12 @@ class Kfac(Technique):
         layers = self.layers(graph)
         plan = self._plan(graph)
         parts = self._parts(graph, layers, plan)
-        first = self._first_of_update(graph)
+        first = ends_by_step(graph, step_tasks(graph) & ~graph.gone & ~graph.on_device)[0]
         anchor = np.where(first >= 0, previous_on_lane(graph)[first], -1)
         if np.any(anchor < 0):
-            raise self.refuse("the recording shows nothing ahead of an optimizer step.")
+            raise self.refuse(
+                "the recording shows no optimizer step (no Optimizer.step ranges), or nothing ahead of one."
+            )
         tasks = [
             HostTask(after=row, name=name, dur_ns=round(1e9 * seconds), phase=Phase.OPTIMIZER)
             for name, seconds, _, _ in parts
@@ -203,13 +204,6 @@ class Kfac(Technique):
 
     def _operators(self, layers: Sequence[RecordedLayer]) -> tuple[Operator, ...]:
         return tuple(operator_of(layers, part) for part in PARTS)
-
-    def _first_of_update(self, graph: TaskGraph) -> Int64:
-        """Per step the first host task of the optimizer step."""
-        found = ends_by_step(graph, step_tasks(graph) & ~graph.gone & ~graph.on_device)[0]
-        if np.any(found < 0):
-            raise self.refuse("the recording shows no optimizer step (no Optimizer.step ranges).")
-        return found
 
     def _check(self) -> None:
         for name in ("factors_every", "inverses_every"):

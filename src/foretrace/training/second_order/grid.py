@@ -10,7 +10,7 @@ Arithmetic alone: a prediction and the preconditioner itself ask the same functi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import isfinite, prod
@@ -204,12 +204,7 @@ def gradient_workers(workers: int, fraction: float) -> int:
     rows = max(round(workers * fraction), 1) if isfinite(fraction) else 0
     if not 0 <= fraction <= 1 or workers % rows or abs(rows - max(workers * fraction, 1.0)) > 1e-3 * rows:
         raise ForetraceError(
-            f"fraction must be {listed(fractions(workers))} for {workers} workers, got {fraction:g}; choose one."
+            f"fraction must be {', '.join(f'{each:.4g}' for each in fractions(workers))} for {workers} workers, got "
+            f"{fraction:g}; choose one."
         )
     return rows
-
-
-def listed(values: Sequence[float]) -> str:
-    """As in "0.25, 0.5 or 1"."""
-    words = [f"{each:.4g}" for each in values]
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
