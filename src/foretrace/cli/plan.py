@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -466,7 +467,7 @@ def sync(
     from foretrace.training.workers.policies import POLICIES
 
     kept = Ledger(ledger).checked() if run and not no_ledger else None
-    recorded = Path(source).exists()
+    recorded = os.path.exists(source)  # noqa: PTH110  (a pathlib path that is too long raises OSError)
     step_s = (
         recorded_step_times(options.scenario(Path(source), all_ranks=None).graph) if recorded else step_times(source)
     )

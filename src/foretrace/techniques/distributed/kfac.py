@@ -208,14 +208,14 @@ class Kfac(Technique):
     def _check(self) -> None:
         for name in ("factors_every", "inverses_every"):
             if getattr(self, name) < 1:
-                raise self.refuse(f"{name} must be 1 or more, got {getattr(self, name)}.")
+                raise self.refuse(f"{name} must be 1 or more, got {getattr(self, name)}; it is a number of steps.")
         self.need_positive("damping", "gflops", "work", "layer_us")
         if not 0 <= self.decay < 1:
-            raise self.refuse(f"decay must be 0 or more and below 1, got {self.decay:g}.")
+            raise self.refuse(f"decay must be 0 or more and below 1, got {self.decay:g}; 0.95 is usual.")
         if not 0 <= self.clip < float("inf"):
-            raise self.refuse(f"clip must be 0 or more, got {self.clip:g}.")
+            raise self.refuse(f"clip must be 0 or more, got {self.clip:g}; 0 is none.")
         if self.scaling not in ("sample", "mean"):
-            raise self.refuse(f"scaling must be sample or mean, got {self.scaling}.")
+            raise self.refuse(f"scaling must be sample or mean, got {self.scaling}; choose one.")
 
     def settings(self) -> SecondOrderSettings:
         """What the preconditioner takes."""

@@ -204,7 +204,7 @@ def gradient_workers(workers: int, fraction: float) -> int:
     rows = max(round(workers * fraction), 1) if isfinite(fraction) else 0
     if not 0 <= fraction <= 1 or workers % rows or abs(rows - max(workers * fraction, 1.0)) > 1e-3 * rows:
         raise ForetraceError(
-            f"fraction must be {', '.join(f'{each:.4g}' for each in fractions(workers))} for {workers} workers, got "
+            f"fraction must be one of {', '.join(f'{each:.4g}' for each in fractions(workers))} for {workers} workers, got "
             f"{fraction:g}; choose one."
         )
     return rows
