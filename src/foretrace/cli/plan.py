@@ -249,7 +249,7 @@ def data(
 def second_order(
     source: options.Source,
     workers: int = option(8, "N", "Data-parallel processes; 1 is allowed.", least=1, most=4096),
-    network: str = option("", "LINK|FILE", "Link between workers (10gbit/50us), or a file; not for one worker."),
+    network: str = option("10gbit/50us", "LINK|FILE", "Link between workers, or a file; not for one worker."),
     memory: str = option("", "SIZE", "For factors and inverses, of a worker, as 500MB; by default any.", "--memory"),
     every: list[str] | None = option(
         None, "F/I", "Steps between factors and inverses; several: the first is planned. By default 10/100 and 1/10."

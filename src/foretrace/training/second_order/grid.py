@@ -203,8 +203,6 @@ def gradient_workers(workers: int, fraction: float) -> int:
     """Gradient workers of a layer. Raises ForetraceError where they do not divide the workers."""
     rows = max(round(workers * fraction), 1) if isfinite(fraction) else 0
     if not 0 <= fraction <= 1 or workers % rows or abs(rows - max(workers * fraction, 1.0)) > 1e-3 * rows:
-        raise ForetraceError(
-            f"fraction must be one of {', '.join(f'{each:.4g}' for each in fractions(workers))} for {workers} workers, got "
-            f"{fraction:g}; choose one."
-        )
+        listed = ", ".join(f"{each:.4g}" for each in fractions(workers))
+        raise ForetraceError(f"fraction must be one of {listed} for {workers} workers, got {fraction:g}; choose one.")
     return rows
