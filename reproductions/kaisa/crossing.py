@@ -3,7 +3,7 @@
 K-FAC pays where its step takes fewer times as long as SGD's than SGD needs more steps. How much longer a step takes is
 predicted at every batch size from one recording of SGD's at one size: K-FAC's own work hardly grows with the batch,
 forward and backward pass do. How many steps it needs no recording tells: runs at two batch sizes do, as a range over
-seeds and over both; that other sizes are within it is assumed. Trainings at all other sizes are held out and judge.
+seeds that is continued to other sizes by the trend of both. Trainings at all other sizes are held out and judge.
 """
 
 from __future__ import annotations
@@ -86,12 +86,22 @@ class Crossing:
         """K-FAC's step over SGD's, measured."""
         return paired_ratio(self.step_s[batch]["sgd"], self.step_s[batch][self.method])
 
-    @property
-    def share(self) -> Ratio:
-        """Share of SGD's steps that K-FAC needs at the given sizes: the range holds the interval of each."""
-        found = [self.steps(batch)[0] for batch in GIVEN]
-        value = exp(float(np.mean([log(each.value) for each in found])))
-        return Ratio(value=value, low=min(each.low for each in found), high=max(each.high for each in found))
+    def share(self, batch: int) -> Ratio:
+        """Share of SGD's steps that K-FAC needs, predicted from those at the given sizes.
+
+        Its range holds the interval of the nearest given size, and what continues the trend of both. Only a trend in
+        which K-FAC gains with the batch is taken for one (Zhang et al., NeurIPS 2019).
+        """
+        first, last = GIVEN[0], GIVEN[-1]
+        found = {each: self.steps(each)[0] for each in GIVEN}
+        slope = max(log(found[first].value / found[last].value) / log(last / first), 0.0) if first < last else 0.0
+        near = [first] if batch <= first else [last] if batch >= last else [first, last]
+        trends = [(each / batch) ** slope for each in near]
+        ends = [(found[each], trend) for each, trend in zip(near, trends, strict=True)]
+        value = exp(float(np.mean([log(each.value) + log(trend) / 2 for each, trend in ends])))
+        low = min(each.low * min(trend, 1.0) for each, trend in ends)
+        high = max(each.high * max(trend, 1.0) for each, trend in ends)
+        return Ratio(value=value, low=min(low, value), high=max(high, value))
 
     def ratio(self, batch: int) -> Ratio:
         """K-FAC's step over SGD's: what the recording says that it adds, scaled to the steps at the given sizes.
@@ -105,7 +115,7 @@ class Crossing:
 
     def predicted(self, batch: int) -> Ratio:
         """Time to the target over SGD's."""
-        return _product(self.share, self.ratio(batch))
+        return _product(self.share(batch), self.ratio(batch))
 
     def measured(self, batch: int) -> Ratio:
         """The same from steps and seconds of this size; both intervals count."""
