@@ -47,7 +47,7 @@ from reproductions.kaisa.crossing import (
 from reproductions.kaisa.library import compare
 from reproductions.kaisa.runs import OFTEN, Runs
 from reproductions.kaisa.tasks import AUTO_ENCODER, HANDWRITTEN, TASKS, LearningTask
-from reproductions.kept import Cell, measured
+from reproductions.kept import Cell, measured, where
 from reproductions.systems import put
 from tables import table, today
 
@@ -331,11 +331,10 @@ def process_section(rows: Sequence[Row]) -> Iterator[str]:
          f"{row.measured:.2f} ({row.measured_low:.2f} – {row.measured_high:.2f})", f"{row.error:+.0%}", row.verdict]
         for row in rows
     ]  # fmt: skip
-    on = dict.fromkeys(f"{row.machine['cpu']}, {row.machine['cores']} cores, {row.time[:10]}" for row in rows)
     yield (
         f"## {WORKERS} workers\n\nData parallelism with K-FAC (factors in every step, inverses every 10) on "
         f"{WORKERS} processes over a link of {LINK}, by `--processes`: the step over that of one worker alone, "
-        f"predicted from its recording before it ran ({'; '.join(on)}; "
+        f"predicted from its recording before it ran ({where(rows)}; "
         "[rows](../../benchmarks/data/kfac_processes.jsonl)).\n"
     )
     yield table(["model", "fraction", "alone, ms", "together, ms", "predicted", "measured", "error", "verdict"],
