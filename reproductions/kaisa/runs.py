@@ -74,10 +74,10 @@ def train(task: LearningTask, batch: int, method: str, setting: dict[str, float]
     return {"steps": at, "machine": machine()}
 
 
-def time_steps(task: LearningTask, batch: int) -> Cell:
+def time_steps(task: LearningTask, batch: int, methods: Sequence[str]) -> Cell:
     """CPU seconds of a step by each method, one per round: blocks in turns, after one that is thrown away."""
     setting = {"lr": 0.01, "damping": 0.1, "clip": 0.03}
-    running = {each: make(task, batch, each, setting, 0).steps() for each in ("sgd", "adam", *OFTEN)}
+    running = {each: make(task, batch, each, setting, 0).steps() for each in methods}
     found: dict[str, list[float]] = {each: [] for each in running}
     for _ in range(1 + ROUNDS):
         for method, steps in running.items():
@@ -142,10 +142,10 @@ class Runs:
                 evaluated[method].append(self.run(task, batch, method, best[method], seed))
         return evaluated
 
-    def timed(self, task: LearningTask, batch: int) -> dict[str, list[float]]:
+    def timed(self, task: LearningTask, batch: int, methods: Sequence[str]) -> dict[str, list[float]]:
         """CPU seconds of a step by each method, by round."""
-        key = {"task": task.name, "batch": batch, "timed": BLOCK}
-        return dict(self._kept(self.times, key, lambda: time_steps(task, batch))["step_s"])
+        key = {"task": task.name, "batch": batch, "timed": list(methods)}
+        return dict(self._kept(self.times, key, lambda: time_steps(task, batch, methods))["step_s"])
 
     def predicted(self, task: LearningTask, recorded: int, batches: Sequence[int], method: str = "kfac") -> list[Ratio]:
         """K-FAC's step over SGD's at each batch."""
