@@ -124,8 +124,7 @@ def place(task: LearningTask, batch: int, runs: Runs, seeds: int) -> Place:
 
 
 def time_all(runs: Runs) -> None:
-    """Seconds of steps and predictions of all tables."""
-    runs.times.unlink(missing_ok=True)
+    """Seconds of steps and predictions of all tables, as far as they are missing."""
     for task in TASKS:
         with suppress(MissingExtraError):
             task.data(held_out=True)
@@ -152,8 +151,8 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--crossing-seeds", type=int, default=6, help="of where K-FAC begins to pay; 0: none")
     parser.add_argument("--task", choices=[each.name for each in TASKS], help="only this one")
     parser.add_argument("--batch", type=int, help="only this one")
-    parser.add_argument("--again", action="store_true", help="train everything anew")
-    parser.add_argument("--times", action="store_true", help="only time steps and predict, anew; quiet machine")
+    parser.add_argument("--again", action="store_true", help="measure everything anew")
+    parser.add_argument("--times", action="store_true", help="only time steps and predict; on a quiet machine")
     parser.add_argument("--library", type=Path, help="a checkout of kfac-pytorch, to compare losses with")
     parser.add_argument("--processes", nargs="*", choices=MODELS, help="nothing but two workers on a shaped link")
     parser.add_argument("--write", action="store_true", help="keep runs, rows and README.md")
@@ -165,7 +164,10 @@ def main(given: Sequence[str]) -> int:
             write_text(PROCESSES, export_lines([*others, *run_processes([model])]))
         return 0
     if asked.times:
-        time_all(Runs(HERE, asked.steps))
+        runs = Runs(HERE, asked.steps)
+        if asked.again:
+            runs.times.unlink(missing_ok=True)
+        time_all(runs)
         return 0
     with ExitStack() as stack:
         folder = HERE if asked.write else Path(stack.enter_context(TemporaryDirectory()))
