@@ -151,7 +151,7 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--crossing-seeds", type=int, default=6, help="of where K-FAC begins to pay; 0: none")
     parser.add_argument("--task", choices=[each.name for each in TASKS], help="only this one")
     parser.add_argument("--batch", type=int, help="only this one")
-    parser.add_argument("--again", action="store_true", help="measure everything anew")
+    parser.add_argument("--again", action="store_true", help="train anew; with --times, time anew")
     parser.add_argument("--times", action="store_true", help="only time steps and predict; on a quiet machine")
     parser.add_argument("--library", type=Path, help="a checkout of kfac-pytorch, to compare losses with")
     parser.add_argument("--processes", nargs="*", choices=MODELS, help="nothing but two workers on a shaped link")
