@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from foretrace.experiment.ledger import Row
 from foretrace.files import write_text
 from foretrace.reading import read_text
 
@@ -32,6 +33,13 @@ def measured(path: Path, keys: Iterable[Cell], measure: Callable[[Cell], Cell], 
             write_text(path, "".join(json.dumps(each) + "\n" for each in known.values()))
         cells.append({**known[name]["key"], **known[name]["found"], SECONDS: known[name][SECONDS]})
     return cells
+
+
+def where(rows: Iterable[Row]) -> str:
+    """On which processors, and when, rows of the ledger were measured."""
+    return "; ".join(
+        dict.fromkeys(f"{row.machine['cpu']}, {row.machine['cores']} cores, {row.time[:10]}" for row in rows)
+    )
 
 
 def _name(key: Cell) -> str:

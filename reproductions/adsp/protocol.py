@@ -25,10 +25,10 @@ from foretrace.training.workers.policies import parse
 from foretrace.training.workers.virtual import WorkerTimes, train
 from foretrace.zoo.partitioned import PartitionedJob
 from reproductions import parser_of
-from reproductions.kept import SECONDS, Cell, measured
+from reproductions.kept import SECONDS, Cell, measured, where
 from reproductions.partitioned import Text
 from reproductions.systems import put
-from tables import machine, table, today
+from tables import table, today
 
 HERE = Path(__file__).parent
 STEP_S = 0.1  # of the quickest worker
@@ -176,7 +176,7 @@ def page(cells: Sequence[Cell], rows: Sequence[Row], command: str) -> str:
         each.parameters["plan-sync"]["foreseen_commits"] == each.parameters["plan-sync"]["commits"] for each in rows
     )
     parts = [
-        HEAD, f"*{today()}, {machine()}; `{command}`; {sum(each[SECONDS] for each in cells):.0f} s of processor.*\n",
+        HEAD, f"*{today()}; `{command}`; {sum(each[SECONDS] for each in cells):.0f} s of processor.*\n",
         "## What ADSP saves\n",
         "Median over jobs, costs of a commit and seeds, with its bootstrap interval of 80 %; the search is part of "
         "ADSP's time, while settings of local SGD, ADACOMM and fixed ADSP were searched before and for nothing.\n",
@@ -202,8 +202,8 @@ def page(cells: Sequence[Cell], rows: Sequence[Row], command: str) -> str:
             "Four processes and a server over gloo, steps with real gradients and commits that last as long as stated: "
             "what choosing elements, packing, sockets and the server take is part of it. Commits of other than "
             "0.04 s were stated to take no time: eight rounds at the start measured theirs. Seconds of the same "
-            "number of commits, chosen before the run where two commits are far apart. Rows of the ledger: "
-            "[rows.jsonl](rows.jsonl).\n",
+            "number of commits, chosen before the run where two commits are far apart. Rows of the ledger "
+            f"([rows.jsonl](rows.jsonl)): {where(rows)}.\n",
             table(("policy", "speeds", "commit, s", "commits foreseen", "counted", "foreseen, s", "measured, s",
                    "error"), process_rows(rows)) + "\n",
             f"Commits of every worker are as foreseen in {exact} of {len(rows)} runs, seconds within "

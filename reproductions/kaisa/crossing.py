@@ -1,8 +1,9 @@
-"""The batch size from which on K-FAC is sooner at the target than SGD: predicted, and measured at other batch sizes.
+"""The batch size from which on K-FAC is sooner at the target than SGD: predicted, and measured on both sides of it.
 
-Predicted from one recorded step at one batch size (K-FAC's own work hardly grows with the batch, forward and backward
-pass do) and from the share of SGD's steps that K-FAC needs at two batch sizes, over seeds. That the share is the same
-at other batch sizes is assumed; trainings at these then tell.
+K-FAC pays where its step takes fewer times as long as SGD's than SGD needs more steps. How much longer a step takes is
+predicted at every batch size from one recording of SGD's at one size: K-FAC's own work hardly grows with the batch,
+forward and backward pass do. How many steps it needs no recording tells: runs at two batch sizes do, as a range over
+seeds that is continued to other sizes by the trend of both. Trainings at all other sizes are held out and judge.
 """
 
 from __future__ import annotations
@@ -14,29 +15,31 @@ from statistics import median
 
 import numpy as np
 
+from foretrace.arrays import Float64
 from foretrace.experiment.ledger import Row
-from foretrace.experiment.statistics import LEVEL, RESAMPLES, Ratio
+from foretrace.experiment.statistics import LEVEL, RESAMPLES, Ratio, paired_ratio
 from foretrace.experiment.trial import figured
 from reproductions.kaisa.runs import OFTEN, Runs
-from reproductions.kaisa.tasks import TASKS, LearningTask
+from reproductions.kaisa.tasks import AUTO_ENCODER, LearningTask
 from reproductions.kept import Cell
-from tables import table
 
 RECORDED, GIVEN = 250, (250, 1000)  # batch sizes
-SIZES = (32, 64, 125, 250, 500, 1000, 2000)
+CROSSED = {AUTO_ENCODER: ("kfac", "kfac 1/10"), "deep-tanh": ("kfac 2/10",)}  # frequencies by task
+SIZES = {AUTO_ENCODER: (32, 64, 125, 250, 500, 1000, 2000), "deep-tanh": (64, 125, 250, 1000, 2000)}
 _MOST = log(4)  # of a logarithm of times: how far off the target a size without an end counts
+_ENDS = (1 - LEVEL) / 2, (1 + LEVEL) / 2  # quantiles of an interval
 
 
-def share_of(sgd: Sequence[Cell], kfac: Sequence[Cell], what: str) -> tuple[Ratio, np.ndarray]:
-    """Median of K-FAC's steps or seconds over that of SGD, with its bootstrap interval and draws; inf: not reached."""
-    first, second = (np.array([each[what] or inf for each in cells]) for cells in (sgd, kfac))
+def share_of(sgd: Sequence[Cell], kfac: Sequence[Cell]) -> tuple[Ratio, Float64]:
+    """Median of K-FAC's steps over that of SGD's, with its bootstrap interval and draws; inf: not reached."""
+    first, second = (np.array([each["steps"] or inf for each in cells]) for cells in (sgd, kfac))
     random = np.random.default_rng(0)
     rows = [random.integers(0, len(each), (RESAMPLES, len(each))) for each in (first, second)]
     before, after = np.median(first[rows[0]], axis=1), np.median(second[rows[1]], axis=1)
     with np.errstate(invalid="ignore"):
         draws = np.where(np.isinf(before) & np.isinf(after), 1.0, after / before)
         value = float(np.nan_to_num(np.median(second) / np.median(first), nan=1.0, posinf=inf))
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest").tolist()
+    low, high = np.quantile(draws, _ENDS, method="nearest").tolist()
     return Ratio(value=value, low=min(low, value), high=max(high, value)), draws
 
 
@@ -62,106 +65,140 @@ def crossed(sizes: Sequence[int], times: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
-    """One frequency of updates."""
+    """A task at one frequency of updates."""
 
     task: LearningTask
     method: str
     runs: dict[int, dict[str, list[Cell]]]  # by batch and method
+    step_s: dict[int, dict[str, list[float]]]  # likewise, by round
     ratios: dict[int, Ratio]  # K-FAC's step over SGD's, predicted
 
-    def measured(self, batch: int, what: str) -> tuple[Ratio, np.ndarray]:
-        """K-FAC over SGD: steps, or seconds to the target."""
-        cells = self.runs[batch]
-        return share_of(cells["sgd"], cells[self.method], what)
+    @property
+    def held_out(self) -> list[int]:
+        """Batch sizes whose trainings the prediction does not know."""
+        return [each for each in self.runs if each not in GIVEN]
 
-    def step_s(self, batch: int, method: str) -> float:
-        """Median step."""
-        return float(median(each["step_s"] for each in self.runs[batch][method]))
+    def steps(self, batch: int) -> tuple[Ratio, Float64]:
+        """Share of SGD's steps that K-FAC needs, measured."""
+        return share_of(self.runs[batch]["sgd"], self.runs[batch][self.method])
 
-    def step(self, batch: int) -> float:
+    def step(self, batch: int) -> Ratio:
         """K-FAC's step over SGD's, measured."""
-        return self.step_s(batch, self.method) / self.step_s(batch, "sgd")
+        return paired_ratio(self.step_s[batch]["sgd"], self.step_s[batch][self.method])
+
+    def share(self, batch: int) -> Ratio:
+        """Share of SGD's steps that K-FAC needs, predicted from those at the given sizes.
+
+        Its range holds the interval of the nearest given size, and what continues the trend of both. Only a trend in
+        which K-FAC gains with the batch is taken for one (Zhang et al., NeurIPS 2019).
+        """
+        first, last = GIVEN[0], GIVEN[-1]
+        found = {each: self.steps(each)[0] for each in GIVEN}
+        slope = max(log(found[first].value / found[last].value) / log(last / first), 0.0) if first < last else 0.0
+        near = [first] if batch <= first else [last] if batch >= last else [first, last]
+        trends = [(each / batch) ** slope for each in near]
+        ends = [(found[each], trend) for each, trend in zip(near, trends, strict=True)]
+        value = exp(float(np.mean([log(each.value) + log(trend) / 2 for each, trend in ends])))
+        low = min(each.low * min(trend, 1.0) for each, trend in ends)
+        high = max(each.high * max(trend, 1.0) for each, trend in ends)
+        return Ratio(value=value, low=min(low, value), high=max(high, value))
 
     def ratio(self, batch: int) -> Ratio:
-        """K-FAC's step over SGD's: what the recording says that it adds, scaled to where it was trained.
+        """K-FAC's step over SGD's: what the recording says that it adds, scaled to the steps at the given sizes.
 
-        The range spans both given sizes.
+        The range spans the scales of both.
         """
-        more = [(self.step(each) - 1) / (self.ratios[each].value - 1) for each in GIVEN]
-        said, middle = self.ratios[batch], exp(float(np.mean(np.log(more))))
-        low, high = ((end - 1) * by + 1 for end, by in ((said.low, min(more)), (said.high, max(more))))
+        scales = [(self.step(each).value - 1) / (self.ratios[each].value - 1) for each in GIVEN]
+        said, middle = self.ratios[batch], exp(float(np.mean(np.log(scales))))
+        low, high = ((end - 1) * by + 1 for end, by in ((said.low, min(scales)), (said.high, max(scales))))
         return Ratio(value=1 + (said.value - 1) * middle, low=low, high=high)
-
-    @property
-    def share(self) -> Ratio:
-        """Share of SGD's steps that K-FAC needs: the same at all batch sizes, so one of all that are given."""
-        found = [self.measured(batch, "steps") for batch in GIVEN]
-        values = [log(each.value) for each, _ in found]
-        low, high = np.quantile(
-            np.mean([np.log(draws) for _, draws in found], axis=0), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-        )
-        value = float(np.mean(values))
-        return Ratio(value=exp(value), low=exp(min(low, *values)), high=exp(max(high, *values)))
 
     def predicted(self, batch: int) -> Ratio:
         """Time to the target over SGD's."""
-        share, ratio = self.share, self.ratio(batch)
-        value = share.value * ratio.value
-        down = hypot(log(share.value / share.low), log(ratio.value / ratio.low))
-        up = hypot(log(share.high / share.value), log(ratio.high / ratio.value))
-        return Ratio(value=value, low=value * exp(-down), high=value * exp(up))
+        return _product(self.share(batch), self.ratio(batch))
+
+    def measured(self, batch: int) -> Ratio:
+        """The same from steps and seconds of this size; both intervals count."""
+        return _product(self.steps(batch)[0], self.step(batch))
 
     @property
     def predicted_from(self) -> Ratio:
         """The batch size from which on K-FAC pays, predicted."""
-        times = [self.predicted(batch) for batch in SIZES]
+        times = [self.predicted(batch) for batch in self.runs]
         value, low, high = (
-            crossed(SIZES, [log(getattr(each, end)) for each in times]) for end in ("value", "low", "high")
+            crossed([*self.runs], [log(getattr(each, end)) for each in times]) for end in ("value", "low", "high")
         )
         return Ratio(value=value, low=low, high=high)
 
     @property
     def measured_from(self) -> Ratio:
         """The same as measured at all sizes, over seeds."""
-        found = [self.measured(batch, "seconds") for batch in SIZES]
         with np.errstate(divide="ignore"):
-            draws = np.log(np.array([each for _, each in found])).T
-            value = crossed(SIZES, np.log([each.value for each, _ in found]).tolist())
-        low, high = np.quantile(
-            [crossed(SIZES, each) for each in draws.tolist()], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest"
-        ).tolist()
+            draws = np.log(np.array([self.steps(batch)[1] * self.step(batch).value for batch in self.runs])).T
+            value = crossed([*self.runs], np.log([self.measured(batch).value for batch in self.runs]).tolist())
+        found = [crossed([*self.runs], each) for each in draws.tolist()]
+        low, high = np.quantile(found, _ENDS, method="nearest").tolist()
         return Ratio(value=value, low=min(low, value), high=max(high, value))
 
+    def verdict(self) -> str:
+        """What held-out sizes say of the predicted crossing."""
+        told = {batch: (pays(self.predicted(batch)), pays(self.measured(batch))) for batch in self.held_out}
+        right = [batch for batch, (said, found) in told.items() if said == found != UNCLEAR]
+        wrong = [batch for batch, (said, found) in told.items() if UNCLEAR not in (said, found) and said != found]
+        sides = {told[batch][0] for batch in right}
+        both = "the crossing is verified on both sides" if len(sides) == 2 and not wrong else (
+            f"the prediction is wrong at {listed(wrong)}" if wrong else "it is verified on one side at most"
+        )  # fmt: skip
+        open_ = [batch for batch in told if batch not in (*right, *wrong)]
+        return f"right at {listed(right)}: {both}. Not resolved: {listed(open_)}."
+
     def rows(self) -> Iterator[Row]:
-        """Of batch sizes that were not given: the step, and the time to the target where all seeds reach it."""
-        for batch in SIZES:
-            if batch in GIVEN:
-                continue
-            kfac, sgd = self.runs[batch][self.method], self.runs[batch]["sgd"]
-            told: dict[str, tuple[Ratio, float, list[float | None]]] = {
-                "step": (self.ratio(batch), self.step_s(batch, "sgd"), [each["step_s"] for each in kfac])
-            }
-            if all(each["seconds"] for each in (*kfac, *sgd)):
-                sgd_s, kfac_s = ([each["seconds"] for each in cells] for cells in (sgd, kfac))
-                told["time to target"] = self.predicted(batch), median(sgd_s), kfac_s
-            for what, (ratio, base_s, found_s) in told.items():
+        """Of held-out batch sizes: the step, and the time to the target where most seeds reach it."""
+        for batch in self.held_out:
+            cells, step_s = self.runs[batch], self.step_s[batch]
+            sgd_s, kfac_s = median(step_s["sgd"]), step_s[self.method]
+            told: dict[str, tuple[Ratio, float, list[float]]] = {"step": (self.ratio(batch), sgd_s, kfac_s)}
+            steps = {name: [each["steps"] for each in cells[name]] for name in ("sgd", self.method)}
+            if all(all(each) for each in steps.values()):
+                found_s = [median(kfac_s) * each for each in steps[self.method]]
+                told["time to target"] = self.predicted(batch), sgd_s * median(steps["sgd"]), found_s
+            for what, (ratio, base_s, rounds_s) in told.items():
                 predicted_s = ratio.value * base_s, ratio.low * base_s, ratio.high * base_s
-                yield figured(predicted_s, [each for each in found_s if each], clock="cpu").row(
+                yield figured(predicted_s, rounds_s, clock="cpu").row(
                     f"kfac {what}", model=self.task.name, size=f"batch {batch}, {self.method}, recorded at {RECORDED}",
                     parameters={"often": OFTEN[self.method]},
                     notes=(f"over that of SGD in the same runs; steps needed are of batches {GIVEN}",),
                 )  # fmt: skip
 
 
-def cross(runs: Runs, seeds: int) -> list[Crossing]:
-    """Predict and train the auto-encoder at all sizes."""
-    task = TASKS[0]
-    ratios = {method: runs.predicted(task, RECORDED, SIZES, method) for method in OFTEN}
-    found = {batch: runs.tuned(task, batch, ("sgd", *OFTEN), seeds) for batch in SIZES}
+def timed_methods(task: LearningTask) -> tuple[str, ...]:
+    """Methods whose steps are timed together."""
+    return tuple(dict.fromkeys(("sgd", "adam", "kfac", *CROSSED.get(task.name, ()))))
+
+
+def _product(share: Ratio, step: Ratio) -> Ratio:
+    """The product of two ratios whose errors have nothing to do with each other."""
+    value = share.value * step.value
+    if value == inf:
+        return Ratio(value=inf, low=share.low * step.low, high=inf)
+    down = hypot(log(share.value / share.low), log(step.value / step.low))
+    up = hypot(log(share.high / share.value), log(step.high / step.value))
+    return Ratio(value=value, low=value * exp(-down), high=value * exp(up))
+
+
+def cross(runs: Runs, task: LearningTask, seeds: int) -> list[Crossing]:
+    """Predict and train a task at all its sizes and frequencies."""
+    methods, sizes = CROSSED[task.name], SIZES[task.name]
+    ratios = {method: runs.predicted(task, RECORDED, sizes, method) for method in methods}
+    step_s = {batch: runs.timed(task, batch, timed_methods(task)) for batch in sizes}
+    found = {batch: runs.tuned(task, batch, ("sgd", *methods), seeds) for batch in sizes}
     return [
-        Crossing(task=task, method=method, runs=found, ratios=dict(zip(SIZES, each, strict=True)))
+        Crossing(task=task, method=method, runs=found, step_s=step_s, ratios=dict(zip(sizes, each, strict=True)))
         for method, each in ratios.items()
     ]
+
+
+UNCLEAR = "cannot tell"
 
 
 def said(ratio: Ratio, form: str = "{:.2f}") -> str:
@@ -172,51 +209,22 @@ def said(ratio: Ratio, form: str = "{:.2f}") -> str:
 
 def pays(ratio: Ratio) -> str:
     """What a ratio of times tells."""
-    return "yes" if ratio.high < 1 else "no" if ratio.low > 1 else "cannot tell"
+    return "yes" if ratio.high < 1 else "no" if ratio.low > 1 else UNCLEAR
 
 
-def from_on(ratio: Ratio) -> str:
+def listed(sizes: Sequence[int]) -> str:
+    """Batch sizes."""
+    return ", ".join(map(str, sizes)) or "none"
+
+
+def often(method: str) -> str:
+    """Steps between factors and between inverses, as 5/20."""
+    return "/".join(word.partition("=")[2] for word in OFTEN[method].split())
+
+
+def from_on(crossing: Crossing, ratio: Ratio) -> str:
     """A batch size with its range."""
-    ends = {0.0: f"below {SIZES[0]}", inf: f"above {SIZES[-1]}"}
+    sizes = [*crossing.runs]
+    ends = {0.0: f"below {sizes[0]}", inf: f"above {sizes[-1]}"}
     value, low, high = (ends.get(each, f"{each:.0f}") for each in (ratio.value, ratio.low, ratio.high))
     return f"{value} ({low} – {high})"
-
-
-def crossing_section(crossings: Sequence[Crossing]) -> Iterator[str]:
-    """Both frequencies."""
-    if not crossings:
-        return
-    given = " and ".join(map(str, GIVEN))
-    yield (
-        f"## From which batch size on it pays\n\nOf the {crossings[0].task.name}, by two frequencies of "
-        f"factors/inverses. Recorded: the ratio of steps at each batch size from one recording at {RECORDED} alone; it "
-        "was made while other work ran, and is too low. Predicted: with what K-FAC adds scaled to the steps at "
-        f"{given}, where it was trained, times the share of SGD's steps that it needs there (all other sizes are held "
-        "out; that the share stays is assumed). Measured: "
-        f"{len(crossings[0].runs[RECORDED]['sgd'])} seeds, arms in turns, CPU seconds, medians with bootstrap "
-        "intervals; – is a target that half of the seeds do not reach within the limit.\n"
-    )
-    rows = []
-    for each in crossings:
-        for batch in SIZES:
-            time, told = each.measured(batch, "seconds")[0], each.predicted(batch)
-            often = "/".join(word.partition("=")[2] for word in OFTEN[each.method].split())
-            rows.append([
-                often, f"{batch}{' *given*' if batch in GIVEN else ''}", said(each.ratios[batch]),
-                said(each.ratio(batch)), f"{each.step(batch):.2f}", said(each.measured(batch, "steps")[0]),
-                said(told), said(time), pays(told), pays(time),
-            ])  # fmt: skip
-    yield table(["often", "batch", "K-FAC ÷ SGD step recorded", "predicted", "measured", "steps ÷ SGD's",
-                 "time ÷ SGD's predicted", "measured", "pays, predicted", "measured"], rows) + "\n"  # fmt: skip
-    for each in crossings:
-        found, seen = each.predicted_from, each.measured_from
-        held = [batch for batch in SIZES if batch not in GIVEN]
-        answers = [(pays(each.predicted(batch)), pays(each.measured(batch, "seconds")[0])) for batch in held]
-        clear = [(a, b) for a, b in answers if "cannot tell" not in (a, b)]
-        yield (
-            f"{OFTEN[each.method]}: K-FAC needs {said(each.share)} of SGD's steps at {given}, and is predicted to pay "
-            f"from a batch of {from_on(found)} on; measured, from {from_on(seen)} on, "
-            f"{'within' if found.holds(seen.value) else 'outside'} the predicted range. Of {len(held)} held-out batch "
-            f"sizes, prediction and measurement both say yes or no at {len(clear)} and agree at "
-            f"{sum(a == b for a, b in clear)}.\n"
-        )

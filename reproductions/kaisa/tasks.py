@@ -56,6 +56,7 @@ class LearningTask:
     target: float  # loss on the first training images, or share of wrong answers on as many held out
     images: Callable[[float], tuple[Tensor, Tensor]] = digits  # of a noise
     samples: int = SAMPLES  # to train on; the others are held out
+    limit: int = 400  # steps of a run, at most
 
     def data(self, *, held_out: bool) -> tuple[Tensor, Tensor]:
         """Images and digits."""
@@ -123,7 +124,7 @@ def _classes(model: nn.Module, batch: Any) -> Tensor:
 TASKS = (
     LearningTask(name=AUTO_ENCODER, model=_auto_encoder, loss=_pixels, noise=0.0, target=37.8),
     LearningTask(name="convolutions", model=_convolutions, loss=_classes, noise=0.25, target=0.2),
-    LearningTask(name="deep-tanh", model=_deep, loss=_classes, noise=0.25, target=0.25),
+    LearningTask(name="deep-tanh", model=_deep, loss=_classes, noise=0.25, target=0.25, limit=1000),
     LearningTask(
         name=HANDWRITTEN, model=_auto_encoder, loss=_pixels, noise=0.0, target=22.0, images=handwritten, samples=1500
     ),

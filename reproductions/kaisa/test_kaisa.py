@@ -11,29 +11,29 @@ from pathlib import Path
 import pytest
 
 from foretrace.errors import ForetraceError
+from foretrace.experiment.statistics import Ratio
 from reproductions.kaisa import crossing
-from reproductions.kaisa.crossing import crossed, share_of
+from reproductions.kaisa.crossing import Crossing, crossed, share_of
 from reproductions.kaisa.library import compare
-from reproductions.kaisa.protocol import main
-from reproductions.kaisa.runs import OFTEN, Runs, train
+from reproductions.kaisa.protocol import crossing_section, main
+from reproductions.kaisa.runs import Runs, train
 from reproductions.kaisa.tasks import TASKS
 
 
 def test_the_protocol_prints_both_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     short = {"sgd": ({"lr": 0.1},), "adam": ({"lr": 0.01},), "kfac": ({"lr": 0.1, "damping": 0.1, "clip": 0.03},)}
     monkeypatch.setattr("reproductions.kaisa.runs.SETTINGS", short)
-    assert main(["--task", "deep-tanh", "--steps", "10", "--seeds", "1"]) == 0
+    assert main(["--task", "deep-tanh", "--steps", "10", "--seeds", "1", "--crossing-seeds", "0"]) == 0
     text = capsys.readouterr().out
     assert text.count("| deep-tanh | 250 |") == 2 and "not reached" in text
 
 
 def test_a_target_ends_a_run_and_what_was_run_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = replace(TASKS[2], target=1.0)
-    found = train(task, 250, "kfac", {"lr": 0.1, "damping": 0.1, "clip": 0.03}, 0, 20)
-    assert found["steps"] == 5 and found["seconds"] > 0
-    first = Runs(tmp_path / "runs.jsonl", 10).run(TASKS[2], 250, "sgd", {"lr": 0.1}, 0)
+    assert train(task, 250, "kfac", {"lr": 0.1, "damping": 0.1, "clip": 0.03}, 0, 20)["steps"] == 5
+    first = Runs(tmp_path, 10).run(TASKS[2], 250, "sgd", {"lr": 0.1}, 0)
     monkeypatch.setattr("reproductions.kaisa.runs.train", None)  # it is not called again
-    again = Runs(tmp_path / "runs.jsonl", 10)
+    again = Runs(tmp_path, 10)
     assert again.run(TASKS[2], 250, "sgd", {"lr": 0.1}, 0) == first and again.cpu_s > 0
 
 
@@ -42,22 +42,42 @@ def test_the_crossing_lies_between_sizes_and_times_that_rise_are_levelled() -> N
     assert crossed((10, 100), (-1.0, -2.0)) == 0 and crossed((10, 100), (2.0, 1.0)) == inf
     assert crossed((1, 10, 100, 1000), (1.0, -1.0, 0.5, -2.0)) == pytest.approx(10**0.8)  # 1, -1/4, -1/4, -2
     sgd, kfac = ([{"steps": each} for each in steps] for steps in ((100, 120, 140), (50, 60, None)))
-    share, _ = share_of(sgd, kfac, "steps")
+    share, _ = share_of(sgd, kfac)
     assert share.value == 0.5 and share.low >= 50 / 140 and share.high == inf
+
+
+def known(share: float, ratios: dict[int, float], slow: float = 1.0) -> Crossing:
+    """A crossing whose steps and seconds are known; `slow` at held-out sizes."""
+    given = {batch: 1.0 if batch in crossing.GIVEN else slow for batch in ratios}
+    return Crossing(
+        task=TASKS[0], method="kfac",
+        runs={batch: {"sgd": [{"steps": 100}] * 3, "kfac": [{"steps": 100 * share}] * 3} for batch in ratios},
+        step_s={batch: {"sgd": [1.0] * 5, "kfac": [ratio * given[batch]] * 5} for batch, ratio in ratios.items()},
+        ratios={batch: Ratio(value=each, low=0.95 * each, high=1.05 * each) for batch, each in ratios.items()},
+    )  # fmt: skip
+
+
+def test_a_crossing_is_verified_on_both_sides_on_one_or_refuted() -> None:
+    ratios = {32: 3.0, 250: 2.0, 1000: 1.8, 2000: 1.5}
+    found = known(0.5, ratios)
+    assert 32 < found.predicted_from.value < 1000 and found.predicted_from.holds(found.measured_from.value)
+    assert found.verdict() == "right at 32, 2000: the crossing is verified on both sides. Not resolved: none."
+    assert "on one side at most. Not resolved: 32" in known(0.33, ratios).verdict()
+    assert "wrong at 2000" in known(0.5, ratios, slow=2.0).verdict()
 
 
 def test_where_it_pays_is_predicted_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = {"lr": 0.05, "damping": 0.1, "clip": 0.03}
+    task = replace(TASKS[0], target=44.0)
     monkeypatch.setattr("reproductions.kaisa.runs.SETTINGS", {"sgd": (setting,), "kfac": (setting,)})
-    monkeypatch.setattr(crossing, "SIZES", (250, 500))
+    monkeypatch.setattr(crossing, "SIZES", {task.name: (250, 500)})
     monkeypatch.setattr(crossing, "GIVEN", (250,))
-    monkeypatch.setattr(crossing, "OFTEN", {"kfac": OFTEN["kfac"]})
-    monkeypatch.setattr(crossing, "TASKS", (replace(TASKS[0], target=44.0),))
-    (found,) = crossing.cross(Runs(tmp_path / "runs.jsonl", 60), 2)
+    monkeypatch.setattr(crossing, "CROSSED", {task.name: ("kfac",)})
+    (found,) = crossing.cross(Runs(tmp_path, 60), task, 2)
     assert found.ratios[500].low <= found.ratios[500].value < found.ratios[250].value  # its own work hardly grows
     assert {each.techniques for each in found.rows()} == {"kfac step", "kfac time to target"}
-    text = "".join(crossing.crossing_section([found]))
-    assert text.count("| 5/20 |") == 2 and "is predicted to pay from a batch of" in text
+    text = "".join(crossing_section([found]))
+    assert text.count("| auto-encoder | 5/20 |") == 2 and "predicted to pay from a batch of" in text
 
 
 def test_losses_are_those_of_the_library() -> None:

@@ -64,6 +64,8 @@ def test_step_times_are_read_off_a_recording_of_unlike_ranks(cli: Cli, tmp_path:
         (["100,300ms", "--policy", "adsp commits=-1"], "commits of adsp must be 0 to 1e+06, got -1"),
         (["100,300ms", "--share", "2"], "share must be above 0 and at most 1, got 2"),
         (["0,300ms"], "above 0"),
+        ([f"{'100,' * 2_000}100ms"], "Workers must be 1 to 1024, got 2001"),
+        (["9" * 400 + "ms"], "worker 0 never commits"),
         ([str(CNN)], "must be of several workers"),
         (
             ["1,1,10000ms", "--run", "--no-ledger", "--policy", "adsp"],

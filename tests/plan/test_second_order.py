@@ -59,5 +59,5 @@ def test_frequencies_and_networks_that_are_none() -> None:
     for text in ("10", "0/5", "a/b", "1/2/3"):
         with pytest.raises(ForetraceError, match="every must be steps between factors and between inverses"):
             frequency(text)
-    with pytest.raises(ForetraceError, match="network must be the link of 8 workers, got none"):
+    with pytest.raises(ForetraceError, match="'' is no link; write a rate above 0"):
         plan_second_order(alone(), workers=8, network="")

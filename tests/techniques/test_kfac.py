@@ -73,11 +73,12 @@ def test_the_work_is_timed_by_the_preconditioner_itself() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("factors_every=0", "factors_every must be 1 or more, got 0."),
+        ("factors_every=0", "factors_every must be 1 or more, got 0; it is a number of steps."),
         ("damping=0", "damping=0.0 must be a number above 0."),
-        ("decay=1", "decay must be 0 or more and below 1, got 1."),
-        ("clip=-1", "clip must be 0 or more, got -1."),
-        ("fraction=2", "fraction must be 1 for 1 workers, got 2; choose one."),
+        ("decay=1", "decay must be 0 or more and below 1, got 1; 0.95 is usual."),
+        ("clip=-1", "clip must be 0 or more, got -1; 0 is none."),
+        ("fraction=2", "fraction must be one of 1 for 1 workers, got 2; choose one."),
+        ("skip=zzz", "skip must name layers, got zzz; choose of 0, 3, 8, 11."),
         ("skip=*", "the model has no linear layer and no convolution that is trained."),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -249,7 +250,7 @@ def data(
 def second_order(
     source: options.Source,
     workers: int = option(8, "N", "Data-parallel processes; 1 is allowed.", least=1, most=4096),
-    network: str = option("", "LINK|FILE", "Link between workers (10gbit/50us), or a file; not for one worker."),
+    network: str = option("10gbit/50us", "LINK|FILE", "Link between workers, or a file; not for one worker."),
     memory: str = option("", "SIZE", "For factors and inverses, of a worker, as 500MB; by default any.", "--memory"),
     every: list[str] | None = option(
         None, "F/I", "Steps between factors and inverses; several: the first is planned. By default 10/100 and 1/10."
@@ -468,7 +469,7 @@ def sync(
     from foretrace.training.workers.policies import POLICIES
 
     kept = Ledger(ledger).checked() if run and not no_ledger else None
-    recorded = Path(source).exists()
+    recorded = os.path.exists(source)  # noqa: PTH110  (a pathlib path that is too long raises OSError)
     step_s = (
         recorded_step_times(options.scenario(Path(source), all_ranks=None).graph) if recorded else step_times(source)
     )

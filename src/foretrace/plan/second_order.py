@@ -113,21 +113,15 @@ def plan_second_order(
     quickest = min(each.step_s for each in usable)
     alike = [each for each in usable if each.step_s <= (1 + _ALIKE) * quickest]
     return SecondOrderPlan(
-        workers=workers, network=network, memory_bytes=memory_bytes, before_s=base.after_s,
+        workers=workers, network=network if workers > 1 else "", memory_bytes=memory_bytes, before_s=base.after_s,
         before_interval_s=base.interval_s, choice=min(alike, key=lambda each: each.memory_bytes),
         candidates=tuple(found), layers=len(layers), measured="gflops" not in first.priors(base.after.graph),
     )  # fmt: skip
 
 
 def chain(workers: int, network: str) -> tuple[Technique, ...]:
-    """What makes so many workers of one. Raises ForetraceError."""
-    if workers == 1:
-        return ()
-    if not network:
-        raise ForetraceError(
-            f"network must be the link of {workers} workers, got none; give e.g. `network=10gbit/50us`."
-        )
-    return (DataParallel(workers=workers, network=network),)
+    """What makes so many workers of one."""
+    return (DataParallel(workers=workers, network=network),) if workers > 1 else ()
 
 
 def _candidate(

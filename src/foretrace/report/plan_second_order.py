@@ -33,7 +33,8 @@ class SecondOrderView(Report, frozen=True, kw_only=True):
     candidates: tuple[SecondOrderCandidate, ...]  # memory-optimal first, by frequency as asked
 
     def shown(self, top: int) -> Iterator[Block]:
-        yield About((self.source, things(self.workers, "worker"), things(self.layers, "layer")))
+        link = (self.network,) if self.network else ()
+        yield About((self.source, things(self.workers, "worker"), *link, things(self.layers, "layer")))
         yield listing(
             self.candidates, (lambda each: _name(each, self.choice), "gradient workers"),
             (lambda each: f"{each.factors_every}/{each.inverses_every}", Column("every", right=True)),

@@ -84,8 +84,8 @@ def test_policies_are_read_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [("gaia threshold=-1", "0 to 1e"), ("dgc share=2", "share of dgc"), ("local-sgd every=0", "1 to"),
-     ("gya", "did you mean gaia"), ("ssp staleness=x", "no number"), ("adsp commits=nan", "must be"),
-     ("", "no policy")],
+     ("gya", "did you mean gaia"), ("ssp staleness=x", "whole number, got x"), ("adsp commits=nan", "must be"),
+     ("", "no policy"), ('"', "no policy")],
 )  # fmt: skip
 def test_what_is_no_policy_is_one_sentence(text: str, words: str) -> None:
     with pytest.raises(ForetraceError, match=words):

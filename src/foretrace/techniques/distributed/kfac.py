@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foretrace.arrays import Int64
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
@@ -71,10 +70,12 @@ class Kfac(Technique):
         layers = self.layers(graph)
         plan = self._plan(graph)
         parts = self._parts(graph, layers, plan)
-        first = self._first_of_update(graph)
+        first = ends_by_step(graph, step_tasks(graph) & ~graph.gone & ~graph.on_device)[0]
         anchor = np.where(first >= 0, previous_on_lane(graph)[first], -1)
         if np.any(anchor < 0):
-            raise self.refuse("the recording shows nothing ahead of an optimizer step.")
+            raise self.refuse(
+                "the recording shows no optimizer step (no Optimizer.step ranges), or nothing ahead of one."
+            )
         tasks = [
             HostTask(after=row, name=name, dur_ns=round(1e9 * seconds), phase=Phase.OPTIMIZER)
             for name, seconds, _, _ in parts
@@ -204,24 +205,17 @@ class Kfac(Technique):
     def _operators(self, layers: Sequence[RecordedLayer]) -> tuple[Operator, ...]:
         return tuple(operator_of(layers, part) for part in PARTS)
 
-    def _first_of_update(self, graph: TaskGraph) -> Int64:
-        """Per step the first host task of the optimizer step."""
-        found = ends_by_step(graph, step_tasks(graph) & ~graph.gone & ~graph.on_device)[0]
-        if np.any(found < 0):
-            raise self.refuse("the recording shows no optimizer step (no Optimizer.step ranges).")
-        return found
-
     def _check(self) -> None:
         for name in ("factors_every", "inverses_every"):
             if getattr(self, name) < 1:
-                raise self.refuse(f"{name} must be 1 or more, got {getattr(self, name)}.")
+                raise self.refuse(f"{name} must be 1 or more, got {getattr(self, name)}; it is a number of steps.")
         self.need_positive("damping", "gflops", "work", "layer_us")
         if not 0 <= self.decay < 1:
-            raise self.refuse(f"decay must be 0 or more and below 1, got {self.decay:g}.")
+            raise self.refuse(f"decay must be 0 or more and below 1, got {self.decay:g}; 0.95 is usual.")
         if not 0 <= self.clip < float("inf"):
-            raise self.refuse(f"clip must be 0 or more, got {self.clip:g}.")
+            raise self.refuse(f"clip must be 0 or more, got {self.clip:g}; 0 is none.")
         if self.scaling not in ("sample", "mean"):
-            raise self.refuse(f"scaling must be sample or mean, got {self.scaling}.")
+            raise self.refuse(f"scaling must be sample or mean, got {self.scaling}; choose one.")
 
     def settings(self) -> SecondOrderSettings:
         """What the preconditioner takes."""

@@ -132,9 +132,9 @@ class LocalSteps(Technique):
 
     def _check(self) -> None:
         if self.workers < 2:
-            raise self.refuse("workers must be 2 or more.")
+            raise self.refuse(f"workers must be 2 or more, got {self.workers}; one has nobody to agree with.")
         if self.every < 1:
-            raise self.refuse(f"every={self.every} is no number of steps; give 1 or more.")
+            raise self.refuse(f"every must be 1 or more, got {self.every}; it is steps between two averages.")
         if self.updates == "dgc" and self.every != 1:
             raise self.refuse(f"every must be 1 with updates=dgc, which trains on no own update, got {self.every}.")
         for name, of in (("share", _SHARES), ("select_gb_s", _SHARES), ("threshold", ("gaia",))):
@@ -146,7 +146,7 @@ class LocalSteps(Technique):
             raise self.refuse(f"threshold must be 0 to 1e6, got {self.threshold:g}; 0.1 sends updates of a tenth.")
         self.need_positive("select_gb_s")
         if not 0 <= self.parameter_mb < 1e9:
-            raise self.refuse(f"parameter_mb={self.parameter_mb} is no size; give MB above 0.")
+            raise self.refuse(f"parameter_mb must be 0 to 1e9, got {self.parameter_mb:g}; it is MB of all parameters.")
 
     def _nbytes(self, graph: TaskGraph) -> int:
         """Bytes of all parameters that are trained."""

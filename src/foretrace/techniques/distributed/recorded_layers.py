@@ -79,9 +79,12 @@ def factored_layers(graph: TaskGraph, skip: str = "") -> tuple[RecordedLayer, ..
     modules = [each for each in recorded_modules(facts.get("modules", [])) if each.kind in _CALLS]
     if not parameters:
         raise NotApplicableError("the recording does not name its layers; record with foretrace record.")
+    names = [each.path.removeprefix("module.") for each in modules]  # of DistributedDataParallel
+    for pattern in filter(None, skip.split(",")):
+        if not any(skips(pattern, name) for name in names):
+            raise NotApplicableError(f"skip must name layers, got {pattern}; choose of {', '.join(names[:8])}.")
     found = []
-    for module, inside in zip(modules, layer_prefixes(modules, facts, graph.layers), strict=True):
-        name = module.path.removeprefix("module.")  # of DistributedDataParallel
+    for name, module, inside in zip(names, modules, layer_prefixes(modules, facts, graph.layers), strict=True):
         weight: dict[str, Any] = parameters.get((module.root, f"{module.path}.weight"), {})
         if module.root or not weight.get("trained") or skips(skip, name):
             continue

@@ -17,8 +17,6 @@ from torch.nn import functional
 from foretrace.errors import NotApplicableError
 from foretrace.training.second_order.grid import FactoredLayer, factored, skips, unsupported
 
-KINDS = {"Linear": nn.Linear, "Conv2d": nn.Conv2d}
-
 
 def find_layers(model: nn.Module, skip: str = "") -> list[tuple[FactoredLayer, Any]]:
     """Linear layers and convolutions that are trained, in the order of the model, without those that `skip` names.
@@ -27,7 +25,7 @@ def find_layers(model: nn.Module, skip: str = "") -> list[tuple[FactoredLayer, A
     """
     found = []
     for name, module in model.named_modules():
-        if type(module) not in KINDS.values() or not module.weight.requires_grad or skips(skip, name):
+        if type(module) not in (nn.Linear, nn.Conv2d) or not module.weight.requires_grad or skips(skip, name):
             continue
         if isinstance(module, nn.Conv2d):
             why = f"{module.groups} groups" if module.groups > 1 else ""

@@ -10,7 +10,7 @@ Arithmetic alone: a prediction and the preconditioner itself ask the same functi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import isfinite, prod
@@ -203,13 +203,6 @@ def gradient_workers(workers: int, fraction: float) -> int:
     """Gradient workers of a layer. Raises ForetraceError where they do not divide the workers."""
     rows = max(round(workers * fraction), 1) if isfinite(fraction) else 0
     if not 0 <= fraction <= 1 or workers % rows or abs(rows - max(workers * fraction, 1.0)) > 1e-3 * rows:
-        raise ForetraceError(
-            f"fraction must be {listed(fractions(workers))} for {workers} workers, got {fraction:g}; choose one."
-        )
+        listed = ", ".join(f"{each:.4g}" for each in fractions(workers))
+        raise ForetraceError(f"fraction must be one of {listed} for {workers} workers, got {fraction:g}; choose one.")
     return rows
-
-
-def listed(values: Sequence[float]) -> str:
-    """As in "0.25, 0.5 or 1"."""
-    words = [f"{each:.4g}" for each in values]
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

@@ -29,7 +29,7 @@ from foretrace.training.second_order.factors import (
     output_factor,
     put_gradient,
 )
-from foretrace.training.second_order.grid import SecondOrderTraffic, share_out, triangle
+from foretrace.training.second_order.grid import share_out, triangle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +65,6 @@ class Preconditioner:
         self._number = {module: i for i, module in enumerate(self.modules)}
         for module in self.modules:
             module.register_forward_hook(self._passed)
-
-    @property
-    def traffic(self) -> SecondOrderTraffic:
-        """Bytes handed to collectives so far."""
-        return SecondOrderTraffic(**self.sent)
 
     @property
     def held_bytes(self) -> int:

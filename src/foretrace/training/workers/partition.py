@@ -5,7 +5,6 @@ A partition is the numbers of a worker's samples, sorted; every sample is in exa
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 
 import numpy as np
@@ -90,7 +89,7 @@ PARTITIONS: dict[str, Callable[..., list[Int64]]] = {
 
 def partition(text: str, labels: Int64, partitions: int, *, seed: int = 0) -> list[Int64]:
     """Samples of each worker, as written: "dirichlet alpha=0.1". labels: (samples). Raises ForetraceError."""
-    name, *words = shlex.split(text) or ("",)
+    name, *words = text.split() or ("",)
     found = resolve(name, PARTITIONS)
     if found is None:
         raise ForetraceError(f"there is no partition {name!r}; {question(name, PARTITIONS)}")

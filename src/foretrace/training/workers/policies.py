@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, fields
 from math import ceil, inf, isfinite, sqrt
 from typing import ClassVar
@@ -167,7 +166,7 @@ ALIASES = {
 
 def parse(text: str) -> SyncPolicy:
     """A policy from its name and key=value words. Raises ForetraceError for what is no policy, or out of range."""
-    name, *words = shlex.split(text) or ("",)
+    name, *words = text.split() or ("",)
     found = resolve(name, POLICIES, ALIASES)
     if found is None:
         raise ForetraceError(f"there is no policy {name!r}; {question(name, POLICIES, ALIASES)}")
@@ -178,5 +177,6 @@ def parse(text: str) -> SyncPolicy:
         try:
             given[key] = int(value) if kinds[key] == "int" else float(value)
         except ValueError:
-            raise ForetraceError(f"{found}: {key}={value} is no number; write {key}=8.") from None
+            what = "a whole number" if kinds[key] == "int" else "a number"
+            raise ForetraceError(f"{key} of {found} must be {what}, got {value}; write {key}=8.") from None
     return kind(**given)

@@ -41,11 +41,11 @@ class WorkerTimes:
     def __post_init__(self) -> None:
         if not self.step_s or min(self.step_s) <= 0:
             times = ", ".join(f"{each:g}" for each in self.step_s) or "none"
-            raise ForetraceError(f"Seconds of a step must be above 0, for one worker or more, got {times}.")
+            raise ForetraceError(f"Seconds of a step must be above 0, got {times}; give a time for each worker.")
         if not 0 <= self.commit_s < inf or self.bytes_per_s <= 0:
             raise ForetraceError(
-                "A commit must take 0 seconds or more, on a link that carries bytes, got "
-                f"{self.commit_s:g} s at {self.bytes_per_s:g} bytes per second."
+                f"A commit must take 0 seconds or more and carry bytes, got {self.commit_s:g} s at "
+                f"{self.bytes_per_s:g} bytes per second; give a finite time."
             )
 
     def way_s(self, nbytes: int) -> float:
