@@ -134,16 +134,14 @@ def rows(have: Sequence[dict[str, Any]]) -> list[Row_]:
             ran, policy = [ran_of(each) for each in mine], study.policy(arm)
             others = [each for each in have if each["level"] != level]
             launches = [study.launch_s(study.jobs(each["load"], each["seed"]), ran_of(each)) for each in others]
-            launch_s = float(np.mean(launches or [against.LAUNCH_S]))
+            pace = against.RigPace(float(np.mean(launches))) if launches else against.RigPace()
             found.append(Row_(
                 level, load, seed, arm, len(work), said[f"{level}/{arm}"],
                 [
                     Outcome.of(work, each.jct_s, each.end_s, np.array([switches_of(on, SETUP) for on in each.nodes]))
                     for each in ran
                 ],
-                against.mean([
-                    against.compared(work, SETUP, policy, each, launch_s=launch_s, speeds=study.SPEEDS) for each in ran
-                ]),
+                against.compared(work, SETUP, policy, ran, [pace] * len(ran), speeds=study.SPEEDS),
                 against.between(ran, SETUP, policy),
             ))  # fmt: skip
     return found

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.live import history, queue
-from foretrace.fleet.live.forecast import HORIZON_S, play
-from foretrace.fleet.live.history import PastJob
+from foretrace.fleet.live.forecast import HORIZON_S, Queue, play
 from foretrace.fleet.live.snapshot import QueuedJob, Snapshot
+from foretrace.fleet.policies.slurm_options import numbers
 from foretrace.fleet.workload import Float64
 
 LOW, HIGH = 10, 90  # percentiles of the ranges
@@ -87,13 +87,13 @@ class QueueAnswer:
 class Forecast:
     """One snapshot, played on `draws` times with the same run times and phases, as it is and with changes."""
 
-    def __init__(self, seen: Snapshot, past: Sequence[PastJob], *, draws: int = 200, seed: int = 0) -> None:
+    def __init__(self, seen: Snapshot, past: Sequence[QueuedJob], *, draws: int = 200, seed: int = 0) -> None:
         if draws < 20:
             raise ForetraceError(f"`draws={draws}`: a range needs 20 draws or more.")
         self.seen, self.draws, self.seed = seen, draws, seed
         self.past = history.with_queue(past, seen.jobs)
 
-    def of(self, seen: Snapshot) -> tuple[queue.Lined, Float64]:
+    def of(self, seen: Snapshot) -> tuple[Queue, Float64]:
         """The queue of a snapshot, and (draws, jobs) its starts in seconds from now."""
         lined = queue.line_up(seen)
         random = np.random.default_rng(self.seed)
@@ -102,24 +102,24 @@ class Forecast:
         order = np.argsort([each.job for each in lined.jobs], kind="stable")
         jobs = [lined.jobs[i] for i in order]
         run = np.empty((self.draws, len(jobs)))
-        run[:, order] = history.drawn(jobs, lined.limits_s[order], self.past, self.draws, random)
-        return lined, play(lined.queue, run, queue.pace_of(seen), phases)
+        run[:, order] = history.drawn(jobs, lined.limit[order], self.past, self.draws, random)
+        return lined, play(lined, run, phases)
 
 
 def ask(
     seen: Snapshot,
-    past: Sequence[PastJob],
+    past: Sequence[QueuedJob],
     *,
     job: str | None = None,
     draws: int = 200,
     seed: int = 0,
     racks: int = 0,
-    settings: Mapping[str, float] | None = None,
+    settings: Sequence[str] = (),
     progress: Callable[[float], None] | None = None,
 ) -> QueueAnswer:
     """When waiting jobs start; for `job` also what would start it sooner; with `racks` or `settings` what these do.
 
-    settings: SchedulerParameters to try, one by one. Raises ForetraceError for a job that does not exist.
+    settings: NAME=VALUE of SchedulerParameters to try, one by one. Raises ForetraceError for a job that does not exist.
     """
     chosen = seen.find(job) if job is not None else None
     told = progress or (lambda _: None)
@@ -140,8 +140,8 @@ def ask(
     tried: dict[str, Snapshot] = {}
     if racks:
         tried[f"{racks} more rack{'s' if racks > 1 else ''}"] = queue.larger(seen, racks)
-    for name, value in (settings or {}).items():
-        tried[f"{name}={value:g}"] = queue.with_parameters(seen, {name: value})
+    for word in settings:
+        tried[word] = replace(seen, parameters=replace(seen.parameters, **numbers("set", [word], PARAMETERS)))
     for change, other in tried.items():
         changes.append(_operated(made, change, other, lined, starts))
     told(1.0)
@@ -154,23 +154,7 @@ def ask(
     )  # fmt: skip
 
 
-def settings_of(words: Sequence[str]) -> dict[str, float]:
-    """SchedulerParameters from NAME=VALUE. Raises ForetraceError."""
-    found = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in PARAMETERS:
-            raise ForetraceError(f"`set={word}`: what is played knows {', '.join(PARAMETERS)}; give one of these.")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            found[name] = math.nan
-        if not 0 < found[name] < 1e9:
-            raise ForetraceError(f"`set={word}`: a value must be a number above 0, as in {name}=60.")
-    return found
-
-
-def _of(job: QueuedJob, lined: queue.Lined, starts: Float64) -> Float64:
+def _of(job: QueuedJob, lined: Queue, starts: Float64) -> Float64:
     """(draws,) starts of a job, the first of its tasks; nothing where it is not played."""
     at = [i for i, each in enumerate(lined.jobs) if each.job == job.job]
     return starts[:, at[0]] if at else np.empty(0)
@@ -187,7 +171,7 @@ def spread_of(starts: Float64) -> tuple[float | None, float | None, float | None
     return float(mid), float(max(low, 0.0)), float(high) if high < HORIZON_S else None
 
 
-def _start(job: QueuedJob, lined: queue.Lined, starts: Float64, seen: Snapshot) -> ForecastStart:
+def _start(job: QueuedJob, lined: Queue, starts: Float64, seen: Snapshot) -> ForecastStart:
     parts = {each.name: each for each in seen.partitions}
     limit = queue.limit_of(job, parts)
     mid, low, high = (-job.ran_s,) * 3 if job.running else spread_of(_of(job, lined, starts))
@@ -200,27 +184,26 @@ def _start(job: QueuedJob, lined: queue.Lined, starts: Float64, seen: Snapshot) 
     )  # fmt: skip
 
 
-def _why(job: QueuedJob, seen: Snapshot, lined: queue.Lined) -> str:
+def _why(job: QueuedJob, seen: Snapshot, lined: Queue) -> str:
     """Slurm's reason, and what stands behind it in numbers."""
     text = queue.pending(job)
     at = next((i for i, each in enumerate(lined.jobs) if each.job == job.job), -1)
     if at < 0:
         return text
-    made = lined.queue
     ahead = sum(1 for each in lined.jobs[:at] if each.waiting and each.partition == job.partition)
-    free = made.slots - made.held[made.running].sum(axis=0)
-    fit = int((made.may[at] & (free >= made.each[at])).sum())
-    asks = f"it needs {made.nodes[at]:,} node{'s' if made.nodes[at] > 1 else ''} with {made.each[at]:,} free each"
+    free = lined.slots - lined.held[lined.running].sum(axis=0)
+    fit = int((lined.may[at] & (free >= lined.each[at])).sum())
+    asks = f"it needs {lined.nodes[at]:,} node{'s' if lined.nodes[at] > 1 else ''} with {lined.each[at]:,} free each"
     parts = [text, f"{asks}, {fit:,} {'has' if fit == 1 else 'have'} that now"]
     if ahead:
         stand = "job of its partition stands" if ahead == 1 else "jobs of its partition stand"
         parts.append(f"{ahead:,} {stand} before it")
-    if made.switches[at] and made.insists[at] > 0:
-        parts.append(f"it insists on {made.switches[at]} leaf switch for another {made.insists[at]:.0f} s")
+    if lined.switches[at] and lined.insists[at] > 0:
+        parts.append(f"it insists on {lined.switches[at]} leaf switch for another {lined.insists[at]:.0f} s")
     return "; ".join(parts)
 
 
-def _tries(seen: Snapshot, job: QueuedJob, past: Sequence[PastJob]) -> list[tuple[str, str, dict[str, object], str]]:
+def _tries(seen: Snapshot, job: QueuedJob, past: Sequence[QueuedJob]) -> list[tuple[str, str, dict[str, object], str]]:
     """Changes of a job: name, Slurm's command, fields, and what it risks."""
     parts = {each.name: each for each in seen.partitions}
     limit = queue.limit_of(job, parts)
@@ -265,7 +248,7 @@ def _tried(
     )  # fmt: skip
 
 
-def _operated(made: Forecast, change: str, other: Snapshot, lined: queue.Lined, starts: Float64) -> ClusterChange:
+def _operated(made: Forecast, change: str, other: Snapshot, lined: Queue, starts: Float64) -> ClusterChange:
     then, changed = made.of(other)
     at = {each.job: i for i, each in enumerate(then.jobs)}
     both = [(i, at[each.job]) for i, each in enumerate(lined.jobs) if each.waiting and each.job in at]

@@ -40,7 +40,7 @@ from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanosecon
 if TYPE_CHECKING:
     from foretrace.fleet.stepping import View
 
-BACKGROUND_NS = 1_005_000_000  # the background thread sleeps ten times 0.1 s, and works a little
+BACKGROUND_S = 1.005  # the background thread sleeps ten times 0.1 s, and works a little; 1.002 on an idle machine
 LIMIT_CHECK_NS = 30 * SECOND  # how often limits are enforced (slurmctld.h: PERIODIC_TIMEOUT)
 PRIORITY_CALC_NS = 60 * SECOND  # PriorityCalcPeriod, the least there is
 REQUEUE_S = 121  # a job that a failure sent back to the queue is held so long (credentials have to expire)
@@ -73,6 +73,9 @@ class SlurmMemory:
     overdue: set[int] = field(default_factory=set)  # jobs that a limit has ended
     crowd: tuple[int, int] = (0, 0)  # jobs that waited and ran after the last decision
     idle: bool = False  # this one was for a check of limits that ended nobody
+    looks: int = 0  # the backfill scheduler's next look, ns
+    looked: int = -1  # its last one, whole Unix seconds
+    changed: int = 0  # when jobs or nodes changed last, whole Unix seconds
     closed: list[PlannedNodes] = field(default_factory=list)  # reservations; `nodes` are the reserved ones
     drained: list[PlannedNodes] = field(default_factory=list)
     arrays: Arrays = field(default_factory=lambda: Arrays(np.zeros(0, np.int64)))
@@ -104,6 +107,7 @@ class SlurmPolicy(Policy):
     exclusive: bool = False
     backfill_s: float = 0.0  # a time at which the backfill scheduler looks
     background_s: float = 0.0  # a time at which the background thread wakes
+    background_every_s: float = BACKGROUND_S
     checks_s: float = 0.0  # and one at which it enforces limits and priorities are weighted
     weights: PriorityWeights | None = None  # None: priorities as stated
     drains: tuple[NodeWindow, ...] = ()
@@ -155,7 +159,7 @@ class SlurmPolicy(Policy):
             _memories[view] = SlurmMemory(
                 table, self.preemption.ranks(work), (limits_min(work) * 60).tolist(), epoch, -(10**12), self._main_ns,
                 awaits=dependencies(work), closed=stated(self.reservations), drained=stated(self.drains),
-                arrays=Arrays.read(work), qos=self.preemption.named(work),
+                arrays=Arrays.read(work), qos=self.preemption.named(work), looks=int(nanoseconds(self.backfill_s)),
             )  # fmt: skip
         return _memories[view]
 
@@ -165,7 +169,7 @@ class SlurmPolicy(Policy):
         memory, now = self.memory(view), view.now_ns
         self._catch_up(memory, now)
         memory.runs = now == memory.next
-        memory.backfills = self.backfill and self._bf_next(now - 1) == now
+        memory.backfills = self.backfill and memory.looks == now and memory.changed >= memory.looked
         memory.blocked, memory.tested = not memory.runs, 0
         if not (memory.runs or memory.backfills) or not (view.free_gpus or self.makes_room):
             return []
@@ -216,11 +220,13 @@ class SlurmPolicy(Policy):
     def end(self, view: View) -> Sequence[int]:
         """Jobs above their limits, at a check of limits; those that are preempted by PreemptMode=CANCEL."""
         memory, now = self.memory(view), view.now_ns
+        self._catch_up(memory, now)
+        memory.idle = not self._note(view, memory)
         killed = self._evicted(view, "CANCEL")
         checks = self._next(self.checks_s, LIMIT_CHECK_NS, now - 1) == now
         over = [job for job in view.running.tolist() if memory.ends[job] <= self._now(view)] if checks else []
         memory.overdue.update(over, killed)
-        memory.idle = checks and not over and memory.crowd == (len(view.waiting), len(view.running))
+        memory.idle = checks and not over and memory.idle
         return [*over, *killed]
 
     def requeue(self, view: View) -> Sequence[int]:
@@ -247,15 +253,21 @@ class SlurmPolicy(Policy):
     def review(self, view: View) -> int | None:
         """The next pass of either scheduler, if anybody waits for it."""
         memory, now = self.memory(view), view.now_ns
-        memory.crowd = len(view.waiting), len(view.running)
+        self._note(view, memory)
+        if now == memory.next and len(view.waiting) > 1:  # those that are not tried are updated
+            memory.changed = memory.epoch + now // SECOND
         # scontrol requests a pass, and so does a reservation that begins or ends
         given = (*memory.drained, *memory.closed)
         said = [(at - memory.epoch) * SECOND for each in given for at in (each.begin, each.end)]
         self._catch_up(memory, now)
+        if now in said:
+            memory.changed = memory.epoch + now // SECOND
         if now == memory.next:
             self._passed(memory, now)
-        elif now in said or not (memory.idle or (self.backfill and self._bf_next(now - 1) == now)):
+        elif now in said or not (memory.idle or (self.backfill and memory.looks == now)):
             memory.asked = True
+        if memory.looks == now:
+            self._look(memory)
         delay, every = self.parameters.batch_sched_delay * SECOND, self.parameters.sched_interval * SECOND
         zero = memory.epoch * SECOND
         due = memory.full + every
@@ -270,11 +282,13 @@ class SlurmPolicy(Policy):
             return check or None
         held = [self._held_ns(view, job) for job in view.waiting.tolist() if view.starts(job)]
         times = [memory.next, check, memory.evicts, *held, *said]
-        times += [self._bf_next(now)] if self.backfill else []
+        times += [memory.looks] if self.backfill else []
         return min(each for each in times if each > now)
 
     def _catch_up(self, memory: SlurmMemory, now: int) -> None:
         """A pass that found nobody waiting was not played."""
+        while memory.looks < now:
+            self._look(memory)
         if memory.next is not None and memory.next < now:
             self._passed(memory, memory.next)
             memory.next = None
@@ -286,11 +300,24 @@ class SlurmPolicy(Policy):
 
     def _tick(self, least: int) -> int:
         """When the background thread wakes from this time on."""
-        return least + (self._main_ns - least) % BACKGROUND_NS
+        return least + (self._main_ns - least) % int(nanoseconds(self.background_every_s))
 
-    def _bf_next(self, after: int) -> int:
-        """When the backfill scheduler looks after this time."""
-        return self._next(self.backfill_s, self.parameters.bf_interval * SECOND, after)
+    @staticmethod
+    def _note(view: View, memory: SlurmMemory) -> bool:
+        """Whether jobs came, started or ended since this was asked last."""
+        crowd = len(view.waiting), len(view.running)
+        news, memory.crowd = crowd != memory.crowd, crowd
+        if news:
+            memory.changed = int(memory.epoch + view.now_ns // SECOND)
+        return news
+
+    def _look(self, memory: SlurmMemory) -> None:
+        """The backfill scheduler wakes; where nothing changed since it looked last, again a second later
+        (backfill.c: _more_work).
+        """
+        works = memory.changed >= memory.looked
+        memory.looked = memory.epoch + memory.looks // SECOND if works else memory.looked
+        memory.looks += self.parameters.bf_interval * SECOND if works else SECOND
 
     @staticmethod
     def _next(since_s: float, every: int, after: int) -> int:
@@ -334,15 +361,15 @@ class SlurmPolicy(Policy):
             if memory.blocked and (array in memory.refused or memory.planned[array] >= _ARRAY_RESERVATIONS):
                 return True
         qos = self.preemption.qos.get(memory.qos[job])
-        if qos is None or not qos.limits:
+        if qos is None:
             return False
         work = view.workload
         same = [each for each in running.tolist() if memory.qos[each] == memory.qos[job]]
         mine = [each for each in same if work.user[each] == work.user[job]]
         return (
-            bool(qos.user_jobs and len(mine) >= qos.user_jobs)
-            or bool(qos.user_gpus and work.gpus[[*mine, job]].sum() > qos.user_gpus)
-            or bool(qos.gpus and work.gpus[[*same, job]].sum() > qos.gpus)
+            bool(qos.max_jobs_pu and len(mine) >= qos.max_jobs_pu)
+            or bool(qos.max_tres_pu and work.gpus[[*mine, job]].sum() > qos.max_tres_pu)
+            or bool(qos.grp_tres and work.gpus[[*same, job]].sum() > qos.grp_tres)
         )
 
     def place(self, view: View, job: int) -> Sequence[int] | Wait:
@@ -356,8 +383,10 @@ class SlurmPolicy(Policy):
             nodes = table.choose(asks, table.free, usable, self._waited_s(view, job))
             if nodes is None:
                 self._evict(view, job, usable)
-            # where only reservations leave it too few nodes, those behind it are looked at (ESLURM_RESERVATION_BUSY)
-            memory.blocked = nodes is None and bool(np.count_nonzero(usable & asks.usable) >= asks.nodes)
+            # where only reservations leave it too few nodes, those behind it are looked at (ESLURM_RESERVATION_BUSY);
+            # where drained nodes do, they are not
+            short = np.count_nonzero(usable & asks.usable) < asks.nodes <= np.count_nonzero(table.up)
+            memory.blocked = nodes is None and not short
         if nodes is None and memory.backfills:
             memory.tested += 1
             array = int(memory.arrays.of[job])
@@ -431,6 +460,8 @@ class SlurmPolicy(Policy):
                 return chosen
             if start <= now:  # if others made room
                 self._evict(view, job, nodes)
+            if start > found[0]:
+                memory.changed = now
             if later and start > later:
                 continue
             if start > now + self.parameters.bf_window * 60:

@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.policies import parse
-from foretrace.fleet.policies.slurm import SlurmPolicy
+from foretrace.fleet.policies.slurm import BACKGROUND_S, SlurmPolicy
 from foretrace.fleet.policies.slurm_options import NodeWindow
 from foretrace.fleet.policy import Policy
-from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.slurm.cluster import SlurmSetup, private
 from foretrace.fleet.slurm.play import SlurmRun, Told, for_rig, play, slurm_setup, switches_of
 from foretrace.fleet.speeds import Speeds
-from foretrace.fleet.workload import SECOND, Float64, Workload
+from foretrace.fleet.workload import SECOND, Workload
 
-LAUNCH_S = 0.1  # what starting a batch job and noticing its end takes on an idle machine
 SYNTHETIC = "synthetic"
 _SIZES = {1: 0.4, 2: 0.15, 4: 0.15, 8: 0.15, 16: 0.1, 32: 0.05}  # GPUs, and the part of the jobs that have so many
-_KEYS = {"jobs": 40.0, "seed": 0.0, "load": 0.8, "run-s": 12_000.0}
+_KEYS = {
+    "jobs": (40, 1, 5000),
+    "seed": (0, 0, 1e9),
+    "load": (0.8, 0.01, 10),
+    "run-s": (12_000, 1, 1e9),
+}  # default, range
+
+
+class RigPace(NamedTuple):
+    """How quick the machine of a rig is: seconds that starting a job and noticing its end take, and that a turn of
+    slurmctld's background thread takes.
+    """
+
+    launch_s: float = 0.1  # on an idle machine
+    background_every_s: float = BACKGROUND_S
+
+
+IDLE = RigPace()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +78,9 @@ class Against:
     """What a private Slurm did with a workload, beside what was simulated; times on the rig's clock."""
 
     workload: Workload
-    policy: SlurmPolicy
     setup: SlurmSetup
     ran: tuple[SlurmRun, ...]
-    simulated: tuple[FleetResult, ...]  # one per run: the schedulers wake at another moment in each
+    simulated: tuple[SlurmRun, ...]  # one per run: the schedulers wake at another moment in each
     errors: RigErrors  # means over the runs
     repeats: RigErrors | None  # the same between the runs themselves; None of one
     seconds: float
@@ -71,7 +88,7 @@ class Against:
 
 def against(
     jobs: Workload, setup: SlurmSetup, policy: str, *, speedup: float, repeats: int = 1,
-    failures: Sequence[NodeWindow] = (), launch_s: float = LAUNCH_S, progress: Told | None = None,
+    failures: Sequence[NodeWindow] = (), progress: Told | None = None,
 ) -> Against:  # fmt: skip
     """Play the jobs on a private Slurm so many times, and simulate each. Raises ForetraceError."""
     began = time.monotonic()
@@ -91,111 +108,95 @@ def against(
         share = None if progress is None else (lambda part, at=at: progress((at + part) / repeats))
         with private(setup) as slurm:
             ran.append(play(slurm, work, decides, failures=failures, progress=share))
-    simulated = [predicted(work, setup, decides, each, failures=failures, launch_s=launch_s) for each in ran]
-    near = interval_s(decides)
-    found = [errors(_of(made, setup), _seen(each, setup), near) for made, each in zip(simulated, ran, strict=True)]
+    made = [predicted(work, setup, decides, each, failures=failures) for each in ran]
+    found = [errors(one, each, setup, decides) for one, each in zip(made, ran, strict=True)]
     return Against(
-        workload=work, policy=decides, setup=setup, ran=tuple(ran), simulated=tuple(simulated), errors=mean(found),
+        workload=work, setup=setup, ran=tuple(ran), simulated=tuple(made), errors=mean(found),
         repeats=between(ran, setup, decides), seconds=time.monotonic() - began,
     )  # fmt: skip
 
 
 def predicted(
     work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: SlurmRun, *, failures: Sequence[NodeWindow] = (),
-    launch_s: float = LAUNCH_S, speeds: Speeds | None = None,
-) -> FleetResult:  # fmt: skip
+    pace: RigPace = IDLE, speeds: Speeds | None = None, plain: Policy | None = None,
+) -> SlurmRun:  # fmt: skip
     """Simulate the jobs of a run, with nothing of it but when the schedulers woke before its first job.
 
-    speeds: where a job's length depends on its nodes.
+    speeds: where a job's length depends on its nodes; plain: this policy instead, which knows nothing of Slurm.
     """
-    decides = replace(policy, backfill_s=ran.backfill_s, background_s=ran.background_s, checks_s=ran.checks_s)
+    decides = replace(
+        policy, backfill_s=ran.backfill_s, background_s=ran.background_s, checks_s=ran.checks_s,
+        background_every_s=pace.background_every_s,
+    )  # fmt: skip
     broken = tuple((each.begin_s, node, each.end_s) for each in failures for node in range(each.first, each.last + 1))
-    costs = Costs(restart_s=launch_s, first_start=True, failures=broken)
-    return simulate(
-        replace(work, epoch_s=ran.epoch_s), setup.tree, decides, speeds=speeds, costs=costs, record="devices"
-    )
+    costs = Costs(restart_s=pace.launch_s, first_start=True, failures=broken)
+    made = simulate(
+        replace(work, epoch_s=ran.epoch_s), setup.tree, plain or decides, speeds=speeds,
+        costs=Costs() if plain else costs, record="devices",
+    )  # fmt: skip
+    assert made.segments is not None
+    start, nodes = np.full(len(work), np.nan), [()] * len(work)
+    for at, job in enumerate(made.segments.job.tolist()):
+        start[job] = made.segments.start_ns[at] // SECOND  # whole seconds, as Slurm has them
+        nodes[job] = tuple(np.unique(made.segments.devices_of(at) // setup.gpus).tolist())
+    end = np.where(made.finished, made.end_ns // SECOND, np.nan)
+    submit = (work.submit_ns // SECOND).astype(float)
+    return replace(ran, submit_s=submit, start_s=start, end_s=end, nodes=tuple(nodes), launch_s=pace.launch_s)
 
 
 def compared(
-    work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: SlurmRun, *, launch_s: float = LAUNCH_S,
-    plain: Policy | None = None, speeds: Speeds | None = None, failures: Sequence[NodeWindow] = (),
+    work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: Sequence[SlurmRun],
+    paces: Sequence[RigPace] = (), **known: Any,
 ) -> RigErrors:  # fmt: skip
-    """Errors of a simulation against one run; with `plain` of that policy, which knows nothing of Slurm."""
-    if plain is None:
-        made = predicted(work, setup, policy, ran, failures=failures, launch_s=launch_s, speeds=speeds)
-    else:
-        made = simulate(work, setup.tree, plain, record="devices")
-    return errors(_of(made, setup), _seen(ran, setup), interval_s(policy))
+    """Errors of simulations of runs of the same jobs; paces: per run; known: as `predicted` has it."""
+    return mean([
+        errors(predicted(work, setup, policy, each, pace=pace, **known), each, setup, policy)
+        for each, pace in zip(ran, paces or [IDLE] * len(ran), strict=True)
+    ])  # fmt: skip
 
 
 def between(ran: Sequence[SlurmRun], setup: SlurmSetup, policy: SlurmPolicy) -> RigErrors | None:
     """What runs of the same jobs differ by; None of one."""
-    seen = [_seen(each, setup) for each in ran]
-    pairs = [errors(one, other, interval_s(policy)) for one, other in itertools.combinations(seen, 2)]
+    pairs = [errors(one, other, setup, policy) for one, other in itertools.combinations(ran, 2)]
     return mean(pairs) if pairs else None
 
 
-def interval_s(policy: SlurmPolicy) -> float:
-    """The longest time between two passes of the scheduler that starts jobs."""
+def errors(one: SlurmRun, other: SlurmRun, setup: SlurmSetup, policy: SlurmPolicy) -> RigErrors:
+    """Differences of the first from the second. Raises ForetraceError where a job never ended."""
     given = policy.parameters
-    return float(max(given.bf_interval * policy.backfill, given.batch_sched_delay, 1))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Seen:
-    """Per job: start (of the last one) and completion time in whole seconds, and leaf switches."""
-
-    start_s: Float64
-    jct_s: Float64
-    switches: Float64
-
-
-def _seen(ran: SlurmRun, setup: SlurmSetup) -> Seen:
-    return Seen(ran.start_s, ran.jct_s, np.array([switches_of(each, setup) for each in ran.nodes], float))
-
-
-def _of(made: FleetResult, setup: SlurmSetup) -> Seen:
-    """A simulation, rounded as Slurm rounds times."""
-    assert made.segments is not None
-    start, switches = np.full(len(made.workload), np.nan), np.zeros(len(made.workload))
-    for at, job in enumerate(made.segments.job.tolist()):
-        start[job] = made.segments.start_ns[at] // SECOND
-        switches[job] = switches_of(made.segments.devices_of(at) // setup.gpus, setup)
-    end = np.where(made.finished, made.end_ns // SECOND, np.nan)
-    return Seen(start, end - made.workload.submit_ns // SECOND, switches)
-
-
-def errors(one: Seen, other: Seen, interval_s: float) -> RigErrors:
-    """Differences of the first from the second. Raises ForetraceError where a job never started."""
-    late = np.abs(one.start_s - other.start_s)
-    apart = np.abs(one.jct_s - other.jct_s)
+    # the longest time between two passes of the scheduler that starts jobs
+    interval_s = max(given.bf_interval * policy.backfill, given.batch_sched_delay, 1)
+    late, apart = np.abs(one.start_s - other.start_s), np.abs(one.jct_s - other.jct_s)
     if not np.isfinite(apart).all():
         raise ForetraceError("a job that ran on the private Slurm did not end in the simulation.")
     first, second = (np.subtract.outer(each.start_s, each.start_s) for each in (one, other))
     pairs = np.triu(np.ones_like(first, bool), 1) & (np.abs(second) > 1) & (np.abs(first) > 1)
     same = np.sign(first[pairs]) == np.sign(second[pairs])
+    switches = [
+        switches_of(mine, setup) == switches_of(its, setup) for mine, its in zip(one.nodes, other.nodes, strict=True)
+    ]
     return RigErrors(
         start_error_s=StartError(float(late.mean()), float(np.percentile(late, 95)), float(late.max())),
         jct_error=float(apart.mean() / other.jct_s.mean()), jct_worst_s=float(apart.max()),
         order_equal=float(same.mean()) if same.size else 1.0, within=float((late <= 2 * interval_s).mean()),
-        switches_equal=float((one.switches == other.switches).mean()),
+        switches_equal=float(np.mean(switches)),
     )  # fmt: skip
 
 
 def mean(found: Sequence[RigErrors]) -> RigErrors:
     """Means over several comparisons; the worst is the worst of all."""
 
-    def over(name: str) -> float:
-        return float(np.mean([getattr(each, name) for each in found]))
+    def over(said: Callable[[RigErrors], float]) -> float:
+        return float(np.mean([said(each) for each in found]))
 
-    starts = [each.start_error_s for each in found]
     return RigErrors(
         start_error_s=StartError(
-            float(np.mean([each.mean for each in starts])), float(np.mean([each.p95 for each in starts])),
-            max(each.worst for each in starts),
+            over(lambda each: each.start_error_s.mean), over(lambda each: each.start_error_s.p95),
+            max(each.start_error_s.worst for each in found),
         ),
-        jct_error=over("jct_error"), jct_worst_s=max(each.jct_worst_s for each in found),
-        order_equal=over("order_equal"), within=over("within"), switches_equal=over("switches_equal"),
+        jct_error=over(lambda each: each.jct_error), jct_worst_s=max(each.jct_worst_s for each in found),
+        order_equal=over(lambda each: each.order_equal), within=over(lambda each: each.within),
+        switches_equal=over(lambda each: each.switches_equal),
     )  # fmt: skip
 
 
@@ -203,19 +204,17 @@ def synthetic(text: str, setup: SlurmSetup) -> Workload:
     """Jobs from `synthetic jobs=40 seed=7 load=0.8 run-s=12000`: Poisson arrivals, sizes of powers of two, log-normal
     run times of this mean, limits 1.1 to 5 times the run time; load: GPU-seconds asked for over those there are.
     """
-    given = dict(_KEYS)
+    given = {key: float(default) for key, (default, _, _) in _KEYS.items()}
     for word in text.split()[1:]:
-        key, equals, value = word.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = float("nan")
-        if not equals or key not in given or not 0 <= number < 1e9:
-            raise ForetraceError(f"`trace`: {word!r} is not understood; write {' '.join(f'{k}=' for k in _KEYS)}.")
-        given[key] = number
+        key, _, value = word.partition("=")
+        _, low, high = _KEYS.get(key, (0, 1, 0))
+        given[key] = math.nan
+        with suppress(ValueError):
+            given[key] = float(value)
+        if not low <= given[key] <= high:
+            known = ", ".join(f"{key}= from {low:g} to {high:g}" for key, (_, low, high) in _KEYS.items())
+            raise ForetraceError(f"`trace`: {word!r} is not understood; write {known}.")
     count, load, run = int(given["jobs"]), given["load"], given["run-s"]
-    if not (1 <= count <= 5000 and 0 < load <= 10 and run >= 1):
-        raise ForetraceError("`trace`: jobs= must be 1 to 5000, load= above 0 to 10, run-s= 1 or more.")
     random = np.random.default_rng(int(given["seed"]))
     most = max(setup.nodes * setup.gpus // 4, 1)
     sizes = [size for size in _SIZES if size <= most]
