@@ -19,7 +19,7 @@ from foretrace.fleet.policies.slurm import SlurmPolicy
 from foretrace.fleet.slurm import against
 from foretrace.fleet.slurm.against import RigErrors, RigPace
 from foretrace.fleet.slurm.cluster import private
-from foretrace.fleet.slurm.play import SlurmRun, for_rig, play, slurm_setup
+from foretrace.fleet.slurm.play import RigRun, for_rig, play, slurm_setup
 from reproductions.slurm.cells import SETUP, Cell, kept, restored, workload
 
 RUNS = Path(__file__).parent / "runs.jsonl.gz"
@@ -67,7 +67,7 @@ def _played(cell: Cell, repeat: int, path: Path) -> str:
     return f"{cell.name}, {cell.policy}, run {repeat + 1}"
 
 
-def keep(path: Path, what: dict[str, Any], ran: SlurmRun) -> None:
+def keep(path: Path, what: dict[str, Any], ran: RigRun) -> None:
     """Add a run to a file, under what it was a run of."""
     row = what | {
         "epoch_s": ran.epoch_s, "backfill_s": ran.backfill_s, "background_s": ran.background_s,
@@ -80,7 +80,7 @@ def keep(path: Path, what: dict[str, Any], ran: SlurmRun) -> None:
         lines.write(json.dumps(row, separators=(",", ":")) + "\n")
 
 
-def ran_of(row: dict[str, Any]) -> SlurmRun:
+def ran_of(row: dict[str, Any]) -> RigRun:
     """A run that `keep` wrote."""
     times: dict[str, Any] = {name: np.array(row[name], float) for name in ("submit_s", "start_s", "end_s")}
     nodes = tuple(tuple(each) for each in row["nodes"])
@@ -90,12 +90,18 @@ def ran_of(row: dict[str, Any]) -> SlurmRun:
         if name in row
     }
     # the first runs say 0 where the backfill scheduler had not looked yet; it starts with the background thread
-    return SlurmRun(**times, nodes=nodes, backfill_s=row["backfill_s"] or row["background_s"], **known)
+    return RigRun(**times, nodes=nodes, backfill_s=row["backfill_s"] or row["background_s"], **known)
+
+
+def _span(run: dict[str, Any]) -> tuple[float, float]:
+    return run["epoch_s"], run["epoch_s"] + max(run["end_s"])
 
 
 def pace(run: dict[str, Any], others: Iterable[dict[str, Any]]) -> RigPace:
-    """How quick the machine was, on average over those of other runs that were made on the same day."""
-    same = [ran_of(each) for each in others if each["epoch_s"] // 86400 == run["epoch_s"] // 86400]
+    """How quick the machine was, on average over those of other runs that went on at the same time, else that day."""
+    begin, end = _span(run)
+    day = [each for each in others if abs(each["epoch_s"] - begin) < 43_200]
+    same = [ran_of(each) for each in day if _span(each)[0] < end and _span(each)[1] > begin] or list(map(ran_of, day))
     if not same:
         return RigPace()
     return RigPace(*(float(np.mean([getattr(each, name) for each in same])) for name in RigPace._fields))
@@ -117,6 +123,6 @@ def rows(runs: Sequence[dict[str, Any]]) -> list[Row]:
         made = against.compared(work, SETUP, policy, ran, paces)
         plain = parse("priority" if policy.by_priority else "backfill" if policy.backfill else "fifo")
         mean_s = float(np.mean([one.jct_s.mean() for one in ran]))
-        ideal = against.compared(work, SETUP, policy, ran, plain=plain)
+        ideal = against.compared(work, SETUP, plain, ran, paces)
         found.append(Row(cell, len(work), len(ran), mean_s, made, against.between(ran, SETUP, policy), ideal))
     return found

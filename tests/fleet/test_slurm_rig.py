@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet import ray_rig
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import SlurmPolicy
 from foretrace.fleet.policies.slurm_options import NodeWindow
@@ -156,5 +158,28 @@ def test_what_the_command_takes_is_read() -> None:
             against.synthetic(wrong, setup)
     with pytest.raises(ForetraceError, match="`fail` must name nodes from 0 to 7, got 9"):
         against.against(made, setup, "fifo slurm=yes", speedup=1.0, failures=[NodeWindow(9, 9, 3.0)])
-    with pytest.raises(ForetraceError, match="must decide as Slurm does"):
+    with pytest.raises(ForetraceError, match="must decide as the engine does"):
         against.against(made, setup, "las", speedup=1.0)
+
+
+@pytest.mark.skipif(bool(ray_rig.missing()), reason=ray_rig.missing())
+@pytest.mark.slow("a Ray of its own")
+def test_jobs_are_placement_groups_on_a_private_ray() -> None:
+    """The third waits for the first two, the last one passes it; nothing is left of the Ray afterwards."""
+    jobs = Workload.of(submit_s=[0, 0, 1, 2], gpus=[2, 1, 4, 1], work_s=[4, 4, 1, 1])
+    setup = SlurmSetup(nodes=2, gpus=2, racks=1)
+    before = set(Path(tempfile.gettempdir()).glob("ft-ray-*"))
+    found = against.against(jobs, setup, "fifo-skip", speedup=1.0, on_ray=True)
+    (ran,), (made,) = found.ran, found.simulated
+    assert ran.start_s == pytest.approx(made.start_s, abs=1.5) and [len(each) for each in ran.nodes] == [1, 1, 2, 1]
+    assert made.start_s.tolist() == pytest.approx([0, 0, 4.1, 2], abs=0.2) and found.errors.order_equal == 1.0
+    assert set(Path(tempfile.gettempdir()).glob("ft-ray-*")) <= before
+
+
+def test_what_a_private_ray_cannot_be_is_said() -> None:
+    jobs, large = Workload.of(submit_s=[0], gpus=[1], work_s=[1]), SlurmSetup(nodes=64)
+    for policy, setup, said in (
+        ("backfill slurm=yes", large, "fifo-skip for Ray"), ("fifo-skip", large, "1 to 16 nodes and no racks"),
+    ):  # fmt: skip
+        with pytest.raises(ForetraceError, match=said):
+            against.against(jobs, setup, policy, speedup=1.0, on_ray=True)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet import ray_rig
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import BACKGROUND_S, SlurmPolicy
 from foretrace.fleet.policies.slurm_options import NodeWindow
@@ -20,7 +21,7 @@ from foretrace.fleet.policy import Policy
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.slurm.cluster import SlurmSetup, private
-from foretrace.fleet.slurm.play import SlurmRun, Told, for_rig, play, slurm_setup, switches_of
+from foretrace.fleet.slurm.play import RigRun, Told, for_rig, play, slurm_setup, switches_of
 from foretrace.fleet.speeds import Speeds
 from foretrace.fleet.workload import SECOND, Workload
 
@@ -79,8 +80,8 @@ class Against:
 
     workload: Workload
     setup: SlurmSetup
-    ran: tuple[SlurmRun, ...]
-    simulated: tuple[SlurmRun, ...]  # one per run: the schedulers wake at another moment in each
+    ran: tuple[RigRun, ...]
+    simulated: tuple[RigRun, ...]  # one per run: the schedulers wake at another moment in each
     errors: RigErrors  # means over the runs
     repeats: RigErrors | None  # the same between the runs themselves; None of one
     seconds: float
@@ -88,24 +89,30 @@ class Against:
 
 def against(
     jobs: Workload, setup: SlurmSetup, policy: str, *, speedup: float, repeats: int = 1,
-    failures: Sequence[NodeWindow] = (), progress: Told | None = None,
+    failures: Sequence[NodeWindow] = (), progress: Told | None = None, on_ray: bool = False,
 ) -> Against:  # fmt: skip
-    """Play the jobs on a private Slurm so many times, and simulate each. Raises ForetraceError."""
+    """Play the jobs on a private Slurm (or Ray) so many times, and simulate each. Raises ForetraceError."""
     began = time.monotonic()
     decides = parse(policy)
-    if not isinstance(decides, SlurmPolicy):
+    if isinstance(decides, SlurmPolicy) == on_ray:
         raise ForetraceError(
-            f"`policy` must decide as Slurm does, got {policy!r}; write fifo, backfill or priority with slurm=yes."
+            f"`policy` must decide as the engine does, got {policy!r}; write fifo, backfill or priority with slurm=yes "
+            "for Slurm, fifo-skip for Ray."
         )
-    setup = slurm_setup(setup, decides)
     failures = [each._replace(begin_s=each.begin_s / speedup, end_s=each.end_s / speedup) for each in failures]
     for each in failures:
-        if each.last >= setup.nodes:
-            raise ForetraceError(f"`fail` must name nodes from 0 to {setup.nodes - 1}, got {each.last}.")
+        if each.last >= setup.nodes or on_ray:
+            raise ForetraceError(
+                f"`fail` must name nodes from 0 to {setup.nodes - 1}, got {each.last}; on Ray nodes do not fail."
+            )
+    ran: list[RigRun] = []
+    setup = slurm_setup(setup, decides) if isinstance(decides, SlurmPolicy) else setup
     work = for_rig(jobs, setup, speedup)
-    ran: list[SlurmRun] = []
     for at in range(repeats):
         share = None if progress is None else (lambda part, at=at: progress((at + part) / repeats))
+        if not isinstance(decides, SlurmPolicy):
+            ran.append(ray_rig.play(setup, work, share))
+            continue
         with private(setup) as slurm:
             ran.append(play(slurm, work, decides, failures=failures, progress=share))
     made = [predicted(work, setup, decides, each, failures=failures) for each in ran]
@@ -117,35 +124,47 @@ def against(
 
 
 def predicted(
-    work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: SlurmRun, *, failures: Sequence[NodeWindow] = (),
-    pace: RigPace = IDLE, speeds: Speeds | None = None, plain: Policy | None = None,
-) -> SlurmRun:  # fmt: skip
-    """Simulate the jobs of a run, with nothing of it but when the schedulers woke before its first job.
+    work: Workload, setup: SlurmSetup, policy: Policy, ran: RigRun, *, failures: Sequence[NodeWindow] = (),
+    pace: RigPace = IDLE, speeds: Speeds | None = None,
+) -> RigRun:  # fmt: skip
+    """Simulate the jobs of a run, with nothing of it but when Slurm's schedulers woke before its first job.
 
-    speeds: where a job's length depends on its nodes; plain: this policy instead, which knows nothing of Slurm.
+    speeds: where a job's length depends on its nodes.
     """
-    decides = replace(
-        policy, backfill_s=ran.backfill_s, background_s=ran.background_s, checks_s=ran.checks_s,
-        background_every_s=pace.background_every_s,
-    )  # fmt: skip
+    whole = 1
+    if isinstance(policy, SlurmPolicy):
+        whole = SECOND  # as Slurm has times
+        policy = replace(
+            policy, backfill_s=ran.backfill_s, background_s=ran.background_s, checks_s=ran.checks_s,
+            background_every_s=pace.background_every_s,
+        )  # fmt: skip
     broken = tuple((each.begin_s, node, each.end_s) for each in failures for node in range(each.first, each.last + 1))
     costs = Costs(restart_s=pace.launch_s, first_start=True, failures=broken)
     made = simulate(
-        replace(work, epoch_s=ran.epoch_s), setup.tree, plain or decides, speeds=speeds,
-        costs=Costs() if plain else costs, record="devices",
-    )  # fmt: skip
+        replace(work, epoch_s=ran.epoch_s), setup.tree, policy, speeds=speeds, costs=costs, record="devices"
+    )
     assert made.segments is not None
     start, nodes = np.full(len(work), np.nan), [()] * len(work)
     for at, job in enumerate(made.segments.job.tolist()):
-        start[job] = made.segments.start_ns[at] // SECOND  # whole seconds, as Slurm has them
+        start[job] = made.segments.start_ns[at] // whole * whole / SECOND
         nodes[job] = tuple(np.unique(made.segments.devices_of(at) // setup.gpus).tolist())
-    end = np.where(made.finished, made.end_ns // SECOND, np.nan)
-    submit = (work.submit_ns // SECOND).astype(float)
-    return replace(ran, submit_s=submit, start_s=start, end_s=end, nodes=tuple(nodes), launch_s=pace.launch_s)
+    end = np.where(made.finished, made.end_ns // whole * whole / SECOND, np.nan)
+    return replace(
+        ran, submit_s=work.submit_ns // whole * whole / SECOND, start_s=start, end_s=end, nodes=tuple(nodes),
+        launch_s=pace.launch_s,
+    )  # fmt: skip
+
+
+def interval_s(policy: Policy) -> float:
+    """The longest time between two passes of the scheduler that starts jobs."""
+    if not isinstance(policy, SlurmPolicy):
+        return ray_rig.RETRY_S
+    given = policy.parameters
+    return float(max(given.bf_interval * policy.backfill, given.batch_sched_delay, 1))
 
 
 def compared(
-    work: Workload, setup: SlurmSetup, policy: SlurmPolicy, ran: Sequence[SlurmRun],
+    work: Workload, setup: SlurmSetup, policy: Policy, ran: Sequence[RigRun],
     paces: Sequence[RigPace] = (), **known: Any,
 ) -> RigErrors:  # fmt: skip
     """Errors of simulations of runs of the same jobs; paces: per run; known: as `predicted` has it."""
@@ -155,17 +174,14 @@ def compared(
     ])  # fmt: skip
 
 
-def between(ran: Sequence[SlurmRun], setup: SlurmSetup, policy: SlurmPolicy) -> RigErrors | None:
+def between(ran: Sequence[RigRun], setup: SlurmSetup, policy: Policy) -> RigErrors | None:
     """What runs of the same jobs differ by; None of one."""
     pairs = [errors(one, other, setup, policy) for one, other in itertools.combinations(ran, 2)]
     return mean(pairs) if pairs else None
 
 
-def errors(one: SlurmRun, other: SlurmRun, setup: SlurmSetup, policy: SlurmPolicy) -> RigErrors:
+def errors(one: RigRun, other: RigRun, setup: SlurmSetup, policy: Policy) -> RigErrors:
     """Differences of the first from the second. Raises ForetraceError where a job never ended."""
-    given = policy.parameters
-    # the longest time between two passes of the scheduler that starts jobs
-    interval_s = max(given.bf_interval * policy.backfill, given.batch_sched_delay, 1)
     late, apart = np.abs(one.start_s - other.start_s), np.abs(one.jct_s - other.jct_s)
     if not np.isfinite(apart).all():
         raise ForetraceError("a job that ran on the private Slurm did not end in the simulation.")
@@ -178,7 +194,7 @@ def errors(one: SlurmRun, other: SlurmRun, setup: SlurmSetup, policy: SlurmPolic
     return RigErrors(
         start_error_s=StartError(float(late.mean()), float(np.percentile(late, 95)), float(late.max())),
         jct_error=float(apart.mean() / other.jct_s.mean()), jct_worst_s=float(apart.max()),
-        order_equal=float(same.mean()) if same.size else 1.0, within=float((late <= 2 * interval_s).mean()),
+        order_equal=float(same.mean()) if same.size else 1.0, within=float((late <= 2 * interval_s(policy)).mean()),
         switches_equal=float(np.mean(switches)),
     )  # fmt: skip
 

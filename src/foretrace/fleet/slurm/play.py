@@ -27,7 +27,7 @@ _PAIR = re.compile(r"(\w+)=(\S*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SlurmRun:
+class RigRun:
     """What the scheduler did, in the order of the workload; times in seconds after its zero, whole ones as Slurm has.
 
     submit_s, start_s (of the last start), end_s: (n,) float64; nodes: numbers of the nodes of each; epoch_s: Unix time
@@ -41,9 +41,9 @@ class SlurmRun:
     end_s: Float64
     nodes: tuple[tuple[int, ...], ...]
     epoch_s: float
-    backfill_s: float
-    background_s: float
     launch_s: float
+    backfill_s: float = 0.0
+    background_s: float = 0.0
     checks_s: float = 0.0
     background_every_s: float = BACKGROUND_S
 
@@ -92,7 +92,7 @@ def for_rig(workload: Workload, setup: SlurmSetup, speedup: float) -> Workload:
 def play(
     slurm: PrivateSlurm, workload: Workload, policy: SlurmPolicy, *, failures: Sequence[NodeWindow] = (),
     progress: Told | None = None, script: Callable[[Workload, int], str] | None = None,
-) -> SlurmRun:  # fmt: skip
+) -> RigRun:  # fmt: skip
     """Submit each job when its time has come, let nodes fail when theirs has, and wait for the last to end.
 
     The workload is on the rig's clock (`for_rig`). script: what the job at a position does; by default it sleeps for
@@ -205,7 +205,7 @@ def _rows(path: Path, ids: Sequence[str]) -> dict[int, dict[str, str]]:
     return rows
 
 
-def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int, ids: Sequence[str]) -> SlurmRun:
+def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int, ids: Sequence[str]) -> RigRun:
     rows = _rows(slurm.completed, ids)
     times: dict[str, list[float]] = {"SubmitTime": [], "StartTime": [], "EndTime": []}
     nodes = []
@@ -216,7 +216,7 @@ def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int, ids: Sequence[str]
     submit, start, end = (np.array(each) for each in times.values())
     said = (slurm.folder / "slurmctld.log").read_text(errors="replace")
     passes = _times(said, epoch, "Running job scheduler")
-    return SlurmRun(
+    return RigRun(
         submit_s=submit, start_s=start, end_s=end, nodes=tuple(nodes), epoch_s=float(epoch),
         backfill_s=_last(_times(said, epoch, "_attempt_backfill: beginning")), background_s=_last(passes),
         checks_s=_last(_times(said, epoch, "Running as primary controller")),
