@@ -13,10 +13,10 @@ import numpy as np
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import SlurmPolicy
 from foretrace.fleet.policies.slurm_options import NodeWindow, tasks_of
-from foretrace.fleet.slurm import against
-from foretrace.fleet.slurm.against import RigErrors
-from foretrace.fleet.slurm.cluster import SlurmSetup, private
-from foretrace.fleet.slurm.play import for_rig, play, slurm_setup
+from foretrace.fleet.rig import against
+from foretrace.fleet.rig.against import RigErrors
+from foretrace.fleet.rig.cluster import SlurmSetup, private
+from foretrace.fleet.rig.play import for_rig, play, slurm_setup
 from foretrace.fleet.workload import SECOND, Workload
 from reproductions.slurm.runs import keep, pace, ran_of, stored
 

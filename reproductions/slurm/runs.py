@@ -16,10 +16,10 @@ import numpy as np
 
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import SlurmPolicy
-from foretrace.fleet.slurm import against
-from foretrace.fleet.slurm.against import RigErrors, RigPace
-from foretrace.fleet.slurm.cluster import private
-from foretrace.fleet.slurm.play import RigRun, for_rig, play, slurm_setup
+from foretrace.fleet.rig import against
+from foretrace.fleet.rig.against import RigErrors, RigPace
+from foretrace.fleet.rig.cluster import private
+from foretrace.fleet.rig.play import RigRun, for_rig, play, slurm_setup
 from reproductions.slurm.cells import SETUP, Cell, kept, restored, workload
 
 RUNS = Path(__file__).parent / "runs.jsonl.gz"

@@ -23,9 +23,9 @@ from foretrace.experiment.ledger import Row, export_lines
 from foretrace.experiment.statistics import Arm, Ratio
 from foretrace.experiment.trial import TriedPrediction, changed, figured
 from foretrace.files import write_text
-from foretrace.fleet.slurm import against
-from foretrace.fleet.slurm.cluster import private
-from foretrace.fleet.slurm.play import play, slurm_setup, switches_of
+from foretrace.fleet.rig import against
+from foretrace.fleet.rig.cluster import private
+from foretrace.fleet.rig.play import play, slurm_setup, switches_of
 from reproductions import ROOT, parser_of
 from reproductions.slurm.cells import kept
 from reproductions.slurm.runs import keep, ran_of, stored

@@ -36,16 +36,15 @@ def rig(
     """
     from pathlib import Path
 
-    from foretrace.fleet import ray_rig
     from foretrace.fleet.policies.slurm_options import windows
+    from foretrace.fleet.rig import against, on_ray
+    from foretrace.fleet.rig.cluster import SlurmSetup, missing
     from foretrace.fleet.scene import workload_of
-    from foretrace.fleet.slurm import against
-    from foretrace.fleet.slurm.cluster import SlurmSetup, missing
     from foretrace.report import fleet_rig as report
 
     if on not in ("slurm", "ray"):
         raise ForetraceError(f"--on must be slurm or ray, got {on!r}.")
-    if lacks := ray_rig.missing() if on == "ray" else missing():
+    if lacks := on_ray.missing() if on == "ray" else missing():
         raise ForetraceError(lacks)
     setup = SlurmSetup(nodes=nodes, gpus=gpus, racks=racks)
     setup.validate()
@@ -55,14 +54,7 @@ def rig(
     failures = [one for each in fail or () for one in windows("fail", each)]
     with options.progress("playing jobs in real time") as tell:
         found = against.against(
-            work,
-            setup,
-            policy,
-            speedup=speedup,
-            repeats=repeats,
-            failures=failures,
-            progress=tell,
-            on_ray=on == "ray",
+            work, setup, policy, speedup=speedup, repeats=repeats, failures=failures, progress=tell, on=on
         )
     said = ["foretrace", "fleet", "rig", "--on", on, "--nodes", str(nodes), "--gpus", str(gpus), "--racks", str(racks)]
     next_ = shlex.join([*said, "--trace", trace, "--policy", policy, "--speedup", f"{speedup:g}", "--repeats", "3"])

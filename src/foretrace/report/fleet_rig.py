@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from foretrace.fleet.slurm.against import Against, RigErrors, StartError
+from foretrace.fleet.rig.against import Against, RigErrors, StartError
 from foretrace.report.blocks import Block, Column, table
 from foretrace.report.units import count, digits, seconds, share
 from foretrace.report.views import Report, taken

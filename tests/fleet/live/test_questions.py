@@ -117,7 +117,7 @@ def test_drained_nodes_take_nobody(tmp_path: Path) -> None:
 
 
 def test_a_real_queue_starts_when_it_is_said_to() -> None:
-    from foretrace.fleet.slurm.cluster import SlurmSetup, missing, private
+    from foretrace.fleet.rig.cluster import SlurmSetup, missing, private
 
     if why := missing():
         pytest.skip(why)

@@ -119,7 +119,7 @@ def _checked(kind: str, name: str, make: Callable[[], _Made]) -> _Made:
     except ForetraceError:
         raise
     except (ValueError, OverflowError, TypeError, KeyError, IndexError, AttributeError) as error:
-        why = " ".join(str(error).split())[:100]
+        why = f"it says no {error.args[0]}" if isinstance(error, KeyError) else " ".join(str(error).split())[:100]
         raise ForetraceError(f"{kind} {name[:40]!r} cannot be read ({why}); is this the output of Slurm?") from None
 
 

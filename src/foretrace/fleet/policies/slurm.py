@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet.policies.slurm_clock import SlurmClock, following
 from foretrace.fleet.policies.slurm_nodes import NodeRequest, NodeTable, PlannedNodes, reserve
 from foretrace.fleet.policies.slurm_options import (
     Arrays,
@@ -35,6 +36,7 @@ from foretrace.fleet.policies.slurm_options import (
 )  # fmt: skip
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause
+from foretrace.fleet.setup import NEVER
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
 
 if TYPE_CHECKING:
@@ -59,10 +61,7 @@ class SlurmMemory:
     before: tuple[Int64, Int64]  # `Preemption.ranks`
     limits_s: list[int]
     epoch: int
-    last: int  # the main scheduler's last pass, ns
-    full: int  # its last one in any case, ns
-    next: int | None = None  # its next pass, ns
-    asked: bool = False  # for a pass, by something that happened since
+    clock: SlurmClock
     runs: bool = False  # this decision is one of the main scheduler
     backfills: bool = False  # and this of the backfill scheduler
     blocked: bool = False  # the main scheduler has met a job that does not fit
@@ -71,11 +70,7 @@ class SlurmMemory:
     ends: dict[int, int] = field(default_factory=dict)  # when those that run reach their limits
     awaits: dict[int, list[tuple[str, list[int]]]] = field(default_factory=dict)  # `dependencies`
     overdue: set[int] = field(default_factory=set)  # jobs that a limit has ended
-    crowd: tuple[int, int] = (0, 0)  # jobs that waited and ran after the last decision
-    idle: bool = False  # this one was for a check of limits that ended nobody
-    looks: int = 0  # the backfill scheduler's next look, ns
-    looked: int = -1  # its last one, whole Unix seconds
-    changed: int = 0  # when jobs or nodes changed last, whole Unix seconds
+    idle: bool = False  # this decision is for a check of limits that ended nobody
     closed: list[PlannedNodes] = field(default_factory=list)  # reservations; `nodes` are the reserved ones
     drained: list[PlannedNodes] = field(default_factory=list)
     arrays: Arrays = field(default_factory=lambda: Arrays(np.zeros(0, np.int64)))
@@ -156,10 +151,14 @@ class SlurmPolicy(Policy):
                     for each, end, which in zip(given, ends, on, strict=True)
                 ]
 
+            turn, wakes, looks = map(
+                int, map(nanoseconds, (self.background_every_s, self.background_s, self.backfill_s))
+            )
+            clock = SlurmClock(self.parameters, epoch, turn, wakes, looks if self.backfill else NEVER)
             _memories[view] = SlurmMemory(
-                table, self.preemption.ranks(work), (limits_min(work) * 60).tolist(), epoch, -(10**12), self._main_ns,
+                table, self.preemption.ranks(work), (limits_min(work) * 60).tolist(), epoch, clock,
                 awaits=dependencies(work), closed=stated(self.reservations), drained=stated(self.drains),
-                arrays=Arrays.read(work), qos=self.preemption.named(work), looks=int(nanoseconds(self.backfill_s)),
+                arrays=Arrays.read(work), qos=self.preemption.named(work),
             )  # fmt: skip
         return _memories[view]
 
@@ -167,9 +166,7 @@ class SlurmPolicy(Policy):
     def order(self, view: View, waiting: Int64) -> Sequence[int] | Int64:
         """At a pass of one of the schedulers by priority, those that a failure sent back left out while held."""
         memory, now = self.memory(view), view.now_ns
-        self._catch_up(memory, now)
-        memory.runs = now == memory.next
-        memory.backfills = self.backfill and memory.looks == now and memory.changed >= memory.looked
+        memory.runs, memory.backfills = now == memory.clock.next, memory.clock.backfills(now)
         memory.blocked, memory.tested = not memory.runs, 0
         if not (memory.runs or memory.backfills) or not (view.free_gpus or self.makes_room):
             return []
@@ -207,7 +204,7 @@ class SlurmPolicy(Policy):
         """(n,) priorities as last weighted."""
         assert self.weights is not None
         memory, work = self.memory(view), view.workload
-        at = self._next(self.checks_s, PRIORITY_CALC_NS, view.now_ns) - PRIORITY_CALC_NS
+        at = following(self._checks, PRIORITY_CALC_NS, view.now_ns) - PRIORITY_CALC_NS
         if self.weights.fairshare and at != memory.weighed:
             used = Counter[str]()
             for job in range(len(work)):
@@ -220,13 +217,13 @@ class SlurmPolicy(Policy):
     def end(self, view: View) -> Sequence[int]:
         """Jobs above their limits, at a check of limits; those that are preempted by PreemptMode=CANCEL."""
         memory, now = self.memory(view), view.now_ns
-        self._catch_up(memory, now)
-        memory.idle = not self._note(view, memory)
+        memory.clock.catch_up(now)
+        news = memory.clock.note(view)
         killed = self._evicted(view, "CANCEL")
-        checks = self._next(self.checks_s, LIMIT_CHECK_NS, now - 1) == now
+        checks = following(self._checks, LIMIT_CHECK_NS, now - 1) == now
         over = [job for job in view.running.tolist() if memory.ends[job] <= self._now(view)] if checks else []
         memory.overdue.update(over, killed)
-        memory.idle = checks and not over and memory.idle
+        memory.idle = checks and not over and not news
         return [*over, *killed]
 
     def requeue(self, view: View) -> Sequence[int]:
@@ -253,80 +250,22 @@ class SlurmPolicy(Policy):
     def review(self, view: View) -> int | None:
         """The next pass of either scheduler, if anybody waits for it."""
         memory, now = self.memory(view), view.now_ns
-        self._note(view, memory)
-        if now == memory.next and len(view.waiting) > 1:  # those that are not tried are updated
-            memory.changed = memory.epoch + now // SECOND
         # scontrol requests a pass, and so does a reservation that begins or ends
         given = (*memory.drained, *memory.closed)
         said = [(at - memory.epoch) * SECOND for each in given for at in (each.begin, each.end)]
-        self._catch_up(memory, now)
-        if now in said:
-            memory.changed = memory.epoch + now // SECOND
-        if now == memory.next:
-            self._passed(memory, now)
-        elif now in said or not (memory.idle or (self.backfill and memory.looks == now)):
-            memory.asked = True
-        if memory.looks == now:
-            self._look(memory)
-        delay, every = self.parameters.batch_sched_delay * SECOND, self.parameters.sched_interval * SECOND
-        zero = memory.epoch * SECOND
-        due = memory.full + every
-        if memory.asked:  # difftime() of whole seconds
-            due = min(due, ((zero + memory.last) // SECOND * SECOND + delay) - zero)
-        memory.next = self._tick(max(due, now + 1))
+        memory.clock.decided(view, told=now in said, idle=memory.idle)
         late = [memory.ends[job] for job in view.running.tolist()]
-        check = (
-            self._next(self.checks_s, LIMIT_CHECK_NS, max((min(late) - memory.epoch) * SECOND - 1, now)) if late else 0
-        )
+        over = max((min(late) - memory.epoch) * SECOND - 1, now) if late else 0
+        check = following(self._checks, LIMIT_CHECK_NS, over) if late else 0
         if not len(view.waiting):
             return check or None
         held = [self._held_ns(view, job) for job in view.waiting.tolist() if view.starts(job)]
-        times = [memory.next, check, memory.evicts, *held, *said]
-        times += [memory.looks] if self.backfill else []
+        times = (memory.clock.next, memory.clock.looks, check, memory.evicts, *held, *said)
         return min(each for each in times if each > now)
 
-    def _catch_up(self, memory: SlurmMemory, now: int) -> None:
-        """A pass that found nobody waiting was not played."""
-        while memory.looks < now:
-            self._look(memory)
-        if memory.next is not None and memory.next < now:
-            self._passed(memory, memory.next)
-            memory.next = None
-
-    def _passed(self, memory: SlurmMemory, at: int) -> None:
-        memory.last, memory.asked = at, False
-        if at - memory.full >= self.parameters.sched_interval * SECOND:
-            memory.full = at
-
-    def _tick(self, least: int) -> int:
-        """When the background thread wakes from this time on."""
-        return least + (self._main_ns - least) % int(nanoseconds(self.background_every_s))
-
-    @staticmethod
-    def _note(view: View, memory: SlurmMemory) -> bool:
-        """Whether jobs came, started or ended since this was asked last."""
-        crowd = len(view.waiting), len(view.running)
-        news, memory.crowd = crowd != memory.crowd, crowd
-        if news:
-            memory.changed = int(memory.epoch + view.now_ns // SECOND)
-        return news
-
-    def _look(self, memory: SlurmMemory) -> None:
-        """The backfill scheduler wakes; where nothing changed since it looked last, again a second later
-        (backfill.c: _more_work).
-        """
-        works = memory.changed >= memory.looked
-        memory.looked = memory.epoch + memory.looks // SECOND if works else memory.looked
-        memory.looks += self.parameters.bf_interval * SECOND if works else SECOND
-
-    @staticmethod
-    def _next(since_s: float, every: int, after: int) -> int:
-        """The first time after this one of those that lie so far apart; all but the first in ns."""
-        return after + every - (after - int(nanoseconds(since_s))) % every
-
     @property
-    def _main_ns(self) -> int:
-        return int(nanoseconds(self.background_s))
+    def _checks(self) -> int:
+        return int(nanoseconds(self.checks_s))
 
     def _now(self, view: View) -> float:
         """Unix time."""
@@ -461,7 +400,7 @@ class SlurmPolicy(Policy):
             if start <= now:  # if others made room
                 self._evict(view, job, nodes)
             if start > found[0]:
-                memory.changed = now
+                memory.clock.changed = now
             if later and start > later:
                 continue
             if start > now + self.parameters.bf_window * 60:

@@ -16,7 +16,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.formats.slurm_cluster import expand
 from foretrace.fleet.policies.slurm import BACKGROUND_S, REQUEUE_S, SlurmPolicy
 from foretrace.fleet.policies.slurm_options import NodeWindow, dependencies, limits_min, tasks_of
-from foretrace.fleet.slurm.cluster import PrivateSlurm, SlurmSetup
+from foretrace.fleet.rig.cluster import PrivateSlurm, SlurmSetup
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 
 Told = Callable[[float], None]

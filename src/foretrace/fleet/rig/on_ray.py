@@ -1,6 +1,6 @@
 """The same jobs on a private Ray: a head and a raylet per virtual node on loopback; a job is a placement group.
 
-`slurm.cluster.guarded` starts and ends it as it does a Slurm. Ray tries each group that waits again within a second
+`cluster.guarded` starts and ends it as it does a Slurm. Ray tries each group that waits again within a second
 (gcs_placement_group_manager.cc: after 0.1 s at first, 1.5 times as long each time), whoever fits first: `fifo-skip`.
 """
 
@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.slurm.cluster import START_S, SlurmSetup, guarded
-from foretrace.fleet.slurm.play import RigRun, Told
+from foretrace.fleet.rig.cluster import START_S, SlurmSetup, guarded
+from foretrace.fleet.rig.play import RigRun, Told
 from foretrace.fleet.workload import SECOND, Workload
 
 HOST = "127.0.0.2"  # loopback, under an address that Ray does not take for the machine's own

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet import ray_rig
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import BACKGROUND_S, SlurmPolicy
 from foretrace.fleet.policies.slurm_options import NodeWindow
 from foretrace.fleet.policy import Policy
+from foretrace.fleet.rig import on_ray
+from foretrace.fleet.rig.cluster import SlurmSetup, private
+from foretrace.fleet.rig.play import RigRun, Told, for_rig, play, slurm_setup, switches_of
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
-from foretrace.fleet.slurm.cluster import SlurmSetup, private
-from foretrace.fleet.slurm.play import RigRun, Told, for_rig, play, slurm_setup, switches_of
 from foretrace.fleet.speeds import Speeds
 from foretrace.fleet.workload import SECOND, Workload
 
@@ -89,29 +89,29 @@ class Against:
 
 def against(
     jobs: Workload, setup: SlurmSetup, policy: str, *, speedup: float, repeats: int = 1,
-    failures: Sequence[NodeWindow] = (), progress: Told | None = None, on_ray: bool = False,
+    failures: Sequence[NodeWindow] = (), progress: Told | None = None, on: str = "slurm",
 ) -> Against:  # fmt: skip
     """Play the jobs on a private Slurm (or Ray) so many times, and simulate each. Raises ForetraceError."""
     began = time.monotonic()
     decides = parse(policy)
-    if isinstance(decides, SlurmPolicy) == on_ray:
+    if isinstance(decides, SlurmPolicy) != (on == "slurm"):
         raise ForetraceError(
             f"`policy` must decide as the engine does, got {policy!r}; write fifo, backfill or priority with slurm=yes "
             "for Slurm, fifo-skip for Ray."
         )
+    if failures and on == "ray":
+        raise ForetraceError("`fail` is for Slurm; nodes of a private Ray do not fail, leave it out.")
     failures = [each._replace(begin_s=each.begin_s / speedup, end_s=each.end_s / speedup) for each in failures]
     for each in failures:
-        if each.last >= setup.nodes or on_ray:
-            raise ForetraceError(
-                f"`fail` must name nodes from 0 to {setup.nodes - 1}, got {each.last}; on Ray nodes do not fail."
-            )
+        if each.last >= setup.nodes:
+            raise ForetraceError(f"`fail` must name nodes from 0 to {setup.nodes - 1}, got {each.last}.")
     ran: list[RigRun] = []
     setup = slurm_setup(setup, decides) if isinstance(decides, SlurmPolicy) else setup
     work = for_rig(jobs, setup, speedup)
     for at in range(repeats):
         share = None if progress is None else (lambda part, at=at: progress((at + part) / repeats))
         if not isinstance(decides, SlurmPolicy):
-            ran.append(ray_rig.play(setup, work, share))
+            ran.append(on_ray.play(setup, work, share))
             continue
         with private(setup) as slurm:
             ran.append(play(slurm, work, decides, failures=failures, progress=share))
@@ -158,7 +158,7 @@ def predicted(
 def interval_s(policy: Policy) -> float:
     """The longest time between two passes of the scheduler that starts jobs."""
     if not isinstance(policy, SlurmPolicy):
-        return ray_rig.RETRY_S
+        return on_ray.RETRY_S
     given = policy.parameters
     return float(max(given.bf_interval * policy.backfill, given.batch_sched_delay, 1))
 
