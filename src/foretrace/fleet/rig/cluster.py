@@ -154,7 +154,7 @@ def private(setup: SlurmSetup, *, under: Path | None = None) -> Iterator[Private
     if lacks:
         raise ForetraceError(lacks)
     with guarded("ft-slurm-", setup.nodes + 3, lambda folder, ports: _write(PrivateSlurm(setup, folder), ports),
-                 under=under) as (folder, pids):  # fmt: skip
+                 under=under) as (folder, _, pids):  # fmt: skip
         made = PrivateSlurm(setup, folder)
         _wait(made, pids)
         for words in setup.accounting:
@@ -166,8 +166,8 @@ def private(setup: SlurmSetup, *, under: Path | None = None) -> Iterator[Private
 def guarded(
     prefix: str, ports: int, write: Callable[[Path, Sequence[int]], tuple[list[list[str]], Mapping[str, str]]], *,
     under: Path | None = None,
-) -> Iterator[tuple[Path, list[int]]]:  # fmt: skip
-    """(folder, process numbers) of daemons that a guardian owns: they and the folder end with the block, and with us.
+) -> Iterator[tuple[Path, list[int], list[int]]]:  # fmt: skip
+    """(folder, ports, process numbers) of daemons that a guardian owns: all end with the block, and with us.
 
     ports: how many they need; write: fills the folder, given the ports, and says their commands and environment.
     """
@@ -178,7 +178,7 @@ def guarded(
             with ExitStack() as ours:
                 for each in held:
                     ours.enter_context(each)
-                free = [port for port in range(first + 1, first + 2 * ports + 2) if (port - first) % _BLOCK]
+                free = [port for port in range(first + 1, first + 2 * ports + 2) if (port - first) % _BLOCK][:ports]
                 commands, environment = write(folder, free)
                 (folder / guardian.DAEMONS).write_bytes(msgspec.json.encode(commands))
                 started = subprocess.Popen(
@@ -190,7 +190,7 @@ def guarded(
             raise
         stack.callback(_end, started)
         assert started.stdout is not None
-        yield folder, msgspec.json.decode(started.stdout.readline() or b"[]", type=list[int])
+        yield folder, free, msgspec.json.decode(started.stdout.readline() or b"[]", type=list[int])
 
 
 def _end(started: subprocess.Popen[bytes]) -> None:

@@ -34,12 +34,9 @@ _PORTS = (
     "runtime-env-agent-port", "metrics-export-port",
 )  # fmt: skip
 _QUIET = (
-    "--disable-usage-stats",
-    "--num-cpus=0",
-    "--min-worker-port=0",
-    "--max-worker-port=0",
+    "--disable-usage-stats", "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
     "--object-store-memory=80000000",
-)
+)  # fmt: skip
 
 
 def missing() -> str:
@@ -63,10 +60,10 @@ def play(setup: SlurmSetup, workload: Workload, progress: Told | None = None) ->
         )
     import ray
 
-    address: list[str] = []
+    if ray.is_initialized():
+        raise ForetraceError("this process is connected to a Ray already; call ray.shutdown() first.")
 
     def write(folder: Path, ports: Sequence[int]) -> tuple[list[list[str]], dict[str, str]]:
-        address.append(f"{HOST}:{ports[0]}")
         program = shutil.which("ray", path=str(Path(sys.executable).parent)) or "ray"
         commands = []
         for at in range(setup.nodes + 1):  # the head first; each at an address of its own, as which Ray finds it
@@ -75,36 +72,34 @@ def play(setup: SlurmSetup, workload: Workload, progress: Told | None = None) ->
             host = HOST if at == 0 else f"127.0.1.{at}"
             words += [f"--node-ip-address={host}", f"--num-gpus={setup.gpus if at else 0}"]
             head = ["--head", "--include-dashboard=false", f"--port={ports[0]}", f"--temp-dir={folder}"]
-            words += [f"--address={address[0]}"] if at else head
+            words += [f"--address={HOST}:{ports[0]}"] if at else head
             # one after the other: each names its socket after those that are there
             before = f"{folder}/session_latest/sockets/raylet" + f".{at - 1}" * (at > 1)
             wait = f"until [ -S {before} ]; do sleep 0.1; done; exec "
             commands.append(["/bin/bash", "-c", wait * bool(at) + shlex.join(words)])
         return commands, os.environ | {"RAY_AUTH_MODE": "disabled"}
 
-    with guarded("ft-ray-", 1 + len(_PORTS) * (setup.nodes + 1), write) as (folder, pids):
+    with guarded("ft-ray-", 1 + len(_PORTS) * (setup.nodes + 1), write) as (folder, ports, pids):
         try:
-            _connect(ray, address[0], setup.nodes, folder, pids)
+            _connect(ray, ports[0], setup.nodes, folder, pids)
             return _played(ray, setup, workload, progress)
         finally:
             ray.shutdown()
 
 
-def _connect(ray: Any, address: str, nodes: int, folder: Path, pids: Sequence[int]) -> None:
+def _connect(ray: Any, port: int, nodes: int, folder: Path, pids: Sequence[int]) -> None:
     """Wait until all nodes are there. Raises ForetraceError with the last words of the head where they never are."""
     until, ready = time.monotonic() + START_S, 0
-    host, _, port = address.partition(":")
     while ready < nodes:
         if time.monotonic() > until or not all(Path(f"/proc/{pid}").exists() for pid in pids):
-            said = " / ".join(
-                each.read_text(errors="replace").strip()[-150:] for each in folder.glob("daemon[0-1].txt")
-            )
-            raise ForetraceError(f"the private Ray got {ready} of its {nodes} nodes ready: {' '.join(said.split())}.")
+            words = [each.read_text(errors="replace").split()[-25:] for each in sorted(folder.glob("daemon[0-1].txt"))]
+            said = " / ".join(map(" ".join, words))
+            raise ForetraceError(f"the private Ray got {ready} of its {nodes} nodes ready: {said}.")
         time.sleep(0.2)
-        with suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
+        with suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
             if not ray.is_initialized():
                 ray.init(
-                    address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR",
+                    address=f"{HOST}:{port}", log_to_driver=False, configure_logging=False, logging_level="ERROR",
                     _node_ip_address=HOST,
                 )  # fmt: skip
             ready = sum(bool(each["Alive"] and each["Resources"].get("GPU")) for each in ray.nodes())
