@@ -115,3 +115,12 @@ def test_no_node_holds_more_than_it_has(data: st.DataObject) -> None:
         assert busy <= 16
     whole = play(lined, np.array([limits]) * 60.0, np.zeros(1))[0]
     assert whole.max() <= sum(limits) * 60.0 + count, "one after the other at worst"
+
+
+def test_backfill_looks_a_second_after_something_changed_at_last(tmp_path: Path) -> None:
+    """It looks at 0 and 600 s; from then on every second, as nothing changes until the first job ends after 1,000 s."""
+    held = (job(1, "RUNNING", gpus=4, on="n0", limit="10:00:00"), job(2, "RUNNING", gpus=2, on="n1", limit="10:00:00"))
+    lined = at_once(tmp_path, *held, job(3, nodes=2, gpus=4, limit="10:00:00"), job(4, gpus=4, limit="01:00:00"))
+    slow = replace(lined, parameters=replace(lined.parameters, bf_interval=600))
+    found = play(slow, np.array([[20_000.0, 1000.5, 10.0, 10.0]]), np.zeros(1))[0]
+    assert found[3] == 1001.0 and found[2] == 20_000.0

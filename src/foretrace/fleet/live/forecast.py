@@ -164,6 +164,7 @@ def _play(  # type: ignore[no-untyped-def]
         free[n] = max(free[n], np.int64(0))
     most = len(times)
     now, look, fill = 0.0, 0.0, phase  # next looks of the main and of the backfill scheduler
+    looked = phase - interval
     while left > 0 and now < HORIZON_S:
         # the next thing that happens
         soon, comes = FOREVER, FOREVER
@@ -195,7 +196,9 @@ def _play(  # type: ignore[no-untyped-def]
         if happened:
             look = min(look, now + lag)
             if fill >= FOREVER:
-                fill = phase + np.ceil((now - phase) / interval) * interval
+                # where nothing had changed it slept for a second at a time (`slurm_clock`)
+                due = looked + interval
+                fill = due if due >= now else due + np.ceil(now - due)
         main = look <= now
         plan = backfill and fill <= now
         if not (main or plan):
@@ -203,7 +206,7 @@ def _play(  # type: ignore[no-untyped-def]
         if main:
             look = FOREVER
         if plan:
-            fill = FOREVER
+            fill, looked = FOREVER, now
         for p in range(len(blocked)):
             blocked[p] = False
         changed = False

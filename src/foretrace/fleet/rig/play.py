@@ -130,15 +130,12 @@ def play(
             if at in awaits:
                 after = [":".join([kind, *(ids[other] for other in others)]) for kind, others in awaits[at]]
                 words.append(f"--dependency={','.join(after)}")
+            suffixes = [f"_{workload.details['array_task'][one]}" for one in tasks] if arrays[at] else [""]
             if arrays[at]:
                 words.append(f"--array={workload.details['array'][at]}")
-            said = "".join(
-                f'[ "${{SLURM_ARRAY_TASK_ID}}" = {workload.details["array_task"][one]} ] && exec sleep '
-                f"{workload.work_s[one]:g}\n"
-                for one in tasks if arrays[at]
-            )  # fmt: skip
-            job = slurm.run("sbatch", *words, text=f"#!/bin/sh\n{said}" if said else (script or _script)(workload, at))
-            ids += [f"{job.strip()}_{workload.details['array_task'][one]}" if said else job.strip() for one in tasks]
+            text = script(workload, at) if script is not None else _script(workload, tasks, suffixes)
+            job = slurm.run("sbatch", *words, text=text).strip()
+            ids += [job + suffix for suffix in suffixes]
             at += len(tasks)
             since = time.monotonic()
         if slurm.completed.exists() and slurm.completed.stat().st_size != size:
@@ -181,8 +178,11 @@ def users() -> list[str]:
     return [each.pw_name for each in pwd.getpwall() if each.pw_uid][:MOST_USERS]
 
 
-def _script(workload: Workload, at: int) -> str:
-    return f"#!/bin/sh\nexec sleep {workload.work_s[at]:g}\n"
+def _script(workload: Workload, tasks: Sequence[int], suffixes: Sequence[str]) -> str:
+    """Sleep for the run time of the job, or of the task of an array that it is (_0, _1, ...)."""
+    pairs = zip(suffixes, tasks, strict=True)
+    cases = "".join(f"{suffix or '_'}) exec sleep {workload.work_s[at]:g};;\n" for suffix, at in pairs)
+    return f'#!/bin/sh\ncase "_${{SLURM_ARRAY_TASK_ID}}" in\n{cases}esac\n'
 
 
 def _rows(path: Path, ids: Sequence[str]) -> dict[int, dict[str, str]]:
