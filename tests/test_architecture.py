@@ -64,7 +64,7 @@ def test_options_are_spelled_in_cli_alone() -> None:
         f"fleet/{each}.py"
         for each in (
             "export/slurm", "formats/slurm", "live/questions", "live/records", "live/sources", "policies/slurm_nodes",
-            "slurm/cluster", "slurm/play",
+            "rig/cluster", "rig/on_ray", "rig/play",
         )
     }  # fmt: skip
     command = re.compile(r"foretrace [a-z]+[^.;]*")

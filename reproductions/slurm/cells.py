@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foretrace.fleet import formats
-from foretrace.fleet.slurm.against import synthetic
-from foretrace.fleet.slurm.cluster import SlurmSetup
+from foretrace.fleet.rig.against import synthetic
+from foretrace.fleet.rig.cluster import SlurmSetup
 from foretrace.fleet.workload import SECOND, Workload
 from reproductions import shared_data
 

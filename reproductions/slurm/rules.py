@@ -13,12 +13,12 @@ import numpy as np
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import SlurmPolicy
 from foretrace.fleet.policies.slurm_options import NodeWindow, tasks_of
-from foretrace.fleet.slurm import against
-from foretrace.fleet.slurm.against import RigErrors
-from foretrace.fleet.slurm.cluster import SlurmSetup, private
-from foretrace.fleet.slurm.play import for_rig, play, slurm_setup
+from foretrace.fleet.rig import against
+from foretrace.fleet.rig.against import RigErrors
+from foretrace.fleet.rig.cluster import SlurmSetup, private
+from foretrace.fleet.rig.play import for_rig, play, slurm_setup
 from foretrace.fleet.workload import SECOND, Workload
-from reproductions.slurm.runs import keep, ran_of, stored
+from reproductions.slurm.runs import keep, pace, ran_of, stored
 
 RUNS = Path(__file__).parent / "rules.jsonl.gz"
 
@@ -101,9 +101,10 @@ def _arrays() -> list[Rule]:
 
 def _operated() -> list[Rule]:
     """Nodes that are drained and come back; maintenance of a part and of all, which short limits fit before."""
-    jobs = _drawn(28, 8, 60, (8, 30), (60, 120))
+    jobs, other = (_drawn(28, seed, 60, (8, 30), (60, 120)) for seed in (8, 14))
     return [
         Rule("drain and resume", f"backfill slurm={_QUICK} drain=0-2@8-50,5@20-70,7@30", jobs),
+        Rule("drain, other jobs", f"backfill slurm={_QUICK} drain=1@10-60,4-6@15-45,0@70-90", other),
         Rule("reservation of half", f"backfill slurm={_QUICK} reservation=0-3@70-110", jobs),
         Rule("reservation of all", f"backfill slurm={_QUICK} reservation=0-7@75-100", jobs),
         Rule("reservation, no backfill", f"fifo slurm={_QUICK} reservation=4-7@70-110", jobs),
@@ -176,15 +177,13 @@ def rule_rows(runs: Sequence[dict[str, Any]]) -> list[RuleRow]:
     """Simulate every stored run and compare, a row per rule."""
     found = []
     for rule in rules().values():
-        ran = [ran_of(each) for each in runs if each["rule"] == rule.name]
-        others = [each["launch_s"] for each in runs if each["rule"] != rule.name]
-        launch_s, policy = float(np.mean(others or [against.LAUNCH_S])), _policy(rule)
-        made = [
-            against.compared(rule.jobs, SETUP, policy, each, failures=rule.failures, launch_s=launch_s) for each in ran
-        ]
+        mine, policy = [each for each in runs if each["rule"] == rule.name], _policy(rule)
+        ran = [ran_of(each) for each in mine]
+        paces = [pace(run, (other for other in runs if other["rule"] != rule.name)) for run in mine]
         if ran:
+            made = against.compared(rule.jobs, SETUP, policy, ran, paces, failures=rule.failures)
             mean = float(np.mean([each.jct_s.mean() for each in ran]))
-            found.append(RuleRow(rule.name, rule.policy, len(rule.jobs), len(ran), mean, against.mean(made),
+            found.append(RuleRow(rule.name, rule.policy, len(rule.jobs), len(ran), mean, made,
                                  against.between(ran, SETUP, policy)))  # fmt: skip
     return found
 

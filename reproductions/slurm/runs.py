@@ -16,10 +16,10 @@ import numpy as np
 
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import SlurmPolicy
-from foretrace.fleet.slurm import against
-from foretrace.fleet.slurm.against import RigErrors
-from foretrace.fleet.slurm.cluster import private
-from foretrace.fleet.slurm.play import SlurmRun, for_rig, play, slurm_setup
+from foretrace.fleet.rig import against
+from foretrace.fleet.rig.against import RigErrors, RigPace
+from foretrace.fleet.rig.cluster import private
+from foretrace.fleet.rig.play import RigRun, for_rig, play, slurm_setup
 from reproductions.slurm.cells import SETUP, Cell, kept, restored, workload
 
 RUNS = Path(__file__).parent / "runs.jsonl.gz"
@@ -67,11 +67,12 @@ def _played(cell: Cell, repeat: int, path: Path) -> str:
     return f"{cell.name}, {cell.policy}, run {repeat + 1}"
 
 
-def keep(path: Path, what: dict[str, Any], ran: SlurmRun) -> None:
+def keep(path: Path, what: dict[str, Any], ran: RigRun) -> None:
     """Add a run to a file, under what it was a run of."""
     row = what | {
         "epoch_s": ran.epoch_s, "backfill_s": ran.backfill_s, "background_s": ran.background_s,
-        "launch_s": ran.launch_s, "checks_s": ran.checks_s, "submit_s": ran.submit_s.astype(int).tolist(),
+        "launch_s": ran.launch_s, "checks_s": ran.checks_s, "background_every_s": ran.background_every_s,
+        "submit_s": ran.submit_s.astype(int).tolist(),
         "start_s": ran.start_s.astype(int).tolist(), "end_s": ran.end_s.astype(int).tolist(),
         "nodes": [list(each) for each in ran.nodes],
     }  # fmt: skip
@@ -79,38 +80,49 @@ def keep(path: Path, what: dict[str, Any], ran: SlurmRun) -> None:
         lines.write(json.dumps(row, separators=(",", ":")) + "\n")
 
 
-def ran_of(row: dict[str, Any]) -> SlurmRun:
+def ran_of(row: dict[str, Any]) -> RigRun:
     """A run that `keep` wrote."""
     times: dict[str, Any] = {name: np.array(row[name], float) for name in ("submit_s", "start_s", "end_s")}
     nodes = tuple(tuple(each) for each in row["nodes"])
     known: dict[str, Any] = {
-        name: row[name] for name in ("epoch_s", "background_s", "launch_s", "checks_s") if name in row
+        name: row[name]
+        for name in ("epoch_s", "background_s", "launch_s", "checks_s", "background_every_s")
+        if name in row
     }
     # the first runs say 0 where the backfill scheduler had not looked yet; it starts with the background thread
-    return SlurmRun(**times, nodes=nodes, backfill_s=row["backfill_s"] or row["background_s"], **known)
+    return RigRun(**times, nodes=nodes, backfill_s=row["backfill_s"] or row["background_s"], **known)
+
+
+def _span(run: dict[str, Any]) -> tuple[float, float]:
+    return run["epoch_s"], run["epoch_s"] + max(run["end_s"])
+
+
+def pace(run: dict[str, Any], others: Iterable[dict[str, Any]]) -> RigPace:
+    """How quick the machine was, on average over those of other runs that went on at the same time, else that day."""
+    begin, end = _span(run)
+    day = [each for each in others if abs(each["epoch_s"] - begin) < 43_200]
+    same = [ran_of(each) for each in day if _span(each)[0] < end and _span(each)[1] > begin] or list(map(ran_of, day))
+    if not same:
+        return RigPace()
+    return RigPace(*(float(np.mean([getattr(each, name) for each in same])) for name in RigPace._fields))
 
 
 def rows(runs: Sequence[dict[str, Any]]) -> list[Row]:
     """Simulate every stored run and compare, a row per cell.
 
-    How long this machine takes to start a job and to notice its end is taken from the runs of all other cells.
+    How long the machine takes to start a job and to notice its end is taken from runs of other cells (`pace`).
     """
     found = []
     by = itertools.groupby(sorted(runs, key=lambda each: (each["cell"], each["repeat"])), lambda each: each["cell"])
     for said, group in by:
         cell, each = Cell(*said), list(group)
-        others = [run["launch_s"] for run in runs if run["cell"] != said]
-        launch_s = float(np.mean(others)) if others else against.LAUNCH_S
+        paces = [pace(run, (other for other in runs if other["cell"] != said)) for run in each]
         policy = parse(cell.policy)
         assert isinstance(policy, SlurmPolicy)
         work, ran = restored(each[0]["workload"]), [ran_of(row) for row in each]
-        made = [against.compared(work, SETUP, policy, one, launch_s=launch_s) for one in ran]
+        made = against.compared(work, SETUP, policy, ran, paces)
         plain = parse("priority" if policy.by_priority else "backfill" if policy.backfill else "fifo")
-        found.append(
-            Row(
-                cell, len(work), len(ran), float(np.mean([one.jct_s.mean() for one in ran])), against.mean(made),
-                against.between(ran, SETUP, policy),
-                against.mean([against.compared(work, SETUP, policy, one, plain=plain) for one in ran]),
-            )
-        )  # fmt: skip
+        mean_s = float(np.mean([one.jct_s.mean() for one in ran]))
+        ideal = against.compared(work, SETUP, plain, ran, paces)
+        found.append(Row(cell, len(work), len(ran), mean_s, made, against.between(ran, SETUP, policy), ideal))
     return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foretrace.files import write_text
-from foretrace.fleet.slurm.against import RigErrors
+from foretrace.fleet.rig.against import RigErrors
 from reproductions.slurm.rules import RuleRow
 from reproductions.slurm.runs import Row
 

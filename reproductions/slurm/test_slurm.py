@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.fleet.slurm.cluster import SlurmSetup
+from foretrace.fleet.rig.cluster import SlurmSetup
 from reproductions.__main__ import main
 from reproductions.slurm import rules, runs, section
 from reproductions.slurm.cells import SETUP, Cell, cells, workload

@@ -23,9 +23,9 @@ from foretrace.experiment.ledger import Row, export_lines
 from foretrace.experiment.statistics import Arm, Ratio
 from foretrace.experiment.trial import TriedPrediction, changed, figured
 from foretrace.files import write_text
-from foretrace.fleet.slurm import against
-from foretrace.fleet.slurm.cluster import private
-from foretrace.fleet.slurm.play import play, slurm_setup, switches_of
+from foretrace.fleet.rig import against
+from foretrace.fleet.rig.cluster import private
+from foretrace.fleet.rig.play import play, slurm_setup, switches_of
 from reproductions import ROOT, parser_of
 from reproductions.slurm.cells import kept
 from reproductions.slurm.runs import keep, ran_of, stored
@@ -134,16 +134,14 @@ def rows(have: Sequence[dict[str, Any]]) -> list[Row_]:
             ran, policy = [ran_of(each) for each in mine], study.policy(arm)
             others = [each for each in have if each["level"] != level]
             launches = [study.launch_s(study.jobs(each["load"], each["seed"]), ran_of(each)) for each in others]
-            launch_s = float(np.mean(launches or [against.LAUNCH_S]))
+            pace = against.RigPace(float(np.mean(launches))) if launches else against.RigPace()
             found.append(Row_(
                 level, load, seed, arm, len(work), said[f"{level}/{arm}"],
                 [
                     Outcome.of(work, each.jct_s, each.end_s, np.array([switches_of(on, SETUP) for on in each.nodes]))
                     for each in ran
                 ],
-                against.mean([
-                    against.compared(work, SETUP, policy, each, launch_s=launch_s, speeds=study.SPEEDS) for each in ran
-                ]),
+                against.compared(work, SETUP, policy, ran, [pace] * len(ran), speeds=study.SPEEDS),
                 against.between(ran, SETUP, policy),
             ))  # fmt: skip
     return found

@@ -17,10 +17,10 @@ import numpy as np
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import SlurmPolicy
+from foretrace.fleet.rig.cluster import SlurmSetup
+from foretrace.fleet.rig.play import RigRun, for_rig, switches_of
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
-from foretrace.fleet.slurm.cluster import SlurmSetup
-from foretrace.fleet.slurm.play import SlurmRun, for_rig, switches_of
 from foretrace.fleet.speeds import Shape
 from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds
 from foretrace.fleet.workload import Float64, Workload
@@ -103,7 +103,7 @@ exit 3
 """
 
 
-def launch_s(work: Workload, ran: SlurmRun) -> float:
+def launch_s(work: Workload, ran: RigRun) -> float:
     """Mean seconds that a job took beyond what its nodes make of its run time."""
     taken = []
     for job, nodes in enumerate(ran.nodes):

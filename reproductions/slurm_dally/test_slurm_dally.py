@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretrace.fleet.slurm.cluster import missing, private
-from foretrace.fleet.slurm.play import play, slurm_setup
+from foretrace.fleet.rig.cluster import missing, private
+from foretrace.fleet.rig.play import play, slurm_setup
 from reproductions.__main__ import main
 from reproductions.slurm.runs import stored
 from reproductions.slurm_dally import protocol, study

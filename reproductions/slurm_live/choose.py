@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from foretrace.fleet.live import forecast, history, questions, queue
-from foretrace.fleet.live.history import PastJob
 from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition, Snapshot
+from foretrace.fleet.policies.slurm_options import SchedulerParameters
 from reproductions import shared_data
 from reproductions.slurm_live.rig import SETUP
 from reproductions.slurm_live.workloads import RigJob, jobs
@@ -30,7 +30,7 @@ SEEDS, EVERY_S, COUNT = range(300, 324), 90.0, 200
 GRID: dict[str, tuple[float, ...]] = {
     "DRIFT": (0.0, 0.4, 0.8), "PRIOR": (1.0, 3.0),
 }  # fmt: skip
-Moments = list[tuple[Snapshot, dict[str, float], list[PastJob]]]
+Moments = list[tuple[Snapshot, dict[str, float], list[QueuedJob]]]
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def scored(workload: Moments) -> Any:
     return np.array(rows).reshape(-1, 2)
 
 
-def moments(trace: Path, seed: int) -> Iterator[tuple[Snapshot, dict[str, float], list[PastJob]]]:
+def moments(trace: Path, seed: int) -> Iterator[tuple[Snapshot, dict[str, float], list[QueuedJob]]]:
     """Snapshots of a simulated cluster, when each job starts, and what accounting knows then."""
     load = 1.2 + 1.8 * np.random.default_rng(seed).random()
     gpus = SETUP.nodes * SETUP.gpus
@@ -73,18 +73,18 @@ def moments(trace: Path, seed: int) -> Iterator[tuple[Snapshot, dict[str, float]
     lined = queue.line_up(_seen(0.0, whole))
     order = [int(each.job) - 1 for each in lined.jobs]
     submits = np.array([played[i].submit_s for i in order])
-    made = replace(lined.queue, eligible=np.maximum(submits, 1e-3))
-    pace = queue.pace_of(_seen(0.0, whole))
+    made = replace(lined, eligible=np.maximum(submits, 1e-3))
     run = np.array([[played[i].run_s for i in order]])
     all_held: list[Any] = []
-    found = forecast.play(made, run, pace, np.zeros(1), all_held)
+    found = forecast.play(made, run, np.zeros(1), all_held)
     held = all_held[0]
     starts = {lined.jobs[at].job: float(found[0, at]) for at in range(len(order))}
     nodes = {lined.jobs[at].job: np.flatnonzero(held[at]) for at in range(len(order))}
     old = [
-        PastJob(user="root", account=job.user, name="", gpus=job.gpus, limit_s=job.limit_min * 60.0, ran_s=job.run_s)
+        QueuedJob(job="", state="COMPLETED", user="root", account=job.user, gpus=job.gpus, limit_s=job.limit_min * 60.0,
+                  ran_s=job.run_s)
         for job in past
-    ]
+    ]  # fmt: skip
     for now in np.arange(EVERY_S, max(starts.values()), EVERY_S):
         shown = []
         for i, each in enumerate(played):
@@ -111,13 +111,13 @@ def _job(at: int, job: RigJob) -> QueuedJob:
 
 
 def _seen(now: float, shown: list[QueuedJob]) -> Snapshot:
+    told = ",".join(f"{key}={value}" for key, value in SETUP.parameters.items())
     names = [SETUP.node(at) for at in range(SETUP.nodes)]
     size = SETUP.nodes // SETUP.racks
-    parameters = ",".join(f"{key}={value}" for key, value in SETUP.parameters.items())
     return Snapshot(
-        source="simulated", now_s=now, version="", jobs=tuple(shown), settings={"schedulerparameters": parameters},
+        source="simulated", now_s=now, version="", jobs=tuple(shown), parameters=SchedulerParameters.shown(told),
         nodes=tuple(SlurmNode(name=each, gpus=SETUP.gpus, cpus=SETUP.gpus, state="IDLE") for each in names),
-        partitions=(SlurmPartition(name="all", nodes=tuple(names)),),
+        partitions=(SlurmPartition(name="all", nodes=frozenset(names)),),
         leaves={f"rack{at}": tuple(names[at * size : (at + 1) * size]) for at in range(SETUP.racks)},
     )  # fmt: skip
 

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.fleet.formats import read
 from foretrace.fleet.live import questions, sources
-from foretrace.fleet.live.history import of_log, with_queue
+from foretrace.fleet.live.history import read_past, with_queue
 from foretrace.fleet.live.snapshot import QueuedJob
 from reproductions import parser_of, shared_data
 from reproductions.slurm_live.rig import ENDED, SETUP, gather
@@ -65,7 +64,7 @@ def measure(folder: Path, shared: Path, workloads: dict[int, float]) -> dict[int
 
 def score(folder: Path) -> list[dict[str, float]]:
     """A row for each job that waits at each moment: what was predicted, what Slurm said, what came; seconds."""
-    log = of_log(read(folder / "history.txt"))
+    log = read_past(folder / "history.txt")
     moments = [sources.read_folder(moment) for moment in sorted(folder.glob("at*"))]
     starts = {job.job: job.start_s for seen in moments for job in seen.jobs if not job.waiting}
     ended: dict[str, QueuedJob] = {}  # what accounting knows by then, also when the controller has forgotten it

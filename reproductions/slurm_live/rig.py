@@ -8,7 +8,7 @@ from pathlib import Path
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
 from foretrace.fleet.live import sources
-from foretrace.fleet.slurm.cluster import PrivateSlurm, SlurmSetup, private
+from foretrace.fleet.rig.cluster import PrivateSlurm, SlurmSetup, private
 from reproductions.slurm_live.workloads import RigJob, as_sacct
 
 SETUP = SlurmSetup(

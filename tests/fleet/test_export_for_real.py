@@ -29,7 +29,7 @@ def work(*gpus: int) -> Workload:
 
 def test_scripts_for_slurm_run_as_predicted(tmp_path: Path) -> None:
     """Who starts before whom, on how many nodes below how many leaf switches, with how many GPUs on each."""
-    from foretrace.fleet.slurm.cluster import SlurmSetup, missing, private
+    from foretrace.fleet.rig.cluster import SlurmSetup, missing, private
 
     if why := missing():
         pytest.skip(why)

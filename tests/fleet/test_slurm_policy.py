@@ -58,6 +58,12 @@ def test_the_main_scheduler_stops_at_the_first_that_does_not_fit() -> None:
     assert starts(play(f"backfill slurm={AT_ONCE}", *jobs))[2] == 10.0, "the backfill scheduler looks every 10 s"
 
 
+def test_the_backfill_scheduler_waits_for_something_to_change() -> None:
+    # it looks at 0 and 10 s; from 20 s on nothing has changed, so that it looks every second until something does
+    jobs = ((0.0, 12, 100, 120), (33.2, 8, 10, 60), (33.3, 4, 10, 60))
+    assert starts(play(f"backfill slurm={AT_ONCE}", *jobs))[2] == 34.0, "and not at 40 s"
+
+
 def test_limits_decide_who_may_pass_not_run_times() -> None:
     # the head needs both free nodes and the two that are held until their limit, 120 s
     before = ((0.0, 8, 100, 120), (1.0, 16, 10, 60))
@@ -200,9 +206,10 @@ def test_priorities_are_weighted_once_a_minute() -> None:
 @pytest.mark.parametrize(("text", "said"), [
     ("fifo slurm=bf_intervall=3", "did you mean bf_interval"),
     ("backfill slurm=bf_interval=0", "from 1 up, got '0'"),
-    ("backfill slurm=bf_interval", "from 1 up, got ''"),
+    ("backfill slurm=bf_interval=x", "from 1 up, got 'x'"),
+    ("backfill slurm=bf_interval", "is no key=value; it takes sched_interval="),
     ("fifo slurm=yes switches=x", "N@minutes:seconds"),
-    ("priority slurm=yes weights=age", "such as age=1000"),
+    ("priority slurm=yes weights=age", "'age' is no key=value; it takes age=, size=, qos=, fairshare=, max-age="),
     ("priority weights=age=1", "add slurm=yes"),
     ("fifo slurm=yes switches=1@1:2:3:4", "N@minutes:seconds"),
     ("priority slurm=yes preempt=yes", "write preempt-mode=requeue"),

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,9 +20,9 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import SlurmPolicy
 from foretrace.fleet.policies.slurm_options import NodeWindow
-from foretrace.fleet.slurm import against, cluster
-from foretrace.fleet.slurm.cluster import SlurmSetup, private
-from foretrace.fleet.slurm.play import for_rig, slurm_setup
+from foretrace.fleet.rig import against, cluster, on_ray
+from foretrace.fleet.rig.cluster import SlurmSetup, private
+from foretrace.fleet.rig.play import for_rig, slurm_setup
 from foretrace.fleet.workload import Workload
 
 AT_ONCE = "bf_interval=2,bf_resolution=1,batch_sched_delay=0,sched_interval=2"
@@ -39,7 +40,7 @@ def test_jobs_run_where_and_when_they_were_predicted() -> None:
     assert ran.nodes[0] == (0, 1) and ran.nodes[1] == (2, 3) and ran.nodes[2] == (0, 1, 2, 3)
     assert (ran.end_s - ran.start_s >= jobs.work_s).all() and ran.start_s[2] >= 4, "the machine may be slow"
     assert found.errors.switches_equal == 1.0 and found.repeats is None and told[-1] == 1.0
-    assert found.simulated[0].finished.all()
+    assert np.isfinite(found.simulated[0].end_s).all()
 
 
 @needs_slurm
@@ -74,7 +75,7 @@ def test_a_killed_one_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from foretrace.fleet.slurm.cluster import SlurmSetup, private\n"
+        "from foretrace.fleet.rig.cluster import SlurmSetup, private\n"
         "with private(SlurmSetup(nodes=2, gpus=1, racks=1), under=Path(sys.argv[1])) as slurm:\n"
         "    slurm.run('sbatch', '--output=/dev/null', text='#!/bin/sh\\nexec sleep 4321\\n')\n"
         "    time.sleep(2)\n"
@@ -156,5 +157,28 @@ def test_what_the_command_takes_is_read() -> None:
             against.synthetic(wrong, setup)
     with pytest.raises(ForetraceError, match="`fail` must name nodes from 0 to 7, got 9"):
         against.against(made, setup, "fifo slurm=yes", speedup=1.0, failures=[NodeWindow(9, 9, 3.0)])
-    with pytest.raises(ForetraceError, match="must decide as Slurm does"):
+    with pytest.raises(ForetraceError, match="must decide as the engine does"):
         against.against(made, setup, "las", speedup=1.0)
+
+
+@pytest.mark.skipif(bool(on_ray.missing()), reason=on_ray.missing())
+@pytest.mark.slow("a Ray of its own")
+def test_jobs_are_placement_groups_on_a_private_ray() -> None:
+    """The third waits for the first two, the last one passes it; nothing is left of the Ray afterwards."""
+    jobs = Workload.of(submit_s=[0, 0, 1, 2], gpus=[2, 1, 4, 1], work_s=[4, 4, 1, 1])
+    setup = SlurmSetup(nodes=2, gpus=2, racks=1)
+    before = set(Path(tempfile.gettempdir()).glob("ft-ray-*"))
+    found = against.against(jobs, setup, "fifo-skip", speedup=1.0, on="ray")
+    (ran,), (made,) = found.ran, found.simulated
+    assert ran.start_s == pytest.approx(made.start_s, abs=1.5) and [len(each) for each in ran.nodes] == [1, 1, 2, 1]
+    assert made.start_s.tolist() == pytest.approx([0, 0, 4.1, 2], abs=0.2) and found.errors.order_equal == 1.0
+    assert set(Path(tempfile.gettempdir()).glob("ft-ray-*")) <= before
+
+
+def test_what_a_private_ray_cannot_be_is_said() -> None:
+    jobs, large = Workload.of(submit_s=[0], gpus=[1], work_s=[1]), SlurmSetup(nodes=64)
+    for policy, setup, said in (
+        ("backfill slurm=yes", large, "fifo-skip for Ray"), ("fifo-skip", large, "1 to 16 nodes and no racks"),
+    ):  # fmt: skip
+        with pytest.raises(ForetraceError, match=said):
+            against.against(jobs, setup, policy, speedup=1.0, on="ray")

@@ -95,6 +95,12 @@ def test_a_drained_node_takes_no_new_jobs() -> None:
     assert starts(back)[1] == pytest.approx(30.5, abs=0.7), "the resume asks for a pass"
 
 
+def test_who_needs_more_nodes_than_are_up_holds_up_the_queue() -> None:
+    jobs = ((3.0, 8, 5, 60), (4.0, 4, 5, 60))
+    made = starts(play(f"fifo slurm={AT_ONCE} drain=0-2@2-30", *jobs))
+    assert made == [pytest.approx(30.5, abs=0.7)] * 2, "a node is free, but two are not up"
+
+
 def test_maintenance_is_kept_free_by_limits() -> None:
     # nodes 0, 1 are reserved from 100 s: a limit of a minute ends before that, one of two minutes does not
     made = play(
@@ -175,9 +181,10 @@ def test_who_used_least_goes_first() -> None:
     ("priority slurm=yes preempt-mode=requeue", "who comes before whom"),
     ("priority slurm=yes priority-tier=high", "such as high=10,low=1, got 'high'"),
     ("priority slurm=yes priority-tier=a=2 qos=a:Preempt=b,b", "give one of them"),
-    ("priority slurm=yes qos=high:Speed=3", "got 'high:Speed=3'"),
+    ("priority slurm=yes qos=high:Speed=3", "has no parameter Speed; it takes Priority=, MaxJobsPU="),
+    ("priority slurm=yes qos=high,high", "must be NAME:FIELD=VALUE"),
     ("priority slurm=yes qos=high:Preempt=low", "must preempt another one that is named, got 'low'"),
-    ("priority slurm=yes weights=fairness=3", "age, size, qos, fairshare, max-age, got 'fairness=3'"),
+    ("priority slurm=yes weights=fairness=3", "has no parameter fairness; did you mean fairshare="),
 ])  # fmt: skip
 def test_what_is_wrong_is_said(text: str, said: str) -> None:
     with pytest.raises(ForetraceError, match=said):

@@ -45,6 +45,6 @@ def live(
     with options.progress("playing the queue on") as tell:
         found = questions.ask(
             seen, past, job=job or None, draws=draws, seed=seed, racks=add_rack, progress=tell,
-            settings=questions.settings_of(set_ or []),
+            settings=set_ or (),
         )  # fmt: skip
     return report.live(found, next_=report.following(found, [] if from_ is None else ["--from", str(from_)]))

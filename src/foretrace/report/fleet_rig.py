@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from foretrace.fleet.slurm.against import Against, RigErrors, StartError
+from foretrace.fleet.rig.against import Against, RigErrors, StartError
 from foretrace.report.blocks import Block, Column, table
 from foretrace.report.units import count, digits, seconds, share
 from foretrace.report.views import Report, taken
@@ -57,7 +57,7 @@ def _row(of: FleetRigView | RigErrors) -> list[str]:
     ]  # fmt: skip
 
 
-def rig(found: Against, *, source: str, policy: str, speedup: float, next_: str) -> FleetRigView:
+def rig(found: Against, *, on: str, source: str, policy: str, speedup: float, next_: str) -> FleetRigView:
     """The answer of a rig."""
     ran, made = found.ran, found.simulated
     jct = sum(float(each.jct_s.mean()) for each in ran) / len(ran)
@@ -71,8 +71,8 @@ def rig(found: Against, *, source: str, policy: str, speedup: float, next_: str)
         mean_jct_s=jct, simulated_mean_jct_s=simulated, launch_s=sum(each.launch_s for each in ran) / len(ran),
         repeat_jct_difference=None if found.repeats is None else found.repeats.jct_error,
         repeated=found.repeats,
-        headline=f"{count(len(found.workload))} jobs ran on a private Slurm of {count(found.setup.nodes)} nodes; the "
-        f"simulation misses their completion times by {share(found.errors.jct_error)}, their starts by "
-        f"{seconds(found.errors.start_error_s.mean)}.",
+        headline=f"{count(len(found.workload))} jobs ran on a private {on.capitalize()} of "
+        f"{count(found.setup.nodes)} nodes; the simulation misses their completion times by "
+        f"{share(found.errors.jct_error)}, their starts by {seconds(found.errors.start_error_s.mean)}.",
         notes=tuple(notes), next=next_,
     )  # fmt: skip

@@ -10,21 +10,26 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.fleet.live.forecast import FOREVER, SchedulerPace, play
-from foretrace.fleet.live.queue import line_up, pace_of
+from foretrace.fleet.live.forecast import FOREVER, Queue, play
+from foretrace.fleet.live.queue import line_up
 from foretrace.fleet.live.sources import read_folder
+from foretrace.fleet.policies.slurm_options import SchedulerParameters
 from tests.fleet.live.queues import job, write_queue
 
-AT_ONCE = SchedulerPace(interval_s=1.0, window_s=86400.0, depth=500, backfill=True, lag_s=0.0)
+
+def at_once(folder: Path, *jobs: str, backfill: bool = True, **cluster: int) -> Queue:
+    """A queue whose schedulers look every second and at each event."""
+    seen = read_folder(write_queue(folder, *jobs, **cluster))  # type: ignore[arg-type]
+    return replace(line_up(seen), backfill=backfill, lag_s=0.0)
 
 
 def starts(
-    folder: Path, run_s: dict[str, float], *jobs: str, pace: SchedulerPace = AT_ONCE, **cluster: int
+    folder: Path, run_s: dict[str, float], *jobs: str, backfill: bool = True, **cluster: int
 ) -> dict[str, float]:
     """When each waiting job starts where each runs so long in all."""
-    lined = line_up(read_folder(write_queue(folder, *jobs, **cluster)))  # type: ignore[arg-type]
+    lined = at_once(folder, *jobs, backfill=backfill, **cluster)
     run = np.array([[run_s[each.job] for each in lined.jobs]])
-    found = play(lined.queue, run, pace, np.zeros(1))[0]
+    found = play(lined, run, np.zeros(1))[0]
     return {each.job: float(at) for each, at in zip(lined.jobs, found, strict=True) if each.waiting}
 
 
@@ -47,7 +52,7 @@ def test_a_short_job_passes_and_a_long_one_does_not(tmp_path: Path) -> None:
 def test_without_backfill_nobody_passes(tmp_path: Path) -> None:
     ran = job(1, "RUNNING", gpus=4, ran="00:00:20", on="n0")
     order = (ran, job(2, nodes=2, gpus=4), job(3, gpus=4, limit="00:01:00"))
-    found = starts(tmp_path, {"1": 50, "2": 10, "3": 5}, *order, pace=replace(AT_ONCE, backfill=False))
+    found = starts(tmp_path, {"1": 50, "2": 10, "3": 5}, *order, backfill=False)
     assert found == {"2": 30.0, "3": 40.0}
 
 
@@ -81,9 +86,11 @@ def test_arrays_and_dependencies_wait_for_their_own(tmp_path: Path) -> None:
 
 
 def test_the_pace_is_read_from_the_configuration(tmp_path: Path) -> None:
-    seen = read_folder(write_queue(tmp_path, job(1), parameters="bf_interval=60,bf_window=10,bf_max_job_test=7"))
-    pace = pace_of(seen)
-    assert (pace.interval_s, pace.window_s, pace.depth, pace.backfill) == (60.0, 600.0, 7, True)
+    seen = read_folder(
+        write_queue(tmp_path, job(1), parameters="bf_interval=60,bf_window=10,bf_continue,bf_max_job_test=x")
+    )
+    assert seen.parameters == SchedulerParameters(bf_interval=60, bf_window=10) and seen.backfill
+    assert line_up(seen).lag_s == 1.5, "half of batch_sched_delay"
 
 
 @settings(max_examples=30)
@@ -99,12 +106,21 @@ def test_no_node_holds_more_than_it_has(data: st.DataObject) -> None:
         for i, ((n, g), limit) in enumerate(zip(sizes, limits, strict=True))
     ]
     with tempfile.TemporaryDirectory() as folder:
-        lined = line_up(read_folder(write_queue(Path(folder), *jobs, nodes=4)))
+        lined = at_once(Path(folder), *jobs, nodes=4)
     run = np.array([limit * 60 * share for limit, share in zip(limits, shares, strict=True)])
-    found = play(lined.queue, run[None], AT_ONCE, np.zeros(1))[0]
+    found = play(lined, run[None], np.zeros(1))[0]
     assert (found < FOREVER).all() and found[0] == 0.0
     for now in found:
         busy = sum(n * g for (n, g), at, long in zip(sizes, found, run, strict=True) if at <= now < at + long)
         assert busy <= 16
-    whole = play(lined.queue, np.array([limits]) * 60.0, AT_ONCE, np.zeros(1))[0]
+    whole = play(lined, np.array([limits]) * 60.0, np.zeros(1))[0]
     assert whole.max() <= sum(limits) * 60.0 + count, "one after the other at worst"
+
+
+def test_backfill_looks_a_second_after_something_changed_at_last(tmp_path: Path) -> None:
+    """It looks at 0 and 600 s; from then on every second, as nothing changes until the first job ends after 1,000 s."""
+    held = (job(1, "RUNNING", gpus=4, on="n0", limit="10:00:00"), job(2, "RUNNING", gpus=2, on="n1", limit="10:00:00"))
+    lined = at_once(tmp_path, *held, job(3, nodes=2, gpus=4, limit="10:00:00"), job(4, gpus=4, limit="01:00:00"))
+    slow = replace(lined, parameters=replace(lined.parameters, bf_interval=600))
+    found = play(slow, np.array([[20_000.0, 1000.5, 10.0, 10.0]]), np.zeros(1))[0]
+    assert found[3] == 1001.0 and found[2] == 20_000.0

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.live import questions, queue
-from foretrace.fleet.live.history import PastJob, drawn, read_past, with_queue
+from foretrace.fleet.live.history import drawn, read_past, with_queue
 from foretrace.fleet.live.records import pairs, stamp
+from foretrace.fleet.live.snapshot import QueuedJob
 from foretrace.fleet.live.sources import ask_slurm, read_folder, read_slurm
 from tests.fleet.live.queues import EXAMPLE, job, write_queue
 
 
-def past(user: str, *ran: float) -> list[PastJob]:
-    return [PastJob(user=user, account="lab", name="j#", gpus=1, limit_s=600.0, ran_s=each) for each in ran]
+def past(user: str, *ran: float, **more: Any) -> list[QueuedJob]:
+    said: dict[str, Any] = {"job": "", "account": "lab", "name": "j#", "gpus": 1, "limit_s": 600.0} | more
+    return [QueuedJob(state="COMPLETED", user=user, ran_s=each, **said) for each in ran]
 
 
 def test_run_times_are_those_of_the_same_user(tmp_path: Path) -> None:
@@ -37,7 +40,7 @@ def test_who_runs_has_more_ahead_than_behind_and_ends_at_the_limit(tmp_path: Pat
 
 def test_past_jobs_are_read_from_jobcomp_and_sacct(tmp_path: Path) -> None:
     found = read_past(EXAMPLE / "history.txt")
-    assert len(found) == 22 and {each.user for each in found} == {"root"}
+    assert len(found) == 22 and {each.user for each in found} == {"root"} and found[0].account == "ann"
     assert all(each.limit_s >= 60 for each in found)
     log = tmp_path / "sacct.txt"
     log.write_text(
@@ -55,10 +58,7 @@ def test_past_jobs_are_read_from_jobcomp_and_sacct(tmp_path: Path) -> None:
 def test_a_job_that_ended_counts_once(tmp_path: Path) -> None:
     seen = read_folder(write_queue(tmp_path, job(1, "COMPLETED", ran="00:01:00"), job(2)))
     assert len(with_queue([], seen.jobs)) == 1
-    assert (
-        len(with_queue([PastJob(user="ann", account="", name="", gpus=1, limit_s=60, ran_s=5, job="1")], seen.jobs))
-        == 1
-    )
+    assert len(with_queue(past("ann", 5.0, job="1"), seen.jobs)) == 1
 
 
 def test_every_start_has_a_range_and_whoever_has_none_a_reason() -> None:
@@ -80,7 +80,7 @@ def test_what_helps_is_tried(tmp_path: Path) -> None:
     asked = job(3, gpus=4, limit="20:00:00", Reason="Priority")
     seen = read_folder(write_queue(tmp_path, *ran, job(2, nodes=2, gpus=4), asked))
     known = past("ann", *np.linspace(20000, 36000, 40))
-    found = questions.ask(seen, known, job="3", draws=40, racks=1, settings={"bf_interval": 600.0})
+    found = questions.ask(seen, known, job="3", draws=40, racks=1, settings=["bf_interval=600"])
     assert found.asked is not None and (found.asked.start_s or 0) > 1000
     best = max(found.sooner, key=lambda each: each.sooner_s or 0.0)
     assert best.change == "time limit 300 min instead of 1,200"
@@ -91,10 +91,9 @@ def test_what_helps_is_tried(tmp_path: Path) -> None:
 
 
 def test_settings_that_are_not_played_are_refused() -> None:
-    assert questions.settings_of(["bf_interval=60"]) == {"bf_interval": 60.0}
-    for word, says in {"bf_yield=1": "what is played knows", "bf_interval=soon": "a value must be a number"}.items():
+    for word, says in {"bf_yield=1": "has no parameter bf_yield", "bf_interval=soon": "a whole number from 1"}.items():
         with pytest.raises(ForetraceError, match=says):
-            questions.settings_of([word])
+            questions.ask(read_folder(EXAMPLE), [], draws=20, settings=[word])
     with pytest.raises(ForetraceError, match="has no job 'x'"):
         questions.ask(read_folder(EXAMPLE), [], job="x", draws=20)
 
@@ -118,7 +117,7 @@ def test_drained_nodes_take_nobody(tmp_path: Path) -> None:
 
 
 def test_a_real_queue_starts_when_it_is_said_to() -> None:
-    from foretrace.fleet.slurm.cluster import SlurmSetup, missing, private
+    from foretrace.fleet.rig.cluster import SlurmSetup, missing, private
 
     if why := missing():
         pytest.skip(why)
@@ -134,7 +133,7 @@ def test_a_real_queue_starts_when_it_is_said_to() -> None:
         first, then = submit(2, 6), submit(2, 1)
         time.sleep(2.5)
         seen = read_slurm(ask_slurm(lambda words: slurm.run(*words)))
-        known = [PastJob(user="root", account="", name="sbatch", gpus=8, limit_s=60.0, ran_s=6.0)] * 50
+        known = past("root", *[6.0] * 50, account="", name="sbatch", gpus=8, limit_s=60.0)
         found = questions.ask(seen, known, job=then, draws=50)
         for _ in range(120):
             if f"JobId={then} " in (slurm.completed.read_text() if slurm.completed.exists() else ""):

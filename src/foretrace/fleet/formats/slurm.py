@@ -32,18 +32,21 @@ from foretrace.fleet.workload import SECOND, Workload
 
 UNKNOWN = {"", "Unknown", "None", "N/A", "NULL"}
 NO_LIMIT = {"", "UNLIMITED", "PARTITION_LIMIT", "NONE", "UNKNOWN", "INVALID"}
-RUNNING = {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT"}
-WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "REVOKED", "RESV_DEL_HOLD"}
-ENDED = {
-    "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE",
-    "LAUNCH_FAILED", "RECONFIG_FAIL",
-}  # fmt: skip
+# States of squeue(1) and sacct(1), with the short forms of squeue.
+RUNNING = {"RUNNING": "R", "SUSPENDED": "S", "COMPLETING": "CG", "CONFIGURING": "CF", "RESIZING": "RS", "STOPPED": "ST",
+           "SIGNALING": "SI", "STAGE_OUT": "SO"}  # fmt: skip
+WAITING = {"PENDING": "PD", "REQUEUED": "RQ", "REQUEUE_HOLD": "RH", "REQUEUE_FED": "RF", "SPECIAL_EXIT": "SE",
+           "RESV_DEL_HOLD": "RD"}  # fmt: skip
+ENDED = {"COMPLETED": "CD", "CANCELLED": "CA", "FAILED": "F", "TIMEOUT": "TO", "NODE_FAIL": "NF", "PREEMPTED": "PR",
+         "OUT_OF_MEMORY": "OOM", "BOOT_FAIL": "BF", "DEADLINE": "DL", "REVOKED": "RV", "LAUNCH_FAILED": "LF",
+         "RECONFIG_FAIL": "RC"}  # fmt: skip
+_STATES = {short: state for states in (RUNNING, WAITING, ENDED) for state, short in states.items()}
 _TAKEN = {
     "jobid", "jobidraw", "submit", "start", "end", "state", "reqtres", "alloctres", "eligible", "elapsedraw",
     "timelimitraw", "timelimit", "user", "partition", "account", "qos", "priority", "nnodes",
 }  # fmt: skip
 _TRES = re.compile(r"gres/gpu(?::([^=,]+))?=(\d{1,9})")
-_LIMIT = re.compile(r"(?:(\d{1,6})-)?(\d{1,6}):(\d{2})(?::(\d{2}))?")
+_TIME = re.compile(r"(?:(\d{1,6})-)?(\d{1,7})(?::(\d{1,2}))?(?::(\d{1,2}))?(?:\.\d*)?")
 
 
 def matches(source: Source) -> bool:
@@ -97,7 +100,7 @@ def read(
         if ends_with_bar and cells[-1]:
             raise Bad("it has more columns than the header")
         name = name_of(cell(cells, key), key)
-        state = _state(cell(cells, "state"))
+        state = state_of(cell(cells, "state"))
         if "." in name:
             raise Aside("steps, which run on what their job holds")
         if not state:
@@ -190,13 +193,26 @@ def _devices(cells: list[str], at: dict[str, int], which: str) -> tuple[int, str
     return 0, ""
 
 
-def _state(text: str) -> str:
-    """State without what follows it (`CANCELLED by 1000`), whole where sacct cut it short (`OUT_OF_ME+`), else ""."""
-    word = text.partition(" ")[0].upper()
-    known = RUNNING | WAITING | ENDED
-    if word.endswith("+") and len(word) > 4:
-        return next((state for state in sorted(known) if state.startswith(word[:-1])), "")
-    return word if word in known else ""
+def state_of(text: str) -> str:
+    """State without what follows it (`CANCELLED by 1000`), whole where it is short (`R`) or cut short (`OUT_OF_ME+`),
+    "" where there is no such state.
+    """
+    word, plus, _ = re.split(r"[ ,]", text.strip().upper())[0].partition("+")
+    state, known = _STATES.get(word, word), sorted(_STATES.values())
+    if plus and len(word) > 3 and state not in known:
+        return next((each for each in known if each.startswith(word)), "")
+    return state if state in known else ""
+
+
+def duration(text: str) -> float:
+    """Seconds of [days-]hours:minutes:seconds, minutes:seconds or minutes. Raises ValueError."""
+    found = _TIME.fullmatch(text)
+    if not found:
+        raise ValueError(f"{text[:30]!r} is no duration")
+    days, first, second, third = found.groups()
+    if days is None and third is None:  # minutes, or minutes:seconds
+        return float(int(first) * 60 + int(second or 0))
+    return float(int(days or 0) * 86400 + int(first) * 3600 + int(second or 0) * 60 + int(third or 0))
 
 
 def _limit(raw: str, written: str) -> float:
@@ -205,10 +221,7 @@ def _limit(raw: str, written: str) -> float:
         return not_below_zero(raw, "TimelimitRaw") * 60 or math.nan
     if written.upper() in NO_LIMIT:
         return math.nan
-    found = _LIMIT.fullmatch(written)
-    if not found:
-        raise Bad(f"Timelimit is {written[:40]!r}, not [days-]hours:minutes:seconds")
-    days, first, second, third = (int(part or 0) for part in found.groups())
-    if found[4] is None:  # minutes:seconds
-        return float(days * 86400 + first * 60 + second)
-    return float(days * 86400 + first * 3600 + second * 60 + third)
+    try:
+        return duration(written)
+    except ValueError as error:
+        raise Bad(f"Timelimit: {error}") from None

@@ -12,31 +12,39 @@ limits. `fleet.engine` plays workloads from their beginning and counts GPUs; her
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
 from foretrace.compiled import inner, njit
+from foretrace.fleet.live.snapshot import QueuedJob
+from foretrace.fleet.policies.slurm_options import SchedulerParameters
 from foretrace.fleet.workload import Float64, Int64
 
 FOREVER = 1e12  # seconds; beyond what is played
 HORIZON_S = 3e7  # a year: who has not started by then is said not to start
+MOST_TESTED = 5000  # jobs that backfill is played for, whatever bf_max_job_test says
 GONE_, HELD_, QUEUED_ = 0, 1, 2  # states of a job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """Jobs and nodes in numbers; seconds count from the snapshot.
+    """Jobs in the order in which Slurm considers them, and nodes, in numbers; seconds count from the snapshot.
 
+    jobs: (j) records, a task of an array each; left_out: jobs that are not played → why; notes: sentences.
     slots: (n,) GPUs of a node (cores where it has none), 0 where it takes no job; leaf: (n,) its leaf switch.
-    Jobs in the order in which Slurm considers them: running (j,) bool; nodes, each: (j,) nodes and slots on each; may:
-    (j, n) bool, nodes it may use; held: (j, n) slots it has; limit: (j,) seconds from its start; began: (j,) ≤ 0 start
-    of a running one; eligible: (j,) from when it counts, FOREVER where nobody knows; part: (j,) partition; switches,
-    insists: (j,) leaf switches and until when; waits_for: (j,) another job that must end first, −1 none; group,
-    throttle: (j,) tasks of an array and how many of them may run at once (0 all).
+    running (j,) bool; nodes, each: (j,) nodes and slots on each; may: (j, n) bool, nodes it may use; held: (j, n) slots
+    it has; limit: (j,) seconds from its start, as Slurm plans with; began: (j,) ≤ 0 start of a running one; eligible:
+    (j,) from when it counts, FOREVER where nobody knows; part: (j,) partition; switches, insists: (j,) leaf switches
+    and until when; waits_for: (j,) another job that must end first, −1 none; group, throttle: (j,) tasks of an array
+    and how many of them may run at once (0 all). lag_s: from an event to the main scheduler's next look.
     """
 
+    jobs: tuple[QueuedJob, ...]
+    left_out: Mapping[str, str]
+    notes: tuple[str, ...]
     slots: Int64
     leaf: Int64
     running: npt.NDArray[np.bool_]
@@ -53,25 +61,12 @@ class Queue:
     waits_for: Int64
     group: Int64
     throttle: Int64
+    parameters: SchedulerParameters
+    backfill: bool
+    lag_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerPace:
-    """How often Slurm decides. interval_s, window_s, depth: bf_interval, bf_window, bf_max_job_test.
-
-    backfill: False with SchedulerType=sched/builtin. lag_s: from an event to the main scheduler's next look.
-    """
-
-    interval_s: float = 30.0
-    window_s: float = 86400.0
-    depth: int = 500
-    backfill: bool = True
-    lag_s: float = 1.0
-
-
-def play(
-    queue: Queue, run_s: Float64, pace: SchedulerPace, phases: Float64, held: list[Int64] | None = None
-) -> Float64:
+def play(queue: Queue, run_s: Float64, phases: Float64, held: list[Int64] | None = None) -> Float64:
     """(draws, jobs) starts in seconds from now, FOREVER where a job does not start; those who run have theirs ≤ 0.
 
     run_s: (draws, jobs) how long each runs in all; phases: (draws,) in [0, 1), where in its interval backfill stands.
@@ -79,16 +74,21 @@ def play(
     """
     jobs, nodes = queue.may.shape
     starts = np.full(run_s.shape, FOREVER)
-    most = jobs + 2 * min(pace.depth, jobs) + 4
+    given = queue.parameters
+    interval, depth = max(float(given.bf_interval), 1.0), min(max(given.bf_max_job_test, 1), MOST_TESTED)
+    most = jobs + 2 * min(depth, jobs) + 4
     rows, cells = np.empty((3, jobs)), np.empty((most, nodes), np.int64)
     for draw in range(len(run_s)):
         # what the play writes on is its own copy
-        args = [np.array(getattr(queue, each.name), order="C") for each in fields(Queue)]
+        columns = [
+            each for each in (getattr(queue, each.name) for each in fields(Queue)) if isinstance(each, np.ndarray)
+        ]
+        args = [np.array(each, order="C") for each in columns]
         if held is not None:
             held.append(args[6])
         _play(
-            *args, np.array(run_s[draw]), pace.interval_s, pace.window_s, pace.depth, pace.backfill, pace.lag_s,
-            float(phases[draw]) * pace.interval_s, np.where(queue.running, HELD_, QUEUED_), starts[draw], rows[0],
+            *args, np.array(run_s[draw]), interval, given.bf_window * 60.0, depth, queue.backfill, queue.lag_s,
+            float(phases[draw]) * interval, np.where(queue.running, HELD_, QUEUED_), starts[draw], rows[0],
             rows[1], queue.slots.copy(), np.zeros(queue.group.max(initial=-1) + 2, np.int64),
             np.zeros(queue.leaf.max(initial=-1) + 1, np.int64), np.empty(nodes, np.int64), np.empty(nodes, np.bool_),
             np.empty(queue.part.max(initial=0) + 1, np.bool_), np.empty(most), cells, np.empty(jobs, np.int64),
@@ -97,10 +97,12 @@ def play(
 
 
 @inner
-def _pick(fits, free, leaf, count, k, switches, chosen):  # type: ignore[no-untyped-def]
-    """Choose k nodes of those that fit: in the leaf switch where they just fit, else in the fullest; how many."""
-    leaves = len(count)
-    for s in range(leaves):
+def _pick(fits, leaf, count, k, switches, chosen):  # type: ignore[no-untyped-def]
+    """Choose k nodes of those that fit: in the leaf switch where they just fit, else in the fullest; how many.
+
+    Within a leaf the first ones, whatever else is free on them (`slurm_nodes`).
+    """
+    for s in range(len(count)):
         count[s] = 0
     for n in range(len(fits)):
         if fits[n]:
@@ -109,7 +111,7 @@ def _pick(fits, free, leaf, count, k, switches, chosen):  # type: ignore[no-unty
     while taken < k:
         want = k - taken
         best = -1
-        for s in range(leaves):
+        for s in range(len(count)):
             if count[s] == 0:
                 continue
             if best < 0:
@@ -119,21 +121,25 @@ def _pick(fits, free, leaf, count, k, switches, chosen):  # type: ignore[no-unty
                     best = s
             elif count[best] < want and count[s] > count[best]:
                 best = s
-        if best < 0:
-            return 0
         used += 1
-        if switches > 0 and used > switches:
+        if best < 0 or 0 < switches < used:
             return 0
-        while count[best] > 0 and taken < k:
-            at = -1
-            for n in range(len(fits)):  # the node where it just fits
-                if fits[n] and leaf[n] == best and (at < 0 or free[n] < free[at]):
-                    at = n
-            chosen[taken] = at
-            fits[at] = False
-            count[best] -= 1
-            taken += 1
+        for n in range(len(fits)):
+            if fits[n] and leaf[n] == best and taken < k:
+                chosen[taken] = n
+                taken += 1
+        count[best] = 0
     return taken
+
+
+@inner
+def _start(j, now, nodes, each, run, limit, group, chosen, state, start, end, planned, crowd, free, held):  # type: ignore[no-untyped-def]
+    """Give a job the chosen nodes now."""
+    state[j], start[j], end[j], planned[j] = HELD_, now, now + run[j], now + limit[j]
+    crowd[group[j] + 1] += 1
+    for i in range(nodes[j]):
+        free[chosen[i]] -= each[j]
+        held[j, chosen[i]] = each[j]
 
 
 @njit()
@@ -158,6 +164,7 @@ def _play(  # type: ignore[no-untyped-def]
         free[n] = max(free[n], np.int64(0))
     most = len(times)
     now, look, fill = 0.0, 0.0, phase  # next looks of the main and of the backfill scheduler
+    looked = phase - interval
     while left > 0 and now < HORIZON_S:
         # the next thing that happens
         soon, comes = FOREVER, FOREVER
@@ -189,7 +196,9 @@ def _play(  # type: ignore[no-untyped-def]
         if happened:
             look = min(look, now + lag)
             if fill >= FOREVER:
-                fill = phase + np.ceil((now - phase) / interval) * interval
+                # where nothing had changed it slept for a second at a time (`slurm_clock`)
+                due = looked + interval
+                fill = due if due >= now else due + np.ceil(now - due)
         main = look <= now
         plan = backfill and fill <= now
         if not (main or plan):
@@ -197,7 +206,7 @@ def _play(  # type: ignore[no-untyped-def]
         if main:
             look = FOREVER
         if plan:
-            fill = FOREVER
+            fill, looked = FOREVER, now
         for p in range(len(blocked)):
             blocked[p] = False
         changed = False
@@ -212,16 +221,12 @@ def _play(  # type: ignore[no-untyped-def]
                     fits[n] = may[j, n] and free[n] >= each[j]
                     got += fits[n]
                 if got >= nodes[j]:
-                    got = _pick(fits, free, leaf, count, nodes[j], switches[j] if insists[j] > now else 0, chosen)
+                    got = _pick(fits, leaf, count, nodes[j], switches[j] if insists[j] > now else 0, chosen)
                 if got < nodes[j]:
                     blocked[part[j]] = True
                     continue
-                state[j], start[j], end[j], planned[j] = HELD_, now, now + run[j], now + limit[j]
-                crowd[group[j] + 1] += 1
+                _start(j, now, nodes, each, run, limit, group, chosen, state, start, end, planned, crowd, free, held)
                 left -= 1
-                for i in range(nodes[j]):
-                    free[chosen[i]] -= each[j]
-                    held[j, chosen[i]] = each[j]
         if not plan:
             continue
         # when each node has how many slots free by the limits of those who run
@@ -277,20 +282,16 @@ def _play(  # type: ignore[no-untyped-def]
                     follow += 1
                 if got >= nodes[j]:
                     tight = switches[j] if insists[j] > begin else 0
-                    got = _pick(fits, table[slice_], leaf, count, nodes[j], tight, chosen)
+                    got = _pick(fits, leaf, count, nodes[j], tight, chosen)
                 placed = got >= nodes[j]
                 if not placed:
                     slice_ += 1
             if not placed:
                 continue
             if slice_ == 0:
-                state[j], start[j], end[j], planned[j] = HELD_, now, now + run[j], now + limit[j]
-                crowd[group[j] + 1] += 1
+                _start(j, now, nodes, each, run, limit, group, chosen, state, start, end, planned, crowd, free, held)
                 left -= 1
                 changed = True
-                for i in range(nodes[j]):
-                    free[chosen[i]] -= each[j]
-                    held[j, chosen[i]] = each[j]
             # a slice ends where it does; whoever starts now holds its slots, whoever is planned its whole nodes
             until = times[slice_] + limit[j]
             cut = slice_ + 1

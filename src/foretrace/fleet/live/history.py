@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,9 @@ import numpy.typing as npt
 
 from foretrace.fleet.formats import read
 from foretrace.fleet.formats.source import load
-from foretrace.fleet.live.records import gpus_in, pairs, stamp
+from foretrace.fleet.live.records import job_of, pairs, stamp
 from foretrace.fleet.live.snapshot import QueuedJob
-from foretrace.fleet.workload import Float64, Workload
+from foretrace.fleet.workload import Float64
 
 MOST_ROWS = 4000  # the latest
 # How much more a past job counts for each thing that it shares with the one asked about, and how many past jobs the
@@ -28,73 +27,49 @@ ENDED = ("COMPLETED", "TIMEOUT", "FAILED", "OUT_OF_MEMORY")  # by itself; others
 AT_LIMIT = 0.1  # of the guess: jobs that run into their limit; the others end anywhere below it, in proportion
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastJob:
-    """A job that ended: who, what it asked for, and how long it ran, seconds."""
-
-    user: str
-    account: str
-    name: str
-    gpus: int
-    limit_s: float
-    ran_s: float
-    job: str = ""  # its number, where that is known
-
-
 def stem(name: str) -> str:
     """The name of a job without the numbers that tell runs of it apart."""
     return re.sub(r"\d+", "#", name)
 
 
-def read_past(path: str | Path) -> list[PastJob]:
+def read_past(path: str | Path) -> list[QueuedJob]:
     """Past jobs of a file of Slurm's jobcomp/filetxt, or of any log of jobs (docs/fleet-formats.md). ForetraceError."""
     source = load(path)
     if not (source.first.startswith("JobId=") and "JobState=" in source.first and "EndTime=" in source.first):
-        return of_log(read(path))
+        log = read(path)
+        account, name = log.details.get("account", log.tenant), log.details.get("name", log.model)
+        rows = zip(log.job, log.user, account, name, log.gpus, log.estimate_s, log.work_s, strict=True)
+        return ended(
+            QueuedJob(job=str(j), state="COMPLETED", user=str(u), account=str(a), name=str(n), gpus=int(g),
+                      limit_s=float(limit), ran_s=float(ran))
+            for j, u, a, n, g, limit, ran in rows
+        )  # fmt: skip
     found = []
     for said in pairs(source.text, "JobId"):
-        if said.get("JobState") not in ENDED:
-            continue
         try:
             ran = stamp(said["EndTime"]) - stamp(said["StartTime"])
-            limit = float(said["TimeLimit"]) * 60 if said.get("TimeLimit", "").isdecimal() else math.inf
         except (KeyError, ValueError):
             where = said.get("JobId", "")[:20]
             raise source.fail(f"job {where!r} has no times; is this the file of jobcomp/filetxt?") from None
-        if ran > 0:
-            user, gpus = re.sub(r"\(.*", "", said.get("UserId", "")), gpus_in(said.get("Tres", ""))
-            account, name = (said.get(key, "") for key in ("Account", "Name"))
-            found.append(
-                PastJob(user=user, account=account, name=name, gpus=gpus, limit_s=limit, ran_s=ran, job=said["JobId"])
-            )
-    return found[-MOST_ROWS:]
+        named = {"JobName": said.get("Name", ""), "TRES": said.get("Tres", ""), "NodeList": ""}
+        found.append(replace(job_of(said | named), ran_s=ran))
+    return ended(found)
 
 
-def of_log(log: Workload) -> list[PastJob]:
-    """The jobs of a log that ended."""
-    account = log.details.get("account", log.tenant)
-    name = log.details.get("name", log.model)
-    rows = zip(log.user, account, name, log.gpus, log.estimate_s, log.work_s, log.job, strict=True)
-    return [
-        PastJob(user=str(u), account=str(a), name=str(n), gpus=int(g), limit_s=float(e), ran_s=float(w), job=str(j))
-        for u, a, n, g, e, w, j in rows
-        if np.isfinite(w)
-    ][-MOST_ROWS:]
+def ended(jobs: Iterable[QueuedJob]) -> list[QueuedJob]:
+    """Those that ended by themselves, the latest."""
+    return [each for each in jobs if each.state in ENDED and each.ran_s > 0][-MOST_ROWS:]
 
 
-def with_queue(past: Sequence[PastJob], jobs: Iterable[QueuedJob]) -> list[PastJob]:
+def with_queue(past: Sequence[QueuedJob], jobs: Iterable[QueuedJob]) -> list[QueuedJob]:
     """Past jobs, and those of a queue that ended by themselves and are still shown, each once, as the queue has it."""
-    ended = [each for each in jobs if each.state in ENDED and each.ran_s > 0]
-    shown = {each.job for each in ended}
-    made = [
-        PastJob(user=j.user, account=j.account, name=j.name, gpus=j.gpus, limit_s=j.limit_s, ran_s=j.ran_s, job=j.job)
-        for j in ended
-    ]
-    return [*(each for each in past if each.job not in shown or not each.job), *made]
+    shown = ended(jobs)
+    known = {each.job for each in shown}
+    return [*(each for each in past if each.job not in known or not each.job), *shown]
 
 
 def drawn(
-    jobs: Sequence[QueuedJob], limits_s: Float64, past: Sequence[PastJob], draws: int, random: np.random.Generator
+    jobs: Sequence[QueuedJob], limits_s: Float64, past: Sequence[QueuedJob], draws: int, random: np.random.Generator
 ) -> Float64:
     """(draws, jobs) run times in seconds, each above what the job has run already and at most its limit.
 
@@ -135,7 +110,7 @@ def drawn(
     return made
 
 
-def _said(job: PastJob | QueuedJob, limit_s: float | None = None) -> tuple[object, ...]:
+def _said(job: QueuedJob, limit_s: float | None = None) -> tuple[object, ...]:
     """What two jobs may share, in the order of `SAME`."""
     return (job.user, job.account, stem(job.name), job.limit_s if limit_s is None else limit_s, job.gpus)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.live import history, queue
-from foretrace.fleet.live.forecast import HORIZON_S, play
-from foretrace.fleet.live.history import PastJob
+from foretrace.fleet.live.forecast import HORIZON_S, Queue, play
 from foretrace.fleet.live.snapshot import QueuedJob, Snapshot
-from foretrace.fleet.workload import Float64
+from foretrace.fleet.policies.slurm_options import numbers
+from foretrace.fleet.workload import Float64, Int64
 
 LOW, HIGH = 10, 90  # percentiles of the ranges
 PARAMETERS = ("bf_interval", "bf_window", "bf_max_job_test", "max_switch_wait")
@@ -84,17 +85,30 @@ class QueueAnswer:
     notes: tuple[str, ...]
 
 
+class Played(NamedTuple):
+    """A queue that was played on."""
+
+    queue: Queue
+    starts: Float64  # (draws, jobs), seconds from now
+    at: Mapping[str, int]  # where in the queue a job stands, the first of its tasks
+    free: Int64  # slots of each node that nobody holds now
+
+    def of(self, job: QueuedJob) -> Float64:
+        """(draws,) starts of a job; none where it is not played."""
+        return self.starts[:, self.at[job.job]] if job.job in self.at else np.empty(0)
+
+
 class Forecast:
     """One snapshot, played on `draws` times with the same run times and phases, as it is and with changes."""
 
-    def __init__(self, seen: Snapshot, past: Sequence[PastJob], *, draws: int = 200, seed: int = 0) -> None:
+    def __init__(self, seen: Snapshot, past: Sequence[QueuedJob], *, draws: int = 200, seed: int = 0) -> None:
         if draws < 20:
             raise ForetraceError(f"`draws={draws}`: a range needs 20 draws or more.")
         self.seen, self.draws, self.seed = seen, draws, seed
         self.past = history.with_queue(past, seen.jobs)
 
-    def of(self, seen: Snapshot) -> tuple[queue.Lined, Float64]:
-        """The queue of a snapshot, and (draws, jobs) its starts in seconds from now."""
+    def of(self, seen: Snapshot) -> Played:
+        """Play on the queue of a snapshot."""
         lined = queue.line_up(seen)
         random = np.random.default_rng(self.seed)
         phases = random.random(self.draws)
@@ -102,78 +116,54 @@ class Forecast:
         order = np.argsort([each.job for each in lined.jobs], kind="stable")
         jobs = [lined.jobs[i] for i in order]
         run = np.empty((self.draws, len(jobs)))
-        run[:, order] = history.drawn(jobs, lined.limits_s[order], self.past, self.draws, random)
-        return lined, play(lined.queue, run, queue.pace_of(seen), phases)
+        run[:, order] = history.drawn(jobs, lined.limit[order], self.past, self.draws, random)
+        at = {each.job: i for i, each in reversed(list(enumerate(lined.jobs)))}
+        return Played(lined, play(lined, run, phases), at, lined.slots - lined.held[lined.running].sum(axis=0))
 
 
 def ask(
     seen: Snapshot,
-    past: Sequence[PastJob],
+    past: Sequence[QueuedJob],
     *,
     job: str | None = None,
     draws: int = 200,
     seed: int = 0,
     racks: int = 0,
-    settings: Mapping[str, float] | None = None,
+    settings: Sequence[str] = (),
     progress: Callable[[float], None] | None = None,
 ) -> QueueAnswer:
     """When waiting jobs start; for `job` also what would start it sooner; with `racks` or `settings` what these do.
 
-    settings: SchedulerParameters to try, one by one. Raises ForetraceError for a job that does not exist.
+    settings: NAME=VALUE of SchedulerParameters to try, one by one. Raises ForetraceError for a job that does not exist.
     """
     chosen = seen.find(job) if job is not None else None
     told = progress or (lambda _: None)
     made = Forecast(seen, past, draws=draws, seed=seed)
-    lined, starts = made.of(seen)
+    here = made.of(seen)
     told(0.3)
-    found = [_start(each, lined, starts, seen) for each in seen.jobs if each.waiting]
+    found = [_start(each, here, seen) for each in seen.jobs if each.waiting]
     found.sort(key=lambda each: (each.start_s is None, each.start_s or 0.0))
-    asked = _start(chosen, lined, starts, seen) if chosen is not None else None
+    asked = _start(chosen, here, seen) if chosen is not None else None
     sooner: list[Sooner] = []
     if chosen is not None and chosen.waiting and asked is not None and asked.start_s is not None:
         tries = list(_tries(seen, chosen, made.past))
-        now = _of(chosen, lined, starts)
-        for i, (change, command, fields, risk) in enumerate(tries):
-            sooner.append(_tried(made, chosen, now, change, command, fields, risk))
+        for i, each in enumerate(tries):
+            sooner.append(_tried(made, chosen, here.of(chosen), *each))
             told(0.3 + 0.5 * (i + 1) / len(tries))
-    changes = []
     tried: dict[str, Snapshot] = {}
     if racks:
         tried[f"{racks} more rack{'s' if racks > 1 else ''}"] = queue.larger(seen, racks)
-    for name, value in (settings or {}).items():
-        tried[f"{name}={value:g}"] = queue.with_parameters(seen, {name: value})
-    for change, other in tried.items():
-        changes.append(_operated(made, change, other, lined, starts))
+    for word in settings:
+        tried[word] = replace(seen, parameters=replace(seen.parameters, **numbers("set", [word], PARAMETERS)))
+    changes = [_operated(made, change, other, here) for change, other in tried.items()]
     told(1.0)
-    notes = [*seen.notes, *lined.notes]
+    notes = [*seen.notes, *here.queue.notes]
     if not made.past:
         notes.append("no history of run times: jobs are taken to end anywhere below their limits")
     return QueueAnswer(
         seen=seen, starts=tuple(found), asked=asked, sooner=tuple(sooner), changes=tuple(changes), draws=draws,
-        past=len(made.past), left_out=lined.left_out, notes=tuple(notes),
+        past=len(made.past), left_out=here.queue.left_out, notes=tuple(notes),
     )  # fmt: skip
-
-
-def settings_of(words: Sequence[str]) -> dict[str, float]:
-    """SchedulerParameters from NAME=VALUE. Raises ForetraceError."""
-    found = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in PARAMETERS:
-            raise ForetraceError(f"`set={word}`: what is played knows {', '.join(PARAMETERS)}; give one of these.")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            found[name] = math.nan
-        if not 0 < found[name] < 1e9:
-            raise ForetraceError(f"`set={word}`: a value must be a number above 0, as in {name}=60.")
-    return found
-
-
-def _of(job: QueuedJob, lined: queue.Lined, starts: Float64) -> Float64:
-    """(draws,) starts of a job, the first of its tasks; nothing where it is not played."""
-    at = [i for i, each in enumerate(lined.jobs) if each.job == job.job]
-    return starts[:, at[0]] if at else np.empty(0)
 
 
 def spread_of(starts: Float64) -> tuple[float | None, float | None, float | None]:
@@ -187,11 +177,10 @@ def spread_of(starts: Float64) -> tuple[float | None, float | None, float | None
     return float(mid), float(max(low, 0.0)), float(high) if high < HORIZON_S else None
 
 
-def _start(job: QueuedJob, lined: queue.Lined, starts: Float64, seen: Snapshot) -> ForecastStart:
-    parts = {each.name: each for each in seen.partitions}
-    limit = queue.limit_of(job, parts)
-    mid, low, high = (-job.ran_s,) * 3 if job.running else spread_of(_of(job, lined, starts))
-    why = lined.left_out.get(job.job, "" if job.running else _why(job, seen, lined))
+def _start(job: QueuedJob, played: Played, seen: Snapshot) -> ForecastStart:
+    limit = queue.limit_of(job, {each.name: each for each in seen.partitions})
+    mid, low, high = (-job.ran_s,) * 3 if job.running else spread_of(played.of(job))
+    why = played.queue.left_out.get(job.job, "" if job.running else _why(job, played))
     slurm = job.start_s - seen.now_s if job.waiting and math.isfinite(job.start_s) else None
     return ForecastStart(
         job=job.job, user=job.user, partition=job.partition, name=job.name, nodes=job.nodes, gpus=job.gpus,
@@ -200,27 +189,25 @@ def _start(job: QueuedJob, lined: queue.Lined, starts: Float64, seen: Snapshot) 
     )  # fmt: skip
 
 
-def _why(job: QueuedJob, seen: Snapshot, lined: queue.Lined) -> str:
+def _why(job: QueuedJob, played: Played) -> str:
     """Slurm's reason, and what stands behind it in numbers."""
-    text = queue.pending(job)
-    at = next((i for i, each in enumerate(lined.jobs) if each.job == job.job), -1)
-    if at < 0:
+    text, lined = queue.pending(job), played.queue
+    if job.job not in played.at:
         return text
-    made = lined.queue
+    at = played.at[job.job]
     ahead = sum(1 for each in lined.jobs[:at] if each.waiting and each.partition == job.partition)
-    free = made.slots - made.held[made.running].sum(axis=0)
-    fit = int((made.may[at] & (free >= made.each[at])).sum())
-    asks = f"it needs {made.nodes[at]:,} node{'s' if made.nodes[at] > 1 else ''} with {made.each[at]:,} free each"
+    fit = int((lined.may[at] & (played.free >= lined.each[at])).sum())
+    asks = f"it needs {lined.nodes[at]:,} node{'s' if lined.nodes[at] > 1 else ''} with {lined.each[at]:,} free each"
     parts = [text, f"{asks}, {fit:,} {'has' if fit == 1 else 'have'} that now"]
     if ahead:
         stand = "job of its partition stands" if ahead == 1 else "jobs of its partition stand"
         parts.append(f"{ahead:,} {stand} before it")
-    if made.switches[at] and made.insists[at] > 0:
-        parts.append(f"it insists on {made.switches[at]} leaf switch for another {made.insists[at]:.0f} s")
+    if lined.switches[at] and lined.insists[at] > 0:
+        parts.append(f"it insists on {lined.switches[at]} leaf switch for another {lined.insists[at]:.0f} s")
     return "; ".join(parts)
 
 
-def _tries(seen: Snapshot, job: QueuedJob, past: Sequence[PastJob]) -> list[tuple[str, str, dict[str, object], str]]:
+def _tries(seen: Snapshot, job: QueuedJob, past: Sequence[QueuedJob]) -> list[tuple[str, str, dict[str, object], str]]:
     """Changes of a job: name, Slurm's command, fields, and what it risks."""
     parts = {each.name: each for each in seen.partitions}
     limit = queue.limit_of(job, parts)
@@ -250,8 +237,7 @@ def _tries(seen: Snapshot, job: QueuedJob, past: Sequence[PastJob]) -> list[tupl
 def _tried(
     made: Forecast, job: QueuedJob, now: Float64, change: str, command: str, fields: dict[str, object], risk: str
 ) -> Sooner:
-    lined, starts = made.of(queue.changed_job(made.seen, job.job, **fields))
-    then = _of(job, lined, starts)
+    then = made.of(queue.changed_job(made.seen, job.job, **fields)).of(job)
     if not len(then):
         return Sooner(
             change=change, command=command, start_s=None, low_s=None, high_s=None, sooner_s=None, helps=False,
@@ -265,15 +251,15 @@ def _tried(
     )  # fmt: skip
 
 
-def _operated(made: Forecast, change: str, other: Snapshot, lined: queue.Lined, starts: Float64) -> ClusterChange:
-    then, changed = made.of(other)
-    at = {each.job: i for i, each in enumerate(then.jobs)}
-    both = [(i, at[each.job]) for i, each in enumerate(lined.jobs) if each.waiting and each.job in at]
+def _operated(made: Forecast, change: str, other: Snapshot, here: Played) -> ClusterChange:
+    there = made.of(other)
+    both = [each.job for each in here.queue.jobs if each.waiting and each.job in there.at]
     if not both:
         raise ForetraceError(f"{made.seen.source} has no job that waits and could start; there is nothing to compare.")
-    here, there = (list(each) for each in zip(*both, strict=True))
-    mine = np.minimum(starts[:, here], HORIZON_S).mean(axis=1)
-    theirs = np.minimum(changed[:, there], HORIZON_S).mean(axis=1)
+    mine, theirs = (
+        np.minimum(played.starts[:, [played.at[job] for job in both]], HORIZON_S).mean(axis=1)
+        for played in (here, there)
+    )
     ratio = theirs / np.maximum(mine, 1e-9)
     low, high = np.percentile(ratio, [LOW, HIGH])
     return ClusterChange(

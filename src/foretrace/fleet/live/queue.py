@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.live.forecast import Queue, SchedulerPace
+from foretrace.fleet.live.forecast import Queue
 from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition, Snapshot
+from foretrace.fleet.workload import Float64, Int64
 
 MOST_JOBS, MOST_CELLS = 20_000, 40_000_000
 # Reasons (squeue(1)) that no schedule answers: somebody has to act, or a limit that is not seen here must ease.
@@ -24,112 +25,86 @@ _ANSWERED = ("JobArrayTaskLimit",)  # which the play knows
 _JOB = re.compile(r"(after\w*|singleton)(?::([\d_*+,:()\w]*))?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lined:
-    """The jobs that are played, in Slurm's order, as records (a task of an array each), and in numbers.
-
-    limits_s: (j,) time limits as Slurm plans with them. left_out: jobs that are not played → why.
-    """
-
-    jobs: tuple[QueuedJob, ...]
-    queue: Queue
-    limits_s: np.ndarray[tuple[int], np.dtype[np.float64]]
-    left_out: Mapping[str, str]
-    notes: tuple[str, ...]
-
-
-def line_up(seen: Snapshot) -> Lined:
+def line_up(seen: Snapshot) -> Queue:
     """What is played on from a snapshot. Raises ForetraceError where it is too large, or no node takes jobs."""
-    parts = {each.name: each for each in seen.partitions}
-    nodes = list(seen.nodes)
-    at = {each.name: i for i, each in enumerate(nodes)}
+    parts, nodes, now = {each.name: each for each in seen.partitions}, seen.nodes, seen.now_s
     devices = any(each.gpus for each in nodes)
-    left_out: dict[str, str] = {}
-    played: list[QueuedJob] = []
-    notes: list[str] = []
-    for job in seen.jobs:
-        if job.running:
-            played.append(job)
-        elif job.waiting:
-            why = stuck(job, seen)
-            if why:
-                left_out[job.job] = why
-            else:
-                played += _tasks(job)
+    left_out = {job.job: why for job in seen.jobs if job.waiting and (why := stuck(job, parts))}
+    played = [
+        task for job in seen.jobs if job.running or (job.waiting and job.job not in left_out) for task in _tasks(job)
+    ]
     if len(played) > MOST_JOBS or len(played) * max(len(nodes), 1) > MOST_CELLS:
         raise ForetraceError(
             f"{len(played):,} jobs on {len(nodes):,} nodes are more than is played ({MOST_CELLS:,} pairs); save the "
             "output of one partition, e.g. with squeue -p NAME and sinfo -p NAME."
         )
-    tiers = {each.name: each.tier for each in seen.partitions}
-
-    def rank(job: QueuedJob) -> tuple[float, ...]:
-        tier = max((tiers.get(name, 1) for name in job.partition.split(",")), default=1)
-        return (not job.running, -tier, -job.priority, _submit(job), _number(job.job))
-
-    played.sort(key=rank)
+    played.sort(key=lambda job: _rank(job, parts))
     slots = np.array([(each.gpus if devices and each.gpus else each.cpus) if each.usable else 0 for each in nodes])
-    names = list(dict.fromkeys(job.partition.split(",")[0] for job in played)) or [""]
-    switch = {host: i for i, hosts in enumerate(seen.leaves.values()) for host in hosts}
-    count = (len(played), len(nodes))
-    may, held = np.zeros(count, bool), np.zeros(count, np.int64)
-    number, each = np.ones(count[0], np.int64), np.ones(count[0], np.int64)
-    limits = np.array([limit_of(job, parts) for job in played], np.float64)
-    for i, job in enumerate(played):
+    rows: list[tuple[QueuedJob, Int64, Int64, int, int]] = []  # job, where it may run, what it holds, nodes, slots
+    at, known = {node.name: i for i, node in enumerate(nodes)}, {job.job: 0 for job in played}
+    for job in played:
+        may, held, shape = np.zeros(len(nodes), np.int64), np.zeros(len(nodes), np.int64), (1, 1)
         if job.running:
             for host, share in job.held.items():
                 if host in at:
                     node = nodes[at[host]]
                     used = share if node.gpus else -(-job.cpus // len(job.held))
-                    held[i, at[host]] = slots[at[host]] if job.exclusive else min(used, node.gpus or node.cpus)
-            continue
-        may[i] = [_fits(job, node, parts) for node in nodes]
-        largest = int(slots[may[i]].max(initial=0))
-        whole = job.exclusive or any(parts[name].whole for name in job.partition.split(",") if name in parts)
-        number[i], each[i] = _shape(job, largest, devices, whole=whole)
-        if int((slots[may[i]] >= each[i]).sum()) < number[i] or not largest:
-            left_out[job.job] = "no set of nodes that are up now could hold it"
-    listed = {job.job for job in played}
-    for job in played:
-        if job.reason == "Dependency" and _awaited(job, dict.fromkeys(listed, 0)) < 0:
-            left_out[job.job] = f"it depends on {job.after}, whose end is not known here"
-    keep = np.array([job.running or job.job not in left_out for job in played], bool)
-    index = {job.job: i for i, job in enumerate(job for job, yes in zip(played, keep, strict=True) if yes)}
-    kept = tuple(job for job, yes in zip(played, keep, strict=True) if yes)
-    groups = {name: i for i, name in enumerate(dict.fromkeys(job.array for job in kept if job.array))}
-    now = seen.now_s
-    most_wait = seen.parameter("max_switch_wait", 300.0)
-    queue = Queue(
-        slots=slots.astype(np.int64),
+                    held[at[host]] = slots[at[host]] if job.exclusive else min(used, node.gpus or node.cpus)
+        else:
+            may[:] = [_fits(job, node, parts) for node in nodes]
+            largest = int(slots[may > 0].max(initial=0))
+            whole = job.exclusive or any(parts[name].whole for name in _partitions(job) if name in parts)
+            shape = _shape(job, largest, devices, whole=whole)
+            if not largest or int((slots[may > 0] >= shape[1]).sum()) < shape[0]:
+                left_out[job.job] = "no set of nodes that are up now could hold it"
+            if job.reason == "Dependency" and _awaited(job, known) < 0:
+                left_out[job.job] = f"it depends on {job.after}, whose end is not known here"
+        if job.job not in left_out:
+            rows.append((job, may, held, *shape))
+    jobs = tuple(row[0] for row in rows)
+    strange = sum(not job.held for job in jobs if job.running)
+    note = f"where {strange} running jobs are is not said; their nodes are taken to be free"
+    index = {job.job: i for i, job in enumerate(jobs)}
+    groups = {name: i for i, name in enumerate(dict.fromkeys(job.array for job in jobs if job.array))}
+    first = {name: i for i, name in enumerate(dict.fromkeys(_partitions(job)[0] for job in jobs))}
+    switch = {host: i for i, hosts in enumerate(seen.leaves.values()) for host in hosts}
+    given = seen.parameters
+
+    def column(said: Callable[[QueuedJob], float]) -> Float64:
+        return np.array([said(job) for job in jobs], np.float64)
+
+    def counts(said: Callable[[QueuedJob], int]) -> Int64:
+        return np.array([said(job) for job in jobs], np.int64)
+
+    shapes = np.array([row[3:] for row in rows], np.int64).reshape(-1, 2)
+    empty = np.zeros((0, len(nodes)), np.int64)
+    return Queue(
+        jobs=jobs, left_out=left_out, notes=(note,) * bool(strange), slots=slots.astype(np.int64),
         leaf=np.array([switch.get(node.name, len(seen.leaves)) for node in nodes], np.int64),
-        running=np.array([job.running for job in kept], bool), nodes=number[keep], each=each[keep], may=may[keep],
-        held=held[keep], limit=limits[keep], began=np.array([-job.ran_s if job.running else 0.0 for job in kept]),
-        eligible=np.array([_eligible(job, now) for job in kept], np.float64),
-        part=np.array([names.index(job.partition.split(",")[0]) for job in kept], np.int64),
-        switches=np.array([job.switches for job in kept], np.int64),
-        insists=np.array([_submit(job) - now + min(job.switch_wait_s, most_wait) for job in kept], np.float64),
-        waits_for=np.array([_awaited(job, index) for job in kept], np.int64),
-        group=np.array([groups.get(job.array, -1) for job in kept], np.int64),
-        throttle=np.array([job.throttle for job in kept], np.int64),
+        running=np.array([job.running for job in jobs], bool), nodes=shapes[:, 0], each=shapes[:, 1],
+        may=np.array([row[1] for row in rows] or empty).astype(bool),
+        held=np.array([row[2] for row in rows] or empty), limit=column(lambda job: limit_of(job, parts)),
+        began=column(lambda job: -job.ran_s if job.running else 0.0), eligible=column(lambda job: _eligible(job, now)),
+        part=counts(lambda job: first[_partitions(job)[0]]), switches=counts(lambda job: job.switches),
+        insists=column(lambda job: _submit(job) - now + min(job.switch_wait_s, given.max_switch_wait)),
+        waits_for=counts(lambda job: _awaited(job, index)), group=counts(lambda job: groups.get(job.array, -1)),
+        throttle=counts(lambda job: job.throttle), parameters=given, backfill=seen.backfill,
+        # half of batch_sched_delay; the thread that makes passes wakes every second
+        lag_s=max(given.batch_sched_delay / 2, 1.0),
     )  # fmt: skip
-    strange = sum(not job.held for job in kept if job.running)
-    if strange:
-        notes.append(f"where {strange} running jobs are is not said; their nodes are taken to be free")
-    return Lined(jobs=kept, queue=queue, limits_s=limits[keep], left_out=left_out, notes=tuple(notes))
 
 
-def pace_of(seen: Snapshot) -> SchedulerPace:
-    """How often this Slurm decides, from its SchedulerParameters."""
-    return SchedulerPace(
-        interval_s=max(seen.parameter("bf_interval", 30.0), 1.0),
-        window_s=seen.parameter("bf_window", 1440.0) * 60,
-        depth=int(min(max(seen.parameter("bf_max_job_test", 500.0), 1.0), 5000.0)),
-        backfill=seen.settings.get("schedulertype", "sched/backfill") != "sched/builtin",
-        lag_s=max(seen.parameter("batch_sched_delay", 3.0), seen.parameter("sched_min_interval", 2e6) / 1e6) / 2,
-    )
+def _rank(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> tuple[float, ...]:
+    """Who is considered first, sorted ascending."""
+    tier = max((parts[name].tier if name in parts else 1 for name in _partitions(job)), default=1)
+    return (not job.running, -tier, -job.priority, _submit(job), _number(job.job))
 
 
-def stuck(job: QueuedJob, seen: Snapshot) -> str:
+def _partitions(job: QueuedJob) -> list[str]:
+    return job.partition.split(",")
+
+
+def stuck(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> str:
     """Why no schedule says when it starts, "" where one does."""
     reason = job.reason
     if _NOBODY.search(reason) and not reason.startswith(_ANSWERED):
@@ -138,8 +113,7 @@ def stuck(job: QueuedJob, seen: Snapshot) -> str:
         return f"it waits for the reservation {job.reservation}, which is not read here"
     if job.priority == 0 and reason not in ("", "None", "Dependency", "BeginTime"):
         return "it is held (priority 0); scontrol release lets it go"
-    parts = {each.name: each for each in seen.partitions}
-    names = [name for name in job.partition.split(",") if name]
+    names = [name for name in _partitions(job) if name]
     if names and all(name in parts and not parts[name].up for name in names):
         return f"partition {job.partition} is not up"
     if reason == "Dependency" and not _on(job):
@@ -184,7 +158,7 @@ def pending(job: QueuedJob) -> str:
 
 def limit_of(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> float:
     """The time limit that Slurm plans with: the job's, its partition's default, or its partition's limit; seconds."""
-    given = [parts[name] for name in job.partition.split(",") if name in parts]
+    given = [parts[name] for name in _partitions(job) if name in parts]
     limit = job.limit_s
     for each in given:
         limit = each.default_s if math.isnan(limit) else limit
@@ -229,7 +203,7 @@ def _awaited(job: QueuedJob, index: Mapping[str, int]) -> int:
 def _fits(job: QueuedJob, node: SlurmNode, parts: Mapping[str, SlurmPartition]) -> bool:
     if not node.usable or node.name in job.without or (job.only and node.name not in job.only):
         return False
-    given = [parts[name] for name in job.partition.split(",") if name in parts]
+    given = [parts[name] for name in _partitions(job) if name in parts]
     if given and not any(node.name in part.nodes for part in given):
         return False
     wanted = [word for word in re.split(r"[&,]", job.features) if word]
@@ -266,16 +240,6 @@ def larger(seen: Snapshot, racks: int) -> Snapshot:
         nodes += [replace(known[host], name=name, state="IDLE") for host, name in added.items()]
         leaves[f"added{i + 1}"] = tuple(added.values())
         parts = [
-            replace(part, nodes=(*part.nodes, *(added[host] for host in part.nodes if host in added))) for part in parts
+            replace(each, nodes=each.nodes | {added[host] for host in each.nodes & added.keys()}) for each in parts
         ]
     return replace(seen, nodes=tuple(nodes), leaves=leaves, partitions=tuple(parts))
-
-
-def with_parameters(seen: Snapshot, changes: Mapping[str, float]) -> Snapshot:
-    """The snapshot with other SchedulerParameters."""
-    kept = [
-        word for word in seen.settings.get("schedulerparameters", "").split(",")
-        if word and word.partition("=")[0].strip() not in changes
-    ]  # fmt: skip
-    words = [*kept, *(f"{key}={value:g}" for key, value in changes.items())]
-    return replace(seen, settings={**seen.settings, "schedulerparameters": ",".join(words)})

@@ -1,7 +1,8 @@
 """What Slurm's commands print, as records: `scontrol show ...`, `squeue` (columns or JSON), `sinfo --json`.
 
-Formats as of Slurm 20 to 25: scontrol(1), squeue(1), sinfo(1). A record that says nothing that is needed, or a value
-that cannot be, raises ForetraceError in one sentence; keys that are not known are passed over.
+Formats as of Slurm 20 to 25: scontrol(1), squeue(1), sinfo(1). Columns and JSON become the keys of scontrol first, so
+that a job is read in one place. A record that says nothing that is needed, or a value that cannot be, raises
+ForetraceError in one sentence; keys that are not known are passed over.
 """
 
 from __future__ import annotations
@@ -11,34 +12,45 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet.formats import slurm
 from foretrace.fleet.formats.slurm_cluster import expand
 from foretrace.fleet.formats.source import Source, split_line
-from foretrace.fleet.live.snapshot import GONE, RUNNING, WAITING, QueuedJob, SlurmNode, SlurmPartition
+from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition
 
+_Made = TypeVar("_Made")
 _KEY = re.compile(r"(?:(?<=\s)|^)([A-Za-z][A-Za-z0-9_/:.]*)=")
 _FREE = re.compile(r"\b(JobName|Command|WorkDir|Comment|AdminComment|OS)=")  # their values may hold blanks
 _GPU = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][^:=,()]*))?(?:[:=](\d{1,7}))?(?=[,(\s]|$)")
-_TIME = re.compile(r"(?:(\d{1,6})-)?(\d{1,7})(?::(\d{1,2}))?(?::(\d{1,2}))?(?:\.\d*)?")
 _TASKS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
+_NUMBER = re.compile(
+    r"(\d{1,12})(?:_(?:(\d{1,9})|\[([^\]]*)\]?))?(?:\+\d+)?"
+)  # of a job, with a task or those that wait
 NOTHING = frozenset({"", "(null)", "N/A", "None", "none", "Unknown", "NONE", "NOT_SET", "null"})
-SQUEUE = "%i|%T|%r|%S|%N|%D|%l|%M|%b|%Q|%P|%u|%a|%q|%V|%C|%E|%f|%n|%x|%h|%j"  # names last: they may hold a bar
+SQUEUE = "%i|%T|%r|%S|%N|%D|%l|%M|%b|%Q|%P|%u|%a|%V|%C|%E|%f|%n|%x|%h|%j"  # names last: they may hold a bar
+# What columns of squeue and keys of its JSON are called by scontrol.
 _COLUMNS = {
-    "jobid": "job", "state": "state", "st": "state", "reason": "reason", "start_time": "start", "nodelist": "held",
-    "nodelist(reason)": "held", "nodes": "nodes", "time_limit": "limit", "time": "ran", "tres_per_node": "gres",
-    "gres": "gres", "priority": "priority", "partition": "partition", "user": "user", "account": "account",
-    "qos": "qos", "submit_time": "submit", "cpus": "cpus", "dependency": "after", "features": "features",
-    "req_nodes": "only", "exc_nodes": "without", "over_subscribe": "shared", "oversubscribe": "shared",
-    "shared": "shared", "name": "name",
+    "jobid": "JobId", "state": "JobState", "st": "JobState", "reason": "Reason", "start_time": "StartTime",
+    "nodelist": "NodeList", "nodelist(reason)": "NodeList", "nodes": "NumNodes", "time_limit": "TimeLimit",
+    "time": "RunTime", "tres_per_node": "TresPerNode", "gres": "TresPerNode", "priority": "Priority",
+    "partition": "Partition", "user": "UserId", "account": "Account", "submit_time": "SubmitTime", "cpus": "NumCPUs",
+    "dependency": "Dependency", "features": "Features", "req_nodes": "ReqNodeList", "exc_nodes": "ExcNodeList",
+    "over_subscribe": "OverSubscribe", "oversubscribe": "OverSubscribe", "shared": "OverSubscribe", "name": "JobName",
 }  # fmt: skip
-_SHORT = {
-    "PD": "PENDING", "R": "RUNNING", "CG": "COMPLETING", "CF": "CONFIGURING", "S": "SUSPENDED", "RQ": "REQUEUED",
-    "SO": "STAGE_OUT", "ST": "STOPPED", "RH": "REQUEUE_HOLD", "RS": "RESIZING", "SI": "SIGNALING", "SE": "SPECIAL_EXIT",
-    "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED", "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED",
-    "OOM": "OUT_OF_MEMORY", "RF": "REQUEUE_FED", "RD": "RESV_DEL_HOLD", "BF": "BOOT_FAIL", "DL": "DEADLINE",
-    "RV": "REVOKED",
+_JSON = {
+    "job_id": "JobId", "job_state": "JobState", "state_reason": "Reason", "name": "JobName", "user_name": "UserId",
+    "account": "Account", "partition": "Partition", "priority": "Priority", "node_count": "NumNodes", "cpus": "NumCPUs",
+    "tasks": "NumTasks", "tres_per_node": "TresPerNode", "tres_per_job": "TresPerJob", "tres_per_task": "TresPerTask",
+    "tres_alloc_str": "TRES", "tres_req_str": "ReqTRES", "nodes": "NodeList", "time_limit": "TimeLimit",
+    "submit_time": "SubmitTime", "eligible_time": "EligibleTime", "start_time": "StartTime", "dependency": "Dependency",
+    "features": "Features", "required_nodes": "ReqNodeList", "excluded_nodes": "ExcNodeList",
+    "resv_name": "Reservation", "array_job_id": "ArrayJobId", "array_max_tasks": "ArrayTaskThrottle",
+}  # fmt: skip
+_JSON_NODE = {
+    "name": "NodeName", "gres": "Gres", "cpus": "CPUTot", "state": "State", "partitions": "Partitions",
+    "active_features": "ActiveFeatures",
 }  # fmt: skip
 
 
@@ -53,23 +65,11 @@ def stamp(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """[days-]hours:minutes:seconds, minutes:seconds or minutes, in seconds; inf, nan if not set. Raises ValueError."""
+    """A duration as Slurm writes it in seconds; inf without a limit, nan where none is set. Raises ValueError."""
     text = text.strip()
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return math.inf
-    if text in NOTHING or text in ("Partition_Limit", "PARTITION_LIMIT", "INVALID"):
-        return math.nan
-    found = _TIME.fullmatch(text)
-    if not found:
-        raise ValueError(f"{text[:30]!r} is no duration")
-    days, *parts = found.groups()
-    given = [int(each) for each in parts if each is not None]
-    if days is not None:
-        hours, minutes, seconds = [*given, 0, 0][:3]
-        return float(int(days) * 86400 + hours * 3600 + minutes * 60 + seconds)
-    if len(given) == 3:
-        return float(given[0] * 3600 + given[1] * 60 + given[2])
-    return float(given[0] * 60 + (given[1] if len(given) == 2 else 0))
+    return math.nan if text in NOTHING or text.upper() in slurm.NO_LIMIT else slurm.duration(text)
 
 
 def gpus_in(text: str) -> int:
@@ -99,10 +99,11 @@ def pairs(text: str, first: str) -> Iterator[dict[str, str]]:
     begins = [found.start() for found in re.finditer(rf"^\s*{first}=", text, re.MULTILINE)]
     for begin, end in zip(begins, [*begins[1:], len(text)], strict=False):
         said: dict[str, str] = {}
-        for line in text[begin:end].splitlines():
+        lines = text[begin:end].strip().splitlines()
+        for line in lines:
             marks = list(_KEY.finditer(line))
             free = _FREE.search(line)
-            if free and "UserId=" not in line[free.end() :] and len(line) < 4000:  # not -o: the rest of the line
+            if free and len(lines) > 1:  # not -o, and not jobcomp: its value is the rest of the line
                 marks = [each for each in marks if each.start() <= free.start()]
             for i, mark in enumerate(marks):
                 stop = marks[i + 1].start() if i + 1 < len(marks) else len(line)
@@ -112,22 +113,14 @@ def pairs(text: str, first: str) -> Iterator[dict[str, str]]:
         yield said
 
 
-def _checked(kind: str, name: str, make: Callable[[], Any]) -> Any:
+def _checked(kind: str, name: str, make: Callable[[], _Made]) -> _Made:
     try:
         return make()
     except ForetraceError:
         raise
     except (ValueError, OverflowError, TypeError, KeyError, IndexError, AttributeError) as error:
-        why = " ".join(str(error).split())[:100]
+        why = f"it says no {error.args[0]}" if isinstance(error, KeyError) else " ".join(str(error).split())[:100]
         raise ForetraceError(f"{kind} {name[:40]!r} cannot be read ({why}); is this the output of Slurm?") from None
-
-
-def _state(word: str) -> str:
-    first = re.split(r"[ ,+]", word.strip())[0].upper()
-    state = _SHORT.get(first, first)
-    if state not in RUNNING | WAITING | GONE:
-        raise ValueError(f"its state is {word[:30]!r}, which Slurm does not document")
-    return state
 
 
 def _tasks(text: str) -> tuple[int, int]:
@@ -146,7 +139,7 @@ def _tasks(text: str) -> tuple[int, int]:
 
 
 def job_of(said: Mapping[str, str]) -> QueuedJob:
-    """One record of `scontrol show job`. Raises ForetraceError."""
+    """One job, by the keys of `scontrol show job`. Raises ForetraceError."""
     ident = said.get("JobId", "").split(" ")[0]
 
     def make() -> QueuedJob:
@@ -154,18 +147,21 @@ def job_of(said: Mapping[str, str]) -> QueuedJob:
             value = said.get(key, "")
             return "" if value in NOTHING else value
 
-        state = _state(said["JobState"])
+        state = slurm.state_of(said["JobState"])
+        if not state:
+            raise ValueError(f"its state is {said['JobState'][:30]!r}, which Slurm does not document")
+        waits, runs = state in slurm.WAITING, state in slurm.RUNNING
         nodes = max(number(said.get("NumNodes", "1")), 1)
         task, tasks, throttle = text("ArrayTaskId"), 1, int(text("ArrayTaskThrottle") or 0)
-        if state in WAITING and task and not task.isdecimal():
+        if waits and task and not task.isdecimal():
             tasks, most = _tasks(task)
             throttle = most or throttle
-        per_node, in_all = gpus_in(text("TresPerNode")), gpus_in(text("TresPerJob"))
-        gpus = in_all or per_node * nodes
+        per_node = gpus_in(text("TresPerNode"))
+        gpus = gpus_in(text("TresPerJob")) or per_node * nodes
         gpus = gpus or gpus_in(text("TresPerTask")) * number(said.get("NumTasks", "1"))
         gpus = gpus or gpus_in(text("TresPerSocket")) * nodes
         gpus = gpus_in(said.get("JOB_GRES", "")) or gpus or gpus_in(text("ReqTRES")) or gpus_in(text("TRES"))
-        held = names(said.get("NodeList", "")) if state in RUNNING else ()
+        held = names(said.get("NodeList", "")) if runs else ()
         holding = dict.fromkeys(held, -(-gpus // max(len(held), 1)))
         for line in said.get("held", "").splitlines():
             found = re.match(r"Nodes=(\S+) .*?GRES=(\S*)", line)
@@ -175,34 +171,33 @@ def job_of(said: Mapping[str, str]) -> QueuedJob:
         array, over = text("ArrayJobId"), said.get("OverSubscribe", "")
         return QueuedJob(
             job=f"{array}_{task}" if array and task.isdecimal() else ident, state=state, reason=said.get("Reason", ""),
-            name=text("JobName"), user=re.sub(r"\(.*", "", text("UserId")), account=text("Account"), qos=text("QOS"),
+            name=text("JobName"), user=re.sub(r"\(.*", "", text("UserId")), account=text("Account"),
             partition=text("Partition"), priority=float(text("Priority") or 0), nodes=nodes, per_node=per_node,
             gpus=gpus, cpus=number(said.get("NumCPUs", "1")), exclusive=over in ("NO", "EXCLUSIVE"),
             limit_s=duration(said.get("TimeLimit", "")), submit_s=stamp(said.get("SubmitTime", "")),
             eligible_s=stamp(said.get("EligibleTime", "")), start_s=stamp(said.get("StartTime", "")),
             ran_s=duration(said.get("RunTime", "0")), held=holding, switches=number(switches) if switches else 0,
             switch_wait_s=duration(wait) if wait else math.inf, after=text("Dependency"), features=text("Features"),
-            only=names(said.get("ReqNodeList", "")), without=names(said.get("ExcNodeList", "")), tasks=tasks,
-            throttle=throttle, array=array, reservation=text("Reservation"),
+            only=names(said.get("ReqNodeList", "")) if waits else (), without=names(said.get("ExcNodeList", "")),
+            tasks=tasks, throttle=throttle, array=array, reservation=text("Reservation"),
         )  # fmt: skip
 
-    return _checked("job", ident, make)  # type: ignore[no-any-return]
+    return _checked("job", ident, make)
 
 
 def node_of(said: Mapping[str, str]) -> SlurmNode:
-    """One record of `scontrol show node`. Raises ForetraceError."""
+    """One node, by the keys of `scontrol show node`. Raises ForetraceError."""
     name = said.get("NodeName", "")
 
     def make() -> SlurmNode:
-        gpus = gpus_in(said.get("Gres", "")) or gpus_in(said.get("CfgTRES", ""))
-        parts = said.get("Partitions", "")
+        parts, features = (said.get(key, "").split(",") for key in ("Partitions", "ActiveFeatures"))
         return SlurmNode(
-            name=name, gpus=gpus, cpus=number(said.get("CPUTot", "1")), state=said["State"].split(" ")[0],
-            partitions=tuple(each for each in parts.split(",") if each),
-            features=tuple(each for each in said.get("ActiveFeatures", "").split(",") if each not in NOTHING),
+            name=name, gpus=gpus_in(said.get("Gres", "")) or gpus_in(said.get("CfgTRES", "")),
+            cpus=number(said.get("CPUTot", "1")), state=said["State"].split(" ")[0],
+            partitions=tuple(filter(None, parts)), features=tuple(each for each in features if each not in NOTHING),
         )  # fmt: skip
 
-    return _checked("node", name, make)  # type: ignore[no-any-return]
+    return _checked("node", name, make)
 
 
 def partition_of(said: Mapping[str, str]) -> SlurmPartition:
@@ -212,13 +207,12 @@ def partition_of(said: Mapping[str, str]) -> SlurmPartition:
     def make() -> SlurmPartition:
         limit = duration(said.get("MaxTime", "UNLIMITED"))
         return SlurmPartition(
-            name=name, nodes=names(said.get("Nodes", "")), limit_s=math.inf if math.isnan(limit) else limit,
+            name=name, nodes=frozenset(names(said.get("Nodes", ""))), limit_s=math.inf if math.isnan(limit) else limit,
             default_s=duration(said.get("DefaultTime", "NONE")), tier=number(said.get("PriorityTier", "1")),
             up=said.get("State", "UP") == "UP", whole=said.get("OverSubscribe", "").startswith("EXCLUSIVE"),
-            default=said.get("Default", "") == "YES",
         )  # fmt: skip
 
-    return _checked("partition", name, make)  # type: ignore[no-any-return]
+    return _checked("partition", name, make)
 
 
 def leaves_of(text: str) -> dict[str, tuple[str, ...]]:
@@ -241,51 +235,60 @@ def queue_table(source: Source) -> list[QueuedJob]:
     """`squeue` in columns: apart by bars (-o "...|..."), or by blanks, as by default. Raises ForetraceError."""
     header, bars = source.first, "|" in source.first
     heads = header.split("|") if bars else header.split()
-    at = {_COLUMNS[each.strip().lower()]: i for i, each in enumerate(heads) if each.strip().lower() in _COLUMNS}
-    if not {"job", "state"} <= set(at):
+    keys = [_COLUMNS.get(each.strip().lower(), "") for each in heads]
+    if not {"JobId", "JobState"} <= set(keys):
         raise source.fail('has no columns JOBID and STATE; print it with squeue -a -r -o "' + SQUEUE + '".')
-    lines = [line for line in source.lines if line.strip()][1:]
     jobs = []
-    for line in lines:
-        if line.strip() == header.strip():  # of a second partition or call
+    for line in source.lines:
+        if not line.strip() or line.strip() == header.strip():  # also that of a second partition or call
             continue
         cells = (split_line(line, "|") or []) if bars else line.split(None, len(heads) - 1)
         if len(cells) < len(heads):
             raise source.fail(f"line {line[:40]!r} has {len(cells)} columns where {len(heads)} belong; print it again.")
-        row = {key: cells[i].strip() for key, i in at.items()}
-        jobs.append(_checked("job", row["job"], partial(_row, row)))
+        said = dict(zip(keys, map(str.strip, cells), strict=False))
+        found = _NUMBER.fullmatch(said["JobId"])
+        if not found:
+            raise source.fail(f"job {said['JobId'][:20]!r} has no number; is this the output of squeue?")
+        if found[2] or found[3]:
+            said |= {"JobId": found[1], "ArrayJobId": found[1], "ArrayTaskId": found[2] or found[3]}
+        if said.get("NodeList", "").startswith("("):  # the reason, in the column of nodes
+            said |= {"Reason": said.get("Reason") or said["NodeList"].strip("()"), "NodeList": ""}
+        jobs.append(job_of(said))
     return jobs
-
-
-def _row(row: Mapping[str, str]) -> QueuedJob:
-    def text(key: str) -> str:
-        return "" if row.get(key, "") in NOTHING else row[key]
-
-    found = re.fullmatch(r"(\d{1,12})(?:_(?:(\d{1,9})|\[([^\]]*)\]?))?(?:\+\d+)?", row["job"])
-    if not found:
-        raise ValueError("its number is no number")
-    state, reason, held = _state(row["state"]), row.get("reason", ""), row.get("held", "")
-    if held.startswith("("):
-        reason, held = reason or held.strip("()"), ""
-    tasks, throttle = _tasks(found[3]) if found[3] else (1, 0)
-    hosts, nodes = names(held) if state in RUNNING else (), max(number(row.get("nodes", "1")), 1)
-    per_node = gpus_in(text("gres"))
-    return QueuedJob(
-        job=f"{found[1]}_{found[2]}" if found[2] else found[1], state=state, reason=reason, name=text("name"),
-        user=text("user"), account=text("account"), qos=text("qos"), partition=text("partition"),
-        priority=float(text("priority") or 0), nodes=nodes, per_node=per_node, gpus=per_node * nodes,
-        cpus=number(row.get("cpus", "1")), exclusive=row.get("shared", "") in ("NO", "EXCLUSIVE"),
-        limit_s=duration(row.get("limit", "")), submit_s=stamp(row.get("submit", "")), eligible_s=math.nan,
-        start_s=stamp(row.get("start", "")), ran_s=duration(row.get("ran", "0:00")),
-        held=dict.fromkeys(hosts, per_node), after=text("after"), features=text("features"),
-        only=names(row.get("only", "")) if state in WAITING else (),
-        without=names(row.get("without", "")), tasks=tasks, throttle=throttle, array=found[1] if found[3] else "",
-    )  # fmt: skip
 
 
 def queue_json(whole: Mapping[str, Any], where: str) -> list[QueuedJob]:
     """`squeue --json` of any of its versions. Raises ForetraceError."""
-    return [_checked("job", str(row.get("job_id", "?")), partial(_object, row)) for row in _rows(whole, "jobs", where)]
+    rows = _rows(whole, "jobs", where)
+    return [job_of(_checked("job", str(row.get("job_id", "?")), partial(_job_said, row))) for row in rows]
+
+
+def _job_said(row: Mapping[str, Any]) -> dict[str, str]:
+    said = {key: _text(row[name]) for name, key in _JSON.items() if name in row}
+    said["JobState"] = said["JobState"].split(",")[0]
+    said["ArrayTaskId"] = _text(row.get("array_task_string")) or _text(row.get("array_task_id"))
+    said["ArrayJobId"] = said.get("ArrayJobId", "").removeprefix("0")  # 0: none
+    wait = number(_text(row.get("maximum_switch_wait_time")) or "0")
+    said["Switches"] = _text(row.get("required_switches")).removeprefix("0") + f"@{wait // 60}:{wait % 60}" * bool(wait)
+    if row.get("exclusive") is True or "none" in (row.get("shared") or ()):
+        said["OverSubscribe"] = "NO"
+    details, hosts = [str(each) for each in row.get("gres_detail") or ()], names(said.get("NodeList", ""))
+    said["JOB_GRES"] = f"gpu:{sum(map(gpus_in, details))}" * bool(details)
+    if len(details) == len(hosts):
+        said["held"] = "\n".join(f"Nodes={host} GRES={gpus}" for host, gpus in zip(hosts, details, strict=True))
+    return {key: value for key, value in said.items() if value}
+
+
+def nodes_json(whole: Mapping[str, Any], where: str) -> list[SlurmNode]:
+    """`sinfo --json` of 22.05 or `scontrol show node --json`. Raises ForetraceError."""
+    found = []
+    for row in _rows(whole, "nodes", where):
+        said = {key: _text(row[name]) for name, key in _JSON_NODE.items() if name in row}
+        flags = _text(row.get("state_flags"))
+        if "State" in said:
+            said["State"] = f"{said['State']},{flags}".strip(",").replace(",", "+").upper()
+        found.append(node_of(said))
+    return found
 
 
 def _rows(whole: Mapping[str, Any], key: str, where: str) -> list[dict[str, Any]]:
@@ -295,62 +298,12 @@ def _rows(whole: Mapping[str, Any], key: str, where: str) -> list[dict[str, Any]
     return rows
 
 
-def plain_number(value: Any) -> float:
-    """A number of Slurm's JSON: as it is, or {set, infinite, number} from 23.02 on; nan where it is not set."""
+def _text(value: Any) -> str:
+    """A value of Slurm's JSON as scontrol prints it; numbers are plain, or {set, infinite, number} from 23.02 on."""
     if isinstance(value, dict):
         if value.get("infinite"):
-            return math.inf
-        return plain_number(value.get("number")) if value.get("set", True) else math.nan
-    return math.nan if value is None or isinstance(value, bool) else float(value)
-
-
-def _object(row: Mapping[str, Any]) -> QueuedJob:
-    def count(key: str, default: int = 0) -> int:
-        value = plain_number(row.get(key))
-        return int(min(max(value, 0.0), 1e9)) if math.isfinite(value) else default
-
-    def moment(key: str) -> float:
-        return plain_number(row.get(key)) or math.nan  # 0: not yet
-
-    def text(key: str) -> str:
-        value = row.get(key)
-        return "" if value is None or str(value) in NOTHING else str(value)
-
-    states = row["job_state"]
-    state = _state(str(states[0] if isinstance(states, list) else states))
-    nodes, array, task = max(count("node_count"), 1), count("array_job_id"), plain_number(row.get("array_task_id"))
-    tasks, throttle = _tasks(text("array_task_string")) if text("array_task_string") else (1, count("array_max_tasks"))
-    per_node, hosts = gpus_in(text("tres_per_node")), names(text("nodes")) if state in RUNNING else ()
-    gpus = gpus_in(text("tres_per_job")) or per_node * nodes or gpus_in(text("tres_per_task")) * count("tasks", 1)
-    details = [gpus_in(str(each)) for each in row.get("gres_detail") or ()]
-    held = dict(zip(hosts, details, strict=True)) if len(details) == len(hosts) else None
-    gpus = sum(details) or gpus or gpus_in(text("tres_alloc_str")) or gpus_in(text("tres_req_str"))
-    shared = row.get("shared")
-    limit, wait = plain_number(row.get("time_limit")) * 60, count("maximum_switch_wait_time")
-    return QueuedJob(
-        job=f"{array}_{int(task)}" if array and math.isfinite(task) else str(count("job_id")), state=state,
-        reason=text("state_reason"), name=text("name"), user=text("user_name"), account=text("account"),
-        qos=text("qos"), partition=text("partition"), priority=plain_number(row.get("priority")), nodes=nodes,
-        per_node=per_node, gpus=gpus, cpus=max(count("cpus", 1), 1), limit_s=limit, submit_s=moment("submit_time"),
-        exclusive="none" in map(str, shared) if isinstance(shared, list) else row.get("exclusive") is True,
-        eligible_s=moment("eligible_time"), start_s=moment("start_time"), ran_s=0.0, array=str(array) if array else "",
-        held=held or dict.fromkeys(hosts, -(-gpus // max(len(hosts), 1))), after=text("dependency"),
-        switches=count("required_switches"), switch_wait_s=float(wait) if wait else math.inf,
-        features=text("features"), only=names(text("required_nodes")), without=names(text("excluded_nodes")),
-        tasks=tasks if state in WAITING else 1, throttle=throttle, reservation=text("resv_name"),
-    )  # fmt: skip
-
-
-def nodes_json(whole: Mapping[str, Any], where: str) -> list[SlurmNode]:
-    """`sinfo --json` of 22.05 or `scontrol show node --json`. Raises ForetraceError."""
-
-    def make(row: Mapping[str, Any]) -> SlurmNode:
-        states = row["state"] if isinstance(row["state"], list) else [row["state"], *(row.get("state_flags") or ())]
-        given = row.get("active_features") or ()
-        return SlurmNode(
-            name=str(row["name"]), gpus=gpus_in(str(row.get("gres", ""))), cpus=int(plain_number(row.get("cpus", 1))),
-            state="+".join(map(str, states)).upper(), partitions=tuple(map(str, row.get("partitions") or ())),
-            features=tuple(given.split(",") if isinstance(given, str) else map(str, given)),
-        )  # fmt: skip
-
-    return [_checked("node", str(r.get("name", "?")), partial(make, r)) for r in _rows(whole, "nodes", where)]
+            return "UNLIMITED"
+        return _text(value.get("number")) if value.get("set", True) else ""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "" if value is None or isinstance(value, bool) else str(value)

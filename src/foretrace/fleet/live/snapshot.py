@@ -10,13 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet.formats.slurm import RUNNING, WAITING
+from foretrace.fleet.policies.slurm_options import SchedulerParameters
 
-RUNNING = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "RESIZING"})
-GONE = frozenset({
-    "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE",
-    "REVOKED", "STOPPED",
-})  # fmt: skip
-WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 # Flags of a node (scontrol(1)) with which it takes no job.
 UNUSABLE = frozenset({
     "DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "INVAL", "INVALID_REG", "NOT_RESPONDING",
@@ -42,7 +38,6 @@ class QueuedJob:
     name: str = ""
     user: str = ""
     account: str = ""
-    qos: str = ""
     partition: str = ""
     priority: float = 0.0
     nodes: int = 1
@@ -101,20 +96,19 @@ class SlurmPartition:
     """A partition: times in seconds (inf: no limit); `tier` as PriorityTier; whole: OverSubscribe=EXCLUSIVE."""
 
     name: str
-    nodes: tuple[str, ...]
+    nodes: frozenset[str]
     limit_s: float = math.inf
     default_s: float = math.nan
     tier: int = 1
     up: bool = True
     whole: bool = False
-    default: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The cluster at `now_s`. leaves: leaf switch → its nodes; settings: `scontrol show config`, keys in lower case.
+    """The cluster at `now_s`. leaves: leaf switch → its nodes; backfill: False with SchedulerType=sched/builtin.
 
-    starts: what `squeue --start` answered, by job (None: no answer). notes: what was not read, one sentence each.
+    notes: what was not read, one sentence each.
     """
 
     source: str
@@ -124,7 +118,8 @@ class Snapshot:
     nodes: tuple[SlurmNode, ...]
     partitions: tuple[SlurmPartition, ...]
     leaves: Mapping[str, tuple[str, ...]]
-    settings: Mapping[str, str]
+    parameters: SchedulerParameters = field(default_factory=SchedulerParameters)
+    backfill: bool = True
     notes: tuple[str, ...] = ()
 
     def find(self, job: str) -> QueuedJob:
@@ -134,14 +129,3 @@ class Snapshot:
                 return each
         some = ", ".join(each.job for each in self.jobs if each.waiting) or "none that waits"
         raise ForetraceError(f"{self.source} has no job {job!r}; it has {some[:120]}.")
-
-    def parameter(self, name: str, default: float) -> float:
-        """A number of SchedulerParameters, else `default`."""
-        for word in self.settings.get("schedulerparameters", "").split(","):
-            key, _, value = word.strip().partition("=")
-            if key == name:
-                try:
-                    return float(value)
-                except ValueError:
-                    return default
-        return default

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from foretrace.files import write_text
 from foretrace.fleet.formats.source import Source, decode, load
 from foretrace.fleet.live import records
 from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition, Snapshot
+from foretrace.fleet.policies.slurm_options import SchedulerParameters
 
-# Read-only all. Jobs and the clock last, together; what a file is is told from its content, not its name.
+# All of them read only. What a file is, is told from its content, not its name.
 COMMANDS = {
     "config.txt": ("scontrol", "show", "config"),
     "partition.txt": ("scontrol", "show", "partition"),
@@ -32,18 +34,15 @@ _MOST_FILES = 100
 _SAVE = "save them with foretrace fleet live --save FOLDER where Slurm runs"
 
 
-def ask_slurm(
-    run: Callable[[tuple[str, ...]], str] | None = None, *, save: Path | None = None
-) -> dict[str, str]:  # fmt: skip
+def ask_slurm(run: Callable[[tuple[str, ...]], str] | None = None, *, save: Path | None = None) -> dict[str, str]:
     """What the commands print now, by file name, also written into `save`.
 
     Raises ForetraceError where Slurm is not there or does not answer.
     """
-    run = run or _run
     said = {}
     for name, command in COMMANDS.items():
         try:
-            said[name] = run(command)
+            said[name] = (run or _run)(command)
         except ForetraceError:
             if name in NEEDED:
                 raise
@@ -63,9 +62,8 @@ def ask_slurm(
 def _run(command: tuple[str, ...]) -> str:
     if shutil.which(command[0]) is None:
         raise ForetraceError(f"there is no {command[0]} here; run this where Slurm runs, or give `from=FOLDER`.")
-    environment = os.environ | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
-    for each in [name for name in environment if name.startswith(("SQUEUE_", "SCONTROL_", "SINFO_"))]:
-        del environment[each]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SCONTROL_"))}
+    environment = kept | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
     try:
         done = subprocess.run(command, capture_output=True, timeout=_WAIT_S, env=environment, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -78,9 +76,8 @@ def _run(command: tuple[str, ...]) -> str:
 
 def read_folder(folder: str | Path) -> Snapshot:
     """A snapshot from files that hold what the commands printed, whatever they are called. Raises ForetraceError."""
-    path = Path(folder)
     try:
-        files = sorted(each for each in path.iterdir() if each.is_file())
+        files = sorted(each for each in Path(folder).iterdir() if each.is_file())
     except OSError as error:
         raise ForetraceError(f"cannot read {folder} ({error.strerror or error}); {_SAVE}.") from None
     if len(files) > _MOST_FILES:
@@ -95,7 +92,7 @@ def read_slurm(said: Mapping[str, str], source: str = "Slurm") -> Snapshot:
 
 def snapshot(sources: list[Source], source: str) -> Snapshot:
     """What the outputs say together; each is known by its content. Raises ForetraceError."""
-    shown: dict[str, list[QueuedJob]] = {}  # by kind of output, the one that says most first
+    shown: dict[str, list[QueuedJob]] = {}  # by kind of output
     nodes: dict[str, SlurmNode] = {}
     partitions: list[SlurmPartition] = []
     leaves: dict[str, tuple[str, ...]] = {}
@@ -103,86 +100,76 @@ def snapshot(sources: list[Source], source: str) -> Snapshot:
     notes: list[str] = []
     for each in sources:
         notes += [f"{each.path}: {note}" for note in each.notes]
-        first, whole = each.first.lstrip(), None
-        if first.startswith("{"):
-            whole = each.json
-            if not isinstance(whole, dict):
-                raise each.fail("is JSON that is cut or damaged; print it again.")
-        if whole is not None and "jobs" in whole:
-            _once(shown, "squeue --json", each, records.queue_json(whole, each.path))
-            settings.setdefault("slurm_version", _version(whole))
-        elif whole is not None and "nodes" in whole:
+        first, whole = each.first.lstrip(), each.json if each.first.lstrip().startswith("{") else {}
+        if not isinstance(whole, dict):
+            raise each.fail("is JSON that is cut or damaged; print it again.")
+        kind, jobs = "", list[QueuedJob]()
+        if "jobs" in whole:
+            kind, jobs = "squeue --json", records.queue_json(whole, each.path)
+        elif "nodes" in whole:
             nodes |= {node.name: node for node in records.nodes_json(whole, each.path)}
-            settings.setdefault("slurm_version", _version(whole))
         elif first.startswith("JobId=") and "ProcCnt=" not in first:
-            _once(shown, "scontrol show job", each, list(map(records.job_of, records.pairs(each.text, "JobId"))))
+            kind, jobs = "scontrol show job", list(map(records.job_of, records.pairs(each.text, "JobId")))
         elif first.startswith("NodeName="):
             nodes |= {node.name: node for node in map(records.node_of, records.pairs(each.text, "NodeName"))}
         elif first.startswith("PartitionName="):
-            partitions += [records.partition_of(said) for said in records.pairs(each.text, "PartitionName")]
+            partitions += map(records.partition_of, records.pairs(each.text, "PartitionName"))
         elif first.startswith(("SwitchName=", "BlockName=")):
             leaves |= records.leaves_of(each.text)
         elif first.startswith("Configuration data as of"):
             settings |= records.settings_of(each.text)
             settings["as_of"] = first.removeprefix("Configuration data as of").strip()
         elif "JOBID" in first and ("STATE" in first or " ST " in first):
-            _once(shown, "squeue", each, records.queue_table(each))
+            kind, jobs = "squeue", records.queue_table(each)
         elif first and not first.startswith(("No jobs", "There is no", "slurm_load", "JobID|", "JobId=")):
             notes.append(f"{each.path} was not taken: it is no output of scontrol, squeue or sinfo that is read here")
+        if whole:
+            settings.setdefault("slurm_version", _version(whole))
+        if kind in shown:
+            raise each.fail(f"a second output of {kind} is beside another; leave the one of the nodes' moment.")
+        if len({job.job for job in jobs}) < len(jobs):
+            raise each.fail("a job stands twice; print every job once, without -r beside its array.")
+        shown |= {kind: jobs} if kind else {}
     if not nodes:
         raise ForetraceError(f"{source} says nothing of nodes; add the output of scontrol show node ({_SAVE}).")
-    jobs = next((shown[kind] for kind in ("scontrol show job", "squeue --json", "squeue") if kind in shown), [])
     if not shown and not any(each.first.startswith("No jobs") for each in sources):
         raise ForetraceError(f"{source} says nothing of jobs; add the output of scontrol show job ({_SAVE}).")
+    # the one that says most
+    jobs = next((shown[kind] for kind in ("scontrol show job", "squeue --json", "squeue") if kind in shown), [])
     if not partitions:
         made: dict[str, list[str]] = {}
         for node in nodes.values():
             for name in node.partitions or ("",):
                 made.setdefault(name, []).append(node.name)
-        partitions = [SlurmPartition(name=name, nodes=tuple(hosts)) for name, hosts in made.items()]
+        partitions = [SlurmPartition(name=name, nodes=frozenset(hosts)) for name, hosts in made.items()]
         notes.append("limits of partitions are not known (no scontrol show partition)")
-    now = _now(jobs, settings)
-    jobs = [_timed(each, now) for each in jobs]
+    now = _now(jobs, settings.get("as_of", ""))
+    # JSON does not say how long a job ran
+    jobs = [
+        replace(job, ran_s=max(now - job.start_s, 0.0))
+        if job.running and job.ran_s == 0 and math.isfinite(job.start_s) else job
+        for job in jobs
+    ]  # fmt: skip
     return Snapshot(
-        source=source, now_s=now, version=settings.get("slurm_version", ""), jobs=tuple(jobs), settings=settings,
+        source=source, now_s=now, version=settings.get("slurm_version", ""), jobs=tuple(jobs),
         nodes=tuple(nodes.values()), partitions=tuple(partitions), leaves=leaves, notes=tuple(notes),
+        parameters=SchedulerParameters.shown(settings.get("schedulerparameters", "")),
+        backfill=settings.get("schedulertype", "") != "sched/builtin",
     )  # fmt: skip
-
-
-def _once(shown: dict[str, list[QueuedJob]], kind: str, source: Source, jobs: list[QueuedJob]) -> None:
-    if kind in shown:
-        raise source.fail(f"a second output of {kind} is beside another; leave the one of the nodes' moment.")
-    if len({each.job for each in jobs}) < len(jobs):
-        raise source.fail("a job stands twice; print every job once, without -r beside its array.")
-    shown[kind] = jobs
 
 
 def _version(whole: Mapping[str, Any]) -> str:
     meta = whole.get("meta")
-    for key in ("slurm", "Slurm"):
-        if isinstance(meta, dict) and isinstance(meta.get(key), dict):
-            return str(meta[key].get("release", ""))[:40]
-    return ""
+    said = (meta.get("slurm") or meta.get("Slurm")) if isinstance(meta, dict) else None
+    return str(said.get("release", ""))[:40] if isinstance(said, dict) else ""
 
 
-def _now(jobs: list[QueuedJob], settings: Mapping[str, str]) -> float:
+def _now(jobs: list[QueuedJob], as_of: str) -> float:
     """The moment of the outputs: a running job's start and run time say it to the second. Raises ForetraceError."""
-    stamps = [each.start_s + each.ran_s for each in jobs if each.state == "RUNNING" and each.ran_s > 0]
-    found = [each for each in stamps if math.isfinite(each)]
-    if not found and settings.get("as_of"):
-        try:
-            found = [records.stamp(settings["as_of"])]
-        except ValueError:
-            found = []
-    if not found:
-        found = [each.submit_s for each in jobs if math.isfinite(each.submit_s)]
-    if not found:
+    found = [each.start_s + each.ran_s for each in jobs if each.state == "RUNNING" and each.ran_s > 0]
+    with suppress(ValueError):
+        found = [each for each in found if math.isfinite(each)] or [records.stamp(as_of)]
+    found = [each for each in found if math.isfinite(each)] or [each.submit_s for each in jobs]
+    if not any(map(math.isfinite, found)):
         raise ForetraceError("when this was printed is not known; add the output of scontrol show config.")
-    return max(found)
-
-
-def _timed(job: QueuedJob, now: float) -> QueuedJob:
-    """JSON does not say how long a job ran."""
-    if job.running and job.ran_s == 0 and math.isfinite(job.start_s):
-        return replace(job, ran_s=max(now - job.start_s, 0.0))
-    return job
+    return max(filter(math.isfinite, found))

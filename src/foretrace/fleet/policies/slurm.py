@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet.policies.slurm_clock import SlurmClock, following
 from foretrace.fleet.policies.slurm_nodes import NodeRequest, NodeTable, PlannedNodes, reserve
 from foretrace.fleet.policies.slurm_options import (
     Arrays,
@@ -35,12 +36,13 @@ from foretrace.fleet.policies.slurm_options import (
 )  # fmt: skip
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause
+from foretrace.fleet.setup import NEVER
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
 
 if TYPE_CHECKING:
     from foretrace.fleet.stepping import View
 
-BACKGROUND_NS = 1_005_000_000  # the background thread sleeps ten times 0.1 s, and works a little
+BACKGROUND_S = 1.005  # the background thread sleeps ten times 0.1 s, and works a little; 1.002 on an idle machine
 LIMIT_CHECK_NS = 30 * SECOND  # how often limits are enforced (slurmctld.h: PERIODIC_TIMEOUT)
 PRIORITY_CALC_NS = 60 * SECOND  # PriorityCalcPeriod, the least there is
 REQUEUE_S = 121  # a job that a failure sent back to the queue is held so long (credentials have to expire)
@@ -59,10 +61,7 @@ class SlurmMemory:
     before: tuple[Int64, Int64]  # `Preemption.ranks`
     limits_s: list[int]
     epoch: int
-    last: int  # the main scheduler's last pass, ns
-    full: int  # its last one in any case, ns
-    next: int | None = None  # its next pass, ns
-    asked: bool = False  # for a pass, by something that happened since
+    clock: SlurmClock
     runs: bool = False  # this decision is one of the main scheduler
     backfills: bool = False  # and this of the backfill scheduler
     blocked: bool = False  # the main scheduler has met a job that does not fit
@@ -71,8 +70,7 @@ class SlurmMemory:
     ends: dict[int, int] = field(default_factory=dict)  # when those that run reach their limits
     awaits: dict[int, list[tuple[str, list[int]]]] = field(default_factory=dict)  # `dependencies`
     overdue: set[int] = field(default_factory=set)  # jobs that a limit has ended
-    crowd: tuple[int, int] = (0, 0)  # jobs that waited and ran after the last decision
-    idle: bool = False  # this one was for a check of limits that ended nobody
+    idle: bool = False  # this decision is for a check of limits that ended nobody
     closed: list[PlannedNodes] = field(default_factory=list)  # reservations; `nodes` are the reserved ones
     drained: list[PlannedNodes] = field(default_factory=list)
     arrays: Arrays = field(default_factory=lambda: Arrays(np.zeros(0, np.int64)))
@@ -104,6 +102,7 @@ class SlurmPolicy(Policy):
     exclusive: bool = False
     backfill_s: float = 0.0  # a time at which the backfill scheduler looks
     background_s: float = 0.0  # a time at which the background thread wakes
+    background_every_s: float = BACKGROUND_S
     checks_s: float = 0.0  # and one at which it enforces limits and priorities are weighted
     weights: PriorityWeights | None = None  # None: priorities as stated
     drains: tuple[NodeWindow, ...] = ()
@@ -152,8 +151,12 @@ class SlurmPolicy(Policy):
                     for each, end, which in zip(given, ends, on, strict=True)
                 ]
 
+            turn, wakes, looks = map(
+                int, map(nanoseconds, (self.background_every_s, self.background_s, self.backfill_s))
+            )
+            clock = SlurmClock(self.parameters, epoch, turn, wakes, looks if self.backfill else NEVER)
             _memories[view] = SlurmMemory(
-                table, self.preemption.ranks(work), (limits_min(work) * 60).tolist(), epoch, -(10**12), self._main_ns,
+                table, self.preemption.ranks(work), (limits_min(work) * 60).tolist(), epoch, clock,
                 awaits=dependencies(work), closed=stated(self.reservations), drained=stated(self.drains),
                 arrays=Arrays.read(work), qos=self.preemption.named(work),
             )  # fmt: skip
@@ -163,9 +166,7 @@ class SlurmPolicy(Policy):
     def order(self, view: View, waiting: Int64) -> Sequence[int] | Int64:
         """At a pass of one of the schedulers by priority, those that a failure sent back left out while held."""
         memory, now = self.memory(view), view.now_ns
-        self._catch_up(memory, now)
-        memory.runs = now == memory.next
-        memory.backfills = self.backfill and self._bf_next(now - 1) == now
+        memory.runs, memory.backfills = now == memory.clock.next, memory.clock.backfills(now)
         memory.blocked, memory.tested = not memory.runs, 0
         if not (memory.runs or memory.backfills) or not (view.free_gpus or self.makes_room):
             return []
@@ -203,7 +204,7 @@ class SlurmPolicy(Policy):
         """(n,) priorities as last weighted."""
         assert self.weights is not None
         memory, work = self.memory(view), view.workload
-        at = self._next(self.checks_s, PRIORITY_CALC_NS, view.now_ns) - PRIORITY_CALC_NS
+        at = following(self._checks, PRIORITY_CALC_NS, view.now_ns) - PRIORITY_CALC_NS
         if self.weights.fairshare and at != memory.weighed:
             used = Counter[str]()
             for job in range(len(work)):
@@ -216,11 +217,13 @@ class SlurmPolicy(Policy):
     def end(self, view: View) -> Sequence[int]:
         """Jobs above their limits, at a check of limits; those that are preempted by PreemptMode=CANCEL."""
         memory, now = self.memory(view), view.now_ns
+        memory.clock.catch_up(now)
+        news = memory.clock.note(view)
         killed = self._evicted(view, "CANCEL")
-        checks = self._next(self.checks_s, LIMIT_CHECK_NS, now - 1) == now
+        checks = following(self._checks, LIMIT_CHECK_NS, now - 1) == now
         over = [job for job in view.running.tolist() if memory.ends[job] <= self._now(view)] if checks else []
         memory.overdue.update(over, killed)
-        memory.idle = checks and not over and memory.crowd == (len(view.waiting), len(view.running))
+        memory.idle = checks and not over and not news
         return [*over, *killed]
 
     def requeue(self, view: View) -> Sequence[int]:
@@ -247,59 +250,22 @@ class SlurmPolicy(Policy):
     def review(self, view: View) -> int | None:
         """The next pass of either scheduler, if anybody waits for it."""
         memory, now = self.memory(view), view.now_ns
-        memory.crowd = len(view.waiting), len(view.running)
         # scontrol requests a pass, and so does a reservation that begins or ends
         given = (*memory.drained, *memory.closed)
         said = [(at - memory.epoch) * SECOND for each in given for at in (each.begin, each.end)]
-        self._catch_up(memory, now)
-        if now == memory.next:
-            self._passed(memory, now)
-        elif now in said or not (memory.idle or (self.backfill and self._bf_next(now - 1) == now)):
-            memory.asked = True
-        delay, every = self.parameters.batch_sched_delay * SECOND, self.parameters.sched_interval * SECOND
-        zero = memory.epoch * SECOND
-        due = memory.full + every
-        if memory.asked:  # difftime() of whole seconds
-            due = min(due, ((zero + memory.last) // SECOND * SECOND + delay) - zero)
-        memory.next = self._tick(max(due, now + 1))
+        memory.clock.decided(view, told=now in said, idle=memory.idle)
         late = [memory.ends[job] for job in view.running.tolist()]
-        check = (
-            self._next(self.checks_s, LIMIT_CHECK_NS, max((min(late) - memory.epoch) * SECOND - 1, now)) if late else 0
-        )
+        over = max((min(late) - memory.epoch) * SECOND - 1, now) if late else 0
+        check = following(self._checks, LIMIT_CHECK_NS, over) if late else 0
         if not len(view.waiting):
             return check or None
         held = [self._held_ns(view, job) for job in view.waiting.tolist() if view.starts(job)]
-        times = [memory.next, check, memory.evicts, *held, *said]
-        times += [self._bf_next(now)] if self.backfill else []
+        times = (memory.clock.next, memory.clock.looks, check, memory.evicts, *held, *said)
         return min(each for each in times if each > now)
 
-    def _catch_up(self, memory: SlurmMemory, now: int) -> None:
-        """A pass that found nobody waiting was not played."""
-        if memory.next is not None and memory.next < now:
-            self._passed(memory, memory.next)
-            memory.next = None
-
-    def _passed(self, memory: SlurmMemory, at: int) -> None:
-        memory.last, memory.asked = at, False
-        if at - memory.full >= self.parameters.sched_interval * SECOND:
-            memory.full = at
-
-    def _tick(self, least: int) -> int:
-        """When the background thread wakes from this time on."""
-        return least + (self._main_ns - least) % BACKGROUND_NS
-
-    def _bf_next(self, after: int) -> int:
-        """When the backfill scheduler looks after this time."""
-        return self._next(self.backfill_s, self.parameters.bf_interval * SECOND, after)
-
-    @staticmethod
-    def _next(since_s: float, every: int, after: int) -> int:
-        """The first time after this one of those that lie so far apart; all but the first in ns."""
-        return after + every - (after - int(nanoseconds(since_s))) % every
-
     @property
-    def _main_ns(self) -> int:
-        return int(nanoseconds(self.background_s))
+    def _checks(self) -> int:
+        return int(nanoseconds(self.checks_s))
 
     def _now(self, view: View) -> float:
         """Unix time."""
@@ -334,15 +300,15 @@ class SlurmPolicy(Policy):
             if memory.blocked and (array in memory.refused or memory.planned[array] >= _ARRAY_RESERVATIONS):
                 return True
         qos = self.preemption.qos.get(memory.qos[job])
-        if qos is None or not qos.limits:
+        if qos is None:
             return False
         work = view.workload
         same = [each for each in running.tolist() if memory.qos[each] == memory.qos[job]]
         mine = [each for each in same if work.user[each] == work.user[job]]
         return (
-            bool(qos.user_jobs and len(mine) >= qos.user_jobs)
-            or bool(qos.user_gpus and work.gpus[[*mine, job]].sum() > qos.user_gpus)
-            or bool(qos.gpus and work.gpus[[*same, job]].sum() > qos.gpus)
+            bool(qos.max_jobs_pu and len(mine) >= qos.max_jobs_pu)
+            or bool(qos.max_tres_pu and work.gpus[[*mine, job]].sum() > qos.max_tres_pu)
+            or bool(qos.grp_tres and work.gpus[[*same, job]].sum() > qos.grp_tres)
         )
 
     def place(self, view: View, job: int) -> Sequence[int] | Wait:
@@ -356,8 +322,10 @@ class SlurmPolicy(Policy):
             nodes = table.choose(asks, table.free, usable, self._waited_s(view, job))
             if nodes is None:
                 self._evict(view, job, usable)
-            # where only reservations leave it too few nodes, those behind it are looked at (ESLURM_RESERVATION_BUSY)
-            memory.blocked = nodes is None and bool(np.count_nonzero(usable & asks.usable) >= asks.nodes)
+            # where only reservations leave it too few nodes, those behind it are looked at (ESLURM_RESERVATION_BUSY);
+            # where drained nodes do, they are not
+            short = np.count_nonzero(usable & asks.usable) < asks.nodes <= np.count_nonzero(table.up)
+            memory.blocked = nodes is None and not short
         if nodes is None and memory.backfills:
             memory.tested += 1
             array = int(memory.arrays.of[job])
@@ -431,6 +399,8 @@ class SlurmPolicy(Policy):
                 return chosen
             if start <= now:  # if others made room
                 self._evict(view, job, nodes)
+            if start > found[0]:
+                memory.clock.changed = now
             if later and start > later:
                 continue
             if start > now + self.parameters.bf_window * 60:

@@ -5,7 +5,7 @@ drained and reserved nodes, partitions, QOS. `slurm` decides by it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -13,24 +13,37 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
-from foretrace.names import near
+from foretrace.names import keyed
 
 if TYPE_CHECKING:
     from foretrace.fleet.cluster import ClusterTree
 
-DEFAULTS = ("yes", "defaults")
 MODES = ("OFF", "REQUEUE", "CANCEL", "SUSPEND")
+DEFAULTS = ("yes", "defaults")
+MOST_TASKS = 1001  # MaxArraySize as it is by default
 _RANGE = r"\d{1,7}(?:-\d{1,7}(?::\d{1,7})?)?"
 _ARRAY = re.compile(rf"({_RANGE}(?:,{_RANGE})*)(?:%(\d{{1,7}}))?")
 _WINDOW = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?@(\d{1,9}(?:\.\d+)?)(?:-(\d{1,9}(?:\.\d+)?))?")
 _NAME = re.compile(r"[A-Za-z][\w-]{0,40}")
-_QOS_NUMBERS = {"Priority": "priority", "MaxJobsPU": "user_jobs", "MaxTRESPU": "user_gpus", "GrpTRES": "gpus"}
-MOST_TASKS = 1001  # MaxArraySize as it is by default
+_QOS = {"Priority": "priority", "MaxJobsPU": "max_jobs_pu", "MaxTRESPU": "max_tres_pu", "GrpTRES": "grp_tres"}
+
+
+def numbers(
+    option: str, words: Iterable[str], known: Iterable[str], *, sign: str = "_", may: str = ""
+) -> dict[str, int]:
+    """Whole numbers above 0 (`may`: the one that may be 0) by name, from NAME=NUMBER. Raises ForetraceError."""
+    given = keyed(words, known, f"`{option}`", sign)
+    for key, value in given.items():
+        if not (value.isdecimal() and int(key != may) <= int(value) <= 10**7):
+            raise ForetraceError(
+                f"`{option}`: {key.replace('_', sign)} must be a whole number from {int(key != may)} up, got {value!r}."
+            )
+    return {key: int(value) for key, value in given.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerParameters:
-    """Those of slurm.conf(5) that are simulated, with Slurm's defaults: seconds, but bf_window in minutes."""
+    """Those of slurm.conf(5) that are simulated, by its names and with its defaults: seconds, bf_window in minutes."""
 
     sched_interval: int = 60
     batch_sched_delay: int = 3
@@ -43,23 +56,15 @@ class SchedulerParameters:
     @classmethod
     def parse(cls, text: str) -> Self:
         """From `bf_interval=5,bf_resolution=1`; "yes": all as by default. Raises ForetraceError."""
-        known = [each.name for each in fields(cls)]
-        given: dict[str, int] = {}
-        for word in text.split(",") if text not in DEFAULTS else ():
-            key, _, value = word.partition("=")
-            if key not in known:
-                close = near(key, known)
-                hint = f"did you mean {close[0]}?" if close else f"those that are simulated: {', '.join(known)}."
-                raise ForetraceError(f"`slurm`: {key!r} is no SchedulerParameters that is simulated; {hint}")
-            least = 0 if key == "batch_sched_delay" else 1
-            if not (value.isdecimal() and least <= int(value) <= 10**7):
-                raise ForetraceError(f"`slurm`: {key} must be a whole number from {least} up, got {value!r}.")
-            given[key] = int(value)
-        return cls(**given)
+        words = [] if text in DEFAULTS else text.split(",")
+        return cls(**numbers("slurm", words, (each.name for each in fields(cls)), may="batch_sched_delay"))
 
-    def items(self) -> dict[str, int]:
-        """By the names of slurm.conf."""
-        return {each.name: int(getattr(self, each.name)) for each in fields(self)}
+    @classmethod
+    def shown(cls, text: str) -> Self:
+        """From what `scontrol show config` prints; what is not simulated, or is no number, is passed over."""
+        given = {key.strip(): value for key, _, value in (word.partition("=") for word in text.split(","))}
+        known = [each.name for each in fields(cls) if given.get(each.name, "").isdecimal()]
+        return cls(**{name: min(int(given[name]), 10**7) for name in known})
 
 
 def limits_min(workload: Workload) -> Int64:
@@ -81,16 +86,8 @@ class PriorityWeights:
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """From `age=1000,size=500,max-age=60`; None of "". Raises ForetraceError."""
-        known = [each.name.replace("_", "-") for each in fields(cls)]
-        given: dict[str, int] = {}
-        for word in text.split(",") if text else ():
-            key, _, value = word.partition("=")
-            if key not in known or not value.isdecimal() or not int(value) < 2**31:
-                raise ForetraceError(
-                    f"`weights` must be such as age=1000,size=500,max-age=60 of {', '.join(known)}, got {word!r}."
-                )
-            given[key.replace("-", "_")] = int(value)
-        return cls(**given) if given else None
+        given = text.split(",") if text else []
+        return cls(**numbers("weights", given, (each.name for each in fields(cls)), sign="-")) if given else None
 
     def priorities(
         self, workload: Workload, cluster: ClusterTree, at_ns: int, qos: Float64, shares: Float64 | float
@@ -238,14 +235,9 @@ class Qos:
 
     priority: int = 0
     preempt: tuple[str, ...] = ()
-    user_jobs: int = 0
-    user_gpus: int = 0
-    gpus: int = 0
-
-    @property
-    def limits(self) -> bool:
-        """Whether there are any."""
-        return bool(self.user_jobs or self.user_gpus or self.gpus)
+    max_jobs_pu: int = 0
+    max_tres_pu: int = 0
+    grp_tres: int = 0
 
 
 def qos_of(text: str) -> dict[str, Qos]:
@@ -253,22 +245,13 @@ def qos_of(text: str) -> dict[str, Qos]:
     made: dict[str, Qos] = {}
     for word in text.split(",") if text else ():
         name, *rest = word.split(":")
-        given: dict[str, int] = {}
-        preempt: tuple[str, ...] = ()
-        good = bool(_NAME.fullmatch(name)) and name not in made
-        for each in rest:
-            key, _, value = each.partition("=")
-            if key == "Preempt" and value:
-                preempt = tuple(value.split("+"))
-                continue
-            good = good and key in _QOS_NUMBERS and value.isdecimal() and 0 < int(value) < 2**16
-            given[_QOS_NUMBERS.get(key, "")] = int(value) if good else 0
-        if not good:
-            raise ForetraceError(
-                f"`qos` must be NAME:FIELD=VALUE with Preempt or numbers of {', '.join(_QOS_NUMBERS)}, such as "
-                f"high:Priority=10:Preempt=low,low:MaxJobsPU=2, got {word!r}."
-            )
-        made[name] = Qos(preempt=preempt, **given)
+        if not _NAME.fullmatch(name) or name in made:
+            raise ForetraceError(f"`qos` must be NAME:FIELD=VALUE, such as high:Priority=10,low, got {word!r}.")
+        preempt = "".join(each.removeprefix("Preempt=") for each in rest if each.startswith("Preempt="))
+        given = numbers("qos", (each for each in rest if not each.startswith("Preempt=")), [*_QOS, "Preempt"])
+        made[name] = Qos(
+            preempt=tuple(filter(None, preempt.split("+"))), **{_QOS[key]: value for key, value in given.items()}
+        )
     for name, one in made.items():
         for other in one.preempt:
             if other not in made or other == name or name in made[other].preempt:
@@ -360,9 +343,8 @@ class Preemption:
         """The same for sacctmgr, and these users, all of one account and with the same share."""
         made = ["add account foretrace"]
         for name, each in self.qos.items():
-            words = {"Priority": each.priority, "MaxJobsPU": each.user_jobs}
-            words |= {"MaxTRESPU=gres/gpu": each.user_gpus, "GrpTRES=gres/gpu": each.gpus}
-            made.append(f"add qos {name} " + " ".join(f"{key}={value}" for key, value in words.items() if value))
+            said = {key + "=gres/gpu" * ("TRES" in key): getattr(each, known) for key, known in _QOS.items()}
+            made.append(f"add qos {name} " + " ".join(f"{key}={value}" for key, value in said.items() if value))
         preempts = [(name, each.preempt) for name, each in self.qos.items() if each.preempt]
         made += [f"modify qos {name} set Preempt={','.join(others)}" for name, others in preempts]
         return (*made, f"add user {','.join(users)} account=foretrace qos={','.join(('normal', *self.qos))}")

@@ -6,7 +6,7 @@ import pwd
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -14,9 +14,9 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.formats.slurm_cluster import expand
-from foretrace.fleet.policies.slurm import REQUEUE_S, SlurmPolicy
+from foretrace.fleet.policies.slurm import BACKGROUND_S, REQUEUE_S, SlurmPolicy
 from foretrace.fleet.policies.slurm_options import NodeWindow, dependencies, limits_min, tasks_of
-from foretrace.fleet.slurm.cluster import PrivateSlurm, SlurmSetup
+from foretrace.fleet.rig.cluster import PrivateSlurm, SlurmSetup
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 
 Told = Callable[[float], None]
@@ -27,13 +27,13 @@ _PAIR = re.compile(r"(\w+)=(\S*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SlurmRun:
+class RigRun:
     """What the scheduler did, in the order of the workload; times in seconds after its zero, whole ones as Slurm has.
 
     submit_s, start_s (of the last start), end_s: (n,) float64; nodes: numbers of the nodes of each; epoch_s: Unix time
     of the zero; backfill_s, background_s: when the backfill scheduler and the background thread last woke before it;
-    checks_s: when the background thread began, from which on it enforces limits;
-    launch_s: mean seconds that a job took beyond its own run time.
+    checks_s: when the background thread began, from which on it enforces limits; background_every_s: how long a turn of
+    it took on average; launch_s: mean seconds that a job took beyond its own run time.
     """
 
     submit_s: Float64
@@ -41,10 +41,11 @@ class SlurmRun:
     end_s: Float64
     nodes: tuple[tuple[int, ...], ...]
     epoch_s: float
-    backfill_s: float
-    background_s: float
     launch_s: float
+    backfill_s: float = 0.0
+    background_s: float = 0.0
     checks_s: float = 0.0
+    background_every_s: float = BACKGROUND_S
 
     @property
     def jct_s(self) -> Float64:
@@ -91,7 +92,7 @@ def for_rig(workload: Workload, setup: SlurmSetup, speedup: float) -> Workload:
 def play(
     slurm: PrivateSlurm, workload: Workload, policy: SlurmPolicy, *, failures: Sequence[NodeWindow] = (),
     progress: Told | None = None, script: Callable[[Workload, int], str] | None = None,
-) -> SlurmRun:  # fmt: skip
+) -> RigRun:  # fmt: skip
     """Submit each job when its time has come, let nodes fail when theirs has, and wait for the last to end.
 
     The workload is on the rig's clock (`for_rig`). script: what the job at a position does; by default it sleeps for
@@ -129,15 +130,12 @@ def play(
             if at in awaits:
                 after = [":".join([kind, *(ids[other] for other in others)]) for kind, others in awaits[at]]
                 words.append(f"--dependency={','.join(after)}")
+            suffixes = [f"_{workload.details['array_task'][one]}" for one in tasks] if arrays[at] else [""]
             if arrays[at]:
                 words.append(f"--array={workload.details['array'][at]}")
-            said = "".join(
-                f'[ "${{SLURM_ARRAY_TASK_ID}}" = {workload.details["array_task"][one]} ] && exec sleep '
-                f"{workload.work_s[one]:g}\n"
-                for one in tasks if arrays[at]
-            )  # fmt: skip
-            job = slurm.run("sbatch", *words, text=f"#!/bin/sh\n{said}" if said else (script or _script)(workload, at))
-            ids += [f"{job.strip()}_{workload.details['array_task'][one]}" if said else job.strip() for one in tasks]
+            text = script(workload, at) if script is not None else _script(workload, tasks, suffixes)
+            job = slurm.run("sbatch", *words, text=text).strip()
+            ids += [job + suffix for suffix in suffixes]
             at += len(tasks)
             since = time.monotonic()
         if slurm.completed.exists() and slurm.completed.stat().st_size != size:
@@ -180,8 +178,11 @@ def users() -> list[str]:
     return [each.pw_name for each in pwd.getpwall() if each.pw_uid][:MOST_USERS]
 
 
-def _script(workload: Workload, at: int) -> str:
-    return f"#!/bin/sh\nexec sleep {workload.work_s[at]:g}\n"
+def _script(workload: Workload, tasks: Sequence[int], suffixes: Sequence[str]) -> str:
+    """Sleep for the run time of the job, or of the task of an array that it is (_0, _1, ...)."""
+    pairs = zip(suffixes, tasks, strict=True)
+    cases = "".join(f"{suffix or '_'}) exec sleep {workload.work_s[at]:g};;\n" for suffix, at in pairs)
+    return f'#!/bin/sh\ncase "_${{SLURM_ARRAY_TASK_ID}}" in\n{cases}esac\n'
 
 
 def _rows(path: Path, ids: Sequence[str]) -> dict[int, dict[str, str]]:
@@ -204,7 +205,7 @@ def _rows(path: Path, ids: Sequence[str]) -> dict[int, dict[str, str]]:
     return rows
 
 
-def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int, ids: Sequence[str]) -> SlurmRun:
+def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int, ids: Sequence[str]) -> RigRun:
     rows = _rows(slurm.completed, ids)
     times: dict[str, list[float]] = {"SubmitTime": [], "StartTime": [], "EndTime": []}
     nodes = []
@@ -213,33 +214,39 @@ def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int, ids: Sequence[str]
             column.append(datetime.fromisoformat(rows[at][name]).timestamp() - epoch)
         nodes.append(tuple(int(name[1:]) for name in expand(rows[at]["NodeList"])))
     submit, start, end = (np.array(each) for each in times.values())
-    return SlurmRun(
+    said = (slurm.folder / "slurmctld.log").read_text(errors="replace")
+    passes = _times(said, epoch, "Running job scheduler")
+    return RigRun(
         submit_s=submit, start_s=start, end_s=end, nodes=tuple(nodes), epoch_s=float(epoch),
-        backfill_s=_woke(slurm, epoch, "_attempt_backfill: beginning"),
-        background_s=_woke(slurm, epoch, "Running job scheduler"),
-        checks_s=_woke(slurm, epoch, "Running as primary controller"),
-        launch_s=float(np.maximum(end - start - workload.work_s, 0).mean()),
+        backfill_s=_last(_times(said, epoch, "_attempt_backfill: beginning")), background_s=_last(passes),
+        checks_s=_last(_times(said, epoch, "Running as primary controller")),
+        background_every_s=turn_s(passes), launch_s=float(np.maximum(end - start - workload.work_s, 0).mean()),
     )  # fmt: skip
 
 
-def _woke(slurm: PrivateSlurm, epoch: int, words: str) -> float:
-    """When slurmctld last wrote these words before time zero, or else first after it; seconds, 0 where it never did."""
-    found = None
-    with (slurm.folder / "slurmctld.log").open(errors="replace") as log:
-        for line in log:
-            if words in line and line[:2] == "[2":
-                at = datetime.fromisoformat(line[1 : line.index("]")]).timestamp() - epoch
-                found = at if found is None or at <= 0 else found
-                if at > 0:
-                    break
-    return found or 0.0
+def _times(log: str, epoch: int, words: str) -> list[float]:
+    """When slurmctld wrote these words, seconds after time zero."""
+    lines = (line for line in log.splitlines() if words in line and line.startswith("[2"))
+    return [datetime.fromisoformat(line[1 : line.index("]")]).timestamp() - epoch for line in lines]
+
+
+def _last(times: Sequence[float]) -> float:
+    """The last before time zero, or else the first after it; 0 where there is none."""
+    return max((each for each in times if each <= 0), default=min(times, default=0.0))
+
+
+def turn_s(passes: Sequence[float]) -> float:
+    """How long a turn of the background thread takes, from its passes, which lie whole numbers of turns apart."""
+    apart = np.diff(passes)
+    apart = apart[(apart > 0.5) & (apart < 20)]  # beyond, who knows how many turns
+    return float(apart.sum() / np.rint(apart).sum()) if len(apart) else BACKGROUND_S
 
 
 def slurm_setup(setup: SlurmSetup, policy: SlurmPolicy) -> SlurmSetup:
     """The same cluster, with the scheduler that this policy is."""
     policy.fits(setup.nodes)
     lines = [*(() if policy.weights is None else policy.weights.lines), *policy.preemption.lines()]
-    parameters = {**setup.parameters, **policy.parameters.items()}
+    parameters = {**setup.parameters, **asdict(policy.parameters)}
     told = policy.preemption.accounting(users())
     if not (policy.preemption.qos or (policy.weights is not None and policy.weights.fairshare)):
         told = ()

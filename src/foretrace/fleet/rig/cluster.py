@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,7 +26,7 @@ import msgspec
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.slurm import guardian
+from foretrace.fleet.rig import guardian
 
 ACCOUNTING = ("mariadbd", "mariadb-install-db", "slurmdbd", "sacctmgr")  # where there is any
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
@@ -153,27 +153,44 @@ def private(setup: SlurmSetup, *, under: Path | None = None) -> Iterator[Private
     lacks = missing(accounting=bool(setup.accounting))
     if lacks:
         raise ForetraceError(lacks)
-    folder = Path(tempfile.mkdtemp(prefix="ft-slurm-", dir=under))
+    with guarded("ft-slurm-", setup.nodes + 3, lambda folder, ports: _write(PrivateSlurm(setup, folder), ports),
+                 under=under) as (folder, _, pids):  # fmt: skip
+        made = PrivateSlurm(setup, folder)
+        _wait(made, pids)
+        for words in setup.accounting:
+            made.run("sacctmgr", "-i", *words.split())
+        yield made
+
+
+@contextmanager
+def guarded(
+    prefix: str, ports: int, write: Callable[[Path, Sequence[int]], tuple[list[list[str]], Mapping[str, str]]], *,
+    under: Path | None = None,
+) -> Iterator[tuple[Path, list[int], list[int]]]:  # fmt: skip
+    """(folder, ports, process numbers) of daemons that a guardian owns: all end with the block, and with us.
+
+    ports: how many they need; write: fills the folder, given the ports, and says their commands and environment.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=under))
     with ExitStack() as stack:
         try:
-            made = PrivateSlurm(setup, folder)
-            held, first = _ports(setup.nodes + 3)
+            held, first = _ports(ports)
             with ExitStack() as ours:
                 for each in held:
                     ours.enter_context(each)
-                _write(made, first)
+                free = [port for port in range(first + 1, first + 2 * ports + 2) if (port - first) % _BLOCK][:ports]
+                commands, environment = write(folder, free)
+                (folder / guardian.DAEMONS).write_bytes(msgspec.json.encode(commands))
                 started = subprocess.Popen(
                     [sys.executable, guardian.__file__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    start_new_session=True, pass_fds=[each.fileno() for each in held], env=made.environment,
+                    start_new_session=True, pass_fds=[each.fileno() for each in held], env=environment,
                 )  # fmt: skip
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         stack.callback(_end, started)
-        _wait(made, started)
-        for words in setup.accounting:
-            made.run("sacctmgr", "-i", *words.split())
-        yield made
+        assert started.stdout is not None
+        yield folder, free, msgspec.json.decode(started.stdout.readline() or b"[]", type=list[int])
 
 
 def _end(started: subprocess.Popen[bytes]) -> None:
@@ -214,10 +231,9 @@ def _ports(count: int) -> tuple[list[socket.socket], int]:
     raise ForetraceError(f"no {count} ports in a row are free on this machine; end what uses them.")
 
 
-def _write(made: PrivateSlurm, first: int) -> None:
-    """All files of the folder: configuration, key, stand-ins for devices, the commands of the daemons."""
+def _write(made: PrivateSlurm, ports: Sequence[int]) -> tuple[list[list[str]], Mapping[str, str]]:
+    """Fill the folder: configuration, key, stand-ins for devices; commands of the daemons and their environment."""
     setup, folder = made.setup, made.folder
-    ports = [port for port in range(first + 1, first + setup.nodes * 2 + 8) if (port - first) % _BLOCK]
     host = socket.gethostname().split(".")[0]
     (folder / "state").mkdir()
     (folder / "spool").mkdir()
@@ -307,7 +323,7 @@ PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSu
         controller = ["/bin/sh", "-c", f"{known}; exec {' '.join(controller)}"]
     daemons += [controller]
     daemons += [[str(_program("slurmd")), "-D", "-f", conf, "-N", name] for name in names]
-    (folder / guardian.DAEMONS).write_bytes(msgspec.json.encode(daemons))
+    return daemons, made.environment
 
 
 def _account(made: PrivateSlurm, port: int) -> str:
@@ -328,10 +344,8 @@ def _account(made: PrivateSlurm, port: int) -> str:
     )
 
 
-def _wait(made: PrivateSlurm, started: subprocess.Popen[bytes]) -> None:
+def _wait(made: PrivateSlurm, pids: Sequence[int]) -> None:
     """Until all nodes are idle. Raises ForetraceError with the last words of the controller where they never are."""
-    assert started.stdout is not None
-    pids = msgspec.json.decode(started.stdout.readline() or b"[]", type=list[int])
     end = time.monotonic() + START_S
     while time.monotonic() < end and pids and all(Path(f"/proc/{pid}").exists() for pid in pids):
         with suppress(ForetraceError):
