@@ -196,7 +196,7 @@ def step_numbers(text: str) -> list[int] | None:
 
 def pairs(given: list[str] | None, number: Callable[[str], Number], wrong: str) -> dict[str, Number]:
     """From NAME=NUMBER; `wrong` says of another text what to write. Raises ForetraceError."""
-    found = {}
+    found: dict[str, Number] = {}
     for text in given or ():
         name, _, value = text.rpartition("=")
         if name in found:

@@ -17,15 +17,15 @@ from typing import Any
 from foretrace.errors import ForetraceError, MissingExtraError
 
 _END_S = 0.5  # to stop a solver and to read its answer
-_THREADS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class SolverLimits:
-    """When a solver stops: `seconds` from when `apart` is called, or so much work."""
+    """When a solver stops: `seconds` from when `apart` is called, or after so much work, whichever is sooner."""
 
     seconds: float = inf
     work: float = inf  # seconds as CP-SAT counts them by what it does: the same answer on every machine
+    threads: int = 2
 
     def set(self, parameters: Any, began: float) -> None:
         """Set the parameters of a CpSolver that is about to solve; `began` as time.time() counts."""
@@ -33,8 +33,8 @@ class SolverLimits:
             parameters.max_time_in_seconds = max(self.seconds - _END_S - (time.time() - began), 0.0)
         if isfinite(self.work):
             parameters.max_deterministic_time = self.work
-            parameters.interleave_search = True  # threads in turns that do not depend on time
-        parameters.num_workers = _THREADS
+            parameters.interleave_search = self.threads > 1  # in turns that do not depend on time
+        parameters.num_workers = self.threads
         parameters.random_seed = 0
 
 

@@ -21,6 +21,7 @@ from foretrace.plan.codesign.schedule import (
     layer_operators,
     schedule_layer,
 )
+from foretrace.plan.solver import SolverLimits
 from foretrace.plan.transformers.model import DESIGNED, Parallelism, machine
 from foretrace.plan.transformers.shape import transformer
 from foretrace.plan.transformers.space import ParallelismSpace
@@ -85,7 +86,7 @@ def test_equal_to_brute_force_on_random_graphs() -> None:
     gained = 0
     for _ in range(12):
         rows, cores = _random(rng, 4), (int(rng.integers(1, 4)), int(rng.integers(1, 3)))
-        begins, core, bound = _solve(rows, cores, 5.0)
+        begins, core, bound = _solve(rows, cores, SolverLimits(work=5.0, threads=1), 0.0)
         least = _shortest(rows, cores)
         assert _length(rows, begins, core) == least == bound
         gained += least < _length(rows, *_serial(rows))
@@ -111,7 +112,10 @@ def test_a_layer_is_scheduled_and_takes_as_long_as_it_simulates(
             for each, begin, core in zip(operators, found.begins, found.core, strict=True)]  # fmt: skip
     for each, begin in zip(operators, found.begins, strict=True):
         assert all(ends[need] <= begin for need in each.needs)
-    again = _solve([(each.tensor, each.one_ns, each.all_ns, each.needs) for each in operators], (8, 16), 0.05)
+    again = _solve(
+        [(each.tensor, each.one_ns, each.all_ns, each.needs) for each in operators], (8, 16),
+        SolverLimits(work=0.05, threads=1), 0.0,
+    )  # fmt: skip
     assert again == ([*found.begins], [*found.core], found.bound_ns)  # deterministic
 
 
@@ -155,6 +159,6 @@ def test_without_time_the_serial_schedule_is_answered() -> None:
     pytest.importorskip("ortools", reason="OR-Tools is not installed")
     rows: Rows = [(True, 5, 2, ()), (False, 4, 6, (0,)), (True, 9, 3, (0,))]
     assert _longest(rows) == 6  # the first on all cores, the second on one
-    begins, core, bound = _solve(rows, (4, 4), 0.0)
+    begins, core, bound = _solve(rows, (4, 4), SolverLimits(work=0.0, threads=1), 0.0)
     assert _length(rows, begins, core) <= _length(rows, *_serial(rows))
     assert bound <= _length(rows, begins, core) < inf

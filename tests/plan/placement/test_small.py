@@ -141,6 +141,12 @@ def test_integer_program_finds_the_best_of_all_sets() -> None:
         found = place(problem, contiguous=False, seconds=20)
         assert found.proven
         assert found.objective_value == pytest.approx(_best(problem, contiguous=False))
+        every = placements(problem, contiguous=False, blocks=contract(problem))
+        least = min(latency(problem, each) for each in every)
+        if least < inf:
+            found = place(problem, objective="latency", seconds=20)
+            assert found.proven
+            assert found.objective_value == pytest.approx(least)
 
     check()
     assert tried

@@ -20,7 +20,7 @@ from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGrap
 from foretrace.graph.writer import GraphWriter
 from foretrace.hardware.accelerators import Accelerator
 from foretrace.plan.codesign import kernels
-from foretrace.plan.solver import answer, apart
+from foretrace.plan.solver import SolverLimits, answer, apart
 from foretrace.plan.transformers.model import DESIGNED, Parallelism, on_design, vector
 from foretrace.plan.transformers.shape import TransformerSizes
 from foretrace.trace.trace import LaneKind
@@ -193,8 +193,9 @@ def schedule_layer(
 
     Raises MissingExtraError without OR-Tools.
     """
-    given = ([(each.tensor, each.one_ns, each.all_ns, each.needs) for each in operators], cores, limit)
-    found = apart("foretrace.plan.codesign.schedule", given, _MOST_S, "exact schedules of a layer")
+    given = ([(each.tensor, each.one_ns, each.all_ns, each.needs) for each in operators], cores)
+    limits = SolverLimits(seconds=_MOST_S, work=limit, threads=1)
+    found = apart("foretrace.plan.codesign.schedule", given, limits, "exact schedules of a layer")
     begins, core, bound = found or (*_serial(given[0]), _longest(given[0]))
     return LayerSchedule(
         operators=tuple(operators), cores=cores, begins=tuple(begins), core=tuple(core), bound_ns=bound, phase=phase
@@ -214,7 +215,7 @@ def _serial(rows: Rows) -> tuple[list[int], list[int]]:
     return [0, *ends[:-1]], [-1 if every <= one else 0 for _, one, every, _ in rows]
 
 
-def _solve(rows: Rows, cores: tuple[int, int], limit: float) -> tuple[list[int], list[int], int]:
+def _solve(rows: Rows, cores: tuple[int, int], limits: SolverLimits, began: float) -> tuple[list[int], list[int], int]:
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -254,10 +255,7 @@ def _solve(rows: Rows, cores: tuple[int, int], limit: float) -> tuple[list[int],
         model.add(cores[kind] * last >= sum(work))
     model.minimize(last)
     solver = cp_model.CpSolver()
-    solver.parameters.max_deterministic_time = limit
-    solver.parameters.max_time_in_seconds = _MOST_S
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
+    limits.set(solver.parameters, began)
     status = solver.solve(model)
     bound = max(round(np.ceil(solver.best_objective_bound - 1e-6)), _longest(rows))
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or solver.value(last) >= top:

@@ -76,7 +76,7 @@ def _solve(
 
     scale = _STEPS / objective
     model = cp_model.CpModel()
-    cpus = 1 if latency else problem.cpus
+    cpus = min(problem.cpus, 1) if latency else problem.cpus  # for latency, one stands for any number
     machines = range(problem.accelerators + cpus)
     accelerators = machines[: problem.accelerators]
     runs: list[list[Any]] = [[model.new_bool_var("") for _ in machines] for _ in blocks.rows]
@@ -155,7 +155,8 @@ def _finishes(
     done = [model.new_int_var(0, top, "") for _ in range(len(problem))]
     for row in range(len(problem)):
         here = runs[block_of[row]]
-        model.add(done[row] >= int(problem.cpu_time[row] * scale)).only_enforce_if(here[host])
+        for on_host in here[host:]:
+            model.add(done[row] >= int(problem.cpu_time[row] * scale)).only_enforce_if(on_host)
         for machine in accelerators:
             model.add(done[row] >= start[machine] + loads[machine]).only_enforce_if(here[machine])
         if not problem.successors[row]:
@@ -163,7 +164,8 @@ def _finishes(
         for reader in problem.successors[row]:
             there = runs[block_of[reader]]
             step = int(problem.cpu_time[reader] * scale)
-            model.add(done[reader] >= done[row] + step).only_enforce_if(there[host])
+            for on_host in there[host:]:
+                model.add(done[reader] >= done[row] + step).only_enforce_if(on_host)
             for machine in accelerators:
                 model.add(start[machine] >= done[row]).only_enforce_if(there[machine], ~here[machine])
     for machine in accelerators[1:]:
