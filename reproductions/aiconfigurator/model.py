@@ -16,14 +16,11 @@ from foretrace.serving.llm.operator_tables import OperatorTables
 from foretrace.serving.llm.pace import along
 from foretrace.serving.llm.served_model import served_model
 from foretrace.serving.llm.step_law import (
+    LawTimes,
     Layout,
     StepLaw,
-    decode_per_token,
-    linear_seconds,
+    law_of,
     number_format,
-    output_seconds,
-    prefill_per_pair,
-    request_seconds,
 )
 from reproductions.aiconfigurator.closed_loop import OTHERS, SEQUENCES, TOKENS, play
 from reproductions.aiconfigurator.sample import SYSTEMS, Measured
@@ -81,8 +78,7 @@ def lengths(one: Measured, waves: int = PLAYED) -> tuple[Int64, Int64]:
 
 def capacity(one: Measured) -> float:
     """Tokens that the engine caches."""
-    model, kept, device = served_model(one.architecture), number_format(one.dtype), named(SYSTEMS[one.system])
-    held = memory(model, device, one.layout, kept)
+    held = memory(times(one, one.layout, law_of(one.engine)))
     return max(held["memory_bytes"] * UTILISATION - held["weight_bytes"], 1e9) / held["kv_bytes_per_token"]
 
 
@@ -95,20 +91,26 @@ def played(one: Measured, waves: int = PLAYED) -> Float64:
                 by.gather, by.wait, share)  # fmt: skip
 
 
-def components(one: Measured, layout: Layout, law: StepLaw) -> Float64:
+def times(one: Measured, layout: Layout, law: StepLaw, form: type[LawTimes] = LawTimes) -> LawTimes:
+    """The parts of a step of this row, by the law or by another `form` of it."""
+    return form(
+        model=served_model(one.architecture), device=named(SYSTEMS[one.system]), layout=layout,
+        kept=number_format(one.dtype), law=law,
+    )  # fmt: skip
+
+
+def components(found: LawTimes) -> Float64:
     """(..., K) seconds that `played` counts, of a law whose numbers may be (..., 1) arrays."""
-    model, kept, device = served_model(one.architecture), number_format(one.dtype), named(SYSTEMS[one.system])
     parts = (
-        linear_seconds(model, device, layout, kept, law, TOKENS), output_seconds(model, device, layout, law, SEQUENCES),
-        decode_per_token(model, device, layout, kept, law), prefill_per_pair(model, device, layout, law),
-        law.host_s, law.host_per_sequence_s / layout.dp,
+        found.linear(TOKENS), found.output(SEQUENCES), found.decode_per_token, found.prefill_per_pair,
+        found.law.host_s, found.law.host_per_sequence_s / found.layout.dp,
     )  # fmt: skip
     return np.concatenate([np.atleast_1d(each) for each in parts], axis=-1)
 
 
 def measured_components(one: Measured, law: StepLaw, tables: OperatorTables) -> Float64:
     """The same from measured operators, attention at this row's batch and mean context."""
-    found = components(one, one.layout, law)
+    found = components(times(one, one.layout, law))
     steps = step_times(one.architecture, SYSTEMS[one.system], tp=one.layout.tp, dp=one.layout.dp, ep=one.layout.ep,
                        dtype=one.dtype, engine=one.engine, tables=tables, law=law)  # fmt: skip
     batch, context = float(one.clients), one.prompt + one.output / 2
@@ -142,11 +144,6 @@ class Fit:
     laws: Mapping[str, StepLaw]
     cold_s: Any
 
-    def waits_s(self, one: Measured) -> Any:
-        """What a request of this row waits beside the engine's steps."""
-        found = request_seconds(served_model(one.architecture), self.laws[one.engine])
-        return found + self.cold_s if one.harness == "cold" else found
-
 
 def of_logs(logs: Float64) -> Fit:
     """The fit whose numbers have these logarithms (..., columns), in the order of COLUMNS."""
@@ -166,8 +163,8 @@ class Predicted:
 
     scales = np.array([0.15, 0.3])  # errors of logarithms of TPOT and TTFT from which on they count linearly
 
-    def __init__(self, rows: Sequence[Measured]) -> None:
-        self.rows = tuple(rows)
+    def __init__(self, rows: Sequence[Measured], form: type[LawTimes] = LawTimes) -> None:
+        self.rows, self.form = tuple(rows), form
         self.measured = np.log([[one.tpot_s, one.ttft_s] for one in rows])
         # TTFT of dense Llama holds a wait that no input states, so that it is no part of what others are fitted to.
         self.counted = np.array([[True, not dense(one)] for one in rows])
@@ -181,7 +178,12 @@ class Predicted:
 
     def _waits(self, fit: Fit) -> Float64:
         """(P, n) seconds."""
-        return np.concatenate([fit.waits_s(one) for one in self.rows], axis=1)
+        found = [
+            times(one, one.layout, fit.laws[one.engine], self.form).request_s
+            + (fit.cold_s if one.harness == "cold" else 0.0)
+            for one in self.rows
+        ]
+        return np.concatenate(found, axis=1)
 
 
 class Aggregated(Predicted):
@@ -189,8 +191,10 @@ class Aggregated(Predicted):
 
     plays: dict[Hashable, Float64] = {}  # noqa: RUF012  # of this process
 
-    def __init__(self, rows: Sequence[Measured], tables: OperatorTables | None = None) -> None:
-        super().__init__(rows)
+    def __init__(
+        self, rows: Sequence[Measured], tables: OperatorTables | None = None, form: type[LawTimes] = LawTimes
+    ) -> None:
+        super().__init__(rows, form)
         self.tables = tables
         made = []
         for one in rows:
@@ -207,7 +211,7 @@ class Aggregated(Predicted):
         for at in self._deployments.values():
             one = self.rows[at[0]]
             if self.tables is None:
-                each = components(one, one.layout, fit.laws[one.engine])
+                each = components(times(one, one.layout, fit.laws[one.engine], self.form))
                 seconds[:, at] = (each @ self._made[at].reshape(-1, each.shape[-1]).T).reshape(len(logs), len(at), 2)
             else:
                 law = of_logs(logs[0]).laws[one.engine]
@@ -241,7 +245,7 @@ class Disaggregated(Predicted):
             one = self.rows[at[0]]
             for pool, layout in zip(both, (one.layout, one.prefill), strict=True):
                 assert layout is not None
-                pool[:, at] = components(one, layout, fit.laws[one.engine])[:, None]
+                pool[:, at] = components(times(one, layout, fit.laws[one.engine]))[:, None]
         clients, decoders, workers, together, prompt, output = self._sizes
 
         def stepped(pool: Float64, tokens: Float64, sequences: Float64) -> Float64:

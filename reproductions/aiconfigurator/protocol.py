@@ -28,6 +28,7 @@ from foretrace.serving.llm.operator_tables import OperatorTables, read_tables
 from foretrace.serving.llm.step_law import StepLaw
 from reproductions import ROOT, parser_of
 from reproductions.aiconfigurator import planner
+from reproductions.aiconfigurator.forms import FORMS, chosen
 from reproductions.aiconfigurator.model import Aggregated, fitted, of_logs
 from reproductions.aiconfigurator.sample import Cleaned, read
 from reproductions.aiconfigurator.study import SPLITS, HeldOut, by_one_run, held_out, medians, ranges
@@ -57,6 +58,16 @@ def studied(data: Cleaned, operators: OperatorTables | None, *, quick: bool = Fa
             data.disaggregated, SPLITS["(architecture, system)"], begun=data.aggregated, told=told
         )
     return found
+
+
+def by_choice(data: Cleaned, operators: OperatorTables | None) -> str:
+    """What the choice of a form on other groups alone gives, in a sentence."""
+    found = {name: chosen(data.aggregated, SPLITS[name], operators) for name in ("architecture", "system")}
+    return "; ".join(
+        f"{each.forms[next(iter(FORMS))]} of {each.forms.total()} {name}s, TPOT {percent(each.medians[0])} %, TTFT "
+        f"{percent(each.medians[1])} %"
+        for name, each in found.items()
+    )
 
 
 def write_laws(data: Cleaned, found: Mapping[str, HeldOut]) -> None:
@@ -118,8 +129,8 @@ def beside_planner(found: HeldOut) -> tuple[int, int, tuple[float, float], tuple
     return len(told), len(at), medians(theirs), medians(found.errors[at])
 
 
-def page(data: Cleaned, found: Mapping[str, HeldOut], told: Mapping[str, Any]) -> str:
-    """docs/accuracy/serving.md."""
+def page(data: Cleaned, found: Mapping[str, HeldOut], told: Mapping[str, Any], choice: str) -> str:
+    """docs/accuracy/serving.md; `choice`: see `by_choice`."""
     goals = {name: GOALS[next(key for key in reversed(GOALS) if key in name)] for name in told}
 
     def cell(value: float | None) -> str:
@@ -154,11 +165,11 @@ def page(data: Cleaned, found: Mapping[str, HeldOut], told: Mapping[str, Any]) -
         f"rows drawn at random and predicts {known} of them: TPOT {percent(theirs[0])} %, TTFT {percent(theirs[1])} % "
         "off (medians). On the same rows the law above, their groups not fitted: TPOT "
         f"{percent(ours[0])} %, TTFT {percent(ours[1])} %. Its tables hold operators measured on these systems "
-        "(`reproductions/aiconfigurator/planner.py`).\n\nThe law's form was chosen with all groups in view. "
-        "Chosen on the other groups alone it is the same, but not without the rows of Llama, or of H100; "
-        "TTFT by such a choice is 31, 33 and 32 % off in the first three rows "
-        "(`reproductions/aiconfigurator/README.md`). No fit counts TTFT of Llama on H100, which holds a wait "
-        "that no input states.\n\n## By engine (TPOT / TTFT, %)\n\n"
+        "(`reproductions/aiconfigurator/planner.py`).\n\nThe law's form was found with all groups in view. Whether "
+        "kernels that convert what products multiply count in fp8, in fp4, too, or not at all, was then chosen on the "
+        f"other groups alone: as used for {choice} (medians by these choices). How a request's wait beside steps was "
+        "chosen is in `reproductions/aiconfigurator/README.md`. No fit counts TTFT of Llama on H100, which holds a "
+        "wait that no input states.\n\n## By engine (TPOT / TTFT, %)\n\n"
         + table(("rows, held out", "vLLM", "SGLang", "TensorRT-LLM"), engines)
         + "\n\n## Groups, the worst first\n\n"
         + table(("group", "rows", "TPOT %", "TTFT %"), groups)
@@ -192,8 +203,9 @@ def main(arguments: Sequence[str]) -> int:
     operators = read_tables(folder, named("h100"), "trtllm") if there else None
     found = studied(data, operators, quick=given.quick)
     told = summary(found)
+    text = "" if given.json else page(data, found, told, "" if given.quick else by_choice(data, operators))
     if given.write:
         write_laws(data, found)
-        write_text(PAGE, page(data, found, told))
-    print(json.dumps(told, indent=1) if given.json else page(data, found, told))
+        write_text(PAGE, text)
+    print(json.dumps(told, indent=1) if given.json else text)
     return 0

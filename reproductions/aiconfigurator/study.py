@@ -11,7 +11,7 @@ import numpy as np
 
 from foretrace.arrays import Float64, Mask
 from foretrace.serving.llm.operator_tables import OperatorTables
-from reproductions.aiconfigurator.model import DEFAULTS, Aggregated, Disaggregated, dense, fitted
+from reproductions.aiconfigurator.model import DEFAULTS, Aggregated, Disaggregated, Predicted, dense, fitted
 from reproductions.aiconfigurator.sample import Measured
 
 LEVEL = 0.8  # of ranges
@@ -50,19 +50,25 @@ def held_out(
         others = [one for one, of in zip(rows, groups, strict=True) if of != group]
         one_pool = [one for one in begun if key(one) != group]
         start = fitted(Aggregated(one_pool)) if one_pool else DEFAULTS
-        logs = fitted(make(others), start=start)
-        for from_tables in (False, True):
-            at = [
-                i
-                for i, of in enumerate(groups)
-                if of == group and (dense(rows[i]) and tables is not None) == from_tables
-            ]
-            if at:
-                mine = [rows[i] for i in at]
-                data = Aggregated(mine, tables=tables) if from_tables else make(mine)
-                errors[at] = data.predict(logs[None])[0] - data.measured
-        told(f"{group}: {np.sum([of == group for of in groups])} rows")
+        mine = [i for i, of in enumerate(groups) if of == group]
+        errors[mine] = errors_of([rows[i] for i in mine], fitted(make(others), start=start), make, tables)
+        told(f"{group}: {len(mine)} rows")
     return HeldOut(rows=tuple(rows), groups=groups, errors=errors)
+
+
+def errors_of(
+    rows: Sequence[Measured], logs: Float64, make: Callable[[Sequence[Measured]], Predicted],
+    tables: OperatorTables | None,
+) -> Float64:  # fmt: skip
+    """(n, 2) logarithms of predicted over measured by a fit; rows of measured operators from `tables`."""
+    found = np.empty((len(rows), 2))
+    for from_tables in (False, True):
+        at = [i for i, one in enumerate(rows) if (dense(one) and tables is not None) == from_tables]
+        if at:
+            mine = [rows[i] for i in at]
+            data = Aggregated(mine, tables=tables) if from_tables else make(mine)
+            found[at] = data.predict(logs[None])[0] - data.measured
+    return found
 
 
 def medians(errors: Float64) -> tuple[float, float]:

@@ -16,7 +16,7 @@ import torch
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.serving.llm import scheduler
-from foretrace.serving.llm.engine import EngineRules, Served, engine_arrays, one_engine
+from foretrace.serving.llm.engine import EngineRules, Served, engine_arrays
 from foretrace.serving.llm.loop import STEP, step_seconds
 from foretrace.serving.llm.pace import MIDDLE
 from foretrace.serving.llm.step_times import StepTimes
@@ -61,7 +61,7 @@ class LiveEngine:
         Raises ForetraceError for blocks of another size, for swapping, and for a request that the cache cannot hold.
         """
         _check(requests, rules, self.blocks)
-        state = one_engine(engine_arrays(requests, rules, self.blocks))
+        state = scheduler.one_engine(engine_arrays(requests, rules, self.blocks))
         e, seqs = state.e[0], state.seqs
         draw = np.random.default_rng(seed)
         known: list[list[int]] = [draw.integers(self.decoder.size.vocabulary, size=n).tolist() for n in requests.prompt]

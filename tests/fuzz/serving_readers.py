@@ -62,7 +62,7 @@ CALIBRATIONS = {
 
 
 def _play_runs(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.serving.llm.calibrate import read_runs
+    from foretrace.serving.llm.calibration import read_runs
 
     for run in read_runs(path):
         yield run.source, [run.load, run.ttft_s, run.tpot_s]
@@ -94,7 +94,7 @@ def _play_state(path: Path, way: int) -> Iterator[Figure]:
 def serving_readers() -> Iterator[Reader]:
     """One for each kind of file."""
     yield Reader(name="requests", covers=("serving.requests",), samples=lambda: TRACES, play=_play_requests)
-    yield Reader(name="engine-runs", covers=("serving.llm.calibrate",), samples=lambda: RUNS, play=_play_runs)
+    yield Reader(name="engine-runs", covers=("serving.llm.calibration",), samples=lambda: RUNS, play=_play_runs)
     yield Reader(name="engine-calibration", covers=("serving.llm.calibration",), samples=lambda: CALIBRATIONS,
                  play=_play_calibration)  # fmt: skip
     yield Reader(name="engine-capacities", covers=("serving.llm.capacity",), samples=lambda: STATES, play=_play_state)

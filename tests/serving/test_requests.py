@@ -87,9 +87,10 @@ def test_bad_traces(tmp_path: Path, text: str, said: str) -> None:
         ("poisson", "qps=\\? must be a number above 0"),
         ("poisson qps=-2", "qps=-2 must be a number above 0"),
         ("poisson qps=2 prompt=9-3", "prompt=9-3 must be a number of tokens"),
-        ("poisson qps=2 speed=3", "speed says nothing here"),
-        ("poisson qps", "'qps' is no option"),
-        ("closed concurrency=1.5 requests=3", "must be a whole number above 0"),
+        ("poisson qps=2 speed=3", "has no parameter speed"),
+        ("poisson qps=2 concurrency=3", "concurrency says nothing here"),
+        ("poisson qps", "'qps' is no key=value"),
+        ("closed concurrency=1.5 requests=3", "must be a whole number from 1 to 100,000,000"),
         ("closed concurrency=2", "say how many requests with `requests=`"),
         ("poisson qps=1e12", "simulate at most"),
         ("nowhere.csv", "does not exist"),
@@ -106,8 +107,9 @@ def test_limits() -> None:
     found = limits("ttft.p90=0.5s tpot=50ms e2e.mean=1e1")
     assert [(each.name, each.seconds) for each in found] == [("ttft.p90", 0.5), ("tpot.p99", 0.05), ("e2e.mean", 10)]
     for text, said in (
-        ("ttft", "is no limit"), ("tftt=1s", "did you mean ttft"), ("ttft.p75=1s", "there is no 'p75'"),
-        ("ttft=0s", "must be a time above 0"), ("ttft=1h", "is no limit"),
+        ("ttft", "is no limit; write ttft.p99=0.5s"), ("tftt=1s", "did you mean ttft"),
+        ("ttft.p75=1s", "has no parameter ttft.p75"),
+        ("ttft=0s", "must be a time above 0"), ("ttft=1h", "must be a time"), ("ttft=1.1.1s", "must be a time"),
     ):  # fmt: skip
         with pytest.raises(ForetraceError, match=said):
             limits(text)

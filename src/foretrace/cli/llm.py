@@ -42,10 +42,15 @@ class RuleOptions:
 
     policy: Annotated[str, option(..., "NAME", "chunked, prefill-first, orca or static.")] = "chunked"
     token_budget: Annotated[
-        int, option(..., "N", "Tokens of a step; by default 2,048 of chunked, else 8,192.", least=0)
+        int,
+        option(..., "N", "Tokens of a step (max_num_batched_tokens); default 2,048 of chunked, else 8,192.", least=0),
     ] = 0
-    sequences: Annotated[int, option(..., "N", "Sequences that an engine runs at a time.", least=1)] = 256
-    utilisation: Annotated[float, option(..., "SHARE", "Of the device's memory that an engine uses.")] = 0.9
+    sequences: Annotated[int, option(..., "N", "Sequences that an engine runs at a time (max_num_seqs).", least=1)] = (
+        256
+    )
+    utilisation: Annotated[
+        float, option(..., "SHARE", "Of the device's memory that an engine uses (gpu_memory_utilization).")
+    ] = 0.9
     preemption: Annotated[str, option(..., "recompute|swap", "What becomes of a cache that has to make room.")] = (
         "recompute"
     )
@@ -181,9 +186,13 @@ def calibrate(
     Example: foretrace llm calibrate bench.json --model llama-3-8b --device h100 --save server.json
     """
     from foretrace.report.llm_calibrate import llm_calibrated
-    from foretrace.serving.llm.calibrate import calibrate_server
+    from foretrace.serving.llm import calibration
+    from foretrace.serving.llm.deployment import step_times
+    from foretrace.serving.llm.step_law import law_of
 
-    found = calibrate_server(runs, model, device, layout.arguments())
+    law, measured = law_of(layout.engine), [run for path in runs for run in calibration.read_runs(path)]
+    steps = step_times(model, device, **layout.arguments())
+    found = calibration.calibrate(steps, measured, law.calibrated_low, law.calibrated_high)
     return Reply(result=llm_calibrated(found, save), files={save: found.save})
 
 

@@ -38,10 +38,10 @@ def run(
         "A zoo model, SCRIPT.py:FUNCTION that returns (module, example inputs), TorchScript, torch.export or ONNX.",
         complete=completion.models,
     ),
-    split: str = option("", "NxT:B+...", "N instances with T threads and batch B each; by default one with all cores."),
+    split: str = option(
+        "", "NxT:B+...", "N instances with T threads and batch B each; by default one, all cores, batch 8."
+    ),
     plan: list[Path] | None = option(None, "FILE", "JSON of serve plan; of several the one for the load; several."),
-    batch: int | None = option(None, "N", "Samples that the one instance runs at once; by default 8.", least=1),
-    threads: int | None = option(None, "N", "Threads of the one instance.", least=1),
     input: Inputs = None,
     size: options.Size = "full",
     host: str = option("127.0.0.1", "ADDRESS", "Where to listen; beyond this machine a token is needed."),
@@ -62,26 +62,18 @@ def run(
     from foretrace.serving.server.models import ModelSource, TensorSpec
     from foretrace.serving.server.split import CoreSplit
 
-    if sum((bool(split), bool(plan))) > 1:
+    if split and plan:
         raise ForetraceError("`split=` and `plan=` both say how to split the cores; give one of them.")
-    if (split or plan) and (batch or threads):
-        raise ForetraceError(
-            "`split=` and `plan=` say threads and batches themselves; leave out `batch=` and `threads=`."
-        )
     if (certificate is None) != (key is None):
         raise ForetraceError("`certificate=` and `key=` go together; give both, or neither.")
-    cores = server.usable()
-    if plan:
-        splits = server.read_plans(plan)
-    else:
-        fat = f"1x{threads or len(cores)}:{batch or 8}"
-        splits = {batch or 8: CoreSplit.parse(split or fat)}
-    settings = server.ServerSettings(
-        source=ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, input or ()))), splits=splits,
+    one = CoreSplit.parse(split or f"1x{len(server.usable())}:8")
+    splits = server.read_plans(plan) if plan else {one.batch: one}
+    server.run_server(
+        ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, input or ()))), splits,
         every_s=every_s, host=host, port=port, token=server.read_token(token_file), certificate=certificate, key=key,
-        queue=queue, deadline_s=deadline_s, cores=cores,
+        queue=queue, deadline_s=deadline_s,
+        told=lambda address: print(f"serving {model} on {address}, Ctrl-C ends it", flush=True),
     )  # fmt: skip
-    server.run_server(settings, lambda address: print(f"serving {model} on {address}, Ctrl-C ends it", flush=True))
 
 
 @serve.command("plan")
@@ -143,7 +135,6 @@ def load(
     samples: int = option(1, "N", "Samples of a request.", least=1),
     seconds: float = option(10.0, "S", "How long requests are sent; answers come later.", least=0.01),
     seed: int = option(0, "N", "Seed of samples and arrivals.", least=0),
-    model: str = option("", "NAME", "Which model, where the server does not say."),
     token_file: Path | None = option(None, "FILE", "Bearer token of the server, else FORETRACE_TOKEN's."),
 ) -> Result:
     """Send requests to a server and time its answers.
@@ -158,7 +149,7 @@ def load(
     due = None if clients else loads.arrivals(arrivals, rate=rate, seconds=seconds, seed=seed)
     with options.progress(f"asking {url}") as tell:
         found = loads.load(
-            url, due=due, clients=clients, seconds=seconds, diurnal=arrivals == "diurnal", samples=samples, model=model,
+            url, due=due, clients=clients, seconds=seconds, diurnal=arrivals == "diurnal", samples=samples,
             token=read_token(token_file), seed=seed, progress=tell,
         )  # fmt: skip
     return report.loaded(found, url=url, arrivals=arrivals, clients=clients, samples=samples)

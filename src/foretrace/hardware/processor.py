@@ -112,10 +112,16 @@ def operator_threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def allowed_cores() -> tuple[int, ...]:
+    """The numbers of the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
 def usable_cores() -> float:
     """Cores whose time this process can have: by its affinity, and by what its control groups grant."""
-    count = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    quota = cpu_quota()
+    count, quota = float(len(allowed_cores())), cpu_quota()
     return count if quota is None else min(count, quota)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from foretrace.hardware.devices import named
 from foretrace.hardware.power import SERVING_SHARES
 from foretrace.report import power
-from foretrace.report.blocks import About, Block, Column, Line, listing
+from foretrace.report.blocks import About, Block, Chart, Column, Curve, Line, listing
 from foretrace.report.power import EnergyView
 from foretrace.report.units import count, digits, things
-from foretrace.report.views import Report
+from foretrace.report.views import Report, taken
 from foretrace.serving.llm.capacity import Capacities, EngineCapacity
 
 
@@ -38,6 +38,11 @@ class LlmCapacityView(Report, frozen=True, kw_only=True):
                 ("tokens_per_s_device", "tokens/s each", "digits"), ("tokens_per_s_user", "per user", "digits"),
                 ("usd_per_million_tokens", "USD/M", "digits"), top=top, noun="engine", how="--top",
             )  # fmt: skip
+        if len(best) > 1:
+            front = sorted((each.tokens_per_s_user, each.tokens_per_s_device) for each in best)
+            users, devices = zip(*front, strict=True)
+            yield Chart(title="tokens/s of each device, by tokens/s of a user",
+                        curves=(Curve(name="best engines", x=users, y=devices),))  # fmt: skip
         others = [each for each in self.engines if not each.best]
         beaten = sum(bool(each.requests_per_s) for each in others)
         if beaten:
@@ -62,19 +67,10 @@ def llm_capacity(found: Capacities, *, grid: float | None = None) -> LlmCapacity
         notes.append(f"the time did not suffice for {count(found.left)} deployments; give more `--seconds`.")
     if found.price_source:
         notes.append(f"price: {digits(found.price_per_h or 0)} USD per device and hour ({found.price_source}).")
-    return LlmCapacityView(
-        headline=_headline(found.engines),
-        model=found.config.model,
-        device=found.config.device,
-        slo=found.config.slo,
-        source=found.requests.source,
-        engines=found.engines,
-        left=found.left,
-        price_per_h=found.price_per_h,
-        energy=energy,
-        notes=tuple(notes),
-        next=_next(found, found.engines),
-    )
+    return taken(
+        LlmCapacityView, found, found.config, found.requests, headline=_headline(found.engines), energy=energy,
+        notes=tuple(notes), next=_next(found, found.engines),
+    )  # fmt: skip
 
 
 def _headline(engines: tuple[EngineCapacity, ...]) -> str:

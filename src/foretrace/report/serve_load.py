@@ -9,7 +9,7 @@ import numpy as np
 
 from foretrace.report.blocks import Block, Column, Line, table
 from foretrace.report.units import count, digits, seconds
-from foretrace.report.views import Result
+from foretrace.report.views import Result, taken
 from foretrace.serving.server.load import LoadResult
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
@@ -63,26 +63,16 @@ def loaded(found: LoadResult, *, url: str, arrivals: str, clients: int, samples:
     """The view of one run."""
     times = found.latency_s
     good = len(times)
-    p50, p90, p99, p999 = (float(np.quantile(times, q)) if good else None for q in QUANTILES.values())
+    p50, p90, p99, p999 = np.quantile(times, list(QUANTILES.values())).tolist() if good else [None] * len(QUANTILES)
     rate = good / found.seconds if found.seconds else 0.0
-    refused = found.sent - good
     tail = "" if p50 is None or p99 is None else f", half of them within {seconds(p50)} and 99 % within {seconds(p99)}"
     answered = f"{count(good)} of {count(found.sent)} requests"
-    return ServeLoadView(
-        headline=f"{found.model} answered {answered}, {digits(rate)} per second{tail}.",
-        url=url,
-        model=found.model,
-        arrivals=arrivals,
-        clients=clients,
-        samples=samples,
-        seconds=found.seconds,
-        sent=found.sent,
-        statuses=dict(sorted(found.statuses.items())),
-        answers_per_s=rate,
-        latency_s=LatencyView(
-            mean=float(times.mean()) if good else None, p50=p50, p90=p90, p99=p99, p999=p999,
-            max=float(times[-1]) if good else None,
-        ),
-        late_s=found.late_s,
-        ok=not refused,
+    latency_s = LatencyView(
+        mean=float(times.mean()) if good else None, p50=p50, p90=p90, p99=p99, p999=p999,
+        max=float(times[-1]) if good else None,
+    )  # fmt: skip
+    return taken(
+        ServeLoadView, found, headline=f"{found.model} answered {answered}, {digits(rate)} per second{tail}.", url=url,
+        arrivals=arrivals, clients=clients, samples=samples, statuses=dict(sorted(found.statuses.items())),
+        answers_per_s=rate, latency_s=latency_s, ok=good == found.sent,
     )  # fmt: skip

@@ -18,27 +18,6 @@ from foretrace.serving.server.trial import AGAIN, ALONE, SplitTrial
 _ARMS = {AGAIN: f"{FAT}, second copy", ALONE: "PyTorch alone"}
 
 
-class ServeSplitView(msgspec.Struct, frozen=True, kw_only=True):
-    """A split and the latency of a batch that is predicted of it."""
-
-    name: str  # fat: one instance; thin: one per thread; or the split as text
-    split: str  # 2x4:16+1x1:8 are two instances with 4 threads and batch 16, one with 1 thread and batch 8
-    alone_s: float  # if its instances did not disturb each other
-    latency_s: float
-    low_s: float
-    high_s: float
-    interference: float | None  # latency over `alone_s`; null where the split was not run
-    over_fat: Ratio | None  # latency over fat's in the same minutes; null where they did not run together
-
-    def words(self) -> str:
-        """As text, with its name."""
-        return self.split if self.name == self.split else f"{self.split} ({self.name})"
-
-    def interfered(self) -> str:
-        """Interference in words."""
-        return "not run" if self.interference is None else f"{digits(self.interference)}×"
-
-
 class ServeTrialView(msgspec.Struct, frozen=True, kw_only=True):
     """Splits that were run in turns after the plan was made. Ratios are latencies over fat's."""
 
@@ -83,8 +62,8 @@ class ServePlanView(Report, frozen=True, kw_only=True):
     origin: str  # where the profile was measured, and of what; "": recorded elsewhere
     profile: str  # its file
     points: int
-    chosen: ServeSplitView
-    splits: tuple[ServeSplitView, ...]  # the best first
+    chosen: PlannedSplit
+    splits: tuple[PlannedSplit, ...]  # the best first
     rejected: tuple[RejectedSplit, ...]
     trial: ServeTrialView | None  # null where nothing was run for comparison
     ledger: str
@@ -96,11 +75,11 @@ class ServePlanView(Report, frozen=True, kw_only=True):
         unit = unit_for(max(each.high_s for each in self.splits[:top]))
         yield listing(
             self.splits,
-            (ServeSplitView.words, "instances x threads : batch"),
+            (lambda each: each.split + f" ({each.name})" * (each.name != each.split), "instances x threads : batch"),
             ("latency_s", "latency", "time"),
             (lambda each: between(each.low_s, each.high_s, unit), Column(f"range, {unit.name}", right=True)),
             ("alone_s", Column("alone", "time", least=80)),
-            (ServeSplitView.interfered, Column("interference", right=True, least=100)),
+            (_interfered, Column("interference", right=True, least=100)),
             (lambda each: _numbers(each.over_fat), Column("over fat", right=True, least=100, under=True)),
             top=top,
             noun="split",
@@ -114,7 +93,6 @@ class ServePlanView(Report, frozen=True, kw_only=True):
 
 def planned(plan: SplitPlan, trial: SplitTrial | None = None, ledger: str = "", row: str = "") -> ServePlanView:
     """The answer about a plan, with what became of it and where its row went."""
-    splits = tuple(_split(each, plan) for each in plan.splits)
     return taken(
         ServePlanView,
         plan,
@@ -123,13 +101,11 @@ def planned(plan: SplitPlan, trial: SplitTrial | None = None, ledger: str = "", 
         origin=plan.profile.origin,
         profile=str(plan.path or ""),
         points=len(plan.profile.samples_s),
-        chosen=splits[0],
-        splits=splits,
         trial=None if trial is None else taken(ServeTrialView, trial.trial, trial, after=trial.after.name),
         ledger=ledger,
         row=row,
-        notes=(*plan.notes, *_unmeasured(plan)),
-        next="" if plan.source is None else _serve(plan.source, plan.chosen.split.text),
+        notes=(*plan.notes, *_unmeasured(plan), *(() if trial else _sleeping(plan))),
+        next="" if plan.source is None else _serve(plan.source, plan.chosen.split),
     )
 
 
@@ -139,16 +115,6 @@ def _serve(source: ModelSource, split: str) -> str:
     for each in source.inputs:
         words += ["--input", f"{each.name}={each.dtype}[{','.join(map(str, each.sizes))}]"]
     return shlex.join(["foretrace", "serve", *words, "--split", split])
-
-
-def _split(each: PlannedSplit, plan: SplitPlan) -> ServeSplitView:
-    return taken(
-        ServeSplitView,
-        each,
-        split=each.split.text,
-        interference=None if each.run is None else each.interference,
-        over_fat=plan.ratios.get(each.name),
-    )
 
 
 def _headline(plan: SplitPlan) -> str:
@@ -163,12 +129,12 @@ def _headline(plan: SplitPlan) -> str:
         others = [each for each in plan.splits if each is not fat]
         gain = f"the next best takes {digits(others[0].latency_s / fat.latency_s)}×" if others else "the only one"
     else:
-        ratio = plan.ratios.get(best.name) if plan.quantile == 0.5 else None  # it is of means, not of a tail
+        ratio = best.over_fat if plan.quantile == 0.5 else None  # it is of means, not of a tail
         after_s = fat.latency_s * ratio.value if ratio else best.latency_s
         gain = f"{speed(fat.latency_s, after_s)} than one instance with {things(plan.threads, 'thread')}"
         if ratio is not None and ratio.high >= 1:
             gain += f", within noise (latency {_numbers(ratio)} of its)"
-    return f"{best.split}: {time}{kind} per batch of {plan.batch}; {gain}."
+    return f"{best.instances}: {time}{kind} per batch of {plan.batch}; {gain}."
 
 
 def _unmeasured(plan: SplitPlan) -> Iterator[str]:
@@ -180,16 +146,29 @@ def _unmeasured(plan: SplitPlan) -> Iterator[str]:
             f"{digits(high)}× as long as alone, and a latency without its spread to be known to {share(NOISE)}."
         )
         return
-    if odd := [each for each in plan.splits if each.run is not None and each.interference < 1 / (1 + MOST_SPREAD)]:
+    if odd := [each for each in plan.splits if (each.interference or 1) < 1 / (1 + MOST_SPREAD)]:
         yield (
-            f"{odd[0].name} took {digits(odd[0].interference)}× what its profile says: others disturbed the profile; "
+            f"{odd[0].name} took {_interfered(odd[0])} what its profile says: others disturbed the profile; "
             f"remove {plan.path} to measure it again."
         )
-    if left := sum(each.run is None for each in plan.splits):
+    if left := sum(each.interference is None for each in plan.splits):
         yield (
             f"{things(left, 'split')} did not run: alone, one of its instances takes longer than the best split, or "
             "enough others ran."
         )
+
+
+def _sleeping(plan: SplitPlan) -> Iterator[str]:
+    """What one instance of a server is slower than, unless that was run."""
+    if plan.source is not None and "torch" in plan.source.libraries and plan.threads > 1:
+        yield (
+            "One instance is as the server runs it: its threads sleep while they wait, so PyTorch by itself may be "
+            "quicker; --run compares with both."
+        )
+
+
+def _interfered(each: PlannedSplit) -> str:
+    return "not run" if each.interference is None else f"{digits(each.interference)}×"
 
 
 def _numbers(ratio: Ratio | None) -> str:

@@ -8,7 +8,7 @@ requests("trace.csv.gz", seconds=600)
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,11 +19,12 @@ import numpy as np
 from foretrace import reading
 from foretrace.arrays import Array, Float64, Int64, Mask
 from foretrace.errors import ForetraceError
-from foretrace.names import question
+from foretrace.names import keyed, question
 
 MOST_TOKENS = 1 << 31
 MOST_REQUESTS = 100_000_000
 KINDS = ("poisson", "gamma", "constant", "closed", "burst")
+_OPTIONS = ("qps", "cv", "concurrency", "requests", "prompt", "output", "lengths")
 _PROMPT, _OUTPUT = "1024", "256"  # where nothing is said
 # Names of the columns arrival, prompt, output, and seconds in a unit of the arrival.
 _COLUMNS = (
@@ -118,7 +119,7 @@ def requests(text: str, *, seconds: float = 0.0, seed: int = 0) -> Requests:
         raise ForetraceError(f"`seconds=` must be a time from 0 on, got {seconds}.")
     words = text.split()
     if words and words[0].lower() in KINDS:
-        return _drawn(text, words[0].lower(), _options(text, words[1:]), seconds, seed)
+        return _drawn(text, words[0].lower(), keyed(words[1:], _OPTIONS, repr(text)), seconds, seed)
     path = Path(text)
     if path.suffix or path.exists():
         return _until(_read(path), seconds)
@@ -127,16 +128,6 @@ def requests(text: str, *, seconds: float = 0.0, seed: int = 0) -> Requests:
 
 
 # --- drawn -----------------------------------------------------------------------------------------------------------
-
-
-def _options(text: str, words: Iterable[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for word in words:
-        key, _, value = word.partition("=")
-        if not value:
-            raise ForetraceError(f"{text!r}: {word!r} is no option; write key=value, e.g. qps=2.")
-        found[key] = value
-    return found
 
 
 def _drawn(text: str, kind: str, options: dict[str, str], seconds: float, seed: int) -> Requests:
@@ -185,8 +176,8 @@ def _number(text: str, options: dict[str, str], key: str, default: str = "", *, 
     except ValueError:
         found = np.nan
     if not (np.isfinite(found) and found > 0) or (whole and (found != int(found) or found > MOST_REQUESTS)):
-        wanted = "whole number" if whole else "number"
-        raise ForetraceError(f"{text!r}: {key}={value or '?'} must be a {wanted} above 0.")
+        wanted = f"whole number from 1 to {MOST_REQUESTS:,}" if whole else "number above 0"
+        raise ForetraceError(f"{text!r}: {key}={value or '?'} must be a {wanted}.")
     return found
 
 

@@ -15,7 +15,7 @@ from foretrace.hardware.devices import named
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.operator_tables import TimeGrid, nearest, read_tables
 from foretrace.serving.llm.served_model import SERVED, served_model
-from foretrace.serving.llm.step_law import FORMATS, LAWS, Layout, law_of, linear_seconds, number_format
+from foretrace.serving.llm.step_law import FORMATS, LAWS, LawTimes, Layout, law_of, number_format
 
 
 def test_published_sizes() -> None:
@@ -58,7 +58,8 @@ def test_a_token_reads_every_weight_that_it_meets() -> None:
     """Never quicker than the weights can be read at the peak of the memory, nor computed at the peak."""
     for name, dtype in (("llama-3-8b", "bf16"), ("deepseek-v3", "fp8")):
         model, device = served_model(name), named("h100")
-        met = linear_seconds(model, device, Layout(), number_format(dtype), law_of("vllm"), np.array([1.0, 4096.0]))
+        times = LawTimes(model=model, device=device, layout=Layout(), kept=number_format(dtype), law=law_of("vllm"))
+        met = times.linear(np.array([1.0, 4096.0]))
         size = number_format(dtype).dense
         assert met[0] > size * model.active_parameters / (device.memory_gb_s * 1e9)
         assert met[1] > 4096 * 2 * model.active_parameters / (max(device.bf16_tflops, device.fp8_tflops) * 1e12)

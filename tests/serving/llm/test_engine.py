@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.serving import requests as served
 from foretrace.serving.llm import scheduler
-from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, engine_arrays, one_engine, simulate
+from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, engine_arrays, simulate
 from foretrace.serving.llm.step_times import StepTimes
 from foretrace.serving.requests import Requests, requests
 from tests.serving.llm.plain_engine import serve
@@ -175,7 +175,7 @@ def test_the_scheduler_drives_another_engine(asked: Requests, rules: EngineRules
     asked = replace(asked, arrival_s=np.zeros(len(asked)))
     rules = replace(rules, swap_bytes=0.0)
     found = simulate(asked, constant(1.0, cache=400), rules)
-    state = one_engine(engine_arrays(asked, rules, found.blocks))
+    state = scheduler.one_engine(engine_arrays(asked, rules, found.blocks))
     for i in range(len(asked)):
         scheduler.push(state, i)
     now = 0.0

@@ -53,8 +53,8 @@ def test_a_profile_is_measured_resumed_and_kept_from_others(
         source, facts_of(source, cores), cores=cores, batch=2, path=path, tell=lambda what, share: told.append(what)
     )
     assert told == ["1 threads, batch 1", "1 threads, batch 2"] and found.refused == ()
-    assert list(found.profile.samples_s) == [ModelInstance(1, 1), ModelInstance(1, 2)]
-    assert all(len(each) >= measure.SAMPLES and each.min() > 0 for each in found.profile.samples_s.values())
+    assert list(found.samples_s) == [ModelInstance(1, 1), ModelInstance(1, 2)]
+    assert all(len(each) >= measure.SAMPLES and each.min() > 0 for each in found.samples_s.values())
     measure_profile(
         source, facts_of(source, cores), cores=cores, batch=4, path=path, tell=lambda what, share: told.append(what)
     )
@@ -66,7 +66,7 @@ def test_a_profile_is_measured_resumed_and_kept_from_others(
     with pytest.raises(ForetraceError, match=r"holds a profile of .* from elsewhere \(another machine\)"):
         measure_profile(source, facts_of(source, cores), cores=cores, batch=2, path=path)
     again = measure_profile(source, facts_of(source, cores), cores=cores, batch=1, path=path, ours=True)
-    assert again.profile.origin == kept.origin
+    assert again.origin == kept.origin
 
 
 def test_a_point_that_others_disturb_is_measured_again_and_refused(
@@ -84,7 +84,7 @@ def test_a_point_that_others_disturb_is_measured_again_and_refused(
     cores = cores_for(1)[0]
     found = measure_profile(source, facts_of(source, cores), cores=cores, batch=2, path=tmp_path / "profile.csv")
     assert attempts == [1, 2, 1, 2, 1, 2] and found.refused == (ModelInstance(1, 2),)
-    assert found.profile.samples_s[ModelInstance(1, 1)].max() == pytest.approx(1 + 0.4 / 3), "the calmest attempt"
+    assert found.samples_s[ModelInstance(1, 1)].max() == pytest.approx(1 + 0.4 / 3), "the calmest attempt"
 
 
 def test_instances_of_splits_run_at_once_and_in_turns(script: str) -> None:

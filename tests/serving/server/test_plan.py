@@ -44,13 +44,13 @@ def test_a_recorded_profile_is_planned_with(recorded: Path) -> None:
     assert found.threads == 4 and found.source is None
     assert [each.name for each in found.splits] == ["thin", "2x2:2", "1x2:2+2x1:1", "fat"]
     best, fat = found.chosen, found.named("fat")
-    assert best.split == CoreSplit.thin(4, 4) and best.latency_s == 0.010
+    assert best.instances == CoreSplit.thin(4, 4) and best.latency_s == 0.010
     assert best.high_s == pytest.approx(0.010 * (1 + NOISE) * INTERFERENCE[1]) and best.low_s < best.latency_s
     assert fat is not None and fat.high_s == pytest.approx(0.018 * (1 + NOISE)), "it disturbs nobody"
 
 
 def test_idle_threads_and_missing_points(recorded: Path) -> None:
-    assert planned(recorded, 1).chosen.split == CoreSplit.fat(2, 1), "two of four threads are idle"
+    assert planned(recorded, 1).chosen.instances == CoreSplit.fat(2, 1), "two of four threads are idle"
     found = planned(recorded, 3)
     assert [each.name for each in found.rejected] == ["fat"]
     assert found.rejected[0].why == "the profile has no latency of 4 threads with batch 3"
@@ -71,8 +71,8 @@ def test_what_cannot_be_planned(how: dict[str, Any], said: str, recorded: Path) 
 def test_the_search_uses_no_refused_point_and_fat_and_thin_stay(recorded: Path) -> None:
     (profile,) = latencies.read(recorded)
     refused = (ModelInstance(1, 1), ModelInstance(2, 2), ModelInstance(4, 4))
-    found = plans._planned(profile, 4, 4, 0.5, None, refused)
-    others = [each.split for each in found.splits if each.name not in ("fat", "thin")]
+    found = plans._planned(replace(profile, refused=refused), 4, 4, 0.5, None)
+    others = [each.instances for each in found.splits if each.name not in ("fat", "thin")]
     assert found.named("fat") and found.named("thin") and others
     assert not {each for split in others for each in split.instances} & set(refused)
 
@@ -111,7 +111,8 @@ def test_a_split_that_would_win_alone_is_run_before_it_is_chosen(
     assert turns == [["fat", "thin", "2x2:2"], ["fat", "2x2:2", "1x2:2+2x1:1"]]
     assert [each.name for each in found.splits] == ["2x2:2", "1x2:2+2x1:1", "fat", "thin"]
     assert found.chosen.interference == pytest.approx(14 / 12) and found.splits[-1].interference == pytest.approx(3)
-    ratio = found.ratios["2x2:2"]
+    ratio = found.chosen.over_fat
+    assert ratio is not None and found.splits[-1].over_fat is not None
     assert (
         ratio.value == pytest.approx(14 / 18) and ratio.low < ratio.value - 0.019 and ratio.high > ratio.value + 0.019
     )

@@ -93,7 +93,7 @@ class VirtualRunner:
     def ended(self) -> str:
         return "was ended by SIGKILL"
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         assert not self._running, "ended while it runs"
         self.over = True
         await asyncio.sleep(0.1)

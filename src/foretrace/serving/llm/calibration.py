@@ -1,18 +1,40 @@
-"""`EngineCalibration`: what one server was measured to take beside its modelled step times; its file."""
+"""`EngineCalibration`: what one server takes beside the model of its step times, from measured runs; its file.
+
+Runs are results of `vllm bench serve` (and `benchmark_serving.py`), of SGLang's `bench_serving`, which appends a line
+per run, and of `foretrace llm simulate --json`. From mean times per output token comes a factor on the time of the
+devices and, where two loads or more were measured, the host's time per step; from mean times to the first token what a
+request waits beside steps. How far such a calibration is off at other loads was measured on the servers of
+`reproductions/aiconfigurator`; that is its range, and what it leaves of its own runs widens it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, inf, log
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
-from foretrace.reading import read_bytes
+from foretrace.reading import read_bytes, read_text
+from foretrace.serving.llm.engine import EngineRules, simulate
+from foretrace.serving.llm.metrics import latency_statistic
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.requests import Requests, of, requests
 
+_LEVELS = (0.1, 10.0)  # factors on the devices' time that a server of this model and device can have
+_HOSTS = (1e-5, 0.5)  # seconds
+_SPREAD = 0.1  # of lengths around their mean, where a run says no more: what public recipes draw
+_ROUNDS = 8
+_MOST = 1_000_000  # requests of a run
+_POSITIVE = msgspec.Meta(gt=0, lt=1 << 62)
+_SAME_LOAD = 1.2  # runs whose clients or rates differ by less say nothing on the host apart from devices
 _Factor = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 
@@ -76,3 +98,164 @@ def scaled(steps: StepTimes, level: float, host_s: float, request_s: float, low:
     grids = {name: level * getattr(steps, name) for name in ("linear_s", "output_s", "prefill_s", "decode_s")}
     why = f"calibrated: {level:.3g} times the devices' time, {1e3 * host_s:.3g} ms of host per step"
     return replace(steps, **grids, host_s=host_s, request_s=request_s, low=low, high=high, whys=(*steps.whys, why))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """One run of a load generator, means in seconds."""
+
+    source: str
+    load: float  # clients, else requests per second
+    requests: Requests
+    ttft_s: float
+    tpot_s: float
+
+
+def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: float) -> EngineCalibration:
+    """Fit the overheads of a server. `low`, `high`: what one run leaves at other loads, as factors.
+
+    Raises ForetraceError where there is no run, or no factor explains one.
+    """
+    if not runs:
+        raise ForetraceError("nothing to calibrate from; give one measured run or more.")
+    loads = [run.load for run in runs]
+    free = 2 if max(loads) / min(loads) > _SAME_LOAD else 1
+    rules = EngineRules()
+    rules = replace(rules, sequences=max(rules.sequences, *(run.requests.concurrency for run in runs)))
+
+    def played(level: float, host_s: float) -> list[tuple[float, float]]:
+        made = scaled(steps, level, host_s, 0.0, 1.0, 1.0)
+        return [_means(run, made, rules) for run in runs]
+
+    def errors(found: Sequence[tuple[float, float]]) -> list[float]:
+        return [log(run.tpot_s / tpot) for run, (_, tpot) in zip(runs, found, strict=True)]
+
+    at = [0.0, log(max(steps.host_s, _HOSTS[0]))]  # logarithms of level and host
+    bounds = [(log(low_), log(high_)) for low_, high_ in (_LEVELS, _HOSTS)]
+    before = played(1.0, steps.host_s)
+    for _ in range(_ROUNDS):
+        off = np.array(errors(played(exp(at[0]), exp(at[1]))))
+        slopes = np.empty((len(runs), free))
+        for i in range(free):
+            moved = [value + (0.05 if j == i else 0.0) for j, value in enumerate(at)]
+            slopes[:, i] = (off - np.array(errors(played(exp(moved[0]), exp(moved[1]))))) / 0.05
+        step = np.linalg.lstsq(slopes.T @ slopes + 1e-4 * np.eye(free), slopes.T @ off, rcond=None)[0]
+        for i in range(free):
+            at[i] = min(max(at[i] + min(max(float(step[i]), -1.0), 1.0), bounds[i][0]), bounds[i][1])
+        if np.abs(step).max() < 1e-4:
+            break
+    level, host_s = exp(at[0]), exp(at[1]) if free > 1 else steps.host_s
+    if not _LEVELS[0] * 1.01 < level < _LEVELS[1] * 0.99:
+        raise ForetraceError(
+            f"{runs[0].source}: no server of {steps.model} on {steps.device} takes {level:.2g} times that time; "
+            "check `tp=`, `dtype=` and the device."
+        )
+    after = played(level, host_s)
+    request_s = max(median(run.ttft_s - ttft for run, (ttft, _) in zip(runs, after, strict=True)), 0.0)
+    left = exp(max(abs(each) for each in errors(after)))
+    return EngineCalibration(
+        model=steps.model, device=steps.device, devices=steps.devices, stages=steps.stages, level=level, host_s=host_s,
+        request_s=request_s, low=min(low, 1 / left), high=max(high, left),
+        runs=tuple(
+            CalibratedRun(
+                source=run.source, load=run.load, requests=len(run.requests), ttft_s=run.ttft_s,
+                ttft_before_s=old[0] + steps.request_s, ttft_after_s=new[0] + request_s, tpot_s=run.tpot_s,
+                tpot_before_s=old[1], tpot_after_s=new[1],
+            )
+            for run, old, new in zip(runs, before, after, strict=True)
+        ),
+    )  # fmt: skip
+
+
+def _means(run: MeasuredRun, steps: StepTimes, rules: EngineRules) -> tuple[float, float]:
+    served = simulate(run.requests, steps, rules)
+    ttft, tpot = (latency_statistic(served, latency, "mean") for latency in ("ttft", "tpot"))
+    if not ttft or not tpot:
+        raise ForetraceError(f"{run.source}: none of its requests fits into the cache of this engine; check `tp=`.")
+    return ttft, tpot
+
+
+# --- results of load generators --------------------------------------------------------------------------------------
+
+
+class _Saved(msgspec.Struct):
+    """What a load generator saves of a run, as far as it matters here."""
+
+    completed: Annotated[int, _POSITIVE]
+    total_input_tokens: Annotated[float, _POSITIVE]
+    total_output_tokens: Annotated[float, _POSITIVE]
+    mean_ttft_ms: Annotated[float, _POSITIVE]
+    mean_tpot_ms: Annotated[float, _POSITIVE]
+    input_lens: list[float] | None = None
+    output_lens: list[float] | None = None
+    max_concurrency: int | None = None
+    request_rate: float | str | None = None  # "inf" or Infinity: all at once
+
+    def run(self, where: str) -> MeasuredRun:
+        """The run, with lengths drawn where they were not saved."""
+        count, clients = self.completed, max(self.max_concurrency or 0, 0)
+        rate = 0.0 if clients or not isinstance(self.request_rate, float) else self.request_rate
+        rate = rate if 0 < rate < inf else 0.0
+        if count > _MOST:
+            raise ForetraceError(f"{where}: a run of {count:.3g} requests is more than {_MOST:,}; give a shorter one.")
+        lengths = [each for each in (self.input_lens, self.output_lens) if each is not None and len(each) == count]
+        if len(lengths) == 2:
+            prompts, outputs = (np.maximum(np.array(each), 1) for each in lengths)
+        else:
+            random = np.random.default_rng(0)
+            prompts, outputs = (
+                np.maximum(np.round(total / count * random.uniform(1 - _SPREAD, 1 + _SPREAD, count)), 1)
+                for total in (self.total_input_tokens, self.total_output_tokens)
+            )
+        arrivals = np.cumsum(np.random.default_rng(1).exponential(1 / rate if rate else 0.0, count))
+        asked = of(arrivals - arrivals[0], prompts, outputs, concurrency=min(clients, count), drawn=rate > 0,
+                   source=where)  # fmt: skip
+        return MeasuredRun(source=where, load=rate or float(clients or count), requests=asked,
+                           ttft_s=self.mean_ttft_ms / 1e3, tpot_s=self.mean_tpot_ms / 1e3)  # fmt: skip
+
+
+class _Mean(msgspec.Struct):
+    value: Annotated[float, _POSITIVE]
+
+
+class _Latency(msgspec.Struct):
+    mean: _Mean
+
+
+class _Simulated(msgspec.Struct):
+    """What this needs of the answer of `foretrace llm simulate`."""
+
+    source: str
+    requests: Annotated[int, _POSITIVE]
+    ttft_s: _Latency
+    tpot_s: _Latency
+
+    def run(self, where: str) -> MeasuredRun:
+        """The run; its requests are drawn again."""
+        asked = requests(self.source if "requests=" in self.source else f"{self.source} requests={self.requests}")
+        load = float(asked.concurrency) or len(asked) / max(float(asked.arrival_s[-1]), 1e-9)
+        return MeasuredRun(source=where, load=load, requests=asked, ttft_s=self.ttft_s.mean.value,
+                           tpot_s=self.tpot_s.mean.value)  # fmt: skip
+
+
+def read_runs(path: Path) -> list[MeasuredRun]:
+    """The runs in a file: one JSON object, or one per line. Raises ForetraceError with what is missing."""
+    text = read_text(path)
+    try:
+        try:
+            found = [json.loads(text)]  # which knows Infinity, as Python writes it
+        except ValueError:
+            found = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise ForetraceError(f"{path} is no JSON of a load generator ({error}); give the file it saved.") from None
+    if not found or not all(isinstance(each, dict) for each in found):
+        raise ForetraceError(f"{path} holds no result of a run; give what vllm bench serve or bench_serving saved.")
+    runs = []
+    for number, row in enumerate(found, 1):
+        where = f"{path.name}{f', line {number}' if len(found) > 1 else ''}"
+        kind: type[_Saved | _Simulated] = _Simulated if row.get("command") == "llm simulate" else _Saved
+        try:
+            runs.append(msgspec.convert(row, kind).run(where))
+        except msgspec.ValidationError as error:
+            raise ForetraceError(f"{where}: {error}; give the whole result of a run.") from None
+    return runs

@@ -75,7 +75,10 @@ def disaggregate(
 
 
 def _sent(ready_s: Float64, prompt: Int64, engine: Int64, steps: StepTimes) -> Float64:
-    """When keys and values have arrived that were ready then; each engine sends one after the other."""
+    """When keys and values have arrived that were ready then; each engine sends one after the other.
+
+    `engine` is whose they are: as round robin shares requests out, also where another router did.
+    """
     takes = prompt * steps.kv_bytes_per_token / steps.transfer_bytes_per_s
     arrived = np.empty(len(ready_s))
     for each in np.unique(engine):

@@ -35,21 +35,21 @@ _FEW = 200_000  # requests that are simulated sooner than processes start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRules:
-    """How an engine schedules, and what it does with memory. Defaults are vLLM's.
+    """How an engine schedules, and what it does with memory. Defaults are vLLM's, whose names stand in brackets.
 
     Raises ForetraceError for a number or word that cannot be.
     """
 
     policy: str = "chunked"  # of POLICIES, see `scheduler`
-    token_budget: int = 0  # tokens of a step; 0: 2,048 for chunked, else 8,192. A longer whole prompt goes alone
-    sequences: int = 256  # that run at a time
-    block: int = 16  # tokens of a block of the cache
-    utilisation: float = 0.9  # share of the device's memory that the engine uses
+    token_budget: int = 0  # tokens of a step (max_num_batched_tokens); 0: 2,048 for chunked, else 8,192
+    sequences: int = 256  # that run at a time (max_num_seqs)
+    block: int = 16  # tokens of a block of the cache (block_size)
+    utilisation: float = 0.9  # share of the device's memory that the engine uses (gpu_memory_utilization)
     watermark: float = 0.01  # share of the blocks that stay free when a sequence is let in
     preemption: str = "recompute"  # or "swap" to host memory
-    swap_bytes: float = 4 * 2**30  # of host memory, per device
+    swap_bytes: float = 4 * 2**30  # of host memory, per device (swap_space)
     swap_bytes_per_s: float = 25e9  # between a device and host memory
-    prefix_cache: bool = True  # keep blocks of prompts whose hashes the requests have
+    prefix_cache: bool = True  # keep blocks of prompts whose hashes the requests have (enable_prefix_caching)
 
     def __post_init__(self) -> None:
         """Check the words and numbers."""
@@ -58,10 +58,14 @@ class EngineRules:
         for name, least in (("token_budget", 0), ("sequences", 1), ("block", 1)):
             if getattr(self, name) < least:
                 raise ForetraceError(f"`{name}=` must be {least} or more, got {getattr(self, name)}.")
-        if not (0 < self.utilisation <= 1 and 0 <= self.watermark < 1):
-            raise ForetraceError("`utilisation=` must be above 0 and at most 1, `watermark=` from 0 to below 1.")
-        if not (self.swap_bytes >= 0 and self.swap_bytes_per_s > 0):
-            raise ForetraceError("`swap_bytes=` must be 0 or more, and `swap_bytes_per_s=` above 0.")
+        for name, good, wanted in (
+            ("utilisation", 0 < self.utilisation <= 1, "above 0 and at most 1"),
+            ("watermark", 0 <= self.watermark < 1, "from 0 to below 1"),
+            ("swap_bytes", self.swap_bytes >= 0, "0 or more"),
+            ("swap_bytes_per_s", self.swap_bytes_per_s > 0, "above 0"),
+        ):
+            if not good:
+                raise ForetraceError(f"`{name}=` must be {wanted}, got {getattr(self, name):g}.")
 
     @property
     def budget(self) -> int:
@@ -230,14 +234,6 @@ def engine_arrays(
         e=e, seqs=seqs, running=np.zeros((engines, rules.sequences), np.int64),
         entries=np.zeros((engines, distinct), scheduler.ENTRY).view(np.recarray), hashes=hashes.astype(np.int64),
         gaps=np.zeros(scheduler.GAP_BINS, np.int64), accepted=np.array(accepted, np.float64),
-    )  # fmt: skip
-
-
-def one_engine(states: EngineArrays, k: int = 0) -> EngineArrays:
-    """What engine k of several knows, as `push`, `schedule` and `complete` want it."""
-    return EngineArrays(
-        states.e[k : k + 1], states.seqs, states.running[k], states.entries[k], states.hashes, states.gaps,
-        states.accepted,
     )  # fmt: skip
 
 

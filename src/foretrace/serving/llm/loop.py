@@ -24,6 +24,7 @@ from foretrace.serving.llm.scheduler import (
     complete,
     gap_bin,
     matched_blocks,
+    one_engine,
     push,
     record,
     reserves,
@@ -40,11 +41,10 @@ _MOST_MORE, _MOST_TIMES, _LEAST_FOUND = 32, 1.5, 0.5
 
 # stages; flying: steps under way, from place `oldest` of a ring on; stuck: nothing could be scheduled; end: of the
 # range of step times; rows: of the log. start: when the next step may begin; busy: seconds of the first stage; area:
-# of used blocks over time; swap: seconds per token moved. Since the last sample was begun at `since`, which ends at
-# `until`: used, ran, waited: seconds times blocks and sequences.
+# of used blocks over time; swap: seconds per token moved.
 RUN = record(
     "stages flying oldest stuck end steps rows most_used",
-    "start busy area now swap send send_per_token since until used ran waited",
+    "start busy area now swap send send_per_token",
 )
 STEP = record("members tokens prompts decodes context outputs moved used waiting evicted", "start end")
 
@@ -63,28 +63,21 @@ class RunArrays(NamedTuple):
 
 
 @njit()
-def _spread(run: RunArrays) -> None:
-    """Move what was gathered since `r.since`, all of it within one sample, to the samples."""
-    r, samples = run.r[0], run.samples
-    i = int(r.since / samples[SAMPLES, 0])
-    samples[i, 0] += r.used
-    samples[i, 1] += r.ran
-    samples[i, 2] += r.waited
-    r.used = r.ran = r.waited = 0.0
-
-
-@njit()
 def _note(state: EngineArrays, run: RunArrays, start: float, end: float) -> None:
-    """Sample a step that ends in another sample than the one before, and write it down if there is room."""
+    """Count a step that was begun: in all, over time, and in the log if there is room."""
     e, r, samples = state.e[0], run.r[0], run.samples
-    _spread(run)
+    used = e.total - e.free - e.idle
+    r.area += (end - start) * used
+    r.most_used = max(r.most_used, used)
+    r.busy += end - start
+    r.steps += 1
     while end >= samples[SAMPLES, 0] * SAMPLES:
         for i in range(SAMPLES // 2):
             for column in range(3):
                 samples[i, column] = samples[2 * i, column] + samples[2 * i + 1, column]
         samples[SAMPLES // 2 : SAMPLES] = 0.0
         samples[SAMPLES, 0] *= 2
-    interval, used = samples[SAMPLES, 0], e.total - e.free - e.idle
+    interval = samples[SAMPLES, 0]
     i, at = int(start / interval), start
     while at < end:
         edge = min((i + 1) * interval, end)
@@ -93,7 +86,6 @@ def _note(state: EngineArrays, run: RunArrays, start: float, end: float) -> None
         samples[i, 2] += (edge - at) * e.waiting
         at = edge
         i += 1
-    r.since, r.until = end, (int(end / interval) + 1) * interval
     if r.rows < len(run.log):
         row = run.log[r.rows]
         row.start, row.end = start, end
@@ -101,23 +93,6 @@ def _note(state: EngineArrays, run: RunArrays, start: float, end: float) -> None
         row.context, row.outputs, row.moved = e.context, e.outputs, e.moved
         row.used, row.waiting, row.evicted = used, e.waiting, e.evicted
         r.rows += 1
-        r.until = 0.0 if r.rows < len(run.log) else r.until
-
-
-@njit()
-def _count(e: Any, r: Any, start: float, end: float) -> bool:
-    """Count a step that was begun; whether it has to be noted, too."""
-    took, used = end - start, e.total - e.free - e.idle
-    r.area += took * used
-    r.most_used = max(r.most_used, used)
-    r.busy += took
-    r.steps += 1
-    if end >= r.until:
-        return True
-    r.used += took * used
-    r.ran += took * e.running
-    r.waited += took * e.waiting
-    return False
 
 
 @njit()
@@ -161,8 +136,7 @@ def _begin(state: EngineArrays, run: RunArrays, table: TimeTable) -> None:
         return
     seconds = step_seconds(state, table, r.end, r.swap)
     end = r.start + seconds
-    if _count(e, r, r.start, end):
-        _note(state, run, r.start, end)
+    _note(state, run, r.start, end)
     run.stage_free[0] = r.start = end
     if r.stages > 1:
         later = seconds - in_range(table, table.host_s + table.host_per_sequence_s * e.members, 1.0, r.end)
@@ -220,8 +194,7 @@ def _coast(state: EngineArrays, run: RunArrays, table: TimeTable, until: float) 
         if r.end != pace.MIDDLE:
             seconds = in_range(table, seconds, _beyond(table, e), r.end)
         end += seconds
-        if _count(e, r, before, end):
-            _note(state, run, before, end)
+        _note(state, run, before, end)
     if ended == 0:
         return
     e.number += ended
@@ -290,15 +263,10 @@ def _chosen(engines: Any, router: int, found: Int64, prompt: int, block: int) ->
 @njit()
 def _of(states: EngineArrays, runs: RunArrays, k: int) -> tuple[EngineArrays, RunArrays]:
     """What engine k of several knows: arrays of engines have one more dimension."""
-    state = EngineArrays(
-        states.e[k : k + 1], states.seqs, states.running[k], states.entries[k], states.hashes, states.gaps,
-        states.accepted,
-    )  # fmt: skip
     run = RunArrays(
-        runs.r[k : k + 1], runs.ends[k], runs.numbers[k], runs.stage_free[k], runs.residue, runs.samples,
-        runs.log[k],
-    )  # fmt: skip
-    return state, run
+        runs.r[k : k + 1], runs.ends[k], runs.numbers[k], runs.stage_free[k], runs.residue, runs.samples, runs.log[k]
+    )
+    return one_engine(states, k), run
 
 
 @njit()
@@ -335,4 +303,3 @@ def play(states: EngineArrays, runs: RunArrays, table: TimeTable, mine: Int64, f
     for k in range(engines):
         state, run = _of(states, runs, k)
         advance(state, run, table, mine, np.inf)
-        _spread(run)

@@ -1,4 +1,4 @@
-"""`OperatorTables`: measured times of the operators of LLM engines, from a folder of parquet files that a user has.
+"""`MeasuredTimes`: parts of a step from `OperatorTables`, measured operators in a folder of parquet files.
 
 The files are those of the collector of aiconfigurator (Apache-2.0), `DEVICE/KIND/ENGINE/VERSION/NAME_perf.parquet`:
 products by (m, n, k), attention of prompts by (batch, length) and of decoding by (batch, step), experts by tokens, and
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.hardware.devices import Device, find
+from foretrace.serving.llm.step_law import LawTimes
 
 GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
 _Key = tuple[int, ...]
@@ -72,11 +73,9 @@ class OperatorTables:
     all_reduce: Mapping[int, TimeGrid] = field(default_factory=dict)  # devices -> (bytes,)
     sources: Mapping[str, str] = field(default_factory=dict)  # kind of table -> engine and version
 
-    def product(self, m: Float64, n: float, k: float, dtype: str) -> Float64 | None:
-        """Seconds of [m x k] by [k x n]; None where this type was not measured."""
-        grid = self.gemm.get(GEMM_DTYPES.get(dtype, dtype))
-        if grid is None:
-            return None
+    def product(self, m: Float64, n: float, k: float, dtype: str) -> Float64:
+        """Seconds of [m x k] by [k x n]. Raises KeyError where this type was not measured."""
+        grid = self.gemm[GEMM_DTYPES.get(dtype, dtype)]
         # Where n or k lies beyond the table, several products of its largest size are as much work.
         parts = max(1.0, n / grid.axes[1][-1]) * max(1.0, k / grid.axes[2][-1])
         found: Float64 = parts * grid.at(m, min(n, grid.axes[1][-1]), min(k, grid.axes[2][-1]))
@@ -91,6 +90,112 @@ def nearest(grids: Mapping[_Key, TimeGrid], wanted: _Key) -> tuple[TimeGrid, flo
     if key[1:] != wanted[1:] and np.abs(np.log(np.array(key) / np.array(wanted))).max() > np.log(4):
         return None
     return grids[key], 1.0 if key == wanted else wanted[0] / key[0]
+
+
+@dataclass(kw_only=True)
+class MeasuredTimes(LawTimes):
+    """Parts of a step from measured operators, each where it was measured; `left` says what was not."""
+
+    tables: OperatorTables
+    left: list[str] = field(default_factory=list)
+    used: dict[str, str] = field(default_factory=dict)
+    scaled: bool = False
+
+    def linear(self, tokens: Float64) -> Float64:
+        """See `LawTimes`; what lies between products are bytes at the rate of weights, and a kernel each."""
+        model, tp, everyone, dtype = self.model, self.layout.tp, self.layout.stage_devices, self.kept.name
+        lack = "" if GEMM_DTYPES.get(dtype, dtype) in self.tables.gemm else f"none of {dtype} were measured"
+        if model.latent or model.mixing or (self.kept.attention < 2 and dtype != "fp8"):
+            lack = "those of this attention were not measured"
+        if lack:  # all of them: the law's kernels are not those of some measured operators
+            self.left.append(f"products by the law: {lack}")
+            return LawTimes(**{each.name: getattr(self, each.name) for each in fields(LawTimes)}).linear(tokens)
+        self.used["gemm"] = self.tables.sources["gemm"]
+        own, product = np.maximum(tokens / self.layout.dp, 1.0), self.tables.product
+        heads, kv = model.heads / tp, max(model.kv_heads / tp, 1)
+        total = model.layers * (
+            product(own, (heads + 2 * kv) * model.head, model.hidden, dtype)
+            + product(own, model.hidden, heads * model.head, dtype)
+        )
+        if model.dense:
+            wide = (2 if model.gated else 1) * model.inner / everyone
+            total = total + model.dense * (
+                product(tokens, wide, model.hidden, dtype)
+                + product(tokens, model.hidden, model.inner / everyone, dtype)
+            )
+        if model.experts:
+            total = total + model.moe_layers * self.experts(tokens)
+        nbytes = 2.0 * (8 * model.hidden + 4 * heads * model.head)
+        products = 2 * model.layers + 2 * model.dense + 2 * model.moe_layers
+        small = (self.kernels - products - 2 * model.layers) * self.law.kernel_s
+        rate = self.device.memory_gb_s * 1e9 * self.law.weight_rate
+        total = total + model.layers * nbytes * own / rate + max(small, 0.0)
+        if everyone > 1:
+            total = total + 2 * model.layers * self.all_reduce(2.0 * model.hidden * own)
+        found: Float64 = total / self.layout.pp
+        return found
+
+    def experts(self, tokens: Float64) -> Float64:
+        """See `LawTimes`."""
+        model, layout, name = self.model, self.layout, self.kept.name
+        key = (model.hidden, model.expert_inner, model.active, model.experts, layout.stage_devices // layout.ep,
+               layout.ep)  # fmt: skip
+        names = {"fp8": ("fp8_block", "fp8"), "bf16": ("bfloat16",), "int4": ("int4_wo",)}.get(name, (name,))
+        grid = next((self.tables.experts[each, key] for each in names if (each, key) in self.tables.experts), None)
+        if grid is None:
+            self.left.append("experts by the law: these sizes were not measured")
+            return super().experts(tokens)
+        self.used["experts"] = self.tables.sources["experts"]
+        return grid.at(tokens)
+
+    def all_reduce(self, nbytes: Float64) -> Float64:
+        """See `LawTimes`."""
+        everyone = self.layout.stage_devices
+        if everyone not in self.tables.all_reduce:
+            self.left.append(f"collectives of {everyone} devices by the law: they were not measured")
+            return super().all_reduce(nbytes)
+        self.used["all_reduce"] = self.tables.sources["all_reduce"]
+        return self.tables.all_reduce[everyone].at(nbytes)
+
+    def output(self, sequences: Float64) -> Float64:
+        """See `LawTimes`."""
+        if GEMM_DTYPES["bf16"] not in self.tables.gemm:
+            return super().output(sequences)
+        rows = np.maximum(sequences / self.layout.dp, 1.0)
+        return self.tables.product(rows, self.model.words / self.layout.tp, self.model.hidden, "bf16")
+
+    def _grid(self, what: str) -> tuple[TimeGrid, float] | None:
+        """The grid of this attention, and the factor on it."""
+        grids: Mapping[tuple[int, ...], TimeGrid] = getattr(self.tables, what)
+        model, tp = self.model, self.layout.tp
+        wanted = (max(model.heads // tp, 1), max(model.kv_heads // tp, 1), model.head)
+        found = None if model.latent or self.kept.cache < 2 else nearest(grids, wanted)
+        if found is None:
+            self.left.append(f"attention ({what}) by the law: it was not measured")
+            return None
+        self.used[what] = self.tables.sources[what]
+        self.scaled |= wanted not in grids
+        return found[0], found[1] * model.attending / self.layout.pp
+
+    def decode(self, batch: Float64, context: Float64) -> Float64:
+        """See `LawTimes`."""
+        by_law = super().decode(batch, context)
+        if (found := self._grid("decode")) is None:
+            return by_law
+        grid, scale = found
+        seconds = scale * grid.at(np.maximum(batch / self.layout.dp, 1.0)[:, None], context)
+        return np.maximum.accumulate(np.where(np.isfinite(seconds), seconds, by_law), axis=1)
+
+    def prefill(self, chunk: Float64, context: Float64) -> Float64:
+        """See `LawTimes`. A chunk costs what the whole prompt does more than the context alone, and never less than
+        the chunk alone.
+        """
+        if (found := self._grid("prefill")) is None:
+            return super().prefill(chunk, context)
+        grid, scale = found
+        before = np.where(context > 0, grid.at(1.0, np.maximum(context, 1.0)), 0.0)
+        seconds = np.maximum(grid.at(1.0, chunk[:, None] + context) - before, grid.at(1.0, chunk)[:, None])
+        return scale * np.maximum.accumulate(seconds, axis=0)
 
 
 def read_tables(folder: Path, device: Device, engine: str) -> OperatorTables:

@@ -10,7 +10,8 @@ computes `chunk` more; when all is computed, a token comes out. So a preempted s
 tokens again, and nothing of it comes out twice.
 
 Policies:
-- PREFILL_FIRST (vLLM until 0.7): a step is made of whole prompts while any fits, else of one token of each sequence;
+- PREFILL_FIRST (vLLM until 0.7): a step is made of whole prompts while any fits (one beyond the budget goes alone),
+  else of one token of each sequence;
 - CHUNKED (Agrawal et al., Sarathi-Serve, OSDI 2024; vLLM's default since): decoding sequences first, then prompts in
   pieces, `budget` tokens in all;
 - ORCA: decoding sequences and whole prompts together; the cache of a sequence is reserved up to its last token;
@@ -78,6 +79,15 @@ class EngineArrays(NamedTuple):
     hashes: Int64  # places in `entries` of all prompts' blocks
     gaps: Int64  # (GAP_BINS,) times between tokens of a sequence
     accepted: Float64  # (proposals,) probability that so many of a round and all before are accepted
+
+
+@njit()
+def one_engine(states: EngineArrays, k: int = 0) -> EngineArrays:
+    """What engine k of several knows, as the functions below want it: arrays of engines have one more dimension."""
+    return EngineArrays(
+        states.e[k : k + 1], states.seqs, states.running[k], states.entries[k], states.hashes, states.gaps,
+        states.accepted,
+    )  # fmt: skip
 
 
 @njit()

@@ -6,14 +6,14 @@ import re
 from dataclasses import dataclass
 
 from foretrace.errors import ForetraceError
-from foretrace.names import question
+from foretrace.names import keyed
 
 LATENCIES = {
     "ttft": "first token", "tpot": "per output token", "itl": "between tokens", "e2e": "whole answer",
 }  # fmt: skip
 STATISTICS = ("p50", "p90", "p99", "mean")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
-_LIMIT = re.compile(r"(?P<name>\w+)(\.(?P<of>\w+))?=(?P<number>[\d.]+(e-?\d+)?)(?P<unit>[a-z]*)")
+_TIME = re.compile(r"(?P<number>[\d.]+(e-?\d+)?)(?P<unit>s|ms|us|)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +32,21 @@ class Limit:
 
 def limits(text: str) -> tuple[Limit, ...]:
     """Limits from NAME[.STATISTIC]=TIME, several with spaces; without a statistic it is p99. Raises ForetraceError."""
+    known = [*LATENCIES, *(f"{latency}.{of}" for latency in LATENCIES for of in STATISTICS)]
     found = []
-    for word in text.split():
-        match = _LIMIT.fullmatch(word.lower())
-        if match is None or match["unit"] not in _UNITS:
-            raise ForetraceError(f"`slo=`: {word!r} is no limit; write e.g. ttft.p99=0.5s or tpot=50ms.")
-        if match["name"] not in LATENCIES:
-            raise ForetraceError(f"`slo=`: there is no {match['name']!r}; {question(match['name'], LATENCIES)}")
-        of = match["of"] or "p99"
-        if of not in STATISTICS:
-            raise ForetraceError(f"`slo=`: there is no {of!r} of a latency; {question(of, STATISTICS)}")
+    words = text.lower().split()
+    if bare := next((each for each in words if "=" not in each), ""):
+        raise ForetraceError(f"`slo=`: {bare!r} is no limit; write ttft.p99=0.5s or tpot=50ms.")
+    for name, value in keyed(words, known, "`slo=`").items():
+        match = _TIME.fullmatch(value)
         try:
-            seconds = float(match["number"]) * _UNITS[match["unit"]]
+            seconds = float(match["number"]) * _UNITS[match["unit"]] if match else 0.0
         except ValueError:
             seconds = 0.0
         if not 0 < seconds < 1e9:
-            raise ForetraceError(f"`slo=`: {word!r} must be a time above 0.")
-        found.append(Limit(latency=match["name"], of=of, seconds=seconds))
+            raise ForetraceError(
+                f"`slo=`: {name}={value} must be a time above 0; write e.g. {name}=0.5s or {name}=50ms."
+            )
+        latency, _, of = name.partition(".")
+        found.append(Limit(latency=latency, of=of or "p99", seconds=seconds))
     return tuple(found)

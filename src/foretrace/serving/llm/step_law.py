@@ -131,102 +131,128 @@ def peak_flops(device: Device, kind: str) -> float:
     return known[kind] * 1e12
 
 
-def kernels(model: ServedModel) -> int:
-    """Kernels of all layers, as open engines launch them.
+@dataclass(kw_only=True)
+class LawTimes:
+    """Seconds of the parts of a step on one pipeline stage, by a law, whose numbers may be arrays (..., 1)."""
 
-    Attention: norm, projection, norms of queries and keys, positions and cache, attention, projection, collective. A
-    latent: three more projections. An index over keys: nine more (two projections, a norm, positions, two conversions,
-    weights, scores, selection). Experts: norm, router, choice, order, two products, activation, sum, collective;
-    shared ones: three.
-    """
-    attention = 7 + (3 if model.latent else 0) + (9 if model.index else 0)
-    experts = 9 + (3 if model.shared_inner else 0)
-    return model.layers * attention + model.dense * 5 + model.moe_layers * experts
+    model: ServedModel
+    device: Device
+    layout: Layout
+    kept: NumberFormat
+    law: StepLaw
 
+    @property
+    def kernels(self) -> int:
+        """Kernels of all layers, as open engines launch them.
 
-def request_seconds(model: ServedModel, law: StepLaw) -> float:
-    """Seconds that a request takes beside steps."""
-    return law.request_s + law.launch_s * kernels(model)
+        Attention: norm, projection, norms of queries and keys, positions and cache, attention, projection, collective.
+        A latent: three more projections. An index over keys: nine more (two projections, a norm, positions, two
+        conversions, weights, scores, selection). Dense: norm, two products, activation, collective. Experts: norm,
+        router, choice, order, two products, activation, sum, collective; shared ones: three. In fp8, which has scales
+        of blocks, one more before each product, which converts what it multiplies; in fp4 that is part of the norm or
+        activation ahead, and int4 is weights alone.
+        """
+        model, eight = self.model, self.kept.name == "fp8"
+        attention = 7 + (3 if model.latent else 0) + (9 if model.index else 0)
+        experts = 9 + (3 if model.shared_inner else 0)
+        if eight:
+            attention, experts = attention + (3 if model.latent else 2), experts + (4 if model.shared_inner else 2)
+        return model.layers * attention + model.dense * (7 if eight else 5) + model.moe_layers * experts
 
+    @property
+    def request_s(self) -> float:
+        """What a request takes beside steps."""
+        return self.law.request_s + self.law.launch_s * self.kernels
 
-def _both(nbytes: Float64, rate: float, flops: Float64, peak: float) -> Float64:
-    found: Float64 = np.hypot(nbytes / rate, flops / peak)
-    return found
-
-
-def linear_seconds(
-    model: ServedModel, device: Device, layout: Layout, kept: NumberFormat, law: StepLaw, tokens: Float64
-) -> Float64:
-    """Seconds of all products but the output's, of norms and collectives, of one stage for `tokens` of the engine."""
-    bandwidth = device.memory_gb_s * 1e9
-    dense_peak, expert_peak = (peak_flops(device, kind) for kind in (kept.dense_peak, kept.expert_peak))
-    everyone = layout.stage_devices
-    attention = _both(
-        np.full_like(tokens, model.attention_parameters * kept.attention / layout.tp),
-        bandwidth * law.weight_rate,
-        2 * model.attention_parameters * tokens / everyone,
-        dense_peak * law.dense_flops,
-    )
-
-    def fed(weights: int) -> Float64:
-        peak = (expert_peak if kept.name == "fp4" else dense_peak) * law.dense_flops
-        return _both(np.full_like(tokens, weights * kept.dense / everyone), bandwidth * law.weight_rate,
-                     2 * weights * tokens / everyone, peak)  # fmt: skip
-
-    total = model.layers * attention + kernels(model) * law.kernel_s
-    if model.dense:
-        total = total + model.dense * fed(model.dense_parameters)
-    if model.experts:
-        met = model.experts * (1 - (1 - model.active / model.experts) ** tokens)
-        experts = _both(
-            met * model.expert_parameters * kept.experts / everyone,
-            bandwidth * law.expert_rate,
-            2 * model.expert_parameters * (model.active * tokens + met * law.tile_rows) / everyone,
-            expert_peak * (law.expert_flops_fp4 if kept.name == "fp4" else law.expert_flops),
+    def linear(self, tokens: Float64) -> Float64:
+        """(T,) all products but the output's, norms and collectives, for `tokens` (T,) of the engine."""
+        model, law, everyone = self.model, self.law, self.layout.stage_devices
+        weights = model.attention_parameters
+        total = self.kernels * law.kernel_s + model.layers * self._product(
+            weights * self.kept.attention / self.layout.tp, weights * tokens / everyone, self.kept.dense_peak
         )
-        shared = fed(model.shared_parameters) if model.shared_inner else 0.0
-        total = total + model.moe_layers * (experts + shared)
-    if everyone > 1:
-        latency_s, per_byte = collective(device, layout, law)
-        total = total + 2 * model.layers * (latency_s + per_byte * 2 * model.hidden * tokens / layout.dp)
-    found: Float64 = total / layout.pp
-    return found
+        if model.dense:
+            total = total + model.dense * self._fed(model.dense_parameters, tokens)
+        if model.experts:
+            total = total + model.moe_layers * self.experts(tokens)
+        if everyone > 1:
+            nbytes = 2 * model.hidden * tokens / self.layout.dp
+            total = total + 2 * model.layers * self.all_reduce(nbytes)
+        found: Float64 = total / self.layout.pp
+        return found
 
+    def experts(self, tokens: Float64) -> Float64:
+        """(T,) the experts of one layer, with those that every token meets."""
+        model, kept, everyone = self.model, self.kept, self.layout.stage_devices
+        met = model.experts * (1 - (1 - model.active / model.experts) ** tokens)
+        share = self.law.expert_flops_fp4 if kept.name == "fp4" else self.law.expert_flops
+        found = self._product(
+            met * model.expert_parameters * kept.experts / everyone,
+            model.expert_parameters * (model.active * tokens + met * self.law.tile_rows) / everyone,
+            kept.expert_peak, self.law.expert_rate, share,
+        )  # fmt: skip
+        return found + self._fed(model.shared_parameters, tokens) if model.shared_inner else found
 
-def collective(device: Device, layout: Layout, law: StepLaw) -> tuple[float, float]:
-    """Latency of an all-reduce among the devices of a stage, and seconds for each byte; across machines if need be."""
-    everyone = layout.stage_devices
-    within = everyone <= (device.node_devices or everyone)
-    rate = (device.scaleup_gb_s / 2 if within else device.network_gb_s) * 1e9 * law.link_rate
-    latency = law.collective_s * log2(everyone) * (1.0 if within else _ACROSS)
-    return latency, 2 * (everyone - 1) / everyone / rate
+    def _fed(self, weights: int, tokens: Float64) -> Float64:
+        """(T,) a dense feed-forward part with so many weights."""
+        kept, everyone = self.kept, self.layout.stage_devices
+        peak = kept.expert_peak if kept.name == "fp4" else kept.dense_peak
+        return self._product(weights * kept.dense / everyone, weights * tokens / everyone, peak)
 
+    def _product(
+        self, nbytes: float | Float64, multiplied: Float64, peak: str, rate: float | None = None,
+        flops: float | None = None,
+    ) -> Float64:  # fmt: skip
+        """Products that read so many bytes and multiply and add so often, at shares of the peaks (the law's dense)."""
+        rate = self.law.weight_rate if rate is None else rate
+        flops = self.law.dense_flops if flops is None else flops
+        found: Float64 = np.hypot(
+            nbytes / (self.device.memory_gb_s * 1e9 * rate), 2 * multiplied / (peak_flops(self.device, peak) * flops)
+        )
+        return found
 
-def output_seconds(model: ServedModel, device: Device, layout: Layout, law: StepLaw, sequences: Float64) -> Float64:
-    """Seconds of the product with the vocabulary, in 16 bits."""
-    weights = model.words * model.hidden / layout.tp
-    return _both(np.full_like(sequences, 2.0 * weights), device.memory_gb_s * 1e9 * law.weight_rate,
-                 2 * weights * sequences / layout.dp, peak_flops(device, "bf16") * law.dense_flops)  # fmt: skip
+    def all_reduce(self, nbytes: Float64) -> Float64:
+        """One among the devices of a stage; across machines if need be."""
+        everyone = self.layout.stage_devices
+        within = everyone <= (self.device.node_devices or everyone)
+        rate = (self.device.scaleup_gb_s / 2 if within else self.device.network_gb_s) * 1e9 * self.law.link_rate
+        latency_s = self.law.collective_s * log2(everyone) * (1.0 if within else _ACROSS)
+        return latency_s + 2 * (everyone - 1) / everyone / rate * nbytes
 
+    def output(self, sequences: Float64) -> Float64:
+        """(N,) the product with the vocabulary, in 16 bits."""
+        weights = self.model.words * self.model.hidden / self.layout.tp
+        return self._product(2 * weights, weights * sequences / self.layout.dp, "bf16")
 
-def cache_bytes(model: ServedModel, layout: Layout, kept: NumberFormat) -> float:
-    """Bytes of keys and values of one token on one device of a stage."""
-    share = 1 if model.latent else min(layout.tp, model.kv_heads)
-    return model.kv_numbers * kept.cache / share * model.attending / layout.pp
+    @property
+    def cache_bytes(self) -> float:
+        """Bytes of keys and values of one token on one device."""
+        model = self.model
+        share = 1 if model.latent else min(self.layout.tp, model.kv_heads)
+        return model.kv_numbers * self.kept.cache / share * model.attending / self.layout.pp
 
+    @property
+    def decode_per_token(self) -> float:
+        """Of attention, for each token that a decoding sequence of the engine attends to."""
+        width = 2 * self.model.latent + self.model.rope if self.model.latent else 2 * self.model.head
+        read_s = self.cache_bytes / self.layout.dp / (self.device.memory_gb_s * 1e9 * self.law.cache_rate)
+        found: float = np.hypot(read_s, self._attention(width))
+        return found
 
-def decode_per_token(model: ServedModel, device: Device, layout: Layout, kept: NumberFormat, law: StepLaw) -> float:
-    """Seconds of attention for each token that a decoding sequence of the engine attends to."""
-    nbytes = cache_bytes(model, layout, kept) / layout.dp
-    width = 2 * model.latent + model.rope if model.latent else 2 * model.head
-    flops = 2 * model.heads / layout.tp * width * model.attending / layout.pp / layout.dp
-    rate, peak = device.memory_gb_s * 1e9 * law.cache_rate, peak_flops(device, "bf16") * law.attention_flops
-    found: float = np.hypot(nbytes / rate, flops / peak)
-    return found
+    @property
+    def prefill_per_pair(self) -> float:
+        """Of attention, for each token of a prompt and each token that it attends to."""
+        return self._attention(self.model.head + (self.model.value or self.model.head))
 
+    def _attention(self, width: int) -> float:
+        """One token attending to another, with keys and values of this width together."""
+        layout, peak = self.layout, peak_flops(self.device, "bf16") * self.law.attention_flops
+        return 2 * self.model.heads / layout.tp * width * self.model.attending / layout.pp / layout.dp / peak
 
-def prefill_per_pair(model: ServedModel, device: Device, layout: Layout, law: StepLaw) -> float:
-    """Seconds of attention for each token of a prompt and each token that it attends to."""
-    width = model.head + (model.value or model.head)
-    flops = 2 * model.heads / layout.tp * width * model.attending / layout.pp / layout.dp
-    return flops / (peak_flops(device, "bf16") * law.attention_flops)
+    def prefill(self, chunk: Float64, context: Float64) -> Float64:
+        """(C, X) attention of a chunk after a context."""
+        return self.prefill_per_pair * chunk[:, None] * (context + 0.5 * chunk[:, None])
+
+    def decode(self, batch: Float64, context: Float64) -> Float64:
+        """(B, Y) attention of decoding sequences with this mean context."""
+        return np.outer(batch, context) * self.decode_per_token

@@ -55,7 +55,7 @@ class BatchRunner(Protocol):
     def ended(self) -> str:
         """How it died, in words."""
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """End the process."""
 
 
@@ -287,7 +287,7 @@ class Dispatcher:
                     part.inference.fail(500, "a bug of the server, which its log tells more of.")
             finally:
                 generation.alive.discard(runner)
-                await runner.end()
+                await runner.close()
             if generation.retired.is_set():
                 return
             runner = await _unless(generation.retired, self._replaced(generation, first.instance, cores))
@@ -356,7 +356,7 @@ class Dispatcher:
                 task.cancel()
             for found in await asyncio.gather(*starting, return_exceptions=True):
                 if not isinstance(found, BaseException):
-                    await found.end()
+                    await found.close()
             raise
 
     async def _start_one(self, instance: ModelInstance, cores: Sequence[int]) -> BatchRunner:
@@ -364,7 +364,7 @@ class Dispatcher:
         runner = await self.start(instance, cores)
         self.facts = self.facts or runner.facts
         if runner.facts != self.facts:
-            await runner.end()
+            await runner.close()
             raise ForetraceError(
                 f"{runner.facts.name} must be the same model whenever it is loaded, and has changed; seed it, "
                 "or start the server again."

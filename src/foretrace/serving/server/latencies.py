@@ -33,6 +33,7 @@ class LatencyProfile:
     model: str
     samples_s: Mapping[ModelInstance, Float64] = field(default_factory=dict)  # sorted
     origin: str = ""  # where it was measured, and of what; "": recorded elsewhere
+    refused: tuple[ModelInstance, ...] = ()  # points that others disturbed too much; a search leaves them out
 
     def latency_s(self, quantile: float = 0.5) -> dict[ModelInstance, float]:
         """A quantile of the latency at every point. Raises ForetraceError where samples are too few for it."""

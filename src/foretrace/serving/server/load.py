@@ -38,7 +38,6 @@ class LoadResult:
     """What became of the requests. Latencies are those of answers with status 200."""
 
     model: str
-    open_loop: bool
     seconds: float  # from the first to the last answer
     sent: int
     statuses: Mapping[str, int]  # "200", "429", ..., "no connection", "timeout"
@@ -84,13 +83,13 @@ def _recorded(path: Path) -> Float64:
 
 def load(
     url: str, *, due: Float64 | None = None, clients: int = 0, seconds: float = 10.0, diurnal: bool = False,
-    samples: int = 1, model: str = "", token: str = "", timeout_s: float = 60.0, seed: int = 0,
+    samples: int = 1, token: str = "", timeout_s: float = 60.0, seed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> LoadResult:  # fmt: skip
     """Send requests when they are `due` (open loop), or from so many clients (closed loop) for `seconds`.
 
-    Every request holds `samples` random samples. Raises ForetraceError where the server does not answer, or has no such
-    model; MissingExtraError without aiohttp.
+    Every request holds `samples` random samples of the model that the URL names, else of the first one that is served.
+    Raises ForetraceError where the server does not answer, or has no such model; MissingExtraError without aiohttp.
     """
     try:
         import aiohttp
@@ -104,7 +103,7 @@ def load(
             headers={"Authorization": f"Bearer {token}"} if token else {},
         ) as session:
             try:
-                base, about = await _described(session, url, model)
+                base, about = await _described(session, url)
             except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
                 raise ForetraceError(f"{url[:80]} must be a URL; write http://127.0.0.1:8000.") from None
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
@@ -172,20 +171,20 @@ async def _load(
             asked.create_task(one(began + each))
     watching.cancel()
     return LoadResult(
-        model=model, open_loop=due is not None, seconds=loop.time() - began, sent=sent, statuses=dict(statuses),
+        model=model, seconds=loop.time() - began, sent=sent, statuses=dict(statuses),
         latency_s=np.sort(np.array(latencies)), late_s=float(np.quantile(late, 0.99)) if late else 0.0,
     )  # fmt: skip
 
 
-async def _described(session: ClientSession, url: str, model: str) -> tuple[str, ModelMetadata]:
+async def _described(session: ClientSession, url: str) -> tuple[str, ModelMetadata]:
     """Where the model is, and what it takes."""
     root, _, path = (url if "://" in url else f"http://{url}").rstrip("/").partition("/v2/models/")
-    name = model or path.partition("/")[0]
+    name = path.partition("/")[0]
     if not name:
         async with session.get(f"{root}/v2") as answered:
             name = (msgspec.json.decode(await answered.read()).get("models") or [""])[0]
     if not name:
-        raise ForetraceError(f"{url} does not say what it serves; give `model=NAME`.")
+        raise ForetraceError(f"{url} does not say what it serves; name it: {root}/v2/models/NAME.")
     async with session.get(f"{root}/v2/models/{name}") as answered:
         if answered.status != 200:
             raise ForetraceError(

@@ -9,7 +9,6 @@ profile continues where it ended.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -43,31 +42,22 @@ DISCARDED = 2  # first batches of every size: libraries choose and prepare their
 Tell = Callable[[str, float], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredProfile:
-    """A profile, and those of its points that others disturbed too much."""
-
-    profile: LatencyProfile
-    refused: tuple[ModelInstance, ...]
-
-
 def cores_for(threads: int | None) -> tuple[tuple[int, ...], str]:
     """Cores for so many threads, by default all that the process may use; and a warning, where there is one.
 
     Raises ForetraceError where the process may not run on so many.
     """
-    affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    quota = processor.cpu_quota()
+    allowed, quota = processor.allowed_cores(), processor.cpu_quota()
     wanted = threads or executor.cores()
-    if wanted > len(affinity):
-        raise ForetraceError(f"`threads={wanted}`: this process may use {len(affinity)} cores; give at most as many.")
+    if wanted > len(allowed):
+        raise ForetraceError(f"`threads={wanted}`: this process may use {len(allowed)} cores; give at most as many.")
     warning = ""
     if quota is not None and wanted > quota:
         warning = (
             f"Oversubscribed: control groups grant {quota:g} cores and {wanted} threads are planned, so all of them "
             "stop whenever the time of a period is used up."
         )
-    return tuple(affinity[:wanted]), warning
+    return allowed[:wanted], warning
 
 
 def points(threads: int, batch: int, fixed: int | None = None) -> tuple[ModelInstance, ...]:
@@ -95,7 +85,7 @@ def facts_of(source: ModelSource, cores: Sequence[int]) -> ModelFacts:
 def measure_profile(
     source: ModelSource, facts: ModelFacts, *, cores: Sequence[int], batch: int, path: Path, samples: int = SAMPLES,
     ours: bool = False, tell: Tell | None = None,
-) -> MeasuredProfile:  # fmt: skip
+) -> LatencyProfile:  # fmt: skip
     """Measure what the profile in `path` lacks, and keep it there.
 
     `samples` is how many latencies a point needs. A profile of another model or machine is refused, or replaced where
@@ -130,8 +120,8 @@ def measure_profile(
                         tell(f"{threads} threads, batch {size}{again}", done / len(todo))
         todo = [each for each in todo if _spread(found[each]) > QUIET_SPREAD]
     refused = tuple(each for each in todo if _spread(found[each]) > MOST_SPREAD)
-    profile = LatencyProfile(model=source.name, samples_s={point: found[point] for point in wanted}, origin=origin)
-    return MeasuredProfile(profile=profile, refused=refused)
+    samples_s = {point: found[point] for point in wanted}
+    return LatencyProfile(model=source.name, samples_s=samples_s, origin=origin, refused=refused)
 
 
 @dataclass(kw_only=True)

@@ -102,7 +102,7 @@ class LoadedModel:
         """
         samples, fixed = len(next(iter(inputs.values()))), self.facts.fixed_batch
         if fixed is not None and samples > fixed:
-            raise ForetraceError(f"the model takes {fixed} samples at once, got {samples}; use `batch={fixed}`.")
+            raise ForetraceError(f"the model takes {fixed} samples at once, got {samples}; use batches of {fixed}.")
         if fixed is not None and samples < fixed:
             inputs = {
                 key: np.concatenate([each, np.zeros((fixed - samples, *each.shape[1:]), each.dtype)])

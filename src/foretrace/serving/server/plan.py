@@ -7,10 +7,11 @@ measured by running the most promising splits, fat and thin in turns; where noth
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from foretrace.cost.operators import store
@@ -19,7 +20,6 @@ from foretrace.experiment.statistics import LEAST_FLOOR, Ratio
 from foretrace.serving.server.latencies import LatencyProfile, read, samples_for
 from foretrace.serving.server.measure import (
     SAMPLES,
-    RunningSplit,
     Tell,
     cores_for,
     facts_of,
@@ -27,7 +27,7 @@ from foretrace.serving.server.measure import (
     run_in_turns,
 )
 from foretrace.serving.server.models import ModelSource
-from foretrace.serving.server.split import CoreSplit, ModelInstance, split_table
+from foretrace.serving.server.split import CoreSplit, split_table
 
 FAT, THIN = "fat", "thin"
 # Instances that run at once share caches, memory bandwidth and clock frequency: not measured on the recorded machine.
@@ -38,22 +38,22 @@ _AT_ONCE, _MOST_RUN = 2, 6  # splits beside fat and thin that are run in turns, 
 _RUN_S = 8.0  # for running splits in turns, or as long as their rounds take
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedSplit:
+class PlannedSplit(msgspec.Struct, frozen=True, kw_only=True):
     """A split and the latency of a batch that is predicted of it, seconds."""
 
-    name: str  # fat, thin, or as `CoreSplit.parse` reads it
-    split: CoreSplit
+    name: str  # fat: one instance; thin: one per thread; or the split as text
+    split: str  # 2x4:16+1x1:8 are two instances with 4 threads and batch 16, one with 1 thread and batch 8
     alone_s: float  # if its instances did not disturb each other
     latency_s: float
     low_s: float
     high_s: float
-    run: RunningSplit | None = None  # all of its instances at once; None: interference is a range
+    interference: float | None = None  # latency over `alone_s`; null where it was not run with all of its instances
+    over_fat: Ratio | None = None  # latency over fat's in the same minutes; null where they did not run together
 
     @property
-    def interference(self) -> float:
-        """How much longer the instances take because they run at once; 1 where that was not measured."""
-        return self.latency_s / self.alone_s
+    def instances(self) -> CoreSplit:
+        """What `split` says."""
+        return CoreSplit.parse(self.split)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,6 @@ class SplitPlan:
     source: ModelSource | None = None  # None: planned from a recorded profile
     cores: tuple[int, ...] = ()
     path: Path | None = None  # of the profile
-    ratios: Mapping[str, Ratio] = field(default_factory=dict)  # latency over fat's, of what was run beside it
 
     @property
     def chosen(self) -> PlannedSplit:
@@ -135,7 +134,7 @@ def _plan_measured(
     measured = measure_profile(
         source, facts, cores=cores, batch=batch, path=kept, samples=samples, ours=path is None, tell=tell
     )
-    found = _planned(measured.profile, batch, len(cores), quantile, most, measured.refused)
+    found = _planned(measured, batch, len(cores), quantile, most)
     why = "its latencies vary too much, others disturbed it, so that the search did not use it"
     refused = tuple(
         RejectedSplit(name=f"{each.threads} threads, batch {each.batch}", why=why) for each in measured.refused
@@ -149,15 +148,12 @@ def _plan_measured(
     return _with_interference(found, tell)
 
 
-def _planned(
-    profile: LatencyProfile, batch: int, threads: int, quantile: float, most: int | None,
-    refused: Sequence[ModelInstance] = (),
-) -> SplitPlan:  # fmt: skip
+def _planned(profile: LatencyProfile, batch: int, threads: int, quantile: float, most: int | None) -> SplitPlan:
     """The best split for each number of instances, fat and thin, as the profile alone has them.
 
-    Points that were `refused` say what they can of fat and thin, which are what others are compared with.
+    Points that were refused say what they can of fat and thin, which are what others are compared with.
     """
-    calm = {point: each for point, each in profile.latency_s(quantile).items() if point not in refused}
+    calm = {point: each for point, each in profile.latency_s(quantile).items() if point not in profile.refused}
     table = split_table(calm, threads=threads, batch=batch, instances=most)
     wanted = {FAT: CoreSplit.fat(threads, batch), THIN: CoreSplit.thin(threads, batch)}
     known = set(wanted.values())
@@ -185,13 +181,12 @@ def _planned(
 
 def _alone(name: str, split: CoreSplit, profile: LatencyProfile, quantile: float) -> PlannedSplit:
     """What the latencies of single instances say of a split."""
-    low, high = _around(quantile)
-    alone, low_s, high_s = (profile.alone_s(split, each) for each in (quantile, low, high))
+    low_s, alone, high_s = (profile.alone_s(split, each) for each in _around(quantile))
     if min(len(profile.samples_s[each]) for each in split.instances) == 1:
         low_s, high_s = low_s * (1 - NOISE), high_s * (1 + NOISE)
     most = INTERFERENCE[1] if len(split) > 1 else 1.0
     return PlannedSplit(
-        name=name, split=split, alone_s=alone, latency_s=alone, low_s=low_s * INTERFERENCE[0], high_s=high_s * most
+        name=name, split=split.text, alone_s=alone, latency_s=alone, low_s=low_s * INTERFERENCE[0], high_s=high_s * most
     )
 
 
@@ -202,7 +197,6 @@ def _with_interference(found: SplitPlan, tell: Tell | None) -> SplitPlan:
     """
     assert found.source is not None
     splits = {each.name: each for each in found.splits}
-    ratios = dict[str, Ratio]()
     ran = dict[str, PlannedSplit]()
     while len(ran) < _MOST_RUN:
         best = min(ran.values(), key=lambda each: each.latency_s, default=None)
@@ -212,24 +206,19 @@ def _with_interference(found: SplitPlan, tell: Tell | None) -> SplitPlan:
         beside = [splits[name] for name in (FAT, *([best.name] if best else [THIN])) if name in splits]
         names = dict.fromkeys(each.name for each in (*beside, *new[:_AT_ONCE]))
         runs = run_in_turns(
-            found.source, {name: splits[name].split for name in names}, cores=found.cores, seconds=_RUN_S,
+            found.source, {name: splits[name].instances for name in names}, cores=found.cores, seconds=_RUN_S,
             batches=samples_for(found.quantile),
             tell=None if tell is None else lambda share: tell("running splits in turns", share),
         )  # fmt: skip
+        fat = runs.get(FAT)
         for name, run in runs.items():
-            ran[name] = _ran(splits[name], run, found.quantile)
-            if FAT in runs and name != FAT:
-                ratios[name] = _expected(run.wall_s, runs[FAT].wall_s)
+            low, middle, high = np.quantile(np.concatenate(run.latencies_s), _around(found.quantile)).tolist()
+            ran[name] = msgspec.structs.replace(
+                splits[name], latency_s=middle, low_s=low, high_s=high, interference=middle / splits[name].alone_s,
+                over_fat=_expected(run.wall_s, fat.wall_s) if fat and name != FAT else splits[name].over_fat,
+            )  # fmt: skip
     ranked = sorted(ran.values(), key=lambda each: each.latency_s)
-    rest = [each for each in found.splits if each.name not in ran]
-    return replace(found, splits=(*ranked, *rest), ratios=ratios)
-
-
-def _ran(planned: PlannedSplit, run: RunningSplit, quantile: float) -> PlannedSplit:
-    """The split with the latencies that it had when all of its instances ran at once."""
-    latencies = np.concatenate(run.latencies_s)
-    low, middle, high = np.quantile(latencies, [_around(quantile)[0], quantile, _around(quantile)[1]]).tolist()
-    return replace(planned, latency_s=middle, low_s=low, high_s=high, run=run)
+    return replace(found, splits=(*ranked, *(each for each in found.splits if each.name not in ran)))
 
 
 def _expected(latencies_s: Sequence[float], fat_s: Sequence[float]) -> Ratio:
@@ -242,7 +231,7 @@ def _expected(latencies_s: Sequence[float], fat_s: Sequence[float]) -> Ratio:
     return Ratio(value=middle, low=low - LEAST_FLOOR, high=high + LEAST_FLOOR)
 
 
-def _around(quantile: float) -> tuple[float, float]:
-    """Quantiles whose odds are _ODDS times lower and higher."""
+def _around(quantile: float) -> tuple[float, float, float]:
+    """The quantile between those whose odds are _ODDS times lower and higher."""
     odds = quantile / (1 - quantile)
-    return odds / _ODDS / (1 + odds / _ODDS), odds * _ODDS / (1 + odds * _ODDS)
+    return odds / _ODDS / (1 + odds / _ODDS), quantile, odds * _ODDS / (1 + odds * _ODDS)

@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import msgspec
 from foretrace import reading
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.executor import cores
+from foretrace.hardware.processor import allowed_cores
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.split import CoreSplit
 
@@ -27,25 +28,7 @@ _DRAIN_S = 30  # for requests that are being answered when it stops
 
 def usable() -> tuple[int, ...]:
     """Numbers of the cores that this process may use, no more than its control group grants."""
-    numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return tuple(numbers[: cores()])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings:
-    """How a model is served."""
-
-    source: ModelSource
-    splits: Mapping[int, CoreSplit]  # by batch size; one alone stays
-    every_s: float = 1.0  # between two looks at the load, where there are several
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0: any that is free
-    token: str = ""
-    certificate: Path | None = None
-    key: Path | None = None
-    queue: int = 1024  # samples that may wait
-    deadline_s: float = 60.0
-    cores: tuple[int, ...] = field(default_factory=usable)
+    return allowed_cores()[: cores()]
 
 
 class _Planned(msgspec.Struct):
@@ -86,11 +69,29 @@ def read_token(file: Path | None) -> str:
     return token
 
 
-def run_server(settings: ServerSettings, told: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `told` gets the address once requests are answered.
+def run_server(
+    source: ModelSource, splits: Mapping[int, CoreSplit], *, every_s: float, host: str, port: int, token: str,
+    certificate: Path | None, key: Path | None, queue: int, deadline_s: float, told: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Serve until SIGINT or SIGTERM.
 
-    Raises ForetraceError where the port is taken, the model cannot be loaded, or others than this machine could ask
-    without a token; MissingExtraError without the packages.
+    Args:
+        source: the model.
+        splits: by batch size; of several, the one for the load is chosen every `every_s` seconds.
+        every_s: see there.
+        host: where to listen; beyond this machine a token is needed.
+        port: and at which port; 0: any that is free.
+        token: that clients must know; "": none.
+        certificate: for TLS, PEM.
+        key: and its key.
+        queue: samples that may wait.
+        deadline_s: the longest that a request may take.
+        told: gets the address once requests are answered.
+
+    Raises:
+        ForetraceError: the port is taken, the model cannot be loaded, or there is no token where others could ask.
+        MissingExtraError: a package is missing.
+
     """
     try:
         import uvicorn
@@ -98,7 +99,7 @@ def run_server(settings: ServerSettings, told: Callable[[str], None]) -> None:
         from foretrace.serving.server.app import ServerApp
         from foretrace.serving.server.dispatcher import Dispatcher
         from foretrace.serving.server.estimator import follow_load
-        from foretrace.serving.server.processes import process_starter
+        from foretrace.serving.server.worker import ModelWorker
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("foretrace"):
             raise
@@ -114,12 +115,12 @@ def run_server(settings: ServerSettings, told: Callable[[str], None]) -> None:
             yield
 
     async def run() -> None:
-        starter = process_starter(settings.source, limit_s=settings.deadline_s)
-        dispatcher = Dispatcher(starter, settings.cores, queue=settings.queue)
-        routes = ServerApp(dispatcher, deadline_s=settings.deadline_s, token=settings.token)
+        start = partial(ModelWorker.started, source, limit_s=deadline_s, one=asyncio.Lock())
+        dispatcher = Dispatcher(start, usable(), queue=queue)
+        routes = ServerApp(dispatcher, deadline_s=deadline_s, token=token)
         config = uvicorn.Config(
             routes.app, lifespan="off", log_config=None, ws="none",
-            access_log=False, server_header=False, ssl_certfile=settings.certificate, ssl_keyfile=settings.key,
+            access_log=False, server_header=False, ssl_certfile=certificate, ssl_keyfile=key,
             timeout_graceful_shutdown=_DRAIN_S,
         )  # fmt: skip
         _load_certificate(config)
@@ -137,33 +138,32 @@ def run_server(settings: ServerSettings, told: Callable[[str], None]) -> None:
             asyncio.get_running_loop().add_signal_handler(each, stop)
         following = None
         try:
-            await dispatcher.reconfigure(settings.splits[min(settings.splits)])
-            if len(settings.splits) > 1:
-                following = asyncio.create_task(follow_load(dispatcher, settings.splits, settings.every_s))
+            await dispatcher.reconfigure(splits[min(splits)])
+            if len(splits) > 1:
+                following = asyncio.create_task(follow_load(dispatcher, splits, every_s))
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             while not server.started and not serving.done():
                 await asyncio.sleep(0.01)
-            told(f"{'https' if settings.certificate else 'http'}://{_authority(listening)}")
+            told(f"{'https' if certificate else 'http'}://{_authority(listening)}")
             await serving
         finally:
             if following is not None:
                 following.cancel()
             await dispatcher.close(_DRAIN_S)
 
-    listening = _listen(settings)
+    listening = _listen(host, port, token)
     with listening, suppress(asyncio.CancelledError):
         asyncio.run(run())
 
 
-def _listen(settings: ServerSettings) -> socket.socket:
-    host, port = settings.host, settings.port
+def _listen(host: str, port: int, token: str) -> socket.socket:
     try:
         family, kind, number, _, address = socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)[0]
     except OSError as error:
         raise ForetraceError(
             f"`host={host}` is no address of this machine ({error.strerror}); give 127.0.0.1."
         ) from None
-    if not settings.token and not ip_address(address[0]).is_loopback:
+    if not token and not ip_address(address[0]).is_loopback:
         raise ForetraceError(
             f"`host={host}` lets other machines ask, which needs a token; give `token_file=FILE`, or set {TOKEN}."
         )

@@ -46,7 +46,7 @@ class SplitTrial:
 
     def row(self) -> Row:
         """The row of the ledger: fat is the baseline, a batch is a step; `arms["serve"]` has all splits."""
-        plan, split = self.plan, self.after.split.text
+        plan, split = self.plan, self.after.split
         assert plan.source is not None
         predicted = {each.name: each.latency_s for each in plan.splits if each.name in self.arms}
         return self.trial.row(
@@ -66,17 +66,17 @@ def try_plan(plan: SplitPlan, *, seconds: float, tell: Callable[[float], None] |
     """Run the splits of a plan in turns, fat twice. Raises ForetraceError where there is nothing to compare."""
     if plan.source is None:
         raise ForetraceError("a recorded profile has no model that could be run; leave `run=` out.")
-    after = next((each for each in plan.splits if each.name in plan.ratios), None)
-    if after is None or plan.named(FAT) is None:
+    after = next((each for each in plan.splits if each.over_fat is not None), None)
+    if after is None or after.over_fat is None or plan.named(FAT) is None:
         raise ForetraceError(
             "there are no two splits to compare: one thread or one sample cannot be split, and fat needs a profile; "
             "leave `run=` out."
         )
-    named = {each.name: each.split for each in plan.splits if each.name in (FAT, THIN, after.name)}
+    named = {each.name: each.instances for each in plan.splits if each.name in (FAT, THIN, after.name)}
     named[AGAIN] = named[FAT]
     if "torch" in plan.source.libraries:
         named[ALONE] = named[FAT]
     runs = run_in_turns(plan.source, named, cores=plan.cores, seconds=seconds, own=ALONE, tell=tell)
     arms = {name: Arm.of(run.wall_s) for name, run in runs.items()}
-    trial = changed(plan.ratios[after.name], arms[FAT], arms[AGAIN], arms[after.name])
+    trial = changed(after.over_fat, arms[FAT], arms[AGAIN], arms[after.name])
     return SplitTrial(plan=plan, after=after, arms=arms, trial=trial)

@@ -16,14 +16,16 @@ leaves, a worker that died is an `EOFError` here. The memory has no name, so not
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from math import inf
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -53,11 +55,12 @@ class BatchRun:
 
 
 class ModelWorker:
-    """A process with one model. `submit` and `receive` alternate; `fileno` lets an event loop wait for the second."""
+    """A process with one model. `submit` and `receive` alternate; in an event loop, `run` is both."""
 
     facts: ModelFacts
     inputs: dict[str, Array]  # (batch, ...) by name; once `ready`
     outputs: dict[str, Array]
+    limit_s: float = inf  # for a batch in an event loop
 
     def __init__(
         self, source: ModelSource, instance: ModelInstance, cores: Sequence[int], *, first: bool = False,
@@ -85,21 +88,17 @@ class ModelWorker:
         """Number of the process."""
         return self._process.pid or 0
 
-    def fileno(self) -> int:
-        """What becomes readable when the process has answered or died."""
-        return self._pipe.fileno()
-
     def ready(self, timeout_s: float = START_S) -> ModelFacts:
         """Wait until it has loaded. Raises ForetraceError with the reason where it cannot, and ends it."""
         try:
             if not self._pipe.poll(timeout_s):
                 raise ForetraceError(f"the model was not loaded within {timeout_s:.0f} s; is the machine very busy?")
-            return self.receive_facts()
+            return self._receive_facts()
         except BaseException:
             self.end(0.0)
             raise
 
-    def receive_facts(self) -> ModelFacts:
+    def _receive_facts(self) -> ModelFacts:
         """The first answer of the process, once there is one; `inputs` and `outputs` are there then."""
         try:
             said = self._pipe.recv()
@@ -144,6 +143,59 @@ class ModelWorker:
             self._process.kill()
             self._process.join(_END_S)
         self._pipe.close()
+
+    # --- in an event loop: a `dispatcher.BatchRunner`
+
+    @classmethod
+    async def started(
+        cls, source: ModelSource, instance: ModelInstance, cores: Sequence[int], limit_s: float, one: asyncio.Lock
+    ) -> ModelWorker:
+        """A process that is ready; with `one`, processes start one at a time and then load at the same time.
+
+        Raises ForetraceError with the reason where it cannot load the model and run it.
+        """
+        async with one:
+            worker = await asyncio.to_thread(cls, source, instance, cores)
+        try:
+            await worker._readable(START_S)
+            worker._receive_facts()
+        except BaseException as error:
+            await asyncio.to_thread(worker.end, 0.0)
+            if isinstance(error, TimeoutError):
+                raise ForetraceError(f"{source.name} was not loaded within {START_S:.0f} s; try again.") from None
+            raise
+        worker.limit_s = limit_s
+        return worker
+
+    async def run(self, samples: int) -> BatchRun:
+        """Run samples; a process that takes longer than `limit_s` is killed. Raises EOFError where it dies."""
+        self.submit(samples)
+        try:
+            await self._readable(self.limit_s)
+        except TimeoutError:
+            await asyncio.to_thread(self.end, 0.0)
+            raise EOFError from None
+        return self.receive()
+
+    def watch(self, died: Callable[[], None] | None) -> None:
+        """An idle process has nothing to say, so its pipe becomes readable when it dies; None: watch no more."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._pipe.fileno())
+        if died is not None:
+            loop.add_reader(self._pipe.fileno(), died)
+
+    async def close(self) -> None:
+        """See `end`."""
+        await asyncio.to_thread(self.end)
+
+    async def _readable(self, limit_s: float) -> None:
+        """Wait until the process has answered or died. Raises TimeoutError."""
+        ready = asyncio.Event()
+        self.watch(ready.set)
+        try:
+            await asyncio.wait_for(ready.wait(), limit_s)
+        finally:
+            self.watch(None)
 
 
 @contextmanager

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.serving.llm.calibrate import MeasuredRun, calibrate, read_runs
-from foretrace.serving.llm.calibration import read_calibration, scaled
+from foretrace.serving.llm.calibration import MeasuredRun, calibrate, read_calibration, read_runs, scaled
 from foretrace.serving.llm.deployment import step_times
-from foretrace.serving.llm.engine import EngineRules, simulate
+from foretrace.serving.llm.engine import simulate
 from foretrace.serving.llm.metrics import measure
 from foretrace.serving.llm.step_times import StepTimes
 from foretrace.serving.requests import requests
@@ -36,7 +35,7 @@ LOADS = [f"closed concurrency={n} prompt=800-1000 output=100-120 requests={4 * n
 @pytest.mark.parametrize(("level", "host_s"), [(1.0, 1e-3), (1.7, 6e-3), (0.6, 2e-4)])
 def test_two_loads_tell_host_and_devices_apart(level: float, host_s: float) -> None:
     server = scaled(STEPS, level, host_s, 0.07, 0.9, 1.1)
-    found = calibrate(STEPS, [run_of(server, text) for text in LOADS], EngineRules(), 0.8, 1.3)
+    found = calibrate(STEPS, [run_of(server, text) for text in LOADS], 0.8, 1.3)
     assert found.level == pytest.approx(level, rel=0.03)
     assert found.host_s == pytest.approx(host_s, rel=0.1, abs=1e-4)
     assert found.request_s == pytest.approx(0.07, abs=5e-3)
@@ -46,7 +45,7 @@ def test_two_loads_tell_host_and_devices_apart(level: float, host_s: float) -> N
 
 
 def test_one_load_gives_the_level_alone_and_is_kept(tmp_path: Path) -> None:
-    found = calibrate(STEPS, [run_of(scaled(STEPS, 1.4, STEPS.host_s, 0.05, 1, 1), LOADS[0])], EngineRules(), 0.8, 1.3)
+    found = calibrate(STEPS, [run_of(scaled(STEPS, 1.4, STEPS.host_s, 0.05, 1, 1), LOADS[0])], 0.8, 1.3)
     assert found.host_s == STEPS.host_s and found.level == pytest.approx(1.4, rel=0.01)
     path = tmp_path / "server.json"
     found.save(path)
@@ -59,15 +58,15 @@ def test_one_load_gives_the_level_alone_and_is_kept(tmp_path: Path) -> None:
 
 def test_runs_that_contradict_widen_the_range() -> None:
     one = run_of(STEPS, LOADS[0])
-    found = calibrate(STEPS, [one, replace(one, tpot_s=2.5 * one.tpot_s)], EngineRules(), 0.8, 1.3)
+    found = calibrate(STEPS, [one, replace(one, tpot_s=2.5 * one.tpot_s)], 0.8, 1.3)
     assert found.high > 1.5 and found.low < 0.7
 
 
 def test_a_server_beyond_belief_is_refused() -> None:
     with pytest.raises(ForetraceError, match="check `tp=`"):
-        calibrate(STEPS, [replace(run_of(STEPS, LOADS[0]), tpot_s=9.0)], EngineRules(), 0.8, 1.3)
+        calibrate(STEPS, [replace(run_of(STEPS, LOADS[0]), tpot_s=9.0)], 0.8, 1.3)
     with pytest.raises(ForetraceError, match="give one measured run"):
-        calibrate(STEPS, [], EngineRules(), 0.8, 1.3)
+        calibrate(STEPS, [], 0.8, 1.3)
 
 
 VLLM: dict[str, Any] = {
