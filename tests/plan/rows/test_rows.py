@@ -100,7 +100,7 @@ def test_the_profile_tells_what_held_out_batches_exchange(training: bool, locali
         exponent=1.05, tables=4, rows=20_000, pooling=1, samples=512, batches=24, locality=locality, workers=4
     )
     found = plan_rows(lookups, devices=4, training=training, memory=8e6)
-    assert found.busiest.bytes == pytest.approx(found.expected_bytes, rel=0.06)
+    assert found.busiest.bytes == pytest.approx(found.expected_bytes, rel=0.08)  # less where reads are local
     same = found.placement.exchanged(lookups, range(16)).mean(axis=0).max()
     assert same < 0.75 * found.busiest.bytes
     assert found.busiest.low <= found.busiest.bytes <= found.busiest.high

@@ -44,7 +44,7 @@ def test_rows_that_a_loader_reads_are_data_loading_which_prefetching_hides(tmp_p
     torch.set_num_threads(1)
     values = np.zeros((40_000, 64), np.float32)
 
-    class Looked(torch.utils.data.Dataset):
+    class Looked:
         """A batch of looked-up rows per item."""
 
         def __init__(self) -> None:

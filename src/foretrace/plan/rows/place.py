@@ -1,7 +1,7 @@
 """Choose a mode per table, the rows that every device keeps, and an owner for all else (OPER, USENIX ATC 2024).
 
-1. Modes and copies by one price of memory, which is searched by bisection: rows that save most per byte are copied,
-   and each table takes the mode that is cheapest with these copies.
+1. Modes and copies by a price of memory: rows that save most per byte are copied, and each table takes the mode that is
+   cheapest with these copies. Several prices are tried.
 2. Owners, the largest things first: each goes where it adds least to a smooth maximum of the loads, so a device with
    many readers of a row is preferred until it is busier than the others (locality minus the price of load).
 
@@ -12,6 +12,8 @@ row that any of W devices reads, and to divide such rows evenly among owners nev
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import product
 from math import inf
 
 import numpy as np
@@ -23,10 +25,9 @@ from foretrace.training.rows.placement import EVERYWHERE
 
 _SHARPNESS = (4.0, 16.0, 64.0, 256.0)  # of the smooth maximum, pass by pass
 _UNPLACED = -2
-_FEWER = (1.0, 0.99, 0.9, 0.75, 0.5, 0.25, 0.0)  # copies than there is room for
-_FEW = 100
+_FEW = 100  # copies, of which fewer are tried though all have room
 _TIGHT = 0.7  # of the free memory: from here on what is large may not fit when it comes last
-_HALVINGS = 16  # of the price of memory
+_PRICES = 13  # of a byte of memory that are tried: half a decade apart
 
 
 @njit()
@@ -65,10 +66,25 @@ def choose(costs: RowCosts, memory: float) -> RowChoice | None:
     """The best choice found whose devices keep `memory` bytes each at most (inf: any); None where none was found."""
     saved = 2 * (costs.items.sum(axis=1) - costs.items.max(axis=1, initial=0)) / costs.item_memory  # of a byte copied
     none = np.zeros(len(saved), np.bool_)
-    modes, copies = _cheapest(costs, saved, none, inf, memory), np.zeros(0, np.int64)
+    highest = 2 * float(saved.max(initial=0))
+    prices = [inf] if costs.training or not highest else [inf, *np.geomspace(highest, highest / 1e6, _PRICES)]
+    found: list[RowChoice | None] = []
+    known = set[bytes]()
+    for price, full in product(prices, (False, True)):  # whether pooled tables make room for copies, too
+        copied = saved >= price
+        modes = _cheapest(costs, saved, copied, price, memory, room=copied if full else none)
+        if modes.tobytes() not in known:
+            known.add(modes.tobytes())
+            found += _copied(costs, saved, modes, memory)
+    found += [_owned(costs, np.full_like(modes, each), none, memory) for each in (POOLED, COLUMNS, ROWS)]
+    fitting = [each for each in found if each is not None]
+    return min(fitting, key=lambda each: costs.loads(each).max(), default=None)
+
+
+def _copied(costs: RowCosts, saved: Float64, modes: Int64, memory: float) -> Iterator[RowChoice | None]:
+    """Choices with these modes, where rows that save most per byte are copied as far as there is room."""
+    none, copies = np.zeros(len(saved), np.bool_), np.zeros(0, np.int64)
     if not costs.training:
-        price = _lowest_price(costs, saved, memory)
-        modes = modes if price == inf else _cheapest(costs, saved, saved >= price, price, memory)
         copies = np.flatnonzero((modes == ROWS)[costs.table])
         copies = copies[np.argsort(-saved[copies], kind="stable")]
         full = bisect_left(
@@ -76,52 +92,32 @@ def choose(costs: RowCosts, memory: float) -> RowChoice | None:
             key=lambda count: not _has_room(costs, modes, _mask(none, copies[:count]), memory),
         )  # fmt: skip
         copies = copies[:full]
-    found: list[RowChoice | None] = []
-    for share in _FEWER:  # the others need room where they are read; of few rows, fewer copies may be better
-        copied = _mask(none, copies[: int(share * len(copies))])
-        found += [_owned(costs, each, copied, memory) for each in (*_cut(costs, modes, copied, memory), modes)]
-        if not len(copies) or (len(copies) > _FEW and found[-1] is not None):
+    fewer = [0, *(1 << each for each in range(len(copies).bit_length() - 1)), len(copies)]
+    for less in fewer:  # the others need room where they are read; of few rows, fewer copies may be better
+        copied = _mask(none, copies[: len(copies) - less])
+        for each in (*_cut(costs, modes, copied, memory), modes):
+            yield (owned := _owned(costs, each, copied, memory))
+        if not len(copies) or (len(copies) > _FEW and owned is not None):
             break
-    found += [_owned(costs, np.full_like(modes, each), copied, memory) for each in (POOLED, COLUMNS, ROWS)]
-    fitting = [each for each in found if each is not None]
-    return min(fitting, key=lambda each: costs.loads(each).max(), default=None)
 
 
-def _cheapest(costs: RowCosts, saved: Float64, copied: Mask, price: float, memory: float) -> Int64:
+def _cheapest(costs: RowCosts, saved: Float64, copied: Mask, price: float, memory: float, *, room: Mask) -> Int64:
     """The mode of every table that exchanges least in all, with copies that cost `price` per byte.
 
-    Where pooled tables leave no room for rows that are not copied, those that lose least per byte take another mode.
+    Where pooled tables leave no room for all rows beside copies of those in `room`, those that lose least per byte take
+    another mode.
     """
     others = costs.profile.devices - 1
-    rows = costs.per_table(np.where(copied, price * others, saved) * costs.item_memory)
-    rows = rows + costs.counts_of(~copied) * costs.profile.devices
+    paid_copies = np.where(copied, price * others, saved) if copied.any() else saved
+    rows = costs.per_table(paid_copies * costs.item_memory) + costs.counts_of(~copied) * costs.profile.devices
     pooled = 2 * (costs.pooled.sum(axis=1) - costs.pooled.max(axis=1))
     paid = np.array([np.where(costs.table_memory <= memory, pooled, inf), costs.columns.sum(axis=1), rows])
     modes, next_best = paid.argmin(axis=0), 1 + paid[1:].argmin(axis=0)
     for table in np.argsort((paid[1:].min(axis=0) - pooled) / costs.table_memory, kind="stable"):
-        if copied.any() or _has_room(costs, modes, copied, memory):
+        if _has_room(costs, modes, room & (modes == ROWS)[costs.table], memory):
             break
         modes[table] = next_best[table] if modes[table] == POOLED else modes[table]
     return np.asarray(modes, np.int64)
-
-
-def _lowest_price(costs: RowCosts, saved: Float64, memory: float) -> float:
-    """The lowest price of a byte at which all copies that save as much have room; inf where none has."""
-
-    def fits(price: float) -> bool:
-        copied = saved >= price
-        return _has_room(costs, _cheapest(costs, saved, copied, price, memory), copied, memory)
-
-    if fits(0.0):
-        return 0.0
-    high = 2 * float(saved.max())
-    if not fits(high):
-        return inf
-    low = high / 1e9
-    for _ in range(_HALVINGS):
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
 
 
 def _mask(none: Mask, which: Int64) -> Mask:

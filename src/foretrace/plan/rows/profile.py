@@ -12,7 +12,7 @@ from foretrace.training.rows.lookups import EmbeddingTable, Lookups
 from foretrace.training.rows.placement import part_sizes
 from foretrace.training.rows.rows import distinct
 
-PARTS = 64  # into which rows of a table that were read alike are divided, about: a multiple of the devices
+PARTS = 256  # into which rows of a table that were read alike are divided, about: a multiple of the devices
 MOST_ROWS = 1 << 40  # of a table: ids are multiplied by batches and devices
 _MOST_PRIOR = 64.0  # reads that what is usual in the table may weigh as much as
 
