@@ -2,8 +2,7 @@
 
 `python benchmarks/energy_tune.py TRACES --select` chooses the settings of the Bayesian optimisation by leaving out one
 workload (both GPUs) or one GPU (all workloads) at a time, and writes what the others chose, and how it does on what is
-left out, into benchmarks/data/energy_select.md. Without it the tables of docs/accuracy/energy.md are written, that one
-among them.
+left out, into docs/accuracy/energy.md. Without it the other sections of that page are written.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from foretrace import executor
-from foretrace.files import write_text
 from foretrace.hardware.power import BUSY_RANGE, IDLE_RANGE
 from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.minimise import minimise
@@ -29,14 +27,19 @@ from foretrace.serving.energy import recorded
 from foretrace.serving.energy.environment import EnergyProblem, Setting
 from foretrace.serving.energy.recorded import RecordedTraining
 from foretrace.serving.energy.tune import STRATEGY, tune
-from tables import ROOT, machine, percent, table, today
+from tables import ROOT, machine, percent, table, today, update
 
 WORKLOADS = ("cifar100", "imagenet", "librispeech", "movielens-1m", "squad", "sentiment140")
 GPUS = ("v100", "a40")
-SELECTED = ROOT / "benchmarks" / "data" / "energy_select.md"
+PAGE = ROOT / "docs" / "accuracy" / "energy.md"
+SECTIONS = (
+    "Measurements until the best setting", "Energy saved", "Settings chosen without what they are held against",
+    "Power of boards",
+)  # fmt: skip
 SLO = 1.1
 NEAR = 1.02
 FEW = 10  # of the seeds, every so many-th where a run is slow
+CHOOSING = 5  # and where settings are compared, which are then judged by all
 
 
 def trainings(traces: Path) -> dict[tuple[str, str], RecordedTraining]:
@@ -108,15 +111,17 @@ def grid() -> list[ConstrainedBayes]:
 
 def select(them: dict[tuple[str, str], RecordedTraining], seeds: int) -> str:
     """Evaluations of every workload and of every GPU with the settings that the others choose, see `chosen`."""
-    jobs = [(strategy, tuple(them.values()), seeds) for strategy in grid()]
+    jobs = [(strategy, tuple(them.values()), max(seeds // CHOOSING, 1)) for strategy in grid()]
     found = np.array(list(executor.map(_counts, jobs)))  # settings x trainings x seeds
-    keys, text = list(them), []
+    keys, text, judged = list(them), list[str](), dict[int, list[list[int]]]()
     for what, names, place in (("workload", WORKLOADS, 1), ("GPU", GPUS, 0)):
         rows, every = [], list[float]()
         for name in names:
             out = [i for i, key in enumerate(keys) if key[place] == name]
             best = chosen(np.delete(found, out, axis=1))
-            medians = np.median(found[best][out], axis=1).tolist()
+            if best not in judged:
+                judged[best] = counts(jobs[best][0], them.values(), seeds)
+            medians = [float(np.median(judged[best][i])) for i in out]
             every += medians
             left_out = ", ".join(f"{keys[i][1 - place]} {each:g}" for i, each in zip(out, medians, strict=True))
             rows.append([name, said(jobs[best][0]), left_out])
@@ -133,7 +138,7 @@ def select(them: dict[tuple[str, str], RecordedTraining], seeds: int) -> str:
     text.append(
         f"All twelve choose: {said(jobs[chosen(found)][0])}. The {len(jobs)} settings, mean (geometric) evaluations:"
     )
-    return "\n\n".join([f"*{today()}, {seeds} seeds; {machine()}.*", *text, listed]) + "\n"
+    return "\n\n".join([CHOICE.strip(), made(seeds), *text, listed])
 
 
 def chosen(found: np.ndarray) -> int:
@@ -260,18 +265,21 @@ def server_table(folder: Path) -> str:
     )
 
 
-def page(traces: Path, seeds: int) -> str:
-    if not SELECTED.exists():
-        raise SystemExit(f"{SELECTED} is not there: run --select first, which takes ten minutes of a core.")
-    them = trainings(traces)
-    return "\n\n".join([
-        HEAD.strip(), f"*{today()}, {seeds} seeds; {machine()}.*", "## Measurements until the best setting",
-        EVALUATIONS.strip(), evaluation_table(them, seeds), "## Energy saved", SAVINGS.strip(),
-        savings_table(them, seeds), "## Settings chosen without what they are held against", CHOICE.strip(),
-        SELECTED.read_text(encoding="utf-8").strip(),
-        "## Power of boards", POWER.strip(), power_table(traces), SERVERS.strip(),
-        server_table(traces.parent.parent / "power"),
-    ]) + "\n"  # fmt: skip
+def made(seeds: int) -> str:
+    """When, with how many seeds, and where."""
+    return f"*{today()}, {seeds} seeds; {machine()}.*"
+
+
+def sections(traces: Path, seeds: int) -> dict[str, str]:
+    """All but how settings were chosen."""
+    them, (evaluations, saved, _, power) = trainings(traces), SECTIONS
+    return {
+        evaluations: "\n\n".join([EVALUATIONS.strip(), made(seeds), evaluation_table(them, seeds)]),
+        saved: "\n\n".join([SAVINGS.strip(), made(seeds), savings_table(them, seeds)]),
+        power: "\n\n".join(
+            [POWER.strip(), power_table(traces), SERVERS.strip(), server_table(traces.parent.parent / "power")]
+        ),
+    }
 
 
 HEAD = """# Energy: settings found, and power of boards
@@ -288,7 +296,8 @@ within 1 % of the fewest evaluations on average. All six workloads were seen by 
 what they are held against" below says what becomes of one that was not.
 """
 CHOICE = """Written by `--select`: each workload is left out on both GPUs, then each GPU with all workloads; the others
-choose among the settings listed by the rule above. Medians are of what is left out.
+choose among the settings listed by the rule above, with a fifth of the seeds. Medians are of what is left out, with
+all seeds.
 """
 SAVINGS = """After 16 evaluations: medians over every tenth seed.
 The limit is 1.1 times the fastest time. The default is the
@@ -313,10 +322,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--select", action="store_true")
     given = parser.parse_args()
-    if given.select:
-        write_text(SELECTED, select(trainings(given.traces), given.seeds))
-    else:
-        write_text(ROOT / "docs" / "accuracy" / "energy.md", page(given.traces, given.seeds))
+    them = {SECTIONS[2]: select(trainings(given.traces), given.seeds)} if given.select else {}
+    update(PAGE, HEAD.strip(), them or sections(given.traces, given.seeds), SECTIONS)
 
 
 if __name__ == "__main__":
