@@ -42,7 +42,7 @@ def test_no_film_is_bare_glass() -> None:
 
 
 def test_a_spectrum_of_the_wrong_length_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ForetraceError, match="a target must have 81 shares from 0 to 1, of 400 to 800 nm, got 3 numb"):
+    with pytest.raises(ForetraceError, match="must have 81 shares from 0 to 1, of 400 to 800 nm, got 3 from"):
         Film([0.1, 0.2, 0.3])
     path = tmp_path / "spectrum.txt"
     path.write_text("0.1\nmany\n")

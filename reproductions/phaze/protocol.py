@@ -27,6 +27,7 @@ from foretrace.hardware.accelerators import MAPPED_PORTS, Accelerator
 from foretrace.plan.codesign.answer import Codesign, codesign
 from foretrace.plan.codesign.schedule import LayerSchedule, layer_schedules
 from foretrace.plan.codesign.search import design_columns
+from foretrace.plan.transformers.shape import transformer
 from reproductions import parser_of, shared_data
 from reproductions.systems import put
 from tables import machine, table, today
@@ -124,7 +125,7 @@ def gains(every: Sequence[ModelAnswer]) -> str:
         _, low, high = each.found.baselines["TPU-like"].over(each.found.best)
         numbers = [f"{value:.2f}" for link in each.found.links for value in (link.tpu_like, link.balanced)]
         rows.append([each.model, each.kind, *numbers, f"{low:.2f} – {high:.2f}"])
-    for kind in KINDS:
+    for kind in dict.fromkeys(each.kind for each in every):
         links = [each.found.links for each in every if each.kind == kind]
         means = [
             f"**{exp(mean(log(getattr(row[i], what)) for row in links)):.2f}**"
@@ -261,7 +262,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     models = tuple(given.model or (("gpt2-medium",) if given.quick else MODELS))
     drawn = set(SCHEDULED) if not given.quick else set()
-    asked = [(model, kind, kind == "training" and model in drawn) for kind in KINDS for model in models]
+    asked = [
+        (model, kind, kind == "training" and model in drawn)
+        for kind, words in KINDS.items() for model in models if transformer(model).causal or not words
+    ]  # fmt: skip
     every = executor.map(answer, asked, pool=not given.quick)
     reasons = table(["published", "ours", "reason of the difference"], DIFFERENCES)
     words = [each for model in given.model or () for each in ("--model", model)] + ["--write"]

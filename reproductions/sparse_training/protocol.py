@@ -81,7 +81,7 @@ def figures(name: str, checkpoint: Checkpoint, *, last: bool) -> Cell:
     if last:
         arrays |= {
             "fixed": replace(FREE, dispatch="fixed", barrier=1), "blocked": replace(FREE, order="blocked"),
-            "pixels": replace(FREE, order="pixels"), "one operand": replace(FREE, operands="one"),
+            "pixels": replace(FREE, order="pixels"),
             "memory 256 plain": SparseArray(bitmaps="no"), "memory 64": SparseArray(bandwidth=64),
             "memory 64 plain": SparseArray(bandwidth=64, bitmaps="no"),
             **{f"{how} {n}": replace(FREE, lanes=n, dispatch=how) for n in LANES for how in
@@ -198,7 +198,6 @@ def tables(cells: Sequence[Cell]) -> str:
             line("… the same, PEs take pixels of a channel", lambda cell: run(cell, "pixels", "input gradient")),
             line("whole backward, redistributed", lambda cell: run(cell, "redistributed 16", "backward")),
             line("whole backward, dispatched", lambda cell: run(cell, "unmasked 16", "backward")),
-            line("… weight gradients skip one operand", lambda cell: run(cell, "one operand", "backward")),
             line("iteration, redistributed", lambda cell: run(cell, "redistributed 16", "iteration")),
             line("iteration, dispatched", lambda cell: run(cell, "unmasked 16", "iteration")),
         ],

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from foretrace.deadline import Deadline, never
+from foretrace.search.cmaes import CMAES
 from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.hybrid import Hybrid
 from foretrace.search.minimise import minimise
-from foretrace.search.models import CMAES
 from foretrace.search.reinforcement import DQN, REINFORCE
 from foretrace.search.space import Choices, Problem
 from foretrace.search.strategies import MCMC, BestFirst, Descent, Evolution, Exhaustive, RandomSearch

@@ -200,7 +200,7 @@ def sparsity(
     array: str = option(
         "", '"KEY=VALUE ..."',
         "pes, lanes, barrier, order=channels|pixels|blocked, dispatch=unmasked|fixed|redistributed, packing=tap|sum, "
-        "operands=both|one, bitmaps, buffer_kib, bandwidth (bytes a cycle), word, multiply_pj, buffer_pj, memory_pj.",
+        "bitmaps=yes|no, buffer_kib, bandwidth (bytes a cycle), word, multiply_pj, buffer_pj, memory_pj.",
     ),
     images: int = option(8, "N", "Samples of a batch whose masks are taken.", least=1),
     size: options.Size = "tiny",

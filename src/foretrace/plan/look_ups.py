@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, sqrt
+from math import inf, isnan, sqrt
 
 from foretrace.cost.accelerators.product_quantised import (
+    LOOK_UP_DESIGNS,
     LayerProduct,
     LookUpDesign,
     MeasuredQuantisation,
@@ -95,25 +96,26 @@ def plan_look_ups(
         around: memory and batch.
 
     Raises:
-        ForetraceError: no setting, one given twice, or no product.
+        ForetraceError: a loss that is no number, a setting that is given twice, or no product.
 
     """
+    if isnan(most_loss):
+        raise ForetraceError(f"`most-loss=` must be a share of accuracy, got {most_loss}; give 0.01.")
     if len({replace(each, dense=1.0, accuracy=1.0) for each in settings}) < len(settings):
         raise ForetraceError("a setting is given twice; keep the accuracy that was measured last.")
     products, share = layer_products(graph)
-    made = [best_design(products, [each], around=around) for each in settings]
     candidates = []
-    for design, _ in sorted(made, key=lambda each: -each[0].over_dense):
-        each = design.measured
+    for each in settings:
         variance = each.dense * (1 - each.dense) + each.accuracy * (1 - each.accuracy)
         spread = _Z80 * sqrt(variance / each.samples)
         candidates.append(
             LookUpCandidate(
-                design=design, loss=each.loss, loss_interval=(each.loss - spread, each.loss + spread),
-                fits=each.loss <= most_loss,
+                design=best_design(products, each, around=around), loss=each.loss,
+                loss_interval=(each.loss - spread, each.loss + spread), fits=each.loss <= most_loss,
             )
         )  # fmt: skip
+    candidates.sort(key=lambda each: -each.design.over_dense)
     return LookUpPlan(
         layers=sum(each.count for each in products), share=share, candidates=tuple(candidates),
-        choice=next((each for each in candidates if each.fits), None), points=sum(found.calls for _, found in made),
+        choice=next((each for each in candidates if each.fits), None), points=len(settings) * LOOK_UP_DESIGNS,
     )  # fmt: skip

@@ -63,17 +63,6 @@ class ParetoDesignView(msgspec.Struct, frozen=True, kw_only=True):
     plan: dict[str, int]
 
 
-class CodesignLinkView(msgspec.Struct, frozen=True, kw_only=True):
-    """The same search with other links between devices."""
-
-    link: str
-    link_gb_s: float
-    design: str
-    iteration_s: float
-    tpu_like: float  # times as long, with its own best plan
-    balanced: float  # the same of the one with more vector units
-
-
 class LayerScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     """Operators of a layer on the cores of a device, a micro-batch's forward or backward pass."""
 
@@ -112,12 +101,11 @@ class CodesignView(Report, frozen=True, kw_only=True):
     baselines: dict[str, CodesignBaselineView]
     plan_gain: float  # of TPU-like: an expert's plan over its best one
     design_gain: float  # with the best plan of TPU-like: TPU-like over the best design for that plan
-    links: tuple[CodesignLinkView, ...]
+    links: tuple[LinkRow, ...]
     layer: tuple[LayerScheduleView, ...]
     searched: NamedSearchView | None  # asked for by --strategy
     designs: int
     plans: int  # that fit, with the least recomputation
-    infeasible: int  # designs that no plan fits
     proven: bool  # every design was priced with every plan
     seconds: float  # of CPU that the search took
 
@@ -178,7 +166,9 @@ def codesigned(
 ) -> CodesignView:  # fmt: skip
     """The answer; `layer`: schedules with the seconds that they simulate to."""
     best, unit, space = found.best, unit_for(found.best.iteration_s), found.space
-    tpu = found.baselines["TPU-like"]
+    tpu, area = found.baselines["TPU-like"], best.design.area / 1e6
+    ratio = tpu.over(best)[0]
+    gain = f"{ratio:.2f}× faster" if ratio >= 1 else f"{1 / ratio:.2f}× slower"
     time = f"{in_unit(best.iteration_s, unit)} {unit.name} ({between(*best.interval_s, unit)})"
     low, high = (factor * found.joules for factor in ENERGY_RANGE)
     fixed, expert = (
@@ -186,14 +176,14 @@ def codesigned(
     )
     return taken(
         CodesignView, found, space, best, source=source, design=_design(best.design), plan=asdict(best.plan),
-        words=str(best.plan), area=best.design.area / 1e6, energy_j=found.joules, energy_interval_j=(low, high),
-        headline=f"{_short(str(best.design))} takes {time} a batch with {best.plan}, "
-        f"{tpu.over(best)[0]:.2f}× faster than TPU-like.",
+        words=str(best.plan), area=area, energy_j=found.joules, energy_interval_j=(low, high),
+        headline=f"{_short(str(best.design))} ({area:.3g} mm²) takes {time} a batch with {best.plan}, "
+        f"{gain} than TPU-like ({tpu.design.area / 1e6:.3g} mm²).",
         simulated_s=found.simulated.window_ns / 1e9 if found.drawable else None,
         pareto=tuple(_pareto(each, space.batch) for each in found.pareto),
         baselines={name: _baseline(each, best) for name, each in found.baselines.items()},
         plan_gain=expert.iteration_s / tpu.iteration_s, design_gain=tpu.iteration_s / fixed.iteration_s,
-        links=tuple(_link(each) for each in found.links), layer=tuple(_layer(*each) for each in layer),
+        layer=tuple(_layer(*each) for each in layer),
         searched=None if by is None else search_view(
             by, None if by.found.best is None else dict(zip(CHOSEN, by.found.best, strict=True)), best.iteration_s
         ),
@@ -216,10 +206,6 @@ def _baseline(each: CodesignedPlan, best: CodesignedPlan) -> CodesignBaselineVie
 def _pareto(each: CodesignedPlan, batch: int) -> ParetoDesignView:
     return ParetoDesignView(design=str(each.design), area=each.design.area / 1e6, throughput=batch / each.iteration_s,
                             energy_j=each.joules, plan=asdict(each.plan))  # fmt: skip
-
-
-def _link(each: LinkRow) -> CodesignLinkView:
-    return taken(CodesignLinkView, each, design=str(each.best.design), iteration_s=each.best.iteration_s)
 
 
 def _layer(each: LayerSchedule, simulated_s: float) -> LayerScheduleView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import exp
 from typing import Any
 
 import msgspec
@@ -27,13 +28,14 @@ class NamedSearchView(msgspec.Struct, frozen=True, kw_only=True):
     nearest_s: float | None  # of the best that it learned from
 
 
-def search_view(search: NamedSearch[Any], best: Mapping[str, int] | None, best_s: float) -> NamedSearchView:
-    """The answer; `best_s` is the least time of all."""
-    found = search.found
+def search_view(search: NamedSearch[Any], best: Mapping[str, int] | None, least_s: float) -> NamedSearchView:
+    """The answer; costs are logarithms of seconds, `least_s` is the least time of all."""
+    found, start, best_s = search.found, search.found.learned, exp(search.found.cost)
     return taken(
-        NamedSearchView, search, found, lessons=found.learned.lessons if found.learned else 0,
-        best=None if best is None else dict(best), over_best=None if search.best_s is None else search.best_s / best_s,
+        NamedSearchView, search, found, lessons=start.lessons if start else 0, best_s=best_s,
+        best=None if best is None else dict(best), over_best=best_s / least_s,
         found_after=found.curve[-1][0] if found.curve else 0,
+        learned_s=exp(start.cost) if start else None, nearest_s=exp(start.nearest) if start else None,
     )  # fmt: skip
 
 

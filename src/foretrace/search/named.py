@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, inf
 from typing import Generic
 
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
+from foretrace.search.cmaes import CMAES
 from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.hybrid import Hybrid
 from foretrace.search.minimise import Found, minimise
-from foretrace.search.models import CMAES
 from foretrace.search.reinforcement import DQN, REINFORCE
 from foretrace.search.space import Point, Problem
 from foretrace.search.strategies import MCMC, Evolution, RandomSearch
@@ -42,32 +41,13 @@ def strategy_named(name: str, calls: int) -> SearchStrategy:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedSearch(Generic[Point]):
-    """What a strategy found in how many calls."""
+    """What a strategy found."""
 
     strategy: str
     found: Found[Point]
-
-    @property
-    def best_s(self) -> float | None:
-        """Of the best that it met; None where nothing can be."""
-        return _seconds(self.found.cost)
-
-    @property
-    def learned_s(self) -> float | None:
-        """Of the learned start; None without one, and where it cannot be."""
-        return None if self.found.learned is None else _seconds(self.found.learned.cost)
-
-    @property
-    def nearest_s(self) -> float | None:
-        """Of the best that it was learned from, likewise."""
-        return None if self.found.learned is None else _seconds(self.found.learned.nearest)
 
 
 def search_named(problem: Problem[Point], strategy: str, *, calls: int, seed: int = 0) -> NamedSearch[Point]:
     """Search in so many calls, those that are learned from included. Raises ForetraceError for an unknown strategy."""
     by = strategy_named(strategy, calls)
     return NamedSearch(strategy=strategy, found=minimise(problem, strategy=by, calls=calls, seed=seed))
-
-
-def _seconds(cost: float) -> float | None:
-    return exp(cost) if cost < inf else None

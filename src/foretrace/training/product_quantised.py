@@ -137,12 +137,7 @@ class ProductQuantised(nn.Module):
         """Inputs of the products, (rows, inputs): patches of a convolution."""
         layer = self.layer
         if isinstance(layer, nn.Conv2d):
-            border: Any = 0
-            if layer.padding_mode == "zeros" and layer.padding not in ("same", "valid") and len(layer.padding) == 2:
-                border = layer.padding
-            else:
-                x = _padded(layer, x)
-            x = functional.unfold(x, layer.kernel_size, layer.dilation, border, layer.stride).transpose(1, 2)
+            x = functional.unfold(_padded(layer, x), layer.kernel_size, layer.dilation, 0, layer.stride).transpose(1, 2)
         return x.reshape(-1, self.inputs)
 
     def table(self) -> Tensor:
@@ -151,6 +146,10 @@ class ProductQuantised(nn.Module):
         weight = self.layer.weight.flatten(1)
         weight = functional.pad(weight, (0, spaces * length - self.inputs)).view(-1, spaces, length)
         return torch.einsum("ckv,mcv->ckm", self.prototypes, weight)
+
+    def codes(self, rows: Tensor) -> Tensor:
+        """Which of the flattened prototypes are nearest to inputs (rows, inputs): (rows, sub-spaces) int64."""
+        return encode(self._cut(rows), self.prototypes.detach(), self.quantiser.distance)
 
     def reconstructed(self, rows: Tensor) -> Tensor:
         """Inputs (rows, inputs) as their prototypes; gradients reach both."""
@@ -163,8 +162,7 @@ class ProductQuantised(nn.Module):
             near = near / near.detach().amin(2, keepdim=True).mean(1, keepdim=True).clamp(min=1e-6)
             quantised = (torch.softmax(-near, 2) @ prototypes).transpose(0, 1)
         else:
-            codes = encode(cut.detach(), prototypes.detach(), self.quantiser.distance).flatten()
-            nearest = prototypes.flatten(0, 1).index_select(0, codes).view(cut.shape)
+            nearest = prototypes.flatten(0, 1).index_select(0, self.codes(rows.detach()).flatten()).view(cut.shape)
             quantised = nearest + (cut - cut.detach())  # the identity to inputs: their gradients pass by
         return quantised.reshape(len(rows), -1)[:, : self.inputs]
 

@@ -133,10 +133,13 @@ def vector_s(numbers, each, machine):
 
 
 @inner
-def operator(i, tokens, micro, query_length, length, hidden, heads, kv, width, inner_share, up, active, shared):
+def operator(
+    i, tokens, micro, query_length, length, hidden, heads, kv, width, inner_share, up, active, experts, shared
+):  # fmt: skip
     """Row `i` of OPERATORS for what a device has of a layer: kind, sizes, numbers, work on each.
 
-    `heads`, `kv`, `inner_share`: of the device; `up`: matrices that widen; `shared`: tokens of norms and sums.
+    `heads`, `kv`, `inner_share`, `experts`: of the device; `up`: matrices that widen; `active`: experts that a token
+    goes through, which are spread evenly over `experts`; `shared`: tokens of norms and sums.
     """
     back = 1 if i >= FORWARD else 0
     at = BACK_OF[i - FORWARD] if back else i
@@ -159,21 +162,25 @@ def operator(i, tokens, micro, query_length, length, hidden, heads, kv, width, i
     elif at == 5:
         m, n, k = tokens, hidden, heads * width
     elif at == 8:
-        m, n, k = routed, up * inner_share, hidden
+        b = min(experts, routed)
+        m, n, k = routed / b, up * inner_share, hidden
     else:
-        m, n, k = routed, hidden, inner_share
+        b = min(experts, routed)
+        m, n, k = routed / b, hidden, inner_share
     if back:  # gradients of what came in, then of the weight (or of the other operand)
         return (1.0, b, m, k, n, 0.0, 0.0) if i in OF_INPUT else (1.0, b, k, n, m, 0.0, 0.0)
     return 1.0, b, m, n, k, 0.0, 0.0
 
 
 @inner
-def layer_s(tokens, micro, query_length, length, hidden, heads, kv, width, inner_share, up, active, shared, machine):
+def layer_s(
+    tokens, micro, query_length, length, hidden, heads, kv, width, inner_share, up, active, experts, shared, machine
+):  # fmt: skip
     """Seconds of a layer forward, backward, and of attention's core forward, one operator after another."""
     forward, backward, core = 0.0, 0.0, 0.0
     for i in range(30):
         kind, b, m, n, k, numbers, each = operator(
-            i, tokens, micro, query_length, length, hidden, heads, kv, width, inner_share, up, active, shared
+            i, tokens, micro, query_length, length, hidden, heads, kv, width, inner_share, up, active, experts, shared
         )
         took = product_s(b, m, n, k, machine) if kind else vector_s(numbers, each, machine)
         if i >= FORWARD:

@@ -3,7 +3,7 @@
     setting = MeasuredQuantisation(
         length=9, prototypes=16, distance="l1", bits=8, dense=0.94, accuracy=0.93, samples=2500
     )
-    design, found = best_design(products, [setting], most_loss=0.01)
+    design = best_design(products, setting)
     design.over_dense, design.measured.loss
 
 Encoder: units that compute the distance of one sub-vector to one prototype per cycle, prototypes in registers while
@@ -21,19 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
-from foretrace.search.minimise import Found, minimise
-from foretrace.search.space import Choices, Infeasible, Problem
-from foretrace.search.strategies import Exhaustive
 
-_SIZES = tuple(2**i for i in range(13))
-_MOST_LANES = 1 << 14
+_MOST = 1 << 14  # units, or outputs of all banks
 Sizes = int | Int64  # one, or one per point
 Areas = Any  # float, or float64 one per point
 
@@ -107,13 +103,12 @@ class Surroundings:
     bytes_per_cycle: float = 16.0  # from memory
     batch: int = 1  # samples for which weights or tables are read once
     all_on_chip: bool = False  # weights or tables of all layers: nothing is read
-    most_um2: float = inf  # of area
 
     def __post_init__(self) -> None:
-        if not (self.bytes_per_cycle > 0 and self.batch >= 1 and self.most_um2 > 0):
+        if not (0 < self.bytes_per_cycle < 1e15 and self.batch >= 1):
             raise ForetraceError(
-                f"bytes per cycle and area must be above 0 and the batch 1 or more, got {self.bytes_per_cycle}, "
-                f"{self.most_um2} and {self.batch}."
+                f"bytes per cycle must be above 0 and below 1e15 and the batch 1 or more, got {self.bytes_per_cycle} "
+                f"and {self.batch}."
             )
 
 
@@ -207,79 +202,41 @@ def _activations(products: Sequence[LayerProduct], per_cycle: Sizes, bits: int, 
     return _memory(held * bits, per_cycle * bits, 1, costs)
 
 
-class _Sizing(Problem[tuple[Any, ...]]):
-    """Area × cycles of sizes, behind the number of a setting; a setting that is a width alone is of multipliers."""
+def _all_sizes(parts: int) -> Int64:
+    """Powers of two for each of so many parts (parts, points): all there are."""
+    return np.stack(np.meshgrid(*[2 ** np.arange(13)] * parts, indexing="ij")).reshape(parts, -1)
 
-    def __init__(
-        self, products: Sequence[LayerProduct], settings: Sequence[MeasuredQuantisation | int], most_loss: float,
-        costs: AreaCosts, around: Surroundings,
-    ) -> None:  # fmt: skip
-        self.products, self.settings, self.most_loss, self.most_um2 = products, settings, most_loss, around.most_um2
-        self.priced: dict[str, Any] = {"costs": costs, "around": around}
-        sizes = 2 if isinstance(settings[0], int) else 3
-        self.space = Choices((tuple(range(len(settings))), *[_SIZES] * sizes))
 
-    def costs(self, points: Sequence[tuple[Any, ...]]) -> list[float]:
-        """Infeasible: what loses more accuracy, is larger than allowed, or has more units than are compared."""
-        at = np.array(points, dtype=np.int64)
-        found: list[float] = [inf] * len(points)
-        for number in np.unique(at[:, 0]).tolist():
-            setting, rows = self.settings[number], np.flatnonzero(at[:, 0] == number).tolist()
-            sizes = at[rows, 1:].T
-            if isinstance(setting, int):
-                (area, cycles), lanes = dense_array(self.products, *sizes, bits=setting, **self.priced), sizes.prod(0)
-            else:
-                parts, cycles = look_up_parts(self.products, setting, *sizes, **self.priced)
-                area, lanes = sum(parts.values()), np.maximum(sizes[0], sizes[1] * sizes[2])
-            lossy = not isinstance(setting, int) and setting.loss > self.most_loss
-            for row, size, cost, many in zip(rows, area, area * cycles, lanes, strict=True):
-                why = "loses more accuracy than allowed" if lossy else ""
-                why = why or ("has more units than are compared" if many > _MOST_LANES else "")
-                why = why or ("is larger than the area allowed" if size > self.most_um2 else "")
-                found[row] = Infeasible(why) if why else float(cost)
-        return found
+def _look_up_sizes() -> Int64:
+    """Units, banks and words (3, points) that are compared."""
+    found = _all_sizes(3)
+    return found[:, np.maximum(found[0], found[1] * found[2]) <= _MOST]
+
+
+LOOK_UP_DESIGNS = _look_up_sizes().shape[1]  # that are compared for one setting
 
 
 def best_design(
-    products: Sequence[LayerProduct], settings: Sequence[MeasuredQuantisation], *, most_loss: float = inf,
+    products: Sequence[LayerProduct], setting: MeasuredQuantisation, *,
     costs: AreaCosts | None = None, around: Surroundings | None = None,
-) -> tuple[LookUpDesign, Found[tuple[Any, ...]]]:  # fmt: skip
-    """The accelerator with the most performance per area among settings that were measured, all sizes compared.
+) -> LookUpDesign:  # fmt: skip
+    """The accelerator for a setting with the most performance per area, of `LOOK_UP_DESIGNS`; the best array beside it.
 
-    Args:
-        products: layers that run on it.
-        settings: with their accuracy; others are not considered.
-        most_loss: of accuracy, that is accepted.
-        costs: areas.
-        around: memory and batch.
-
-    Returns:
-        The design, and the search, which proves that none is better within this model.
-
-    Raises:
-        ForetraceError: nothing to search, or no point that fits.
-
+    All sizes are priced: none of them is better within this model.
     """
     costs, around = costs or AreaCosts(), around or Surroundings()
-    if not products or not settings:
-        raise ForetraceError("a design needs one product and one measured setting or more, got none.")
-    found = minimise(_Sizing(products, settings, most_loss, costs, around), strategy=Exhaustive())
-    if found.best is None:
-        why = ", ".join(f"{why} ({many})" for why, many in found.infeasible.items())
-        raise ForetraceError(f"no design is feasible: {why}; accept more loss, or give more area or more settings.")
-    number, *sizes = found.best
-    setting = settings[number]
+    sizes, arrays = _look_up_sizes(), _all_sizes(2)
+    arrays = arrays[:, arrays.prod(0) <= _MOST]
+    parts, cycles = look_up_parts(products, setting, *sizes, costs=costs, around=around)
+    units, banks, word = sizes[:, int(np.argmin(sum(parts.values()) * cycles))].tolist()
     over = []
     for each in costs.ends:
-        dense = minimise(_Sizing(products, [setting.bits], inf, each, around), strategy=Exhaustive())
-        if dense.best is None:
-            raise ForetraceError("no array of multipliers fits into the area; give more.")
-        parts, cycles = look_up_parts(products, setting, *sizes, costs=each, around=around)
-        over.append(float(dense.cost / (sum(parts.values()) * cycles)))
-    parts, cycles = look_up_parts(products, setting, *sizes, costs=costs, around=around)
-    design = LookUpDesign(
-        measured=setting, units=sizes[0], banks=sizes[1], word=sizes[2],
+        area, taken = dense_array(products, *arrays, costs=each, around=around, bits=setting.bits)
+        parts, cycles = look_up_parts(products, setting, units, banks, word, costs=each, around=around)
+        over.append(float((area * taken).min() / (sum(parts.values()) * cycles)))
+    parts, cycles = look_up_parts(products, setting, units, banks, word, costs=costs, around=around)
+    return LookUpDesign(
+        measured=setting, units=units, banks=banks, word=word,
         parts_um2={name: float(each) for name, each in parts.items()}, cycles=float(cycles),
         over_dense=over[0], over_dense_interval=(min(over), max(over)),
     )  # fmt: skip
-    return design, found

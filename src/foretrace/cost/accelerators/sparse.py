@@ -6,7 +6,7 @@ Three products per convolution (Sarma et al., Exploiting Activation based Gradie
 |---|---|---|---|
 | forward | taps, input channels | inputs | none |
 | input gradient | taps, output channels | output gradients | where the input is 0: its ReLU masks the gradient |
-| weight gradient | images, pixels | inputs, output gradients or both | none |
+| weight gradient | images, pixels | inputs and output gradients | none |
 
 A processing element (PE) computes one output at a time with `lanes` multipliers: its cycles are the non-zeros of every
 tap over the lanes, rounded up. PEs wait for each other after `barrier` outputs each. The dense array is the same one
@@ -32,8 +32,7 @@ FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "forward", "input gradient", "weight 
 BACKWARD = (INPUT_GRADIENT, WEIGHT_GRADIENT)
 _CHOICES = {
     "order": ("channels", "pixels", "blocked"), "packing": ("tap", "sum"),
-    "dispatch": ("unmasked", "fixed", "redistributed"), "operands": ("both", "one"),
-    "bitmaps": ("yes", "no"),
+    "dispatch": ("unmasked", "fixed", "redistributed"), "bitmaps": ("yes", "no"),
 }  # fmt: skip
 
 
@@ -46,7 +45,6 @@ class SparseArray:
     - `order`: neighbouring PEs take neighbouring "channels" of a pixel or "pixels" of a channel; "blocked": a PE takes
       outputs that follow each other, channels first.
     - `packing`: non-zeros share lanes within one "tap" (weight gradients: one image), or in the whole "sum".
-    - `operands`: whose zeros weight gradients skip: "both", or the "one" with more of them.
     - `bitmaps`: tensors lie in memory as a bit per number and the non-zeros, where that is less than all numbers.
 
     Energy per operation: 45 nm, 16 bit (Horowitz, Computing's energy problem, ISSCC 2014, figure 1.1.9).
@@ -58,7 +56,6 @@ class SparseArray:
     order: str = "channels"
     packing: str = "tap"
     dispatch: str = "unmasked"
-    operands: str = "both"
     bitmaps: str = "yes"
     buffer_kib: float = 512.0  # on the chip, for both operands
     bandwidth: float = 256.0  # bytes a cycle from memory
@@ -212,11 +209,6 @@ class ArrayRun:
         return self.sum("cycles", dense=True) / (self.sum("cycles") or inf) or 1.0
 
     @property
-    def compute_speedup(self) -> float:
-        """The same of the PEs alone."""
-        return self.sum("compute", dense=True) / (self.sum("compute") or inf) or 1.0
-
-    @property
     def bound(self) -> float:
         """The compute speed-up of an array whose multipliers are never idle: no skipping of these zeros exceeds it."""
         least = self.sum("multiplications") / (self.array.pes * self.array.lanes)
@@ -333,15 +325,10 @@ def _weight_gradient(conv: MaskedConv, array: SparseArray) -> tuple[int, int, in
 
     Counts are whole numbers in float32: exact up to 2^24 pixels of an image.
     """
-    inputs, gradients = conv.inputs, conv.gradients
-    if array.operands == "one":
-        zeros = conv.zeros
-        inputs = np.ones_like(inputs) if zeros[0] < zeros[1] else inputs
-        gradients = np.ones_like(gradients) if zeros[0] >= zeros[1] else gradients
-    images, outputs = gradients.shape[:2]
+    images, outputs = conv.gradients.shape[:2]
     groups = images, conv.groups
-    each = gradients.reshape(*groups, outputs // conv.groups, -1).astype(np.float32)
-    padded, once = conv.pad(inputs.astype(np.float32)), conv.pad(np.ones_like(inputs[:1, :1]))
+    each = conv.gradients.reshape(*groups, outputs // conv.groups, -1).astype(np.float32)
+    padded, once = conv.pad(conv.inputs.astype(np.float32)), conv.pad(np.ones_like(conv.inputs[:1, :1]))
     work, total, valid = np.zeros((outputs, conv.weight[1], prod(conv.weight[2:])), np.int64), 0, 0
     for at, tap in enumerate(conv.taps()):
         given = padded[tap].reshape(*groups, conv.weight[1], -1)

@@ -61,13 +61,14 @@ class CodesignedPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRow:
-    """The search with other links."""
+    """The same search with other links between devices."""
 
     link: str
     link_gb_s: float
-    best: CodesignedPlan
-    tpu_like: float  # times longer, each with its own best plan
-    balanced: float
+    design: str  # the best
+    iteration_s: float
+    tpu_like: float  # times as long, with its own best plan
+    balanced: float  # the same of the one with more vector units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,6 @@ class Codesign:
     pareto: tuple[CodesignedPlan, ...]  # by area; none is beaten in area, time and energy at once
     baselines: dict[str, CodesignedPlan]
     links: tuple[LinkRow, ...]
-    infeasible: int  # designs without a plan
     seconds: float
 
     @property
@@ -115,21 +115,14 @@ class Codesign:
                 model=space.model, on=on, software=DESIGNED, devices=space.devices, batch=space.batch
             )
             return expand(whole, at)
-        pace, head, hop = self._forward()
-        return forward_graph(pace, head, hop, at.pipeline, count)
+        (s, c), parts = space.arrays, np.zeros(3)
+        kernels.forward_parts(s, on_design(self.best.design).array(), c, fields_of(at), space.decode, parts)
+        return forward_graph(*parts.tolist(), at.pipeline, count)
 
     @cached_property
     def simulated(self) -> Timeline:
         """The best on the simulator."""
         return simulate(self.graph)
-
-    def _forward(self) -> tuple[float, float, float]:
-        """Seconds of a stage without logits, of logits, of a hop."""
-        (s, c), machine = self.space.arrays, on_design(self.best.design).array()
-        out = np.zeros(3)
-        kernels.forward_parts(s, machine, c, fields_of(self.best.plan), self.space.decode, out)
-        pace, head, hop = out.tolist()
-        return pace, head, hop
 
 
 def forward_graph(pace_s: float, head_s: float, hop_s: float, stages: int, count: int) -> TaskGraph:
@@ -166,13 +159,16 @@ def codesign(
     """Price every design of at most `area` (µm²; by default that of `TPU_LIKE`) with every plan.
 
     With `decode` a batch is one more word of every sample behind so many in its cache: nothing is trained.
-    Raises ForetraceError for an unknown model, an area that nothing has, and where no plan is possible.
+    Raises ForetraceError for an unknown model, an encoder that is to decode, an area that nothing has, and where no
+    plan is possible.
     """
     begun = time.process_time()
     model = name if isinstance(name, TransformerSizes) else transformer(name, length=length)
     for what, value in (("devices", devices), ("batch", batch), ("decode", decode or 1)):
         if not 1 <= value <= 1_000_000:
             raise ForetraceError(f"`{what}=` must be 1 to 1000000, got {value}; give {1 if value < 1 else 1_000_000}.")
+    if decode and not model.causal:
+        raise ForetraceError(f"{model.name} is an encoder and adds no words one by one; leave out `decode=`.")
     designs = design_columns(area)
     like = replace(TPU_LIKE, link_gb_s=link_gb_s)
     space = CodesignSpace(model=model, devices=devices, batch=batch, training=training and not decode, like=like,
@@ -196,8 +192,7 @@ def codesign(
     links = tuple(_linked(space, each, rate) for each, rate in LINKS.items())
     return Codesign(
         space=space, link_gb_s=link_gb_s, best=best, joules=float(priced.joules[row]), baselines=baselines, links=links,
-        pareto=_front(space, priced, like), infeasible=int(np.isinf(priced.seconds).sum()),
-        seconds=time.process_time() - begun,
+        pareto=_front(space, priced, like), seconds=time.process_time() - begun,
     )  # fmt: skip
 
 
@@ -210,11 +205,10 @@ def _linked(space: CodesignSpace, link: str, rate: float) -> LinkRow:
     like = replace(space.like, link_gb_s=rate)
     priced = space.price(rate)
     row = int(np.argmin(priced.seconds))
-    best = _under(space, space.designs.at(row, like), space.plan(priced, row))
+    best_s = float(priced.seconds[row])
     tpu_s, balanced_s = (space.one(replace(each, link_gb_s=rate))[0] for each in (TPU_LIKE, BALANCED))
-    return LinkRow(
-        link=link, link_gb_s=rate, best=best, tpu_like=tpu_s / best.iteration_s, balanced=balanced_s / best.iteration_s
-    )
+    return LinkRow(link=link, link_gb_s=rate, design=str(space.designs.at(row, like)),
+                   iteration_s=best_s, tpu_like=tpu_s / best_s, balanced=balanced_s / best_s)  # fmt: skip
 
 
 def _front(space: CodesignSpace, priced: PricedDesigns, like: Accelerator) -> tuple[CodesignedPlan, ...]:

@@ -32,7 +32,8 @@ def operator_rows(s: Float64, tensor: int, sequence: int, micro: int, decode: in
     for i in range(LAYER):
         out[i] = designed.operator(
             i, tokens, micro, s[kernels.LENGTH], decode if decode else s[kernels.LENGTH], s[kernels.HIDDEN], heads, kv,
-            s[kernels.HEAD], s[kernels.INNER] / tensor, 2.0 if s[kernels.GATED] else 1.0, s[kernels.ACTIVE], shared,
+            s[kernels.HEAD], s[kernels.INNER] / tensor, 2.0 if s[kernels.GATED] else 1.0, s[kernels.ACTIVE],
+            s[kernels.EXPERTS], shared,
         )  # fmt: skip
     if decode:  # heads that share keys and values read them once
         for i in (designed.CORE[0], designed.CORE[1] - 1):
@@ -90,8 +91,7 @@ def price(
 
     `pair_of` (plans): which tensor degree and micro-batch; `degrees` (pairs) the former, `rows` (pairs, ROWS, 7) and
     `product_of` (pairs, ROWS) their operators and where their products stand in `cycles` and `ports` (arrays, products)
-    and `memory` (buffers, products); `arrays_of`, `buffer_of`, `lanes`: of each design. One without a plan stays
-    infinite.
+    and `memory` (buffers, products); `arrays_of`, `buffer_of`, `lanes`: of each design.
     """
     clock, rate = machine[designed.CLOCK], machine[designed.MEMORY]
     pairs = len(rows)
@@ -145,12 +145,8 @@ def price(
             if step_s < best:
                 best, which = step_s, p
         seconds[d], chosen[d] = best, which
-        if which < 0:
-            continue
         at, q = plans[which], pair_of[which]
         count = batch // (at[kernels.DATA] * at[kernels.MICRO])
-        for k in range(4):
-            counts[d, k] = 0.0
         shares = float(count * at[kernels.TENSOR] * at[kernels.DATA])
         for i in range(ROWS):
             times = 1.0 if i >= LAYER else s[kernels.LAYERS]
@@ -198,8 +194,6 @@ def front(area: Float64, seconds: Float64, joules: Float64, order: Int64, kept: 
     """Fill `kept` with the designs that none beats in area, time and energy at once; `order`: by area, then time."""
     count = 0
     for d in order:
-        if seconds[d] == np.inf:
-            continue
         beaten = False
         for k in range(count):
             e = kept[k]

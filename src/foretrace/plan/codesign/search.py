@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import inf
 
 import numpy as np
 
@@ -65,6 +64,8 @@ def design_columns(area: float = 0.0) -> DesignColumns:
 
     Raises ForetraceError where there is none.
     """
+    if not area >= 0:
+        raise ForetraceError(f"`area=` must be a number of mm² from 0, got {area / 1e6:g}; leave it out for 279.")
     limit, terms = area or TPU_LIKE.area, area_terms()
     sizes = np.array(list(product(_POWERS[::-1], _POWERS[::-1], _SIDES, _SIDES, _BUFFERS)), dtype=np.int64)
     sizes = sizes[:, [0, 2, 3, 1, 2, 4]]  # lanes are as wide as the arrays
@@ -89,7 +90,7 @@ def design_columns(area: float = 0.0) -> DesignColumns:
 class PricedDesigns:
     """Every design with its best plan."""
 
-    seconds: Float64  # n; infinite where no plan fits
+    seconds: Float64  # n
     chosen: Int64  # row of the plans
     joules: Float64
 
@@ -123,13 +124,13 @@ class CodesignSpace:
         kernels.plan_facts(s, on.array(), c, rows, self.batch, self.training, self.decode, facts)
         fit = facts[:, 0] <= on.capacity
         if not fit.any():
-            least = f"{facts[:, 0].min() / 1e9:.3g} GB" if len(facts) else ""
-            what = f"needs {least} of each of {self.devices} devices at least, which have {self.like.hbm_gb:g} GB"
-            raise ForetraceError(
-                f"{self.model.name} with a batch of {self.batch} "
-                f"{what if least else f'cannot be split over {self.devices} devices'}; give more devices or another "
-                "batch."
-            )
+            what = f"cannot be split over {self.devices} devices; give another number of devices or another batch."
+            if len(facts):
+                what = (
+                    f"needs {facts[:, 0].min() / 1e9:.3g} GB of each of {self.devices} devices at least, which have "
+                    f"{self.like.hbm_gb:g} GB; give more devices or another batch."
+                )
+            raise ForetraceError(f"{self.model.name} with a batch of {self.batch} {what}")
         rows = rows[fit]
         kinds = [plans_of.TENSOR, plans_of.SEQUENCE, plans_of.PIPELINE, plans_of.DATA, plans_of.MICRO]
         _, first = np.unique(rows[:, kinds], axis=0, return_index=True)
@@ -193,7 +194,7 @@ class CodesignSpace:
         pair_of, table, degrees, product_of, cycles, ports, memory, buffers, arrays_of, buffer_of, lanes = self._columns
         keep = np.ones(len(rows), dtype=np.bool_) if only is None else only
         n = len(self.designs)
-        seconds, chosen, counts = np.full(n, inf), np.full(n, -1, dtype=np.int64), np.zeros((n, 4))
+        seconds, chosen, counts = np.zeros(n), np.zeros(n, dtype=np.int64), np.zeros((n, 4))
         kernels.price(
             s, machine, c, rows[keep], pair_of[keep], facts[keep], self.batch, self.training, table, degrees,
             product_of, cycles, ports, memory, buffers, arrays_of, buffer_of, lanes * lanes_rate, seconds, chosen,

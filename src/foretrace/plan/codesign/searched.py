@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, log
+from math import log
 from typing import Any
 
 from foretrace.plan.codesign.search import SIZES, CodesignSpace
@@ -22,18 +22,13 @@ class DesignProblem(Problem[tuple[Any, ...]]):
         designs = space.designs.sizes[:, [SIZES.index(each) for each in CHOSEN]]
         self.space = Choices(tuple(tuple(sorted(set(column.tolist()))) for column in designs.T))
         seconds = space.price(link_gb_s).seconds.tolist()
-        self._cost_of = dict(zip(map(tuple, designs.tolist()), seconds, strict=True))
+        self._seconds = dict(zip(map(tuple, designs.tolist()), seconds, strict=True))
 
     @property
     def optimum(self) -> float:
         """The least cost."""
-        return log(min(self._cost_of.values()))
+        return log(min(self._seconds.values()))
 
     def costs(self, points: Sequence[tuple[Any, ...]]) -> list[float]:
-        return [self._cost(tuple(point)) for point in points]
-
-    def _cost(self, point: tuple[Any, ...]) -> float:
-        seconds = self._cost_of.get(point)
-        if seconds is None:
-            return Infeasible("above the area, or far below it")
-        return log(seconds) if seconds < inf else Infeasible("no plan fits")
+        found = (self._seconds.get(tuple(point)) for point in points)
+        return [Infeasible("above the area, or far below it") if each is None else log(each) for each in found]

@@ -101,7 +101,7 @@ def layer(s, machine, c, at):
     if machine[designed.CORES]:
         forward, backward, core = designed.layer_s(
             tokens, micro, s[LENGTH] / context, s[LENGTH], h, heads / tensor, max(s[KV] / tensor, 1.0), width,
-            inner_share, up, routed, shared / h, machine,
+            inner_share, up, routed, s[EXPERTS] / at[EXPERT], shared / h, machine,
         )  # fmt: skip
     # Two all-reduces each way; with sequence parallelism reduce-scatter and all-gather, and one more all-gather back.
     # Those of the backward pass can hide behind the products that give gradients of weights.

@@ -1,4 +1,4 @@
-"""`CMAES`: evolution that learns from coordinates where good points are. `constrained.py` has Bayesian optimisation."""
+"""`CMAES`: evolution that learns from coordinates where good points are."""
 
 from __future__ import annotations
 
