@@ -12,7 +12,7 @@ that spreads are `inconclusive`. Writes the section "Predicted before it ran" of
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import combinations
 from statistics import median
@@ -21,9 +21,8 @@ import msgspec
 import torch
 
 from foretrace.files import write_bytes
-from foretrace.plan.rewrite import catalog, measure
-from foretrace.plan.rewrite.capture import Model
-from foretrace.plan.rewrite.emit import Emitted, emit
+from foretrace.plan.rewrite import catalog, measure, session
+from foretrace.plan.rewrite.emit import emit
 from foretrace.plan.rewrite.rules import Rule
 from foretrace.plan.rewrite.substitute import substitute
 from foretrace.plan.rewrite.terms import Graph
@@ -93,18 +92,10 @@ def rows_of(name: str, rules: tuple[Rule, ...], before: list[Row], *, budget: in
     for way, emitted in arms.items():
         if not measure.check(model, graphs[way], emitted).equal:
             raise RuntimeError(f"{name}, {way}: the rewritten graph computes something else")
-    gain = measure.gain(
-        {each: running(arm, model) for each, arm in {"captured": emit(model, model.graph), **arms}.items()},
-        rounds=rounds,
-    )
+    arms = {"captured": emit(model, model.graph), **arms}
+    gain = measure.gain({way: session.running(each, model) for way, each in arms.items()}, rounds=rounds)
     ratios = {way: (each.value, each.low, each.high) for way, each in gain.gains.items()}
     return [msgspec.structs.replace(row, measured=ratios[row.way]) for row in rows if not row.same]
-
-
-def running(arm: Emitted, model: Model) -> Callable[[], object]:
-    """A run of a graph on the example inputs."""
-    flat = arm.flat(model.args, model.kwargs)
-    return lambda: arm.module(*flat)
 
 
 def page(rows: Sequence[Row]) -> str:

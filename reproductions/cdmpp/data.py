@@ -6,11 +6,12 @@ import gzip
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +19,7 @@ from foretrace.cost.programs.compile import SETTINGS, CompiledProgram
 from foretrace.cost.programs.predictor import row
 from foretrace.cost.programs.program import TensorProgram
 from foretrace.cost.programs.rank import ROUNDS, SAMPLE_S, times
-from foretrace.cost.programs.schedules import LoopSchedule, apply, schedule_from_data
+from foretrace.cost.programs.schedules import LoopSchedule, apply
 from foretrace.cost.programs.tasks import Task, task
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
@@ -94,7 +95,7 @@ class Recording:
 
     def programs(self, domain: int) -> list[TensorProgram]:
         dtype = DOMAINS[domain][0]
-        return self._made if dtype == "float32" else [each.with_dtype(dtype) for each in self._made]
+        return self._made if dtype == "float32" else [replace(each, dtype=dtype) for each in self._made]
 
     @cached_property
     def _made(self) -> list[TensorProgram]:
@@ -115,7 +116,7 @@ def read(path: Path = RECORDING) -> Recording:
         about=data["about"],
         tasks=tuple(Task(kind=kind, sizes=tuple(sizes.items())) for kind, sizes in data["tasks"]),
         task_of=np.array([each[0] for each in data["programs"]]),
-        schedules=tuple(schedule_from_data(each[1]) for each in data["programs"]),
+        schedules=tuple(msgspec.convert(each[1], LoopSchedule) for each in data["programs"]),
         once=once,
         seconds=seconds,
         again=again,

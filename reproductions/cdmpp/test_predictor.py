@@ -71,7 +71,7 @@ def test_features_are_finite_and_count_what_is_there(kind: str, seed: int) -> No
     assert 2 ** column["executions"] - 1 == pytest.approx(executions)
     for i in range(5):
         assert (column[f"unique bytes of buffer {i}"] <= column[f"bytes of buffer {i}"] + 1e-9).all()
-    double = dict(zip(FEATURES, features(program.with_dtype("float64")).T, strict=True))
+    double = dict(zip(FEATURES, features(replace(program, dtype="float64")).T, strict=True))
     assert double["operations"] == pytest.approx(column["operations"])
     assert 2 ** double["bytes of buffer 0"] - 1 == pytest.approx(2 * (2 ** column["bytes of buffer 0"] - 1))
 
@@ -221,7 +221,7 @@ def test_cmd_draws_embeddings_together() -> None:
     from reproductions.cdmpp.cmd import cmd
 
     programs = some(51)
-    encoded, other = encode(programs), encode([each.with_dtype("float64") for each in programs])
+    encoded, other = encode(programs), encode([replace(each, dtype="float64") for each in programs])
     predictor = untrained(SMALL, programs)
     seconds = np.random.default_rng(0).uniform(1e-5, 1e-3, len(programs))
     settings_ = learn.Settings(epochs=20, batch=51, rate=5e-3, dropout=0.0, squared=0.0, relative=0.0)

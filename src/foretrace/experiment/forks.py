@@ -3,7 +3,8 @@
 Importing PyTorch and its compiler takes seconds of a core, a fork of a process that has done so milliseconds, and its
 memory is shared. The server computes nothing, so that no fork copies a lock that a thread of it would have to release.
 There is one per set of variables that libraries read when they are loaded; it ends with the process that started it,
-and what it forked ends with it.
+and what it forked ends with it. The standard library's fork server would not do: a process has one of those, with the
+environment of its first use, and what it forks runs the user's script again.
 """
 
 from __future__ import annotations

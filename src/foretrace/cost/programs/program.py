@@ -9,7 +9,7 @@ simulated (`misses.py`) see the same loops.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 from typing import Any
@@ -118,10 +118,6 @@ class TensorProgram:
 
     def having(self, *roles: Purpose) -> tuple[Buffer, ...]:
         return tuple(each for each in self.buffers if each.role in roles)
-
-    def with_dtype(self, dtype: str) -> TensorProgram:
-        """The same loops on numbers of another type."""
-        return replace(self, dtype=dtype)
 
     @property
     def itemsize(self) -> int:

@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
-
-import msgspec
 
 from foretrace.cost.programs.program import (
     MAX_LANES,
@@ -67,17 +64,6 @@ class LoopSchedule:
     """One decision for each stage of a task, in order."""
 
     groups: tuple[Group, ...]
-
-    def as_data(self) -> Any:
-        return msgspec.to_builtins(self)
-
-
-def schedule_from_data(data: Any) -> LoopSchedule:
-    """A schedule of what `LoopSchedule.as_data` (or its JSON) holds. Raises ForetraceError where it is none."""
-    try:
-        return msgspec.convert(data, LoopSchedule)
-    except msgspec.ValidationError as error:
-        raise ForetraceError(f"this is no schedule ({error}); write one with LoopSchedule.as_data().") from None
 
 
 def apply(task: Task, schedule: LoopSchedule, dtype: str = "float32") -> TensorProgram:

@@ -190,7 +190,7 @@ def again(model: Model, found: Rewriting, costs: OperatorCosts) -> tuple[Rewriti
     graphs = {"found": found.after, "folded": found.folded, "captured": found.before}
     new = costs.fresh(*graphs.values())
     emitted = {name: emit(model, graph, way=new.way) for name, graph in graphs.items()}
-    timed = measure.gain({name: _run(each, model) for name, each in emitted.items()}, rounds=7, block_s=0.05)
+    timed = measure.gain({name: running(each, model) for name, each in emitted.items()}, rounds=7, block_s=0.05)
     best = min(timed.arms, key=lambda name: timed.arms[name].median_s)
     rules = found.rules
     if best != "found":
@@ -220,10 +220,11 @@ def compared(
     plain = emit(model, model.graph)
     runs: dict[str, Callable[[], object]] = {"original": lambda: original(*args, **kwargs)}
     for name, each in {"captured": plain, **arms}.items():
-        runs[name] = _run(each, model)
+        runs[name] = running(each, model)
     return measure.gain(runs, rounds=rounds, tell=tell)
 
 
-def _run(each: Emitted, model: Model) -> Callable[[], object]:
+def running(each: Emitted, model: Model) -> Callable[[], object]:
+    """A run of an emitted graph on the example inputs of its model."""
     flat = each.flat(model.args, model.kwargs)
     return lambda: each.module(*flat)

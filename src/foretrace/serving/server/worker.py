@@ -8,7 +8,8 @@
     answer = worker.outputs["y"][:3].copy()
     worker.end()
 
-Processes come from a fork server that has PyTorch loaded, so a start costs the model alone. A process belongs to its
+Processes come from a fork server that has PyTorch loaded, so a start costs the model alone; the standard library's
+suffices here, as all instances have one environment, and it passes handles of memory. A process belongs to its
 cores before it makes a thread, and knows its number of threads before its first operator. Only numbers and sentences
 go over the pipe. The end of either process is the end of the pipe for the other one: a worker whose server is gone
 leaves, a worker that died is an `EOFError` here. The memory has no name, so nothing is left behind.
