@@ -19,12 +19,12 @@ from foretrace.fleet.formats import slurm
 from foretrace.fleet.formats.slurm_cluster import expand
 from foretrace.fleet.formats.source import Source, split_line
 from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition
+from foretrace.fleet.policies.slurm_options import array_ranges
 
 _Made = TypeVar("_Made")
 _KEY = re.compile(r"(?:(?<=\s)|^)([A-Za-z][A-Za-z0-9_/:.]*)=")
 _FREE = re.compile(r"\b(JobName|Command|WorkDir|Comment|AdminComment|OS)=")  # their values may hold blanks
 _GPU = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][^:=,()]*))?(?:[:=](\d{1,7}))?(?=[,(\s]|$)")
-_TASKS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _NUMBER = re.compile(
     r"(\d{1,12})(?:_(?:(\d{1,9})|\[([^\]]*)\]?))?(?:\+\d+)?"
 )  # of a job, with a task or those that wait
@@ -124,18 +124,11 @@ def _checked(kind: str, name: str, make: Callable[[], _Made]) -> _Made:
 
 
 def _tasks(text: str) -> tuple[int, int]:
-    """Tasks of an array that wait and how many may run at once (0: all), from `3-6%2` or `1,3,5-9:2`. ValueError."""
-    body, _, most = text.partition("%")
-    count = 0
-    for part in body.split(","):
-        if part.endswith("..."):  # cut short by Slurm
-            continue
-        found = _TASKS.fullmatch(part.strip())
-        if not found:
-            raise ValueError(f"{part[:20]!r} is no range of tasks")
-        low, high, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
-        count += max((high - low) // max(step, 1) + 1, 1)
-    return max(count, 1), int(most or 0)
+    """Tasks of an array that wait, and how many may run at once (0: all). Raises ValueError."""
+    body, percent, most = text.partition("%")
+    kept = ",".join(part for part in body.split(",") if not part.endswith("..."))  # cut short by Slurm
+    ranges, throttle = array_ranges(kept + percent + most)
+    return max(sum(map(len, ranges)), 1), throttle
 
 
 def job_of(said: Mapping[str, str]) -> QueuedJob:

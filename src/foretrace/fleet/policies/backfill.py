@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretrace.fleet.policies.slurm import only_slurm, slurm_policy
+from foretrace.fleet.policies.slurm import slurm_policy
 from foretrace.fleet.policy import Policy
 
 
@@ -18,10 +18,7 @@ def backfill(
     `slurm=bf_interval=5,bf_resolution=1`); switches, exclusive: what its jobs ask for, as sbatch has it; drain,
     reservation: nodes that take no new jobs, or that are reserved for maintenance (`reservation=0-3@600-1200`).
     """
-    only_slurm(slurm, switches=switches, exclusive=exclusive, drain=drain, reservation=reservation)
-    if slurm:
-        return slurm_policy(
-            "backfill", slurm, switches=switches, exclusive=exclusive, drain=drain, reservation=reservation,
-            backfill=True,
-        )  # fmt: skip
-    return Policy(name="backfill", admit_rule="backfill", place_rule="strict" if consolidate else "greedy")
+    made = slurm_policy(
+        "backfill", slurm, switches=switches, exclusive=exclusive, drain=drain, reservation=reservation, backfill=True
+    )
+    return made or Policy(name="backfill", admit_rule="backfill", place_rule="strict" if consolidate else "greedy")

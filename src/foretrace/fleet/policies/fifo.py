@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretrace.fleet.policies.slurm import only_slurm, slurm_policy
+from foretrace.fleet.policies.slurm import slurm_policy
 from foretrace.fleet.policy import Policy
 
 
@@ -17,10 +17,8 @@ def fifo(
     what its jobs ask for, as sbatch has it (`switches=1@5:00`). drain, reservation: nodes that take no new jobs, or
     that are reserved for maintenance, as NODES@SECONDS-SECONDS (`drain=0-3@600-1200,7@30`).
     """
-    only_slurm(slurm, switches=switches, exclusive=exclusive, drain=drain, reservation=reservation)
-    if slurm:
-        return slurm_policy("fifo", slurm, switches=switches, exclusive=exclusive, drain=drain, reservation=reservation)
-    return Policy(name="fifo", admit_rule="block", place_rule="strict" if consolidate else "greedy")
+    made = slurm_policy("fifo", slurm, switches=switches, exclusive=exclusive, drain=drain, reservation=reservation)
+    return made or Policy(name="fifo", admit_rule="block", place_rule="strict" if consolidate else "greedy")
 
 
 def fifo_skip(*, consolidate: bool = True) -> Policy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.policies.slurm import only_slurm, slurm_policy
+from foretrace.fleet.policies.slurm import slurm_policy
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.workload import Float64, Workload
 
@@ -36,12 +36,11 @@ def priority(
     """
     if slurm and preempt:
         raise ForetraceError("`preempt` is not as Slurm does it; write preempt-mode=requeue, or leave out slurm=.")
-    more = {"switches": switches, "drain": drain, "reservation": reservation, "preempt_mode": preempt_mode,
-            "priority_tier": priority_tier, "qos": qos, "weights": weights}  # fmt: skip
-    only_slurm(slurm, exclusive=exclusive, **more)
-    if slurm:
-        return slurm_policy("priority", slurm, exclusive=exclusive, backfill=True, by_priority=not weights, **more)
-    return PriorityPolicy(
+    made = slurm_policy(
+        "priority", slurm, switches=switches, exclusive=exclusive, drain=drain, reservation=reservation, backfill=True,
+        by_priority=True, weights=weights, preempt_mode=preempt_mode, priority_tier=priority_tier, qos=qos,
+    )  # fmt: skip
+    return made or PriorityPolicy(
         name="priority",
         place_rule="strict" if consolidate else "greedy",
         preempt_rule="always" if preempt else "keep",

@@ -487,18 +487,19 @@ class SlurmPolicy(Policy):
 def slurm_policy(
     name: str, slurm: str, *, switches: str, exclusive: bool, drain: str, reservation: str, backfill: bool = False,
     by_priority: bool = False, weights: str = "", preempt_mode: str = "", priority_tier: str = "", qos: str = "",
-) -> SlurmPolicy:  # fmt: skip
-    """The policy of this name as Slurm has it."""
+) -> SlurmPolicy | None:  # fmt: skip
+    """The policy of this name as Slurm has it; None without `slurm`. Raises ForetraceError for Slurm's options then."""
+    options = {
+        "switches": switches, "exclusive": exclusive, "drain": drain, "reservation": reservation, "weights": weights,
+        "preempt-mode": preempt_mode, "priority-tier": priority_tier, "qos": qos,
+    }  # fmt: skip
+    if not slurm:
+        if given := [option for option, value in options.items() if value]:
+            raise ForetraceError(f"`{given[0]}` is an option of Slurm; add slurm=yes.")
+        return None
     return SlurmPolicy(
         name=name, parameters=SchedulerParameters.parse(slurm), switches=switches, exclusive=exclusive,
-        backfill=backfill, by_priority=by_priority, weights=PriorityWeights.parse(weights),
+        backfill=backfill, by_priority=by_priority and not weights, weights=PriorityWeights.parse(weights),
         drains=windows("drain", drain), reservations=windows("reservation", reservation),
         preemption=Preemption.parse(preempt_mode, priority_tier, qos),
     )  # fmt: skip
-
-
-def only_slurm(slurm: str, **options: str | bool) -> None:
-    """Raise ForetraceError where options of Slurm are given to a policy that does not decide as Slurm."""
-    for name, value in options.items():
-        if value and not slurm:
-            raise ForetraceError(f"`{name.replace('_', '-')}` is an option of Slurm; add slurm=yes.")

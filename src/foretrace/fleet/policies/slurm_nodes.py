@@ -11,6 +11,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet import setup
+from foretrace.fleet.formats.slurm import duration
 from foretrace.fleet.workload import Int64
 
 if TYPE_CHECKING:
@@ -30,14 +31,12 @@ class NodeRequest:
     def parse(cls, text: str, *, most_s: int, exclusive: bool) -> Self:
         """From `N@TIME` as sbatch has it: minutes, minutes:seconds or hours:minutes:seconds. Raises ForetraceError."""
         count, at, time = text.partition("@")
-        parts = time.split(":") if at else []
-        if (text and not (count.isdecimal() and int(count) and all(each.isdecimal() for each in parts))) or len(
-            parts
-        ) > 3:
-            raise ForetraceError(f"`switches` must be N@minutes:seconds, such as 1@2:30, got {text!r}.")
-        numbers = [int(each) for each in parts]
-        seconds = numbers[0] * 60 if len(numbers) == 1 else sum(n * 60**i for i, n in enumerate(reversed(numbers)))
-        return cls(int(count or 0), float(min(seconds, most_s) if at else most_s), exclusive)
+        try:
+            if text and not (count.isdecimal() and int(count)):
+                raise ValueError(count)
+            return cls(int(count or 0), min(duration(time), most_s) if at else float(most_s), exclusive)
+        except ValueError:
+            raise ForetraceError(f"`switches` must be N@minutes:seconds, such as 1@2:30, got {text!r}.") from None
 
     @property
     def sbatch(self) -> list[str]:

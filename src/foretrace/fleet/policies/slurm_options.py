@@ -4,6 +4,7 @@ drained and reserved nodes, partitions, QOS. `slurm` decides by it.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 MODES = ("OFF", "REQUEUE", "CANCEL", "SUSPEND")
 DEFAULTS = ("yes", "defaults")
 MOST_TASKS = 1001  # MaxArraySize as it is by default
-_RANGE = r"\d{1,7}(?:-\d{1,7}(?::\d{1,7})?)?"
-_ARRAY = re.compile(rf"({_RANGE}(?:,{_RANGE})*)(?:%(\d{{1,7}}))?")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _WINDOW = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?@(\d{1,9}(?:\.\d+)?)(?:-(\d{1,9}(?:\.\d+)?))?")
 _NAME = re.compile(r"[A-Za-z][\w-]{0,40}")
 _QOS = {"Priority": "priority", "MaxJobsPU": "max_jobs_pu", "MaxTRESPU": "max_tres_pu", "GrpTRES": "grp_tres"}
@@ -170,17 +170,28 @@ def tasks_of(workload: Workload) -> Workload:
     return made
 
 
+def array_ranges(text: str) -> tuple[list[range], int]:
+    """Tasks of an array and how many may run at once (0: all), from 0-9%2 or 1,3,5-9:2. Raises ValueError."""
+    body, percent, most = text.partition("%")
+    if percent and not (most.isdecimal() and 0 < int(most) < 10**9):
+        raise ValueError(f"{most[:20]!r} is no number of tasks")
+    found = []
+    for part in body.split(","):
+        said = _RANGE.fullmatch(part.strip())
+        if not said:
+            raise ValueError(f"{part[:20]!r} is no range of tasks")
+        found.append(range(int(said[1]), int(said[2] or said[1]) + 1, max(int(said[3] or 1), 1)))
+    return found, int(most or 0)
+
+
 def _indices(text: str, job: str) -> list[int]:
-    found = _ARRAY.fullmatch(text)
-    indices: list[int] = []
-    for part in found[1].split(",") if found else ():
-        low, _, rest = part.partition("-")
-        high, _, step = rest.partition(":")
-        if int(high or low) - int(low) > MOST_TASKS * 1000:
-            break
-        indices += range(int(low), int(high or low) + 1, max(int(step or 1), 1))
-    most = f"at most {MOST_TASKS:,} tasks"
-    if not (0 < len(set(indices)) == len(indices) <= MOST_TASKS) or (found and found[2] == "0"):
+    try:
+        ranges, _ = array_ranges(text)
+    except ValueError:
+        ranges = []
+    indices = list(itertools.chain(*ranges)) if sum(map(len, ranges)) <= MOST_TASKS else []
+    if not 0 < len(set(indices)) == len(indices):
+        most = f"at most {MOST_TASKS:,} tasks"
         raise ForetraceError(f"job {job!r}: `array` must be such as 0-9%2 or 1,3,5-9:2, {most}, got {text[:60]!r}.")
     return sorted(indices)
 

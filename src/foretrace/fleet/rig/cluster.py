@@ -247,11 +247,9 @@ def _write(made: PrivateSlurm, ports: Sequence[int]) -> tuple[list[list[str]], M
     )
     size = setup.nodes // setup.racks
     names = [setup.node(at) for at in range(setup.nodes)]
-    switches = [
-        f"SwitchName=rack{at} Nodes={','.join(names[at * size : (at + 1) * size])}" for at in range(setup.racks)
-    ]
-    top = "SwitchName=top Switches=" + ",".join(f"rack{at}" for at in range(setup.racks))
-    (folder / "topology.conf").write_text("\n".join([*switches, top]) + "\n")
+    leaves = (f"SwitchName=rack{at} Nodes={setup.listed(at * size, (at + 1) * size - 1)}" for at in range(setup.racks))
+    top = f"SwitchName=top Switches=rack[0-{setup.racks - 1}]"
+    (folder / "topology.conf").write_text("\n".join([*leaves, top]) + "\n")
     parameters = ",".join(name if value is None else f"{name}={value}" for name, value in setup.parameters.items())
     nodes = [
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[at + 1]} CPUs={setup.gpus} "
@@ -263,7 +261,6 @@ def _write(made: PrivateSlurm, ports: Sequence[int]) -> tuple[list[list[str]], M
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root
-SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
@@ -279,7 +276,6 @@ SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
 GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -289,16 +285,12 @@ SchedulerType=sched/{"backfill" if setup.backfill else "builtin"}
 {"" if any(line.startswith("PriorityType=") for line in setup.lines) else "PriorityType=priority/basic"}
 JobCompType=jobcomp/filetxt
 JobCompLoc={made.completed}
-{accounting or "AccountingStorageType=accounting_storage/none"}
+{accounting}
 ReturnToService=1
 SlurmdTimeout=3600
 SlurmctldTimeout=3600
 MessageTimeout=60
-InactiveLimit=0
 KillWait=1
-JobRequeue=1
-MaxJobCount=100000
-MinJobAge=300
 {chr(10).join(setup.lines)}
 {chr(10).join(nodes)}
 PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
@@ -353,14 +345,8 @@ def _wait(made: PrivateSlurm, pids: Sequence[int]) -> None:
             if sum(int(each) for each in idle) == made.setup.nodes:
                 return
         time.sleep(0.2)
-    said = [line for name in ("slurmctld.log", "daemon1.txt", "daemon0.txt") for line in _tail(made.folder / name)]
+    files = (made.folder / name for name in ("slurmctld.log", "daemon1.txt", "daemon0.txt"))
+    said = [line for each in files if each.exists() for line in each.read_text(errors="replace").splitlines()[-50:]]
     words = [line for line in said if "error" in line.lower() or "fatal" in line.lower()]
     last = " / ".join(words[-3:]) or "it said nothing"
     raise ForetraceError(f"the private Slurm did not get its {made.setup.nodes} nodes ready: {last}.")
-
-
-def _tail(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="replace").splitlines()[-50:]
-    except OSError:
-        return []
