@@ -60,7 +60,7 @@ def test_what_cannot_be_is_said(model: PlaceableModel) -> None:
         cut(model, micro_batches=4, names=["1b1f"])
     with pytest.raises(ForetraceError, match="must be placement, pipedream, piper, got 'alpa'"):
         cut(model, micro_batches=4, planner="alpa")
-    with pytest.raises(ForetraceError, match="more passes than are simulated; give [0-9]+ or fewer"):
+    with pytest.raises(ForetraceError, match=r"more passes than are simulated; give [0-9]+ or fewer"):
         cut(model, micro_batches=10**6)
     unsized = tuple(replace(each, role=Role.TEMPORARY) for each in model.graph.storages)
     with pytest.raises(ForetraceError, match="says nothing of sizes in memory"):
