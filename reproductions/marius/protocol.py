@@ -115,7 +115,9 @@ def page(folder: Path, *, epochs: int, seeds: int) -> str:
         f"Accuracy on test nodes after {epochs} epochs, GraphSAGE of two layers, fan-out 10; neighbours are drawn "
         "among the nodes in the buffer, judged with all of them.\n",
         table(("graph", "rows", "mean", "seeds"), citation_rows(folder, epochs=epochs, seeds=seeds)), "",
-        "## Rows of the ledger\n", "An epoch of the choice, by `foretrace plan data ... --run`.\n",
+        "## Rows of the ledger\n",
+        "An epoch of the choice, by `foretrace plan data ... --run`; rows of 2026-11-28 beside other work (load 8 to "
+        "12).\n",
         predictions("plan-data"), "",
     ])  # fmt: skip
 
