@@ -173,7 +173,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", type=float, default=1.0, help="share of the stated steps")
     parser.add_argument("--models", type=Path, help="keep trained models in this file, or take them from it")
     parser.add_argument("--write", action="store_true", help="write README.md and rows.jsonl beside this file")
+    parser.add_argument(
+        "--tables", action="store_true", help="renew what README.md says of models that do not run here"
+    )
     given = parser.parse_args(arguments)
+    if given.tables:
+        ran, title, _ = (HERE / "README.md").read_text(encoding="utf-8").partition("## The study's two drafts")
+        assert title
+        write_text(HERE / "README.md", f"{ran}{study_table()}\n{rates_table(())}")
+        return 0
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -70,14 +70,14 @@ def rates_table(own: Sequence[tuple[str, float, float]]) -> str:
     published = 2 * len(rows)
     rows += [(name, *_rated(parameters), f"{rate:.2f}", "–") for name, parameters, rate in own]
     level, slope, off = published_law()
+    trained = " The drafts that were trained here, of the first of k proposals, had no part in it." if own else ""
     header = ("draft and target", "parameters of the draft", "range", "temperature 1", "temperature 0")
     return (
         "## Acceptance of drafts that nobody trained\n\n"
         "`foretrace llm draft` takes a range by parameters where no rate is stated: a line through published rates, "
         f"{level + slope * log(1e8):.2f} at 100 M parameters and {slope:.3f} more per e-fold, ± {off:.2f}, the 80 % "
         "range of the level of another pair (Student's distribution, three pairs); beyond the published parameters it "
-        f"widens. It holds {held} of the {published} published rates, which it was made from. The drafts that were "
-        "trained here, of the first of k proposals, had no part in it.\n\n"
+        f"widens. It holds {held} of the {published} published rates, which it was made from.{trained}\n\n"
         f"{table(header, rows)}\n"
     )
 
