@@ -25,7 +25,7 @@ def forward(training: Training, batch: Any) -> Tensor:
 def training() -> Training:
     """Make the job, on random weights: what a step takes does not depend on them."""
     torch.manual_seed(0)
-    batches = [images(64, seed)[0] for seed in range(8)]
+    batches = [images(64, seed, 0.3)[0] for seed in range(8)]
     return Training(
         name="resnet8-inference", model=ResNet().requires_grad_(False), optimizers=(), loader=batches,
         loss=lambda model, batch: model(batch).mean(), run=forward,
