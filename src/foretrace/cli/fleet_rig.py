@@ -30,7 +30,7 @@ def rig(
 ) -> Result:  # fmt: skip
     """Play jobs on a private Slurm or Ray, and simulate them.
 
-    In real time, in a folder and on ports of its own; it ends with the command. Settings of slurm= are on the rig's clock.
+    In real time, in a folder and on ports of its own; it ends with the command. slurm= is on the rig's clock.
 
     Example: foretrace fleet rig --nodes 8 --racks 2 --trace "synthetic jobs=10 seed=7 run-s=1200" --speedup 600
     """
