@@ -28,9 +28,9 @@ def rig(
     on: str = option("slurm", "slurm|ray", "What plays them: a private Slurm, or a private Ray's placement groups."),
     fail: list[str] | None = option(None, "NODES@S[-S]", "Nodes fail (and come back); repeat it."),
 ) -> Result:  # fmt: skip
-    """Play jobs on a private Slurm (or Ray), in real time, and simulate them.
+    """Play jobs on a private Slurm or Ray, and simulate them.
 
-    It runs in a folder and on ports of its own and ends with the command. Settings of slurm= are on the rig's clock.
+    In real time, in a folder and on ports of its own; it ends with the command. slurm= is on the rig's clock.
 
     Example: foretrace fleet rig --nodes 8 --racks 2 --trace "synthetic jobs=10 seed=7 run-s=1200" --speedup 600
     """

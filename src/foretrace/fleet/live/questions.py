@@ -85,7 +85,7 @@ class QueueAnswer:
     notes: tuple[str, ...]
 
 
-class Played(NamedTuple):
+class PlayedQueue(NamedTuple):
     """A queue that was played on."""
 
     queue: Queue
@@ -107,7 +107,7 @@ class Forecast:
         self.seen, self.draws, self.seed = seen, draws, seed
         self.past = history.with_queue(past, seen.jobs)
 
-    def of(self, seen: Snapshot) -> Played:
+    def of(self, seen: Snapshot) -> PlayedQueue:
         """Play on the queue of a snapshot."""
         lined = queue.line_up(seen)
         random = np.random.default_rng(self.seed)
@@ -118,7 +118,7 @@ class Forecast:
         run = np.empty((self.draws, len(jobs)))
         run[:, order] = history.drawn(jobs, lined.limit[order], self.past, self.draws, random)
         at = {each.job: i for i, each in reversed(list(enumerate(lined.jobs)))}
-        return Played(lined, play(lined, run, phases), at, lined.slots - lined.held[lined.running].sum(axis=0))
+        return PlayedQueue(lined, play(lined, run, phases), at, lined.slots - lined.held[lined.running].sum(axis=0))
 
 
 def ask(
@@ -177,7 +177,7 @@ def spread_of(starts: Float64) -> tuple[float | None, float | None, float | None
     return float(mid), float(max(low, 0.0)), float(high) if high < HORIZON_S else None
 
 
-def _start(job: QueuedJob, played: Played, seen: Snapshot) -> ForecastStart:
+def _start(job: QueuedJob, played: PlayedQueue, seen: Snapshot) -> ForecastStart:
     limit = queue.limit_of(job, {each.name: each for each in seen.partitions})
     mid, low, high = (-job.ran_s,) * 3 if job.running else spread_of(played.of(job))
     why = played.queue.left_out.get(job.job, "" if job.running else _why(job, played))
@@ -189,7 +189,7 @@ def _start(job: QueuedJob, played: Played, seen: Snapshot) -> ForecastStart:
     )  # fmt: skip
 
 
-def _why(job: QueuedJob, played: Played) -> str:
+def _why(job: QueuedJob, played: PlayedQueue) -> str:
     """Slurm's reason, and what stands behind it in numbers."""
     text, lined = queue.pending(job), played.queue
     if job.job not in played.at:
@@ -251,7 +251,7 @@ def _tried(
     )  # fmt: skip
 
 
-def _operated(made: Forecast, change: str, other: Snapshot, here: Played) -> ClusterChange:
+def _operated(made: Forecast, change: str, other: Snapshot, here: PlayedQueue) -> ClusterChange:
     there = made.of(other)
     both = [each.job for each in here.queue.jobs if each.waiting and each.job in there.at]
     if not both:
