@@ -174,7 +174,8 @@ def main(given: Sequence[str]) -> int:
         runs = Runs(folder, asked.steps)
         if asked.again:
             runs.runs.unlink(missing_ok=True)
-        places, crossings = [], []
+        places: list[Place] = []
+        crossings: list[Crossing] = []
         for task in (each for each in TASKS if asked.task in (None, each.name)):
             try:
                 for batch in (each for each in BATCHES[task.name] if asked.batch in (None, each)):
