@@ -25,7 +25,7 @@ from reproductions.kept import Cell
 
 RECORDED, GIVEN = 250, (250, 1000)  # batch sizes
 CROSSED = {AUTO_ENCODER: ("kfac", "kfac 1/10"), "deep-tanh": ("kfac 2/10",)}  # frequencies by task
-SIZES = {AUTO_ENCODER: (32, 64, 125, 250, 500, 1000, 2000), "deep-tanh": (64, 125, 250, 1000, 2000)}
+SIZES = {AUTO_ENCODER: (32, 64, 125, 250, 500, 1000, 2000, 4000), "deep-tanh": (64, 125, 250, 1000, 2000)}
 _MOST = log(4)  # of a logarithm of times: how far off the target a size without an end counts
 _ENDS = (1 - LEVEL) / 2, (1 + LEVEL) / 2  # quantiles of an interval
 
@@ -63,6 +63,23 @@ def crossed(sizes: Sequence[int], times: Sequence[float]) -> float:
     return exp((1 - way) * log(sizes[i]) + way * log(sizes[i + 1]))
 
 
+def continued(given: dict[int, Ratio], batch: int, *, falling: bool = False) -> Ratio:
+    """What a number measured at two batch sizes, or one, may be at another.
+
+    The range holds that of the nearest given size and what continues the trend of both, a power of the batch; the
+    value is halfway. `falling`: a trend that rises with the batch is none.
+    """
+    first, last = min(given), max(given)
+    slope = log(given[first].value / given[last].value) / log(last / first) if first < last else 0.0
+    slope = max(slope, 0.0) if falling else slope
+    near = [first] if batch <= first else [last] if batch >= last else [first, last]
+    ends = [(given[each], (each / batch) ** slope) for each in near]
+    value = exp(float(np.mean([log(each.value) + log(trend) / 2 for each, trend in ends])))
+    low = min(each.low * min(trend, 1.0) for each, trend in ends)
+    high = max(each.high * max(trend, 1.0) for each, trend in ends)
+    return Ratio(value=value, low=min(low, value), high=max(high, value))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
     """A task at one frequency of updates."""
@@ -89,29 +106,19 @@ class Crossing:
     def share(self, batch: int) -> Ratio:
         """Share of SGD's steps that K-FAC needs, predicted from those at the given sizes.
 
-        Its range holds the interval of the nearest given size, and what continues the trend of both. Only a trend in
-        which K-FAC gains with the batch is taken for one (Zhang et al., NeurIPS 2019).
+        Only a trend in which K-FAC gains with the batch is taken for one (Zhang et al., NeurIPS 2019).
         """
-        first, last = GIVEN[0], GIVEN[-1]
-        found = {each: self.steps(each)[0] for each in GIVEN}
-        slope = max(log(found[first].value / found[last].value) / log(last / first), 0.0) if first < last else 0.0
-        near = [first] if batch <= first else [last] if batch >= last else [first, last]
-        trends = [(each / batch) ** slope for each in near]
-        ends = [(found[each], trend) for each, trend in zip(near, trends, strict=True)]
-        value = exp(float(np.mean([log(each.value) + log(trend) / 2 for each, trend in ends])))
-        low = min(each.low * min(trend, 1.0) for each, trend in ends)
-        high = max(each.high * max(trend, 1.0) for each, trend in ends)
-        return Ratio(value=value, low=min(low, value), high=max(high, value))
+        return continued({each: self.steps(each)[0] for each in GIVEN}, batch, falling=True)
 
     def ratio(self, batch: int) -> Ratio:
-        """K-FAC's step over SGD's: what the recording says that it adds, scaled to the steps at the given sizes.
-
-        The range spans the scales of both.
-        """
-        scales = [(self.step(each).value - 1) / (self.ratios[each].value - 1) for each in GIVEN]
-        said, middle = self.ratios[batch], exp(float(np.mean(np.log(scales))))
-        low, high = ((end - 1) * by + 1 for end, by in ((said.low, min(scales)), (said.high, max(scales))))
-        return Ratio(value=1 + (said.value - 1) * middle, low=low, high=high)
+        """K-FAC's step over SGD's: what the recording says that it adds, scaled to the steps at the given sizes."""
+        found = {each: (self.step(each).value - 1) / (self.ratios[each].value - 1) for each in GIVEN}
+        scale = continued({size: Ratio(value=each, low=each, high=each) for size, each in found.items()}, batch)
+        said = self.ratios[batch]
+        return Ratio(
+            value=1 + (said.value - 1) * scale.value, low=1 + (said.low - 1) * scale.low,
+            high=1 + (said.high - 1) * scale.high,
+        )  # fmt: skip
 
     def predicted(self, batch: int) -> Ratio:
         """Time to the target over SGD's."""

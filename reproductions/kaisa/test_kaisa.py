@@ -13,7 +13,7 @@ import pytest
 from foretrace.errors import ForetraceError
 from foretrace.experiment.statistics import Ratio
 from reproductions.kaisa import crossing
-from reproductions.kaisa.crossing import Crossing, crossed, share_of
+from reproductions.kaisa.crossing import Crossing, continued, crossed, share_of
 from reproductions.kaisa.library import compare
 from reproductions.kaisa.protocol import crossing_section, main
 from reproductions.kaisa.runs import Runs, train
@@ -44,6 +44,17 @@ def test_the_crossing_lies_between_sizes_and_times_that_rise_are_levelled() -> N
     sgd, kfac = ([{"steps": each} for each in steps] for steps in ((100, 120, 140), (50, 60, None)))
     share, _ = share_of(sgd, kfac)
     assert share.value == 0.5 and share.low >= 50 / 140 and share.high == inf
+
+
+def test_what_two_sizes_show_is_continued_by_their_trend() -> None:
+    given = {250: Ratio(value=0.4, low=0.3, high=0.5), 1000: Ratio(value=0.2, low=0.2, high=0.2)}
+    below, between, above = (continued(given, batch, falling=True) for batch in (125, 500, 2000))
+    assert (below.low, below.high) == pytest.approx((0.3, 0.5 * 2**0.5)) and below.value == pytest.approx(0.4 * 2**0.25)
+    assert between.value == pytest.approx(0.08**0.5) and between.holds(0.3) and above.low == pytest.approx(0.2 / 2**0.5)
+    rising = {250: given[1000], 1000: given[250]}
+    assert continued(rising, 125, falling=True).value == 0.2 and continued(rising, 125).low == pytest.approx(
+        0.2 / 2**0.5
+    )
 
 
 def known(share: float, ratios: dict[int, float], slow: float = 1.0) -> Crossing:
