@@ -82,12 +82,8 @@ class ModelWorker:
                 context.set_forkserver_preload([*source.libraries, __name__])
             self._process = kind.Process(target=_run_instance, args=arguments, daemon=True)
             self._process.start()
+        self.pid = self._process.pid or 0
         far.close()
-
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-        return self._process.pid or 0
 
     def ready(self, timeout_s: float = START_S) -> ModelFacts:
         """Wait until it has loaded. Raises ForetraceError with the reason where it cannot, and ends it."""
