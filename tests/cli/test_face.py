@@ -169,7 +169,6 @@ MEANINGS = {
 }  # fmt: skip
 # Where an option means something else, and what; a new one needs a reason as good as these.
 ELSEWHERE = {
-    ("serve load", "--model"): "a name that the server knows",
     ("serve run", "--plan"): "plans to serve by",
     ("network check", "--on"): "the network that is expected",
     ("fleet run", "--measure"): "jobs that means are over",
