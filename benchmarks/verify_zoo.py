@@ -1,11 +1,12 @@
 """Verify techniques on models of the zoo, on this machine, and keep every row: benchmarks/data/ledger.jsonl.
 
-    python benchmarks/verify_zoo.py [PART ...] [--again]
+    python benchmarks/verify_zoo.py [PART ...] [--again]      # --seconds S for running the arms of each
     python benchmarks/verify_zoo.py --matrix [PART ...]       # every technique in two settings on every model, hours
 
-Every row is one `foretrace verify`: record the model, predict, then run both arms interleaved. Conclusive rows that are
-there are kept unless `--again`; PART keeps the plan to rows whose technique or model contains it. Nothing else should
-use the cores meanwhile. `python benchmarks/accuracy.py ledger` writes the table.
+Every row is one `foretrace verify`: record the model, predict, then run both arms interleaved. `compiled kernels=` gets
+the answer of `foretrace kernels MODEL --json`, made right before. Conclusive rows that are there are kept unless
+`--again`; PART keeps the plan to rows whose technique or model contains it. Nothing else should use the cores
+meanwhile. `python benchmarks/accuracy.py ledger` writes the table.
 
 `--matrix` runs short verifications that keep no row, and prints how many concluded, how many refused to (with the
 reason), how many techniques refused the model in one sentence, and how many went wrong: those are listed.
@@ -13,6 +14,7 @@ reason), how many techniques refused the model in one sentence, and how many wen
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -20,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from foretrace.experiment.ledger import Ledger
 from foretrace.zoo.registry import entries
@@ -28,6 +31,12 @@ DATA = Path(__file__).parent / "data"
 ROWS = DATA / "ledger.jsonl"
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "train_cnn.py"
+
+# Models whose step is forward, backward and update, and that torch.compile takes.
+COMPILED = (
+    "gpt2", "mobilenet-v2", "lstm-lm", "dlrm", "llama", "transformer", "gnn", "seq2seq", "resnet50", "bert", "ncf",
+    "vgg11",
+)  # fmt: skip
 
 # Techniques (several in one entry are applied together) and the models each is verified on.
 PLAN: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
@@ -43,7 +52,8 @@ PLAN: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("reconstruct-batchnorm",), ("resnet50", "inception-v3", "mobilenet-v2")),
     (("structured-dropout p=0.5",), ("dropout-lstm", "dropout-lstm-large", "acoustic-lstm")),
     (("prefetch-data workers=1",), ("ncf", "dlrm", "gnn", str(EXAMPLE))),
-    (("compiled",), ("resnet50", "bert", "ncf", "vgg11")),
+    (("compiled kernels=MODEL.json",), COMPILED),
+    (("compiled",), COMPILED),
     (("mixed-precision", "fused-optimizer"), ("bert",)),
     (("activation-recomputation", "mixed-precision"), ("gpt2",)),
     (("batch-size by=2", "fused-optimizer"), ("mobilenet-v2",)),
@@ -86,25 +96,41 @@ def chosen(parts: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str]]:
     for techniques, models in PLAN:
         for model in models:
             if not parts or any(part in " ".join((*techniques, model)) for part in parts):
-                yield techniques, model
+                yield tuple(each.replace("MODEL", model) for each in techniques), model
+
+
+def time_kernels(model: str, folder: str) -> None:
+    """Keep the answer of `foretrace kernels` in the folder, where `compiled kernels=MODEL.json` looks for it."""
+    command = [sys.executable, "-m", "foretrace", "kernels", model, "--seconds", "10", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (Path(folder) / f"{model}.json").write_text(done.stdout, encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:
-    parts = [word for word in arguments if not word.startswith("--")]
-    if "--matrix" in arguments:
-        return matrix(parts)
-    ledger = Ledger(DATA / "ledger.sqlite")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help="rows whose technique or model contains a part")
+    parser.add_argument("--again", action="store_true", help="run what has conclusive rows, too")
+    parser.add_argument("--seconds", default="20", help="for running the arms of a row")
+    parser.add_argument("--matrix", action="store_true", help="every technique in two settings on every model")
+    given = parser.parse_args(arguments)
+    if given.matrix:
+        return matrix(given.parts)
+    ledger = Ledger((DATA / "ledger.sqlite").resolve())
     if ROWS.exists():
         ledger.import_jsonl(ROWS)
-    plan = list(chosen(parts))
+    plan = list(chosen(given.parts))
     failed = 0
     for number, (techniques, model) in enumerate(plan, start=1):
         text = " + ".join(techniques)
-        if "--again" not in arguments and ledger.has(techniques=techniques, model=model):
+        if not given.again and ledger.has(techniques=techniques, model=model):
             continue
         began = time.monotonic()
         command = [sys.executable, "-m", "foretrace", "verify", *techniques, "--model", model, "--json"]
-        done = subprocess.run([*command, "--ledger", str(ledger.path)], capture_output=True, text=True, check=False)
+        command += ["--seconds", given.seconds, "--ledger", str(ledger.path)]
+        with TemporaryDirectory(prefix="foretrace-zoo-") as folder:
+            if "kernels=" in text:
+                time_kernels(model, folder)
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         took = time.monotonic() - began
         if done.returncode:
             failed += 1

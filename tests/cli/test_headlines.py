@@ -82,6 +82,7 @@ def test_show_says_what_answers_its_bottleneck(cli: Cli, recommender: Path) -> N
 
 @pytest.mark.parametrize("network", ["0.1gbit/50us", "10gbit/20us"])
 def test_compression_recommends_only_what_its_row_calls_a_gain(cli: Cli, recommender: Path, network: str) -> None:
+    pytest.importorskip("torch")
     found = cli("compression", "advise", recommender, "--workers", "2", "--network", network,
                 "--method", "fp16", "--method", "dgc share=0.001", "--json").json  # fmt: skip
     rows = {row["name"]: row for row in found["methods"]}

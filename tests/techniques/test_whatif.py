@@ -76,9 +76,11 @@ def test_the_share_of_a_change_is_that_of_the_verified_rows() -> None:
     path = Path(__file__).parents[2] / "benchmarks" / "data" / "ledger.jsonl"
     rows = [row for row in map(json.loads, path.read_text().splitlines()) if row["verdict"] in ("covered", "missed")]
     assert not any("cuda" in row["torch"] for row in rows), "changes on a GPU were verified: say so in whatif.py"
-    changed = [row for row in rows if abs(row["predicted"] - 1) >= 0.03]
+    rows.sort(key=lambda row: str(row["time"]))
+    newest = {(row["techniques"], row["model"], row["size"]): row for row in rows}  # others were predicted by old rules
+    changed = [row for row in newest.values() if abs(row["predicted"] - 1) >= 0.03]
     shares = [abs(row["predicted"] - row["measured"]) / abs(row["predicted"] - 1) for row in changed]
-    assert np.quantile(shares, 0.8) == pytest.approx(UNVERIFIED, abs=0.005)
+    assert UNVERIFIED - 0.05 < np.quantile(shares, 0.8) <= UNVERIFIED
 
 
 def test_an_assumption_is_weighed_through_the_whole_chain() -> None:

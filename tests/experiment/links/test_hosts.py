@@ -38,13 +38,16 @@ def test_a_model_with_buffers_waits_before_its_forward_pass_too(pair: Workers) -
     request = StepTogether(setup=Setup(work="mobilenet-v2"), steps=1, pause_s=0.0)
     for steps in pair.ask(step_together, request, "stepping"):
         assert {len(parts) for parts in steps.parts_s} == {2}
+        assert len(steps.waits_s) == len(steps.parts_s) and min(steps.waits_s) > 0
 
 
 def test_what_steps_made_together_say_of_workers() -> None:
     one, two = (0.010, 0.012, 0.010, 0.010, 0.500), (0.012, 0.010, 0.012, 0.012, 0.012)
 
     def steps(free_s: tuple[float, ...], later_s: float) -> SteppedTogether:
-        return SteppedTogether(free_s=free_s, parts_s=tuple((each / 2, each / 2 + later_s) for each in free_s))
+        waits_s = tuple(max(both) - own + 0.0003 for *both, own in zip(one, two, free_s, strict=True))  # a message, too
+        parts_s = tuple((each / 2, each / 2 + later_s) for each in free_s)
+        return SteppedTogether(free_s=free_s, parts_s=parts_s, waits_s=waits_s)
 
     step_s, found = together([steps(one, 0.003), steps(two, 0.003)])
     assert (found["workers"], found["steps"]) == (2, 5)

@@ -7,30 +7,26 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-from foretrace.experiment.arms import next_loss
-from foretrace.experiment.measure import RESIDENT_BATCHES
-from foretrace.experiment.messages import Buckets, Make, Record, Recorded, RunSteps, Setup, TimedSteps, Worker
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn.parallel import DistributedDataParallel
-
-    from foretrace.training.training import Training
-
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from foretrace.cost.operators import bench
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.deadline import Deadline
+from foretrace.experiment.arms import next_loss
 from foretrace.experiment.job import Job
-from foretrace.experiment.measure import CALIBRATION_S, PLAIN, recorded_calmly, recording_of, unrest
+from foretrace.experiment.measure import (
+    CALIBRATION_S,
+    PLAIN,
+    RESIDENT_BATCHES,
+    recorded_calmly,
+    recording_of,
+    unrest,
+)
+from foretrace.experiment.messages import Buckets, Make, Record, Recorded, RunSteps, Setup, TimedSteps, Worker
 from foretrace.files import evict
 from foretrace.graph import store
 from foretrace.graph.builder import build
@@ -41,6 +37,10 @@ from foretrace.techniques.base import Technique
 from foretrace.techniques.measuring import calibrated
 from foretrace.trace.trace import Trace
 from foretrace.training.training import Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn.parallel import DistributedDataParallel
 
 
 def training_of(setup: Setup) -> Training:
@@ -66,8 +66,6 @@ class RunningArm:
     """A training under way on one worker."""
 
     def __init__(self, setup: Setup) -> None:
-        from foretrace.techniques.arguments import parse_all
-
         self.training = training_of(setup)
         for technique in parse_all(setup.techniques):
             self.training = technique.apply(self.training)

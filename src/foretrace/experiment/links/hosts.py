@@ -50,6 +50,7 @@ class SteppedTogether(msgspec.Struct, frozen=True, kw_only=True):
 
     free_s: tuple[float, ...]
     parts_s: tuple[tuple[float, ...], ...]  # of steps with waits: what was computed before each of them
+    waits_s: tuple[float, ...]  # of these steps: in all waits, without pauses
 
 
 def time_hosts(given: TimeHosts, worker: Worker) -> dict[str, Range]:
@@ -71,29 +72,35 @@ def of_all(workers: Sequence[dict[str, Range]]) -> dict[str, Range]:
 def step_together(given: StepTogether, worker: Worker) -> SteppedTogether:
     """Time steps, in a worker, while all others make them: blocks of steps that run freely, and of steps that wait.
 
-    They wait where data parallelism does: before the update, and before the forward pass of a model with buffers.
+    They wait where data parallelism does: before the update, and before the forward pass of a model with buffers, for
+    what the first worker sends and computes on.
     """
+    import torch
     import torch.distributed as dist
 
     from foretrace.experiment.links.arms import training_of
 
     training, since = training_of(given.setup), 0.0
-    buffers = any(True for _ in training.model.buffers())
+    buffers, sent = any(True for _ in training.model.buffers()), torch.zeros(1)
     steps = training.steps()
     free: list[float] = []
     parts: list[list[float]] = []
+    waits: list[float] = []
 
-    def wait(pause_s: float) -> None:
+    def wait(meet: Callable[[], object], pause_s: float) -> None:
         nonlocal since
-        parts[-1].append(time.perf_counter() - since)
-        dist.barrier()
+        arrived = time.perf_counter()
+        parts[-1].append(arrived - since)
+        meet()
+        waits[-1] += time.perf_counter() - arrived
         time.sleep(pause_s)
         since = time.perf_counter()
 
     def waiting_step() -> None:
         parts.append([])
+        waits.append(0.0)
         if buffers:
-            wait(0.0)
+            wait(lambda: dist.broadcast(sent, 0), 0.0)
         next(steps)
 
     with no_collection():
@@ -106,24 +113,27 @@ def step_together(given: StepTogether, worker: Worker) -> SteppedTogether:
                 next(steps)
                 if number >= 0:
                     free.append(time.perf_counter() - since)
-            hook = training.optimizers[0].register_step_pre_hook(lambda *_: wait(given.pause_s))
+            hook = training.optimizers[0].register_step_pre_hook(lambda *_: wait(dist.barrier, given.pause_s))
             waiting_step()
-            del parts[-1]  # it has no wait behind it
+            del parts[-1], waits[-1]  # it has no wait behind it
             for _ in range(_BLOCK):
                 waiting_step()
             hook.remove()
-    return SteppedTogether(free_s=tuple(free), parts_s=tuple(map(tuple, parts)))
+    return SteppedTogether(free_s=tuple(free), parts_s=tuple(map(tuple, parts)), waits_s=tuple(waits))
 
 
 def together(workers: Sequence[SteppedTogether]) -> tuple[float, dict[str, Any]]:
-    """Mean seconds of a step by itself, and what `one_worker` reads of workers that wait: ms, low and high ends."""
+    """Mean seconds of a step by itself, and what `one_worker` reads of workers that wait: ms, low and high ends.
+
+    What waiting takes where nobody is late, the shortest of all, is the time of the messages themselves.
+    """
     free_s = np.array([each.free_s for each in workers]).mean(axis=0)
-    parts_s = np.array([each.parts_s for each in workers])  # workers x steps x waits
-    waited_s = parts_s.mean(axis=0).sum(axis=1)
+    waited_s = np.array([each.parts_s for each in workers]).sum(axis=2).mean(axis=0)
+    waits_s = np.array([each.waits_s for each in workers])  # workers x steps
     blocks = [np.median(each.reshape(-1, _BLOCK), axis=1) for each in (free_s, waited_s)]
     facts = {
         "workers": len(workers), "steps": len(free_s),
-        "late_ms": _trimmed(1e3 * (parts_s.max(axis=0) - parts_s.mean(axis=0)).sum(axis=1)),
+        "late_ms": _trimmed(1e3 * (waits_s.mean(axis=0) - waits_s.min())),
         "resumed_ms": tuple(max(each, 0.0) for each in _trimmed(1e3 * (blocks[1] - blocks[0]))),
     }  # fmt: skip
     return trimmed_mean(free_s, _TRIMMED), facts
