@@ -252,8 +252,9 @@ def rig_section(_: Path | None) -> str:
         off = np.abs([row.arms["rig"]["step_error"] for row in some])
         if len(off):
             held = sum(row.covered for row in some)
+            open_ = sum(row.verdict == Verdict.INCONCLUSIVE for row in some)
             numbers = [percent(float(np.median(off))), percent(float(off.max())), f"{held} of {len(some)}"]
-            summary.append([kind, str(len(some)), *numbers])
+            summary.append([kind, str(len(some)), str(open_), *numbers])
     lines = [
         [
             f"{row.model}, {row.size}", row.techniques.replace(f" network={row.arms['rig']['link']}", ""),
@@ -275,7 +276,7 @@ def rig_section(_: Path | None) -> str:
         "that were developed on, and of four workers, are older than changes of what is predicted: steps that wait for "
         "each other, messages that wait for their thread, what workers wait for buffers. The "
         "held-out models were run before these changes, too, and what they missed there led to them.\n\n"
-        + table(("", "rows", "median error", "worst", "covered"), summary)
+        + table(("", "rows", "inconclusive", "median error", "worst", "covered"), summary)
         + "\n\n"
         + table(
             ("work, workers, link", "techniques", "payload Mbit/s", "predicted ms", "measured ms", "error", "covered",
