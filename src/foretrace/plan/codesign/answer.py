@@ -117,7 +117,8 @@ class Codesign:
             return expand(whole, at)
         (s, c), parts = space.arrays, np.zeros(3)
         kernels.forward_parts(s, on_design(self.best.design).array(), c, fields_of(at), space.decode, parts)
-        return forward_graph(*parts.tolist(), at.pipeline, count)
+        pace_s, head_s, hop_s = parts.tolist()
+        return forward_graph(pace_s, head_s, hop_s, at.pipeline, count)
 
     @cached_property
     def simulated(self) -> Timeline:
