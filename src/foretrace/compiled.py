@@ -36,12 +36,12 @@ event.register("numba:compile", COMPILING)  # type: ignore[no-untyped-call]
 
 
 def compiling() -> bool:
-    """Whether a loop is being compiled now."""
+    """Return whether a loop is being compiled now."""
     return bool(COMPILING._depth)
 
 
 def compiled_s() -> float:
-    """Seconds in which loops of this process were compiled so far."""
+    """Return seconds in which loops of this process were compiled so far."""
     return float(COMPILING.duration) if COMPILING.done else 0.0
 
 
@@ -49,7 +49,8 @@ _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
 def njit(**options: Any) -> Callable[[_Loop], _Loop]:
-    """`numba.njit`, kept on disk where that can be, as long as neither the loop nor what is compiled into it changes.
+    """Return `numba.njit`, kept on disk where that can be, as long as neither the loop nor what is compiled into it
+    changes.
 
     Numbers are divided as numpy divides them: no exception has to be compiled in. Nor is a wrapper for C.
 
@@ -122,7 +123,9 @@ _KNOWN_BY_VERSION = sys.stdlib_module_names | {"numba", "numpy"}
 
 
 def _compiled_in(loop: Any) -> list[str]:
-    """What of other files is compiled into a loop: digests of files whose functions it reaches, constants by value."""
+    """Return what of other files is compiled into a loop: digests of files whose functions it reaches, constants by
+    value.
+    """
     found, seen, reached = set(), {loop}, [loop]
     while reached:
         function = reached.pop()
@@ -148,7 +151,7 @@ def _compiled_in(loop: Any) -> list[str]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Names that a function and those within it look up."""
+    """Return names that a function and those within it look up."""
     return set(code.co_names).union(*(_names(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 

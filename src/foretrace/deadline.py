@@ -49,11 +49,11 @@ class Deadline:
         return self.left <= 0
 
     def allows(self, *kinds: str, then: float = 0.0) -> bool:
-        """Whether a part of each of these kinds, and `then` so many seconds of other work, would end in time."""
+        """Return whether a part of each of these kinds, and `then` so many seconds of other work, would end in time."""
         return self.left > sum(map(self.took, kinds)) + then
 
     def took(self, kind: str) -> float:
-        """Seconds of the longest part of a kind so far, 0 before the first."""
+        """Return seconds of the longest part of a kind so far, 0 before the first."""
         return self._took.get(kind, 0.0)
 
     @contextmanager
@@ -69,16 +69,18 @@ class Deadline:
         return max(self.left, 0.0)
 
     def until(self, keep: float = 0.0) -> Deadline:
-        """One on the same clock that ends `keep` seconds earlier."""
+        """Return one on the same clock that ends `keep` seconds earlier."""
         return Deadline(max(self.left - keep, 0.0), self.clock)
 
 
 def never() -> Deadline:
-    """One that does not come."""
+    """Return one that does not come."""
     return Deadline(float("inf"))
 
 
 def uncompiled() -> float:
-    """Seconds that count on without those in which loops were compiled, as the first use after an installation does."""
+    """Return seconds that count on without those in which loops were compiled, as the first use after an installation
+    does.
+    """
     loops = sys.modules.get("foretrace.compiled")  # not imported for this: it loads numba
     return time.monotonic() - (loops.compiled_s() if loops else 0.0)

@@ -40,7 +40,7 @@ def check_place(on: str) -> None:
 
 
 def cores() -> int:
-    """Whole processor cores that this process may use, at least 1."""
+    """Return whole processor cores that this process may use, at least 1."""
     return max(int(usable_cores()), 1)
 
 
@@ -53,7 +53,7 @@ def map(  # called as executor.map
     again: int = 0,
     progress: Progress = None,
 ) -> list[Result]:
-    """`function` of every item, in their order; `progress` is called with the share of the items that are done.
+    """Return `function` of every item, in their order; `progress` is called with the share of the items that are done.
 
     Args:
         function: of a module (workers import it); what it returns is pickled.
@@ -134,14 +134,14 @@ def _in_pool(
 
 
 def how_ended(code: int | None) -> str:
-    """How a process ended by its exit code, negative for a signal, in words for a sentence."""
+    """Return how a process ended by its exit code, negative for a signal, in words for a sentence."""
     if code is None:
         return "answers no more"
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
 def _end_with_caller() -> None:
-    """In a worker of a pool: end it when the process that started it is gone; nobody else would."""
+    """End this worker of a pool when the process that started it is gone; nobody else would."""
     caller = parent_process()
     assert caller is not None
 
@@ -194,7 +194,7 @@ def _call(function: Callable[[Item], Result], item: Item) -> Result:
 
 @contextmanager
 def _cluster() -> Iterator[Any]:
-    """Ray, connected; a connection that was made here is closed again."""
+    """Connect to Ray; a connection that was made here is closed again."""
     # A private cluster tells nobody of itself, and leaves the accelerators of its tasks as they are.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -223,7 +223,7 @@ def _started(ray: Any) -> Iterator[Any]:
 
 
 def _address() -> str:
-    """Where the cluster runs: as RAY_ADDRESS says, else as `ray start` left it on this machine, else "local".
+    """Return where the cluster runs: as RAY_ADDRESS says, else as `ray start` left it on this machine, else "local".
 
     Ray itself tries for minutes to reach a cluster that is not there.
     """
@@ -238,7 +238,7 @@ def _address() -> str:
 
 
 def _reachable(address: str) -> bool:
-    """Whether something listens at host:port; what is no such address ("auto") is left for Ray to resolve."""
+    """Return whether something listens at host:port; what is no such address ("auto") is left for Ray to resolve."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
         return True

@@ -40,12 +40,12 @@ def write_bytes(path: Path, data: bytes, *, compress: bool = False) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of UTF-8 text."""
+    """Write UTF-8 text as `write_bytes` does."""
     write_bytes(path, text.encode("utf-8", errors="replace"))
 
 
 def part_of(path: Path) -> Path:
-    """A hidden name beside `path` that no other process, thread or machine uses: process numbers repeat."""
+    """Return a hidden name beside `path` that no other process, thread or machine uses: process numbers repeat."""
     return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{PART}")
 
 
@@ -63,7 +63,8 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of the content of a file, or of the names and contents in a folder: the same after a copy or a move.
+    """Return SHA-256 of the content of a file, or of the names and contents in a folder: the same after a copy or a
+    move.
 
     Raises ForetraceError where it cannot be read.
     """

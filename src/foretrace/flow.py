@@ -80,7 +80,7 @@ class Run:
     # --- 2. build --------------------------------------------------------------------------------------------
 
     def graph(self, *, rank: int | None = None, as_recorded: bool = False) -> Scenario:
-        """What depends on what on one rank (the lowest by default), without the cost of having been recorded.
+        """Return what depends on what on one rank (the lowest by default), without the cost of having been recorded.
 
         `as_recorded` keeps that cost: the graph then reproduces the recording to the nanosecond. Raises GraphError
         where the recording has no such rank, or nothing that could become a task.
@@ -92,7 +92,7 @@ class Run:
         return Scenario(graph=graph if as_recorded else unprofiled(graph))
 
     def global_graph(self, *, alone: bool = False) -> Scenario:
-        """What depends on what on all ranks of the recording, tied together by their collectives, on one clock.
+        """Return what depends on what on all ranks of the recording, tied together by their collectives, on one clock.
 
         The cost of having been recorded stays in; what is not the only step's is left out, as on one rank. With
         `alone`, the lowest rank alone where no collective ties two ranks together; its notes say so. Raises GraphError
@@ -101,7 +101,7 @@ class Run:
         return joined(self._rank_graphs(), alone=alone)
 
     def alignment(self) -> tuple[Matching, ClockOffsets]:
-        """Which collectives of the ranks are one, and how far the rank's clocks are apart. Raises GraphError."""
+        """Return which collectives of the ranks are one, and how far the rank's clocks are apart. Raises GraphError."""
         return alignment(self._rank_graphs())
 
     def _rank_graphs(self) -> list[TaskGraph]:
@@ -122,7 +122,7 @@ def rank_graphs(
     on: str = "here",
     progress: Callable[[float], None] | None = None,
 ) -> tuple[TaskGraph, ...]:
-    """The graph of every rank of a run, as recorded, on one clock; see `foretrace.graph.ranks`.
+    """Return the graph of every rank of a run, as recorded, on one clock; see `foretrace.graph.ranks`.
 
     `on` is "here" or "ray". Raises TraceError and GraphError as `read` and `Run.graph` do, and ForetraceError where
     a worker dies or Ray cannot be had.
@@ -133,7 +133,8 @@ def rank_graphs(
 
 
 def joined(graphs: Sequence[TaskGraph], *, alone: bool = False, as_recorded: bool = False) -> Scenario:
-    """The graphs of several ranks as one, see `Run.global_graph`; the only one, without the cost of its recording.
+    """Return the graphs of several ranks as one, see `Run.global_graph`; the only one, without the cost of its
+    recording.
 
     `as_recorded` keeps what is not the only step's.
     """
@@ -201,7 +202,7 @@ def scenario(
     on: str = "here",
     progress: Callable[[float], None] | None = None,
 ) -> Scenario:
-    """The run in a path, whatever that is: a recording, which is read and built, or a saved graph.
+    """Return the run in a path, whatever that is: a recording, which is read and built, or a saved graph.
 
     `all_ranks` is all recorded ranks as one graph, or refused where no collective ties them together; None takes the
     lowest rank alone then. Raises ForetraceError for what the path does not have, and as `read` and `Run.graph` do.
@@ -236,7 +237,7 @@ def scenario(
 
 
 def is_graph(path: Path) -> bool:
-    """Whether a file holds a saved graph."""
+    """Return whether a file holds a saved graph."""
     from foretrace.graph.store import MAGIC
 
     try:
@@ -261,7 +262,7 @@ def _saved(
 
 
 def left_out(graphs: Sequence[TaskGraph]) -> tuple[str, ...]:
-    """What salvaging left out of ranks that were read apart, one sentence each."""
+    """Return what salvaging left out of ranks that were read apart, one sentence each."""
     return tuple(
         f"{graph.info.source}: {note}"
         for graph in graphs
@@ -271,7 +272,7 @@ def left_out(graphs: Sequence[TaskGraph]) -> tuple[str, ...]:
 
 
 def load(path: str | Path) -> Scenario:
-    """A graph that `Scenario.save` stored, memory-mapped. Raises GraphError."""
+    """Return a graph that `Scenario.save` stored, memory-mapped. Raises GraphError."""
     from foretrace.graph.store import load as load_graph
 
     return Scenario(graph=load_graph(path))
@@ -290,7 +291,8 @@ class Scenario:
     # --- 2b. calibrate: what operators take on the recorded machine, where that was measured -----------------
 
     def calibrated(self) -> Scenario:
-        """With the operator times that `foretrace calibrate` stored for the recorded machine, threads and allocator.
+        """Return it with the operator times that `foretrace calibrate` stored for the recorded machine, threads and
+        allocator.
 
         The same scenario where there are none. Raises ForetraceError where the stored file is damaged.
         """
@@ -300,7 +302,7 @@ class Scenario:
         return replace(self, graph=found.on(self.graph)) if found else self
 
     def memory(self, rank: int | None = None) -> MemorySplit | None:
-        """What holds the memory of a recorded rank, by default the lowest; None where the recording does not tell."""
+        """Return what holds the memory of a recorded rank, by default the lowest; None where it is not recorded."""
         from foretrace.simulate.memory import split
 
         if self.trace is None:
@@ -311,13 +313,13 @@ class Scenario:
     # --- 3. simulate -----------------------------------------------------------------------------------------
 
     def simulate(self) -> Timeline:
-        """When everything runs: step time, breakdown, critical path, slack, sensitivity, blame."""
+        """Return when everything runs: step time, breakdown, critical path, slack, sensitivity, blame."""
         from foretrace.simulate.timeline import simulate
 
         return _shown(simulate(self.graph))
 
     def check(self) -> CheckReport:
-        """Whether the graph stands up to being changed: invariants and counterfactuals."""
+        """Return whether the graph stands up to being changed: invariants and counterfactuals."""
         from foretrace.simulate.check import check
 
         return _shown(check(self.graph))
@@ -325,7 +327,7 @@ class Scenario:
     # --- 4. change -------------------------------------------------------------------------------------------
 
     def apply(self, *techniques: Technique) -> Scenario:
-        """The run as it would be with these techniques, in this order; this one stays as it is.
+        """Return the run as it would be with these techniques, in this order; this one stays as it is.
 
         Raises NotApplicableError where one of them does not fit, with the reason.
         """
@@ -340,7 +342,7 @@ class Scenario:
         )
 
     def whatif(self) -> WhatIf:
-        """Step time before and after the techniques applied, its interval, and what every one of them gave."""
+        """Predict the step before and after the techniques applied, its interval, and what each of them gave."""
         return _shown(self._whatif)
 
     @cached_property
@@ -350,7 +352,7 @@ class Scenario:
         return whatif(self.graph if self.recorded is None else self.recorded, self.techniques)
 
     def advise(self, *, exact: bool = False) -> Advice:
-        """What to do first: every technique tried, ranked, weighed, the best combined; `exact` however long."""
+        """Return what to do first: every technique tried, ranked, weighed, the best combined; `exact` however long."""
         from foretrace.plan import advise
 
         return _shown(advise.advise(self.graph, work=inf if exact else advise.WORK))
@@ -358,7 +360,7 @@ class Scenario:
     def optimise(
         self, wanted: OptimiseRequest, *, seconds: float = inf, state: Path | None = None, tell: Tell | None = None
     ) -> Answer:
-        """The techniques and buckets with the shortest step that are found in so many seconds; `state` continues."""
+        """Search techniques and buckets with the shortest step for so many seconds; `state` continues."""
         from foretrace.plan.optimise import Optimiser
         from foretrace.plan.predictions import Peak
         from foretrace.simulate.memory import split
@@ -378,7 +380,7 @@ class Scenario:
 
 
 def compare(before: Scenario, after: Scenario) -> Comparison:
-    """Where the difference between two runs lies, recorded or predicted, layer by layer."""
+    """Return where the difference between two runs lies, recorded or predicted, layer by layer."""
     from foretrace.simulate.compare import compare as compare_timelines
 
     return compare_timelines(before.simulate(), after.simulate())
@@ -506,7 +508,7 @@ def pipeline(
 
 
 def fleet(log: str | Path, **how: Any) -> Scene:
-    """Many jobs on one cluster: a log of jobs, the cluster, the policy and the speeds, ready to `play`.
+    """Return many jobs on one cluster: a log of jobs, the cluster, the policy and the speeds, ready to `play`.
 
     `how` is as the fields of `foretrace.fleet.scene.Spec` say: cluster="2x4x8", policy="las", speeds="constant",
     jobs=0 (all), load=1.0, seed=0, and what moving, saving and failing cost. Raises ForetraceError.
@@ -518,7 +520,7 @@ def fleet(log: str | Path, **how: Any) -> Scene:
 
 # === 4. served ===============================================================================================
 def simulate_llm(**how: Any) -> Simulated:
-    """Engines of a large language model under requests; `how` is as `SimulationConfig` of `serving.llm` says."""
+    """Return engines of a large language model under requests; `how` is as `SimulationConfig` of `serving.llm` says."""
     from foretrace.serving.llm.simulation import SimulationConfig, simulated
 
     return simulated(SimulationConfig(**how))

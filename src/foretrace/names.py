@@ -18,12 +18,12 @@ _MANY = 3
 
 
 def plain(name: str) -> str:
-    """Letters and digits alone, in lower case, and the points of numbers: "gpt3-1.3b" is not "gpt3-13b"."""
+    """Return letters and digits alone, in lower case, and the points of numbers: "gpt3-1.3b" is not "gpt3-13b"."""
     return re.sub(r"[^a-z0-9.]|(?<![0-9])\.|\.(?![0-9])", "", name.lower())
 
 
 def resolve(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str | None:
-    """The known name that `name` means, also by an alias, written in any way; None if it means none of them."""
+    """Return the known name that `name` means, also by an alias, written in any way; None if it means none of them."""
     known = list(known)
     if name in known:
         return name
@@ -34,7 +34,7 @@ def resolve(name: str, known: Iterable[str], aliases: Mapping[str, str] | None =
 
 
 def near(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> list[str]:
-    """Known names that come near, the nearest first; empty if none does."""
+    """Return known names that come near, the nearest first; empty if none does."""
     wanted = plain(name)
     scores: dict[str, float] = {}
     for written, meant in [*((each, each) for each in known), *(aliases or {}).items()]:
@@ -49,14 +49,16 @@ def near(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = No
 
 
 def question(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None, *, lists: str = "") -> str:
-    """The end of a sentence on an unknown name: "did you mean h100?", or `lists`, which says where all are named."""
+    """Return the end of a sentence on an unknown name: "did you mean h100?", or `lists`, which says where all are
+    named.
+    """
     known = list(known)
     found = near(name, known, aliases)
     return f"did you mean {' or '.join(found)}?" if found else lists or f"choose {', '.join(sorted(known))}."
 
 
 def keyed(words: Iterable[str], known: Iterable[str], who: str, sign: str = "_") -> dict[str, str]:
-    """What `key=value` words say, by known key; dashes and underscores in keys are the same, and told as `sign`.
+    """Return what `key=value` words say, by known key; dashes and underscores in keys are the same, and told as `sign`.
 
     Raises ForetraceError, in the name of `who`, for a word without "=", an unknown key, and one given twice.
     """
@@ -79,7 +81,7 @@ def keyed(words: Iterable[str], known: Iterable[str], who: str, sign: str = "_")
 
 
 def numbers(words: Iterable[str], defaults: Mapping[str, int | float], who: str) -> dict[str, Any]:
-    """What `key=number` words say, each of the type of its default, which those that are not named keep.
+    """Return what `key=number` words say, each of the type of its default, which those that are not named keep.
 
     Raises ForetraceError as `keyed`, and for what is no such number.
     """

@@ -14,18 +14,22 @@ _LONGEST = 2_000
 
 
 def visible(text: str) -> str:
-    """The text with everything that a terminal would obey as an escape that can be read."""
+    """Return the text with everything that a terminal would obey as an escape that can be read."""
     return _OBEYED.sub(_escape, text)
 
 
 def sentence(text: str) -> str:
-    """One line of `visible` text; words and the whole are shortened in their middle where nobody would read them."""
+    """Return one line of `visible` text; words and the whole are shortened in their middle where nobody would read
+    them.
+    """
     words = (_shortened(word, _LONGEST_WORD) for word in visible(text).split())
     return _shortened(" ".join(words), _LONGEST)
 
 
 def encoded(value: Any) -> bytes:
-    """JSON of what msgspec can encode; halves of surrogate pairs, as in file names that are no text, as escapes."""
+    """Return JSON of what msgspec can encode; halves of surrogate pairs, as in file names that are no text, as
+    escapes.
+    """
     import json
 
     import msgspec
@@ -45,7 +49,8 @@ def _whole(value: Any) -> Any:
 
 
 def whole_number(text: str) -> int | None:
-    """The whole number that a text writes in at most 18 digits of ASCII, with a sign or without; None for any other.
+    """Return the whole number that a text writes in at most 18 digits of ASCII, with a sign or without; None for any
+    other.
 
     `str.isdigit` and `int` do not agree on what a digit is (², 5,000 of them).
     """

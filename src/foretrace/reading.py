@@ -54,7 +54,7 @@ _PACKERS = {
 
 
 def address(path: str | Path) -> str:
-    """What to do with an address in place of a file; "" for a path."""
+    """Return what to do with an address in place of a file; "" for a path."""
     match = _URL.match(str(path))
     if match is None:
         return ""
@@ -90,7 +90,7 @@ class Budget:
 
 
 def home() -> Path:
-    """The user's home folder. Raises ForetraceError where there is none (a container run as an unknown user)."""
+    """Return the user's home folder. Raises ForetraceError where there is none (a container run as an unknown user)."""
     try:
         return Path.home()
     except RuntimeError:
@@ -100,7 +100,7 @@ def home() -> Path:
 
 
 def packer(head: bytes) -> str:
-    """The command that unpacks a file that begins so, "" where it is not packed, or packed as we read it."""
+    """Return the command that unpacks a file that begins so, "" where it is not packed, or packed as we read it."""
     return next((command for magic, command in _PACKERS.items() if head.startswith(magic)), "")
 
 
@@ -112,7 +112,7 @@ DAMAGED = (
 
 
 def parse_npz(data: bytes) -> dict[str, Array]:
-    """All arrays of an NPZ file, within a budget. Raises one of DAMAGED, or TooLargeError."""
+    """Return all arrays of an NPZ file, within a budget. Raises one of DAMAGED, or TooLargeError."""
     import numpy as np
 
     with zipfile.ZipFile(BytesIO(data)) as archive:
@@ -122,7 +122,7 @@ def parse_npz(data: bytes) -> dict[str, Array]:
 
 
 def read_bytes(path: Path, *, mend: str = "give a file that exists") -> bytes:
-    """All bytes of a file, unpacked if it is gzip. Raises ForetraceError that ends with `mend`."""
+    """Return all bytes of a file, unpacked if it is gzip. Raises ForetraceError that ends with `mend`."""
     try:
         if not path.is_file() and path.exists():
             raise ForetraceError(f"cannot read {path}, which is no file; {mend}.")
@@ -173,7 +173,7 @@ def gunzip(data: bytes) -> Iterator[bytes]:
 
 
 def read_text(path: Path, *, mend: str = "give a file that exists", lenient: bool = False) -> str:
-    """The text of a file (UTF-8, its mark left out), unpacked if it is gzip.
+    """Return the text of a file (UTF-8, its mark left out), unpacked if it is gzip.
 
     `lenient` reads what is no UTF-8 as the replacement character; else that is an error. Raises ForetraceError.
     """
@@ -185,7 +185,7 @@ def read_text(path: Path, *, mend: str = "give a file that exists", lenient: boo
 
 
 def parse_json(text: str | bytes, where: str, *, mend: str = "mend it") -> Any:
-    """A JSON text as Python values.
+    """Return a JSON text as Python values.
 
     Halves of surrogate pairs, which no text may hold, become the replacement character. Numbers that JSON does not know
     (NaN, Infinity) are refused. Raises ForetraceError.
@@ -215,7 +215,8 @@ def _no_constant(name: str) -> Any:
 
 
 def parse_yaml(text: str, where: str, *, mend: str = "mend it") -> Any:
-    """A YAML text as Python values: words, numbers, lists and mappings, whose keys are taken as text and come once.
+    """Return a YAML text as Python values: words, numbers, lists and mappings, whose keys are taken as text and come
+    once.
 
     Aliases may not blow it up beyond ten times what stands in the file. Raises ForetraceError.
     """

@@ -18,7 +18,9 @@ Row = TypeVar("Row")
 def rows(
     package: str, table: str, kind: type[Row], special: Mapping[str, Callable[[str], Any]] | None = None
 ) -> tuple[Row, ...]:
-    """The rows of a table of a package. An empty cell is the field's default; `special`: how to read some columns."""
+    """Return the rows of a table of a package. An empty cell is the field's default; `special`: how to read some
+    columns.
+    """
     import msgspec  # here: --help needs entry points alone
 
     text = files(package).joinpath(table).read_text(encoding="utf-8")
@@ -30,7 +32,7 @@ def rows(
 
 
 def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
-    """What installed packages offer under a group.
+    """Return what installed packages offer under a group.
 
     Read once while the folders of `sys.path` stay as they are: that takes 10 ms where 150 packages are installed, and
     every technique that is parsed asks.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Entry point of the `foretrace` command."""
+    """Run the `foretrace` command."""
     import sys
 
     from foretrace.cli.app import run

@@ -36,7 +36,7 @@ _asked: ContextVar[list[str]] = ContextVar("asked")
 
 
 def asked() -> list[str]:
-    """The words that ask another process for the same kind of answer as this command was asked for."""
+    """Return the words that ask another process for the same kind of answer as this command was asked for."""
     return _asked.get([])
 
 
@@ -48,7 +48,7 @@ def writable(*files: Path | None) -> None:
 
 
 def page_asked() -> bool:
-    """Whether a page is to be written, which may show more than the answer needs."""
+    """Return whether a page is to be written, which may show more than the answer needs."""
     return "--html" in asked()
 
 
@@ -64,7 +64,7 @@ class Reply:
 
 
 def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None]:
-    """A command that prints what `command` returns, with the options that all commands have.
+    """Return a command that prints what `command` returns, with the options that all commands have.
 
     `top` of the command is how many rows of a ranking are printed; where it reads a part of a recording (--rank,
     --steps, --salvage), the command to try next reads the same. The exit code is 1 where a result has `ok` False.
@@ -107,7 +107,9 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
 
 
 def group(name: str, help: str, default: str = "", models: Callable[[], Collection[str]] = tuple) -> typer.Typer:
-    """A command that has commands of its own; a first word unlike any of them, or one of `models`, is for `default`."""
+    """Return a command that has commands of its own; a first word unlike any of them, or one of `models`, is for
+    `default`.
+    """
 
     class ByModel(TyperGroup):
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -122,7 +124,7 @@ def group(name: str, help: str, default: str = "", models: Callable[[], Collecti
 
 
 def gathering(command: Callable[..., Given]) -> Callable[..., Given]:
-    """The command with options in place of each parameter that is a dataclass of them."""
+    """Return the command with options in place of each parameter that is a dataclass of them."""
     groups = {name: kind for name, kind in _kinds(command).items() if _is_group(kind)}
 
     @wraps(command)
@@ -135,7 +137,7 @@ def gathering(command: Callable[..., Given]) -> Callable[..., Given]:
 
 
 def parameters(command: Callable[..., Any], *but: str) -> list[Parameter]:
-    """The parameters of a command, but for those named: annotations as objects, dataclasses as their fields."""
+    """Return the parameters of a command, but for those named: annotations as objects, dataclasses as their fields."""
     kinds, found = _kinds(command, *but), list[Parameter]()
     for name, each in signature(command).parameters.items():
         if kind := kinds.get(name):
@@ -144,7 +146,7 @@ def parameters(command: Callable[..., Any], *but: str) -> list[Parameter]:
 
 
 def _kinds(command: Callable[..., Any], *but: str) -> dict[str, Any]:
-    """The annotations of a command as objects, but for what it returns and those named."""
+    """Return the annotations of a command as objects, but for what it returns and those named."""
     if isinstance(command, type):
         return get_type_hints(command, include_extras=True)
     given = {name: each for name, each in command.__annotations__.items() if name not in ("return", *but)}
@@ -156,7 +158,7 @@ def _is_group(kind: Any) -> bool:
 
 
 def taking(command: Made, wanted: Sequence[Parameter]) -> Made:
-    """The command as one that takes these parameters."""
+    """Return the command as one that takes these parameters."""
     command.__signature__ = Signature(wanted)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in wanted}
     return command
@@ -179,7 +181,7 @@ def _page(result: Result, top: int, how: Mapping[str, Any]) -> str:
 
 
 def _read_alike(result: Result, options: Mapping[str, Any]) -> Result:
-    """The result whose next command reads the same part of the recording."""
+    """Return the result whose next command reads the same part of the recording."""
     rank, steps = options.get("rank"), options.get("steps")
     if not getattr(result, "next", "") or not isinstance(steps, str):
         return result

@@ -72,7 +72,7 @@ class Panels(TyperGroup):
 
 
 def application() -> typer.Typer:
-    """The `foretrace` command with its subcommands, in the order a user meets them."""
+    """Return the `foretrace` command with its subcommands, in the order a user meets them."""
     app = typer.Typer(
         name="foretrace",
         cls=Panels,
@@ -112,7 +112,7 @@ def application() -> typer.Typer:
 
 
 def _loaded(entry: EntryPoint) -> Callable[..., Any]:
-    """The command of another package. Raises ForetraceError where it cannot be had."""
+    """Return the command of another package. Raises ForetraceError where it cannot be had."""
     try:
         loaded: Callable[..., Any] = entry.load()
     except Exception as error:
@@ -166,7 +166,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 @cache
 def _command(others: tuple[EntryPoint, ...]) -> Any:
-    """The application as it is run, made once for what other packages offer."""
+    """Return the application as it is run, made once for what other packages offer."""
     command: Any = typer.main.get_command(application())
     _allow_large(command)
     return command
@@ -199,7 +199,7 @@ def _allow_large(command: Any) -> None:
 
 
 def _bug() -> int:
-    """The traceback of what is being handled, and how to report it."""
+    """Return the traceback of what is being handled, and how to report it."""
     import traceback
 
     from foretrace import __version__
@@ -209,7 +209,7 @@ def _bug() -> int:
 
 
 def _usage(error: Any) -> str:
-    """What is wrong with the arguments, and where to look."""
+    """Return what is wrong with the arguments, and where to look."""
     command = error.ctx.command_path if getattr(error, "ctx", None) else "foretrace"
     return f"{error.format_message().rstrip('.')}; see {command} --help."
 

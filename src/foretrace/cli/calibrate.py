@@ -113,7 +113,7 @@ def network(
     limit: float = option(600.0, "S", "Stop after S seconds.", least=1.0),
     out: Path | None = option(None, "FILE", "Where to keep the table (.json)."),
 ) -> Result:
-    """Time collectives between processes of this machine.
+    """Return time collectives between processes of this machine.
 
     The times are kept as a table for predictions.
 

@@ -12,7 +12,7 @@ Offers = Callable[[str], list[str]]
 
 
 def _quiet(offer: Callable[[str], Iterable[str]]) -> Offers:
-    """The same, with the beginning held against what is offered; nothing where anything fails."""
+    """Return the same, with the beginning held against what is offered; nothing where anything fails."""
 
     def offered(incomplete: str) -> list[str]:
         with suppress(Exception):
@@ -24,7 +24,7 @@ def _quiet(offer: Callable[[str], Iterable[str]]) -> Offers:
 
 @_quiet
 def techniques(incomplete: str) -> Iterable[str]:
-    """Names of techniques; behind a name, the parameters that are not yet given: "prefetch-data workers="."""
+    """Return names of techniques; behind a name, the parameters that are not yet given: "prefetch-data workers="."""
     from foretrace.techniques.registry import techniques
 
     known = techniques()
@@ -40,7 +40,7 @@ def techniques(incomplete: str) -> Iterable[str]:
 
 @_quiet
 def devices(incomplete: str) -> Iterable[str]:
-    """Devices of the catalog, in the case that the user began with."""
+    """Return devices of the catalog, in the case that the user began with."""
     from foretrace.hardware.devices import catalog
 
     lower = incomplete == incomplete.lower()
@@ -49,7 +49,7 @@ def devices(incomplete: str) -> Iterable[str]:
 
 @_quiet
 def models(incomplete: str) -> Iterable[str]:
-    """Models of the zoo."""
+    """Return models of the zoo."""
     from foretrace.zoo.registry import entries
 
     return entries()
@@ -57,7 +57,7 @@ def models(incomplete: str) -> Iterable[str]:
 
 @_quiet
 def decoders(incomplete: str) -> Iterable[str]:
-    """Models of the zoo, and decoders that are estimated without being built."""
+    """Return models of the zoo, and decoders that are estimated without being built."""
     from foretrace.model.decoder_config import DECODERS
     from foretrace.zoo.registry import entries
 
@@ -66,7 +66,7 @@ def decoders(incomplete: str) -> Iterable[str]:
 
 @_quiet
 def policies(incomplete: str) -> Iterable[str]:
-    """Scheduling policies."""
+    """Return scheduling policies."""
     from foretrace.fleet.policies import registry
 
     return registry.names()

@@ -78,7 +78,7 @@ def advise(
 
 
 def _estimated(source: str, *, device: str, **how: Any) -> TaskGraph:
-    """The graph of a step of a model that never ran."""
+    """Return the graph of a step of a model that never ran."""
     from foretrace import flow
     from foretrace.cost.operators.calibration import Calibration
     from foretrace.model.target import HERE

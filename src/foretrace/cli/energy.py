@@ -104,7 +104,7 @@ def colocate(
 
 
 def _values(text: str) -> tuple[str, tuple[float, ...]]:
-    """NAME and values from NAME=V,V; no values stand for all that there are."""
+    """Return NAME and values from NAME=V,V; no values stand for all that there are."""
     name, equals, given = text.partition("=")
     try:
         values = tuple(map(float, given.split(","))) if equals else ()

@@ -58,7 +58,7 @@ def run(
 
 
 def tell_origin(result: FleetResult) -> None:
-    """Rows that were refused, and what was read differently from what is written, on standard error."""
+    """Write rows that were refused, and what was read differently from what is written, on standard error."""
     origin = result.workload.origin
     if origin.refused:
         first = origin.refused[0]

@@ -68,7 +68,7 @@ COSTS = ("restart_s", "restart_s_per_gpu", "checkpoint_s", "mtbf_h", "mttr_h")
 
 
 def plays(*names: str) -> Callable[[Command], Command]:
-    """A command whose first parameter is a `Spec`: in its place stand the log and the options of these names.
+    """Return a command whose first parameter is a `Spec`: in its place stand the log and the options of these names.
 
     Those that follow `*` in the command stand behind them.
     """
@@ -96,7 +96,8 @@ def plays(*names: str) -> Callable[[Command], Command]:
 
 
 def following(asked: Sequence[str], spec: Spec, *words: str, also: Sequence[str] = (), then: Sequence[str] = ()) -> str:
-    """The command that asks something else of the same jobs on the same cluster; what is as by default is left out.
+    """Return the command that asks something else of the same jobs on the same cluster; what is as by default is left
+    out.
 
     asked: its first words; words: what stands behind the cluster; also: fields of the spec beside those of all
     questions; then: the last words.
@@ -109,6 +110,6 @@ def following(asked: Sequence[str], spec: Spec, *words: str, also: Sequence[str]
 
 
 def spelt(given: Mapping[str, object]) -> list[str]:
-    """Parameters as the words of a command, a list once per value."""
+    """Return parameters as the words of a command, a list once per value."""
     pairs = ((name, each) for name, value in given.items() for each in (value if isinstance(value, list) else [value]))
     return [word for name, value in pairs for word in (f"--{name.replace('_', '-')}", str(value))]

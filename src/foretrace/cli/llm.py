@@ -32,7 +32,7 @@ class LayoutOptions:
     tables: Annotated[Path | None, option(..., "FOLDER", "Measured operators of the device (aiconfigurator's).")] = None
 
     def arguments(self) -> dict[str, Any]:
-        """By name."""
+        """Return the arguments by name."""
         return asdict(self)
 
 
@@ -67,7 +67,7 @@ class DraftOptions:
     ] = ""
 
     def arguments(self) -> dict[str, Any]:
-        """What was given, by name. Raises ForetraceError without a draft that it is about."""
+        """Return what was given, by name. Raises ForetraceError without a draft that it is about."""
         given = {name: value for name, value in asdict(self).items() if value not in (None, "")}
         if given and not self.draft:
             raise ForetraceError(f"`{next(iter(given))}=` is about a draft, and none is given; add `draft=4x2048`.")

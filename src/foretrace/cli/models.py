@@ -184,7 +184,7 @@ def utilisation(
 
 
 def _times(path: Path) -> list[CostModel]:
-    """What was measured: a table, or the calls of a recording, on its own device and scaled to others."""
+    """Return what was measured: a table, or the calls of a recording, on its own device and scaled to others."""
     from foretrace.cost.devices.measured import Measured
     from foretrace.cost.devices.scaled import Scaled
 

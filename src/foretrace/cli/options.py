@@ -34,7 +34,7 @@ def option(
     complete: completion.Offers | None = None,
     hidden: bool = False,
 ) -> Any:
-    """An option of a command, called as its parameter is unless `names` are given; `...` is no default."""
+    """Return an option of a command, called as its parameter is unless `names` are given; `...` is no default."""
     return typer.Option(
         default, *names, metavar=metavar or None, help=help, min=least, max=most, autocompletion=complete,
         hidden=hidden, case_sensitive=False,
@@ -42,12 +42,12 @@ def option(
 
 
 def flag(name: str, help: str, *, default: Any = False, hidden: bool = False) -> Any:
-    """An option that is given or not."""
+    """Return an option that is given or not."""
     return typer.Option(default, name, help=help, hidden=hidden)
 
 
 def argument(default: Any, metavar: str, help: str, *, complete: completion.Offers | None = None) -> Any:
-    """What a command is about; `...` where it must be given."""
+    """Return what a command is about; `...` where it must be given."""
     return typer.Argument(default, metavar=metavar, help=help, autocompletion=complete, show_default=False)
 
 
@@ -115,7 +115,7 @@ class PartOptions:
     salvage: Salvage = False
 
     def of(self, source: Path, *, as_recorded: bool = False) -> Scenario:
-        """The run in `source`, as far as it is asked about."""
+        """Return the run in `source`, as far as it is asked about."""
         return scenario(
             source, rank=self.rank, steps=self.steps, salvage=self.salvage, all_ranks=self.all_ranks,
             as_recorded=as_recorded,
@@ -134,7 +134,7 @@ class RunOptions(PartOptions):
         return str(self.source)
 
     def read(self, *, as_recorded: bool = False) -> Scenario:
-        """The run in it."""
+        """Return the run in it."""
         return self.of(self.source, as_recorded=as_recorded)
 
 
@@ -148,7 +148,7 @@ def scenario(
     all_ranks: bool | None = False,
     on: str = "here",
 ) -> Scenario:
-    """The run in `source`, see `flow.scenario`; what was left out of it is said on standard error."""
+    """Return the run in `source`, see `flow.scenario`; what was left out of it is said on standard error."""
     from foretrace import flow
 
     with progress(f"reading {source.name}") as report:
@@ -162,7 +162,7 @@ def scenario(
 
 
 def rank_graphs(source: Path, *, steps: str = "", salvage: bool = False, on: str = "here") -> tuple[TaskGraph, ...]:
-    """The graph of every rank of a recording; what was left out of them is said on standard error."""
+    """Return the graph of every rank of a recording; what was left out of them is said on standard error."""
     from foretrace import flow
 
     with progress(f"reading {source.name}") as report:
@@ -173,13 +173,13 @@ def rank_graphs(source: Path, *, steps: str = "", salvage: bool = False, on: str
 
 
 def is_recording(what: str) -> bool:
-    """Whether `what`, which may also be a script or a model of the zoo, is written as a recording is."""
+    """Return whether `what`, which may also be a script or a model of the zoo, is written as a recording is."""
     path = Path(what)
     return path.suffix != ".py" and (path.exists() or bool(path.suffix) or path.parent != Path())
 
 
 def step_numbers(text: str) -> list[int] | None:
-    """Numbers from "5", "5-8" or "5,7-9"; None where all steps are meant. Raises ForetraceError."""
+    """Return numbers from "5", "5-8" or "5,7-9"; None where all steps are meant. Raises ForetraceError."""
     if not text:
         return None
     numbers: list[int] = []
@@ -195,7 +195,7 @@ def step_numbers(text: str) -> list[int] | None:
 
 
 def pairs(given: list[str] | None, number: Callable[[str], Number], wrong: str) -> dict[str, Number]:
-    """From NAME=NUMBER; `wrong` says of another text what to write. Raises ForetraceError."""
+    """Parse NAME=NUMBER pairs; `wrong` says of another text what to write. Raises ForetraceError."""
     found: dict[str, Number] = {}
     for text in given or ():
         name, _, value = text.rpartition("=")
@@ -209,7 +209,7 @@ def pairs(given: list[str] | None, number: Callable[[str], Number], wrong: str) 
 
 
 def parsed(do: list[str] | None) -> tuple[Technique, ...]:
-    """Techniques by their names and parameters. Raises ForetraceError."""
+    """Return techniques by their names and parameters. Raises ForetraceError."""
     if not do:  # loading all techniques takes a while
         return ()
     from foretrace.techniques.arguments import parse_all
@@ -218,12 +218,12 @@ def parsed(do: list[str] | None) -> tuple[Technique, ...]:
 
 
 def degrees(fixed: list[str] | None) -> dict[str, int]:
-    """Degrees of parallelism from KEY=N. Raises ForetraceError."""
+    """Return degrees of parallelism from KEY=N. Raises ForetraceError."""
     return pairs(fixed, int, "--fix {}: write KEY=N with a whole number, as in --fix tensor=8.")
 
 
 def sizes(dims: list[str] | None) -> dict[str, int]:
-    """Sizes of open dimensions from NAME=N. Raises ForetraceError."""
+    """Return sizes of open dimensions from NAME=N. Raises ForetraceError."""
 
     def size(text: str) -> int:
         if not text.isdecimal() or len(text) > 12 or not int(text):
@@ -241,20 +241,20 @@ def wrote(*files: Path | None, quiet: bool = False) -> None:
 
 
 def say(line: str) -> None:
-    """One line on standard error, beside the answer."""
+    """Write one line on standard error, beside the answer."""
     print(f"foretrace: {visible(line)}", file=sys.stderr)
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[float], None] | None]:
-    """A bar on standard error while something long runs; None where nobody watches."""
+    """Show a bar on standard error while something long runs; None where nobody watches."""
     with stages(what) as tell:
         yield None if tell is None else partial(tell, what)
 
 
 @contextmanager
 def stages(first: str = "starting") -> Iterator[Callable[[str, float], None] | None]:
-    """A bar on standard error that says what is being done; None where nobody watches."""
+    """Show a bar on standard error that says what is being done; None where nobody watches."""
     if not sys.stderr.isatty():
         yield None
         return

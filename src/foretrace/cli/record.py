@@ -88,7 +88,7 @@ def _overhead(recording: RankRecording) -> str:
 
 
 def _memory_state(recording: RankRecording) -> list[str]:
-    """A line where profiling has changed how fast the process is when it is not profiled."""
+    """Return a line where profiling has changed how fast the process is when it is not profiled."""
     before, after = recording.overhead.get("untouched"), recording.overhead.get("unprofiled")
     if before is None or after is None:
         return []
@@ -103,6 +103,6 @@ def _memory_state(recording: RankRecording) -> list[str]:
 
 
 def _ms(ns: float) -> str:
-    """Three significant digits."""
+    """Return three significant digits."""
     ms = ns / 1e6
     return f"{ms:.3g} ms" if ms < 100 else f"{ms:,.0f} ms"

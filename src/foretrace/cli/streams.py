@@ -87,7 +87,7 @@ class _Closed:
         return 0
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no output is held back."""
 
     def isatty(self) -> bool:
         return False
@@ -98,7 +98,7 @@ class _Closed:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Standard output and error as above, while a command runs."""
+    """Guard standard output and error as above, while a command runs."""
     _keep_numbers()
     out, err = sys.stdout, sys.stderr
     sys.stdout = Printed(out or _Closed(), colours=bool(out) and out.isatty())  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def guarded() -> Iterator[None]:
 
 
 def _keep_numbers() -> None:
-    """Files that are opened later never get the number of a standard stream that is closed."""
+    """Keep files that are opened later from getting the number of a standard stream that is closed."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -16,7 +16,7 @@ _CLEAR = "\r\x1b[2K"
 
 @contextmanager
 def sign_of_life(what: str, *, silence_s: float = SILENCE_S) -> Iterator[None]:
-    """While the block runs, say on standard error what works and for how long, whenever nothing else was written.
+    """Say on standard error, while the block runs, what works and for how long, whenever nothing else was written.
 
     The line goes as soon as anything is written to standard output or standard error (an answer, a progress bar), and
     with the block. Nothing happens unless standard error is a terminal that can clear a line.
@@ -74,7 +74,7 @@ class _Line:
 
 
 def _compiling() -> bool:
-    """Whether a loop is being compiled, which takes longer than most commands."""
+    """Return whether a loop is being compiled, which takes longer than most commands."""
     loops = sys.modules.get("foretrace.compiled")
     return loops is not None and bool(loops.compiling())
 

@@ -94,7 +94,7 @@ class Calls:
         return self.read_bytes + self.written_bytes
 
     def take(self, rows: npt.NDArray[Any]) -> Calls:
-        """The calls of these rows (index array or mask), in their order."""
+        """Return the calls of these rows (index array or mask), in their order."""
         at = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         columns: dict[str, Any] = {}
         for each in fields(self):
@@ -104,12 +104,12 @@ class Calls:
 
     @classmethod
     def of(cls, calls: Sequence[tuple[str, str]]) -> Calls:
-        """From (operator, inputs as JSON text), as a recording and `Operator` have them."""
+        """Make calls from (operator, inputs as JSON text), as a recording and `Operator` have them."""
         return cls.from_rows([describe(op, text) for op, text in calls])
 
     @classmethod
     def from_rows(cls, rows: Sequence[Call]) -> Calls:
-        """Columns of described calls."""
+        """Return columns of described calls."""
         columns: dict[str, Any] = {
             each.name: np.array([float(getattr(row, each.name)) for row in rows], dtype=np.float64)
             for each in fields(cls)
@@ -144,7 +144,7 @@ class Call:
 def describe(
     op: str, text: str, outputs: Sequence[Sequence[int]] | None = None, itemsizes: Sequence[int] | None = None
 ) -> Call:
-    """What a call does, from its operator and its inputs as JSON text.
+    """Return what a call does, from its operator and its inputs as JSON text.
 
     `outputs` are the sizes of what it returns and `itemsizes` the bytes of an element of each, where they are known;
     else they follow from the inputs.
@@ -189,7 +189,9 @@ _FILLS = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_
 
 
 def family_of(op: str) -> Family:
-    """The family of an operator by its name; what is not of ATen is OTHER, but for kernels that stand for several."""
+    """Return the family of an operator by its name; what is not of ATen is OTHER, but for kernels that stand for
+    several.
+    """
     if op.startswith("fused::"):
         return Family.ELEMENTWISE if op == "fused::pointwise" else Family.SOFTMAX
     if not op.startswith("aten::"):
@@ -216,7 +218,7 @@ def family_of(op: str) -> Family:
 
 
 def _precision(shapes: Shapes) -> Precision:
-    """That of the first floating-point input: statistics and masks behind it may have another."""
+    """Return the precision of the first floating-point input: statistics and masks behind it may have another."""
     for kind in shapes.types:
         found = _PRECISIONS.get(kind.lower().partition(":")[2] if kind.startswith("TensorList:") else kind.lower())
         if found is not None:
@@ -227,7 +229,7 @@ def _precision(shapes: Shapes) -> Precision:
 def _dimensions(
     base: str, family: Family, dims: list[list[int]], outputs: Sequence[Sequence[int]] | None
 ) -> tuple[float, float, float, float]:
-    """(b, m, n, k), see the module."""
+    """Return (b, m, n, k), see the module."""
     try:
         if family == Family.GEMM:
             return _product(base, dims)

@@ -31,7 +31,7 @@ class Prediction:
     whys: tuple[str, ...]  # per source: one sentence on where its numbers come from
 
     def shares(self, weights: Float64 | None = None) -> dict[str, float]:
-        """Share of the time by source; `weights` says how often each call runs."""
+        """Return share of the time by source; `weights` says how often each call runs."""
         time = np.nan_to_num(self.seconds) * (1.0 if weights is None else weights)
         total = float(time.sum()) or 1.0
         found = {name: float(time[self.source == i].sum()) / total for i, name in enumerate(self.sources)}
@@ -45,10 +45,10 @@ class CostModel(ABC):
 
     @abstractmethod
     def predict(self, calls: Calls, device: Device) -> Prediction:
-        """Seconds of every call; NaN for those that this model cannot answer for."""
+        """Return seconds of every call; NaN for those that this model cannot answer for."""
 
     def _answer(self, seconds: Float64, low: Float64, high: Float64, why: str) -> Prediction:
-        """A prediction of one source; `low` and `high` are factors on `seconds`."""
+        """Return a prediction of one source; `low` and `high` are factors on `seconds`."""
         return Prediction(
             seconds=seconds,
             low_s=seconds * low,

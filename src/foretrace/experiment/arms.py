@@ -42,7 +42,8 @@ class TurnPlan:
 
 
 def plan(step_s: Mapping[str, float], seconds: float, *, workers: int = 0, epoch: int = 0, period: int = 1) -> TurnPlan:
-    """Blocks for arms whose steps take about so long; `workers` is the most that a loader has, `epoch` its batches.
+    """Return blocks for arms whose steps take about so long; `workers` is the most that a loader has, `epoch` its
+    batches.
 
     Where `seconds` do not suffice for LEAST_ROUNDS of three steps, blocks become shorter, down to a single `period` of
     steps that differ; fewer rounds than that are not run, whatever they take.
@@ -101,7 +102,7 @@ class Running:
         self._pause()
 
     def losses(self, count: int, seed: int) -> list[float]:
-        """Losses of `count` steps, with the random numbers that `seed` gives."""
+        """Return losses of `count` steps, with the random numbers that `seed` gives."""
         import torch
 
         torch.manual_seed(seed)
@@ -133,12 +134,12 @@ class Running:
 
 
 def waits(training: Training) -> bool:
-    """Whether a step can wait for something that is not this process: a device, loader workers."""
+    """Return whether a step can wait for something that is not this process: a device, loader workers."""
     return training.device != "cpu" or workers(training) > 0
 
 
 def workers(training: Training) -> int:
-    """Processes of the loader."""
+    """Return processes of the loader."""
     return 0 if isinstance(training.loader, Resident) else int(getattr(training.loader, "num_workers", 0))
 
 
@@ -180,7 +181,7 @@ def take_turns(
 
 
 def _calm(arms: Mapping[str, InTurns]) -> list[bool]:
-    """Per round, whether nothing disturbed it: no arm waited for its core or computed much slower than it can.
+    """Return per round, whether nothing disturbed it: no arm waited for its core or computed much slower than it can.
 
     What others do on a machine only ever adds time, also to CPU time (shared caches, clock frequency), so an arm's
     lower quartile is what it takes undisturbed. The same rule holds for every arm and looks at no ratio between them.
@@ -193,7 +194,7 @@ def _calm(arms: Mapping[str, InTurns]) -> list[bool]:
 
 
 def next_loss(steps: Iterator[Tensor]) -> Tensor:
-    """The loss of the next step. Raises ForetraceError where the loader gives nothing."""
+    """Return the loss of the next step. Raises ForetraceError where the loader gives nothing."""
     loss = next(steps, None)
     if loss is None:
         raise ForetraceError("the loader of the training gives no batch; give it at least one batch of samples.")

@@ -91,7 +91,8 @@ def recorded_operators(
 def with_hooks(
     graph: TaskGraph, chains: Sequence[Sequence[Technique]], seconds: float, tell: Tell = None
 ) -> tuple[TaskGraph, str]:
-    """The graph with the times of what all chains of techniques want, kept for later; and what was not timed, or why.
+    """Return the graph with the times of what all chains of techniques want, kept for later; and what was not timed, or
+    why.
 
     The graph stays as it is where this is not the machine of the recording.
     """
@@ -121,7 +122,9 @@ def with_hooks(
 
 
 def as_here(graph: TaskGraph) -> TaskGraph:
-    """The graph as if it had been recorded by this process: with what that would say of its machine and settings."""
+    """Return the graph as if it had been recorded by this process: with what that would say of its machine and
+    settings.
+    """
     from foretrace.trace.observe import machine
 
     facts = {"machine": machine.machine(), "environment": machine.environment(), **machine.torch_settings()}
@@ -129,7 +132,7 @@ def as_here(graph: TaskGraph) -> TaskGraph:
 
 
 def machine_of(graph: TaskGraph, source: str) -> dict[str, Any]:
-    """The fingerprint of a recording. Raises ForetraceError where it does not say enough, or says of a GPU."""
+    """Return the fingerprint of a recording. Raises ForetraceError where it does not say enough, or says of a GPU."""
     found = fingerprint_of(graph.info.recording)
     if not found:
         raise ForetraceError(
@@ -142,7 +145,8 @@ def machine_of(graph: TaskGraph, source: str) -> dict[str, Any]:
 
 
 def environment_like(allocator: Mapping[str, str]) -> dict[str, str] | None:
-    """The environment of a process with these allocator settings, which it only takes at its start; None: ours has.
+    """Return the environment of a process with these allocator settings, which it only takes at its start; None: ours
+    has.
 
     Raises ForetraceError where they cannot be had.
     """

@@ -43,7 +43,7 @@ def time_collectives(given: Collectives, worker: Worker) -> None:
 
 
 def sizes_between(least: int, most: int, count: int) -> tuple[int, ...]:
-    """Sizes at even distances on a logarithmic scale, whole float32s. Raises ForetraceError."""
+    """Return sizes at even distances on a logarithmic scale, whole float32s. Raises ForetraceError."""
     if not 4 <= least <= most or count < 1:
         raise ForetraceError(f"sizes from {least} to {most} bytes cannot be; start at 4 or more and end not below it.")
     if count == 1 or least == most:
@@ -62,7 +62,7 @@ def calibrate(
     limit_s: float = 600.0,
     progress: Callable[[float], None] | None = None,
 ) -> CollectiveTable:
-    """The table of collectives between so many processes of this machine.
+    """Return the table of collectives between so many processes of this machine.
 
     Raises ForetraceError where a worker dies, the limit passes, or the backend cannot have so many workers.
     """
@@ -123,7 +123,7 @@ def keep(table: CollectiveTable, path: Path | None = None) -> Path:
 
 
 def gpus() -> int:
-    """GPUs of this machine. Raises MissingExtraError without PyTorch."""
+    """Return GPUs of this machine. Raises MissingExtraError without PyTorch."""
     try:
         import torch
     except ImportError:

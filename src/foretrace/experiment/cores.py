@@ -24,12 +24,12 @@ ALLOCATOR = {
 
 
 def environment(threads: int) -> dict[str, str]:
-    """The environment of a process that measures: ours, with its threads and allocator settled."""
+    """Return the environment of a process that measures: ours, with its threads and allocator settled."""
     return os.environ | ALLOCATOR | dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 def bounded_environment() -> dict[str, str]:
-    """The environment of a process whose memory is limited: one thread, one heap that keeps what it has."""
+    """Return the environment of a process whose memory is limited: one thread, one heap that keeps what it has."""
     heap = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), ALLOCATOR["MALLOC_MMAP_THRESHOLD_"])
     return os.environ | dict.fromkeys((*THREAD_VARIABLES, "MALLOC_ARENA_MAX"), "1") | heap
 
@@ -55,7 +55,7 @@ def ahead() -> Iterator[None]:
 
 
 def free_cores(seconds: float = 0.3, most: int = 2) -> float:
-    """How many cores (up to `most`) a job would get now: so many processes spin, their CPU time is counted."""
+    """Return how many cores (up to `most`) a job would get now: so many processes spin, their CPU time is counted."""
     spin = (
         "import time\n"
         f"end = time.perf_counter() + {seconds}\n"
@@ -76,5 +76,5 @@ def wait_for_cores(needed: float, most_s: float) -> float:
 
 
 def allocator() -> dict[str, str]:
-    """The settings of the allocator that this process began with."""
+    """Return the settings of the allocator that this process began with."""
     return {name: os.environ[name] for name in ALLOCATOR if name in os.environ}

@@ -123,7 +123,7 @@ def differential(wanted: DifferentialRequest, tell: Tell) -> Compared:
 
 
 def _bars(runs: dict[str, list[float]]) -> tuple[Stall, ...]:
-    """Differences between runs, round by round: median and 80 % range of the rounds' median."""
+    """Return differences between runs, round by round: median and 80 % range of the rounds' median."""
     pairs = {
         "interconnect": ("all", "alone"),
         "network": ("network", "all"),
@@ -152,7 +152,7 @@ def _bars(runs: dict[str, list[float]]) -> tuple[Stall, ...]:
 
 
 def _recorded(wanted: DifferentialRequest, folder: Path) -> TaskGraph:
-    """The graph of one worker alone that reads real batches."""
+    """Return the graph of one worker alone that reads real batches."""
     file = folder / "alone.graph"
     setup = Setup(work=wanted.work, size=wanted.size, loads=True)
     evicted = tuple(map(str, _files(wanted.data)))  # what waits for storage is to be in the recording
@@ -163,7 +163,7 @@ def _recorded(wanted: DifferentialRequest, folder: Path) -> TaskGraph:
 
 
 def _table(workers: Workers, file: Path, name: str) -> str:
-    """Times of collectives between the workers, as the file that techniques take for a network."""
+    """Return times of collectives between the workers, as the file that techniques take for a network."""
     request = Collectives(
         kinds=(CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST),
         sizes=_SIZES,
@@ -184,7 +184,7 @@ def _run(
     files: Sequence[Path],
     tell: Callable[[float], None],
 ) -> dict[str, list[float]]:
-    """Seconds per step of every kind of run, by round; `distant` workers make the one over the link."""
+    """Return seconds per step of every kind of run, by round; `distant` workers make the one over the link."""
     exchange = (f"data-parallel workers={len(workers)} network=1gbit",)  # the network is real: the text says nothing
     setups = {
         "alone": Setup(work=wanted.work, size=wanted.size),
@@ -208,7 +208,7 @@ def _run(
 
 
 def _files(paths: Sequence[str]) -> list[Path]:
-    """Every file under these paths. Raises ForetraceError for one that does not exist or holds none."""
+    """Return every file under these paths. Raises ForetraceError for one that does not exist or holds none."""
     found: list[Path] = []
     for text in paths:
         path = Path(text)

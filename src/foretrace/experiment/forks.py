@@ -89,7 +89,7 @@ class Fork:
 
 
 def fork(words: Sequence[str], environ: Mapping[str, str], errors: IO[bytes], *, network: str = "") -> Fork:
-    """A worker behind these words, its errors in a file. Raises ForetraceError where none can be forked."""
+    """Return a worker behind these words, its errors in a file. Raises ForetraceError where none can be forked."""
     request = ForkRequest(words=tuple(words), environ=dict(environ), folder=str(Path.cwd()), network=network)
     with ExitStack() as stack:
         given = stack.enter_context(tempfile.TemporaryFile(buffering=0))
@@ -132,7 +132,7 @@ class _Server:
         self._lock, self._pid, self.why = Lock(), os.getpid(), ""
 
     def fork(self, files: Sequence[int]) -> int:
-        """The pid of a fork that has these files; 0 where the server has ended, and why is known then."""
+        """Return the pid of a fork that has these files; 0 where the server has ended, and why is known then."""
         try:
             with self._lock:
                 socket.send_fds(self._control, [b"f"], list(files))
@@ -154,7 +154,7 @@ class _Server:
         return self.why or f"{how}; its last words: {words}."
 
     def ready(self) -> bool:
-        """Whether it runs."""
+        """Return whether it runs."""
         return self._process.poll() is None
 
     def end(self) -> None:
@@ -172,7 +172,7 @@ _starting = Lock()
 
 
 def _server(environ: Mapping[str, str]) -> _Server:
-    """The server for such an environment, of this process and not of one that it was forked from."""
+    """Return the server for such an environment, of this process and not of one that it was forked from."""
     read = tuple(sorted(pair for pair in environ.items() if pair[0].startswith(_READ_AT_LOAD)))
     key = (os.getpid(), sys.executable, *read)
     with _starting:
@@ -252,7 +252,7 @@ def _reap(statuses: dict[int, int]) -> None:
 
 
 def _become(given: int, inbox: int, out: int, errors: int, status: int) -> int:
-    """In a fork: take over what makes a process, and be a worker."""
+    """Take over, in a fork, what makes a process, and be a worker."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     libc = ctypes.CDLL(None, use_errno=True)

@@ -103,7 +103,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
 
     def row(self) -> Row:
-        """What the ledger keeps of it."""
+        """Return what the ledger keeps of it."""
         job = self.job
         kept = (
             "rounds", "repeated_rounds", "disturbed_rounds", "steps_per_block", "stretch", "free_cores", "recorded_s",

@@ -83,7 +83,7 @@ class _Watch:
     clock: Callable[[], int] = time.perf_counter_ns
 
     def kernel(self, name: str, fused: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that computes."""
+        """Return a call that computes."""
 
         def called(*given: Any, **named: Any) -> Any:
             if self.mode == "plain":
@@ -104,7 +104,7 @@ class _Watch:
         return called
 
     def allocation(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that makes an empty tensor."""
+        """Return a call that makes an empty tensor."""
 
         def called(*given: Any, **named: Any) -> Any:
             if self.mode == "hollow":
@@ -117,7 +117,7 @@ class _Watch:
         return called
 
     def earlier(self) -> Any:
-        """What the same call gave in the last step that was kept."""
+        """Return what the same call gave in the last step that was kept."""
         result = self.results[self.place]
         self.place += 1
         return _detached(result)
@@ -211,7 +211,9 @@ def step_kernels(
 
 
 def page_s() -> float:
-    """Seconds to give a page back to the system, measured: what a step pays for each one beside the fault itself."""
+    """Return seconds to give a page back to the system, measured: what a step pays for each one beside the fault
+    itself.
+    """
     found = []
     for _ in range(5):
         memory = mmap.mmap(-1, _PAGES * mmap.PAGESIZE)
@@ -226,7 +228,7 @@ def page_s() -> float:
 def _kernels(
     names: Sequence[tuple[str, bool]], times: Sequence[float], faults: Sequence[float]
 ) -> tuple[GeneratedKernel, ...]:
-    """One row per name, in program order."""
+    """Return one row per name, in program order."""
     rows = []
     for name, fused in dict.fromkeys(names):
         at = [i for i, each in enumerate(names) if each == (name, fused)]
@@ -240,7 +242,7 @@ def _kernels(
 
 
 def _generated() -> list[ModuleType]:
-    """The modules that the compiler wrote and this process loaded."""
+    """Return the modules that the compiler wrote and this process loaded."""
     from torch._inductor.codecache import PyCodeCache
 
     return [each for each in PyCodeCache.modules if hasattr(each, "call")]
@@ -248,7 +250,7 @@ def _generated() -> list[ModuleType]:
 
 @contextmanager
 def _watched(modules: Sequence[ModuleType], watch: _Watch) -> Iterator[None]:
-    """Their calls go through `watch` meanwhile."""
+    """Send their calls through `watch` meanwhile."""
     kept = [dict(vars(each)) for each in modules]
     try:
         for module in modules:

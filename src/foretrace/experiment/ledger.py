@@ -84,7 +84,7 @@ _COLUMNS = {
 
 
 def default_path() -> Path:
-    """$FORETRACE_LEDGER, else the user's data folder of this platform."""
+    """Return $FORETRACE_LEDGER, else the user's data folder of this platform."""
     if given := os.environ.get("FORETRACE_LEDGER"):
         return Path(given)
     if sys.platform == "win32":
@@ -103,7 +103,9 @@ class Ledger:
         self.path = path or default_path()
 
     def checked(self) -> Ledger:
-        """Itself. Raises ForetraceError where rows cannot be added: better before minutes of measuring than after."""
+        """Return itself. Raises ForetraceError where rows cannot be added: better before minutes of measuring than
+        after.
+        """
         self.add(())
         return self
 
@@ -133,7 +135,7 @@ class Ledger:
         return str(self.path), rows[-1].id
 
     def rows(self, *, model: str = "", technique: str = "") -> tuple[Row, ...]:
-        """Rows, oldest first: of one model, and of those that apply one technique, where asked for.
+        """Return rows, oldest first: of one model, and of those that apply one technique, where asked for.
 
         Raises ForetraceError where there is no ledger, or it cannot be read.
         """
@@ -146,7 +148,9 @@ class Ledger:
         return tuple(row for row in rows if not technique or technique in row.names)
 
     def has(self, *, techniques: Sequence[str], model: str, device: str = "", torch: str = "") -> bool:
-        """Whether a conclusive row of these techniques together on this model exists (of one device, one PyTorch)."""
+        """Return whether a conclusive row of these techniques together on this model exists (of one device, one
+        PyTorch).
+        """
         if not self.path.is_file():
             return False
         wanted = " + ".join(str(parse(text)) for text in techniques)
@@ -173,7 +177,7 @@ class Ledger:
         return self.add(import_lines(text, str(path)))
 
     def _make(self) -> None:
-        """An empty ledger, made beside its place and put there whole, unless another process was first."""
+        """Make an empty ledger beside its place and put it there whole, unless another process was first."""
         part = part_of(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +204,7 @@ class Ledger:
 
     @contextmanager
     def _open(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
-        """A connection to a file that was seen to be a ledger of our schema. Raises ForetraceError.
+        """Open a connection to a file that was seen to be a ledger of our schema. Raises ForetraceError.
 
         The first look is read-only: whatever else the file may be, it stays as it is, byte for byte.
         """
@@ -223,7 +227,7 @@ class Ledger:
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        """A read-only connection; in a folder that cannot be written, one that needs no file of locks there."""
+        """Open a read-only connection; in a folder that cannot be written, one that needs no file of locks there."""
         if not self.path.is_file():
             raise self._unusable("it is no file")
         where = self.path.absolute().as_uri()
@@ -252,7 +256,7 @@ class Ledger:
 
 
 def verified_on(path: Path | None = None) -> dict[str, tuple[str, ...]]:
-    """Models with a conclusive row, by technique, sorted; empty where there is no ledger yet.
+    """Return models with a conclusive row, by technique, sorted; empty where there is no ledger yet.
 
     Rows of several techniques applied together count for none of them. Raises ForetraceError for a damaged ledger.
     """
@@ -264,7 +268,7 @@ def verified_on(path: Path | None = None) -> dict[str, tuple[str, ...]]:
 
 
 def shipped_on() -> dict[str, tuple[str, ...]]:
-    """The same for the rows that foretrace's own table of accuracy is made of."""
+    """Return the same for the rows that foretrace's own table of accuracy is made of."""
     from importlib.resources import files
 
     text = files("foretrace.experiment").joinpath("shipped.json").read_bytes()
@@ -272,7 +276,7 @@ def shipped_on() -> dict[str, tuple[str, ...]]:
 
 
 def models_of(rows: Iterable[Row]) -> dict[str, tuple[str, ...]]:
-    """Models with a conclusive row, by technique, sorted; rows of several techniques together count for none."""
+    """Return models with a conclusive row, by technique, sorted; rows of several techniques together count for none."""
     found: dict[str, set[str]] = {}
     for row in rows:
         if len(row.names) == 1 and row.verdict != Verdict.INCONCLUSIVE:
@@ -281,12 +285,12 @@ def models_of(rows: Iterable[Row]) -> dict[str, tuple[str, ...]]:
 
 
 def export_lines(rows: Iterable[Row]) -> str:
-    """Rows as JSON lines. Raises ForetraceError where a row holds what an import would refuse."""
+    """Return rows as JSON lines. Raises ForetraceError where a row holds what an import would refuse."""
     return "".join(msgspec.json.encode(_sound(row)).decode() + "\n" for row in rows)
 
 
 def import_lines(text: str, source: str) -> tuple[Row, ...]:
-    """Rows of an export; raises ForetraceError with the line that is none."""
+    """Return rows of an export; raises ForetraceError with the line that is none."""
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):  # JSON leaves other ends of lines (U+2028) as they are
         if not line.strip():
@@ -304,7 +308,7 @@ def import_lines(text: str, source: str) -> tuple[Row, ...]:
 
 
 def _sound(row: Row) -> Row:
-    """A row that can be stored, exported and imported again: raises ForetraceError for a number that cannot.
+    """Return a row that can be stored, exported and imported again: raises ForetraceError for a number that cannot.
 
     Text that is no Unicode (a file name that is no UTF-8) is kept in escaped form.
     """
@@ -320,7 +324,7 @@ def _sound(row: Row) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """The same value with text that can be encoded, and null for numbers that JSON does not know."""
+    """Return the same value with text that can be encoded, and null for numbers that JSON does not know."""
     match value:
         case str():
             return value.encode("utf-8", errors="backslashreplace").decode()

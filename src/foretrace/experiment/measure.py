@@ -168,7 +168,7 @@ def measure(job: Job, tell: Tell) -> Outcome:
 
 
 def verify(job: Job, worker: Worker) -> Outcome:
-    """As `measure`, in a process of its own."""
+    """Measure as `measure` does, in a process of its own."""
     try:
         return measure(job, worker.tell)
     except RuntimeError as error:
@@ -191,14 +191,14 @@ def _need_cores(threads: int) -> None:
 
 
 def _kept(job: Job, arm: str) -> Path | None:
-    """The folder for the recording of one arm, if recordings are to be kept."""
+    """Return the folder for the recording of one arm, if recordings are to be kept."""
     return Path(job.keep) / arm if job.keep else None
 
 
 def recorded_calmly(
     training: Training, job: Job, clock: Clock | None, tell: Tell, first: Callable[[], None] | None = None
 ) -> tuple[Trace, int]:
-    """The baseline's recording that others disturbed least, of at most _RECORDINGS, and how many were made.
+    """Return the baseline's recording that others disturbed least, of at most _RECORDINGS, and how many were made.
 
     `first` is called before each.
 
@@ -218,7 +218,9 @@ def recorded_calmly(
 
 
 def unrest(trace: Trace, phases: Sequence[str], clock: str) -> float:
-    """How much longer the median step of some phases took than the shortest, on one clock; 0 where none was timed."""
+    """Return how much longer the median step of some phases took than the shortest, on one clock; 0 where none was
+    timed.
+    """
     steps = trace.ranks[0].recording.get("steps", []) if trace.ranks else []
     times = [step[clock] for step in steps if step.get("phase") in phases and step.get(clock)]
     return median(times) / min(times) - 1.0 if times else 0.0
@@ -227,7 +229,8 @@ def unrest(trace: Trace, phases: Sequence[str], clock: str) -> float:
 def recording_of(
     training: Training, clock: Clock | None, *, steps: int = 0, brief: bool = False, keep: Path | None = None
 ) -> Trace:
-    """A recording of the training, read; a `brief` one is enough to compare layers. It stays in `keep`, if given.
+    """Return a recording of the training, read; a `brief` one is enough to compare layers. It stays in `keep`, if
+    given.
 
     It says that it is to be looked at on `clock`; without one, `unprofiled` chooses.
     """
@@ -247,7 +250,8 @@ def recording_of(
 def _calibrated(
     graph: TaskGraph, techniques: Sequence[Technique], device: str, tell: Tell
 ) -> tuple[TaskGraph, int, tuple[str, ...]]:
-    """The graph with the times of the operators that the techniques ask for, how many were timed, and what to note.
+    """Return the graph with the times of the operators that the techniques ask for, how many were timed, and what to
+    note.
 
     Everything is timed again: an operator and its changed twin are to be compared in one state of the machine. What
     `foretrace calibrate` has stored for this machine stands in for what could not be timed. The times are stored there
@@ -276,7 +280,9 @@ def _calibrated(
 def _residual(
     predicted: WhatIf, treated: Training, measured: Ratio, clock: Clock, *, keep: Path | None
 ) -> tuple[tuple[Residual, ...], float, tuple[str, ...]]:
-    """Where the recorded treated step differs from the predicted one, largest first; its length; what went wrong."""
+    """Return where the recorded treated step differs from the predicted one, largest first; its length; what went
+    wrong.
+    """
     try:
         recorded: Timeline = simulate(unprofiled(build(recording_of(treated, clock, brief=True, keep=keep), None)))
         rows = compare(predicted.after, recorded).rows
@@ -297,13 +303,13 @@ def _residual(
 
 
 def foretold(predicted: WhatIf, baseline_s: float) -> Ratio:
-    """A prediction as a ratio to the baseline's step."""
+    """Return a prediction as a ratio to the baseline's step."""
     low_s, high_s = predicted.interval_s
     return Ratio(value=predicted.after_s / baseline_s, low=low_s / baseline_s, high=high_s / baseline_s)
 
 
 def assumed(predicted: WhatIf) -> tuple[Assumed, ...]:
-    """What a prediction rests on, those that matter most first."""
+    """Return what a prediction rests on, those that matter most first."""
     return tuple(
         Assumed(**asdict(each.assumption), step_at_low_s=each.at_low_s, step_at_high_s=each.at_high_s)
         for each in predicted.assumptions
@@ -315,6 +321,6 @@ def _finite(losses: Sequence[float]) -> tuple[float | None, ...]:
 
 
 def parameters_of(technique: Technique) -> dict[str, Any]:
-    """What the user decided, and what was left at its default; priors only where they were replaced."""
+    """Return what the user decided, and what was left at its default; priors only where they were replaced."""
     values = {each.name: (getattr(technique, each.field), each.default) for each in technique.parameters()}
     return {name: value for name, (value, default) in values.items() if value is not None or default is not None}

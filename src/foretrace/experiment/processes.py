@@ -112,7 +112,7 @@ class Workers:
         tell: Tell | None = None,
         may_end: Collection[int] = (),
     ) -> list[Made]:
-        """As `ask`, with a call of its own for every worker; those that are given none wait.
+        """Ask as `ask` does, with a call of its own for every worker; those that are given none wait.
 
         What those return that `may_end` is missing where they have.
 
@@ -133,7 +133,7 @@ class Workers:
         self, calls: Sequence[AskedCall[Made]], what: str, *, patience_s: float = PATIENCE_S, tell: Tell | None = None,
         may_end: Collection[int] = (),
     ) -> list[Made]:  # fmt: skip
-        """What submitted calls returned, by rank. Raises as `ask`."""
+        """Return what submitted calls returned, by rank. Raises as `ask`."""
         with self._together():
             answers = self._listen(what, patience_s, len(calls), tell, may_end)
         kinds = [get_type_hints(call.function)["return"] for call in calls]
@@ -141,7 +141,7 @@ class Workers:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """What ends one ends all."""
+        """End all where one ends."""
         try:
             yield
         except BaseException:
@@ -174,7 +174,7 @@ class Workers:
     def _listen(
         self, what: str, patience_s: float, count: int, tell: Tell | None, may_end: Collection[int]
     ) -> dict[int, msgspec.Raw]:
-        """One answer of each of the first `count` workers; the end of a worker is an error, unless it may."""
+        """Return one answer of each of the first `count` workers; the end of a worker is an error, unless it may."""
         gone: set[int] = set()
         end = time.monotonic() + patience_s
         answers: dict[int, msgspec.Raw] = {}
@@ -207,7 +207,7 @@ class Workers:
         return answers
 
     def _ended(self, rank: int) -> bool:
-        """Whether a process whose pipe has something to read has ended: then that is the pipe's end."""
+        """Return whether a process whose pipe has something to read has ended: then that is the pipe's end."""
         try:
             self.processes[rank].wait(timeout=_END_S)
         except subprocess.TimeoutExpired:
@@ -215,7 +215,7 @@ class Workers:
         return True
 
     def _lines(self, rank: int, what: str) -> list[bytes]:
-        """The lines that a worker has completed; raises where its pipe has come to its end."""
+        """Return the lines that a worker has completed; raises where its pipe has come to its end."""
         stream = self.processes[rank].stdout
         assert stream is not None
         chunk = os.read(stream.fileno(), 2**16)
@@ -225,7 +225,7 @@ class Workers:
         return lines
 
     def _checked(self, rank: int, line: bytes, what: str) -> Progress | Returned:
-        """The answer in a line; raises what it complains of, or the death of another worker that explains it."""
+        """Return the answer in a line; raises what it complains of, or the death of another worker that explains it."""
         answer: Answer = self._decoder.decode(line)
         if isinstance(answer, Refusal | Crashed) and (dead := self._dead(rank, _SETTLE_S[type(answer)])) is not None:
             raise self._died(dead, what)
@@ -238,7 +238,7 @@ class Workers:
                 return answer
 
     def _dead(self, complaining: int, settle_s: float) -> int | None:
-        """A worker that ended while another one complained of a broken connection."""
+        """Return a worker that ended while another one complained of a broken connection."""
         end = time.monotonic() + settle_s
         while len(self) > 1 and time.monotonic() < end:
             for rank, process in enumerate(self.processes):
@@ -248,7 +248,7 @@ class Workers:
         return None
 
     def _died(self, rank: int, what: str) -> DeadError:
-        """What to say of a worker that ended although it was still needed."""
+        """Return what to say of a worker that ended although it was still needed."""
         process = self.processes[rank]
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_GOODBYE_S)
@@ -263,7 +263,7 @@ class Workers:
 
 @contextmanager
 def together(count: int, *, threads: int = 1, backend: str = "gloo", first: bool = True) -> Iterator[Workers]:
-    """So many workers on this machine's own network, joined; ended with the block."""
+    """Start so many workers on this machine's own network, joined; ended with the block."""
     with alone(count, threads=threads, first=first) as workers:
         join(workers, "127.0.0.1", _free_port(), threads, backend)
         yield workers
@@ -274,7 +274,7 @@ def alone(
     count: int = 1, *, threads: int = 1, first: bool = True, memory_bytes: int = 0, cores: Sequence[int] = (),
     forked: bool = True,
 ) -> Iterator[Workers]:  # fmt: skip
-    """Workers that have joined no other, on these cores; ended with the block.
+    """Start workers that have joined no other, on these cores; ended with the block.
 
     `memory_bytes` is what each may have beyond its libraries, as the system enforces it (RLIMIT_DATA); 0: no limit.
     Without `forked` they are children of this process, which import their libraries by themselves.
@@ -284,7 +284,7 @@ def alone(
 
 
 def limited(function: Callable[[Given], Made], given: Given, *, memory_bytes: int = 0) -> Made:
-    """What a function returns in a process of its own that may have so many bytes beyond its libraries (0: any).
+    """Return what a function returns in a process of its own that may have so many bytes beyond its libraries (0: any).
 
     Raises ForetraceError for what the function refuses, where its memory does not suffice, and where it is killed.
     """
@@ -300,7 +300,7 @@ def join(workers: Workers, address: str, port: int, threads: int, backend: str =
 
 
 def _free_port() -> int:
-    """A port that nothing listens on at this moment."""
+    """Return a port that nothing listens on at this moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -311,7 +311,8 @@ def started(
     networks: Sequence[str], threads: int, *, interface: str = "lo", first: bool = True, memory_bytes: int = 0,
     cores: Sequence[int] = (), forked: bool = True,
 ) -> Iterator[Workers]:  # fmt: skip
-    """A process per network ("": the machine's own); ended with the block. `first`: ahead of all else on the machine.
+    """Start a process per network ("": the machine's own); ended with the block. `first`: ahead of all else on the
+    machine.
 
     One whose memory is limited imports its libraries by itself, so that it has the pages of its own use alone; so do
     all where a process must not fork once it has loaded system libraries (macOS).
@@ -354,7 +355,7 @@ class ScriptError(ForetraceError):
 
 
 def check(job: Job) -> None:
-    """Raises ForetraceError for what can be seen to be wrong before anything is run."""
+    """Raise ForetraceError for what can be seen to be wrong before anything is run."""
     ending("seconds", job.seconds, 20)
     if job.batches not in ("", "ready", "loader"):
         raise ForetraceError(f"`batches={job.batches}` does not exist; choose ready or loader.")
@@ -392,7 +393,7 @@ def run(job: Job, progress: Tell | None = None) -> Outcome:
 
 
 def _is_the_users(job: Job, crash: Crashed) -> bool:
-    """Whether a script of the user raised this: before anything was applied, or with a frame of its own file."""
+    """Return whether a script of the user raised this: before anything was applied, or with a frame of its own file."""
     if not job.model.endswith(".py"):
         return False
     script = Path(job.model).resolve()

@@ -31,7 +31,7 @@ class Stall:
 
     @classmethod
     def of(cls, name: str, seconds: float, between: tuple[float, float], step_s: float, why: str) -> Stall:
-        """A stall of a step that takes so long."""
+        """Return a stall of a step that takes so long."""
         share = seconds / step_s if step_s > 0 else 0.0
         return cls(name=name, seconds=seconds, low_s=between[0], high_s=between[1], share=share, why=why)
 
@@ -50,7 +50,7 @@ class Stalls:
 def stalls(
     graph: TaskGraph, *, workers: int = 1, inside: str = "", between: str = "", gradient_mb: float = 0.0
 ) -> Stalls:
-    """Stalls of `workers` joined by the links `inside` a machine, and by `between` where machines are apart.
+    """Return stalls of `workers` joined by the links `inside` a machine, and by `between` where machines are apart.
 
     Links and files are written as for `data-parallel`. Raises NotApplicableError where gradients are not known,
     GraphError for a graph of several ranks.
@@ -102,7 +102,7 @@ def need_one_rank(graph: TaskGraph) -> None:
 
 
 def loader_s(graph: TaskGraph) -> float | None:
-    """Processor seconds that preparing one step's batches takes; None where the recorder did not time it."""
+    """Return processor seconds that preparing one step's batches takes; None where the recorder did not time it."""
     found = [step["loader_cpu_ns"] for step in _steps(graph) if step.get("loader_cpu_ns")]
     return median(found) / 1e9 if found else None
 
@@ -112,7 +112,7 @@ def _measured(name: str, seconds: float, spread: float, recorded: float, why: st
 
 
 def _in_loader(graph: TaskGraph, loading: float) -> tuple[float, float | None]:
-    """Seconds per step that the loader prepares, and that it waits for storage (None where others load).
+    """Return seconds per step that the loader prepares, and that it waits for storage (None where others load).
 
     Where the recorder saw for how long it waited for a core, both are as it saw them. On the CPU clock, what others
     take of the whole step is no stall of the loader: only what it waited beyond that counts.
@@ -133,7 +133,7 @@ def _in_loader(graph: TaskGraph, loading: float) -> tuple[float, float | None]:
 
 
 def _others(step: dict[str, Any]) -> float:
-    """Time that others took of a step outside its loader, per CPU time."""
+    """Return the time that others took of a step outside its loader, per CPU time."""
     cpu = max(float(step["cpu_ns"] - step["loader_cpu_ns"]), 1.0)
     return max((float(step["wall_ns"] - step["loader_wall_ns"]) - cpu) / cpu, 0.0)
 

@@ -80,19 +80,19 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
         return (self.high - self.low) / 2
 
     def holds(self, value: float) -> bool:
-        """Whether a value lies in the interval."""
+        """Return whether a value lies in the interval."""
         return self.low <= value <= self.high
 
 
 def trimmed_mean(values: Sequence[float] | Float64, share: float) -> float:
-    """Mean without the lowest and highest `share` of the values (rounded down)."""
+    """Return mean without the lowest and highest `share` of the values (rounded down)."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     cut = int(share * len(ordered))
     return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def paired_ratio(first: Sequence[float], second: Sequence[float], *, seed: int = 0, level: float = LEVEL) -> Ratio:
-    """Median over rounds of second / first, with the bootstrap interval of that median (percentile method).
+    """Return the median over rounds of second / first, with the bootstrap interval of that median (percentile method).
 
     Both hold one time per round, in the same order. The same input and seed give the same interval.
     """
@@ -105,12 +105,12 @@ def paired_ratio(first: Sequence[float], second: Sequence[float], *, seed: int =
 
 
 def floor(same: Ratio) -> float:
-    """The smallest change of the step that can be told from none, given the baseline against itself."""
+    """Return the smallest change of the step that can be told from none, given the baseline against itself."""
     return max(LEAST_FLOOR, abs(same.low - 1.0), abs(same.high - 1.0))
 
 
 def too_uncertain(arms: Sequence[Arm], measured: Ratio, clock: str) -> str:
-    """Why nothing can be concluded from these blocks, one sentence; empty where something can."""
+    """Return why nothing can be concluded from these blocks, one sentence; empty where something can."""
     spread = max(arm.spread for arm in arms)
     limit = MOST_SPREAD if clock == "cpu" else QUIET_SPREAD
     if spread > limit:
@@ -125,7 +125,8 @@ def too_uncertain(arms: Sequence[Arm], measured: Ratio, clock: str) -> str:
 
 
 def strays(recorded_s: Sequence[float], baseline: Sequence[Arm]) -> str:
-    """Why a prediction from these recorded steps cannot be held against arms with this baseline; empty if it can.
+    """Return why a prediction from these recorded steps cannot be held against arms with this baseline; empty if it
+    can.
 
     Recording and baseline are the same training in the same process on the same clock. Where they differ by more than
     either of them varies, the prediction started from another step than the one that was measured.
@@ -143,7 +144,7 @@ def strays(recorded_s: Sequence[float], baseline: Sequence[Arm]) -> str:
 
 
 def verdict(predicted: Ratio, measured: Ratio, *, same: Ratio, uncertain: str = "") -> Verdict:
-    """What it came to; `uncertain` is the reason not to conclude, if there is one."""
+    """Return what it came to; `uncertain` is the reason not to conclude, if there is one."""
     if uncertain:
         return Verdict.INCONCLUSIVE
     least = floor(same)

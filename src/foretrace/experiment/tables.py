@@ -32,7 +32,9 @@ class Summary:
 
 
 def summaries(rows: Sequence[Row]) -> tuple[Summary, ...]:
-    """One summary per techniques (as they are named, together where several were applied), and "all" at the end."""
+    """Return one summary per techniques (as they are named, together where several were applied), and "all" at
+    the end.
+    """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(" + ".join(row.names), []).append(row)
@@ -54,7 +56,7 @@ def _summary(name: str, rows: Sequence[Row]) -> Summary:
 
 
 def floor_of(row: Row) -> float:
-    """The smallest change that could be seen when the row was measured."""
+    """Return the smallest change that could be seen when the row was measured."""
     return floor(Ratio(value=row.same, low=row.same_low, high=row.same_high))
 
 
@@ -75,7 +77,7 @@ def write(rows: Sequence[Row], path: Path) -> None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """One line per row, ordered by technique and model. Ratios are treated over baseline step."""
+    """Return one line per row, ordered by technique and model. Ratios are treated over baseline step."""
     ordered = sorted(rows, key=lambda row: (len(row.names), row.techniques, row.model, row.time))
     lines = [
         "| " + " | ".join(HEADER) + " |",
@@ -100,7 +102,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def markdown_summary(rows: Sequence[Row]) -> str:
-    """Median and worst absolute error and coverage, per technique and over all rows."""
+    """Return median and worst absolute error and coverage, per technique and over all rows."""
     header = ("technique", "rows", "concluded", "median error", "worst error", "covered")
     lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
     for each in summaries(rows):
@@ -112,7 +114,7 @@ def markdown_summary(rows: Sequence[Row]) -> str:
 
 
 def csv(rows: Sequence[Row]) -> str:
-    """The plain columns, one line per row."""
+    """Return the plain columns, one line per row."""
     import csv as writer
     import io
 

@@ -33,7 +33,7 @@ def in_turns(
     seconds: float = inf, good: Callable[[], int] | None = None, tell: Callable[[float], None] | None = None,
     before: Callable[[int, Sequence[K]], object] | None = None, clock: Clock | None = None,
 ) -> dict[K, list[T]]:  # fmt: skip
-    """What every arm gives, by round; who begins changes from round to round.
+    """Return what every arm gives, by round; who begins changes from round to round.
 
     Args:
         arms: their names.
@@ -94,7 +94,7 @@ class TriedPrediction(msgspec.Struct, frozen=True, kw_only=True):
         self, techniques: str, *, model: str, size: str, parameters: dict[str, Any], threads: int = 1,
         batches: str = "ready", device: str = "cpu", samples: tuple[int, int] | None = None, **own: Any,
     ) -> Row:  # fmt: skip
-        """What the ledger keeps, with a new id and the present time.
+        """Return what the ledger keeps, with a new id and the present time.
 
         Args:
             techniques: as on a command line; of a figure its name, whose first word names it in summaries.
@@ -181,12 +181,12 @@ def figured(
 
 
 def means(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Of two copies, by round."""
+    """Return the means of two copies, by round."""
     return [(a + b) / 2 for a, b in zip(first, second, strict=True)]
 
 
 def versions() -> dict[str, str]:
-    """Of Python, PyTorch and foretrace."""
+    """Return the versions of Python, PyTorch and foretrace."""
     from importlib.metadata import version
 
     import torch

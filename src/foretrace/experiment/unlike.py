@@ -86,7 +86,7 @@ def run(setup: UnlikeSetup) -> tuple[RanWorker, ...]:
 
 
 def play(setup: UnlikeSetup, process: Process) -> RanWorker:
-    """What one of the processes does: the last one is the server."""
+    """Return what one of the processes does: the last one is the server."""
     rank = process.rank
     job = PartitionedJob(workers=len(setup.step_s))
     return _Server(setup, job).run() if rank == job.workers else _train(setup, job, rank)
@@ -189,7 +189,9 @@ def _until(when_s: float) -> float:
 
 
 def _received(source: int) -> list[Any]:
-    """What the other process sent: a commit or an answer, and its time. Raises RuntimeError where it has ended."""
+    """Return what the other process sent: a commit or an answer, and its time. Raises RuntimeError where it
+    has ended.
+    """
     found: list[Any] = [None, None]
     dist.recv_object_list(found, source)
     return found

@@ -68,7 +68,9 @@ def _limit(memory: int) -> None:
 
 
 def _streams() -> tuple[FileIO, BufferedWriter]:
-    """Our ends of the two pipes; what the job itself prints goes to standard error, and it has nothing to read."""
+    """Return our ends of the two pipes; what the job itself prints goes to standard error, and it has nothing
+    to read.
+    """
     inbox, out = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

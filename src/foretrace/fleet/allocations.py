@@ -24,7 +24,7 @@ Bool = npt.NDArray[np.bool_]
 
 
 def isolated(scale: npt.ArrayLike, workers: npt.ArrayLike) -> Float64:
-    """Every job gets an equal part of each type, as if it had a cluster of its own that much smaller."""
+    """Return every job gets an equal part of each type, as if it had a cluster of its own that much smaller."""
     size, have = vector(scale), vector(workers)
     if not len(size):
         return np.zeros((0, len(have)))
@@ -34,7 +34,7 @@ def isolated(scale: npt.ArrayLike, workers: npt.ArrayLike) -> Float64:
 
 
 def proportional(jobs: int, workers: npt.ArrayLike) -> Float64:
-    """(jobs, types) all of everybody's time, on each type as often as there are GPUs of it.
+    """Return (jobs, types) all of everybody's time, on each type as often as there are GPUs of it.
 
     What Gavel measures progress against; it takes no notice of how many jobs there are, so it is not feasible as such.
     """
@@ -57,7 +57,7 @@ def max_min(
 def normalised(
     throughputs: npt.ArrayLike, scale: npt.ArrayLike, workers: npt.ArrayLike, weights: npt.ArrayLike | None = None
 ) -> Float64:
-    """(m, types) the gains per fraction of time that `max_min` levels; 0 for a job that runs nowhere."""
+    """Return (m, types) the gains per fraction of time that `max_min` levels; 0 for a job that runs nowhere."""
     rates = matrix(throughputs)
     weight = np.ones(len(rates)) if weights is None else vector(weights)
     base = (rates * proportional(len(rates), workers)).sum(axis=1) * weight
@@ -68,7 +68,9 @@ def normalised(
 def makespan(
     throughputs: npt.ArrayLike, scale: npt.ArrayLike, workers: npt.ArrayLike, remaining: npt.ArrayLike
 ) -> tuple[Float64, float]:
-    """X and the seconds until the last of the jobs ends if X stays: remaining (m,) steps, as short as it can be."""
+    """Return X and the seconds until the last of the jobs ends if X stays: remaining (m,) steps, as short as it
+    can be.
+    """
     rates, left = matrix(throughputs), vector(remaining)
     work = np.where(left > 0, left, 1.0)
     x, speed = best_worst(np.where((left > 0)[:, None], rates / work[:, None], 0.0), scale, workers)
@@ -85,7 +87,7 @@ def finish_time_fairness(
     alone: npt.ArrayLike,
     tolerance: float = 1e-7,
 ) -> tuple[Float64, float]:
-    """X and the largest ρ = (elapsed + remaining / progress) / alone, made as small as it can be.
+    """Return X and the largest ρ = (elapsed + remaining / progress) / alone, made as small as it can be.
 
     elapsed, alone: (m,) seconds since submission, and that the job would take in all by itself on its share of the
     cluster; remaining: (m,) steps. Jobs without remaining steps, or that run nowhere, take no part.
@@ -138,7 +140,7 @@ def finish_time_fairness(
 
 
 def best_worst(gain: npt.ArrayLike, scale: npt.ArrayLike, workers: npt.ArrayLike) -> tuple[Float64, float]:
-    """X with the largest smallest Σ_j gain[m, j] · X[m, j] over jobs that have any gain, and that value."""
+    """Return X with the largest smallest Σ_j gain[m, j] · X[m, j] over jobs that have any gain, and that value."""
     value = matrix(gain)
     m, n = value.shape
     part = value.max(axis=1, initial=0.0) > 0
@@ -166,7 +168,8 @@ def allox(
     *,
     alpha: float = 1.0,
 ) -> npt.NDArray[np.int64]:
-    """(m,) the type that each one-GPU job starts on now, −1 for those that wait: the smallest sum of completion times.
+    """Return (m,) the type that each one-GPU job starts on now, −1 for those that wait: the smallest sum of completion
+    times.
 
     remaining (m,) steps, waited (m,) seconds since submission, free (types,) GPUs that nobody keeps. Only the
     max(⌊alpha · m⌋, free GPUs) jobs that waited longest take part. A job in the k-th place from the end of a GPU's
@@ -199,12 +202,12 @@ def allox(
 
 
 def vector(values: npt.ArrayLike) -> Float64:
-    """Numbers in a row."""
+    """Return numbers in a row."""
     return np.asarray(values, np.float64).reshape(-1)
 
 
 def matrix(values: npt.ArrayLike) -> Float64:
-    """Numbers by job and type; raises ValueError where they are not."""
+    """Return numbers by job and type; raises ValueError where they are not."""
     made = np.asarray(values, np.float64)
     if made.ndim != 2:
         raise ValueError("throughputs are a matrix of jobs by GPU types")
@@ -212,7 +215,7 @@ def matrix(values: npt.ArrayLike) -> Float64:
 
 
 def per_job(values: Float64) -> Float64:
-    """(m, m · types) a row per job with its values at its variables."""
+    """Return (m, m · types) a row per job with its values at its variables."""
     m, n = values.shape
     rows = np.zeros((m, m * n))
     for j in range(n):
@@ -221,7 +224,7 @@ def per_job(values: Float64) -> Float64:
 
 
 def capacity(scale: Float64, workers: Float64) -> tuple[Float64, Float64]:
-    """Rows and limits of: nobody gets more than all his time, no type gives more than it has."""
+    """Return rows and limits of: nobody gets more than all his time, no type gives more than it has."""
     m, n = len(scale), len(workers)
     types = np.kron(scale, np.eye(n)).reshape(n, m * n) if m else np.zeros((n, 0))
     return np.vstack([per_job(np.ones((m, n))), types]), np.concatenate([np.ones(m), workers])
@@ -230,7 +233,9 @@ def capacity(scale: Float64, workers: Float64) -> tuple[Float64, Float64]:
 def solve(
     cost: Float64, rows: Float64 | tuple[Any, Any, Any], limits: Float64, bounds: list[tuple[float, float | None]]
 ) -> Float64 | None:
-    """Smallest cost · z where rows · z <= limits, None where there is no such z. Rows also as (row, column, value)."""
+    """Return the smallest cost · z where rows · z <= limits, None where there is no such z. Rows also as (row, column,
+    value).
+    """
     try:
         from scipy.optimize import linprog
         from scipy.sparse import csr_array

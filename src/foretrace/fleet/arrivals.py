@@ -24,7 +24,7 @@ class Swing:
 
 
 def week_profile(time: Float64, span_s: float) -> tuple[Float64, str]:
-    """(168,) relative rate by hour of the week counted from time 0, mean 1, and what it rests on.
+    """Return (168,) relative rate by hour of the week counted from time 0, mean 1, and what it rests on.
 
     A week where the log has two or more, else a day where it has two or more, else flat. Neighbouring hours are
     averaged with weights 1, 2, 1.
@@ -42,7 +42,7 @@ def week_profile(time: Float64, span_s: float) -> tuple[Float64, str]:
 
 
 def burst_swing(time: Float64, size: Float64, profile: Float64, span_s: float) -> tuple[Swing, Swing]:
-    """How the rate of bursts wanders by day, and by hour within the day, beyond the profile and chance.
+    """Return how the rate of bursts wanders by day, and by hour within the day, beyond the profile and chance.
 
     time, size: (bursts,) seconds and jobs of each. Moments of job counts: what their variance exceeds that of a
     compound Poisson process with the profile's rate is the variance of the factor; the covariance of neighbours, over
@@ -78,7 +78,7 @@ def _swing(counts: Float64, expected: Float64, lumps: float) -> Swing:
 
 
 def factors(rng: np.random.Generator, swing: Swing, steps: int) -> Float64:
-    """(steps,) factors with mean 1, from the stationary distribution on."""
+    """Return (steps,) factors with mean 1, from the stationary distribution on."""
     if not swing.variance:
         return np.ones(steps)
     noise = rng.standard_normal(steps) * sqrt(1 - swing.keeps**2)

@@ -134,7 +134,7 @@ def why(
 
 
 def _changes(scene: Scene) -> Iterator[tuple[str, Scene, tuple[Cause, ...], Mapping[str, str]]]:
-    """What may help: its name, the scene so changed, the causes of waiting that it answers, and `Why.asked`.
+    """Yield what may help: its name, the scene so changed, the causes of waiting that it answers, and `Why.asked`.
 
     Letting others pass, another policy, a wider placement, no quotas, and last what has to be bought.
     """
@@ -171,7 +171,7 @@ def _tried(name: str, changed: Scene, now: FleetResult, at: int) -> Remedy:
 
 
 def _telling_moment(result: FleetResult, at: int) -> int:
-    """When the job's longest stretch of waiting had begun: its submission, or when it lost its GPUs."""
+    """Return when the job's longest stretch of waiting had begun: its submission, or when it lost its GPUs."""
     segments = result.segments
     assert segments is not None
     mine = np.flatnonzero(segments.job == at)
@@ -194,7 +194,7 @@ def _status(result: FleetResult, at: int, moment: int) -> str:
 
 
 def _reason(result: FleetResult, at: int, moment: int) -> str:
-    """The last decision about the job up to the moment."""
+    """Return the last decision about the job up to the moment."""
     if result.never[at]:
         return "no unit of the cluster, or its tenant's quota, can ever hold so many GPUs of the kinds it may use"
     past = [each for each in result.decisions if nanoseconds(each.time_s) <= moment]

@@ -51,19 +51,19 @@ class ClusterTree:
         return len(self.gpu_type)
 
     def units(self, level: int) -> int:
-        """How many units of this level (0 the innermost)."""
+        """Return how many units of this level (0 the innermost)."""
         return len(self.starts[level]) - 1
 
     def unit_of(self, level: int, gpu: int) -> int:
-        """The unit of this level that holds a GPU."""
+        """Return the unit of this level that holds a GPU."""
         return int(np.searchsorted(self.starts[level], gpu, side="right")) - 1
 
     def units_of(self, level: int) -> Int64:
-        """(GPUs,) the unit of this level that holds each."""
+        """Return (GPUs,) the unit of this level that holds each."""
         return np.asarray(np.searchsorted(self.starts[level], np.arange(self.gpus), side="right") - 1, np.int64)
 
     def largest(self) -> Int64:
-        """(kinds, levels) GPUs of a kind in the unit that has most of them."""
+        """Return (kinds, levels) GPUs of a kind in the unit that has most of them."""
         kinds, levels = range(len(self.types)), range(len(self.levels))
         units = [self.units_of(level) for level in levels]
         return np.array(
@@ -71,18 +71,18 @@ class ClusterTree:
         )
 
     def usable(self, wanted: str) -> list[bool]:
-        """Which kinds of GPU a job may use that names these, joined by "|"; all where it names none."""
+        """Return which kinds of GPU a job may use that names these, joined by "|"; all where it names none."""
         kinds = {each.strip().lower() for each in wanted.split("|") if each.strip()}
         return [not kinds or kind.lower() in kinds for kind in self.types]
 
     def level(self, name: str) -> int:
-        """Position of a level by name; raises ForetraceError where the cluster has none of that name."""
+        """Return the position of a level by name; raises ForetraceError where the cluster has none of that name."""
         if name not in self.levels:
             raise ForetraceError(f"cluster {self.name!r} has no level {name!r}; it has {', '.join(self.levels)}.")
         return self.levels.index(name)
 
     def unit_name(self, level: int, unit: int) -> str:
-        """What a unit is called: by the source, or level and number."""
+        """Return what a unit is called: by the source, or level and number."""
         if self.names and self.names[level]:
             return self.names[level][unit]
         return f"{self.levels[level]}{unit}"
@@ -102,7 +102,9 @@ class ClusterTree:
         name: str = "",
         gbit_s: Sequence[float] = (),
     ) -> ClusterTree:
-        """Units alike everywhere: `counts` outermost first, GPUs per innermost unit last; (2, 4, 8) is 64 GPUs."""
+        """Return units alike everywhere: `counts` outermost first, GPUs per innermost unit last; (2, 4, 8) is
+        64 GPUs.
+        """
         if any(count < 1 for count in counts):
             raise ForetraceError(f"a cluster needs at least one of everything, not {'x'.join(map(str, counts))}.")
         depth = len(counts) - 1
@@ -125,7 +127,9 @@ class ClusterTree:
         )
 
     def bigger(self, more: int) -> ClusterTree:
-        """With `more` further outermost units like the last one (racks where the outermost level is racks)."""
+        """Return it with `more` further outermost units like the last one (racks where the outermost level is
+        racks).
+        """
         if more < 1:
             raise ForetraceError(f"a cluster grows by one unit or more, not by {more}.")
         _affordable(self.gpus + more)
@@ -159,7 +163,7 @@ class ClusterNode:
 
 
 def tree(where: str, nodes: Sequence[ClusterNode], levels: Sequence[str], *, name: str) -> ClusterTree:
-    """Nodes as innermost units, `levels` (outermost first) above them, the whole cluster last.
+    """Return nodes as innermost units, `levels` (outermost first) above them, the whole cluster last.
 
     Units keep the order in which they first appear, and nodes theirs within a unit. Raises ForetraceError where no
     node has a GPU, a node stands twice or has another depth than `levels`.
@@ -204,7 +208,7 @@ def tree(where: str, nodes: Sequence[ClusterNode], levels: Sequence[str], *, nam
 
 
 def parse_cluster(text: str) -> ClusterTree:
-    """A cluster from what a user writes.
+    """Return a cluster from what a user writes.
 
     `2x4x8` (racks x nodes x GPUs; `4x8` nodes x GPUs; `64` one unit), `rack=2,node=4,gpu=8`, either with `@v100`, kinds
     side by side as `4x8@v100+2x4@k80`, or the path of a YAML file (`load_cluster`). Raises ForetraceError.
@@ -244,7 +248,7 @@ def _part(text: str, whole: str) -> ClusterTree:
 
 
 def side_by_side(parts: Sequence[ClusterTree], *, name: str) -> ClusterTree:
-    """One cluster of several, which must have the same levels; raises ForetraceError where they do not."""
+    """Return one cluster of several, which must have the same levels; raises ForetraceError where they do not."""
     first = parts[0]
     if any(part.levels != first.levels for part in parts):
         raise ForetraceError(f"cluster {name!r}: its parts have different levels; write each with the same depth.")
@@ -266,8 +270,8 @@ def side_by_side(parts: Sequence[ClusterTree], *, name: str) -> ClusterTree:
 
 
 def load_cluster(path: Path) -> ClusterTree:
-    """From YAML: `levels` (outermost first), `units` (a list of parts, each `count` per level, `gpus`, `type`),
-    `gbit_s` by level name, `quotas` by tenant. Raises ForetraceError naming the key that cannot be read.
+    """Read a cluster from YAML: `levels` (outermost first), `units` (a list of parts, each `count` per level, `gpus`,
+    `type`), `gbit_s` by level name, `quotas` by tenant. Raises ForetraceError naming the key that cannot be read.
     """
     said: Any = reading.parse_yaml(reading.read_text(path), str(path))
     help_ = "write levels: [rack, node], units: [{count: [2, 4], gpus: 8, type: v100}]"

@@ -35,7 +35,7 @@ FIGURES = (
 
 
 def figures(result: FleetResult, only: Only = None) -> dict[str, float]:
-    """The figures that policies are compared by, of one run; nan where one is not known."""
+    """Return the figures that policies are compared by, of one run; nan where one is not known."""
     jct, queue = metrics.spread(result.jct_s[chosen(result, only)]), metrics.queueing(result, only)
     cover = metrics.coverage(result, only)
     return {
@@ -64,7 +64,7 @@ class ChangedFigure:
 
 
 def changed_figures(before: FleetResult, after: FleetResult) -> tuple[ChangedFigure, ...]:
-    """`figures` of two runs of the same jobs."""
+    """Return `figures` of two runs of the same jobs."""
     known, new = metrics.known, figures(after)
     return tuple(
         ChangedFigure(name, known(old), known(new[name]), known(new[name] / old) if old else None)
@@ -149,7 +149,7 @@ class PolicyFigure:
 
     @classmethod
     def of(cls, mean: MeanInterval, against: Contrast) -> PolicyFigure:
-        """What is not known is None."""
+        """Return what is not known is None."""
         return cls(
             mean=metrics.known(mean.mean),
             low=mean.low,
@@ -179,7 +179,7 @@ class Best:
 
 
 def jitter(workload: Workload, seed: int, seconds: float = 60.0) -> Workload:
-    """Every submission later by 0 to `seconds`, uniform and independent; what was logged moves along.
+    """Return every submission later by 0 to `seconds`, uniform and independent; what was logged moves along.
 
     Deterministic for a seed. Raises ForetraceError for a negative time.
     """
@@ -190,7 +190,7 @@ def jitter(workload: Workload, seed: int, seconds: float = 60.0) -> Workload:
 
 
 def _moved(workload: Workload, by: Int64) -> Workload:
-    """Every submission and what was logged so many ns later; what was logged before time zero is not known."""
+    """Return every submission and what was logged so many ns later; what was logged before time zero is not known."""
     logged = {
         key: np.where(getattr(workload, key) < 0, -1, np.maximum(getattr(workload, key) + by, -1))
         for key in ("logged_start_ns", "logged_end_ns")
@@ -199,7 +199,7 @@ def _moved(workload: Workload, by: Int64) -> Workload:
 
 
 def subtraces(workload: Workload, count: int) -> tuple[Workload, ...]:
-    """So many consecutive parts with equally many jobs (one more in the first ones), each from time zero.
+    """Return so many consecutive parts with equally many jobs (one more in the first ones), each from time zero.
 
     A part begins on an empty cluster, so its queues are shorter at first than in the whole. Raises ForetraceError
     where there are fewer jobs than parts.
@@ -215,7 +215,7 @@ def subtraces(workload: Workload, count: int) -> tuple[Workload, ...]:
 
 
 def jittered(workload: Workload, seeds: int, seconds: float = 60.0, *, seed: int = 0) -> tuple[Workload, ...]:
-    """The workload under so many seeds, counted from `seed`; the workload itself where one is asked for."""
+    """Return the workload under so many seeds, counted from `seed`; the workload itself where one is asked for."""
     if seeds < 1:
         raise ForetraceError(f"a comparison needs at least one run of each policy, not {seeds}; give `seeds=20`.")
     if seeds > MOST_SEEDS:
@@ -224,7 +224,7 @@ def jittered(workload: Workload, seeds: int, seconds: float = 60.0, *, seed: int
 
 
 def repetitions(workload: Workload, seeds: int, jitter_s: float, parts: int) -> tuple[Sequence[Workload], str]:
-    """The workloads that every policy plays, and what they are, for people: `parts` of it, else `jittered`."""
+    """Return the workloads that every policy plays, and what they are, for people: `parts` of it, else `jittered`."""
     if parts:
         return subtraces(workload, parts), f"{parts} parts of the log"
     how = f"submissions shifted by up to {jitter_s:g} s" if seeds > 1 else ""
@@ -276,7 +276,7 @@ def judge(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> PolicyComparison:
-    """From figures per policy and repetition, the same repetitions in the same order for every policy.
+    """Judge figures per policy and repetition, the same repetitions in the same order for every policy.
 
     Raises ForetraceError where the baseline is not among them or the repetitions differ in number.
     """
@@ -323,7 +323,7 @@ def judge(
 
 
 def estimate(values: Float64, draws: npt.NDArray[np.int64], tails: Tails) -> MeanInterval:
-    """Mean of the repetitions; no interval from one of them or where one is not known."""
+    """Return the mean of the repetitions; no interval from one of them or where one is not known."""
     if len(values) < 2 or np.isnan(values).any():
         return MeanInterval(mean=float(values.mean()), low=None, high=None)
     mean = float(values.mean())
@@ -337,7 +337,7 @@ def estimate(values: Float64, draws: npt.NDArray[np.int64], tails: Tails) -> Mea
 def contrast(
     values: Float64, base: Float64, draws: npt.NDArray[np.int64], tails: Tails, *, more: bool = False
 ) -> Contrast:
-    """Ratio of means with the interval over paired resamples; more: larger is better."""
+    """Return the ratio of means with the interval over paired resamples; more: larger is better."""
     if np.array_equal(values, base):
         return Contrast(ratio=1.0, low=1.0, high=1.0, verdict="same")
     if np.isnan(values).any() or np.isnan(base).any() or base.mean() == 0:
@@ -371,7 +371,7 @@ class Tails:
 
     @classmethod
     def of(cls, n: int, level: float) -> Tails:
-        """For n repetitions."""
+        """Return the tails for n repetitions."""
         if n < 2:
             return cls(float("inf"), 0.0)
         t = t_quantile(0.5 + level / 2, n - 1)

@@ -142,18 +142,18 @@ class Metrics:
     bills: tuple[Bill, ...]
 
     def total(self, what: str) -> float | None:
-        """Sum over kinds of GPUs of `usd_used`, `usd_all`, `kwh` ...; None where one of them is not stated."""
+        """Return sum over kinds of GPUs of `usd_used`, `usd_all`, `kwh` ...; None where one of them is not stated."""
         parts = [getattr(bill, what) for bill in self.bills]
         return None if not parts or any(part is None for part in parts) else float(sum(parts))
 
 
 def known(value: float) -> float | None:
-    """None for nan and infinity."""
+    """Return none for nan and infinity."""
     return float(value) if np.isfinite(value) else None
 
 
 def spread(values: Float64) -> Spread:
-    """Of the values that are not nan."""
+    """Return the spread of the values that are not nan."""
     those = values[~np.isnan(values)]
     if not len(those):
         return Spread(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan, longest=np.nan, covers=0)
@@ -162,7 +162,7 @@ def spread(values: Float64) -> Spread:
 
 
 def coverage(result: FleetResult, only: Only = None) -> Coverage:
-    """How many jobs finished, and which did not."""
+    """Return how many jobs finished, and which did not."""
     at = chosen(result, only)
     finished, never = result.finished[at], result.never[at]
     waiting = ~finished & ~never & (result.start_ns[at] < 0)
@@ -176,7 +176,7 @@ def coverage(result: FleetResult, only: Only = None) -> Coverage:
 
 
 def cdf(values: Float64, points: int = 200) -> tuple[Float64, Float64]:
-    """(value, share of the known values up to it): every value where they are few, else `points` of them.
+    """Return (value, share of the known values up to it): every value where they are few, else `points` of them.
 
     The largest percent keeps a quarter of the points, so that a heavy tail stays visible.
     """
@@ -190,7 +190,7 @@ def cdf(values: Float64, points: int = 200) -> tuple[Float64, Float64]:
 
 
 def queueing(result: FleetResult, only: Only = None) -> Queueing:
-    """How long jobs wait, and for what."""
+    """Return how long jobs wait, and for what."""
     at = chosen(result, only)
     at = at[~result.never[at]]
     until = np.where(result.finished[at], result.end_ns[at], max(horizon_ns(result), 0))
@@ -205,7 +205,7 @@ def queueing(result: FleetResult, only: Only = None) -> Queueing:
 
 
 def fairness(result: FleetResult, *, demand: str = "gpus") -> Float64:
-    """(n,) finish-time fairness ρ = JCT / (exclusive × max(1, mean active demand / GPUs)), nan where unknown.
+    """Return (n,) finish-time fairness ρ = JCT / (exclusive × max(1, mean active demand / GPUs)), nan where unknown.
 
     exclusive is `work_s`; active demand, averaged over the job's own life, is the number of GPUs ("gpus") or of jobs
     ("jobs") that submitted, unfinished jobs ask for, itself included. ρ ≤ 1: at least as fast as with an equal share.
@@ -231,7 +231,7 @@ def fairness(result: FleetResult, *, demand: str = "gpus") -> Float64:
 
 
 def communication(result: FleetResult, only: Only = None, *, machine_level: int = 1) -> Communication:
-    """Communication in three ways; `machine_level`: the level of segments that lie within one machine."""
+    """Return communication in three ways; `machine_level`: the level of segments that lie within one machine."""
     at = chosen(result, only)
     comm = result.comm_ns[at]
     running = (result.held_ns[at] - result.dead_ns[at]).clip(0).sum(dtype=np.float64)
@@ -256,7 +256,9 @@ def communication(result: FleetResult, only: Only = None, *, machine_level: int 
 
 
 def time_of_finished(result: FleetResult) -> dict[str, float]:
-    """Nanoseconds of the finished jobs together that they wait, compute, communicate and make no progress ("dead")."""
+    """Return nanoseconds of the finished jobs together that they wait, compute, communicate and make no progress
+    ("dead").
+    """
     done = result.finished
     held, dead = float(result.held_ns[done].sum()), float(result.dead_ns[done].sum())
     comm = min(float(result.comm_ns[done].sum()), held - dead)
@@ -265,7 +267,7 @@ def time_of_finished(result: FleetResult) -> dict[str, float]:
 
 
 def lost(result: FleetResult, only: Only = None) -> Lost:
-    """What restarts, repeated work and failures cost."""
+    """Return what restarts, repeated work and failures cost."""
     at = chosen(result, only)
     held = result.held_ns[at].astype(np.float64)
     wide = np.divide(result.gpu_ns[at], held, out=result.workload.gpus[at].astype(np.float64), where=held > 0)
@@ -282,7 +284,7 @@ def lost(result: FleetResult, only: Only = None) -> Lost:
 
 
 def tenants(result: FleetResult, only: Only = None, *, rho: Float64 | None = None) -> tuple[Tenant, ...]:
-    """Figures by tenant, those with most GPU time first."""
+    """Return figures by tenant, those with most GPU time first."""
     at = chosen(result, only)
     who, names = codes(result.workload.tenant[at].tolist())
     rho = (fairness(result) if rho is None else rho)[at]
@@ -307,7 +309,7 @@ def tenants(result: FleetResult, only: Only = None, *, rho: Float64 | None = Non
 
 
 def utilisation(result: FleetResult, only: Only = None, *, useful: bool = False) -> float:
-    """GPU time held (by these jobs) over GPU time there was; nan where no time passed.
+    """Return GPU time held (by these jobs) over GPU time there was; nan where no time passed.
 
     A job that shares a GPU counts with its share. useful: without time that made no progress.
     """
@@ -323,7 +325,7 @@ def utilisation(result: FleetResult, only: Only = None, *, useful: bool = False)
 
 
 def makespan_s(result: FleetResult, only: Only = None) -> float:
-    """Last completion minus first submission of these jobs, seconds; nan where none finished."""
+    """Return the last completion minus first submission of these jobs, seconds; nan where none finished."""
     at = chosen(result, only)
     if not result.finished[at].any():
         return float("nan")
@@ -338,7 +340,7 @@ def measure(
     prices: Mapping[str, float] | None = None,
     power: Mapping[str, Power] | None = None,
 ) -> Metrics:
-    """All figures over jobs; utilisation is of the whole cluster and span, by these jobs."""
+    """Return all figures over jobs; utilisation is of the whole cluster and span, by these jobs."""
     at = chosen(result, only)
     can = at[~result.never[at]]
     until = np.where(result.finished[can], result.end_ns[can], horizon_ns(result))

@@ -24,7 +24,7 @@ BINS = 480
 
 
 def _rows(cluster: ClusterTree) -> tuple[str, list[str], Int64]:
-    """Word, names and first GPUs (rows + 1) of the rows: units of the innermost level that has few enough."""
+    """Return word, names and first GPUs (rows + 1) of the rows: units of the innermost level that has few enough."""
     for level, word in enumerate(cluster.levels):
         if cluster.units(level) <= MOST_ROWS and (level + 1 < len(cluster.levels) or cluster.units(0) <= MOST_ROWS):
             names = [cluster.unit_name(level, unit) for unit in range(cluster.units(level))]
@@ -37,7 +37,7 @@ def _rows(cluster: ClusterTree) -> tuple[str, list[str], Int64]:
 
 
 def _groups(result: FleetResult) -> tuple[str, list[str], Int64]:
-    """By what jobs are coloured, the names of the groups (the last for all others), and each job's group."""
+    """Return by what jobs are coloured, the names of the groups (the last for all others), and each job's group."""
     load = result.workload
     choices = {"model": load.model, "tenant": load.tenant, "gpus": load.gpus.astype(str).astype(object)}
     by = next((key for key in ("model", "tenant") if len(set(choices[key].tolist())) > 1), "gpus")
@@ -55,7 +55,7 @@ def _groups(result: FleetResult) -> tuple[str, list[str], Int64]:
 
 
 def occupancy(result: FleetResult, cluster: ClusterTree) -> tuple[dict[str, Any], str]:
-    """What is drawn of who ran where, and the packed shares where there are too many stretches to draw."""
+    """Return what is drawn of who ran where, and the packed shares where there are too many stretches to draw."""
     by, groups, group = _groups(result)
     edges = bins(result, BINS)
     said = {"by": by, "groups": groups, "edges": [float(edges[0]) / SECOND, float(edges[-1]) / SECOND], "bins": BINS}
@@ -91,7 +91,7 @@ def occupancy(result: FleetResult, cluster: ClusterTree) -> tuple[dict[str, Any]
 
 
 def _pieces(devices: Int64, offset: Int64, first: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """Runs of neighbouring GPUs of one stretch inside one row: stretch, row, first lane in the row, how many."""
+    """Return runs of neighbouring GPUs of one stretch inside one row: stretch, row, first lane in the row, how many."""
     segment = np.repeat(np.arange(len(offset) - 1), np.diff(offset))
     order = np.lexsort((devices, segment))
     devices, segment = devices[order], segment[order]
@@ -105,7 +105,7 @@ def _pieces(devices: Int64, offset: Int64, first: Int64) -> tuple[Int64, Int64, 
 def _packed(
     group: Int64, row: Int64, start: Int64, end: Int64, held: Any, sizes: list[int], groups: int, edges: Any
 ) -> str:
-    """Share of each row's GPUs by group and bin as bytes (group, row, bin), 255 for all, compressed, base64."""
+    """Return share of each row's GPUs by group and bin as bytes (group, row, bin), 255 for all, compressed, base64."""
     planes = np.zeros((groups, len(sizes), BINS), np.uint8)
     key = group * len(sizes) + row
     order = np.argsort(key, kind="stable")

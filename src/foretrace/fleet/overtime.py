@@ -68,7 +68,7 @@ class OverTime:
 
 
 def horizon_ns(result: FleetResult) -> int:
-    """The end of what was simulated: where it was stopped, else the last completion, stretch or submission."""
+    """Return the end of what was simulated: where it was stopped, else the last completion, stretch or submission."""
     if result.stopped_ns is not None:
         return result.stopped_ns
     last = int(result.end_ns.max(initial=0))
@@ -80,7 +80,7 @@ def horizon_ns(result: FleetResult) -> int:
 
 
 def chosen(result: FleetResult, only: Only) -> Int64:
-    """Positions that `only` names, all of them for None."""
+    """Return positions that `only` names, all of them for None."""
     n = len(result.workload)
     if only is None:
         return np.arange(n)
@@ -91,27 +91,27 @@ def chosen(result: FleetResult, only: Only) -> Int64:
 
 
 def span_ns(result: FleetResult) -> int:
-    """From the first submission to the last completion, or to where the simulation was stopped."""
+    """Return the time from the first submission to the last completion, or to where the simulation was stopped."""
     if not len(result.workload):
         return 0
     return max(horizon_ns(result) - int(result.workload.submit_ns.min()), 0)
 
 
 def lives(result: FleetResult) -> tuple[Int64, Int64]:
-    """(n,) submission and completion, the end of the simulation for jobs that did not finish."""
+    """Return (n,) submission and completion, the end of the simulation for jobs that did not finish."""
     begin = result.workload.submit_ns
     end = np.where(result.finished, result.end_ns, np.maximum(horizon_ns(result), begin))
     return begin, end
 
 
 def bins(result: FleetResult, count: int = 200) -> Float64:
-    """Edges of so many bins from the first submission to the end of the simulation."""
+    """Return edges of so many bins from the first submission to the end of the simulation."""
     first = float(result.workload.submit_ns.min(initial=0)) if len(result.workload) else 0.0
     return np.linspace(first, max(float(horizon_ns(result)), first + 1.0), count + 1)
 
 
 def mean_of_steps(time: npt.NDArray[np.int64], delta: Float64, edges: Float64, *, base: float = 0.0) -> Float64:
-    """(m,) exact mean per bin of a step function: `base`, changed by `delta` at every `time` (any order)."""
+    """Return (m,) exact mean per bin of a step function: `base`, changed by `delta` at every `time` (any order)."""
     origin = int(edges[0])  # taken off as a whole number: doubles count nanoseconds exactly up to 104 days only
     moment = np.concatenate([[0.0], (time - origin).astype(np.float64)])
     change = np.concatenate([[0.0], delta])
@@ -127,7 +127,7 @@ def mean_of_steps(time: npt.NDArray[np.int64], delta: Float64, edges: Float64, *
 
 
 def holding(result: FleetResult) -> tuple[Int64, Int64, Int64, Float64, bool]:
-    """(job, start_ns, end_ns, GPUs held, exact) of every stretch, a job that shares counting with its share."""
+    """Return (job, start_ns, end_ns, GPUs held, exact) of every stretch, a job that shares counting with its share."""
     share = result.workload.share
     each = result.segments
     if each is not None:
@@ -140,12 +140,12 @@ def holding(result: FleetResult) -> tuple[Int64, Int64, Int64, Float64, bool]:
 
 
 def mean_held(begin: Int64, end: Int64, weight: Float64, edges: Float64) -> Float64:
-    """(m,) mean per bin of the sum of these weights, each from its begin to its end."""
+    """Return (m,) mean per bin of the sum of these weights, each from its begin to its end."""
     return mean_of_steps(np.concatenate([begin, end]), np.concatenate([weight, -weight]), edges)
 
 
 def utilisation_over_time(result: FleetResult, edges: Float64 | None = None, only: Only = None) -> Series:
-    """Share of the GPUs that are held (by these jobs)."""
+    """Return share of the GPUs that are held (by these jobs)."""
     edges = bins(result) if edges is None else edges
     job, start, end, weight, exact = holding(result)
     if only is not None:
@@ -155,14 +155,16 @@ def utilisation_over_time(result: FleetResult, edges: Float64 | None = None, onl
 
 
 def waiting_over_time(result: FleetResult, edges: Float64 | None = None, *, gpus: bool = False) -> Series:
-    """Jobs that were submitted and hold nothing, or the GPUs that they ask for; those that can never run left out."""
+    """Return jobs that were submitted and hold nothing, or the GPUs that they ask for; those that can never run left
+    out.
+    """
     edges = bins(result) if edges is None else edges
     _, begin, end, weight, exact = _waits(result, gpus)
     return Series(edges_ns=edges, values=mean_held(begin, end, weight, edges).clip(0), exact=exact)
 
 
 def waiting_by_cause(result: FleetResult, edges: Float64 | None = None) -> Mapping[Cause, Series]:
-    """Jobs waiting, split by cause: a job's waits count for its causes in proportion to what it waited for each.
+    """Return jobs waiting, split by cause: a job's waits count for its causes in proportion to what it waited for each.
 
     When which cause held is not recorded, only how long; the sum over causes is exact. Empty where no simulator said.
     """
@@ -197,17 +199,17 @@ def over_time(result: FleetResult) -> OverTime:
 
 
 def seconds(edges_ns: Float64) -> tuple[float, ...]:
-    """Edges of bins to the millisecond."""
+    """Return edges of bins to the millisecond."""
     return tuple((edges_ns * 1e-9).round(3).tolist())
 
 
 def short(values: Float64) -> tuple[float, ...]:
-    """Five significant digits each."""
+    """Return five significant digits each."""
     return tuple(float(f"{value:.5g}") for value in values.tolist())
 
 
 def _waits(result: FleetResult, gpus: bool) -> tuple[Int64, Int64, Int64, Float64, bool]:
-    """(job, begin, end, weight, exact): lives as +1 and stretches of holding as −1; their sum is who waits."""
+    """Return (job, begin, end, weight, exact): lives as +1 and stretches of holding as −1; their sum is who waits."""
     can = np.flatnonzero(~result.never)
     begin, end = lives(result)
     job, start, stop, _, exact = holding(result)
@@ -231,7 +233,7 @@ def slots(
     edges: Float64 | None = None,
     at_ns: int | None = None,
 ) -> tuple[Slots, ...]:
-    """How many jobs of each size would find room inside one unit of each level, over time and at one instant.
+    """Return how many jobs of each size would find room inside one unit of each level, over time and at one instant.
 
     sizes: GPUs; SIZES up to the cluster where None. levels: names, all below the whole cluster where None; a level
     none of whose units is as large as the size is left out. at_ns: the instant, the end of the simulation where None.
@@ -291,7 +293,7 @@ def slots(
 
 
 def _transitions(result: FleetResult, cluster: ClusterTree) -> tuple[Int64, Int64, Int64]:
-    """(GPU, time, +1 freed or −1 taken) in order of time; several jobs on one GPU take it once."""
+    """Return (GPU, time, +1 freed or −1 taken) in order of time; several jobs on one GPU take it once."""
     each = result.segments
     if each is None or (len(each) and not len(each.devices)):
         raise ForetraceError(
@@ -317,7 +319,7 @@ def _transitions(result: FleetResult, cluster: ClusterTree) -> tuple[Int64, Int6
 
 
 def _merged(time: Int64, unit: Int64, delta: Int64) -> tuple[Int64, Int64, Int64]:
-    """Changes of one unit at one time added up."""
+    """Return changes of one unit at one time added up."""
     if not len(time):
         return time, unit, delta
     order = np.lexsort((unit, time))

@@ -12,7 +12,7 @@ from foretrace.fleet.workload import Float64, Int64
 
 
 def per_job(result: FleetResult, only: Int64 | None = None) -> str:
-    """CSV text with a row per job: times in seconds after the log's zero, empty where there is none."""
+    """Return CSV text with a row per job: times in seconds after the log's zero, empty where there is none."""
     load, done = result.workload, result.end_ns >= 0
 
     def seconds(times_ns: Int64) -> list[str]:

@@ -25,27 +25,29 @@ class Policy(PolicyRules):
     """A scheduling policy: rules, and decisions that a subclass takes itself by overriding a method."""
 
     def order(self, view: View, waiting: Int64) -> Sequence[int] | Int64:
-        """The waiting jobs (positions), first served first."""
+        """Return the waiting jobs (positions), first served first."""
         return view.ordered(waiting)
 
     def admit(self, view: View, job: int) -> Wait | None:
-        """None if the job may be tried now, else why not. It is asked in order; blocking is `view.blocked`."""
+        """Return none if the job may be tried now, else why not. It is asked in order; blocking is `view.blocked`."""
         return view.admitted(job)
 
     def place(self, view: View, job: int) -> Sequence[int] | Int64 | Wait:
-        """GPUs for the job, all at once, or why it has to wait."""
+        """Return GPUs for the job, all at once, or why it has to wait."""
         return view.placed(job)
 
     def preempt(self, view: View) -> Sequence[int] | Int64:
-        """Running jobs that release their GPUs before this decision; they stand in line again."""
+        """Return running jobs that release their GPUs before this decision; they stand in line again."""
         return view.outranked()
 
     def end(self, view: View) -> Sequence[int]:
-        """Running jobs that end at this moment with their work undone, as where a time limit is enforced."""
+        """Return running jobs that end at this moment with their work undone, as where a time limit is enforced."""
         return ()
 
     def requeue(self, view: View) -> Sequence[int]:
-        """Running jobs that stand in line again at this moment, what they did since their last checkpoint lost."""
+        """Return running jobs that stand in line again at this moment, what they did since their last
+        checkpoint lost.
+        """
         return ()
 
     @property
@@ -54,9 +56,9 @@ class Policy(PolicyRules):
         return False
 
     def review(self, view: View) -> int | None:
-        """When (ns) the policy wants to decide even if nothing happens; None: at events only."""
+        """Return when (ns) the policy wants to decide even if nothing happens; None: at events only."""
         return None
 
     def overrides(self, decision: str) -> bool:
-        """Whether a subclass takes this decision itself; `stepping` then asks it."""
+        """Return whether a subclass takes this decision itself; `stepping` then asks it."""
         return getattr(type(self), decision) is not getattr(Policy, decision)

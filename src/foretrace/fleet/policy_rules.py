@@ -65,21 +65,25 @@ class PolicyRules:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def key(self, workload: Workload) -> Float64:
-        """(n,) what `order_rule` "key" sorts by; equal keys by submission. Order of submission unless overridden."""
+        """Return (n,) what `order_rule` "key" sorts by; equal keys by submission. Order of submission unless
+        overridden.
+        """
         return np.zeros(len(workload))
 
     def takes(self, workload: Workload) -> Workload:
-        """The jobs as the policy plays them: one that may run rigid jobs on other numbers of GPUs says so here."""
+        """Return the jobs as the policy plays them: one that may run rigid jobs on other numbers of GPUs says
+        so here.
+        """
         return workload
 
     def eager(self, workload: Workload) -> Bool:
-        """(n,) jobs whose model spreads without waiting; names are compared without case, dashes and blanks."""
+        """Return (n,) jobs whose model spreads without waiting; names are compared without case, dashes and blanks."""
         named = {plain(each) for each in self.eager_models}
         yes = {model: plain(model) in named for model in dict.fromkeys(workload.model.tolist())}
         return np.array([yes[model] for model in workload.model.tolist()], bool)
 
     def overrides(self, decision: str) -> bool:
-        """Whether the policy takes a decision itself, by a method of this name; rules alone take none."""
+        """Return whether the policy takes a decision itself, by a method of this name; rules alone take none."""
         return False
 
     @property
@@ -111,7 +115,7 @@ class PolicyRules:
 
 
 def estimates(workload: Workload) -> Float64:
-    """(n,) stated run times in seconds, the true ones where nothing is stated."""
+    """Return (n,) stated run times in seconds, the true ones where nothing is stated."""
     return np.where(np.isnan(workload.estimate_s), workload.work_s, workload.estimate_s)
 
 

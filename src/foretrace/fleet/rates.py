@@ -42,7 +42,7 @@ class Power:
     shares: tuple[tuple[float, float], tuple[float, float]] = ((1.0, 1.0), (1.0, 1.0))  # ends of the range of each
 
     def kwh(self, used_h: float, free_h: float, end: int | None = None) -> float:
-        """Of hours held and not held; `end`: 0 and 1 are those of the range."""
+        """Return kWh of hours held and not held; `end`: 0 and 1 are those of the range."""
         busy, idle = (1.0, 1.0) if end is None else (self.shares[0][end], self.shares[1][end])
         return (used_h * self.busy_w * busy + free_h * self.idle_w * idle) / 1000
 
@@ -70,7 +70,7 @@ class Bill:
     def of(
         cls, gpu_type: str, gpus: int, used_h: float, all_h: float, price: Price | None, power: Power | None
     ) -> Bill:
-        """Hours at these rates."""
+        """Return hours at these rates."""
         free_h = max(all_h - used_h, 0.0)
         return cls(
             gpu_type=gpu_type,
@@ -101,7 +101,9 @@ def _device(kind: str) -> Device | None:
 
 @cache
 def default_price(kind: str) -> Price | None:
-    """The cheapest on-demand list price per GPU of a rented machine with this kind; None where the list has none."""
+    """Return the cheapest on-demand list price per GPU of a rented machine with this kind; None where the list has
+    none.
+    """
     device = _device(kind)
     offers = [each for each in instances() if device is not None and each.device == device.short]
     if not offers:
@@ -112,7 +114,9 @@ def default_price(kind: str) -> Price | None:
 
 @cache
 def default_power(kind: str) -> Power | None:
-    """Board power of the catalog while held, an upper bound, and IDLE_SHARE of it else; None where it has none."""
+    """Return board power of the catalog while held, an upper bound, and IDLE_SHARE of it else; None where it
+    has none.
+    """
     device = _device(kind)
     if device is None or not device.tdp_w:
         return None
@@ -129,7 +133,7 @@ def bills(
     prices: Mapping[str, float] | None = None,
     power: Mapping[str, Power] | None = None,
 ) -> tuple[Bill, ...]:
-    """Hours, cost and energy by kind of GPU.
+    """Return hours, cost and energy by kind of GPU.
 
     prices: US dollars per GPU and hour by kind, power: watts by kind; where they do not name a kind, `rates` has a
     default or says nothing. Which kind a job used is known from its devices, or where the cluster has one kind.

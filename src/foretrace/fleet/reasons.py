@@ -12,7 +12,7 @@ WHAT = ("start", "wait", "preempt", "migrate", "finish", "fail")
 
 
 def decisions_of(log: Any, workload: Workload, cluster: ClusterTree) -> tuple[Decision, ...]:
-    """Everything that was decided about the watched jobs, in order; `log` is the compiled engine's (`EVENT`)."""
+    """Return everything that was decided about the watched jobs, in order; `log` is the compiled engine's (`EVENT`)."""
     from foretrace.fleet.engine import memory as engine
 
     made = []
@@ -38,7 +38,7 @@ def decisions_of(log: Any, workload: Workload, cluster: ClusterTree) -> tuple[De
 def waiting(
     cause: int, gpus: int, cluster: ClusterTree, *, widest: int = 0, value: int = 0, now: int = 0, last: int = 0
 ) -> str:
-    """Why a job waits. `value`: GPUs that are free, or for a timer the time (ns) when it runs out."""
+    """Return why a job waits. `value`: GPUs that are free, or for a timer the time (ns) when it runs out."""
     ask = f"{gpus:,} GPU{'s' if gpus > 1 else ''}"
     unit = _unit(cluster, widest)
     if cause == Cause.FULL:
@@ -61,7 +61,7 @@ def waiting(
 
 
 def started(gpus: int, cluster: ClusterTree, *, level: int, gpu: int) -> str:
-    """Where a job starts. `level` as the engine counts (0: the innermost units)."""
+    """Return where a job starts. `level` as the engine counts (0: the innermost units)."""
     unit = cluster.unit_name(level, cluster.unit_of(level, gpu))
     if level == len(cluster.levels) - 1 and len(cluster.levels) > 1:
         return f"{gpus:,} GPUs are free across the cluster, and it may spread"
@@ -70,12 +70,12 @@ def started(gpus: int, cluster: ClusterTree, *, level: int, gpu: int) -> str:
 
 
 def preempted(gpus: int) -> str:
-    """Why a job lost its GPUs."""
+    """Return why a job lost its GPUs."""
     return f"its turn ended and others were served first; it gave back {gpus:,} GPU{'s' if gpus > 1 else ''}"
 
 
 def minutes(ns: float) -> str:
-    """A duration in the unit that reads best."""
+    """Return a duration in the unit that reads best."""
     seconds = ns / SECOND
     if seconds < 120:
         return f"{seconds:.3g} s"

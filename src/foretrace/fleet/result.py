@@ -66,12 +66,13 @@ class Segments:
         return len(self.job)
 
     def devices_of(self, segment: int) -> Int64:
-        """GPUs of one stretch."""
+        """Return GPUs of one stretch."""
         return self.devices[self.offset[segment] : self.offset[segment + 1]]
 
     @classmethod
     def of(cls, rows: npt.NDArray[Any], sizes: Int64, devices: Int64) -> Segments:
-        """From stretches in any order: job, start, end, GPUs, level of their unit (0 the innermost) and dead time.
+        """Make segments from stretches in any order: job, start, end, GPUs, level of their unit (0 the innermost) and
+        dead time.
 
         sizes: how many of `devices`, which stand one stretch after the other, are of each.
         """
@@ -94,7 +95,7 @@ class Segments:
 def up_to_now(
     jobs: Mapping[str, Any], waited: Int64, *, waiting: Int64, running: Int64, part: npt.NDArray[Any], now: int
 ) -> dict[str, npt.NDArray[Any]]:
-    """Columns of a `FleetResult` from the books of an engine, which last counted each job at its `mark`.
+    """Return columns of a `FleetResult` from the books of an engine, which last counted each job at its `mark`.
 
     waiting, running: jobs that are so now; part: (n,) GPUs that count as each job's own.
     """

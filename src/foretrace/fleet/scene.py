@@ -68,7 +68,7 @@ class Scene:
     seed: int = 0
 
     def play(self, **options: Any) -> FleetResult:
-        """`simulate` with options `record`, `explain`, `until_s`, `max_events`."""
+        """Return `simulate` with options `record`, `explain`, `until_s`, `max_events`."""
         return simulate(
             self.workload, self.cluster, self.policy, speeds=self.speeds, costs=self.costs, seed=self.seed, **options
         )
@@ -104,12 +104,12 @@ def scene(spec: Spec) -> Scene:
 
 
 def played(scene: Scene, workload: Workload) -> FleetResult:
-    """Another workload in the same scene."""
+    """Return another workload in the same scene."""
     return replace(scene, workload=workload).play()
 
 
 def _moved(spec: Spec) -> tuple[tuple[str, float], ...]:
-    """Restarts by model, from the size of a checkpoint: written, read again, and `restart_s` besides."""
+    """Return restarts by model, from the size of a checkpoint: written, read again, and `restart_s` besides."""
     found = []
     for part in filter(None, spec.checkpoint_gb.split(",")):
         model, equals, size = part.rpartition("=")
@@ -127,7 +127,7 @@ def _moved(spec: Spec) -> tuple[tuple[str, float], ...]:
 
 
 def workload_of(path: str, format: str = "auto", *, salvage: bool = False) -> Workload:
-    """The jobs of a log; the last few that were read are kept."""
+    """Return the jobs of a log; the last few that were read are kept."""
     try:
         changed = Path(path).stat().st_mtime_ns
     except (OSError, ValueError):
@@ -141,7 +141,7 @@ def _read(path: str, format: str, salvage: bool, changed: int) -> Workload:
 
 
 def shaped(workload: Workload, spec: Spec) -> Workload:
-    """The first `jobs`, denser by `load`, each shifted by up to `jitter_s`."""
+    """Return the first `jobs`, denser by `load`, each shifted by up to `jitter_s`."""
     if spec.jobs < 0:
         raise ForetraceError(f"`jobs={spec.jobs}` takes none; give a number above 0, or leave it out for all.")
     if spec.jobs and spec.jobs < len(workload):
@@ -161,7 +161,7 @@ def shaped(workload: Workload, spec: Spec) -> Workload:
 
 
 def cluster_of(text: str) -> ClusterTree:
-    """A cluster from its short form, YAML, or a file of a scheduler (topology.conf, nodes)."""
+    """Return a cluster from its short form, YAML, or a file of a scheduler (topology.conf, nodes)."""
     path = Path(text)
     if path.is_file() or path.suffix in (".conf", ".csv", ".json", ".gz", ".txt"):
         return formats.read_cluster(path)
@@ -169,7 +169,7 @@ def cluster_of(text: str) -> ClusterTree:
 
 
 def timed(workload: Workload, speeds: Speeds) -> Workload:
-    """With run times from the table of speeds where the log says iterations only."""
+    """Return it with run times from the table of speeds where the log says iterations only."""
     unknown = np.isnan(workload.work_s)
     reckon: Callable[[Workload], Any] | None = getattr(speeds, "run_times", None)
     if not unknown.any() or reckon is None:
@@ -181,8 +181,9 @@ def timed(workload: Workload, speeds: Speeds) -> Workload:
 
 
 def parse_speeds(text: str, cluster: ClusterTree) -> Speeds:
-    """A model of speed from `constant`, `closed-form gb-s=300,50,25 congestion=10 compute=full unknown=uniform:0`,
-    `table=FILE`, `throughputs=FILE`, `goodput=FOLDER` or `graphs NAME=RECORDING ... links=2400gbit,400gbit`.
+    """Return a model of speed from `constant`, `closed-form gb-s=300,50,25 congestion=10 compute=full
+    unknown=uniform:0`, `table=FILE`, `throughputs=FILE`, `goodput=FOLDER` or `graphs NAME=RECORDING ...
+    links=2400gbit,400gbit`.
     """
     first, *words = words_of("speeds", text, f"names no model of speed; there are {SPEEDS}")
     kind, _, value = first.partition("=")
@@ -293,7 +294,7 @@ def _graphs(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
 
 
 def measured(text: str, workload: Workload) -> Int64 | None:
-    """Positions of the jobs to measure: `4000-4999` by name where names are numbers; None for all."""
+    """Return positions of the jobs to measure: `4000-4999` by name where names are numbers; None for all."""
     if not text:
         return None
     low, dash, high = text.partition("-")

@@ -59,7 +59,7 @@ class Costs:
                 raise ForetraceError(f"the restart of {model!r} takes a number of seconds from 0 up, not {value:g}.")
 
     def restart_ns(self, workload: Workload) -> Int64:
-        """(n,) restart of each job."""
+        """Return (n,) restart of each job."""
         costs = self.restart_s + self.restart_s_per_gpu * workload.gpus
         for model, value in self.restart_s_by_model:
             costs = np.where(workload.model == model, value, costs)
@@ -67,7 +67,9 @@ class Costs:
 
 
 def checkpoint_cost(nbytes: float, *, write_gb_s: float, read_gb_s: float, start_s: float = 0.0) -> float:
-    """Seconds that moving a job costs, from the bytes of its checkpoint: written, read again, process started."""
+    """Return seconds that moving a job costs, from the bytes of its checkpoint: written, read again, process
+    started.
+    """
     if nbytes < 0 or write_gb_s <= 0 or read_gb_s <= 0:
         raise ForetraceError("a checkpoint has 0 bytes or more, and storage a bandwidth above 0 GB/s.")
     return nbytes / (write_gb_s * 1e9) + nbytes / (read_gb_s * 1e9) + start_s
@@ -134,13 +136,13 @@ class Engine(ABC):
 
     @abstractmethod
     def result(self) -> FleetResult:
-        """What happened so far."""
+        """Return what happened so far."""
 
     def answer(
         self, jobs: Mapping[str, Any], waited: Int64, *, waiting: Int64, running: Int64, part: npt.NDArray[Any],
         now: int, engine: str, distinct: int, **known: Any,
     ) -> FleetResult:  # fmt: skip
-        """The result, from the books of an engine (`up_to_now`) and what else it knows."""
+        """Return the result, from the books of an engine (`up_to_now`) and what else it knows."""
         known |= up_to_now(jobs, waited, waiting=waiting, running=running, part=part, now=now)
         return FleetResult(
             **known,
@@ -208,8 +210,8 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
 
 
 def alike(policy: PolicyRules, cluster: ClusterTree) -> bool:
-    """Whether jobs of a class fare alike in one decision: neither timers nor quotas tell them apart. Once one of them
-    did not fit, the others need not be tried.
+    """Return whether jobs of a class fare alike in one decision: neither timers nor quotas tell them apart. Once one of
+    them did not fit, the others need not be tried.
     """
     return policy.compiled and policy.place_rule in ("strict", "greedy") and not cluster.quotas
 
@@ -220,7 +222,7 @@ def _some(names: npt.NDArray[np.str_]) -> str:
 
 
 def waits_ns(policy: PolicyRules, cluster: ClusterTree) -> tuple[Int64, int]:
-    """(levels,) wait before spreading over a unit of each level, and the widest level that needs none."""
+    """Return (levels,) wait before spreading over a unit of each level, and the widest level that needs none."""
     machine = 0  # a cluster that calls nothing a node: its innermost units are taken for them
     if policy.machine in cluster.levels or policy.machine != MACHINE:
         machine = cluster.level(policy.machine)
@@ -237,7 +239,7 @@ def waits_ns(policy: PolicyRules, cluster: ClusterTree) -> tuple[Int64, int]:
 def failures(
     workload: Workload, cluster: ClusterTree, costs: Costs, facts: Facts, *, seed: int
 ) -> tuple[Int64, Int64, Int64]:
-    """When innermost units break and are repaired, by seed: times (ns, ascending), units, 1 for a repair.
+    """Return when innermost units break and are repaired, by seed: times (ns, ascending), units, 1 for a repair.
 
     Times between failures and to repair are exponential; a broken unit does not break again before its repair.
     """
@@ -267,7 +269,7 @@ def failures(
 
 
 def _in_order(rows: Sequence[tuple[float, int, int]]) -> tuple[Int64, Int64, Int64]:
-    """Times (s), units and repairs as columns, by time; what never happens is left out."""
+    """Return times (s), units and repairs as columns, by time; what never happens is left out."""
     rows = [row for row in rows if np.isfinite(row[0])]
     times = nanoseconds([row[0] for row in rows])
     units = np.array([row[1] for row in rows], np.int64)

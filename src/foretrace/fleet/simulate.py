@@ -67,7 +67,7 @@ class Simulation(Engine):
         return bool(s["heap"][0] == 0 and s["next"][0] == len(self.workload))
 
     def play(self, until: int, events: int) -> bool:
-        """As `Engine.play`."""
+        """See `Engine.play`."""
         import numba
 
         # Its arrays are reached by address, which plain Python cannot.
@@ -119,7 +119,7 @@ class Simulation(Engine):
         self.state = state._replace(**grown)
 
     def devices_of(self, job: int) -> list[int]:
-        """GPUs that a job holds now, in ascending order."""
+        """Return GPUs that a job holds now, in ascending order."""
         from foretrace.fleet.engine import memory as engine
 
         found: list[int] = []
@@ -131,7 +131,7 @@ class Simulation(Engine):
         return sorted(found)
 
     def result(self) -> FleetResult:
-        """What happened so far."""
+        """Return what happened so far."""
         from foretrace.fleet.engine import memory as engine
 
         state, now = self.state, int(self.state.s["now"][0])
@@ -175,7 +175,7 @@ def _segments(played: Simulation, count: int) -> Segments | None:
 
 
 def _rehashed(state: Any) -> Any:
-    """The speed table twice as large, with the same rows."""
+    """Return the speed table twice as large, with the same rows."""
     size = 2 * len(state.table)
     rows = np.zeros((size, state.rows.shape[1]), np.int64)
     table = np.zeros(size, state.table.dtype)
@@ -188,7 +188,7 @@ def _rehashed(state: Any) -> Any:
 
 
 def _slot(row: Any, mask: int) -> int:
-    """As the compiled loop hashes: FNV-1a over the row in 64 bits with sign."""
+    """Return the slot as the compiled loop hashes: FNV-1a over the row in 64 bits with sign."""
     code = 1469598103934665603
     for each in row.tolist():
         code = ((code ^ each) * 1099511628211) & (2**64 - 1)
@@ -288,7 +288,7 @@ def _state(played: Simulation) -> Any:
 
 
 def _records(n: int, kind: np.dtype[Any], /, **columns: Any) -> Any:
-    """(n,) records with these fields filled, the others 0."""
+    """Return (n,) records with these fields filled, the others 0."""
     made = np.zeros(n, kind)
     for name, values in columns.items():
         made[name] = values

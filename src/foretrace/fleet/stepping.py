@@ -74,7 +74,7 @@ class Stepping(Engine):
         return None if at == NEVER else at * 1e-9
 
     def play(self, until: int, events: int) -> bool:
-        """As `Engine.play`."""
+        """See `Engine.play`."""
         state = self.state
         while True:
             now = self._next()
@@ -89,7 +89,7 @@ class Stepping(Engine):
                 self._ask_when()
 
     def _next(self) -> int:
-        """When something happens next."""
+        """Return when something happens next."""
         now = self.state.next_event()
         if self._come < len(self.workload):
             now = min(now, int(self.workload.submit_ns[self._come]))
@@ -102,7 +102,7 @@ class Stepping(Engine):
         return now
 
     def _ask_when(self) -> None:
-        """When the policy wants to look again."""
+        """Ask when the policy wants to look again."""
         state = self.state
         self._look_at = self.policy.review(self.view)
         who = f"policy {self.policy.name!r} at {state.seconds()}"
@@ -242,7 +242,7 @@ class Stepping(Engine):
             state.schedule(job, why.until_ns)
 
     def _start(self, job: JobState, gpus: list[int]) -> None:
-        """The job gets these GPUs, or gets them back."""
+        """Give the job these GPUs, or gets them back."""
         state = self.state
         self._check_gpus(job, gpus)
         state.wanting -= state.claim(job, job.wanted)
@@ -330,7 +330,9 @@ class Stepping(Engine):
 
     # ---- answers
     def check(self) -> None:
-        """Every GPU is free, broken, or held by jobs that fit on it, and all counts agree (raises AssertionError)."""
+        """Check that every GPU is free, broken, or held by jobs that fit on it, and all counts agree (raises
+        AssertionError).
+        """
         state = self.state
         held: dict[int, list[int]] = {}
         for at in sorted(state.running):
@@ -352,12 +354,12 @@ class Stepping(Engine):
             assert state.used[tenant] <= quota + ROUNDING, f"tenant {tenant} holds {state.used[tenant]} of {quota}"
 
     def devices_of(self, job: int) -> list[int]:
-        """GPUs that a job holds now, in ascending order."""
+        """Return GPUs that a job holds now, in ascending order."""
         found = self.state.jobs[job]
         return sorted(found.gpus) if found.status == RUNNING else []
 
     def result(self) -> FleetResult:
-        """What happened so far."""
+        """Return what happened so far."""
         state, now = self.state, self.state.now
         jobs = {name: np.array([getattr(job, name) for job in state.jobs]) for name in _BOOKS}
         waiting, running = np.array(sorted(state.waiting), np.int64), np.array(sorted(state.running), np.int64)

@@ -37,7 +37,8 @@ def sweep(
     on: str = "here",
     progress: Callable[[float], None] | None = None,
 ) -> Swept:
-    """`function` of every cell, on all cores or a Ray cluster; cells that `folder` has already are not done again.
+    """Return `function` of every cell, on all cores or a Ray cluster; cells that `folder` has already are not done
+    again.
 
     function: of a module; a cell (JSON values by name) to JSON values by name. of: what all cells share (a trace, its
     time stamp); a folder that was begun with something else is refused. Each worker writes its cell's file (whole, then
@@ -69,7 +70,7 @@ def sweep(
 
 
 def key_of(cell: Values) -> str:
-    """A name for a cell's file that depends on its values alone."""
+    """Return a name for a cell's file that depends on its values alone."""
     try:
         text = json.dumps(cell, sort_keys=True, allow_nan=False)
     except ValueError:

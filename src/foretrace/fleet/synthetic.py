@@ -114,13 +114,13 @@ class Generator:
         return (self.jobs - self.left_out) / self.span_s * 86400
 
     def save(self, path: Path) -> None:
-        """As JSON."""
+        """Save it as JSON."""
         write_bytes(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
     def generate(
         self, *, jobs: int | None = None, days: float | None = None, load: float = 1.0, seed: int = 0
     ) -> Workload:
-        """So many jobs, or as many as come in so many days; `load` times as many per day as in the log.
+        """Generate so many jobs, or as many as come in so many days; `load` times as many per day as in the log.
 
         The same arguments give the same jobs. Raises ForetraceError unless exactly one of jobs and days is given.
         """
@@ -151,7 +151,7 @@ class Generator:
         return self._jobs(rng, time[:keep], tenant[:keep], stratum[:keep], burst[:keep], load)
 
     def _arrivals(self, rng: np.random.Generator, hours: int, load: float) -> tuple[Float64, Int64, Int64, Int64]:
-        """Seconds, tenant, stratum (numbered through) and burst of every job, by time."""
+        """Return seconds, tenant, stratum (numbered through) and burst of every job, by time."""
         profile = np.asarray(self.profile)[np.arange(hours) % len(self.profile)]
         gaps = np.asarray(self.gap_logs)
         parts, first, bursts = [], 0, 0
@@ -228,7 +228,7 @@ class Generator:
 
 
 def fit(workload: Workload) -> Generator:
-    """A generator after a log. Raises ForetraceError where it has no two jobs with known durations and times."""
+    """Return a generator after a log. Raises ForetraceError where it has no two jobs with known durations and times."""
     known = np.isfinite(workload.work_s)
     time = workload.submit_ns[known] / SECOND
     if known.sum() < 2 or time[-1] <= time[0]:
@@ -286,7 +286,7 @@ def fit(workload: Workload) -> Generator:
 
 
 def load_generator(path: Path) -> Generator:
-    """What `save` wrote. Raises ForetraceError where the file is not that."""
+    """Return what `save` wrote. Raises ForetraceError where the file is not that."""
     try:
         made = msgspec.json.decode(reading.read_bytes(path), type=Generator)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -302,7 +302,7 @@ def load_generator(path: Path) -> Generator:
 
 
 def _unsound(made: Generator) -> str:
-    """The first part of a generator that `fit` cannot have written; empty where all is well."""
+    """Return the first part of a generator that `fit` cannot have written; empty where all is well."""
     strata = [each for one in made.tenants for each in one.strata]
     swings = [swing for one in made.tenants for swing in (one.day, one.hour)]
     tests = {
@@ -332,13 +332,13 @@ def _unsound(made: Generator) -> str:
 
 
 def _quantiles(logs: tuple[float, ...], pool: int, low: float) -> bool:
-    """Whether these can be quantiles of that many logarithms."""
+    """Return whether these can be quantiles of that many logarithms."""
     kept = len(levels(pool)) if 0 <= pool < 2**53 else -1
     return len(logs) == kept and all(low <= each <= _LARGEST_LOG for each in logs) and list(logs) == sorted(logs)
 
 
 def levels(pool: int) -> Float64:
-    """Probabilities at which quantiles of so many sorted values are kept: denser towards both tails."""
+    """Return probabilities at which quantiles of so many sorted values are kept: denser towards both tails."""
     if pool <= KNOTS:
         return (np.arange(pool) + 0.5) / max(pool, 1)
     tail = np.geomspace(0.5 / pool, 0.02, KNOTS // 5)
@@ -347,7 +347,7 @@ def levels(pool: int) -> Float64:
 
 
 def knots(values: Float64) -> tuple[float, ...]:
-    """Quantiles of sorted values at `levels`; the smallest and the largest are among them."""
+    """Return quantiles of sorted values at `levels`; the smallest and the largest are among them."""
     middle = (np.arange(len(values)) + 0.5) / max(len(values), 1)
     return tuple(np.interp(levels(len(values)), middle, values).round(6).tolist()) if len(values) else ()
 
@@ -359,7 +359,9 @@ def _kinds(load: Workload) -> tuple[list[Kind], Int64]:
 
 
 def _alike(logs: Float64, new: npt.NDArray[np.bool_]) -> float:
-    """Correlation of normal scores of neighbours in a burst, from their rank correlation; 0 from fewer than 10."""
+    """Return the correlation of normal scores of neighbours in a burst, from their rank correlation; 0 from fewer than
+    10.
+    """
     pairs = np.flatnonzero(~new[1:])
     if len(pairs) < 10:
         return 0.0
@@ -372,7 +374,7 @@ def _alike(logs: Float64, new: npt.NDArray[np.bool_]) -> float:
 
 
 def _bandwidth(values: Float64) -> float:
-    """Silverman's, of sorted logarithms; 0 where quantiles stand for many jobs, which smooths by itself."""
+    """Return Silverman's, of sorted logarithms; 0 where quantiles stand for many jobs, which smooths by itself."""
     n = len(values)
     if n > KNOTS or n < 2:
         return 0.0
@@ -387,7 +389,9 @@ def _median(values: Float64) -> float | None:
 
 
 def _normal_cdf(z: Float64) -> Float64:
-    """Within 7.5e-8 (Abramowitz & Stegun 26.2.17), so that scipy is not needed."""
+    """Return the cumulative normal distribution within 7.5e-8 (Abramowitz & Stegun 26.2.17), so that scipy is not
+    needed.
+    """
     t = 1 / (1 + 0.2316419 * np.abs(z))
     poly = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
     upper = np.exp(-0.5 * z * z) / sqrt(2 * np.pi) * poly

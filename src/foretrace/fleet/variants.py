@@ -25,7 +25,7 @@ from foretrace.hardware.cluster import parse_link
 def changes(
     spec: Spec, *, add: int = 0, policy: str = "", cluster: str = "", network: str = "", load: float = 0
 ) -> dict[str, dict[str, Any]]:
-    """By its words, what each change makes of a spec: units more, another policy, cluster, network or load."""
+    """Return by its words what each change makes of a spec: units more, another policy, cluster, network or load."""
     tree = cluster_of(cluster or spec.cluster)
     unit = tree.levels[-2] if len(tree.levels) > 1 else "unit"
     found = {
@@ -39,7 +39,7 @@ def changes(
 
 
 def _faster(speeds: str, network: str, tree: ClusterTree) -> str:
-    """The model of speed with another bandwidth on all levels above the innermost."""
+    """Return the model of speed with another bandwidth on all levels above the innermost."""
     words = shlex.split(speeds)
     kind = words[0].partition("=")[0] if words else ""
     gbit = parse_link(network).gbit_s
@@ -65,7 +65,9 @@ def _faster(speeds: str, network: str, tree: ClusterTree) -> str:
 def axes(
     spec: Spec, policy: Sequence[str], cluster: Sequence[str], given: Sequence[str], seeds: int
 ) -> dict[str, Sequence[Any]]:
-    """Values by the field of a spec, in the order in which they are combined; given: texts as in "load=0.5,1"."""
+    """Return values by the field of a spec, in the order in which they are combined; given: texts as in
+    "load=0.5,1".
+    """
     by: dict[str, Sequence[Any]] = {"policy": policy, "cluster": cluster}
     for text in given:
         name, values = _values(text, spec)
@@ -76,7 +78,7 @@ def axes(
 
 
 def _values(text: str, base: Spec) -> tuple[str, list[Any]]:
-    """The field of a spec and the values that a text gives it."""
+    """Return the field of a spec and the values that a text gives it."""
     name, equals, values = text.partition("=")
     name = name.strip().replace("-", "_")
     others = ("trace", "format", "salvage", "policy", "cluster", "seed")
@@ -101,7 +103,7 @@ def sweep(
     on: str = "here",
     progress: Callable[[float], None] | None = None,
 ) -> sweeping.Swept:
-    """Every combination of `axes`, each shifted by up to `jitter_s`; a row names what differs and its policy."""
+    """Return every combination of `axes`, each shifted by up to `jitter_s`; a row names what differs and its policy."""
     shift = {"jitter_s": jitter_s}
     cells = [replace(spec, **(shift | dict(zip(by, each, strict=True)))) for each in itertools.product(*by.values())]
     # Say what is wrong before hours of work.
@@ -118,14 +120,14 @@ def sweep(
 
 
 def _same(spec: Spec, cells: Sequence[Spec]) -> dict[str, Any]:
-    """What all cells share; what is read counts by its content, so that log and folder may be moved together."""
+    """Return what all cells share; what is read counts by its content, so that log and folder may be moved together."""
     said = {word for each in cells for text in (each.cluster, each.speeds) for word in re.split(r"[\s=]", text)}
     files = {word: digest(Path(word)) for word in sorted(said) if word and Path(word).exists()}
     return asdict(spec) | {"trace": digest(Path(spec.trace)), "files": files}
 
 
 def play_cell(cell: Mapping[str, Any], *, trace: str) -> dict[str, Any]:
-    """Figures of one cell of a log; nan becomes None."""
+    """Return figures of one cell of a log; nan becomes None."""
     result = scene(Spec(trace=trace, **cell)).play()
     found: dict[str, Any] = {name: known(value) for name, value in figures(result).items()}
     return found | {"jobs": len(result.workload), "finished": int(result.finished.sum())}

@@ -98,7 +98,7 @@ class Workload:
         details: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> Workload:
-        """From seconds and whatever columns are known; sorted by submission, unknown columns filled in.
+        """Make it from seconds and whatever columns are known; sorted by submission, unknown columns filled in.
 
         `logged_start_s` and `logged_end_s` may be given in seconds (nan unknown). Raises ForetraceError where a job
         requests no device, has no work, or two are called the same.
@@ -163,14 +163,14 @@ class Workload:
             raise ForetraceError(f"{where}: two jobs are called {twice!r}; give each job a name of its own.")
 
     def take(self, which: npt.NDArray[Any], *, name: str | None = None) -> Workload:
-        """The jobs at these positions, or where a mask holds; they keep their times."""
+        """Return the jobs at these positions, or where a mask holds; they keep their times."""
         at = np.flatnonzero(which) if which.dtype == bool else np.sort(np.asarray(which, np.int64))
         columns = {key: getattr(self, key)[at] for key in _COLUMNS}
         details = {key: value[at] for key, value in self.details.items()}
         return replace(self, **columns, details=details, name=self.name if name is None else name)
 
     def with_columns(self, **columns: npt.NDArray[Any]) -> Workload:
-        """A copy with columns replaced; jobs are put in order again if submissions changed."""
+        """Return a copy with columns replaced; jobs are put in order again if submissions changed."""
         made = replace(self, **columns)  # type: ignore[arg-type]  # columns by name
         order = np.argsort(made.submit_ns, kind="stable")
         if (order == np.arange(len(made))).all():
@@ -179,7 +179,7 @@ class Workload:
         return replace(made, **moved, details={key: value[order] for key, value in made.details.items()})
 
     def position(self, job: str) -> int:
-        """Where the job of this name stands; raises ForetraceError where there is none."""
+        """Return where the job of this name stands; raises ForetraceError where there is none."""
         found = np.flatnonzero(self.job == job)
         if not len(found):
             some = ", ".join(map(str, self.job[:3]))
@@ -198,7 +198,7 @@ _COLUMNS = (
 
 
 def nanoseconds(seconds: npt.ArrayLike) -> Int64:
-    """Seconds as whole nanoseconds, rounded half to even. Raises ForetraceError beyond what int64 holds."""
+    """Return seconds as whole nanoseconds, rounded half to even. Raises ForetraceError beyond what int64 holds."""
     given = np.asarray(seconds, np.float64)
     far = np.abs(given) > FARTHEST_S
     if far.any():
@@ -208,11 +208,13 @@ def nanoseconds(seconds: npt.ArrayLike) -> Int64:
 
 
 def plain(name: str) -> str:
-    """Letters and digits of the name of a model, in lower case."""
+    """Return letters and digits of the name of a model, in lower case."""
     return "".join(each for each in name.casefold() if each.isalnum())
 
 
 def codes(keys: Iterable[Key]) -> tuple[Int64, list[Key]]:
-    """Equal keys as equal small whole numbers, counted in the order in which they are first seen, and the keys."""
+    """Return equal keys as equal small whole numbers, counted in the order in which they are first seen, and
+    the keys.
+    """
     seen: dict[Key, int] = {}
     return np.array([seen.setdefault(key, len(seen)) for key in keys], np.int64), list(seen)

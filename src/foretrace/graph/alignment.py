@@ -52,7 +52,7 @@ class ClockOffsets:
     notes: tuple[str, ...] = ()
 
     def aligned(self, rank: int, times: Int64) -> Int64:
-        """Times (ns) of the rank with this index on the common clock."""
+        """Return times (ns) of the rank with this index on the common clock."""
         ahead = self.offset_ns[rank]
         if self.drift[rank]:
             ahead = ahead + self.drift[rank] * (times - ahead)
@@ -66,7 +66,7 @@ class ClockOffsets:
 
 
 def no_clock(ranks: Sequence[int]) -> ClockOffsets:
-    """Clocks taken as they are."""
+    """Return clocks taken as they are."""
     count = len(ranks)
     known = np.zeros(count, dtype=np.bool_)
     known[:1] = True
@@ -77,7 +77,7 @@ def no_clock(ranks: Sequence[int]) -> ClockOffsets:
 
 
 def align(found: Matching) -> ClockOffsets:
-    """Offsets and drifts of the clocks of a matched set, the first rank's being 0."""
+    """Return offsets and drifts of the clocks of a matched set, the first rank's being 0."""
     ranks = found.ranks
     clock = no_clock(ranks)
     if len(ranks) < 2:
@@ -108,18 +108,18 @@ def align(found: Matching) -> ClockOffsets:
 
 
 def _even(found: Matching) -> Mask:
-    """Matches whose members end together; of rooted ones only where there is nothing else."""
+    """Return matches whose members end together; of rooted ones only where there is nothing else."""
     even = np.array([not is_rooted(m) for m in found.matches], dtype=np.bool_)
     return even if even.any() else np.ones_like(even)
 
 
 def rooted(kind: str, channel: str) -> bool:
-    """Whether a rank may leave this collective before all others have entered it."""
+    """Return whether a rank may leave this collective before all others have entered it."""
     return kind in ROOTED or (kind in ("send", "recv", "send_recv") and channel in ONE_WAY)
 
 
 def _offsets(use: Mask, which: Int64, rank: Int64, ends: Float64, count: int) -> tuple[Float64, Int64]:
-    """Offsets with the least spread of ends, and for every rank which others it is connected with (a number).
+    """Return offsets with the least spread of ends, and for every rank which others it is connected with (a number).
 
     Ranks that no collective connects have offsets of their own zero: that of the first one among them.
     """
@@ -151,7 +151,7 @@ def _offsets(use: Mask, which: Int64, rank: Int64, ends: Float64, count: int) ->
 
 
 def _medians(key: Int64, values: Float64, count: int) -> Float64:
-    """Median of the values of every key (0 .. count − 1), NaN for keys without values."""
+    """Return the median of the values of every key (0 .. count − 1), NaN for keys without values."""
     order = np.lexsort((values, key))
     size = np.bincount(key, minlength=count)
     first = np.cumsum(size) - size
@@ -163,12 +163,12 @@ def _medians(key: Int64, values: Float64, count: int) -> Float64:
 
 
 def _centres(key: Int64, values: Float64) -> Float64:
-    """For every value the median of those with its key."""
+    """Return for every value the median of those with its key."""
     return _medians(key, values, int(key.max(initial=-1)) + 1)[key]
 
 
 def _group_median(key: Int64, values: Float64, count: int) -> Float64:
-    """Median by key (0 .. count − 1), 0 for keys without values."""
+    """Return the median by key (0 .. count − 1), 0 for keys without values."""
     return np.nan_to_num(_medians(key, values, count))
 
 
@@ -197,7 +197,7 @@ def _drifts(use: Mask, which: Int64, rank: Int64, ends: Float64, offset: Float64
 
 
 def _certain_slope(time: Float64, value: Float64) -> float:
-    """Slope of values over time, 0 where it is not beyond doubt."""
+    """Return the slope of values over time, 0 where it is not beyond doubt."""
     if len(time) < _LEAST_FOR_DRIFT or np.ptp(time) < LEAST_SPAN_NS:
         return 0.0
     slope = _slope(time, value)
@@ -207,7 +207,7 @@ def _certain_slope(time: Float64, value: Float64) -> float:
 
 
 def _slope(time: Float64, value: Float64) -> float:
-    """Theil-Sen: the median of the slopes between points half the span apart, which is cheap and as robust."""
+    """Return Theil-Sen: the median of the slopes between points half the span apart, which is cheap and as robust."""
     order = np.argsort(time)
     time, value = time[order], value[order]
     half = len(time) // 2
@@ -217,7 +217,7 @@ def _slope(time: Float64, value: Float64) -> float:
 
 
 def _uncertainty(use: Mask, which: Int64, rank: Int64, ends: Float64, offset: Float64) -> Float64:
-    """Standard error of every offset: of a median, from the spread of the ends around their centres, ns."""
+    """Return standard error of every offset: of a median, from the spread of the ends around their centres, ns."""
     which, rank, ends = which[use], rank[use], ends[use]
     rest = np.abs(ends - offset[rank] - _centres(which, ends - offset[rank])) if len(ends) else ends
     spread = _group_median(rank, rest, len(offset))
@@ -229,7 +229,7 @@ def _uncertainty(use: Mask, which: Int64, rank: Int64, ends: Float64, offset: Fl
 
 
 def _bounds(found: Matching, drift: Float64) -> Float64:
-    """The most by which clock r can be ahead of clock s (R x R, ns); infinite where nothing bounds it."""
+    """Return the most by which clock r can be ahead of clock s (R x R, ns); infinite where nothing bounds it."""
     count = len(found.ranks)
     high = np.full((count, count), np.inf)
     np.fill_diagonal(high, 0.0)
@@ -257,7 +257,7 @@ def _bounds(found: Matching, drift: Float64) -> Float64:
 
 
 def _within(offset: Float64, high: Float64) -> Float64:
-    """Offsets moved as little as possible to respect the bounds, where the bounds agree with each other."""
+    """Return offsets moved as little as possible to respect the bounds, where the bounds agree with each other."""
     offset = offset.copy()
     for _ in range(20 * len(offset)):
         over = offset[:, None] - offset[None, :] - high
@@ -278,7 +278,9 @@ def _by_host(
     drift: Float64,
     notes: list[str],
 ) -> tuple[Float64, Mask, Float64]:
-    """One offset for ranks that share a clock, where their collectives do not deny it; and whose offset is known."""
+    """Return one offset for ranks that share a clock, where their collectives do not deny it; and whose offset is
+    known.
+    """
     hosts: dict[str, list[int]] = defaultdict(list)
     for i, each in enumerate(found.calls):
         if each.host:

@@ -85,7 +85,8 @@ def assemble(
 
 
 def task_columns(given: Mapping[str, Any]) -> Columns:
-    """All task columns, defaults where a column is not given; `kind` says how many rows, a number is that of them all.
+    """Return all task columns, defaults where a column is not given; `kind` says how many rows, a number is that of
+    them all.
 
     Of `kind`, `lane`, `name` and `dur` the default is 0.
     """
@@ -94,7 +95,7 @@ def task_columns(given: Mapping[str, Any]) -> Columns:
 
 
 def edges_with_dst(given: Mapping[str, Any]) -> Columns:
-    """All edge columns and `dst`, as `task_columns`; `typical` and `lag` (0) are each other's default."""
+    """Return all edge columns and `dst`, as `task_columns`; `typical` and `lag` (0) are each other's default."""
     lag = given.get("lag", given.get("typical", 0))
     full = {"from_start": False, "inferred": False, "typical": lag, "lag": lag, **given}
     return {
@@ -107,7 +108,8 @@ def _column(values: Any, length: int, dtype: type) -> Array:
 
 
 def reordered(graph: TaskGraph) -> tuple[TaskGraph, Int64]:
-    """The graph with its rows in topological order, moved no further than edges ask, and the new number of every row.
+    """Return the graph with its rows in topological order, moved no further than edges ask, and the new number of every
+    row.
 
     Raises GraphError naming the tasks where edges form a cycle.
     """
@@ -122,7 +124,7 @@ def reordered(graph: TaskGraph) -> tuple[TaskGraph, Int64]:
 
 
 def part_of(graph: TaskGraph, tasks: Mask, lanes: Mask) -> TaskGraph:
-    """The chosen tasks (a mask) with the edges and marks among them, on the chosen lanes, all that they use."""
+    """Return the chosen tasks (a mask) with the edges and marks among them, on the chosen lanes, all that they use."""
     place, number, dst = np.cumsum(tasks) - 1, np.cumsum(lanes) - 1, graph.dst
     edges = tasks[graph.src] & tasks[dst]
     columns: dict[str, Any] = {key: getattr(graph, key)[tasks] for key in TASK_COLUMNS}
@@ -139,7 +141,7 @@ def part_of(graph: TaskGraph, tasks: Mask, lanes: Mask) -> TaskGraph:
 
 
 def pointers(group: Array, count: int) -> Int64:
-    """Where the rows of each of `count` groups begin, once they are sorted by `group` (count + 1)."""
+    """Return where the rows of each of `count` groups begin, once they are sorted by `group` (count + 1)."""
     found = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(np.bincount(group, minlength=count), out=found[1:])
     return found
@@ -152,7 +154,7 @@ def _in_order(
     marks: Array,
     order: Int64,
 ) -> dict[str, Any]:
-    """All columns of a graph whose row i is row order[i] of these tasks, edges grouped by successor."""
+    """Return all columns of a graph whose row i is row order[i] of these tasks, edges grouped by successor."""
     n = len(order)
     rank = np.empty(n, dtype=np.int32)
     rank[order] = np.arange(n, dtype=np.int32)
@@ -175,7 +177,7 @@ def _topological_order(
     name: Int32,
     names: tuple[str, ...],
 ) -> Int64:
-    """Rows in topological order, among the ready ones the first of `wish` (a permutation of the rows) first."""
+    """Return rows in topological order, among the ready ones the first of `wish` (a permutation of the rows) first."""
     place = np.empty(len(wish), dtype=np.int64)
     place[wish] = np.arange(len(wish))
     if np.all(place[src] < place[dst]):  # nearly always: recorded time already respects every edge
@@ -192,7 +194,7 @@ def _topological_order(
 
 
 def _cycle(stuck: Int64, src: Int32, dst: Int32) -> list[int]:
-    """Rows of one cycle, each waiting for the next: every stuck row has a predecessor that is stuck, too."""
+    """Return rows of one cycle, each waiting for the next: every stuck row has a predecessor that is stuck, too."""
     inside = np.isin(src, stuck) & np.isin(dst, stuck)
     waits_for = dict(zip(dst[inside].tolist(), src[inside].tolist(), strict=True))
     path, seen, row = list[int](), dict[int, int](), int(stuck[0])

@@ -36,7 +36,7 @@ from foretrace.trace.trace import Category, Trace
 
 
 def build(trace: Trace, rank: int | None = None) -> TaskGraph:
-    """Task graph of one rank of a recording; of its lowest rank if none is named.
+    """Return task graph of one rank of a recording; of its lowest rank if none is named.
 
     Raises GraphError when the rank is not in the recording or nothing in it can become a task.
     """

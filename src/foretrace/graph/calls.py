@@ -53,7 +53,7 @@ _COLLECTIVE = re.compile(
 
 
 def classify_call(name: str) -> RuntimeCall:
-    """Class of a runtime or driver call by its name; unknown names are CHEAP."""
+    """Return the class of a runtime or driver call by its name; unknown names are CHEAP."""
     for call, pattern in _PATTERNS:
         if re.match(pattern, name):
             return call
@@ -61,7 +61,7 @@ def classify_call(name: str) -> RuntimeCall:
 
 
 def call_classes(names: tuple[str, ...], used: Int32) -> UInt8:
-    """Class per row of a name table; only the rows in `used` are looked at, the others are CHEAP."""
+    """Return the class per row of a name table; only the rows in `used` are looked at, the others are CHEAP."""
     table = np.zeros(len(names), dtype=np.uint8)
     for index in np.unique(used):
         table[index] = classify_call(names[index])
@@ -69,5 +69,5 @@ def call_classes(names: tuple[str, ...], used: Int32) -> UInt8:
 
 
 def is_collective(kernel: str) -> bool:
-    """Whether a device kernel is a communication kernel (NCCL, RCCL, custom all-reduce)."""
+    """Return whether a device kernel is a communication kernel (NCCL, RCCL, custom all-reduce)."""
     return _COLLECTIVE.search(kernel) is not None

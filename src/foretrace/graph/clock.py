@@ -14,7 +14,7 @@ AHEAD = 1.05  # the device needs this much longer than the host's steps: the hos
 
 
 def joint_rows(graph: TaskGraph) -> Mask:
-    """Tasks (n rows) that belong to no rank alone: marks of all ranks, and tasks in which large groups meet."""
+    """Return tasks (n rows) that belong to no rank alone: marks of all ranks, and tasks in which large groups meet."""
     if len({lane.rank for lane in graph.lanes}) < 2:
         return np.zeros(len(graph), dtype=np.bool_)
     marks = (graph.kind == TaskKind.MARK) & (graph.lane_kinds[graph.lane] == LaneKind.MODEL)
@@ -22,7 +22,7 @@ def joint_rows(graph: TaskGraph) -> Mask:
 
 
 def own_marks(graph: TaskGraph, rank: int) -> Int64:
-    """A rank's own step marks, which those of a joined graph wait for; none where it has no steps.
+    """Return a rank's own step marks, which those of a joined graph wait for; none where it has no steps.
 
     The first one is where this rank enters the first step, whichever rank enters it first.
     """
@@ -46,7 +46,7 @@ def own_marks(graph: TaskGraph, rank: int) -> Int64:
 
 
 def last_launched(graph: TaskGraph) -> Int64:
-    """Per stream (rows) and mark (columns) the last device task launched before the mark; −1 where none is.
+    """Return per stream (rows) and mark (columns) the last device task launched before the mark; −1 where none is.
 
     Of several ranks, before the rank's own mark. Their first step begins when the first rank enters it: the others'
     streams have nothing before it.
@@ -71,7 +71,7 @@ def last_launched(graph: TaskGraph) -> Int64:
 
 
 def host_runs_ahead(graph: TaskGraph, end: Int64) -> bool:
-    """Whether steps measured at the marks are too short, because device work piles up behind the host.
+    """Return whether steps measured at the marks are too short, because device work piles up behind the host.
 
     `end` are the ends of all tasks of a replay. A host that no longer waits finishes its steps early, and
     only the end of the device's work shows how long a step takes.
@@ -87,7 +87,7 @@ def host_runs_ahead(graph: TaskGraph, end: Int64) -> bool:
 
 
 def measure_on_device(graph: TaskGraph) -> TaskGraph:
-    """Marks that also wait for the device work launched before them, on a lane of their own.
+    """Return marks that also wait for the device work launched before them, on a lane of their own.
 
     The host's own order is untouched: nothing waits for the new marks.
     """

@@ -52,7 +52,7 @@ _BYTES = {
 
 
 def kind_of(name: str) -> str:
-    """The collective that a name means, in PyTorch's words: "all_reduce", "all_to_all", "send_recv" ..."""
+    """Return the collective that a name means, in PyTorch's words: "all_reduce", "all_to_all", "send_recv" ..."""
     bare = _PREFIX.sub("", name.strip())
     flat = bare.lower().replace("_", "").replace("-", "")
     return next((kind for pattern, kind in _KINDS if pattern.search(flat)), bare.split("(")[0].strip("_ ") or "?")
@@ -113,7 +113,7 @@ class What:
         return f"{self.kind} of {elements} {self.dtype}".rstrip() if elements >= 0 else self.kind
 
     def expects_partner(self, ranks: tuple[int, ...]) -> bool:
-        """Whether the call says itself that another rank of the set takes part."""
+        """Return whether the call says itself that another rank of the set takes part."""
         return sum(rank in ranks for rank in self.peers or self.members) > 1
 
 
@@ -154,7 +154,7 @@ class CollectiveCalls:
 
 
 def with_collectives(graph: TaskGraph, trace: Trace) -> TaskGraph:
-    """The graph with what the recording that it was built of says of its collectives, in `info.collectives`.
+    """Return the graph with what the recording that it was built of says of its collectives, in `info.collectives`.
 
     That is JSON: `what`, the different descriptions; `call`, the index among them of every collective by start;
     `sequence`, its number in its group; `world_size`, 0 where the recording does not tell.
@@ -174,7 +174,7 @@ def with_collectives(graph: TaskGraph, trace: Trace) -> TaskGraph:
 
 
 def collective_calls(graph: TaskGraph) -> CollectiveCalls:
-    """The collectives of a rank's recorded graph.
+    """Return the collectives of a rank's recorded graph.
 
     Where the graph does not hold what the recording said of them (`with_collectives`), only names, channels, times
     and steps are known.
@@ -204,7 +204,7 @@ def collective_calls(graph: TaskGraph) -> CollectiveCalls:
 
 
 def _rows(graph: TaskGraph) -> Int64:
-    """Collectives by start."""
+    """Return collectives by start."""
     rows = np.flatnonzero((graph.kind == TaskKind.COLLECTIVE) & ~graph.gone)
     return rows[np.argsort(graph.recorded[rows], kind="stable")]
 
@@ -275,7 +275,7 @@ def _described(graph: TaskGraph, row: int, trace: Trace, own: int, call: int, no
 
 
 def _told(what: What, said: Collective, rank: int) -> What:
-    """`what` with everything that a communication event says about itself."""
+    """Return `what` with everything that a communication event says about itself."""
     # A kernel that tells only its name says less than the annotation around it.
     telling = said.in_elements >= 0 or bool(said.group) or said.group_size > 0
     if not telling:
@@ -300,7 +300,7 @@ def _told(what: What, said: Collective, rank: int) -> What:
 
 
 def _peers_of_name(name: str) -> tuple[int, ...]:
-    """Sender and receiver in "nccl:send 0->1" or "nccl:recv 1<-0"."""
+    """Return sender and receiver in "nccl:send 0->1" or "nccl:recv 1<-0"."""
     match = _PEERS.search(name)
     if match is None:
         return ()
@@ -309,7 +309,7 @@ def _peers_of_name(name: str) -> tuple[int, ...]:
 
 
 def _elements(dims: Any) -> int:
-    """Elements of the first tensor; of all tensors of a list."""
+    """Return elements of the first tensor; of all tensors of a list."""
     first = dims[0] if dims else []
     if not isinstance(first, list):
         return -1
@@ -319,7 +319,7 @@ def _elements(dims: Any) -> int:
 
 
 def _events(graph: TaskGraph, rows: Int64, trace: Trace) -> Int64:
-    """Row of the trace of every collective task, −1 if it is not there."""
+    """Return the row of the trace of every collective task, −1 if it is not there."""
     kinds = trace.lane_kind()
     used = np.unique(trace.lane).tolist()
     key_of = {(trace.lanes[i].kind, trace.lanes[i].device, trace.lanes[i].stream): i for i in used}
@@ -347,14 +347,14 @@ def _events(graph: TaskGraph, rows: Int64, trace: Trace) -> Int64:
 
 
 def _pairs(first: Int64, second: Int64) -> Array:
-    """Two columns as one that sorts by the first, then the second."""
+    """Return two columns as one that sorts by the first, then the second."""
     table = np.empty(len(first), dtype=[("first", np.int64), ("second", np.int64)])
     table["first"], table["second"] = first, second
     return table
 
 
 def _around(events: Int64, trace: Trace) -> tuple[Int64, Int64]:
-    """For every event: the communication operator and the back end's annotation around its launch (rows, −1)."""
+    """Return for every event the communication operator and the back end's annotation around its launch (rows, −1)."""
     nothing = np.full(len(events), -1, dtype=np.int64)
     kernel = (events >= 0) & (trace.category[events] == Category.KERNEL) if len(trace) else nothing >= 0
     if not kernel.any():
@@ -373,7 +373,7 @@ def _around(events: Int64, trace: Trace) -> tuple[Int64, Int64]:
 
 
 def _enclosing(trace: Trace, rows: Int64, launch: Int64) -> Int64:
-    """Per launch the last of `rows` that began before it on its thread and ended after it, −1 if none."""
+    """Return per launch the last of `rows` that began before it on its thread and ended after it, −1 if none."""
     found = np.full(len(launch), -1, dtype=np.int64)
     if not len(rows):
         return found

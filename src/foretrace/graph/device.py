@@ -57,7 +57,7 @@ class DeviceTasks:
         return [int(lane) for lane in np.unique(self.lane)]
 
     def lane_slice(self, lane: int) -> slice:
-        """Rows of one lane."""
+        """Return rows of one lane."""
         low, high = np.searchsorted(self.lane, [lane, lane + 1])
         return slice(int(low), int(high))
 
@@ -67,13 +67,13 @@ class DeviceTasks:
         return {lane: np.minimum.accumulate(self.launch[self.lane_slice(lane)][::-1])[::-1] for lane in self.lanes}
 
     def last_launched(self, lane: int, times: Int64) -> Int64:
-        """Row of the last task of the lane that was launched before each time, −1 if none."""
+        """Return the row of the last task of the lane that was launched before each time, −1 if none."""
         part = self.lane_slice(lane)
         position = np.searchsorted(self._suffix_launch[lane], times, side="left") - 1
         return np.where(position >= 0, part.start + position, -1)
 
     def first_launched(self, lane: int, times: Int64) -> Int64:
-        """Row of the first task of the lane that was launched at or after each time, −1 if none."""
+        """Return the row of the first task of the lane that was launched at or after each time, −1 if none."""
         part = self.lane_slice(lane)
         position = np.searchsorted(self._suffix_launch[lane], times, side="left")
         return np.where(part.start + position < part.stop, part.start + position, -1)
@@ -215,7 +215,8 @@ def device_tasks(trace: Trace, host: HostSpans, platform: str) -> DeviceTasks:
 
 
 def without_work(host: HostSpans, device: DeviceTasks) -> tuple[Int64, Int64]:
-    """Launches (rows of the host) whose work is not in the recording: captured into a graph, and cut off by its end.
+    """Return launches (rows of the host) whose work is not in the recording: captured into a graph, and cut off by its
+    end.
 
     Those begin on the host after everything that did run was launched. (Memsets that leave nothing are common.)
     """

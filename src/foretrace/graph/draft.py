@@ -56,7 +56,7 @@ class Draft:
         return np.arange(self.n - len(columns["kind"]), self.n)
 
     def add_host(self) -> None:
-        """Host tasks with the layer, phase and operator of the span they ran in."""
+        """Add host tasks with the layer, phase and operator of the span they ran in."""
         host, threads = self.host, self.threads
         span = threads.span
         known = span >= 0
@@ -103,7 +103,7 @@ class Draft:
         self.marks = threads.marks
 
     def _probes(self) -> Int64:
-        """Starts and ends of recorded spans inside each host task, its own first and last instant left out."""
+        """Return starts and ends of recorded spans inside each host task, its own first and last instant left out."""
         host, threads = self.host, self.threads
         begin, end = threads.start, threads.start + threads.dur
         count = np.zeros(len(begin), dtype=np.int64)
@@ -119,7 +119,7 @@ class Draft:
         return count
 
     def add_device(self) -> None:
-        """Device tasks; layer, phase and operator come from the launch call, the step from its launch time."""
+        """Add device tasks; layer, phase and operator come from the launch call, the step from its launch time."""
         host, device, trace = self.host, self.device, self.trace
         self.first_device = self.n
         if not len(device):
@@ -159,7 +159,7 @@ class Draft:
         )
 
     def _shape_of(self, operator: Int64) -> Int64:
-        """Inputs of the operators in these host spans, as index into the trace's shapes; −1 where unknown."""
+        """Return inputs of the operators in these host spans, as index into the trace's shapes; −1 where unknown."""
         return values_at(self.trace.shape[self.host.event], operator, -1).astype(np.int64)
 
     @cached_property
@@ -168,7 +168,7 @@ class Draft:
         return Layers(self.host, self.steps)
 
     def _extra(self, name: str) -> int:
-        """Index of a name that the recording does not have."""
+        """Return the index of a name that the recording does not have."""
         if name not in self.extra_names:
             self.extra_names.append(name)
         return len(self.trace.names) + self.extra_names.index(name)
@@ -207,13 +207,13 @@ class Draft:
         self._edges.append(edges_with_dst({**given, "from_start": from_start, "inferred": inferred}))
 
     def program_order(self) -> None:
-        """Previous -> next on every CPU thread."""
+        """Add edges previous -> next on every CPU thread."""
         lane = self.threads.lane
         src = np.flatnonzero(lane[1:] == lane[:-1])
         self.edges(src, src + 1, EdgeKind.PROGRAM)
 
     def thread_order(self) -> None:
-        """Forks and joins of helper threads."""
+        """Add forks and joins of helper threads."""
         threads = self.threads
         self.edges(threads.thread_src, threads.thread_dst, EdgeKind.THREAD, inferred=True)
 
@@ -237,7 +237,7 @@ class Draft:
         self.edges(call_task, self.first_device + rows, EdgeKind.LAUNCH, typical, from_start=~from_end)
 
     def stream_order(self) -> None:
-        """Previous -> next on every stream; neighbours may overlap (programmatic dependent launch, R8)."""
+        """Add edges previous -> next on every stream; neighbours may overlap (programmatic dependent launch, R8)."""
         device = self.device
         rows = np.flatnonzero(device.previous >= 0)
         if not len(rows):
@@ -255,7 +255,7 @@ class Draft:
         self.edges(before[over] + self.first_device, rows[over] + self.first_device, EdgeKind.STREAM, from_start=True)
 
     def returns(self) -> None:
-        """Device task -> RETURN of the call that waits for it."""
+        """Add edges device task -> RETURN of the call that waits for it."""
         blocking = self.blocking
         table = self.threads.return_of_call
         rows = [table.get(c, -1) for c in blocking.pair_call.tolist()]
@@ -271,7 +271,7 @@ class Draft:
             )
 
     def host_collectives(self) -> None:
-        """Collectives of a host backend on a lane of their own; the main thread issues them and waits for them."""
+        """Put collectives of a host backend on a lane of their own; the main thread issues them and waits for them."""
         links, host, threads = self.links, self.host, self.threads
         k = len(links.span)
         if not k:
@@ -304,7 +304,9 @@ class Draft:
                 self.edges(rows[i : i + 1], optimizer[place : place + 1], EdgeKind.COLLECTIVE, inferred=True)
 
     def step_marks(self) -> None:
-        """Steps are measured where they are bounded: on the host, or on the device when the host runs ahead (R9)."""
+        """Add marks where steps are measured; they are measured where they are bounded: on the host, or on the device
+        when the host runs ahead (R9).
+        """
         device, bounds = self.device, self.steps.bounds
         last = (
             np.array([device.last_launched(lane, bounds) for lane in device.lanes])
@@ -344,12 +346,12 @@ class Draft:
     # -- together ----------------------------------------------------------------------------------------------
 
     def columns(self) -> Columns:
-        """All tasks so far, as columns."""
+        """Return all tasks so far, as columns."""
         self._tasks = [_joined(self._tasks)]
         return self._tasks[0]
 
     def settled(self) -> Settled:
-        """Recorded lags, releases and delays."""
+        """Return recorded lags, releases and delays."""
         tasks = self.columns()
         return settle(tasks["recorded"], tasks["dur"], _joined(self._edges), self.device, self.first_device)
 
@@ -372,6 +374,6 @@ def _joined(parts: list[Columns]) -> Columns:
 
 
 def _longest(rows: Int64, operator: Int64, dur: Int64) -> Int64:
-    """The longest task of every operator among these rows."""
+    """Return the longest task of every operator among these rows."""
     ordered = rows[np.lexsort((-dur[rows], operator[rows]))]
     return ordered[np.unique(operator[ordered], return_index=True)[1]]

@@ -87,7 +87,7 @@ def remove(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
 
 
 def _arrivals(graph: TaskGraph, mask: Mask) -> Mask:
-    """The arrivals of the chosen transfers, on their own ranks."""
+    """Return the arrivals of the chosen transfers, on their own ranks."""
     dst = graph.dst
     own = (graph.edge_kind == EdgeKind.COLLECTIVE) & (graph.kind[graph.src] == TaskKind.ARRIVAL)
     own &= (graph.lane[graph.src] == graph.lane[dst]) & (graph.kind[dst] == TaskKind.COLLECTIVE) & mask[dst]
@@ -102,7 +102,7 @@ def cut(graph: TaskGraph, edges: Mask, *, technique: str = "") -> TaskGraph:
 
 
 def queue_slots(graph: TaskGraph) -> Int64:
-    """Per RETURN that waited for a full launch queue: places between the task that freed the slot and its
+    """Return per RETURN that waited for a full launch queue: places between the task that freed the slot and its
     own.
 
     −1 for all other tasks. Tasks that are gone take no place.
@@ -143,7 +143,7 @@ def requeue(graph: TaskGraph, slots: Int64) -> TaskGraph:
 
 
 def launched_by_return(graph: TaskGraph) -> Int64:
-    """Per RETURN the first device task that its call launched; −1 for calls without one and other tasks."""
+    """Return per RETURN the first device task that its call launched; −1 for calls without one and other tasks."""
     first = np.full(len(graph), -1, dtype=np.int64)
     dst = graph.dst
     launch = np.flatnonzero(graph.edge_kind == EdgeKind.LAUNCH)[::-1]  # the earliest row is written last
@@ -155,7 +155,7 @@ def launched_by_return(graph: TaskGraph) -> Int64:
 
 
 def describe(graph: TaskGraph, mask: Mask) -> str:
-    """The chosen tasks in words: "161 kernels and 3 copies"."""
+    """Return the chosen tasks in words: "161 kernels and 3 copies"."""
     count = np.bincount(graph.kind[np.flatnonzero(mask)], minlength=len(TaskKind))
     parts = [f"{count[kind]} {_noun(TaskKind(int(kind)), int(count[kind]))}" for kind in np.flatnonzero(count)]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "no tasks"

@@ -34,7 +34,7 @@ class Events:
 
 
 def stream_events(host: HostSpans, device: DeviceTasks, streams: Streams) -> Events:
-    """Edges from event record to stream wait: stated by the recording, else classified (R3)."""
+    """Return edges from event record to stream wait: stated by the recording, else classified (R3)."""
     return _Events(host, device, streams).resolve()
 
 
@@ -45,7 +45,7 @@ class _Events:
     streams: Streams
 
     def resolve(self) -> Events:
-        """Edges from event record to stream wait: stated by the recording, else classified (R3)."""
+        """Return edges from event record to stream wait: stated by the recording, else classified (R3)."""
         host, device = self.host, self.device
         waits = np.flatnonzero(host.call == RuntimeCall.WAIT)
         if len(device.lanes) < 2 or not len(waits):
@@ -85,7 +85,9 @@ class _Events:
         return Events(src[first], dst[first], inferred[first], tuple(classes))
 
     def _refuted(self, src: Int64, dst: Int64) -> Mask:
-        """Edges that the recording contradicts: the waiting task began first, or well before its source ended."""
+        """Return edges that the recording contradicts: the waiting task began first, or well before its
+        source ended.
+        """
         device = self.device
         early = device.end[src] > device.start[dst] + _TOLERANCE_NS[device.platform]
         return early | (device.start[src] >= device.start[dst])
@@ -146,7 +148,7 @@ class _Events:
         return before, np.array(work, dtype=np.int64), np.array(plain, dtype=np.int64)
 
     def _before_collective(self, before: list[tuple[int, int]]) -> tuple[Int64, Int64]:
-        """The communication stream waits for what its caller's stream had been given so far."""
+        """Return the communication stream waits for what its caller's stream had been given so far."""
         host, device = self.host, self.device
         src, dst = [], []
         waits = np.array([w for w, _ in before], dtype=np.int64)
@@ -166,7 +168,7 @@ class _Events:
         return np.concatenate([empty, *src]), np.concatenate([empty, *dst])
 
     def _work_waits(self, waits: Int64, *, newest_elsewhere: bool = False) -> list[tuple[tuple[Int64, Int64], str]]:
-        """`Work.wait`: the current stream waits for a collective; one policy per group says which.
+        """Return `Work.wait`: the current stream waits for a collective; one policy per group says which.
 
         A wait outside every collective operator may also mean whatever was launched last on another stream
         (`newest_elsewhere`).
@@ -206,7 +208,9 @@ class _Events:
         collective: Int64,
         newest_elsewhere: bool,
     ) -> tuple[tuple[Int64, Int64], str]:
-        """Of the policies newest, i-th of the run and k-th newest: the one that covers most, unrefuted, least slack."""
+        """Return, of the policies newest, i-th of the run and k-th newest, the one that covers most, unrefuted, least
+        slack.
+        """
         device = self.device
         target = self._consumer(waits[members])
         options = {
@@ -235,7 +239,7 @@ class _Events:
         return best[1], best[2]
 
     def _consumer(self, waits: Int64) -> Int64:
-        """First task given to the waiting thread's current stream after each wait, −1 if none."""
+        """Return the first task given to the waiting thread's current stream after each wait, −1 if none."""
         host, device = self.host, self.device
         target = np.full(len(waits), -1, dtype=np.int64)
         for lane in np.unique(host.lane[waits]):
@@ -248,7 +252,9 @@ class _Events:
         return target
 
     def _plain(self, waits: Int64) -> tuple[Int64, Int64]:
-        """A wait outside collectives: the next launch of its thread waits for what was launched last elsewhere."""
+        """Return a wait outside collectives: the next launch of its thread waits for what was launched last
+        elsewhere.
+        """
         host, device = self.host, self.device
         linked = np.flatnonzero((device.call >= 0) & device.leads)
         linked = linked[np.argsort(device.launch[linked], kind="stable")]

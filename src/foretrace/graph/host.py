@@ -48,7 +48,7 @@ class HostSpans:
     call: UInt8  # Call, CHEAP for everything that is no runtime call
 
     def named(self, predicate: Callable[[str], object]) -> Mask:
-        """Spans whose name satisfies the predicate, asked once per distinct name."""
+        """Return spans whose name satisfies the predicate, asked once per distinct name."""
         names = self.trace.names
         table = np.zeros(len(names), dtype=np.bool_)
         for index in np.unique(self.name):
@@ -56,11 +56,11 @@ class HostSpans:
         return table[self.name]
 
     def rows(self, mask: Mask) -> Int64:
-        """Own row where the mask holds, −1 elsewhere: the seed of `nearest` and `farthest`."""
+        """Return own row where the mask holds, −1 elsewhere: the seed of `nearest` and `farthest`."""
         return np.where(mask, np.arange(len(self.event)), -1)
 
     def lane_slice(self, lane: int) -> slice:
-        """Rows of one lane."""
+        """Return rows of one lane."""
         low, high = np.searchsorted(self.lane, [lane, lane + 1])
         return slice(int(low), int(high))
 

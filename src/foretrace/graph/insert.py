@@ -84,7 +84,7 @@ class Typical:
 
 @per_graph
 def typical(graph: TaskGraph) -> Typical:
-    """Medians over the kernel launches of a graph. Raises NotApplicableError where there are none."""
+    """Return medians over the kernel launches of a graph. Raises NotApplicableError where there are none."""
     dst = graph.dst
     launch = (graph.edge_kind == EdgeKind.LAUNCH) & (graph.kind[dst] == TaskKind.KERNEL) & graph.from_start
     launch &= ~graph.gone[dst] & (graph.kind[graph.src] == TaskKind.CALL)
@@ -165,7 +165,7 @@ def extend(
 
 
 def edge_columns(graph: TaskGraph) -> dict[str, Array]:
-    """Copies of the edge columns with `dst` among them, to be changed and given to `extend`."""
+    """Return copies of the edge columns with `dst` among them, to be changed and given to `extend`."""
     return {**{key: getattr(graph, key).copy() for key in EDGE_COLUMNS}, "dst": graph.dst}
 
 
@@ -192,7 +192,7 @@ def insert_at(
     usual: Typical | None = None,
     technique: str = "",
 ) -> tuple[TaskGraph, Int64]:
-    """As `insert`, and the new row number of every old task, then of every new one.
+    """Insert as `insert` does, and return also the new row number of every old task, then of every new one.
 
     A `DeviceTask` makes its call first, then the task itself, then a RETURN if it is blocking.
     """
@@ -284,7 +284,7 @@ class _Insertion:
         return len(self.graph) + len(self.tasks) - 1
 
     def _columns(self) -> dict[str, Array]:
-        """Columns of the new rows."""
+        """Return columns of the new rows."""
         graph = self.graph
         kind, name, dur, anchor, like, phase, op, nbytes, flops, doubt_of = map(np.array, zip(*self.tasks, strict=True))
         return {
@@ -325,7 +325,7 @@ class _Insertion:
         chain.append(row)
 
     def _reroute(self) -> None:
-        """What followed an anchor on its lane follows the last new task; it cannot overlap with that one."""
+        """Let what followed an anchor on its lane follow the last new task; it cannot overlap with that one."""
         graph, edges = self.graph, self.edges
         for order in (EdgeKind.PROGRAM, EdgeKind.STREAM):
             last = np.full(len(graph), -1, dtype=np.int32)
@@ -338,7 +338,7 @@ class _Insertion:
                 column[follow] = np.maximum(column[follow], 0)
 
     def _move_waits(self) -> None:
-        """Synchronisation waits for the last task launched before it, in program order."""
+        """Let synchronisation wait for the last task launched before it, in program order."""
         anchors = np.zeros(len(self.graph), dtype=np.bool_)
         anchors[list(self.waits)] = True
         for edge in np.flatnonzero((self.graph.edge_kind == EdgeKind.SYNC) & anchors[self.graph.src]).tolist():

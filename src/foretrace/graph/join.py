@@ -49,7 +49,7 @@ NO_RANK = -1  # rank of lanes that belong to all ranks
 def join(
     graphs: Sequence[TaskGraph], *, matching: Matching | None = None, clock: ClockOffsets | None = None
 ) -> TaskGraph:
-    """One graph of all ranks; its replay reproduces the recordings on the aligned clock to the nanosecond.
+    """Return one graph of all ranks; its replay reproduces the recordings on the aligned clock to the nanosecond.
 
     `graphs` are recorded graphs of one rank each, as `foretrace.graph.builder.build` makes them. `matching` and `clock`
     are what `foretrace.graph.alignment.match_and_align` found; without them they are found here, from what the graphs
@@ -189,13 +189,15 @@ class _Joint:
             self._meet(rows, new, which, many, group_latest, end)
 
     def _rows(self, rank: Int64, call: Int64) -> Int64:
-        """Rows of the calls of the matching."""
+        """Return rows of the calls of the matching."""
         begins = np.cumsum([0, *(len(each) for each in self.matching.calls)])
         offsets = [each.row + self.first[i] for i, each in enumerate(self.matching.calls)]
         return np.concatenate([*offsets, np.empty(0, np.int64)])[begins[rank] + call].astype(np.int64)
 
     def _pairs(self, which: Int64, rank: Int64, arrival: Int64, end: Int64) -> tuple[Int64, Int64, Mask]:
-        """(member that must have arrived, member whose transfer waits for it), and which matches are too large."""
+        """Return (member that must have arrived, member whose transfer waits for it), and which matches are
+        too large.
+        """
         size = np.bincount(which, minlength=len(self.matching.matches))
         begin = np.cumsum(size) - size
         many = size > ALL_PAIRS
@@ -230,7 +232,7 @@ class _Joint:
         return a[keep], b[keep], many
 
     def _meet(self, rows: Int64, new: Int64, which: Int64, many: Mask, latest: Int64, end: Int64) -> None:
-        """Members of large groups meet in a task of no length."""
+        """Let members of large groups meet in a task of no length."""
         self.lanes.append(Lane(rank=NO_RANK, kind=LaneKind.LINK, label="collectives of all ranks"))
         at = np.flatnonzero(many)
         meet = np.full(len(many), -1, dtype=np.int64)
@@ -255,7 +257,7 @@ class _Joint:
     # -- steps --------------------------------------------------------------------------------------------------
 
     def _marks(self, tasks: Columns) -> Int64:
-        """The mark of the first to enter, then marks that wait for all ranks."""
+        """Return the mark of the first to enter, then marks that wait for all ranks."""
         use = [(i, marks) for i, graph in enumerate(self.graphs) if len(marks := self._common_marks(i, graph)) > 1]
         if not use:
             return np.empty(0, dtype=np.int64)
@@ -276,7 +278,7 @@ class _Joint:
         return np.concatenate([table[[int(time[:, 0].argmin())], 0], new])
 
     def _common_marks(self, index: int, graph: TaskGraph) -> Int64:
-        """The marks of a rank that bound the common steps."""
+        """Return the marks of a rank that bound the common steps."""
         if not graph.n_steps:
             return np.empty(0, dtype=np.int64)
         if self.steps is None:
@@ -309,12 +311,12 @@ class _Table:
     _first: tuple[str, ...] = ()
 
     def number(self, table: int, column: Int32) -> Int32:
-        """A column of the graph with this index in numbers of the common table; −1 stays."""
+        """Return a column of the graph with this index in numbers of the common table; −1 stays."""
         numbers = self._of[table]
         return column if numbers is None else numbers[column]
 
     def add(self, text: str) -> int:
-        """Number of a text, added if it is new."""
+        """Return the number of a text, added if it is new."""
         return self._numbers.setdefault(text, len(self._numbers))
 
     @property
@@ -324,7 +326,8 @@ class _Table:
 
 
 def _common_steps(graphs: Sequence[TaskGraph]) -> tuple[tuple[int, ...] | None, list[Int32]]:
-    """Numbers of the steps that all ranks recorded one after the other; None: the windows as a whole count as one.
+    """Return numbers of the steps that all ranks recorded one after the other; None: the windows as a whole count as
+    one.
 
     With it, per rank, the index among them of each of its own steps; −1 comes last, for tasks outside.
     """
@@ -351,12 +354,12 @@ def _common_steps(graphs: Sequence[TaskGraph]) -> tuple[tuple[int, ...] | None, 
 
 
 def _numbers(graph: TaskGraph) -> tuple[int, ...]:
-    """Numbers of the steps between a graph's marks."""
+    """Return numbers of the steps between a graph's marks."""
     return graph.info.steps[: graph.n_steps]
 
 
 def _follow_drift(tasks: Columns, edges: Columns, drifting: Mask) -> None:
-    """Lags on the common clock, for ranks whose own clock runs at another pace; durations and delays stay.
+    """Put lags on the common clock, for ranks whose own clock runs at another pace; durations and delays stay.
 
     What held a task in the recording holds it again, at its aligned time.
     """
@@ -376,7 +379,7 @@ def _follow_drift(tasks: Columns, edges: Columns, drifting: Mask) -> None:
 
 
 def _info(infos: Sequence[GraphInfo], joint: _Joint, window: tuple[int, int]) -> GraphInfo:
-    """What is known of the set: facts of the first rank, and the worst or the mean where ranks differ."""
+    """Return what is known of the set: facts of the first rank, and the worst or the mean where ranks differ."""
     matching, clock = joint.matching, joint.clock
     ranks = len(infos)
     steps = joint.steps if joint.steps is not None else (0,)
@@ -420,7 +423,7 @@ def _info(infos: Sequence[GraphInfo], joint: _Joint, window: tuple[int, int]) ->
 
 
 def _doubts(infos: Sequence[GraphInfo]) -> tuple[Doubt, ...]:
-    """The tables of all ranks one after the other."""
+    """Return the tables of all ranks one after the other."""
     found: list[Doubt] = []
     for info in infos:
         first = len(found)
@@ -429,7 +432,7 @@ def _doubts(infos: Sequence[GraphInfo]) -> tuple[Doubt, ...]:
 
 
 def _not_of_step(infos: Sequence[GraphInfo]) -> tuple[NotOfStep, ...]:
-    """What was left out of the ranks' only step, by reason: all tasks, the time of the rank that had most."""
+    """Return what was left out of the ranks' only step, by reason: all tasks, the time of the rank that had most."""
     found: dict[str, list[NotOfStep]] = {}
     for each in (each for info in infos for each in info.not_of_step):
         found.setdefault(each.reason, []).append(each)
@@ -446,7 +449,7 @@ def _who(of: Sequence[int], ranks: int) -> str:
 
 
 def _summary(matching: Matching, clock: ClockOffsets) -> dict[str, Any]:
-    """What was found about the set, for the file and for reports: JSON, times in ns.
+    """Return what was found about the set, for the file and for reports: JSON, times in ns.
 
     `what` has kind, group and bytes of every collective, in the order in which they begin on the aligned clock.
     """

@@ -17,7 +17,7 @@ from foretrace.compiled import njit
 
 @njit()
 def topological_order(place: Int64, out_ptr: Int64, out_dst: Int32) -> Int64:
-    """Kahn's algorithm, ready tasks in order of `place` (a permutation of 0..n-1); shorter than n on a cycle."""
+    """Return Kahn's algorithm, ready tasks in order of `place` (a permutation of 0..n-1); shorter than n on a cycle."""
     n = len(place)
     waiting = np.zeros(n, dtype=np.int64)
     for e in range(len(out_dst)):
@@ -44,7 +44,7 @@ def topological_order(place: Int64, out_ptr: Int64, out_dst: Int32) -> Int64:
 
 
 def nest(lane: Int32, start: Int64, end: Int64) -> Int64:
-    """Row of the innermost enclosing span of the same lane, −1 at the top.
+    """Return the row of the innermost enclosing span of the same lane, −1 at the top.
 
     Rows are ordered by (lane, start, longest first). Spans may cross: a step mark that begins inside the optimizer's
     range is not part of it. A span counts as enclosed if it ends at most 2 us later, which rounding can do.
@@ -72,14 +72,16 @@ def _nest(lane: Int32, start: Int64, end: Int64, parent: Int64, stack: Int64) ->
 
 
 def nearest(parent: Int64, own: Int64) -> Int64:
-    """`own` where it is not −1, else the value of the nearest ancestor that has one. Parents precede children."""
+    """Return `own` where it is not −1, else the value of the nearest ancestor that has one. Parents precede
+    children.
+    """
     out = own.copy()
     _inherit(parent, out, False)
     return out
 
 
 def farthest(parent: Int64, own: Int64) -> Int64:
-    """The value of the outermost span, itself included, that has one (not −1)."""
+    """Return the value of the outermost span, itself included, that has one (not −1)."""
     out = own.copy()
     _inherit(parent, out, True)
     return out
@@ -93,7 +95,9 @@ def _inherit(parent: Int64, out: Int64, always: bool) -> None:
 
 
 def innermost_at(start: Int64, end: Int64, times: Int64) -> Int64:
-    """Row of the innermost span of one lane that covers each of the ascending `times` (start <= t < end), or −1."""
+    """Return the row of the innermost span of one lane that covers each of the ascending `times` (start <= t < end), or
+    −1.
+    """
     out = np.full(len(times), -1)
     _innermost_at(start, end, times, out, np.empty(len(start) + 1, dtype=np.int64))
     return out
@@ -119,7 +123,7 @@ def _innermost_at(start: Int64, end: Int64, times: Int64, out: Int64, stack: Int
 
 @njit()
 def longest_common(a: Int64, b: Int64, most_edits: int) -> Int64:
-    """Positions (k x 2) of a longest common subsequence of two integer sequences, ascending.
+    """Return positions (k x 2) of a longest common subsequence of two integer sequences, ascending.
 
     Greedy shortest edit script (Myers 1986, "An O(ND) difference algorithm", section 3): time and memory grow with
     the number of edits D as n * D and D^2. Sequences more than `most_edits` apart are aligned as far as that reaches.
@@ -190,7 +194,7 @@ def mark_ancestors(in_ptr: Int64, src: Int32, marked: Mask) -> None:
 
 
 def at(table: Array, index: Array, default: Any) -> Array:
-    """`table[index]`, `default` where the index is below 0."""
+    """Return `table[index]`, `default` where the index is below 0."""
     if not len(table):
         return np.full(len(index), default, dtype=table.dtype)
     found: Array = np.where(index >= 0, table[np.maximum(index, 0)], default)

@@ -130,7 +130,7 @@ class Layers:
         return layer, way
 
     def work_of(self, spans: Int64) -> tuple[Int64, Float64]:
-        """Bytes and floating-point operations of the operators in these rows (−1 and 0 where unknown)."""
+        """Return bytes and floating-point operations of the operators in these rows (−1 and 0 where unknown)."""
         host = self.host
         trace = host.trace
         name, shape = host.name[spans], trace.shape[host.event[spans]]

@@ -101,11 +101,11 @@ class Matching:
         return times
 
     def unmatched(self) -> tuple[str, ...]:
-        """Every mismatch as a sentence: calls that disagree first, then calls that some ranks lack."""
+        """Return every mismatch as a sentence: calls that disagree first, then calls that some ranks lack."""
         return (*self.mismatches, *self._lacking())
 
     def _lacking(self) -> Iterable[str]:
-        """Sentences about matches that lack a rank and calls without a partner, alike ones counted together."""
+        """Yield sentences about matches that lack a rank and calls without a partner, alike ones counted together."""
         found: dict[tuple[str, str, tuple[int, ...]], list[int]] = defaultdict(list)
         for match in self.matches:
             if not match.complete:
@@ -169,7 +169,7 @@ def match(calls: Sequence[CollectiveCalls]) -> Matching:
 
 
 def with_matches(found: Matching, members: Iterable[Sequence[Member]]) -> Matching:
-    """The matching with more collectives, given as their members."""
+    """Return the matching with more collectives, given as their members."""
     calls = found.calls
     new = []
     for each in members:
@@ -179,7 +179,7 @@ def with_matches(found: Matching, members: Iterable[Sequence[Member]]) -> Matchi
 
 
 def without(found: Matching, dropped: Mask, sentences: Iterable[str]) -> Matching:
-    """The matching without these matches (mask), each named in a sentence."""
+    """Return the matching without these matches (mask), each named in a sentence."""
     kept = tuple(m for m, drop in zip(found.matches, dropped.tolist(), strict=True) if not drop)
     return replace(found, matches=kept, mismatches=(*found.mismatches, *_counted(list(sentences))))
 
@@ -200,7 +200,7 @@ def _in_order(calls: Sequence[CollectiveCalls], matches: Iterable[Match]) -> tup
 
 
 def _numbered(calls: CollectiveCalls, rows: Int64) -> dict[object, int]:
-    """Token of every call of a group: its sequence number, and which of several with that number it is."""
+    """Return the token of every call of a group: its sequence number, and which of several with that number it is."""
     seen: Counter[object] = Counter()
     tokens: dict[object, int] = {}
     for row in rows.tolist():
@@ -211,7 +211,8 @@ def _numbered(calls: CollectiveCalls, rows: Int64) -> dict[object, int]:
 
 
 def _ordered(calls: CollectiveCalls, rows: Int64, by_step: bool) -> dict[object, int]:
-    """Token of every call of a group: its step, kind and size, and which of several alike it is in that step.
+    """Return the token of every call of a group: its step, kind and size, and which of several alike it is in that
+    step.
 
     Calls before the first common step count backwards from it: where a recording begins is chance.
     """
@@ -241,7 +242,7 @@ def _drop_uneven(tokens: dict[int, dict[object, int]]) -> None:
 
 
 def _agreeing(calls: Sequence[CollectiveCalls], members: list[Member]) -> tuple[list[Member], str]:
-    """The members that agree in kind and size with most, and a sentence about the others."""
+    """Return the members that agree in kind and size with most, and a sentence about the others."""
     signatures = [calls[m.rank].what[m.call].signature for m in members]
     common, count = Counter(signatures).most_common(1)[0]
     if count == len(members):
@@ -261,7 +262,9 @@ def _counted(sentences: list[str]) -> tuple[str, ...]:
 
 
 def _same_channels(calls: Sequence[CollectiveCalls]) -> Sequence[CollectiveCalls]:
-    """The calls with channels of one name on all ranks: the k-th that each rank uses, where their names differ."""
+    """Return the calls with channels of one name on all ranks: the k-th that each rank uses, where their names
+    differ.
+    """
     used = [
         list(dict.fromkeys(what.channel for what in each.what if what.key[0] == "channel"))
         for each in calls
@@ -282,7 +285,7 @@ def _same_channels(calls: Sequence[CollectiveCalls]) -> Sequence[CollectiveCalls
 
 
 def _common_steps(calls: Sequence[CollectiveCalls]) -> bool:
-    """Whether all ranks with collectives number their steps, and share some."""
+    """Return whether all ranks with collectives number their steps, and share some."""
     numbers = [set(each.steps) for each in calls if len(each)]
     return bool(numbers) and all(numbers) and bool(set.intersection(*numbers))
 
@@ -335,7 +338,7 @@ def _same_groups(calls: Sequence[CollectiveCalls]) -> None:
 
 
 def _missing(calls: Sequence[CollectiveCalls]) -> Iterable[str]:
-    """Sentences about what the set lacks."""
+    """Yield sentences about what the set lacks."""
     ranks = {each.rank for each in calls}
     world = max((each.world_size for each in calls), default=0)
     if world > len(ranks):
@@ -357,7 +360,7 @@ def _missing(calls: Sequence[CollectiveCalls]) -> Iterable[str]:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Numbers for a sentence, runs as "3-7", at most eight pieces."""
+    """Return numbers for a sentence, runs as "3-7", at most eight pieces."""
     pieces: list[str] = []
     for number in numbers:
         if pieces and int(pieces[-1].split("-")[-1]) == number - 1:

@@ -67,7 +67,8 @@ def _near(calls: Sequence[CollectiveCalls]) -> None:
 
 
 def _by_group(found: Matching) -> Matching:
-    """Matches of one channel cut into groups of ranks whose collectives end together, where groups are not recorded.
+    """Return matches of one channel cut into groups of ranks whose collectives end together, where groups are not
+    recorded.
 
     Ranks of one group differ by their clocks alone, always the same; ranks of two groups differ by something else
     every time.
@@ -111,7 +112,7 @@ def _by_group(found: Matching) -> Matching:
 
 
 def _components(joined: Mask) -> list[list[int]]:
-    """Groups of indices that the symmetric relation `joined` (k x k) connects."""
+    """Return groups of indices that the symmetric relation `joined` (k x k) connects."""
     label = np.arange(len(joined))
     for _ in range(len(joined)):
         label = np.where(joined, label[None, :], len(joined)).min(axis=1)
@@ -119,7 +120,7 @@ def _components(joined: Mask) -> list[list[int]]:
 
 
 def _by_time(found: Matching, clock: ClockOffsets) -> list[list[Member]]:
-    """Calls without a partner that overlap and end together on the aligned clocks."""
+    """Return calls without a partner that overlap and end together on the aligned clocks."""
     pools: dict[object, list[tuple[int, int, int, int]]] = defaultdict(list)
     for i, (calls, rows) in enumerate(zip(found.calls, found.left, strict=True)):
         start, end = clock.aligned(i, calls.start[rows]), clock.aligned(i, calls.end[rows])
@@ -150,7 +151,7 @@ def _together(group: list[tuple[int, int, int, int]], new: tuple[int, int, int, 
 
 
 def _too_early(found: Matching, clock: ClockOffsets) -> Float64:
-    """By how much the first end of every match comes before its last start (ns), negative where it does not."""
+    """Return by how much the first end of every match comes before its last start (ns), negative where it does not."""
     which, rank, _ = found.flat
     starts, ends = found.starts.copy(), found.ends.copy()  # theirs are kept
     for i in range(len(found.ranks)):
@@ -186,7 +187,7 @@ def _not_one_job(found: Matching, clock: ClockOffsets, refuted: Mask) -> str:
 
 
 def _should_match(calls: Sequence[CollectiveCalls]) -> bool:
-    """Whether two ranks share a group or a channel, or cannot know."""
+    """Return whether two ranks share a group or a channel, or cannot know."""
     some = [each for each in calls if len(each)]
     if len(some) < 2:
         return False

@@ -39,7 +39,8 @@ def rank_graphs(
     on: str = "here",
     progress: Callable[[float], None] | None = None,
 ) -> tuple[TaskGraph, ...]:
-    """The graph of every rank of a run, as recorded, by rank, on one clock: 0 is the earliest event of all ranks.
+    """Return the graph of every rank of a run, as recorded, by rank, on one clock: 0 is the earliest event of all
+    ranks.
 
     The same graphs as `build(read(path), rank)` gives one after the other, up to the numbering of names. `ranks`,
     `steps` and `salvage` are those of `read`; what was left out is said in the notes of the graph. `on` is where the
@@ -103,7 +104,7 @@ def _read_one(
 
 
 def _placed(graph: TaskGraph, rank: int, part: _Built, zero: int, files: int, left_out: tuple[str, ...]) -> TaskGraph:
-    """The graph under its rank's number, on the clock that starts at `zero` (ns since the epoch)."""
+    """Return the graph under its rank's number, on the clock that starts at `zero` (ns since the epoch)."""
     later = part.base_ns - zero
     first, last = graph.info.window_ns
     placed = () if part.told is not None or files == 1 else (f"file tells no rank: taken as rank {rank} by its place.",)

@@ -33,7 +33,7 @@ def select(
     rank: int | Iterable[int] | None = None,
     ignore_case: bool = True,
 ) -> Mask:
-    """Tasks that satisfy every condition given, gone ones left out (n rows, bool).
+    """Return tasks that satisfy every condition given, gone ones left out (n rows, bool).
 
     `name`, `op`, `layer` and `lane` are glob patterns over the whole text, or several of which one must
     match: `*` stands for any run of characters, `?` for one, everything else for itself. `lane` matches the
@@ -70,12 +70,12 @@ def select(
 
 
 def trained(graph: TaskGraph) -> Mask:
-    """Tasks of the forward and the backward pass, gone ones left out (n rows, bool)."""
+    """Return tasks of the forward and the backward pass, gone ones left out (n rows, bool)."""
     return np.asarray(np.isin(graph.phase, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)) & ~graph.gone)
 
 
 def previous_on_lane(graph: TaskGraph) -> Int64:
-    """The task before each on its lane, −1 for the first."""
+    """Return the task before each on its lane, −1 for the first."""
     order = np.lexsort((np.arange(len(graph)), graph.lane))
     previous = np.full(len(graph), -1, dtype=np.int64)
     same = graph.lane[order[1:]] == graph.lane[order[:-1]]
@@ -84,7 +84,7 @@ def previous_on_lane(graph: TaskGraph) -> Int64:
 
 
 def launching_call(graph: TaskGraph) -> Int64:
-    """The call that launched each device task, −1 for other tasks."""
+    """Return the call that launched each device task, −1 for other tasks."""
     call = np.full(len(graph), -1, dtype=np.int64)
     launch = graph.edge_kind == EdgeKind.LAUNCH
     call[graph.dst[launch]] = graph.src[launch]
@@ -92,27 +92,27 @@ def launching_call(graph: TaskGraph) -> Int64:
 
 
 def matching(column: Int32, table: Sequence[str], pattern: Text, *, ignore_case: bool = True) -> Mask:
-    """Rows whose entry of `table` fits a glob; −1 fits none."""
+    """Return rows whose entry of `table` fits a glob; −1 fits none."""
     patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
     return np.asarray(_fitting(tuple(table), patterns, ignore_case)[column])
 
 
 @lru_cache(maxsize=256)  # what-ifs ask the same of the same graph again and again
 def _fitting(table: tuple[str, ...], patterns: tuple[str, ...], ignore_case: bool) -> Mask:
-    """Entries of `table` that fit a glob; one more, for −1, does not."""
+    """Return entries of `table` that fit a glob; one more, for −1, does not."""
     fits = glob(patterns, ignore_case=ignore_case)
     return np.array([*(fits.fullmatch(text) is not None for text in table), False], dtype=np.bool_)
 
 
 def glob(pattern: Text, *, ignore_case: bool = True) -> re.Pattern[str]:
-    """One regular expression for one or several globs; only `*` and `?` are special."""
+    """Return one regular expression for one or several globs; only `*` and `?` are special."""
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     texts = (re.escape(each).replace(r"\*", ".*").replace(r"\?", ".") for each in patterns)
     return re.compile("|".join(f"(?:{text})" for text in texts) or r"(?!)", re.I | re.S if ignore_case else re.S)
 
 
 def kinds(given: TaskKind | str | Iterable[TaskKind | str]) -> list[int]:
-    """Task kinds by member, name or group name."""
+    """Return task kinds by member, name or group name."""
     found: list[int] = []
     for each in [given] if isinstance(given, (str, TaskKind)) else given:
         if isinstance(each, str) and each.lower() in _GROUPS:
@@ -123,7 +123,7 @@ def kinds(given: TaskKind | str | Iterable[TaskKind | str]) -> list[int]:
 
 
 def phases(given: Phase | str | Iterable[Phase | str]) -> list[int]:
-    """Phases by member or name."""
+    """Return phases by member or name."""
     return [int(_member(Phase, each)) for each in ([given] if isinstance(given, (str, Phase)) else given)]
 
 

@@ -29,7 +29,7 @@ class Settled:
 
 
 def settle(start: Int64, dur: Int64, edges: Columns, device: DeviceTasks, first: int) -> Settled:
-    """Recorded lag of every edge, release and delay of every task.
+    """Return recorded lag of every edge, release and delay of every task.
 
     `start` and `dur` (ns) are the recorded times of all tasks; `edges` holds src, dst, typical and from_start; rows
     `first` and following are the tasks of `device`. A lag never exceeds its typical value: what is left is a delay.
@@ -65,7 +65,7 @@ def settle(start: Int64, dur: Int64, edges: Columns, device: DeviceTasks, first:
 def _contention(
     edges: Columns, start: Int64, end: Int64, delay: Int64, device: DeviceTasks, first: int
 ) -> tuple[Columns, int]:
-    """Kernels without a reason to be late that start when another stream's kernel ends wait for it (R7).
+    """Return kernels without a reason to be late that start when another stream's kernel ends wait for it (R7).
 
     Returns the edges with removable ones added and the time explained (ns), which is taken out of `delay`.
     """

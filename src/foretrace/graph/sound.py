@@ -38,7 +38,7 @@ class Fault(NamedTuple):
 
 
 def verify(graph: TaskGraph) -> TaskGraph:
-    """The same graph, proven sound. Raises GraphError naming the task or edge that is not.
+    """Return the same graph, proven sound. Raises GraphError naming the task or edge that is not.
 
     Checked: lengths and types of all columns, indices into the tables, CSR pointers, edges that go forward, times and
     counts in range, no negative durations or delays.
@@ -51,7 +51,7 @@ def verify(graph: TaskGraph) -> TaskGraph:
 
 
 def sound(graph: TaskGraph) -> TaskGraph:
-    """The same graph if it is sound, else with its rows in an order in which all edges go forward.
+    """Return the same graph if it is sound, else with its rows in an order in which all edges go forward.
 
     Raises GraphError naming the tasks of a cycle where there is no such order, and whatever else `verify` finds.
     """
@@ -59,7 +59,7 @@ def sound(graph: TaskGraph) -> TaskGraph:
 
 
 def sound_rows(graph: TaskGraph) -> tuple[TaskGraph, Int64]:
-    """As `sound`, and the new row number of every row."""
+    """Return what `sound` returns, and the new row number of every row."""
     rows = np.arange(len(graph))
     if graph in _proven:
         return graph, rows
@@ -75,7 +75,7 @@ def sound_rows(graph: TaskGraph) -> tuple[TaskGraph, Int64]:
 
 
 def first_fault(graph: TaskGraph) -> Fault | None:
-    """The first thing that is wrong with what has not passed of a graph, None if nothing is."""
+    """Return the first thing that is wrong with what has not passed of a graph, None if nothing is."""
     wanted = _wanted(graph)
     new = [key for key, want in wanted.items() if not _passed(graph, key, want, getattr(graph, key))]
     fault = _columns(graph, new, wanted) or _tables(graph)
@@ -89,7 +89,7 @@ def first_fault(graph: TaskGraph) -> Fault | None:
 
 
 def fixed(column: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
-    """A read-only view: memory-mapped and computed columns then have one type, and one compiled version."""
+    """Return a read-only view: memory-mapped and computed columns then have one type, and one compiled version."""
     view = np.ascontiguousarray(column).view(np.ndarray)
     view.flags.writeable = False
     return view
@@ -100,7 +100,9 @@ _proven: WeakSet[TaskGraph] = WeakSet()
 
 
 def _passed(graph: TaskGraph, what: str, want: object, one: Array, other: Array | None = None) -> bool:
-    """Whether it was these very arrays that passed, asked for the same, and nobody can have written to them since."""
+    """Return whether it was these very arrays that passed, asked for the same, and nobody can have written to them
+    since.
+    """
     known = graph.passed.get(what)
     if known is None or known[1] is not one or known[0] != want or one.flags.writeable:
         return False
@@ -121,7 +123,9 @@ def _fix(graph: TaskGraph, key: str) -> None:
 
 
 def _wanted(graph: TaskGraph) -> dict[str, tuple[int, float, float]]:
-    """Length, smallest and largest value of every column, so that neither an index nor a sum leaves what it is for."""
+    """Return length, smallest and largest value of every column, so that neither an index nor a sum leaves what it is
+    for.
+    """
     n, m, names, most = len(graph.kind), len(graph.src), len(graph.names) - 1, np.iinfo(np.int64).max
     return {
         "kind": (n, 0, len(TaskKind) - 1),
@@ -154,7 +158,7 @@ def _wanted(graph: TaskGraph) -> dict[str, tuple[int, float, float]]:
 
 
 def _columns(graph: TaskGraph, new: list[str], wanted: dict[str, tuple[int, float, float]]) -> Fault | None:
-    """Lengths and types: nothing is indexed before these agree."""
+    """Return lengths and types: nothing is indexed before these agree."""
     for key in new:
         column, length, dtype = getattr(graph, key), wanted[key][0], _TYPES[key]
         if column.ndim != 1 or column.dtype != dtype or len(column) != length:
@@ -179,7 +183,7 @@ def _tables(graph: TaskGraph) -> Fault | None:
 
 
 def _ranges(graph: TaskGraph, new: list[str], wanted: dict[str, tuple[int, float, float]]) -> Fault | None:
-    """Every column within its bounds, and all work and all waits below what a sum of nanoseconds can hold."""
+    """Return every column within its bounds, and all work and all waits below what a sum of nanoseconds can hold."""
     for key in new:
         column, (length, low, high) = getattr(graph, key), wanted[key]
         values = column.view(np.uint8) if column.dtype == np.bool_ else column
@@ -198,7 +202,7 @@ def _ranges(graph: TaskGraph, new: list[str], wanted: dict[str, tuple[int, float
 
 
 def _beyond(graph: TaskGraph, key: str, at: int, value: object, low: float, high: float) -> str:
-    """A value of a column that lies outside its bounds, in words."""
+    """Return a value of a column that lies outside its bounds, in words."""
     if key == "in_ptr":
         return f"in_ptr must rise from 0 to the {graph.edges} edges"
     if key == "src":
@@ -209,7 +213,7 @@ def _beyond(graph: TaskGraph, key: str, at: int, value: object, low: float, high
 
 
 def _steps(graph: TaskGraph) -> Fault | None:
-    """Only marks are of the step behind the last one."""
+    """Check that only marks are of the step behind the last one."""
     if not graph.n_steps or _passed(graph, "steps", graph.n_steps, graph.step, graph.kind):
         return None
     late = np.flatnonzero((graph.step == graph.n_steps) & (graph.kind != TaskKind.MARK))
@@ -220,7 +224,7 @@ def _steps(graph: TaskGraph) -> Fault | None:
 
 
 def _edges(graph: TaskGraph) -> Fault | None:
-    """CSR pointers ascend from 0 to the number of edges; all edges go forward."""
+    """Return CSR pointers ascend from 0 to the number of edges; all edges go forward."""
     ptr, src = graph.in_ptr, graph.src
     if _passed(graph, "edges", graph.edges, ptr, src):
         return None

@@ -26,7 +26,7 @@ class Steps:
 
 
 def main_lane(host: HostSpans) -> int:
-    """The thread that drives the step.
+    """Return the thread that drives the step.
 
     The one with step annotations, else with optimizer or loader annotations, else the one without autograd nodes
     that spends most time in operators, annotations and calls; −1 for a recording without host events.
@@ -45,7 +45,8 @@ def main_lane(host: HostSpans) -> int:
 
 
 def find_steps(host: HostSpans, first: int, last: int) -> Steps:
-    """Step boundaries from ProfilerStep annotations, else from the ends of optimizer steps, else the whole recording.
+    """Find step boundaries from ProfilerStep annotations, else from the ends of optimizer steps, else the whole
+    recording.
 
     `first` and `last` (ns) bound the recording and are used where nothing marks a step. A recorder that knows which
     steps are whole says so in `recording["whole_steps"]`; a trailing ProfilerStep without the optimizer step that
@@ -73,7 +74,7 @@ def find_steps(host: HostSpans, first: int, last: int) -> Steps:
 
 
 def whole_steps(steps: Steps, cut_off: Int64) -> Steps:
-    """The steps before the first that launched work which the recording lacks; all where no step would be left.
+    """Return the steps before the first that launched work which the recording lacks; all where no step would be left.
 
     `cut_off` holds the times (ns) of these launches, see `foretrace.graph.device.without_work`.
     """

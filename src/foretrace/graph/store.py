@@ -145,7 +145,7 @@ def load(path: str | Path) -> TaskGraph:
 
 
 def _format_of(text: bytes, source: Path) -> Any:
-    """The format number alone, so that a file of another version is named and not called damaged."""
+    """Return the format number alone, so that a file of another version is named and not called damaged."""
 
     class OnlyFormat(msgspec.Struct):
         format: int

@@ -49,7 +49,7 @@ class Streams:
         return table
 
     def current_stream(self, host_lane: int, times: Int64) -> Int64:
-        """Device lane to which the thread last launched other than collectives before each time.
+        """Return device lane to which the thread last launched other than collectives before each time.
 
         Before its first launch: the lane of its next launch; −1 if it never launches.
         """
@@ -59,7 +59,7 @@ class Streams:
         return lanes[np.maximum(np.searchsorted(starts, times, side="left") - 1, 0)]
 
     def last_stream(self, host_lane: int, times: Int64) -> Int64:
-        """Device lane of the thread's last launch of any kind before each time, −1 if none."""
+        """Return device lane of the thread's last launch of any kind before each time, −1 if none."""
         best = np.full(len(times), -1, dtype=np.int64)
         when = np.full(len(times), np.iinfo(np.int64).min)
         for flag in (False, True):

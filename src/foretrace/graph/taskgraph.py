@@ -333,13 +333,13 @@ class TaskGraph:
         return names[at] if 0 <= at < len(names) else next(filter(None, names), "")
 
     def mask(self, rows: Any) -> Mask:
-        """A mask (n) of these rows."""
+        """Return a mask (n) of these rows."""
         mask = np.zeros(len(self), dtype=np.bool_)
         mask[rows] = True
         return mask
 
     def with_columns(self, **columns: Array) -> TaskGraph:
-        """A graph that shares everything but these columns; shapes and types must agree."""
+        """Return a graph that shares everything but these columns; shapes and types must agree."""
         for key, column in columns.items():
             mine = getattr(self, key)
             if column.shape != mine.shape or column.dtype != mine.dtype:
@@ -347,7 +347,7 @@ class TaskGraph:
         return replace(self, **columns)  # type: ignore[arg-type]  # keys are array columns
 
     def with_edges(self, kept: Mask) -> TaskGraph:
-        """A graph that has only these of its edges (m rows, bool)."""
+        """Return a graph that has only these of its edges (m rows, bool)."""
         if kept.all():
             return self
         before = np.append(0, np.cumsum(kept))
@@ -355,12 +355,12 @@ class TaskGraph:
         return replace(self, **columns, in_ptr=before[self.in_ptr])
 
     def noted(self, *changes: Change, assumptions: tuple[Assumption, ...] = ()) -> TaskGraph:
-        """The same graph with these changes and assumptions appended to its record."""
+        """Return the same graph with these changes and assumptions appended to its record."""
         return replace(self, changes=self.changes + changes, assumptions=self.assumptions + assumptions)
 
 
 def per_graph(question: Callable[[TaskGraph], _Answer]) -> Callable[[TaskGraph], _Answer]:
-    """The same question, whose answer is kept as long as the graph lives; neither may be written to afterwards.
+    """Return the same question, whose answer is kept as long as the graph lives; neither may be written to afterwards.
 
     The answer must not hold the graph, which would never end then. A graph that another was made from is another
     graph: what an edit changes is never answered from before.

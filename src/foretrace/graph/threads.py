@@ -54,7 +54,9 @@ class _Burst:
 
 
 def kept_calls(host: HostSpans, device: DeviceTasks, blocking: Blocking) -> Int64:
-    """Calls that become tasks: launches with work on the device, calls that may wait, long allocations and loads."""
+    """Return calls that become tasks: launches with work on the device, calls that may wait, long allocations and
+    loads.
+    """
     keep = np.zeros(len(host.event), dtype=np.bool_)
     keep[device.call[device.call >= 0]] = True
     keep[blocking.call] = True
@@ -159,7 +161,7 @@ _FORK, _JOIN = -2, -3  # in `span` of a JOIN task until the edges are made
 
 
 def _bursts(host: HostSpans, main: int, calls: Int64) -> list[_Burst]:
-    """Stretches of work of the other threads; threads that only poll are left out."""
+    """Return stretches of work of the other threads; threads that only poll are left out."""
     active = np.isin(host.category, [Category.OPERATOR, Category.RUNTIME])
     around = np.where(host.parent >= 0, active[host.parent], False)
     top = active & ~around
@@ -191,7 +193,7 @@ def _bursts(host: HostSpans, main: int, calls: Int64) -> list[_Burst]:
 
 
 def _one_join_each(bursts: list[_Burst]) -> list[_Burst]:
-    """Bursts of two helpers that overlap cannot both hold the main thread: later ones run in parallel."""
+    """Return bursts of two helpers that overlap cannot both hold the main thread: later ones run in parallel."""
     bursts = sorted(bursts, key=lambda b: (b.start, b.lane))
     held_until = -(2**62)
     out = []
@@ -214,7 +216,7 @@ def _chain(
     main: bool,
     cpu_only: bool,
 ) -> tuple[UInt8, Int64, Int64, Int64]:
-    """Tasks of one thread in program order: (kind, start, own duration, span in Host).
+    """Return tasks of one thread in program order: (kind, start, own duration, span in Host).
 
     `stretches` are when the main thread was held, or when a helper thread worked; ascending and disjoint.
     """
@@ -289,7 +291,7 @@ def _chain(
 
 
 def _covered(times: Int64, starts: Int64, ends: Int64) -> Mask:
-    """Whether each time lies in one of the disjoint ascending intervals [start, end)."""
+    """Return whether each time lies in one of the disjoint ascending intervals [start, end)."""
     if not len(starts):
         return np.zeros(len(times), dtype=np.bool_)
     index = np.searchsorted(starts, times, side="right") - 1

@@ -106,13 +106,15 @@ class _Waits:
         )
 
     def _usual_own_cost(self, unblocked: Int64) -> dict[int, int]:
-        """Median duration of the unblocked calls of each name, at most 20 us."""
+        """Return median duration of the unblocked calls of each name, at most 20 us."""
         host = self.host
         duration, name = (host.end - host.start)[unblocked], host.name[unblocked]
         return {int(n): min(int(np.median(duration[name == n])), OWN_COST_CAP_NS) for n in np.unique(name)}
 
     def _staged_own(self, calls: Int64, own: Int64, call: Int64, task: Int64) -> Int64:
-        """Pageable host-to-device copies: time until the copy starts on an idle stream is staging by the host."""
+        """Return pageable host-to-device copies: time until the copy starts on an idle stream is staging by
+        the host.
+        """
         if not len(call):
             return call
         host, device = self.host, self.device
@@ -125,7 +127,7 @@ class _Waits:
         return np.unique(call)
 
     def _copies_waited_for(self) -> Int64:
-        """Copies whose call returns only after (or shortly before) their end."""
+        """Return copies whose call returns only after (or shortly before) their end."""
         device, host = self.device, self.host
         linked = device.call >= 0
         call_class = at(host.call, np.where(linked, device.inner_call, -1), RuntimeCall.CHEAP)
@@ -149,7 +151,9 @@ class _Waits:
             pairs.append((mine[keep], task[keep], inferred[lane == target][keep]))
 
     def _sync_lane(self, calls: Int64) -> tuple[Int64, Mask]:
-        """Device lane a stream synchronise refers to: stated by the recording, else where its thread last launched."""
+        """Return device lane a stream synchronise refers to: stated by the recording, else where its thread last
+        launched.
+        """
         host = self.host
         lane = np.full(len(calls), -1, dtype=np.int64)
         inferred = np.ones(len(calls), dtype=np.bool_)
@@ -173,7 +177,7 @@ class _Waits:
             pairs.append((calls[keep], task[keep], np.zeros(int(keep.sum()), np.bool_)))
 
     def _event_syncs(self, pairs: list[tuple[Int64, Int64, Mask]]) -> None:
-        """An event synchronise waits for what had been launched before the event was recorded."""
+        """Let an event synchronise wait for what had been launched before the event was recorded."""
         host, device = self.host, self.device
         records = np.flatnonzero(host.call == RuntimeCall.RECORD)
         records = records[np.argsort(host.start[records], kind="stable")]
@@ -198,7 +202,7 @@ class _Waits:
                 pairs.append((np.array([call]), task, np.array([not stated])))
 
     def _queue(self) -> tuple[Int64, Int64]:
-        """Launches that wait for a slot of a full launch queue, and the task that frees it (R5).
+        """Return launches that wait for a slot of a full launch queue, and the task that frees it (R5).
 
         A launch takes one slot however many tasks it begins, and frees it when the last of them has ended. A launch
         that returned while that task still ran did not wait for it: the queue was deeper there.

@@ -88,7 +88,7 @@ class Work(NamedTuple):
 
 
 def operator_work(name: str, text: str, outputs: Outputs | None = None) -> tuple[int, float]:
-    """(bytes, FLOPs) of a call of operator `name` whose shapes are the JSON `text` of `Trace.shapes`.
+    """Return (bytes, FLOPs) of a call of operator `name` whose shapes are the JSON `text` of `Trace.shapes`.
 
     (−1, 0) if no tensor has a known type, or sizes that no memory holds (a damaged file). `outputs` gives the output
     sizes of convolutions whose strides were not recorded; without them their FLOPs are unknown, which is 0.
@@ -113,7 +113,7 @@ def operator_work(name: str, text: str, outputs: Outputs | None = None) -> tuple
 
 
 def conv_output(name: str, text: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """(input, weight, output) sizes that a backward call of a convolution tells, None for other operators."""
+    """Return (input, weight, output) sizes that a backward call of a convolution tells, None for other operators."""
     positions = _BACKWARDS.get(name.removeprefix("aten::"))
     if positions is None:
         return None
@@ -126,7 +126,7 @@ def conv_output(name: str, text: str) -> tuple[tuple[int, ...], tuple[int, ...],
 
 
 def is_product(name: str) -> bool:
-    """Whether an operator's FLOPs are those of a matrix product, convolution, recurrent layer or attention."""
+    """Return whether an operator's FLOPs are those of a matrix product, convolution, recurrent layer or attention."""
     base = name.removeprefix("aten::").rstrip("_")
     one = base.removesuffix("_backward")
     known = (_PRODUCTS, _CONVOLUTIONS, _TRANSPOSED, _RECURRENT)
@@ -135,7 +135,7 @@ def is_product(name: str) -> bool:
 
 
 def _special(base: str, tensors: list[Tensor], shapes: Shapes, outputs: Outputs) -> Work | None:
-    """Work of operators that are not one operation per element; None for those that are."""
+    """Return work of operators that are not one operation per element; None for those that are."""
     read = sum(prod(dims) * size for dims, size in tensors)
     dims, size = [dims for dims, _ in tensors], tensors[0][1]
     if base in _VIEWS:
@@ -179,7 +179,7 @@ def _special(base: str, tensors: list[Tensor], shapes: Shapes, outputs: Outputs)
 
 
 def _elementwise(tensors: list[Tensor]) -> Work:
-    """One operation per element of the largest input, all inputs read, one output like the largest input."""
+    """Return one operation per element of the largest input, all inputs read, one output like the largest input."""
     largest, size = max(tensors, key=lambda tensor: prod(tensor[0]))
     return Work(float(prod(largest)), sum(prod(dims) * each for dims, each in tensors) + prod(largest) * size)
 
@@ -236,12 +236,14 @@ def _attention(base: str, dims: list[Dims], size: int, read: int) -> Work | None
 
 
 def heads_last(base: str) -> bool:
-    """Whether the tensors of an attention operator are [batch, sequence, heads, width], not heads before sequence."""
+    """Return whether the tensors of an attention operator are [batch, sequence, heads, width], not heads before
+    sequence.
+    """
     return base.startswith(("_flash", "_efficient"))
 
 
 def _recurrent(base: str, dims: list[Dims], size: int, read: int) -> Work:
-    """One product with every weight matrix per sequence element; both gradients in the backward pass."""
+    """Return one product with every weight matrix per sequence element; both gradients in the backward pass."""
     x, weights = dims[0], [each for each in dims[1:] if len(each) == 2]
     if base.startswith("mkldnn_rnn_layer"):
         weights = dims[1:3]
@@ -266,7 +268,7 @@ def _pooling(dims: list[Dims], size: int, read: int, shapes: Shapes) -> Work | N
 
 
 def _lookup(base: str, tensors: list[Tensor], shapes: Shapes) -> Work | None:
-    """Rows taken from a table or added to one: only these rows are touched."""
+    """Return rows taken from a table or added to one: only these rows are touched."""
     (table, size), *rest = tensors
     if base in ("embedding", "index_select", "_embedding_bag", "embedding_bag", "_embedding_bag_forward_only"):
         indices, width = prod(rest[0][0]), prod(table[1:]) if base != "index_select" else 0
@@ -286,7 +288,7 @@ def _lookup(base: str, tensors: list[Tensor], shapes: Shapes) -> Work | None:
 
 
 def tensors(shapes: Shapes) -> Iterator[Tensor]:
-    """(dims, bytes per element) of every tensor input of known type; lists of tensors are walked into."""
+    """Yield (dims, bytes per element) of every tensor input of known type; lists of tensors are walked into."""
     for dims, kind in zip(shapes.dims, shapes.types, strict=False):
         size = _SIZES.get(kind.lower().removeprefix("tensorlist:"))
         if isinstance(dims, list) and dims and all(isinstance(d, int) for d in dims):
@@ -299,7 +301,7 @@ def tensors(shapes: Shapes) -> Iterator[Tensor]:
 
 
 def _lists(shapes: Shapes) -> Iterator[tuple[int, int]]:
-    """(numbers, bytes of each) of every list of tensors."""
+    """Yield (numbers, bytes of each) of every list of tensors."""
     for dims, kind in zip(shapes.dims, shapes.types, strict=False):
         if dims and isinstance(dims[0], list):
             yield sum(map(prod, dims)), _SIZES.get(kind.lower().removeprefix("tensorlist:"), 4)
@@ -317,12 +319,14 @@ def _numbers(text: Any) -> Dims:
 
 
 def adds(base: str) -> bool:
-    """Whether the first input of a product (without "aten::") is added to it, as in addmm."""
+    """Return whether the first input of a product (without "aten::") is added to it, as in addmm."""
     return base in _ADDED
 
 
 def kind_of(base: str) -> str | None:
-    """The family that the tables of this page give an operator (without "aten::" and "_" behind), None if none does."""
+    """Return the family that the tables of this page give an operator (without "aten::" and "_" behind), None if none
+    does.
+    """
     one = base.removesuffix("_backward")
     if base in _VIEWS:
         return "NONE"

@@ -57,7 +57,7 @@ class GraphWriter:
             self.edge(task, self.marks[-1], EdgeKind.SYNC)
 
     def graph(self) -> TaskGraph:
-        """The graph of all that was written."""
+        """Return the graph of all that was written."""
         keys = {key for task in self._tasks for key in task}
         columns = {key: np.array([task.get(key, TASK_DEFAULTS.get(key)) for task in self._tasks]) for key in keys}
         src, dst, kind, lag, from_start = (np.array(column) for column in zip(*self._edges, strict=True))

@@ -34,7 +34,7 @@ class AreaTerm:
 
 @cache
 def area_terms() -> dict[tuple[str, int], float]:
-    """Area by component and size."""
+    """Return the area by component and size."""
     return {(each.term, each.argument): each.area for each in shipped.rows("foretrace.hardware", "area.csv", AreaTerm)}
 
 
@@ -99,7 +99,7 @@ class Accelerator:
         return 2e9 * self.tensor_cores * self.width * self.depth * self.clock_ghz
 
     def array(self) -> tuple[float, ...]:
-        """As `cost.accelerators.kernels` takes it."""
+        """Return it as `cost.accelerators.kernels` takes it."""
         return (self.tensor_cores, self.width, self.depth, self.vector_cores * self.lanes, self.buffer, self.ports,
                 self.clock_ghz * 1e9)  # fmt: skip
 
@@ -112,7 +112,7 @@ class Accelerator:
         return DESIGNED + ",".join(said)
 
     def device(self) -> AcceleratorDevice:
-        """As a device of the catalog; products of all precisions run in bf16."""
+        """Return it as a device of the catalog; products of all precisions run in bf16."""
         rate = self.peak_flops / 1e12
         return AcceleratorDevice(
             name=str(self), short=str(self), vendor="designed", arch="systolic", fp32_tflops=rate, fp16_tflops=rate,
@@ -142,7 +142,9 @@ _FORM = "accelerator:tc=8x128x128,vc=2x128,buffer=128MB"
 
 
 def accelerator(text: str) -> Accelerator:
-    """The design that a text names, e.g. "accelerator:tc=8x128x128,vc=2x128,buffer=128MB". Raises ForetraceError."""
+    """Return the design that a text names, e.g. "accelerator:tc=8x128x128,vc=2x128,buffer=128MB". Raises
+    ForetraceError.
+    """
     words = [each.strip() for each in text[len(DESIGNED) :].split(",") if each.strip()]
     given = keyed(words, ("tc", "vc", "buffer", *_MORE), "accelerator:")
     found: dict[str, float] = {}

@@ -81,7 +81,7 @@ class Cluster:
         return sum(each.per_node for each in self.machines) or self.nodes * self.per_node
 
     def spread_over(self, workers: int) -> tuple[int, int]:
-        """Machines that so many workers take, the first ones filled first, and most workers of one of them."""
+        """Return machines that so many workers take, the first ones filled first, and most workers of one of them."""
         if not self.machines:
             return -(-workers // self.per_node), min(workers, self.per_node)
         left, most = workers, 0
@@ -93,7 +93,7 @@ class Cluster:
         return len(self.machines) + -(-left // self.per_node), most  # more than there are: as if it went on so
 
     def machine_of(self, worker: int) -> int:
-        """Which machine a worker is on; workers count through the machines."""
+        """Return which machine a worker is on; workers count through the machines."""
         if not self.machines:
             return worker // self.per_node
         for number, machine in enumerate(self.machines):
@@ -103,13 +103,15 @@ class Cluster:
         raise IndexError(f"the cluster has {self.workers} workers")
 
     def link_of(self, first: int, second: int) -> Link:
-        """The link that a transfer from one worker to another goes over."""
+        """Return the link that a transfer from one worker to another goes over."""
         if self.machine_of(first) != self.machine_of(second):
             return self.between_for(2)
         return self.machines[self.machine_of(first)].inside if self.machines else self.inside
 
     def inside_for(self, workers: int) -> Link:
-        """What a ring through `workers` devices of one machine gets: the cables of a wiring together, else the link."""
+        """Return what a ring through `workers` devices of one machine gets: the cables of a wiring together, else the
+        link.
+        """
         links = [each.inside for each in self.machines[: self.spread_over(workers)[0]]] or [self.inside]
         slowest = min(links, key=lambda link: link.bytes_per_s)
         wiring = self.wiring
@@ -124,7 +126,7 @@ class Cluster:
         return replace(slowest, name=f"{rings} × {slowest.name}", gbit_s=slowest.gbit_s * rings)
 
     def between_for(self, nodes: int, *, everyone: bool = False) -> Link:
-        """What each of the first `nodes` machines gets while all of them send at once.
+        """Return what each of the first `nodes` machines gets while all of them send at once.
 
         In a ring each sends to the next; with `everyone`, to all others evenly.
         """
@@ -146,7 +148,7 @@ class Cluster:
 
 
 def parse_link(text: str, *, name: str = "link") -> Link:
-    """A link from "1gbit", "100 Gb/s" or "25gbit/10us" (rate, then latency); a capital B is bytes. Raises
+    """Return a link from "1gbit", "100 Gb/s" or "25gbit/10us" (rate, then latency); a capital B is bytes. Raises
     ForetraceError.
     """
     found = _RATE.match(text.strip())

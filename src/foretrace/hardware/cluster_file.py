@@ -34,13 +34,13 @@ _CABLE_EFFICIENCY = 0.9  # 22.5 of 25 GB/s of one NVLink2 cable, all-reduce of t
 
 
 def load(path: Path) -> Cluster:
-    """The cluster in a file. Raises ForetraceError with the key and what to do."""
+    """Return the cluster in a file. Raises ForetraceError with the key and what to do."""
     text = reading.read_text(path, mend="give a YAML file that describes a cluster")
     return parse(text, where=str(path), name=path.stem)
 
 
 def parse(text: str, *, where: str = "the cluster", name: str = "cluster") -> Cluster:
-    """The cluster that YAML text describes. Raises ForetraceError."""
+    """Return the cluster that YAML text describes. Raises ForetraceError."""
     found = reading.parse_yaml(text, where)
     if not isinstance(found, dict):
         raise ForetraceError(f"{where} describes no cluster; write keys like nodes: 2 and per_node: 8.")
@@ -249,7 +249,7 @@ def _device(found: Mapping[str, Any], where: str) -> Device | None:
 
 
 def _wiring(found: Mapping[str, Any], where: str, per_node: int) -> Wiring | None:
-    """A known wiring by name, or a list of [a, b] or [a, b, cables]."""
+    """Return a known wiring by name, or a list of [a, b] or [a, b, cables]."""
     if "wiring" not in found:
         return None
     given = found["wiring"]
@@ -281,7 +281,7 @@ def _wiring(found: Mapping[str, Any], where: str, per_node: int) -> Wiring | Non
 
 
 def _link(value: Any, where: str, key: str, device: Device | None, name: str, wiring: Wiring | None = None) -> Link:
-    """A rate and latency, or what the device's catalog entry has: nvlink, pcie."""
+    """Return a rate and latency, or what the device's catalog entry has: nvlink, pcie."""
     text = _text(value, where, key)
     preset = text.lower()
     if preset in _EFFICIENCY:
@@ -310,7 +310,7 @@ def _link(value: Any, where: str, key: str, device: Device | None, name: str, wi
 
 
 def _usual_network(device: Device | None, per_node: int, where: str) -> Link:
-    """What a machine of such devices has to others, by the catalog: all its cards together."""
+    """Return what a machine of such devices has to others, by the catalog: all its cards together."""
     if device is None or not device.network_gb_s:
         name = device.short if device else "a device that is not named"
         raise ForetraceError(f"{where}: the catalog has no network of {name}; give between: 100gbit/5us.")

@@ -45,5 +45,5 @@ class Device:
     note: str = ""
 
     def matches(self, name: str) -> bool:
-        """Whether a recording that names its device so was made on this one."""
+        """Return whether a recording that names its device so was made on this one."""
         return any(fnmatchcase(name.strip().lower(), pattern.lower()) for pattern in self.patterns)

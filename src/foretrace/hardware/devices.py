@@ -22,7 +22,7 @@ __all__ = ["Device", "catalog", "find", "named"]
 
 @cache
 def catalog() -> tuple[Device, ...]:
-    """All devices, the more specific patterns first."""
+    """Return all devices, the more specific patterns first."""
     special: dict[str, Callable[[str], Any]] = {
         "patterns": lambda text: text.split("|"),
         "confirmed": lambda text: dict(pair.split("=") for pair in text.split(";")),
@@ -31,7 +31,7 @@ def catalog() -> tuple[Device, ...]:
 
 
 def find(name: str) -> Device | None:
-    """The device that a recording calls `name`, e.g. "Tesla V100-DGXS-32GB"; None if the catalog lacks it."""
+    """Return the device that a recording calls `name`, e.g. "Tesla V100-DGXS-32GB"; None if the catalog lacks it."""
     if name.startswith(DESIGNED):
         return named(name)
     return next((device for device in catalog() if device.matches(name)), None)
@@ -44,7 +44,8 @@ _SIZED = {"a10080gb": "A100-SXM4-80GB", "a10040gb": "A100-SXM4-40GB", "h10080gb"
 
 
 def named(name: str) -> Device:
-    """The device that a user calls so: its short or full name, or a unique part of it, e.g. "h200", "A100-SXM4-80GB".
+    """Return the device that a user calls so: its short or full name, or a unique part of it, e.g. "h200",
+    "A100-SXM4-80GB".
 
     What a driver or a recording calls it will do, too: "NVIDIA H100 80GB HBM3".
 

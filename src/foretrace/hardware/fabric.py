@@ -28,15 +28,19 @@ class Fabric:
     cables: tuple[Cable, ...] = field(repr=False)
 
     def path(self, source: str, target: str) -> tuple[tuple[int, bool], ...]:
-        """Cables from one end to another: (index, forwards). Raises ForetraceError where nothing joins them."""
+        """Return cables from one end to another: (index, forwards). Raises ForetraceError where nothing joins them."""
         return _path(self, source, target)
 
     def ring(self, nodes: Sequence[str]) -> tuple[float, float, str]:
-        """While every machine sends to the next one: Gbit/s of each, the longest latency in us, and the bottleneck."""
+        """Return, while every machine sends to the next one, Gbit/s of each, the longest latency in us, and the
+        bottleneck.
+        """
         return self._shared(zip(nodes, (*nodes[1:], nodes[0]), strict=True), per_sender=1)
 
     def exchange(self, nodes: Sequence[str]) -> tuple[float, float, str]:
-        """While every machine sends to all others evenly: Gbit/s that leave each, latency in us, the bottleneck."""
+        """Return, while every machine sends to all others evenly, Gbit/s that leave each, latency in us, the
+        bottleneck.
+        """
         pairs = [(a, b) for a in nodes for b in nodes if a != b]
         return self._shared(pairs, per_sender=max(len(nodes) - 1, 1))
 
@@ -90,7 +94,7 @@ def _neighbours(fabric: Fabric) -> dict[str, tuple[tuple[str, int, bool], ...]]:
 
 
 def cycle_in(cables: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
-    """The first cable that joins two ends which are joined already; None where the cables form trees."""
+    """Return the first cable that joins two ends which are joined already; None where the cables form trees."""
     group: dict[str, str] = {}
 
     def root(end: str) -> str:

@@ -50,7 +50,7 @@ class Instance:
         return found[0]
 
     def cluster(self, count: int) -> Cluster:
-        """`count` of these machines: their devices inside over NVLink or PCIe, the machines over the network.
+        """Return `count` of these machines: their devices inside over NVLink or PCIe, the machines over the network.
 
         Raises ForetraceError where the catalog lacks the device or its link.
         """
@@ -84,7 +84,8 @@ class Instance:
 
 
 def instances(path: Path | None = None, *, types: str = "") -> tuple[Instance, ...]:
-    """Types of the package, or of a CSV file with the same columns; those whose name begins as one of `types` does.
+    """Return types of the package, or of a CSV file with the same columns; those whose name begins as one of `types`
+    does.
 
     Raises ForetraceError with file, line and field, or where no type begins so.
     """

@@ -40,7 +40,7 @@ class Peaks:
         return self.fp32 / self.bytes_per_s if self.bytes_per_s else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as a recording stores them."""
+        """Return plain values, as a recording stores them."""
         return asdict(self)
 
 
@@ -65,7 +65,7 @@ def cpu_peaks(threads: int) -> Peaks:
 
 
 def _best(call: Callable[[], object], clock: Callable[[], float], seconds: float) -> float:
-    """Shortest duration of a call on `clock`, repeated for so many seconds."""
+    """Return the shortest duration of a call on `clock`, repeated for so many seconds."""
     call()
     best, begin = float("inf"), time.perf_counter()
     while time.perf_counter() - begin < seconds:

@@ -64,7 +64,7 @@ class Sixteen(StrEnum):
 
 
 def instruction_sets(environment: Mapping[str, str] | None = None) -> tuple[str, ...] | None:
-    """The instruction sets that libraries of a process with this environment (ours) may use; None if unknown."""
+    """Return the instruction sets that libraries of a process with this environment (ours) may use; None if unknown."""
     offered = _offered()
     if offered is None:
         return None
@@ -84,7 +84,7 @@ class Caches:
 
 
 def caches_here() -> Caches:
-    """Those of this processor as Linux tells; those of a usual one where it does not."""
+    """Return the caches of this processor as Linux tells; those of a usual one where it does not."""
     found: dict[int, tuple[int, int]] = {}
     for place in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
@@ -101,7 +101,7 @@ def caches_here() -> Caches:
 
 @contextmanager
 def operator_threads(number: int | None) -> Iterator[None]:
-    """So many threads of PyTorch per operator meanwhile; as many as it takes by itself where none is given."""
+    """Let PyTorch use so many threads per operator meanwhile; as many as it takes by itself where none is given."""
     import torch
 
     before = torch.get_num_threads()
@@ -113,27 +113,30 @@ def operator_threads(number: int | None) -> Iterator[None]:
 
 
 def allowed_cores() -> tuple[int, ...]:
-    """The numbers of the cores that this process may run on."""
+    """Return the numbers of the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
 def usable_cores() -> float:
-    """Cores whose time this process can have: by its affinity, and by what its control groups grant."""
+    """Return cores whose time this process can have: by its affinity, and by what its control groups grant."""
     count, quota = float(len(allowed_cores())), cpu_quota()
     return count if quota is None else min(count, quota)
 
 
 def cpu_quota() -> float | None:
-    """Cores that control groups grant (version 2, all levels from this process's up; version 1), None: no limit."""
+    """Return cores that control groups grant (version 2, all levels from this process's up; version 1), None:
+    no limit.
+    """
     limits = [_quota(text) for text in _quota_files()]
     known = [each for each in limits if each is not None]
     return min(known) if known else None
 
 
 def recorded_sets(recording: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The instruction sets that a recording (`TaskGraph.info.recording`) says its process could use; None: unknown.
+    """Return the instruction sets that a recording (`TaskGraph.info.recording`) says its process could use; None:
+    unknown.
 
     Recordings made before they were kept say what PyTorch's own kernels use; where that is less than AVX-512, the
     processor has no more to offer.
@@ -147,7 +150,7 @@ def recorded_sets(recording: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def sixteen_bit(sets: Collection[str] | None, dtype: str) -> Sixteen:
-    """How a processor with these instruction sets multiplies matrices of `dtype` (bfloat16 or float16)."""
+    """Return how a processor with these instruction sets multiplies matrices of `dtype` (bfloat16 or float16)."""
     if sets is None:
         return Sixteen.UNKNOWN
     short = {"bfloat16": "bf16", "float16": "fp16"}[dtype]
@@ -159,7 +162,8 @@ def sixteen_bit(sets: Collection[str] | None, dtype: str) -> Sixteen:
 
 
 def trains_lstm(sets: Collection[str] | None, dtype: str) -> bool | None:
-    """Whether oneDNN trains an LSTM of `dtype` (bfloat16 or float16) there: only in bfloat16, with AVX-512 and more.
+    """Return whether oneDNN trains an LSTM of `dtype` (bfloat16 or float16) there: only in bfloat16, with AVX-512 and
+    more.
 
     None: unknown. Autocast gives oneDNN such a layer even where it does not, and training stops with an error.
     """
@@ -169,7 +173,7 @@ def trains_lstm(sets: Collection[str] | None, dtype: str) -> bool | None:
 
 
 def named(sets: Collection[str] | None) -> str:
-    """Instruction sets in a few words: the widest that computes, and what it has for 16 bit."""
+    """Return instruction sets in a few words: the widest that computes, and what it has for 16 bit."""
     if sets is None:
         return "unknown instruction sets"
     widest = next((word for name, word in _WIDEST.items() if name in sets), "no vector instructions")
@@ -193,7 +197,9 @@ _EXTRA = {
 
 
 def _offered() -> tuple[str, ...] | None:
-    """What the hardware has and the system lets programs use, in the order of _FLAGS; None where nothing tells."""
+    """Return what the hardware has and the system lets programs use, in the order of _FLAGS; None where
+    nothing tells.
+    """
     flags = _flags_of_linux() or _flags_of_pytorch()
     return None if flags is None else tuple(name for name, needed in _FLAGS.items() if flags.issuperset(needed))
 
@@ -209,7 +215,7 @@ def _flags_of_linux() -> frozenset[str] | None:
 
 
 def _flags_of_pytorch() -> frozenset[str] | None:
-    """Where the system has no list: as PyTorch tells, if it is loaded and knows."""
+    """Return where the system has no list: as PyTorch tells, if it is loaded and knows."""
     cpu = getattr(sys.modules.get("torch"), "cpu", None)
     if cpu is None or not hasattr(cpu, "get_capabilities"):
         return None
@@ -219,7 +225,7 @@ def _flags_of_pytorch() -> frozenset[str] | None:
 
 
 def _quota_files() -> list[str]:
-    """Contents of the files that limit the CPU time of this process, "quota period" each."""
+    """Return contents of the files that limit the CPU time of this process, "quota period" each."""
     root = Path("/sys/fs/cgroup")
     found = []
     try:
@@ -244,7 +250,7 @@ def _quota_files() -> list[str]:
 
 
 def _quota(text: str) -> float | None:
-    """Cores of "quota period"; None for "max period", and for "-1 period"."""
+    """Return cores of "quota period"; None for "max period", and for "-1 period"."""
     quota, _, period = text.strip().partition(" ")
     if quota.isdecimal() and period.strip().isdecimal() and int(period) > 0 and int(quota) > 0:
         return int(quota) / int(period)

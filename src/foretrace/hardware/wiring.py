@@ -28,14 +28,14 @@ class Wiring:
     source: str = ""
 
     def rings(self, workers: int) -> int:
-        """Rings through the first `workers` devices that share no cable in one direction; 0 where there is none.
+        """Return rings through the first `workers` devices that share no cable in one direction; 0 where there is none.
 
         A device that no ring of cables passes is reached through a peer, as NCCL forwards.
         """
         return _rings(self, workers)[0]
 
     def forwards(self, workers: int) -> bool:
-        """Whether those rings lead through a peer somewhere."""
+        """Return whether those rings lead through a peer somewhere."""
         return _rings(self, workers)[1]
 
 
@@ -57,12 +57,12 @@ def _rings(wiring: Wiring, workers: int) -> tuple[int, bool]:
 
 
 def _bound(free: Mapping[_Pair, int], workers: int) -> int:
-    """Cables of the device that has the fewest: every ring leaves every device once."""
+    """Return cables of the device that has the fewest: every ring leaves every device once."""
     return min(sum(count for (a, _), count in free.items() if a == device) for device in range(workers))
 
 
 def _through(free: Mapping[_Pair, int], workers: int, *, forward: bool) -> Iterator[tuple[_Pair, ...]]:
-    """The cables that rings through all devices use; with `forward` a hop may lead through one device between."""
+    """Yield the cables that rings through all devices use; with `forward` a hop may lead through one device between."""
     hops: dict[int, list[tuple[int, tuple[_Pair, ...]]]] = {device: [] for device in range(workers)}
     for a, b in free:
         hops[a].append((b, ((a, b),)))
@@ -86,7 +86,7 @@ def _through(free: Mapping[_Pair, int], workers: int, *, forward: bool) -> Itera
 
 
 def _most(rings: list[tuple[_Pair, ...]], free: dict[_Pair, int], bound: int) -> int:
-    """The largest number of rings (one may count several times) that fit on the cables together."""
+    """Return the largest number of rings (one may count several times) that fit on the cables together."""
     best = tried = 0
 
     def search(at: int, taken: int) -> None:

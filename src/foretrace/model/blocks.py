@@ -25,12 +25,14 @@ _NUMBER = re.compile(r"\d+")
 
 
 def with_blocks(graph: OperatorGraph, *, least: int = 2) -> OperatorGraph:
-    """The graph with the blocks that `find` finds."""
+    """Return the graph with the blocks that `find` finds."""
     return replace(graph, blocks=find(graph, least=least))
 
 
 def find(graph: OperatorGraph, *, least: int = 2) -> tuple[RepeatedBlock, ...]:
-    """Blocks that do not overlap, in order. Each saves `least` nodes or more; those that save most are chosen first."""
+    """Return blocks that do not overlap, in order. Each saves `least` nodes or more; those that save most are chosen
+    first.
+    """
     word = letters(graph)
     layers = [node.layer for node in graph.nodes]
     found = []
@@ -43,7 +45,7 @@ def find(graph: OperatorGraph, *, least: int = 2) -> tuple[RepeatedBlock, ...]:
 
 
 def letters(graph: OperatorGraph) -> Int64:
-    """One number per node (n rows); nodes that cost the same by any model have the same one."""
+    """Return one number per node (n rows); nodes that cost the same by any model have the same one."""
     known, found = Interner(), []
     for node in graph.nodes:
         made = tuple((graph.tensors[i].dims, graph.tensors[i].dtype) for i in node.outputs)
@@ -53,7 +55,7 @@ def letters(graph: OperatorGraph) -> Int64:
 
 
 def repeats(word: Int64, *, least: int = 2) -> list[tuple[int, int, int]]:
-    """(first, length, times) of repeats that do not overlap, in order."""
+    """Return (first, length, times) of repeats that do not overlap, in order."""
     runs: list[tuple[int, int, int]] = []  # (saved, first, period, end) with the sign of saved turned, for the heap
     heap: list[tuple[int, int, int, int]] = []
     for period in _periods(word).tolist():
@@ -81,7 +83,7 @@ def repeats(word: Int64, *, least: int = 2) -> list[tuple[int, int, int]]:
 
 
 def _periods(word: Int64) -> Int64:
-    """Distances that may be periods, those that may save most first."""
+    """Return distances that may be periods, those that may save most first."""
     n = len(word)
     promise: dict[int, int] = {}
     names, size = np.unique(word, return_inverse=True)[1].astype(np.int64), 1
@@ -101,7 +103,7 @@ def _periods(word: Int64) -> Int64:
 
 
 def _aligned(layers: list[str], word: Int64, run: tuple[int, int, int], limit: int) -> int:
-    """Where the first copy begins: a run may be cut anywhere, and a layer with another number begins a block.
+    """Return where the first copy begins: a run may be cut anywhere, and a layer with another number begins a block.
 
     No copy ends behind `limit`.
     """
@@ -119,6 +121,6 @@ def _aligned(layers: list[str], word: Int64, run: tuple[int, int, int], limit: i
 
 
 def _numbered(layer: str) -> str:
-    """The path of a layer up to its first number: "layers.3" of "layers.3.mlp.0"."""
+    """Return the path of a layer up to its first number: "layers.3" of "layers.3.mlp.0"."""
     found = _NUMBER.search(layer)
     return layer[: found.end()] if found else layer

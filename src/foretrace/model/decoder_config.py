@@ -55,7 +55,7 @@ DECODERS = {each.name: each for each in shipped.rows("foretrace.model", "decoder
 
 
 def decoder_config(name: str) -> DecoderConfig:
-    """The decoder of this name, or of a local `config.json` of transformers. Raises ForetraceError."""
+    """Return the decoder of this name, or of a local `config.json` of transformers. Raises ForetraceError."""
     found = decoder_named(name)
     if found:
         return DECODERS[found]
@@ -75,13 +75,15 @@ _TUNED = re.compile(r"([-_](hf|chat|instruct|base|v\d[\d.]*))+$", re.IGNORECASE)
 
 
 def decoder_named(name: str) -> str:
-    """The decoder that a user means, also by the name of its release ("meta-llama/Llama-2-7b-hf"); "" if none."""
+    """Return the decoder that a user means, also by the name of its release ("meta-llama/Llama-2-7b-hf"); ""
+    if none.
+    """
     bare = _TUNED.sub("", name.rpartition("/")[2])
     return resolve(bare, DECODERS, ALIASES) or ""
 
 
 def share(found: DecoderConfig, tensor: int) -> DecoderConfig:
-    """What one of `tensor` devices has of every layer (Shoeybi et al., Megatron-LM, 2019): heads, width of the
+    """Return what one of `tensor` devices has of every layer (Shoeybi et al., Megatron-LM, 2019): heads, width of the
     feed-forward part and vocabulary are cut. Raises ForetraceError where they cannot be.
     """
     if tensor == 1:

@@ -143,7 +143,7 @@ class Decoder(nn.Module):
         self.width = shape.width or shape.hidden // shape.heads
 
     def forward(self, words: Tensor) -> Tensor:
-        """Scores (batch, length, words) of the next word."""
+        """Return scores (batch, length, words) of the next word."""
         x = self.embedding(words)
         at = torch.arange(words.shape[1], device=words.device)
         rotation = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def training_of(found: DecoderConfig, *, batch: int = 1, length: int | None = None) -> Callable[[], Training]:
-    """A function that makes the decoder as a training with AdamW; called on meta tensors it needs no memory."""
+    """Return a function that makes the decoder as a training with AdamW; called on meta tensors it needs no memory."""
 
     def make() -> Training:
         import torch
@@ -65,7 +65,7 @@ def decoder(
     attention: str = "",
     loss: str = "",
 ) -> OperatorGraph:
-    """A step of a decoder, or a forward pass alone: a few layers captured, the others unrolled.
+    """Return a step of a decoder, or a forward pass alone: a few layers captured, the others unrolled.
 
     `update` is the implementation of AdamW: what trains such models uses the fused one (torchtitan, the Trainer of
     transformers, Megatron), although PyTorch's own default is "foreach". `loss` is one of LOSSES instead of the one

@@ -41,7 +41,7 @@ class _Memory:
     read: bool = False
 
     def born(self) -> int:
-        """Node that makes it, BEFORE if it is read first."""
+        """Return the node that makes it, BEFORE if it is read first."""
         if not self.touched:
             return BEFORE
         at, _, writes = self.touched[0]
@@ -58,12 +58,12 @@ class OperatorGraphDraft:
         self._priced: dict[tuple[object, ...], Call] = {}  # equal calls are described once
 
     def storage(self, nbytes: int, role: Role | None = None, name: str = "") -> int:
-        """A piece of memory; what it is for is found out unless `role` says so."""
+        """Return a piece of memory; what it is for is found out unless `role` says so."""
         self._memories.append(_Memory(nbytes=nbytes, role=role, name=name))
         return len(self._memories) - 1
 
     def tensor(self, value: TensorType, *, storage: int = -1, role: Role | None = None, name: str = "") -> int:
-        """A tensor on that storage, or on one of its own."""
+        """Return a tensor on that storage, or on one of its own."""
         tensor = Tensor(dims=value.dims, dtype=value.dtype, storage=max(storage, 0))
         if storage < 0:
             tensor = Tensor(dims=value.dims, dtype=value.dtype, storage=self.storage(tensor.nbytes, role, name))
@@ -74,7 +74,7 @@ class OperatorGraphDraft:
         return len(self.tensors) - 1
 
     def value(self, tensor: int) -> TensorType:
-        """Sizes and type of a tensor."""
+        """Return sizes and type of a tensor."""
         return TensorType(dims=self.tensors[tensor].dims, dtype=self.tensors[tensor].dtype)
 
     def node(
@@ -90,7 +90,7 @@ class OperatorGraphDraft:
         read_bytes: float | None = None,
         written_bytes: float | None = None,
     ) -> int:
-        """One call. Text and work that are not given follow from its tensors."""
+        """Return one call. Text and work that are not given follow from its tensors."""
         text = text or text_of_values(self.value(i) for i in inputs)
         own = float(sum(self.tensors[i].nbytes for i in outputs))
         key = (op, text, tuple(self.tensors[i].dims for i in outputs), own)
@@ -130,7 +130,7 @@ class OperatorGraphDraft:
         notes: Sequence[str] = (),
         unread_live: bool = True,
     ) -> OperatorGraph:
-        """The graph. With `unread_live`, what no node reads is a result and outlives the step."""
+        """Return the graph. With `unread_live`, what no node reads is a result and outlives the step."""
         return OperatorGraph(
             name=name,
             nodes=tuple(self.nodes),
@@ -151,7 +151,7 @@ class OperatorGraphDraft:
 
 
 def _described(op: str, text: str, outputs: Sequence[tuple[int, ...]], written_bytes: float) -> Call:
-    """What a call does whose results have these sizes and bytes together."""
+    """Return what a call does whose results have these sizes and bytes together."""
     call = describe(op, text, outputs)
     flops = call.flops if call.family != Family.OTHER else 0.0
     if call.family == Family.CONV and not flops and outputs:  # strides unknown, but the size of the result says it all
@@ -164,7 +164,7 @@ def _described(op: str, text: str, outputs: Sequence[tuple[int, ...]], written_b
 
 
 def _role(memory: _Memory, born: int) -> Role:
-    """What a storage is for, from who touches it."""
+    """Return what a storage is for, from who touches it."""
     phases = {phase for _, phase, _ in memory.touched}
     written = {phase for _, phase, writes in memory.touched if writes}
     if born == BEFORE:
@@ -186,5 +186,5 @@ def _role(memory: _Memory, born: int) -> Role:
 
 
 def is_view(op: str) -> bool:
-    """Whether an operator only looks at memory in another way, or allocates it."""
+    """Return whether an operator only looks at memory in another way, or allocates it."""
     return family_of(op) == Family.NONE

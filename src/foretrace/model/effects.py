@@ -49,7 +49,7 @@ _WORD = "foretrace.model.effects:"
 
 
 def is_effect(key: str) -> bool:
-    """Whether a stored time is one of these, not of an operator."""
+    """Return whether a stored time is one of these, not of an operator."""
     return key.startswith(_WORD)
 
 
@@ -61,7 +61,7 @@ def _key(what: str, size: int = 0) -> str:
 
 
 def measured(progress: Callable[[float], None] | None = None) -> dict[str, float]:
-    """Seconds by key. Of several turns the least: others that use the machine only make it slower."""
+    """Return seconds by key. Of several turns the least: others that use the machine only make it slower."""
     import torch
 
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -87,7 +87,7 @@ def measured(progress: Callable[[float], None] | None = None) -> dict[str, float
 
 
 def _arms(big: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Iterator[_Arm]:
-    """Key, what to time, and what is gone over before."""
+    """Yield key, what to time, and what is gone over before."""
     import torch
 
     for kind, call in _calls().items():
@@ -127,7 +127,9 @@ def _calls() -> dict[str, Callable[[], object]]:
 
 
 def _layers(between: Sequence[torch.Tensor]) -> Callable[[], float]:
-    """A small network's forward and backward pass, between whose layers this is gone over; gives what that took."""
+    """Return a small network's forward and backward pass, between whose layers this is gone over; gives what
+    that took.
+    """
     import torch
 
     training = network("linear")
@@ -175,7 +177,7 @@ class StepEffects:
 
     @classmethod
     def of(cls, seconds: Mapping[str, float]) -> StepEffects | None:
-        """From stored times; None where they were not measured."""
+        """Make it from stored times; None where they were not measured."""
         if _key("memory") not in seconds:
             return None
 
@@ -202,7 +204,9 @@ class StepEffects:
         )  # fmt: skip
 
     def without_faults(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Times of operators less what getting memory for large results took: in a step that is counted apart."""
+        """Return times of operators less what getting memory for large results took: in a step that is
+        counted apart.
+        """
         found = dict(seconds)
         for key in seconds:
             name, _, text = key.removeprefix("near ").partition(" ")
@@ -212,11 +216,11 @@ class StepEffects:
         return found
 
     def far_share(self, since: Float64) -> Float64:
-        """Of data used so many bytes ago."""
+        """Return the far share of data used so many bytes ago."""
         return _between(since, self.far)
 
     def beyond(self, graph: OperatorGraph, lies: Reuse) -> Float64:
-        """Seconds of every call of a step beyond what it takes alone (n)."""
+        """Return seconds of every call of a step beyond what it takes alone (n)."""
         found = self.framework * _between(lies.before, self.shared)
         family = graph.calls.family
         for kind, curve in self.code.items():
@@ -226,12 +230,12 @@ class StepEffects:
 
 
 def _between(nbytes: Float64, curve: Float64) -> Float64:
-    """A curve over SIZES that begins at nothing."""
+    """Return a curve over SIZES that begins at nothing."""
     return np.asarray(np.interp(nbytes, (0, *SIZES), (0.0, *curve)))
 
 
 def zeros(graph: OperatorGraph) -> Float64:
-    """Of every call, elements whose root it takes that are exactly zero in the first steps of a training (n).
+    """Return of every call how many elements whose root it takes are exactly zero in the first steps of a training (n).
 
     The second moment of a row that no batch has used is zero. A table has such rows if it is only looked up.
     """
@@ -259,7 +263,7 @@ _READING = (Family.LOOKUP, Family.GEMM, Family.CONV, Family.NORM)
 
 
 def faulted(graph: OperatorGraph) -> Float64:
-    """Of every call, bytes of its results that the allocator has to get from the system (n).
+    """Return of every call bytes of its results that the allocator has to get from the system (n).
 
     glibc's: blocks beyond a limit are mapped each time. The others lie on a heap, whose end is given back where more
     than a threshold of it is free; that follows the largest block freed, unless the environment sets it. The heap is

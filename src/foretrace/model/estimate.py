@@ -118,7 +118,7 @@ def estimate_step(
 
 
 def _company(lowered: Lowered) -> Callable[[float], float]:
-    """How many times longer all kernels take for a slow-down of those that run beside what is sent."""
+    """Return how many times longer all kernels take for a slow-down of those that run beside what is sent."""
     graph = lowered.graph
     computing = float(graph.dur[graph.kind == TaskKind.KERNEL].sum())
     share = min(float(graph.dur[lowered.messages].sum()) / computing, 1.0) if computing else 0.0
@@ -126,7 +126,7 @@ def _company(lowered: Lowered) -> Callable[[float], float]:
 
 
 def _doubted(lowered: Lowered, host: HostCosts | None, slowed: Callable[[float], float]) -> TaskGraph:
-    """The graph with the range of every cost on its task, which then goes wherever the graph goes."""
+    """Return the graph with the range of every cost on its task, which then goes wherever the graph goes."""
     graph, found = lowered.graph, lowered.costs
     for i, source in enumerate(found.sources):
         nodes = np.flatnonzero((found.source == i) & (lowered.task >= 0) & (found.seconds > 0))
@@ -164,7 +164,7 @@ def _scaled(graph: TaskGraph, rows: npt.NDArray[np.bool_], factor: float) -> Tas
 
 
 def _peak_s(calls: Calls, device: Device) -> float:
-    """Seconds that all products would take at the device's peak."""
+    """Return seconds that all products would take at the device's peak."""
     matrix = np.isin(calls.family, MATRIX)
     return sum(
         float(calls.flops[matrix & (calls.precision == each)].sum()) / peak_flops(device, Precision(each))
@@ -251,8 +251,8 @@ def estimate(
     network: Mapping[str, Network] | None = None,
     techniques: tuple[str, ...] = (),
 ) -> Estimate:
-    """Time and memory of a step. `operators` is one micro-batch where `accumulate` is above 1; `costs` says what to ask
-    for the costs of the operators that run.
+    """Return time and memory of a step. `operators` is one micro-batch where `accumulate` is above 1; `costs` says what
+    to ask for the costs of the operators that run.
 
     Raises ForetraceError as `lower` and `memory.peak` do.
     """

@@ -81,7 +81,8 @@ class _Group:
 
 
 def fuse(graph: OperatorGraph, rules: Collection[FusionRule | str] = ALL) -> OperatorGraph:
-    """The graph as fused kernels. A fused node keeps the name of its product, norm or sum, else it is fused::pointwise.
+    """Return the graph as fused kernels. A fused node keeps the name of its product, norm or sum, else it is
+    fused::pointwise.
 
     Blocks are dropped (find them again); a note counts what was fused. Raises ValueError for an unknown rule.
     """
@@ -105,7 +106,7 @@ class _Fuser:
     # --- what depends on what ---
 
     def _roots(self) -> list[int]:
-        """Per tensor: the tensor whose elements it holds, views of all of them looked through."""
+        """Return per tensor the tensor whose elements it holds, views of all of them looked through."""
         tensors = self.graph.tensors
         root = list(range(len(tensors)))
         for at, node in enumerate(self.graph.nodes):
@@ -119,7 +120,9 @@ class _Fuser:
         return root
 
     def _reading(self) -> dict[int, list[int]]:
-        """Per root tensor: nodes that read it or a view of it; of the views themselves, those that are results."""
+        """Return per root tensor the nodes that read it or a view of it; of the views themselves, those that are
+        results.
+        """
         found: dict[int, list[int]] = defaultdict(list)
         for at, node in enumerate(self.graph.nodes):
             for i in dict.fromkeys(self._root[i] for i in node.inputs):
@@ -132,7 +135,7 @@ class _Fuser:
         return bool(node.outputs) and all(self._root[i] != i for i in node.outputs)
 
     def _before(self) -> list[set[int]]:
-        """Per node: those that must run before it, by data and by memory that is written in place."""
+        """Return per node those that must run before it, by data and by memory that is written in place."""
         nodes, tensors = self.graph.nodes, self.graph.tensors
         before: list[set[int]] = [set() for _ in nodes]
         written: dict[int, int] = {}  # storage -> node that wrote it last
@@ -184,7 +187,7 @@ class _Fuser:
         return at
 
     def _alone(self, at: int) -> _Group:
-        """A node by itself."""
+        """Return a node by itself."""
         node, family = self.graph.nodes[at], self._family[at]
         base = node.op.removeprefix("aten::").rstrip("_")
         sizes = [prod(self.graph.tensors[i].dims) for i in node.inputs]
@@ -204,7 +207,7 @@ class _Fuser:
         return _Group(members=[at], kind="other")
 
     def _rule(self, first: _Group, second: _Group) -> FusionRule | None:
-        """The rule by which a group may take in the one that reads its result."""
+        """Return the rule by which a group may take in the one that reads its result."""
         kinds, fits = (first.kind, second.kind), first.elements == second.elements
         if kinds == ("reduction", "pointwise"):
             fits = second.elements in (first.elements, first.reduced)
@@ -233,7 +236,7 @@ class _Fuser:
         self._used[rule] += 1
 
     def _read_inside(self, group: _Group, inside: set[int]) -> bool:
-        """Whether only these nodes read what the group makes, and it dies within the step."""
+        """Return whether only these nodes read what the group makes, and it dies within the step."""
         for at in group.members:
             for i in self.graph.nodes[at].outputs:
                 readers = self._readers.get(i, [])
@@ -246,7 +249,9 @@ class _Fuser:
         return storage.dies >= len(self.graph) or storage.born == BEFORE
 
     def _around(self, producer: int, reader: int) -> bool:
-        """Whether the reader also waits for the producer by way of other groups; then one kernel cannot be both."""
+        """Return whether the reader also waits for the producer by way of other groups; then one kernel cannot
+        be both.
+        """
         floor = min(self._groups[producer].members)
         pending = [each for each in self._needed(reader) if each != producer]
         seen = set(pending)
@@ -268,7 +273,7 @@ class _Fuser:
     # --- the new graph ---
 
     def rebuilt(self) -> OperatorGraph:
-        """Kernels in an order in which they can run, and only the tensors and storages that are left."""
+        """Return kernels in an order in which they can run, and only the tensors and storages that are left."""
         order = self._ordered()
         rows = [(group, self._node(self._groups[group])) for group in order]
         rows = self._without_idle_views(rows)
@@ -296,7 +301,7 @@ class _Fuser:
         return order
 
     def _views_of(self, group: int) -> set[int]:
-        """Views that a kernel reads from outside; while grouping, what they look at stands for them."""
+        """Return views that a kernel reads from outside; while grouping, what they look at stands for them."""
         members = self._groups[group].members
         own = {i for at in members for i in self.graph.nodes[at].outputs}
         read = {i for at in members for i in self.graph.nodes[at].inputs if self._root[i] not in own}
@@ -304,7 +309,7 @@ class _Fuser:
         return found - {group}
 
     def _node(self, group: _Group) -> Node:
-        """The kernel of a group, over the tensors at its boundary."""
+        """Return the kernel of a group, over the tensors at its boundary."""
         nodes = self.graph.nodes
         if len(group.members) == 1:
             return nodes[group.members[0]]
@@ -332,12 +337,14 @@ class _Fuser:
         )
 
     def _wanted(self, tensor: int, inside: set[int]) -> bool:
-        """Whether a value must be in memory: others read it, it outlives the step, or it is a result."""
+        """Return whether a value must be in memory: others read it, it outlives the step, or it is a result."""
         readers = self._readers.get(tensor, [])
         return not readers or self._lives_on(tensor) or any(each not in inside for each in readers)
 
     def _boundary(self, members: list[int], own: set[int], kept: set[int]) -> tuple[float, float]:
-        """Bytes read from outside and written for others: every tensor once, as much as the call that moves most."""
+        """Return bytes read from outside and written for others: every tensor once, as much as the call that moves
+        most.
+        """
         read: dict[object, float] = {}
         written = 0.0
         for at in members:
@@ -355,7 +362,7 @@ class _Fuser:
         return sum(read.values()), written
 
     def _without_idle_views(self, rows: list[tuple[int, Node]]) -> list[tuple[int, Node]]:
-        """Views whose readers now take the value from inside their own kernel are gone."""
+        """Return views whose readers now take the value from inside their own kernel are gone."""
         read = Counter(i for _, node in rows for i in node.inputs)
         idle: set[int] = set()
         for at, (group, node) in reversed(list(enumerate(rows))):
@@ -399,7 +406,9 @@ class _Fuser:
         )
 
     def _lifetime(self, storage: int, touches: list[int], total: int, place: dict[int, int]) -> Storage:
-        """Born and dead at the kernels that stand for those nodes; what was kept longer is kept to its reader."""
+        """Return born and dead at the kernels that stand for those nodes; what was kept longer is kept to its
+        reader.
+        """
         old = self.graph.storages[storage]
         born = old.born if old.born == BEFORE else min([*touches, place.get(old.born, total - 1)])
         if old.dies >= len(self.graph):
@@ -415,7 +424,7 @@ class _Fuser:
 
 
 def _shares(graph: OperatorGraph, tensors: list[int]) -> list[tuple[int, float]]:
-    """How the bytes of a call are spread over its tensors: by their size."""
+    """Return how the bytes of a call are spread over its tensors: by their size."""
     sizes = [graph.tensors[i].nbytes for i in tensors]
     total = sum(sizes)
     return [(i, size / total if total else 1 / len(tensors)) for i, size in zip(tensors, sizes, strict=True)]

@@ -90,7 +90,7 @@ class OperatorGroups:
         return other / self.graph.nbytes if self.graph.nbytes else 0.0
 
     def held_bytes(self, role: Role) -> float:
-        """Bytes of all storages with this role."""
+        """Return bytes of all storages with this role."""
         return float(sum(each.nbytes for each in self.graph.storages if each.role == role))
 
     def _by(self, names: Sequence[str]) -> tuple[OperatorGroup, ...]:

@@ -25,12 +25,14 @@ _DEPTH = 8
 
 
 def kinds_of(k: int | None) -> tuple[str, ...]:
-    """The networks that a calibration of k operators measures; all of them for None."""
+    """Return the networks that a calibration of k operators measures; all of them for None."""
     return KINDS if k is None or k >= 20 else KINDS[:1]
 
 
 def chains(kinds: Sequence[str] = KINDS) -> list[Operator]:
-    """What is to be timed: every part of every network, and a copy of a tensor that does not lie in one piece."""
+    """Return what is to be timed: every part of every network, and a copy of a tensor that does not lie in
+    one piece.
+    """
     return [*(_operator(kind, part) for kind in kinds for part in PARTS), STRIDED]
 
 
@@ -39,12 +41,12 @@ def _operator(kind: str, part: str) -> Operator:
 
 
 def time_key(kind: str, part: str) -> str:
-    """What a calibration stores the time of a part under."""
+    """Return what a calibration stores the time of a part under."""
     return _operator(kind, part).key
 
 
 def network(kind: str) -> Training:
-    """One of the networks with a batch, as a training."""
+    """Return one of the networks with a batch, as a training."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -107,7 +109,7 @@ STRIDED = Operator.of("foretrace.model.host_chains:strided", [[64, 4, 64, 32]], 
 
 
 def strided(operator: Operator) -> Callable[[], object]:
-    """A copy of a tensor whose middle dimensions are swapped, as attention makes them of its heads."""
+    """Return a copy of a tensor whose middle dimensions are swapped, as attention makes them of its heads."""
     import torch
 
     data = torch.rand(operator.dims[0]).transpose(1, 2)
@@ -127,13 +129,13 @@ def _ready(kind: str) -> tuple[Training, Any]:
 
 
 def forward(operator: Operator) -> Callable[[], object]:
-    """The forward pass, its graph noted down and dropped."""
+    """Return the forward pass, its graph noted down and dropped."""
     training, batch = _ready(operator.concrete[0])
     return lambda: _with_gradients(lambda: training.forward(batch))
 
 
 def backward(operator: Operator) -> Callable[[], object]:
-    """Forward and backward pass; gradients are new each time, as they are after `zero_grad`."""
+    """Return forward and backward pass; gradients are new each time, as they are after `zero_grad`."""
     training, batch = _ready(operator.concrete[0])
     weights = list(training.model.parameters())
 
@@ -146,7 +148,7 @@ def backward(operator: Operator) -> Callable[[], object]:
 
 
 def update(operator: Operator) -> Callable[[], object]:
-    """One step of the optimizer; gradients stay."""
+    """Return one step of the optimizer; gradients stay."""
     import torch
 
     training, _ = _ready(operator.concrete[0])

@@ -62,7 +62,7 @@ class HostCosts:
     high: float = 2.0
 
     def own_ns(self, operators: OperatorGraph) -> Int64:
-        """What the host spends on every operator (n), its launch aside."""
+        """Return what the host spends on every operator (n), its launch aside."""
         phase = np.array([node.phase for node in operators.nodes], dtype=np.int64)
         own = np.where(phase == Phase.BACKWARD, self.backward_ns, self.forward_ns)
         own = np.where(phase == Phase.OPTIMIZER, self.optimizer_ns, own)
@@ -92,8 +92,8 @@ def lower(
     messages: Sequence[ModelCollective] = (),
     network: Mapping[str, Network] | None = None,
 ) -> Lowered:
-    """The task graph of one step of `operators`, with the `messages` of its worker to others: what they take is asked
-    of the network of their lane.
+    """Return the task graph of one step of `operators`, with the `messages` of its worker to others: what they take is
+    asked of the network of their lane.
 
     `strategy` places operators on devices of `cluster`, all alike; without one, device 0 runs all. `own_processor`:
     the device is the processor itself, operators run on the thread that calls them. Raises ForetraceError where an
@@ -193,7 +193,7 @@ def _exchange(
     draft: _Draft, messages: Sequence[ModelCollective], sent: Sequence[Cost], rows: Int64, hosts: Int64, back: Int64,
     device: Device,
 ) -> Int64:  # fmt: skip
-    """Messages on lanes of their own, in the order in which they are issued, and their rows.
+    """Return messages on lanes of their own, in the order in which they are issued, and their rows.
 
     `rows` (n nodes) are kernels, −1 where there is none; `hosts` (n + 1) the host's tasks and what begins the step.
     """
@@ -234,7 +234,8 @@ def _exchange(
 
 
 def _facts(operators: OperatorGraph, called: Int64) -> dict[str, Any]:
-    """What a recorder says of parameters and of when each gradient is ready, so that techniques that ask can be asked.
+    """Return what a recorder says of parameters and of when each gradient is ready, so that techniques that ask can be
+    asked.
 
     `called` (n nodes) is when the host calls each operator, ns.
     """
@@ -259,7 +260,7 @@ def _facts(operators: OperatorGraph, called: Int64) -> dict[str, Any]:
 
 
 def _send(draft: _Draft, operators: OperatorGraph, rows: Int64, place: Int64, cluster: Cluster) -> None:
-    """Copies of what one device makes and another reads: each value once per device that reads it."""
+    """Add copies of what one device makes and another reads: each value once per device that reads it."""
     maker = _work_behind(operators, rows)
     links: dict[tuple[int, ...], int] = {}
     sent: dict[tuple[int, int], Int64] = {}
@@ -294,7 +295,9 @@ def _send(draft: _Draft, operators: OperatorGraph, rows: Int64, place: Int64, cl
 
 
 def _work_behind(operators: OperatorGraph, rows: Int64) -> Int64:
-    """For every node the nearest node with work whose result it hands on: itself, or what a view looks at; −1: none."""
+    """Return for every node the nearest node with work whose result it hands on: itself, or what a view looks at; −1:
+    none.
+    """
     found = np.where(rows >= 0, np.arange(len(rows)), -1)
     for i, node in enumerate(operators.nodes):
         if found[i] < 0 and node.inputs:
@@ -348,7 +351,8 @@ class _Draft:
         nbytes: int = -1,
         release: int = NO_RELEASE,
     ) -> Int64:
-        """`count` tasks and their rows; those of nodes have their layer and phase, and if they `work` their FLOPs.
+        """Return `count` tasks and their rows; those of nodes have their layer and phase, and if they `work` their
+        FLOPs.
 
         Without a name, each is called as the operator of its node.
         """
@@ -371,11 +375,11 @@ class _Draft:
         return rows
 
     def edges(self, src: Int64, dst: Int64, kind: EdgeKind, lag: int = 0, *, from_start: bool = False) -> None:
-        """Edges of a kind, one per pair."""
+        """Add edges of a kind, one per pair."""
         self._edges.append((src, dst, kind, lag, from_start))
 
     def graph(self, marks: tuple[int, int], *, platform: str, devices: tuple[str, ...]) -> tuple[TaskGraph, Int64]:
-        """The graph, and the row in it of every task that was added."""
+        """Return the graph, and the row in it of every task that was added."""
         counts = [len(src) for src, *_ in self._edges]
         src, dst = (np.concatenate([each[i] for each in self._edges]) for i in (0, 1))
         kind, lag, from_start = (np.repeat([each[i] for each in self._edges], counts) for i in (2, 3, 4))

@@ -54,7 +54,7 @@ class ModelCollective:
 def bucketed(
     nbytes: Sequence[int], caps_bytes: Sequence[float], types: Sequence[object] | None = None
 ) -> list[list[int]]:
-    """Tensors in buckets: one is closed once it holds at least its cap; the last cap holds for all further ones.
+    """Return tensors in buckets: one is closed once it holds at least its cap; the last cap holds for all further ones.
 
     The rule of `compute_bucket_assignment_by_size` in PyTorch's reducer. Tensors of different `types` (on one device)
     fill buckets of their own; buckets that are not full come last.
@@ -86,7 +86,7 @@ class _Run:
 def collectives(
     operators: OperatorGraph, repeated: OperatorGraph, origin: Int64, *, sharding: Sharding
 ) -> list[ModelCollective]:
-    """The messages of a step, in the order in which they are issued.
+    """Return the messages of a step, in the order in which they are issued.
 
     `operators` is one micro-batch, `repeated` the step that runs, and `origin` says which node of the one each node of
     the other is (`repeat.again`).
@@ -123,7 +123,7 @@ class _Step:
 
 
 def _units(step: _Step) -> tuple[dict[int, int], int]:
-    """Bytes of the weights of every block, and of what no block holds alone."""
+    """Return bytes of the weights of every block, and of what no block holds alone."""
     graph = step.operators
     users: dict[int, set[int]] = {}
     for i, node in enumerate(graph.nodes):
@@ -144,18 +144,18 @@ def _units(step: _Step) -> tuple[dict[int, int], int]:
 
 
 def _message(kind: CollectiveKind, what: str, nbytes: float, behind: int, *, before: int) -> ModelCollective:
-    """A message that is issued behind a node, whose result it needs."""
+    """Return a message that is issued behind a node, whose result it needs."""
     return ModelCollective(kind=kind, name=f"{kind} {what}", nbytes=nbytes, issued=behind, after=behind, before=before)
 
 
 def _gradients(kind: CollectiveKind, what: str, size: int, wide: int, behind: int, step: _Step) -> ModelCollective:
-    """A message of so many bytes of gradients, `wide` times as many where they are added up in float32."""
+    """Return a message of so many bytes of gradients, `wide` times as many where they are added up in float32."""
     message = _message(kind, what, wide * size, behind, before=step.until)
     return replace(message, copied=(_FLAT + (_WIDENED if wide > 1 else 0.0)) * size)
 
 
 def _gathered(step: _Step, wide: int) -> Iterator[ModelCollective]:
-    """ZeRO 3."""
+    """Yield ZeRO 3."""
     sizes, root = _units(step)
     names = step.blocks.names
     if root:
@@ -175,7 +175,7 @@ def _gathered(step: _Step, wide: int) -> Iterator[ModelCollective]:
 
 
 def _reduced(step: _Step, stage: int, wide: int) -> Iterator[ModelCollective]:
-    """Data parallel and ZeRO 1, 2."""
+    """Yield data parallel and ZeRO 1, 2."""
     graph = step.operators
     gradients = sorted((each.born, each.nbytes) for each in graph.storages if each.role == Role.GRADIENT)
     gradients = [each for each in gradients if each[0] >= 0]
@@ -195,7 +195,7 @@ def _reduced(step: _Step, stage: int, wide: int) -> Iterator[ModelCollective]:
 
 
 def _of_tensors(step: _Step) -> Iterator[ModelCollective]:
-    """Tensor parallel: sums over the group where a block's two products are cut along what is summed over."""
+    """Yield tensor parallel: sums over the group where a block's two products are cut along what is summed over."""
     graph = step.operators
     nbytes = next(
         (

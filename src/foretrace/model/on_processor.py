@@ -62,7 +62,7 @@ _PROBES, _CHUNK, _CALM = 300, 3, 0.2
 
 
 def operators(k: int) -> list[Operator]:
-    """The k operators that say most about this machine: networks of small calls, then calls by design.
+    """Return the k operators that say most about this machine: networks of small calls, then calls by design.
 
     Raises ForetraceError if k is below LEAST.
     """
@@ -86,7 +86,7 @@ def _designed(k: int) -> tuple[Operator, ...]:
 
 
 def probe() -> float:
-    """Seconds per view of a small tensor just now: how fast the machine is, in under a millisecond."""
+    """Return seconds per view of a small tensor just now: how fast the machine is, in under a millisecond."""
     import torch
 
     small = torch.ones(64, 64)
@@ -128,7 +128,7 @@ def timed(
     usual_s: float = np.inf,
     progress: Progress | None = None,
 ) -> TimedOperators:
-    """Time operators, several times over.
+    """Return time operators, several times over.
 
     A machine that others use is fast in some seconds and slow in others (twice as slow, where two of its processors
     are one core). So the machine is probed before and after every few operators, and of a call's times the median of
@@ -202,7 +202,9 @@ def keep(machine: Mapping[str, Any], found: TimedOperators) -> tuple[Path, str]:
 
 
 def with_own(graph: OperatorGraph, k: int, *, budget_s: float = 60.0, progress: Progress | None = None) -> Processor:
-    """The processor of this machine after timing, and keeping, the k calls of this graph that say most of its step."""
+    """Return the processor of this machine after timing, and keeping, the k calls of this graph that say most of its
+    step.
+    """
     machine = fingerprint()
     known = store.load(machine)
     usual = known.get(_USUAL, np.inf)
@@ -212,12 +214,12 @@ def with_own(graph: OperatorGraph, k: int, *, budget_s: float = 60.0, progress: 
 
 
 def _calm(states: Sequence[float]) -> float:
-    """The probe of a machine that nobody else uses, as far as these show it."""
+    """Return the probe of a machine that nobody else uses, as far as these show it."""
     return float(np.quantile(states, _CALM)) if states else np.nan
 
 
 def _met(chunk: Sequence[Operator], times: Mapping[str, list[tuple[float, float]]], states: Sequence[float]) -> bool:
-    """Whether each of these was timed on the calm machine (or cannot be timed)."""
+    """Return whether each of these was timed on the calm machine (or cannot be timed)."""
     calm = _calm(states)
     return all(
         any(abs(np.log(state / calm)) < ALIKE for _, state in times.get(each.key, [(0.0, calm)])) for each in chunk
@@ -236,7 +238,7 @@ class HostOverhead:
 
     @classmethod
     def of(cls, seconds: Mapping[str, float], local: Local) -> HostOverhead:
-        """From the times of the networks, as `calibrated` gives them."""
+        """Make it from the times of the networks, as `calibrated` gives them."""
         alone = float(np.exp(local.logarithms(_VIEW_CALL)[0][0]))
         rows: list[list[tuple[float, float, float, float]]] = [[], [], []]
         found = 0
@@ -270,7 +272,7 @@ _VIEW_CALL = Calls.of([("aten::view", '[[[8,8],[]],["float","ScalarList"],["","[
 
 
 def _counted(kind: str, local: Local) -> list[tuple[float, float, float]]:
-    """Per phase of a network: calls, views, and what all of them take alone."""
+    """Return per phase of a network calls, views, and what all of them take alone."""
     graph = _captured(kind)
     own = np.exp(local.logarithms(graph.calls)[0])
     views = graph.calls.family == Family.NONE
@@ -289,7 +291,7 @@ def _captured(kind: str) -> OperatorGraph:
 
 
 def _solved(rows: Sequence[tuple[float, float, float, float]], alone: float) -> tuple[float, float]:
-    """Seconds per call and per view that explain what is left, near to what is believed beforehand."""
+    """Return seconds per call and per view that explain what is left, near to what is believed beforehand."""
     believed = np.array([_CALL[0], _VIEW[0]]) * alone
     precision = np.diag((np.array([_CALL[1], _VIEW[1]]) * alone) ** -2.0)
     right = precision @ believed
@@ -355,7 +357,7 @@ class Processor:
 
     @classmethod
     def of(cls, seconds: Mapping[str, float]) -> Processor:
-        """From stored times. Raises ForetraceError where none of them is of an operator."""
+        """Make it from stored times. Raises ForetraceError where none of them is of an operator."""
         in_step = StepEffects.of(seconds)
         local = Local.of(seconds if in_step is None else in_step.without_faults(seconds))
         if not local.measured:
@@ -365,7 +367,7 @@ class Processor:
         return cls(local=local, host=HostOverhead.of(seconds, local), effects=in_step, slowed=seconds.get(SLOWED, 1.0))
 
     def telling(self, graph: OperatorGraph, k: int, known: Collection[str] = ()) -> list[Operator]:
-        """The k calls whose times say most of how long a step takes, of those not `known` by their keys."""
+        """Return the k calls whose times say most of how long a step takes, of those not `known` by their keys."""
         lies = self._lies(graph)[0]
         calls = graph.calls
         found: dict[Operator, None] = {}
@@ -379,7 +381,7 @@ class Processor:
         return list(found)
 
     def rates(self) -> ProcessorRates:
-        """Predicted times of some telling calls, as rates."""
+        """Return predicted times of some telling calls, as rates."""
         calls = Calls.of([(each.name, each.text) for each in _telling()])
         found = self.local.predict(calls)
         away = replace(self.local, place=1.0).predict(calls).seconds
@@ -395,17 +397,17 @@ class Processor:
         )
 
     def costs(self, graph: OperatorGraph) -> CostModel:
-        """Seconds of the calls of this graph in a step, in their order: for `lower(..., own_processor=True)`."""
+        """Return seconds of the calls of this graph in a step, in their order: for `lower(..., own_processor=True)`."""
         return _InStep(processor=self, graph=graph)
 
     def seconds(self, graph: OperatorGraph) -> Float64:
-        """Of every node in a step; NaN where nothing is known."""
+        """Return seconds of every node in a step; NaN where nothing is known."""
         place, more = self._lies(graph)
         alone = np.exp(self.local.logarithms(graph.calls, place)[0])
         return np.asarray(alone + self._beyond(graph, alone) + more)
 
     def step(self, graph: OperatorGraph) -> StepTime:
-        """A step of these operators, one after another."""
+        """Return a step of these operators, one after another."""
         calls, (place, more) = graph.calls, self._lies(graph)
         alone = np.exp(self.local.logarithms(calls, place)[0])
         own, stray = self.local.total(calls, place)
@@ -424,7 +426,7 @@ class Processor:
         )  # fmt: skip
 
     def _lies(self, graph: OperatorGraph) -> tuple[Float64, Float64]:
-        """Per node: the share of its data that is far, and seconds for what a step does to it beside."""
+        """Return per node the share of its data that is far, and seconds for what a step does to it beside."""
         lies = reuse(graph)
         if self.effects is None:
             return lies.far_shares(), np.zeros(len(graph))
@@ -447,7 +449,7 @@ _COPIES = frozenset(f"aten::{each}" for each in ("clone", "copy_", "_to_copy", "
 
 
 def _copies_of_transposed(graph: OperatorGraph) -> list[int]:
-    """Nodes that copy what views have transposed."""
+    """Return nodes that copy what views have transposed."""
     found = []
     views = graph.calls.family == Family.NONE
     for i, node in enumerate(graph.nodes):

@@ -168,7 +168,7 @@ class OperatorGraph:
         return table[:, 0], table[:, 1], table[:, 2]
 
     def unknown(self) -> dict[str, int]:
-        """Operators that nothing is known of but their bytes, and how often each is called."""
+        """Return operators that nothing is known of but their bytes, and how often each is called."""
         found: dict[str, int] = {}
         for node, family in zip(self.nodes, self.calls.family.tolist(), strict=True):
             if family == Family.OTHER:

@@ -43,7 +43,7 @@ class FamilyWork:
 
 
 def recipe(found: Estimate, chosen: frozenset[str]) -> Iterator[Choice]:
-    """What the step was taken to be; `chosen` names what the user chose. A training's own code is no default."""
+    """Yield what the step was taken to be; `chosen` names what the user chose. A training's own code is no default."""
     graph, sharding = found.operators, found.sharding
 
     def choice(name: str, value: object, *given: str) -> Choice:
@@ -74,7 +74,7 @@ def recipe(found: Estimate, chosen: frozenset[str]) -> Iterator[Choice]:
 
 
 def precisions(found: Estimate) -> str:
-    """Those that products run in, the most work first: "bf16, fp32"."""
+    """Return the precisions that products run in, the most work first: "bf16, fp32"."""
     calls = as_run(found.operators.calls, found.device)
     work: dict[str, float] = {}
     for each in np.unique(calls.precision).tolist():
@@ -85,13 +85,13 @@ def precisions(found: Estimate) -> str:
 
 
 def sources(found: Estimate) -> tuple[CostSource, ...]:
-    """The cost models that spoke."""
+    """Return the cost models that spoke."""
     step = found.step
     return tuple(CostSource(model=name, share=part, why=step.whys[name]) for name, part in step.cost_sources.items())
 
 
 def families(found: Estimate) -> tuple[FamilyWork, ...]:
-    """Where the time goes, the longest first."""
+    """Return where the time goes, the longest first."""
     calls, time = found.operators.calls, found.step.lowered.costs.seconds
     members = ((family, calls.family == family) for family in Family if family != Family.NONE)
     rows = [

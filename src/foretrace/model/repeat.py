@@ -22,9 +22,9 @@ def again(
     accumulate: int = 1,
     sharding: Sharding | None = None,
 ) -> tuple[OperatorGraph, Int64]:
-    """The nodes of a step in which every `recompute`-th block of the model runs forward again before its backward pass
-    (Chen et al. 2016; 0: none), which has so many micro-batches before its update, and whose update is of a share of
-    the parameters (`sharding`); and for each of them the node of `operators` that it is.
+    """Return the nodes of a step in which every `recompute`-th block of the model runs forward again before its
+    backward pass (Chen et al. 2016; 0: none), which has so many micro-batches before its update, and whose update is of
+    a share of the parameters (`sharding`); and for each of them the node of `operators` that it is.
 
     A block stops running again once it has what its backward pass reads, as PyTorch's checkpoints do (its last product
     is then left out); with `reentrant`, it runs to its end, as those of Megatron-LM and PyTorch's reentrant ones.
@@ -57,7 +57,7 @@ def again(
 
 
 def _with_recomputation(operators: OperatorGraph, every: int, reentrant: bool) -> tuple[Int64, npt.NDArray[np.bool_]]:
-    """Nodes in the order in which they run, and which of them run once more there."""
+    """Return nodes in the order in which they run, and which of them run once more there."""
     if not every:
         return np.arange(len(operators)), np.zeros(len(operators), dtype=np.bool_)
     blocks = Blocks.of(operators)
@@ -79,7 +79,7 @@ def _with_recomputation(operators: OperatorGraph, every: int, reentrant: bool) -
 
 
 def _until(operators: OperatorGraph, blocks: Blocks, block: int, forward: list[int]) -> int:
-    """How many of a block's forward nodes make what its backward pass reads."""
+    """Return how many of a block's forward nodes make what its backward pass reads."""
     of = {tensor: operators.tensors[tensor].storage for i in forward for tensor in operators.nodes[i].outputs}
     made = {storage for storage in of.values() if operators.storages[storage].born >= forward[0]}
     first, last = blocks.backward.get(block, (0, -1))

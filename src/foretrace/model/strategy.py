@@ -22,7 +22,7 @@ class Strategy:
     placement: tuple[int, ...] = ()
 
     def devices_of(self, graph: OperatorGraph) -> npt.NDArray[np.int64]:
-        """Device of every node (n rows). Raises ForetraceError where the placement is not of this graph."""
+        """Return the device of every node (n rows). Raises ForetraceError where the placement is not of this graph."""
         if not self.placement:
             return np.zeros(len(graph), dtype=np.int64)
         if len(self.placement) != len(graph):

@@ -32,7 +32,7 @@ class Target:
     measure: int = 0  # operators of a graph that are timed on the processor before it is costed
 
     def costs(self, graph: OperatorGraph) -> CostModel:
-        """What to ask for the costs of these operators."""
+        """Return what to ask for the costs of these operators."""
         if self.processor is not None:
             if not self.measure:
                 return self.processor.costs(graph)
@@ -47,8 +47,8 @@ class Target:
 
 
 def networks_of(device: Device, sharding: Sharding, text: str = "") -> dict[str, Network]:
-    """The network of every lane of messages: what `text` says (`cost.network.parse`), else what machines with this
-    device usually have, by NCCL's model or, where that has no constants, by the catalog's rates.
+    """Return the network of every lane of messages: what `text` says (`cost.network.parse`), else what machines with
+    this device usually have, by NCCL's model or, where that has no constants, by the catalog's rates.
 
     A tensor group is inside a machine; so its machines hold fewer workers. Raises ForetraceError where the catalog
     does not know what joins machines.
@@ -112,7 +112,8 @@ def _usual(device: Device, workers: int, node: int) -> Network:
 
 
 def target(name: str, *, threads: int | None = None, measure: int = 0) -> Target:
-    """What a user calls a device: a name of the catalog, or "here" for this machine's processor with so many threads.
+    """Return what a user calls a device: a name of the catalog, or "here" for this machine's processor with so many
+    threads.
 
     `measure` operators of what it is asked about are timed here first.
 
@@ -139,7 +140,7 @@ def target(name: str, *, threads: int | None = None, measure: int = 0) -> Target
 
 
 def _processor(name: str) -> Device:
-    """The processor of this machine as a device: rates from a short probe, memory as the system has it."""
+    """Return the processor of this machine as a device: rates from a short probe, memory as the system has it."""
     import os
 
     import torch

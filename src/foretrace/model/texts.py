@@ -54,7 +54,7 @@ class TensorType:
 
 
 def text_of(dims: Sequence[Any], dtypes: Sequence[Any], concrete: Sequence[str] = ()) -> str:
-    """JSON `[dims, types, concrete]` of a call.
+    """Return JSON `[dims, types, concrete]` of a call.
 
     Per argument: the sizes and type of a tensor; lists of both for a list of tensors; `[]` and "" for what is none.
     """
@@ -64,7 +64,7 @@ def text_of(dims: Sequence[Any], dtypes: Sequence[Any], concrete: Sequence[str] 
 
 
 def text_of_values(inputs: Iterable[TensorType], concrete: Sequence[str] = ()) -> str:
-    """The text of a call whose arguments are these tensors, and after them what is no tensor."""
+    """Return the text of a call whose arguments are these tensors, and after them what is no tensor."""
     given = list(inputs)
     dims = [*(each.dims for each in given), *([] for _ in concrete)]
     types = [*(each.dtype for each in given), *["Scalar"] * len(concrete)]
@@ -72,7 +72,7 @@ def text_of_values(inputs: Iterable[TensorType], concrete: Sequence[str] = ()) -
 
 
 def call_text(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The inputs of a call of the operator with this schema (`torch._C.FunctionSchema`)."""
+    """Return the inputs of a call of the operator with this schema (`torch._C.FunctionSchema`)."""
     parts = [
         _part(args[i] if i < len(args) else kwargs.get(name, default), kind)
         for i, (name, kind, default) in enumerate(arguments(schema))
@@ -84,7 +84,7 @@ _arguments: dict[tuple[str, str], tuple[tuple[str, str, Any], ...]] = {}
 
 
 def arguments(schema: Any) -> tuple[tuple[str, str, Any], ...]:
-    """(name, type, default) of every argument of a schema."""
+    """Return (name, type, default) of every argument of a schema."""
     key = schema.name, schema.overload_name
     if key not in _arguments:
         _arguments[key] = tuple(
@@ -95,12 +95,12 @@ def arguments(schema: Any) -> tuple[tuple[str, str, Any], ...]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """`torch.float32` as "float32"."""
+    """Return `torch.float32` as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def _part(value: Any, kind: str) -> tuple[Any, str, str]:
-    """Sizes, type and value of one argument."""
+    """Return sizes, type and value of one argument."""
     if hasattr(value, "untyped_storage"):
         name = dtype_name(value.dtype)
         return list(value.shape), _DISPATCHED.get(name, name), ""
@@ -130,7 +130,7 @@ def _number(value: bool | int | float) -> str:
 
 @lru_cache(maxsize=4096)
 def complaint(text: str) -> str:
-    """What is wrong with a text that a user wrote: "" if nothing is."""
+    """Return what is wrong with a text that a user wrote: "" if nothing is."""
     try:
         decoded = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -155,7 +155,7 @@ def complaint(text: str) -> str:
 
 
 def tensor_dims(text: str) -> list[tuple[int, ...]]:
-    """Sizes of the tensors among the inputs, lists walked into; [] where the text cannot be read."""
+    """Return sizes of the tensors among the inputs, lists walked into; [] where the text cannot be read."""
     try:
         return [tuple(dims) for dims, _ in work.tensors(decode_shapes(text))]
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
@@ -163,7 +163,7 @@ def tensor_dims(text: str) -> list[tuple[int, ...]]:
 
 
 def inputs_of(text: str) -> list[TensorType]:
-    """The tensors among the inputs of a call, lists walked into (their types are float32 unless known)."""
+    """Return the tensors among the inputs of a call, lists walked into (their types are float32 unless known)."""
     try:
         shapes = decode_shapes(text)
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError):

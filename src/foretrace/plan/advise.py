@@ -145,7 +145,9 @@ def advise(graph: TaskGraph, *, level: float = 0.8, work: float = WORK) -> Advic
 
 
 def against(graph: TaskGraph, kinds: Sequence[type[Technique]], *, level: float = 0.8) -> tuple[Tried, ...]:
-    """Which of a few techniques gain beyond doubt, most first, as `advise` says; what fails is left to it to say."""
+    """Return which of a few techniques gain beyond doubt, most first, as `advise` says; what fails is left to it to
+    say.
+    """
     trial = _Trial(graph, level)
     found = [each for kind in kinds if (each := trial.estimate((kind(),))) is not None and each.saved_s > 0]
     trial.reserve(found, WORK // 10)
@@ -168,7 +170,7 @@ class _Trial:
         self._timelines: dict[str, Timeline] = {}
 
     def estimate(self, chain: tuple[Technique, ...]) -> Tried | None:
-        """The step after a chain of techniques, noted in `found`; None where it does not fit, or failed."""
+        """Return the step after a chain of techniques, noted in `found`; None where it does not fit, or failed."""
         with self._noted(chain):
             after = self._timelines[_name(chain)] = simulate(self._predicted(chain))
             self._spent += self._cost(chain)
@@ -193,7 +195,9 @@ class _Trial:
         self._left = max(work - self._spent - sum(each) - MOST * max(each, default=0), 0)
 
     def with_range(self, found: Tried) -> Tried | None:
-        """`found` with its range; that of the noise alone where the noise hides it already. None where it failed."""
+        """Return `found` with its range; that of the noise alone where the noise hides it already. None where it
+        failed.
+        """
         with self._noted(found.techniques):
             after = self._timelines[found.name]
             noise = after.interval_s(self.level)
@@ -206,7 +210,7 @@ class _Trial:
         return None
 
     def _one_by_one(self, found: Tried, most: float | None = None) -> Tried | None:
-        """`found` as `whatif` weighs it; None where that is more work than is left, or than `most`."""
+        """Return `found` as `whatif` weighs it; None where that is more work than is left, or than `most`."""
         ends = sum(2 * len(technique.uncertain(graph)) for technique, graph in self._walk(found.techniques))
         cost = ends * self._cost(found.techniques)
         if cost > (self._left if most is None else most):
@@ -219,7 +223,8 @@ class _Trial:
         )  # fmt: skip
 
     def _all_at_once(self, found: Tried, after: Timeline) -> Tried | None:
-        """`found` by noise alone, and all assumptions at their slow or fast ends; None where those do not bound it.
+        """Return `found` by noise alone, and all assumptions at their slow or fast ends; None where those do not bound
+        it.
 
         Ends that miss the prediction by up to `_BESIDE` of the step still bound it: the prediction is then the end, and
         what they miss by counts on either side.
@@ -254,7 +259,7 @@ class _Trial:
         )
 
     def compose(self, gains: Sequence[Tried]) -> Tried | None:
-        """The best three that can be combined, predicted together; None where there are no two."""
+        """Return the best three that can be combined, predicted together; None where there are no two."""
         best: Tried | None = gains[0] if gains else None
         for further in gains[1:]:
             assert best is not None
@@ -269,18 +274,18 @@ class _Trial:
         return ranged if ranged is not None and ranged.gains else None
 
     def _walk(self, chain: Sequence[Technique]) -> Iterator[tuple[Technique, TaskGraph]]:
-        """Every technique of a chain with the graph that it is applied to."""
+        """Yield every technique of a chain with the graph that it is applied to."""
         for i, technique in enumerate(chain):
             yield technique, self._predicted(chain[:i])
 
     def _predicted(self, chain: Sequence[Technique]) -> TaskGraph:
-        """The graph after a chain, from the longest part of it that is known."""
+        """Return the graph after a chain, from the longest part of it that is known."""
         if (name := _name(chain)) not in self._graphs:
             self._graphs[name] = chain[-1].predict(self._predicted(chain[:-1]))
         return self._graphs[name]
 
     def _step_at_ends(self, chain: Sequence[Technique], end: Larger) -> float:
-        """The step after a chain with all its assumptions at the ends that make it slower, or faster."""
+        """Return the step after a chain with all its assumptions at the ends that make it slower, or faster."""
         at_end: tuple[Technique, ...] = ()
         for technique, known in self._walk(chain):
             larger = {each.field: each.larger_is for each in technique.parameters()}
@@ -290,7 +295,7 @@ class _Trial:
         return simulate(self._predicted(at_end)).step_time_s
 
     def _cost(self, chain: Sequence[Technique]) -> int:
-        """Work of predicting a chain."""
+        """Return work of predicting a chain."""
         tasks, kept = len(self._graphs[_name(chain)]), len(self._graphs[""])
         return len(chain) * (_EACH + tasks) + _INSERTED * max(tasks - kept, 0)
 

@@ -55,7 +55,7 @@ class Configuration:
 
 
 def configuration(answer: Answer) -> Configuration:
-    """What the best candidate sets."""
+    """Return what the best candidate sets."""
     chosen = {type(each): each for each in answer.best.techniques}
     buckets: tuple[Bucket, ...] = ()
     caps: tuple[float, ...] = ()
@@ -96,7 +96,7 @@ def configuration(answer: Answer) -> Configuration:
 
 
 def _with_cap_s(answer: Answer, cap_mb: float) -> float | None:
-    """The step with one size for all buckets."""
+    """Return the step with one size for all buckets."""
     if answer.best.parallel is None:
         return None
     graph = answer.graph
@@ -107,7 +107,7 @@ def _with_cap_s(answer: Answer, cap_mb: float) -> float | None:
 
 
 def snippet(found: Configuration) -> str:
-    """Python with a function for each thing that is to be set; needs PyTorch alone."""
+    """Return Python with a function for each thing that is to be set; needs PyTorch alone."""
     lines = ['"""Written by `foretrace optimise`: call these where your script makes its model and optimizer."""', ""]
     lines += ["import torch"]
     if found.buckets:
@@ -155,12 +155,12 @@ def snippet(found: Configuration) -> str:
 
 
 def text(found: Configuration, suffix: str) -> str:
-    """What a file of this suffix holds: Python (.py), else JSON."""
+    """Return what a file of this suffix holds: Python (.py), else JSON."""
     return snippet(found) if suffix == ".py" else json.dumps(as_json(found), indent=2) + "\n"
 
 
 def as_json(found: Configuration) -> dict[str, Any]:
-    """The configuration for a file or for `DistributedDataParallel(**...)`."""
+    """Return the configuration for a file or for `DistributedDataParallel(**...)`."""
     return {
         "distributed_data_parallel": {
             "bucket_cap_mb_list": list(found.bucket_cap_mb_list),

@@ -48,12 +48,12 @@ class BucketPlan:
 
 
 def default(problem: CoarseStep) -> Plan:
-    """What DistributedDataParallel does unless told otherwise."""
+    """Return what DistributedDataParallel does unless told otherwise."""
     return Plan.capped(problem.nbytes, DDP_CAP, DDP_FIRST)
 
 
 def seeds(problem: CoarseStep, costs: TransferCosts) -> list[Plan]:
-    """Plans to begin with: what DDP does, caps of all sizes, dPRO's walk."""
+    """Return plans to begin with: what DDP does, caps of all sizes, dPRO's walk."""
     total = int(problem.nbytes.sum())
     caps = np.unique(np.geomspace(max(total / 256, 1), max(total, 2), 24).astype(np.int64)).tolist()
     found = [default(problem), Plan.whole(len(problem)), Plan.single(len(problem)), walk(problem, costs)]
@@ -61,7 +61,7 @@ def seeds(problem: CoarseStep, costs: TransferCosts) -> list[Plan]:
 
 
 def best_buckets(evaluator: Evaluator, *, most: int = MOST_STATES) -> BucketPlan:
-    """The buckets with the shortest step among all that send neighbours in the order of readiness.
+    """Return the buckets with the shortest step among all that send neighbours in the order of readiness.
 
     Exact by dynamic programming with dominance, see `engine.best_buckets`; the theorems give the first bound.
     """
@@ -99,7 +99,9 @@ def best_buckets(evaluator: Evaluator, *, most: int = MOST_STATES) -> BucketPlan
 
 
 def least_end(evaluator: Evaluator) -> int:
-    """No exchange that the update waits for ends earlier: compute, and the bytes of every tail of the backward pass."""
+    """Return a time before which no exchange that the update waits for ends: compute, and the bytes of every tail of
+    the backward pass.
+    """
     from foretrace.plan import engine
 
     problem, costs = evaluator.problem, evaluator.costs
@@ -110,7 +112,7 @@ def least_end(evaluator: Evaluator) -> int:
 
 
 def least_step(evaluator: Evaluator) -> float:
-    """No plan at all, those with `ahead` among them, has a shorter step in the long run (ns).
+    """Return a step (ns) than which no plan, those with `ahead` among them, has a shorter one in the long run.
 
     A step lasts as long as its compute, as its messages hold the wire, and as every loop through one weight: from its
     forward group to its gradient, through its message, to its update.
@@ -130,7 +132,7 @@ def least_step(evaluator: Evaluator) -> float:
 
 
 def _least_containing(table: Int64) -> Int64:
-    """Per tensor the least time of any bucket that holds it."""
+    """Return per tensor the least time of any bucket that holds it."""
     n = table.shape[1]
     whole = table.min(axis=0)
     whole = np.where(np.triu(np.ones((n, n), dtype=np.bool_)), whole, np.iinfo(np.int64).max)
@@ -139,7 +141,7 @@ def _least_containing(table: Int64) -> Int64:
 
 
 def by_caps(evaluator: Evaluator, *, single: bool = False) -> tuple[Plan, int, int]:
-    """The best plan that two numbers describe, or one: (plan, first cap, cap) in bytes."""
+    """Return the best plan that two numbers describe, or one: (plan, first cap, cap) in bytes."""
     problem = evaluator.problem
     prefix = np.concatenate([[0], np.cumsum(problem.nbytes)])
     firsts = sorted({int(each) for each in prefix[1:]})[:: max(len(problem) // 48, 1)]
@@ -155,12 +157,14 @@ def by_caps(evaluator: Evaluator, *, single: bool = False) -> tuple[Plan, int, i
 
 
 def operators_pay(*, both: float, second: float, gain: float) -> bool:
-    """Whether operators and tensors of two neighbours are to be fused where the link waits for the second operator."""
+    """Return whether operators and tensors of two neighbours are to be fused where the link waits for the second
+    operator.
+    """
     return both - second <= gain
 
 
 def parts_pay(costs: TransferCosts) -> bool:
-    """Whether any bucket is sent faster in parts, one after the other, than whole."""
+    """Return whether any bucket is sent faster in parts, one after the other, than whole."""
     whole = costs.table[costs.chunks == 1]
     if not len(whole):
         return True
@@ -171,7 +175,7 @@ def parts_pay(costs: TransferCosts) -> bool:
 
 
 def walk(problem: CoarseStep, costs: TransferCosts) -> Plan:
-    """Buckets by one walk over neighbouring tensors: fuse where the theorems say so (dPRO, algorithm 1).
+    """Return buckets by one walk over neighbouring tensors: fuse where the theorems say so (dPRO, algorithm 1).
 
     A good plan in linear time, not the best one: fusing is decided with the transfers before it as they are.
     """

@@ -43,7 +43,7 @@ class RentalRequest:
     steps_s: dict[str, float] = field(default_factory=dict)  # measured step of one device, by its short name
 
     def checked(self) -> RentalRequest:
-        """Itself. Raises ForetraceError for amounts that are none."""
+        """Return itself. Raises ForetraceError for amounts that are none."""
         if self.samples < 1 or self.epochs < 1:
             raise ForetraceError(f"`samples={self.samples}` `epochs={self.epochs}` trains nothing; give both above 0.")
         for name, value in (("within", self.hours), ("budget", self.dollars), ("gradient_mb", self.gradient_mb)):
@@ -143,7 +143,7 @@ def advise(
 
 
 def _on(graph: TaskGraph, device: Device, measured_s: float | None) -> tuple[TaskGraph, TaskGraph, TaskGraph]:
-    """The recorded step on one device of a kind: likely, at the fast end, at the slow end."""
+    """Return the recorded step on one device of a kind: likely, at the fast end, at the slow end."""
     if measured_s is not None:
         by = measured_s / simulate(graph).step_time_s
         same = scale(graph, ~graph.gone, by, technique="measured step")
@@ -225,12 +225,12 @@ def _offer(
 
 
 def money(currency: str) -> str:
-    """How an amount of a currency ends."""
+    """Return how an amount of a currency ends."""
     return "$" if currency == "USD" else currency
 
 
 def _written(cluster: Cluster, path: Path) -> Path:
-    """A cluster as a file, as techniques take a network; rates are what payload reaches."""
+    """Return a cluster as a file, as techniques take a network; rates are what payload reaches."""
 
     def link(gbit_s: float, efficiency: float, latency_us: float) -> str:
         return f"{gbit_s * efficiency:.6g}gbit/{latency_us:g}us"
@@ -246,7 +246,7 @@ def _written(cluster: Cluster, path: Path) -> Path:
 
 
 def _with_front(offers: Sequence[Offer]) -> list[Offer]:
-    """The same offers (fastest first), those marked that nothing else beats in both time and money."""
+    """Return the same offers (fastest first), those marked that nothing else beats in both time and money."""
     cheapest, found = float("inf"), []
     for offer in offers:
         on_front = offer.dollars < cheapest

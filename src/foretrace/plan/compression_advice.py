@@ -132,14 +132,14 @@ def positive(**amounts: float) -> None:
 
 
 def methods_named(texts: Sequence[str]) -> tuple[GradientCompression, ...]:
-    """Methods as they are written: "powersgd rank=8". Raises ForetraceError."""
+    """Return methods as they are written: "powersgd rank=8". Raises ForetraceError."""
     return tuple(cast(GradientCompression, parse(f"gradient-compression method={each}")) for each in texts)
 
 
 def data_parallel(
     workers: int, network: str, *, bucket_mb: float | None = None, gradient_mb: float = 0.0, backend: str = ""
 ) -> DataParallel:
-    """The training whose messages are compressed. Raises ForetraceError."""
+    """Return the training whose messages are compressed. Raises ForetraceError."""
     backend = resolve(backend, ("gloo", "nccl")) or backend
     if backend not in ("", "gloo", "nccl"):
         raise ForetraceError(f"`backend={backend}` does not exist; choose gloo or nccl.")
@@ -211,7 +211,7 @@ def advise(
 
 
 def required(graph: TaskGraph, parallel: DataParallel, tolerance: float) -> float | None:
-    """The smallest ratio at which free compression brings the step within `tolerance` of one with free messages.
+    """Return the smallest ratio at which free compression brings the step within `tolerance` of one with free messages.
 
     1 where there is nothing to win; None where the latency of messages alone takes longer.
     """
@@ -247,7 +247,7 @@ class _Asked:
     steps: dict[DataParallel, float] = field(default_factory=dict)
 
     def exchanged(self, parallel: DataParallel) -> TaskGraph:
-        """The graph with uncompressed messages."""
+        """Return the graph with uncompressed messages."""
         if parallel not in self.kept:
             while len(self.kept) >= _KEPT:
                 self.kept.pop(next(iter(self.kept)))
@@ -255,7 +255,7 @@ class _Asked:
         return self.kept[parallel]
 
     def step_s(self, parallel: DataParallel, method: Technique | None = None) -> float:
-        """The predicted step, uncompressed or compressed."""
+        """Return the predicted step, uncompressed or compressed."""
         if method is not None:
             return simulate(method.predict(self.exchanged(parallel))).step_time_s
         if parallel not in self.steps:
@@ -271,7 +271,7 @@ class _Asked:
             return None
 
     def at(self, gbit_s: float) -> DataParallel:
-        """The same workers behind a link of another rate."""
+        """Return the same workers behind a link of another rate."""
         link = parse_link(self.parallel.network)
         return replace(self.parallel, network=f"{gbit_s:.9f}gbit/{link.latency_us:.6f}us")
 
@@ -281,7 +281,9 @@ class _Asked:
         figures: Callable[[DataParallel, GradientCompression | None], tuple[float, ...]],
         values: tuple[float, ...],
     ) -> list[tuple[float, float]]:
-        """How far figures may lie below and above their values if assumptions are off: root of the sum of squares."""
+        """Return how far figures may lie below and above their values if assumptions are off: root of the sum of
+        squares.
+        """
         ends = [
             [figures(_with(self.parallel, each.flag, end), method) for end in (each.low, each.high)]
             for each in self.parallel.uncertain(self.graph)
@@ -302,12 +304,12 @@ Chosen = TypeVar("Chosen", bound=Technique | None)
 
 
 def _with(technique: Chosen, flag: str, value: float) -> Chosen:
-    """The technique with an assumption replaced."""
+    """Return the technique with an assumption replaced."""
     return cast(Chosen, replace(cast(Any, technique), **{flag: value}))
 
 
 def _judged(asked: _Asked, base: Timeline, method: GradientCompression, level: float, *, borders: bool) -> Method:
-    """One method beside the uncompressed step."""
+    """Return one method beside the uncompressed step."""
     exchanged = asked.exchanged(asked.parallel)
     after = simulate(method.predict(exchanged))
     gain = base.step_time_s - after.step_time_s
@@ -356,7 +358,7 @@ def _judged(asked: _Asked, base: Timeline, method: GradientCompression, level: f
 
 
 def verdict(gain_s: float, interval_s: tuple[float, float], step_s: float) -> str:
-    """What can be said of a gain: below a hundredth of the step there is none."""
+    """Return what can be said of a gain: below a hundredth of the step there is none."""
     least = WORTH * step_s
     if interval_s[0] > 0 and gain_s > least:
         return PAYS
@@ -364,7 +366,7 @@ def verdict(gain_s: float, interval_s: tuple[float, float], step_s: float) -> st
 
 
 def _pays_below(asked: _Asked, method: GradientCompression) -> float | None:
-    """The fastest link (Gbit/s) at which a method takes a hundredth off the step; None if there is none."""
+    """Return the fastest link (Gbit/s) at which a method takes a hundredth off the step; None if there is none."""
 
     def pays(rate: float) -> bool:
         there = asked.at(rate)
@@ -379,7 +381,9 @@ def _pays_below(asked: _Asked, method: GradientCompression) -> float | None:
 
 
 def _edge(holds: Callable[[float], bool], low: float, high: float, *, within: float) -> tuple[float, float]:
-    """Where something stops to hold between low, where it does, and high: bisection until high ≤ within · low."""
+    """Return where something stops to hold between low, where it does, and high: bisection until high ≤
+    within · low.
+    """
     while high > within * low:
         middle = sqrt(low * high)
         low, high = (middle, high) if holds(middle) else (low, middle)

@@ -56,7 +56,8 @@ def all_finish(
     ready: Int64, cut: Int64, ends: Int64, bounds: Int64, chunks: Int64, times: Int64, latency: int, slots: int,
     last: int, out: Int64,
 ) -> None:  # fmt: skip
-    """`finish` of many plans: plan p has buckets bounds[p] ... bounds[p + 1] − 1; out[p] is when its exchange ends.
+    """Compute `finish` of many plans: plan p has buckets bounds[p] ... bounds[p + 1] − 1; out[p] is when its exchange
+    ends.
 
     `last` is the compute after the last gradient: the exchange does not end before that.
     """
@@ -70,7 +71,7 @@ def all_finish(
 
 @njit(error_model="numpy")
 def least_work(table: Int64, counts: Int64, latency: int) -> Int64:
-    """Least time (n + 1) for which the tensors from each on hold the wire, whatever the buckets."""
+    """Return the least time (n + 1) for which the tensors from each on hold the wire, whatever the buckets."""
     kinds, n, _ = table.shape
     left = np.zeros(n + 1, dtype=np.int64)
     for i in range(n - 1, -1, -1):
@@ -87,7 +88,7 @@ def best_buckets(
     ready: Int64, cut: Int64, table: Int64, counts: Int64, latency: int, slots: int, last: int, bound: int,
     most: int,
 ) -> tuple[int, Int64, Int64, int, bool]:  # fmt: skip
-    """Buckets and chunks with the earliest end of the exchange, transfers in the order of their readiness.
+    """Return buckets and chunks with the earliest end of the exchange, transfers in the order of their readiness.
 
     Dynamic programming over the tensors sent; a state is (compute added by boundaries, when each slot and
     the wire are free), and a
@@ -209,8 +210,8 @@ def across_steps(
     ends: Int64, chunks: Int64, times: Int64, priority: Int64, latency: int, slots: int, steps: int,
     marks: Int64, waited: Int64,
 ) -> None:  # fmt: skip
-    """Steps in which a forward group waits for its own weights alone; fills `marks` (steps + 1), the steps' begins,
-    and `waited` (buckets), how long the compute of the last step waited for each bucket.
+    """Simulate steps in which a forward group waits for its own weights alone; fills `marks` (steps + 1), the steps'
+    begins, and `waited` (buckets), how long the compute of the last step waited for each bucket.
 
     `order` lists the tensors as the forward pass needs them; `priority` (per bucket) decides which of the chunks that
     are ready goes first, ties by readiness, then by bucket. A weight is updated just before its forward group.

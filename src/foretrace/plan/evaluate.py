@@ -31,15 +31,15 @@ class Evaluator:
 
     @classmethod
     def of(cls, problem: CoarseStep) -> Evaluator:
-        """With the costs of all its buckets."""
+        """Make it with the costs of all its buckets."""
         return cls(problem=problem, costs=TransferCosts.of(problem))
 
     def step_ns(self, plan: Plan) -> float:
-        """Length of a step in the long run (ns)."""
+        """Return the length of a step in the long run (ns)."""
         return self.ahead(plan)[0] if plan.ahead else float(self.steps_ns([plan])[0])
 
     def steps_ns(self, plans: Sequence[Plan]) -> Int64:
-        """Lengths of a step (ns) with each of several plans that send in the order of readiness."""
+        """Return lengths of a step (ns) with each of several plans that send in the order of readiness."""
         from foretrace.plan import engine
 
         problem = self.problem
@@ -60,7 +60,9 @@ class Evaluator:
         return out + problem.after_ns
 
     def ahead(self, plan: Plan) -> tuple[float, Int64]:
-        """Length of a step (ns) whose forward groups wait for their own weights; and how long, per bucket."""
+        """Return the length of a step (ns) whose forward groups wait for their own weights; and how long, per
+        bucket.
+        """
         from foretrace.plan import engine
 
         problem, marks = self.problem, np.empty(WARM_UP + MEASURED + 1, dtype=np.int64)

@@ -45,7 +45,8 @@ class LookUpPlan:
 
 
 def layer_products(graph: OperatorGraph) -> tuple[list[LayerProduct], float]:
-    """Products of one forward pass with weights, but the first, and their share of all multiply-adds with weights.
+    """Return products of one forward pass with weights, but the first, and their share of all multiply-adds with
+    weights.
 
     Those of grouped convolutions are left out, and counted. Raises ForetraceError where nothing is left.
     """
@@ -71,7 +72,7 @@ def layer_products(graph: OperatorGraph) -> tuple[list[LayerProduct], float]:
 
 
 def setting(text: str, *, dense: float, samples: int, bits: int) -> MeasuredQuantisation:
-    """From text as `9/16/l1=0.936`: length, prototypes, distance, accuracy. Raises ForetraceError."""
+    """Parse text as `9/16/l1=0.936`: length, prototypes, distance, accuracy. Raises ForetraceError."""
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})/(l1|l2)=(\d{1,9}\.?\d{0,9}|\.\d{1,9})", text.strip().lower())
     if found is None:
         raise ForetraceError(

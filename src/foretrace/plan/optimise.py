@@ -130,7 +130,7 @@ class Optimiser:
     # --- sets of techniques --------------------------------------------------------------------------------------
 
     def _sets(self, graph: TaskGraph, default_s: float) -> tuple[Candidate, bool]:
-        """The best set of techniques within the memory limit; whether all were looked at."""
+        """Return the best set of techniques within the memory limit; whether all were looked at."""
         options, whole = self._options(graph)
         best: Candidate | None = None
         smallest: Candidate | None = None
@@ -177,7 +177,7 @@ class Optimiser:
         return best, whole
 
     def _closing(self, chosen: Sequence[Technique]) -> float:
-        """Seconds that the answer takes if these techniques are it: what each gains, and its range.
+        """Return seconds that the answer takes if these techniques are it: what each gains, and its range.
 
         Every part is predicted behind those before it, with buckets of its own where messages are exchanged.
         """
@@ -186,8 +186,8 @@ class Optimiser:
         return self._predictions.range_seconds([*chosen, *exchange]) + (len(chosen) + 6) * once
 
     def _options(self, graph: TaskGraph) -> tuple[list[tuple[Technique, ...]], bool]:
-        """Sets to look at, small ones first, and whether these are all; those that save memory only where there is a
-        limit.
+        """Return sets to look at, small ones first, and whether these are all; those that save memory only where there
+        is a limit.
         """
         fits, whole = list[Technique](), True
         for each in () if self.wanted.only_buckets else FASTER:
@@ -218,7 +218,7 @@ class Optimiser:
         return True
 
     def _cannot_help(self, best: Candidate, chosen: Sequence[Technique]) -> bool:
-        """Whether the exchange alone, with no compute before it, lasts as long as the best step known."""
+        """Return whether the exchange alone, with no compute before it, lasts as long as the best step known."""
         if best.found is None or any(_saves(each) for each in chosen) or self.wanted.memory_limit is not None:
             return False
         return best.step_s <= self.exchange_s * (1 + _WORTH)
@@ -270,7 +270,7 @@ class Optimiser:
         return Candidate(techniques=chosen, step_s=step_s, memory=memory, found=found, parallel=parallel)
 
     def _best(self, graph: TaskGraph, parallel: Planned) -> tuple[Planned, BucketPlan]:
-        """The best buckets, read again with themselves until they stay: messages slow compute down."""
+        """Return the best buckets, read again with themselves until they stay: messages slow compute down."""
         from foretrace.plan import engine
 
         best: tuple[Planned, BucketPlan] | None = None
@@ -293,7 +293,9 @@ class Optimiser:
         return best
 
     def _checked(self, changed: TaskGraph, best: Candidate) -> tuple[Candidate, CoarseStep]:
-        """The candidate with the best of a few plans by the whole graph, and the problem that it was found in."""
+        """Return the candidate with the best of a few plans by the whole graph, and the problem that it was
+        found in.
+        """
         assert best.parallel is not None and best.found is not None
         problem = best.parallel.problem(changed)
         evaluator = Evaluator(problem=problem, costs=TransferCosts.of(problem, chunks=(1,)))
@@ -308,7 +310,9 @@ class Optimiser:
         return replace(best, found=found, parallel=options[plan], step_s=step_ns / 1e9), problem
 
     def _parallel(self) -> Planned:
-        """`data-parallel` with gradients as views of the buckets: no copies back, and no second place for them."""
+        """Return `data-parallel` with gradients as views of the buckets: no copies back, and no second place
+        for them.
+        """
         wanted = self.wanted
         return Planned(
             workers=wanted.workers,
@@ -324,7 +328,7 @@ class Optimiser:
         return simulate(self._predictions.of([replace(self._parallel(), views=False)])).step_time_s
 
     def _gains(self, graph: TaskGraph, best: Candidate, default_s: float) -> tuple[Gain, ...]:
-        """What each part of the answer takes off the step, one after the other, by the whole graph."""
+        """Return what each part of the answer takes off the step, one after the other, by the whole graph."""
         gains, now = list[Gain](), default_s
 
         def gained(name: str, what: str) -> Gain:
@@ -361,7 +365,7 @@ class Optimiser:
         return len(default(self._parallel().problem(graph)).ends)
 
     def _without(self, graph: TaskGraph, best: Candidate, useless: Sequence[Technique]) -> Candidate:
-        """The candidate without techniques that turned out not to gain anything on the whole graph."""
+        """Return the candidate without techniques that turned out not to gain anything on the whole graph."""
         if not useless:
             return best
         for each in useless:
@@ -447,7 +451,7 @@ class Optimiser:
 
 
 def _saves(technique: Technique) -> bool:
-    """Whether a technique is there for memory and not for time."""
+    """Return whether a technique is there for memory and not for time."""
     return isinstance(technique, (ActivationRecomputation, GradientAccumulation))
 
 
@@ -456,7 +460,7 @@ def _name(techniques: Sequence[Technique]) -> str:
 
 
 def _fingerprint(graph: TaskGraph, wanted: OptimiseRequest) -> str:
-    """Of everything that a search depends on."""
+    """Return the fingerprint of everything that a search depends on."""
     found = hashlib.sha256(repr(replace(wanted, rounds=None)).encode())
     for column in (graph.dur, graph.delay, graph.lag, graph.src, graph.in_ptr, graph.kind, graph.name):
         found.update(column.tobytes())

@@ -27,7 +27,7 @@ class Predictions:
         self._assumptions: dict[str, int] = {}
 
     def of(self, chain: Sequence[Technique]) -> TaskGraph:
-        """The graph after these techniques. Raises NotApplicableError where one of them does not fit."""
+        """Return the graph after these techniques. Raises NotApplicableError where one of them does not fit."""
         names = tuple(map(str, chain))
         for length in range(len(names), -1, -1):
             if not length or names[:length] in self._known:
@@ -44,11 +44,13 @@ class Predictions:
         return graph
 
     def seconds(self, chain: Sequence[Technique]) -> float:
-        """What predicting this chain again would take, as far as its techniques were predicted before."""
+        """Return what predicting this chain again would take, as far as its techniques were predicted before."""
         return sum(self._deadline.took(each.name) for each in chain)
 
     def range_seconds(self, chain: Sequence[Technique]) -> float:
-        """What `whatif` would take: the chain, and what is behind an assumption once for each of its two ends."""
+        """Return what `whatif` would take: the chain, and what is behind an assumption once for each of its
+        two ends.
+        """
         ends = (2 * self._assumptions.get(each.name, 0) * self.seconds(chain[i:]) for i, each in enumerate(chain))
         return self.seconds(chain) + sum(ends)
 
@@ -73,11 +75,13 @@ class Peak:
 
     @classmethod
     def of(cls, split: MemorySplit) -> Peak:
-        """The recorded one."""
+        """Return the recorded one."""
         return cls(recorded=split.peak_bytes, activations=split.at_peak_bytes.get("activations", 0))
 
     def after(self, graph: TaskGraph, *, since: int = 0) -> int:
-        """Bytes at the peak of a graph whose changes from number `since` on are techniques applied to the recording."""
+        """Return bytes at the peak of a graph whose changes from number `since` on are techniques applied to the
+        recording.
+        """
         left = float(self.activations)
         for change in graph.changes[since:]:
             if found := _NOT_KEPT.search(change.what):

@@ -63,7 +63,7 @@ class CoarseStep:
         return int(self.update_ns.sum() + self.rest_ns)
 
     def checked(self) -> CoarseStep:
-        """The problem itself; raises ForetraceError where a length or a value makes no sense."""
+        """Return the problem itself; raises ForetraceError where a length or a value makes no sense."""
         n = len(self)
         columns = (self.forward_ns, self.forward_place, self.backward_ns, self.update_ns, self.nbytes)
         if n < 1:
@@ -82,7 +82,9 @@ class CoarseStep:
         return self
 
     def coarsened(self, most: int = MOST_TENSORS) -> CoarseStep:
-        """At most `most` tensors: neighbours with the fewest bytes are taken together, times added."""
+        """Return the step with at most `most` tensors: neighbours with the fewest bytes are taken together, times
+        added.
+        """
         if len(self) <= most:
             return self
         groups = [[i] for i in range(len(self))]
@@ -133,17 +135,18 @@ class Plan:
 
     @classmethod
     def whole(cls, n: int) -> Plan:
-        """All gradients in one bucket."""
+        """Return all gradients in one bucket."""
         return cls(ends=(n - 1,), chunks=(1,))
 
     @classmethod
     def single(cls, n: int) -> Plan:
-        """Every gradient alone."""
+        """Return every gradient alone."""
         return cls(ends=tuple(range(n)), chunks=(1,) * n)
 
     @classmethod
     def capped(cls, nbytes: Int64, cap: float, first: float | None = None) -> Plan:
-        """Buckets as DDP forms them: a bucket is closed by the tensor that reaches its cap; `first` caps the first one.
+        """Return buckets as DDP forms them: a bucket is closed by the tensor that reaches its cap; `first` caps the
+        first one.
 
         See `_compute_bucket_assignment_by_size` of PyTorch.
         """
@@ -173,7 +176,7 @@ class TransferCosts:
 
     @classmethod
     def of(cls, problem: CoarseStep, chunks: Sequence[int] = CHUNKS) -> TransferCosts:
-        """Costs of all buckets of neighbours, by the network's own answer for every size."""
+        """Return costs of all buckets of neighbours, by the network's own answer for every size."""
         n = len(problem)
         prefix = np.concatenate([[0], np.cumsum(problem.nbytes)])
         size = np.maximum(prefix[None, 1:] - prefix[:-1, None], 0)
@@ -188,26 +191,26 @@ class TransferCosts:
         return cls(chunks=np.array(chunks, dtype=np.int64), table=table, latency_ns=latency)
 
     def of_plan(self, plan: Plan) -> Int64:
-        """Time of one chunk of every bucket of a plan (ns)."""
+        """Return the time of one chunk of every bucket of a plan (ns)."""
         ends = np.array(plan.ends, dtype=np.int64)
         return self.of_buckets(begins_of(ends), ends, np.array(plan.chunks, dtype=np.int64))
 
     def of_buckets(self, begins: Int64, ends: Int64, chunks: Int64) -> Int64:
-        """The same by first and last tensors and numbers of chunks."""
+        """Return the same by first and last tensors and numbers of chunks."""
         rows = np.searchsorted(self.chunks, chunks) if chunks.max() > 1 else 0
         found: Int64 = self.table[rows, begins, ends]
         return found
 
 
 def begins_of(ends: Int64) -> Int64:
-    """First tensors of buckets by their last ones."""
+    """Return the first tensors of buckets by their last ones."""
     begins = np.zeros_like(ends)
     begins[1:] = ends[:-1] + 1
     return begins
 
 
 def _times_ns(network: Network, nbytes: Int64) -> Int64:
-    """Times of all-reduces of these sizes; where the network is a straight line, by that line.
+    """Return times of all-reduces of these sizes; where the network is a straight line, by that line.
 
     A line is believed where 33 of the network's answers over the whole range lie on it to 0.001 ns.
     """

@@ -46,7 +46,7 @@ class Planned(DataParallel):
         return found
 
     def with_plan(self, problem: CoarseStep, plan: Plan) -> Planned:
-        """The technique with the buckets, parts and order of a plan."""
+        """Return the technique with the buckets, parts and order of a plan."""
         sizes = np.add.reduceat(problem.nbytes, plan.begins)
         cut = any(count > 1 for count in plan.chunks)
         return replace(
@@ -83,7 +83,7 @@ class Planned(DataParallel):
         return graph.with_columns(dur=dur)
 
     def problem(self, graph: TaskGraph, *, name: str = "recording") -> CoarseStep:
-        """The coarsened view of a recorded step: when gradients become ready, and what is before and behind.
+        """Return the coarsened view of a recorded step: when gradients become ready, and what is before and behind.
 
         Read off the simulated graph without messages of gradients, medians over its steps. Computing is slowed by the
         messages of this technique as it stands. Where the host runs ahead of a device, neither an exchange that
@@ -145,7 +145,7 @@ class _Step:
     def problem(
         self, name: str, *, late_ns: int, cut_ns: int, after_ns: int | None, network: Network, slots: int
     ) -> CoarseStep:
-        """Durations between the moments that matter; every gradient may leave `late_ns` after it is ready.
+        """Return durations between the moments that matter; every gradient may leave `late_ns` after it is ready.
 
         `after_ns` is what follows an exchange that ends late, where that is known not to be all that follows compute.
         """
@@ -183,7 +183,9 @@ class _Step:
         )
 
     def all_ready(self) -> Int64:
-        """When the gradients (columns) of every step (rows) are ready, from the step's begin (ns), in their order."""
+        """Return when the gradients (columns) of every step (rows) are ready, from the step's begin (ns), in their
+        order.
+        """
         end = self.timeline.end
         host = np.stack([end[each.ready] for each in self.gradients], axis=1)
         device = np.stack([np.where(each.device >= 0, end[each.device], 0) for each in self.gradients], axis=1)
@@ -192,7 +194,9 @@ class _Step:
         return found
 
     def _behind(self) -> Int64:
-        """When compute of every step is at the place at which it waits for the last message, from the step's begin."""
+        """Return when compute of every step is at the place at which it waits for the last message, from the step's
+        begin.
+        """
         graph, found = self.graph, []
         waiting = (graph.name == graph.names.index(WAIT)) & ~graph.gone
         launch = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & ~graph.gone[graph.dst])
@@ -214,7 +218,7 @@ class _Step:
         return int(self.timeline.end[mine].max() - self.timeline.start[mine].min())
 
     def _uses(self) -> Int64:
-        """When each weight is first used in the forward pass (ns), −1 where that is unknown."""
+        """Return when each weight is first used in the forward pass (ns), −1 where that is unknown."""
         rows = first_uses(self.graph, self.gradients)[:, self.step]
         found: Int64 = np.where(rows >= 0, self.timeline.start[np.maximum(rows, 0)], -1)
         return found
@@ -228,7 +232,9 @@ class _Step:
         return place
 
     def _forward(self, begin: int, until: int) -> tuple[int, Int64]:
-        """Time before the forward pass, and forward time from the first use of each weight to that of the next."""
+        """Return time before the forward pass, and forward time from the first use of each weight to that of
+        the next.
+        """
         uses = self._uses()
         order = np.argsort(self._place(), kind="stable")
         mine = np.flatnonzero(self._here() & (self.graph.phase == Phase.FORWARD))
@@ -242,7 +248,7 @@ class _Step:
 
 
 def alone(graph: TaskGraph) -> TaskGraph:
-    """The graph of one worker without the messages that it exchanged when it was recorded."""
+    """Return the graph of one worker without the messages that it exchanged when it was recorded."""
     exchanged = (graph.kind == TaskKind.COLLECTIVE) & ~graph.gone
     if not exchanged.any() and not graph.info.recording.get("distributed"):
         return graph
@@ -253,13 +259,13 @@ def alone(graph: TaskGraph) -> TaskGraph:
 
 
 def _middle(columns: Int64) -> Int64:
-    """The median over the steps (rows)."""
+    """Return the median over the steps (rows)."""
     found: Int64 = np.rint(np.median(columns, axis=0)).astype(np.int64)
     return found
 
 
 def _shared(total: int, weight: Float64) -> Int64:
-    """`total` ns in parts that are proportional to weights and sum to it exactly."""
+    """Return `total` ns in parts that are proportional to weights and sum to it exactly."""
     if weight.sum() <= 0:
         weight = np.ones_like(weight)
     edges = np.rint(total * np.concatenate([[0.0], np.cumsum(weight)]) / weight.sum())

@@ -35,7 +35,7 @@ class OptimiseRequest:
     seed: int = 0
 
     def checked(self) -> OptimiseRequest:
-        """The wish with the back end's own name; raises ForetraceError where it cannot be met by anyone."""
+        """Return the wish with the back end's own name; raises ForetraceError where it cannot be met by anyone."""
         backend = resolve(self.backend, ("gloo", "nccl")) or self.backend
         if backend not in ("", "gloo", "nccl"):
             raise ForetraceError(f"`backend={backend}` does not exist; choose gloo or nccl.")
@@ -55,7 +55,7 @@ class OptimiseRequest:
 
 
 def size(text: str, parameter: str = "memory_limit") -> int | None:
-    """Bytes of "16GB", "900MiB" or "1e9"; None for no text. Raises ForetraceError that names the parameter."""
+    """Return bytes of "16GB", "900MiB" or "1e9"; None for no text. Raises ForetraceError that names the parameter."""
     if not text.strip():
         return None
     found = _SIZE.fullmatch(text.strip())

@@ -29,12 +29,14 @@ _MET = 1e-4  # a step this near to its bound needs no better plan
 
 
 def overtaking(evaluator: Evaluator, **given: Any) -> Found[Plan]:
-    """The best plan with `ahead` that is found; `given` are budgets, seed, state and listener of `minimise`."""
+    """Return the best plan with `ahead` that is found; `given` are budgets, seed, state and listener of `minimise`."""
     return minimise(Ahead(evaluator), strategy=Descent(), starts=simple(evaluator), gap=_MET, **given)
 
 
 def simple(evaluator: Evaluator) -> list[Plan]:
-    """Plans to begin with: the best without `ahead` and simple ones, in all numbers of parts; at last the default."""
+    """Return plans to begin with: the best without `ahead` and simple ones, in all numbers of parts; at last the
+    default.
+    """
     first = [best_buckets(evaluator).plan, *seeds(evaluator.problem, evaluator.costs)]
     usual = default(evaluator.problem).ends
     return [
@@ -71,7 +73,7 @@ class Plans(Space[Plan]):
         return all_moves(plan)
 
     def neighbours(self, plan: Plan, rng: Random) -> Iterator[Plan]:
-        """Moves on what compute waits for, most first; then of all that is alike; then the others."""
+        """Yield moves on what compute waits for, most first; then of all that is alike; then the others."""
         _, waited = self.evaluator.ahead(plan)
         critical = [int(b) for b in np.argsort(-waited, kind="stable") if waited[b] > 0]
         if not critical:  # compute alone decides, and boundaries add to it
@@ -90,7 +92,9 @@ class Plans(Space[Plan]):
 
 
 def toggled(plan: Plan, boundary: int) -> Plan:
-    """The plan with the bucket boundary after a tensor where there was none, or the reverse; parts as in its left."""
+    """Return the plan with the bucket boundary after a tensor where there was none, or the reverse; parts as in its
+    left.
+    """
     if boundary in plan.ends:
         b = plan.ends.index(boundary)
         return Plan(
@@ -105,12 +109,12 @@ def toggled(plan: Plan, boundary: int) -> Plan:
 
 
 def parted(plan: Plan, bucket: int, chunks: int) -> Plan:
-    """The plan with another number of parts of one bucket."""
+    """Return the plan with another number of parts of one bucket."""
     return Plan(ends=plan.ends, chunks=(*plan.chunks[:bucket], chunks, *plan.chunks[bucket + 1 :]), ahead=plan.ahead)
 
 
 def random_move(plan: Plan, random: Random) -> Plan:
-    """A boundary set or taken away, or other parts of a bucket."""
+    """Return a boundary set or taken away, or other parts of a bucket."""
     n = plan.ends[-1] + 1
     if n > 1 and random.random() < 0.75:
         return toggled(plan, random.randrange(n - 1))
@@ -118,7 +122,7 @@ def random_move(plan: Plan, random: Random) -> Plan:
 
 
 def all_moves(plan: Plan) -> Iterator[Plan]:
-    """Every plan that one move makes."""
+    """Yield every plan that one move makes."""
     for boundary in range(plan.ends[-1]):
         yield toggled(plan, boundary)
     for bucket, now in enumerate(plan.chunks):
@@ -128,7 +132,9 @@ def all_moves(plan: Plan) -> Iterator[Plan]:
 
 
 def around(plan: Plan, buckets: Sequence[int]) -> Iterator[Plan]:
-    """Moves that change these buckets: other parts, halves, one tensor given to a neighbour, fused with a neighbour."""
+    """Yield moves that change these buckets: other parts, halves, one tensor given to a neighbour, fused with a
+    neighbour.
+    """
     for b in buckets:
         begin, end, now = plan.begins[b], plan.ends[b], plan.chunks[b]
         at = CHUNKS.index(now)
@@ -150,7 +156,7 @@ def around(plan: Plan, buckets: Sequence[int]) -> Iterator[Plan]:
 
 
 def alike(problem: CoarseStep) -> list[list[int]]:
-    """Boundaries that play the same part in repeated blocks, several each (dPRO, section 5.3, symmetry).
+    """Return boundaries that play the same part in repeated blocks, several each (dPRO, section 5.3, symmetry).
 
     Alike are boundaries between tensors of the same sizes and, where names are known, of the same names up to numbers.
     """
@@ -163,7 +169,7 @@ def alike(problem: CoarseStep) -> list[list[int]]:
 
 
 def together(plan: Plan, boundaries: Sequence[int], *, apart: bool) -> Plan:
-    """The plan with a boundary at all of these places, or at none of them."""
+    """Return the plan with a boundary at all of these places, or at none of them."""
     for boundary in boundaries:
         if (boundary in plan.ends) != apart:
             plan = toggled(plan, boundary)

@@ -69,7 +69,7 @@ class SecondOrderPlan:
 
 
 def frequency(text: str) -> tuple[int, int]:
-    """Steps between factors and between inverses, of "10/100". Raises ForetraceError."""
+    """Return steps between factors and between inverses, of "10/100". Raises ForetraceError."""
     found = [whole_number(each.strip()) for each in text.split("/")]
     if len(found) != 2 or not all(found):
         raise ForetraceError(f"every must be steps between factors and between inverses, got {text!r}; write 10/100.")
@@ -120,7 +120,7 @@ def plan_second_order(
 
 
 def chain(workers: int, network: str) -> tuple[Technique, ...]:
-    """What makes so many workers of one."""
+    """Return what makes so many workers of one."""
     return (DataParallel(workers=workers, network=network),) if workers > 1 else ()
 
 
@@ -154,7 +154,7 @@ def _candidate(
 
 
 def _held_and_peak(shares: SecondOrderShares, layers: Sequence[RecordedLayer]) -> tuple[int, int]:
-    """Bytes that the worker with most of them keeps, and with what passes through it."""
+    """Return bytes that the worker with most of them keeps, and with what passes through it."""
     held = max(shares.held_bytes(rank) for rank in range(shares.workers))
     return held, held + shares.passing_bytes(max((each.read_bytes for each in layers), default=0))
 

@@ -39,7 +39,8 @@ class SolverLimits:
 
 
 def apart(module: str, given: tuple[Any, ...], limits: SolverLimits, what: str) -> Any | None:
-    """What `answer` of a module gives for these arguments, the limits and when it began; None where its time is up.
+    """Return what `answer` of a module gives for these arguments, the limits and when it began; None where its time is
+    up.
 
     Raises MissingExtraError without OR-Tools, naming `what` needs it, and ForetraceError where the solver fails.
     """
@@ -59,5 +60,5 @@ def apart(module: str, given: tuple[Any, ...], limits: SolverLimits, what: str) 
 
 
 def answer(solve: Callable[..., Any]) -> None:
-    """In that process: read the arguments, solve, write what was found."""
+    """Read, in that process, the arguments, solve, write what was found."""
     sys.stdout.buffer.write(pickle.dumps(solve(*pickle.load(sys.stdin.buffer))))

@@ -86,7 +86,7 @@ class SyncPlan:
 
 
 def step_times(text: str) -> tuple[float, ...]:
-    """Seconds of each worker's step from "100,100,300ms". Raises ForetraceError for another text."""
+    """Return seconds of each worker's step from "100,100,300ms". Raises ForetraceError for another text."""
     if not _TIMES.fullmatch(text):
         raise ForetraceError(
             f"Step times must be numbers with one unit, got {text!r}; write 100,100,300ms or 0.1,0.3s."
@@ -96,14 +96,14 @@ def step_times(text: str) -> tuple[float, ...]:
 
 
 def fitted(policy: str, step_s: Sequence[float]) -> str:
-    """A policy with a period that fits the workers, where it has one and none is stated."""
+    """Return a policy with a period that fits the workers, where it has one and none is stated."""
     if parse(policy).name != "adsp" or "period_s" in policy:
         return policy
     return f"{policy} period_s={min(PERIOD_STEPS * (max(step_s) or 1.0), 1e9):g}"
 
 
 def recorded_step_times(graph: TaskGraph) -> tuple[float, ...]:
-    """Seconds of each rank's own step: without the communication that it waits in, median over steps.
+    """Return seconds of each rank's own step: without the communication that it waits in, median over steps.
 
     Raises ForetraceError for a recording of one rank.
     """
@@ -158,7 +158,9 @@ def _notes(question: SyncQuestion) -> list[str]:
 
 
 def lower(run: SyncRun, times: WorkerTimes) -> TaskGraph:
-    """The turns of a run as a task graph: a lane for each worker and one for its link, ended where the run ended."""
+    """Return the turns of a run as a task graph: a lane for each worker and one for its link, ended where the run
+    ended.
+    """
     workers = len(times.step_s)
     info = GraphInfo(source="workers", platform="cuda", world_size=workers, steps=(0,))
     writer = GraphWriter(
@@ -261,7 +263,7 @@ def try_policies(question: SyncQuestion, tell: Callable[[str, float], None] | No
 
 
 def rows_of(question: SyncQuestion, tried: Sequence[TriedPolicy]) -> tuple[Row, ...]:
-    """A row of the ledger per policy: seconds until so many commits."""
+    """Return a row of the ledger per policy: seconds until so many commits."""
     workers = ":".join(f"{each / min(question.step_s):g}" for each in question.step_s)
     return tuple(
         figured(_around(each.foreseen_s), each.rounds_s).row(
@@ -277,5 +279,5 @@ def rows_of(question: SyncQuestion, tried: Sequence[TriedPolicy]) -> tuple[Row, 
 
 
 def _around(seconds: float) -> tuple[float, float, float]:
-    """Seconds with the range of what processes take beside."""
+    """Return seconds with the range of what processes take beside."""
     return seconds, (1 - MODEL_RANGE) * seconds, (1 + MODEL_RANGE) * seconds

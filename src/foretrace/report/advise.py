@@ -87,7 +87,7 @@ class AdviseView(Report, frozen=True, kw_only=True):
 
 
 def advise(advice: Advice, *, path: str = "") -> AdviseView:
-    """What to do about a run, what was refused, and the command that predicts the best of it."""
+    """Return what to do about a run, what was refused, and the command that predicts the best of it."""
     graph = advice.before.graph
     first = advice.together or next(iter(advice.gains), None)
     again = runs.again(graph, path)
@@ -116,7 +116,7 @@ def advise(advice: Advice, *, path: str = "") -> AdviseView:
 
 
 def _unlike(graph: TaskGraph, path: str) -> tuple[str, ...]:
-    """Where ranks are not equally quick: the ways to agree that wait less, and what compares them."""
+    """Return where ranks are not equally quick: the ways to agree that wait less, and what compares them."""
     own = recorded_step_times(graph) if len(graph.ranks) > 1 else (1.0,)
     if max(own) < _UNLIKE * min(own):
         return ()
@@ -130,7 +130,7 @@ def _unlike(graph: TaskGraph, path: str) -> tuple[str, ...]:
 
 
 def row(tried: Tried) -> AdviceRow:
-    """One line of advice."""
+    """Return one line of advice."""
     return taken(
         AdviceRow,
         tried,
@@ -178,7 +178,7 @@ def _how(view: AdviseView) -> str:
 
 
 def _by_reason(refused: Sequence[LeftOut]) -> dict[str, list[str]]:
-    """Techniques by why they do not fit."""
+    """Return techniques by why they do not fit."""
     found: dict[str, list[str]] = {}
     for each in refused:
         found.setdefault(each.why, []).append(each.name)

@@ -44,7 +44,7 @@ class AlignView(Result, frozen=True, kw_only=True):
 
 
 def align(found: Matching, clock: ClockOffsets) -> AlignView:
-    """What the collectives of the ranks tell of their clocks."""
+    """Return what the collectives of the ranks tell of their clocks."""
     offsets = [o if known else None for o, known in zip(clock.offset_ns.tolist(), clock.known.tolist(), strict=True)]
     told = clock_view(clock.ranks, offsets, clock.drift.tolist(), clock.worst_ns)
     return taken(AlignView, told, found, unmatched=found.unmatched(), notes=(*found.missing, *clock.notes))

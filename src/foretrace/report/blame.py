@@ -51,7 +51,7 @@ class BlameView(Result, frozen=True, kw_only=True):
 
 
 def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
-    """Suspects ranked by what the step would save if they were 10 % faster."""
+    """Return suspects ranked by what the step would save if they were 10 % faster."""
     rows, mean_s = timeline.blame(by), timeline.window_ns / timeline.graph.n_steps / 1e9
     return BlameView(
         headline=headline.blame(rows, timeline.step_time_s, mean_s, every=timeline.graph.n_steps > 1),
@@ -69,7 +69,7 @@ def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
 
 
 def ranking(rows: Sequence[BlameRow], title: str, platform: str, *, top: int = 0) -> Grid:
-    """A table of suspects. Host and device work may carry the same name, so where a task runs is said."""
+    """Return a table of suspects. Host and device work may carry the same name, so where a task runs is said."""
     where = () if platform == "cpu" else (Column("on", least=NARROW),)
     columns = (
         Column(title, "name"), *where, Column("count", "count", least=NARROW), Column("time", "time"),

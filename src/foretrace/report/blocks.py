@@ -102,7 +102,7 @@ class Grid(msgspec.Struct, frozen=True, tag=True):
     colours: tuple[str, ...] = ()  # kind of work per row, for its name
 
     def cells(self, column: int, rows: int, *, pads: tuple[str, str] = (" ", " ")) -> list[str]:
-        """Texts of the first rows of one column; names as they are."""
+        """Return texts of the first rows of one column; names as they are."""
         values = [row[column] for row in self.rows[:rows]]
         kind, unknown = self.columns[column].kind, self.columns[column].unknown
         if kind in ("time", "change"):
@@ -131,7 +131,7 @@ _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
 
 def heights(values: Sequence[float]) -> str:
-    """Values from 0 to 1 as characters of that height."""
+    """Return values from 0 to 1 as characters of that height."""
     return "".join(_HEIGHTS[min(max(round(8 * each), int(each > 0)), 8)] for each in values)
 
 
@@ -162,7 +162,7 @@ class Curve(msgspec.Struct, frozen=True):
     y: tuple[float, ...]
 
     def at(self, places: Sequence[float]) -> list[float]:
-        """Its height at these x: linear between points, that of the nearest one beyond them."""
+        """Return its height at these x: linear between points, that of the nearest one beyond them."""
         from bisect import bisect_right
 
         found = []
@@ -197,7 +197,7 @@ class Chart(msgspec.Struct, frozen=True, tag=True):
         return max((y for curve in self.curves for y in curve.y), default=0.0)
 
     def places(self, count: int) -> list[float]:
-        """So many x at equal distances on the axis."""
+        """Return so many x at equal distances on the axis."""
         low, high = self.x_range
         shares = [i / max(count - 1, 1) for i in range(count)]
         if self.log_x:
@@ -205,7 +205,7 @@ class Chart(msgspec.Struct, frozen=True, tag=True):
         return [low + (high - low) * share for share in shares]
 
     def words(self, value: float, *, of_x: bool = False) -> str:
-        """A value of an axis."""
+        """Return a value of an axis."""
         return _FORMATS[self.x_kind if of_x else self.y_kind](value)
 
 
@@ -236,7 +236,7 @@ Block = str | About | Headline | Line | Bars | Chart | LaneChart | Grid | Next  
 
 
 def blocks(result: Any, top: int = 12, **how: Any) -> list[Block]:
-    """What a person sees of a result, in order; `top` rows of a ranking are not folded away.
+    """Return what a person sees of a result, in order; `top` rows of a ranking are not folded away.
 
     The headline, the notes and the command to try next of a result are shown around its own blocks. `how` is what one
     result can be asked beside that.
@@ -254,17 +254,17 @@ def blocks(result: Any, top: int = 12, **how: Any) -> list[Block]:
 
 
 def notes(texts: Iterable[str], label: str = "") -> Iterator[Line]:
-    """Remarks, one each."""
+    """Return remarks, one each."""
     return (Line(each, label=label, soft=not label) for each in texts)
 
 
 def bar(label: str, parts: Mapping[str, float], words: Mapping[str, str]) -> Bar:
-    """A bar of parts by key; `words` says what each is called."""
+    """Return a bar of parts by key; `words` says what each is called."""
     return Bar(label, tuple(BarPart(key, words[key], value) for key, value in parts.items()))
 
 
 def listing(items: Iterable[Any], *columns: tuple[Any, ...] | str, **more: Any) -> Grid:
-    """A table with a row for every item.
+    """Return a table with a row for every item.
 
     A column is what is in it (an attribute of an item, or a function of it), its title (or a Column) and its kind; a
     word alone is an attribute that holds texts, and its title.
@@ -276,7 +276,7 @@ def listing(items: Iterable[Any], *columns: tuple[Any, ...] | str, **more: Any) 
 
 
 def table(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], **more: Any) -> Grid:
-    """A table; a column that is given by its title alone holds texts."""
+    """Return a table; a column that is given by its title alone holds texts."""
     return Grid(
         tuple(Column(each) if isinstance(each, str) else each for each in columns), tuple(map(tuple, rows)), **more
     )

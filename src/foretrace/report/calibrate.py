@@ -90,7 +90,7 @@ class CalibrateGpuView(Result, frozen=True, kw_only=True):
 
 
 def calibrated(of: str, found: KeptTimes) -> CalibrateView:
-    """What was timed on a machine."""
+    """Return what was timed on a machine."""
     where = CalibratedMachineView(**found.machine)
     return CalibrateView(
         of=of, machine=where, stored=str(found.stored), seconds=dict(found.seconds), failed=dict(found.failed)
@@ -98,7 +98,7 @@ def calibrated(of: str, found: KeptTimes) -> CalibrateView:
 
 
 def products(found: GpuCalibration) -> CalibrateGpuView:
-    """The products of a GPU, timed or still to be."""
+    """Return the products of a GPU, timed or still to be."""
     times = None if found.seconds is None else found.seconds.tolist()
     return CalibrateGpuView(
         gpu=found.device.short, stored=str(found.stored), products=found.rows.tolist(), seconds=times
@@ -106,7 +106,7 @@ def products(found: GpuCalibration) -> CalibrateGpuView:
 
 
 def _headline(seconds: Mapping[str, float]) -> str:
-    """What bfloat16 does to matrix work here, the first thing to know of a processor."""
+    """Return what bfloat16 does to matrix work here, the first thing to know of a processor."""
     found, classes = [], timed_classes(seconds)
     for word, families in (("matrix products", ("mm", "addmm", "bmm")), ("convolutions", ("convolution",))):
         if ratios := [ratio for each in classes if each.family in families for ratio in each.bfloat16]:
@@ -115,7 +115,7 @@ def _headline(seconds: Mapping[str, float]) -> str:
 
 
 def _classes(seconds: Mapping[str, float]) -> Iterator[Block]:
-    """Per class: time in float32, ratios of its twins, share that does not grow with the batch."""
+    """Yield, per class, time in float32, ratios of its twins, share that does not grow with the batch."""
     rows = []
     for each in timed_classes(seconds):
         fixed = "" if each.fixed is None else f"{100 * each.fixed:.0f} %"
@@ -132,7 +132,7 @@ def _ratios(found: Sequence[float]) -> str:
 
 
 def _failed(failed: Mapping[str, str]) -> Iterator[Block]:
-    """What was not timed, by reason."""
+    """Yield what was not timed, by reason."""
     reasons: dict[str, list[str]] = {}
     for key, reason in failed.items():
         reasons.setdefault(reason, []).append(key.partition(" ")[0])

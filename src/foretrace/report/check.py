@@ -23,7 +23,7 @@ class CheckView(Result, frozen=True, kw_only=True):
 
 
 def check(report: CheckReport) -> CheckView:
-    """What the checks of a graph came to."""
+    """Return what the checks of a graph came to."""
     failed = [finding.name for finding in report.findings if finding.verdict == "fail"]
     headline = (
         f"{len(failed)} of {len(report.findings)} checks failed: {', '.join(failed)}."

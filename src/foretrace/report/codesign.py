@@ -164,7 +164,7 @@ def codesigned(
     found: Codesign, source: str, layer: Sequence[tuple[LayerSchedule, float]], *notes: str,
     by: NamedSearch[tuple[int, ...]] | None = None,
 ) -> CodesignView:  # fmt: skip
-    """The answer; `layer`: schedules with the seconds that they simulate to."""
+    """Return the answer; `layer`: schedules with the seconds that they simulate to."""
     best, unit, space = found.best, unit_for(found.best.iteration_s), found.space
     tpu, area = found.baselines["TPU-like"], best.design.area / 1e6
     ratio = tpu.over(best)[0]
@@ -222,12 +222,12 @@ def _layer(each: LayerSchedule, simulated_s: float) -> LayerScheduleView:
 
 
 def _short(text: str) -> str:
-    """A design without what all designs of an answer share."""
+    """Return a design without what all designs of an answer share."""
     return ",".join(each for each in text.partition(":")[2].split(",") if not each.startswith("link="))
 
 
 def _rising(pareto: Sequence[ParetoDesignView]) -> list[ParetoDesignView]:
-    """Those that are quicker than all smaller ones."""
+    """Return those that are quicker than all smaller ones."""
     rows = list[ParetoDesignView]()
     for each in pareto:
         if each.throughput > (rows[-1].throughput if rows else 0.0):

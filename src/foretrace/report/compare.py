@@ -93,7 +93,7 @@ class CompareView(Report, frozen=True, kw_only=True):
 
 
 def compare(before: Timeline, after: Timeline, *, before_path: str = "", after_path: str = "") -> CompareView:
-    """Two recordings or predictions, and the parts and layers in which their difference lies."""
+    """Return two recordings or predictions, and the parts and layers in which their difference lies."""
     before, after, said = on_one_clock(before, after)
     found = compare_timelines(before, after)
     (parts_before, _), (parts_after, _) = runs.breakdowns(before), runs.breakdowns(after)
@@ -139,7 +139,7 @@ def compare(before: Timeline, after: Timeline, *, before_path: str = "", after_p
 
 
 def _notes(before: Timeline, after: Timeline) -> tuple[str, ...]:
-    """What makes the two sides less comparable than their numbers look."""
+    """Return what makes the two sides less comparable than their numbers look."""
     notes = []
     first, second = before.graph, after.graph
     devices = [graph.device_name or "CPU" for graph in (first, second)]

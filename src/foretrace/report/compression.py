@@ -54,7 +54,7 @@ class CompressionAdviseView(Report, frozen=True, kw_only=True):
 def advise(
     advice: CompressionAdvice, *, source: str, note: str = "", asked: Mapping[str, object] | None = None
 ) -> CompressionAdviseView:
-    """The view of an advice; `asked` is what was said of a model that was estimated."""
+    """Return the view of an advice; `asked` is what was said of a model that was estimated."""
     best = advice.paying[0].name if advice.paying else None
     do = [str(advice.parallel), *([best] if best else [])]
     words = ["whatif", source, *(word for each in do for word in ("--do", each))]
@@ -73,7 +73,9 @@ def advise(
 
 
 def headline(advice: CompressionAdvice) -> str:
-    """As in "Compression pays: powersgd takes 41 ms (35 – 47) off a step of 120 ms …; 2.3× is needed, …"."""
+    """Return text such as "Compression pays: powersgd takes 41 ms (35 – 47) off a step of 120 ms …; 2.3× is
+    needed, …".
+    """
     where = f"{advice.parallel.workers} workers on {advice.parallel.network}"
     needed, step = _needed(advice), seconds(advice.step_s)
     if advice.paying:

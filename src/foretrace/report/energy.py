@@ -138,7 +138,7 @@ class EnergyColocateView(Report, frozen=True, kw_only=True):
 
 
 def colocated(found: Colocation, ledger: str = "", rows: int = 0) -> EnergyColocateView:
-    """The answer about fine-tuning beside inference."""
+    """Return the answer about fine-tuning beside inference."""
     always, admitted = (next(each for each in found.arms if each.name == name) for name in ("always", "admitted"))
     return taken(
         EnergyColocateView,
@@ -161,7 +161,7 @@ def colocated(found: Colocation, ledger: str = "", rows: int = 0) -> EnergyColoc
 
 
 def tuned(found: Tuned, *, slo: str) -> EnergyTuneView:
-    """The answer of a search."""
+    """Return the answer of a search."""
     environment, best, before = found.environment, found.at_best, found.measured[found.default]
     optimum = None if found.optimum is None else environment.measure(found.optimum)
     saved = 1 - best.energy_j / before.energy_j
@@ -185,7 +185,7 @@ def tuned(found: Tuned, *, slo: str) -> EnergyTuneView:
 
 
 def dry_run(environment: CommandEnvironment, *, slo: str) -> EnergyTuneView:
-    """What a search would change; nothing was run."""
+    """Return what a search would change; nothing was run."""
     meters = ", ".join(each.name for each in environment.meters)
     return EnergyTuneView(
         headline=f"Nothing was run: tuning would change {' and '.join(environment.setters)} of this machine.",
@@ -200,7 +200,7 @@ def dry_run(environment: CommandEnvironment, *, slo: str) -> EnergyTuneView:
 
 
 def measured(target: str, found: EnergyUse, meters: tuple[str, ...], grid: float | None) -> EnergyMeasureView:
-    """The answer about one run."""
+    """Return the answer about one run."""
     power_w = found.energy_j / found.time_s
     return EnergyMeasureView(
         headline=f"{target} took {scaled(found.energy_j, 'J')} in {seconds(found.time_s)}, {digits(power_w)} W.",

@@ -114,7 +114,7 @@ def run(
     next_: str = "",
     grid: float | None = None,
 ) -> FleetRunView:
-    """The answer to one simulation; `repeated` adds intervals from more runs of the same policy.
+    """Return the answer to one simulation; `repeated` adds intervals from more runs of the same policy.
 
     `only` restricts what is said of jobs; free slots and curves over time are of all. `grid`: grams of CO2 per kWh.
     """
@@ -172,8 +172,8 @@ def _spread(word: str, found: metrics.Spread) -> dict[str, float]:
 
 
 def headline(found: metrics.Metrics, gpus: int) -> str:
-    """As in "Jobs take 12.4 h on average, 41 % of it waiting, mostly because fewer GPUs are free than they ask for;
-    78 % of 512 GPUs are in use.".
+    """Return text such as "Jobs take 12.4 h on average, 41 % of it waiting, mostly because fewer GPUs are free than
+    they ask for; 78 % of 512 GPUs are in use.".
     """
     cover, jct, queue = found.coverage, found.jct_s, found.queueing
     if not cover.finished:
@@ -246,34 +246,34 @@ def _energy(found: metrics.Metrics, grid: float | None) -> EnergyView | None:
 
 
 def energy(kwh: float) -> str:
-    """As in "6,459 kWh", "370 MWh"."""
+    """Return text such as "6,459 kWh", "370 MWh"."""
     return f"{digits(kwh / 1000)} MWh" if kwh >= 99_950 else f"{kwh:,.0f} kWh"
 
 
 def energy_text(view: FleetRunView) -> str:
-    """As in "GPUs alone 370 MWh (120 MWh – 380 MWh)", with CO2 where a grid was stated."""
+    """Return text such as "GPUs alone 370 MWh (120 MWh – 380 MWh)", with CO2 where a grid was stated."""
     return f"GPUs alone {view.energy.words(lambda found: energy(found / J_PER_KWH))}" if view.energy else ""
 
 
 def level_text(level: float) -> str:
-    """As in "95 %"."""
+    """Return text such as "95 %"."""
     return f"{100 * level:.3g} %"
 
 
 def interval_text(low: float | None, high: float | None, kind: str = "long") -> str:
-    """As in "12.1 – 12.9 h" or "45.1 – 45.9 %"; "" where it is not known."""
+    """Return text such as "12.1 – 12.9 h" or "45.1 – 45.9 %"; "" where it is not known."""
     if low is None or high is None:
         return ""
     return f"{digits(100 * low)} – {share(high)}" if kind == "share" else long_range(low, high)
 
 
 def figure_text(value: float | None, kind: str = "long") -> str:
-    """A long time, or a share."""
+    """Return a long time, or a share."""
     return "–" if value is None else share(value) if kind == "share" else long_time(value)
 
 
 def about(view: Any) -> About:
-    """What a result says was simulated, in a few words each."""
+    """Return what a result says was simulated, in a few words each."""
     jobs = getattr(view, "jobs", None)
     parts = (
         view.source, f"{count(jobs)} jobs" if jobs is not None else "", f"{view.cluster}, {count(view.gpus)} GPUs",
@@ -283,7 +283,7 @@ def about(view: Any) -> About:
 
 
 def _figures(view: FleetRunView) -> Grid:
-    """Completion, waiting, makespan and use; with the intervals of their means where there are some."""
+    """Return completion, waiting, makespan and use; with the intervals of their means where there are some."""
 
     def row(word: str, name: str, kind: str = "long", *, spread: bool = False) -> tuple[str, ...]:
         names = [name, *(name.replace("mean", each) for each in ("p50", "p90", "p99") if spread)]
@@ -305,7 +305,7 @@ def _figures(view: FleetRunView) -> Grid:
 
 
 def _also(view: FleetRunView) -> Iterator[Block]:
-    """Communication, fairness, losses, cost and energy, a line each."""
+    """Yield communication, fairness, losses, cost and energy, a line each."""
     comm, lost = view.communication, view.lost
     if comm.total_s:
         wide = ""
@@ -330,13 +330,13 @@ def _also(view: FleetRunView) -> Iterator[Block]:
 
 
 def causes_table(causes: Sequence[metrics.Waiting]) -> Grid:
-    """What jobs wait for, most of it first."""
+    """Return what jobs wait for, most of it first."""
     why = Column("waits because", wide=True)
     return listing(causes, ("why", why), ("wait_s", "of all jobs", "long"), ("share", "share", "share"))
 
 
 def slots_table(slots: Sequence[overtime.Slots], *, scattered: bool = False) -> Grid:
-    """Room for jobs by size and level; with `scattered`, also the share of it that scattering costs."""
+    """Return room for jobs by size and level; with `scattered`, also the share of it that scattering costs."""
     return listing(
         slots, (slot_name, "free slots"), ("free_now", "now", "count"), ("mean_free", "on average", "digits"),
         ("mean_together", "if together", "digits"),
@@ -346,7 +346,7 @@ def slots_table(slots: Sequence[overtime.Slots], *, scattered: bool = False) -> 
 
 
 def slot_name(each: overtime.Slots) -> str:
-    """As in "8 GPUs inside a node"."""
+    """Return text such as "8 GPUs inside a node"."""
     return f"{each.slot_gpus} GPUs inside a {each.level}"
 
 

@@ -64,7 +64,7 @@ def _range(each: ForecastStart | Sooner) -> str:
 
 
 def live(found: QueueAnswer, *, next_: str = "") -> FleetLiveView:
-    """The answer of a live queue."""
+    """Return the answer of a live queue."""
     seen = found.seen
     running, waiting = (sum(getattr(job, kind) for job in seen.jobs) for kind in ("running", "waiting"))
     notes = [*found.notes, *(f"job {job} has no start here: {why}" for job, why in sorted(found.left_out.items()))]
@@ -98,7 +98,7 @@ def _headline(found: QueueAnswer, waiting: int) -> str:
 
 
 def following(found: QueueAnswer, source: Sequence[str]) -> str:
-    """The command that asks about the job that waits longest; "" where one was asked about."""
+    """Return the command that asks about the job that waits longest; "" where one was asked about."""
     known = [each for each in found.starts if each.start_s is not None]
     if found.asked is not None or not known:
         return ""

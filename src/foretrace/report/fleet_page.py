@@ -54,7 +54,7 @@ class FleetPage:
 
 
 def render(page: FleetPage) -> str:
-    """The page as one HTML text."""
+    """Return the page as one HTML text."""
     return filled("fleet.html.j2", ["report.css", "fleet.css"], SCRIPTS, **_context(page))
 
 
@@ -93,7 +93,7 @@ def _context(page: FleetPage) -> dict[str, Any]:
 
 
 def _brief(view: FleetRunView) -> dict[str, Any]:
-    """The answer without its long series, which the page holds once already."""
+    """Return the answer without its long series, which the page holds once already."""
     import msgspec
 
     whole: dict[str, Any] = msgspec.to_builtins(view)
@@ -117,7 +117,7 @@ def _under(view: FleetRunView) -> str:
 
 
 def _parts(page: FleetPage) -> list[dict[str, Any]]:
-    """Where the time of the finished jobs goes: waiting, computing, communicating, lost."""
+    """Return where the time of the finished jobs goes: waiting, computing, communicating, lost."""
     parts = metrics.time_of_finished(page.result)
     jobs, total = max(int(page.result.finished.sum()), 1), sum(parts.values()) or 1.0
     return [
@@ -131,7 +131,7 @@ def _parts(page: FleetPage) -> list[dict[str, Any]]:
 
 
 def _figures(view: FleetRunView) -> list[tuple[str, str, str]]:
-    """Name, value and a remark of what stands in the answer beside the completion time."""
+    """Return name, value and a remark of what stands in the answer beside the completion time."""
     rows = [
         ("median", long_time(view.p50_jct_s), "of completion"),
         ("p90", long_time(view.p90_jct_s), "of completion"),
@@ -177,7 +177,7 @@ def _cdfs(page: FleetPage) -> list[dict[str, Any]]:
 
 
 def _policies(found: FleetCompareView | None) -> list[dict[str, Any]]:
-    """Rows of the table."""
+    """Return rows of the table."""
     rows = []
     for row in found.policies if found else ():
         cells = []
@@ -199,7 +199,7 @@ def _repeated(found: FleetCompareView | None) -> str:
 
 
 def _tenant(each: metrics.Tenant) -> dict[str, Any]:
-    """Its name, and value and text of every figure."""
+    """Return its name, and value and text of every figure."""
     cells = [
         (each.jobs, count(each.jobs)),
         (each.gpu_share, share(each.gpu_share)),

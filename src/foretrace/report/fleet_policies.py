@@ -72,7 +72,7 @@ class FleetCompareView(Report, frozen=True, kw_only=True):
 def compare(
     found: PolicyComparison, *, path: str, cluster: str, gpus: int, jobs: int, next_: str = ""
 ) -> FleetCompareView:
-    """The answer to a comparison of policies."""
+    """Return the answer to a comparison of policies."""
     notes = []
     if found.repetitions == 1:
         notes.append("one run of each policy: nothing tells a difference from noise; repeat with --seeds 20.")
@@ -127,7 +127,7 @@ def _compare_headline(found: PolicyComparison) -> str:
 
 
 def against(each: PolicyFigure) -> str:
-    """As in "0.61× (0.58 – 0.64)", "1.01× (0.98 – 1.04), within noise"."""
+    """Return text such as "0.61× (0.58 – 0.64)", "1.01× (0.98 – 1.04), within noise"."""
     if each.verdict == "baseline":
         return "baseline"
     if each.ratio is None:
@@ -152,7 +152,7 @@ class FleetSweepView(Result, frozen=True, kw_only=True):
     next: str
 
     def shown(self, top: int) -> Iterator[Block]:
-        """Cells by mean JCT, shortest first."""
+        """Yield cells by mean JCT, shortest first."""
         kept = [at for at, name in enumerate(self.columns) if name not in NOT_SHOWN]
         jct = self.columns.index("mean_jct_s") if "mean_jct_s" in self.columns else 0
         rows = sorted(self.rows, key=lambda row: mean if isinstance(mean := row[jct], float) else inf)
@@ -167,7 +167,7 @@ class FleetSweepView(Result, frozen=True, kw_only=True):
 
 
 def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]], next_: str) -> FleetSweepView:
-    """All cells of a sweep."""
+    """Return all cells of a sweep."""
     columns = list(found.rows[0]) if found.rows else []
     means = [(row.get("mean_jct_s"), row) for row in found.rows if isinstance(row.get("mean_jct_s"), float)]
     headline = f"{count(len(found.rows))} cells, {count(found.reused)} of them done before."
@@ -230,7 +230,7 @@ class FleetFitView(Report, frozen=True, kw_only=True):
 
 
 def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:
-    """What a generator was fitted to."""
+    """Return what a generator was fitted to."""
     strata = [each for tenant in made.tenants for each in tenant.strata]
     jobs = sum(each.jobs for each in strata)
     swept = sum(size * many for each in strata for size, many in zip(each.sizes, each.counts, strict=True) if size > 1)
@@ -277,7 +277,7 @@ class FleetGenerateView(Result, frozen=True, kw_only=True):
 
 
 def generate(made: Workload, *, stored: str) -> FleetGenerateView:
-    """What was generated, and where it is."""
+    """Return what was generated, and where it is."""
     days = float(made.submit_ns[-1]) / 86400e9 if len(made) else 0.0
     return FleetGenerateView(
         headline=f"{len(made):,} jobs over {days:.3g} days are in {stored}",
@@ -299,6 +299,6 @@ class FleetExportView(Result, frozen=True, kw_only=True):
 
 
 def export(files: Sequence[str], *, to: str, folder: str) -> FleetExportView:
-    """Which files were written."""
+    """Return which files were written."""
     headline = f"{len(files):,} file{'s' if len(files) != 1 else ''} for {to} in {folder}"
     return FleetExportView(headline=headline, to=to, folder=folder, files=tuple(files))

@@ -87,7 +87,7 @@ class FleetWhyView(Result, frozen=True, kw_only=True):
 
 
 def why(found: Why, *, source: str, policy: str, cluster: str, next_: str = "") -> FleetWhyView:
-    """The answer to why a job waits."""
+    """Return the answer to why a job waits."""
     gpus = f"{found.gpus:,} GPU{'s' if found.gpus != 1 else ''}"
     if found.status == "never":
         headline = f"Job {found.job} can never run here: {found.reason}."
@@ -137,7 +137,7 @@ class FleetWhatifView(Report, frozen=True, kw_only=True):
 def whatif(
     before: FleetResult, after: FleetResult, *, source: str, words: tuple[str, str], changes: Sequence[str], next_: str
 ) -> FleetWhatifView:
-    """Two runs of the same jobs side by side."""
+    """Return two runs of the same jobs side by side."""
     rows = changed_figures(before, after)
     both = before.finished & after.finished
     moved = np.where(both, after.end_ns - before.end_ns, 0)
@@ -169,7 +169,7 @@ def whatif(
 
 
 def figure_text(name: str, value: float | None) -> str:
-    """A figure by what its name ends in."""
+    """Return a figure by what its name ends in."""
     if value is None:
         return "–"
     return long_time(value) if name.endswith("_s") else f"{value:.4g}"
@@ -202,7 +202,7 @@ def slots(
     path: str = "",
     next_: str = "",
 ) -> FleetSlotsView:
-    """How many jobs of each size would fit, at one instant (the end where None) and over time."""
+    """Return how many jobs of each size would fit, at one instant (the end where None) and over time."""
     edges = overtime.bins(result)
     if at_s is not None and not 0 <= at_s <= FARTHEST_S:
         raise ForetraceError(f"--at {at_s:g} is no time of the log; give seconds from 0 up.")

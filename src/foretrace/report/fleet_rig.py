@@ -36,7 +36,7 @@ class FleetRigView(Report, frozen=True, kw_only=True):
     repeated: RigErrors | None
 
     def shown(self, top: int) -> Iterator[Block]:
-        """Errors of the simulation, beside the differences between runs."""
+        """Yield errors of the simulation, beside the differences between runs."""
         rows = [("simulated", _row(self))]
         if self.repeated is not None:
             rows.append(("another run", _row(self.repeated)))
@@ -58,7 +58,7 @@ def _row(of: FleetRigView | RigErrors) -> list[str]:
 
 
 def rig(found: Against, *, on: str, source: str, policy: str, speedup: float, next_: str) -> FleetRigView:
-    """The answer of a rig."""
+    """Return the answer of a rig."""
     ran, made = found.ran, found.simulated
     jct = sum(float(each.jct_s.mean()) for each in ran) / len(ran)
     simulated = sum(float(each.jct_s.mean()) for each in made) / len(made)

@@ -26,7 +26,7 @@ def show(
     recurring: Recurring | None = None,
     mean: BreakdownView | None = None,
 ) -> str:
-    """What holds the step back. `rows` are blame rows by name; `every` is false for a single step.
+    """Return what holds the step back. `rows` are blame rows by name; `every` is false for a single step.
 
     With a `recurring` wait the sentence is about the `mean` step, and says in how many steps the wait is.
     """
@@ -110,7 +110,7 @@ def _compute(
 
 
 def simulate(step_s: float, measured_s: float, structural_error: float) -> str:
-    """How well the replay stands for the recording."""
+    """Return how well the replay stands for the recording."""
     error = (step_s - measured_s) / measured_s if measured_s else 0.0
     structural = f"with typical instead of recorded waits it is {share(abs(structural_error))} off."
     if abs(error) < 5e-6:
@@ -141,7 +141,7 @@ def blame(rows: Sequence[BlameRow], step_s: float, mean_s: float, *, every: bool
 def whatif(
     before_s: float, after_s: float, interval_s: tuple[float, float], ratio: tuple[float, float] | None = None
 ) -> str:
-    """As in "1.89× faster: 174 → 92.0 ms per step (84.0 – 101)."; says where that is within the noise.
+    """Return text such as "1.89× faster: 174 → 92.0 ms per step (84.0 – 101)."; says where that is within the noise.
 
     `ratio` is the interval of after / before where the step before is uncertain, too.
     """
@@ -156,7 +156,7 @@ def whatif(
 
 
 def compare(before_s: float, after_s: float, parts: BreakdownView, *, platform: str) -> str:
-    """Which side is faster and which part of the step explains most of it."""
+    """Return which side is faster and which part of the step explains most of it."""
     unit = unit_for(max(before_s, after_s))
     numbers = f"{in_unit(before_s, unit)} → {in_unit(after_s, unit)} {unit.name} per step"
     answer = speed(before_s, after_s)

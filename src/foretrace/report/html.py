@@ -54,7 +54,7 @@ class Page:
 
 
 def page_of(recorded: Timeline, whatifs: Sequence[WhatIf] = (), *, path: str = "") -> Page:
-    """Everything that the page shows of a recording and of what-ifs about it."""
+    """Return everything that the page shows of a recording and of what-ifs about it."""
     views = [whatif(each, path=path) for each in whatifs]
     return Page(
         show=show(recorded, path=path),
@@ -69,18 +69,18 @@ def page_of(recorded: Timeline, whatifs: Sequence[WhatIf] = (), *, path: str = "
 
 
 def median_step(timeline: Timeline) -> int:
-    """Position of the (lower) median step."""
+    """Return the position of the (lower) median step."""
     order = np.argsort(timeline.step_times_ns, kind="stable")
     return int(order[(len(order) - 1) // 2])
 
 
 def render(page: Page, *, max_tasks: int = MAX_TASKS) -> str:
-    """The page as one HTML text."""
+    """Return the page as one HTML text."""
     return filled("report.html.j2", ["report.css"], SCRIPTS, **_context(page, max_tasks))
 
 
 def filled(template: str, styles: Sequence[str], scripts: Sequence[str] = (), **context: Any) -> str:
-    """A template of this room with styles and scripts in it; all that is not marked as markup is escaped.
+    """Return a template of this room with styles and scripts in it; all that is not marked as markup is escaped.
 
     Deterministic: the same context gives the same bytes.
     """
@@ -135,7 +135,7 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
 
 
 def unparted(text: str) -> str:
-    """A figure is not parted from its unit at the end of a line."""
+    """Return a figure is not parted from its unit at the end of a line."""
     return re.sub(r"(?<=\d) (?=(?:ns|µs|ms|s|%)\b|%)", "\N{NO-BREAK SPACE}", text)
 
 
@@ -145,7 +145,7 @@ def _breakdown(breakdown: BreakdownView, platform: str) -> dict[str, Any]:
 
 
 def drawn(bar: Bar) -> list[dict[str, Any]]:
-    """The parts of a bar as the templates take them."""
+    """Return the parts of a bar as the templates take them."""
     total = sum(part.value for part in bar.parts)
     unit = unit_for(total)
     return [
@@ -203,7 +203,7 @@ def _asset(name: str) -> str:
 
 
 def script_json(value: Any) -> Any:
-    """JSON that may stand inside a script element: no markup character survives, whatever the names hold."""
+    """Return JSON that may stand inside a script element: no markup character survives, whatever the names hold."""
     import markupsafe
 
     text = encoded(value).decode()

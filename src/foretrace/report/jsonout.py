@@ -36,7 +36,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
 
 @cache
 def answers() -> dict[str, type[Result]]:
-    """The results of all commands, by command; every module of this room is imported for it."""
+    """Return the results of all commands, by command; every module of this room is imported for it."""
     for module in iter_modules(report.__path__, "foretrace.report."):
         import_module(module.name)
     found = {}
@@ -50,24 +50,24 @@ def answers() -> dict[str, type[Result]]:
 
 
 def dumps(view: Result, *, indent: int = 2) -> str:
-    """JSON text of an answer, fields in the documented order, no trailing newline."""
+    """Return JSON text of an answer, fields in the documented order, no trailing newline."""
     return msgspec.json.format(encoded(view), indent=indent).decode()
 
 
 def loads(text: str | bytes, command: str) -> Any:
-    """The view in the JSON of one command; raises msgspec.ValidationError where it breaks the schema."""
+    """Return the view in the JSON of one command; raises msgspec.ValidationError where it breaks the schema."""
     return msgspec.json.decode(text, type=answers()[command])
 
 
 def schema(command: str) -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of one command's answer, as stored in the package."""
+    """Return JSON Schema (draft 2020-12) of one command's answer, as stored in the package."""
     text = files("foretrace.report").joinpath("schemas", _file(command)).read_bytes()
     decoded: dict[str, Any] = msgspec.json.decode(text)
     return decoded
 
 
 def generate_schema(command: str) -> dict[str, Any]:
-    """The schema made again from the struct; every answer carries every field, so all are required."""
+    """Return the schema made again from the struct; every answer carries every field, so all are required."""
     (reference,), made = msgspec.json.schema_components([answers()[command]], ref_template="#/$defs/{name}")
     name = reference["$ref"].rsplit("/", 1)[-1]
     components: dict[str, Any] = json.loads(json.dumps(made))
@@ -87,7 +87,7 @@ def generate_schema(command: str) -> dict[str, Any]:
 
 
 def _file(command: str) -> str:
-    """The schema's file: "rig-check.json" for `rig check`."""
+    """Return the schema's file: "rig-check.json" for `rig check`."""
     return f"{command.replace(' ', '-')}.json"
 
 

@@ -48,7 +48,7 @@ class KernelsView(Report, frozen=True, kw_only=True):
 
 
 def kernels(found: CompiledStep, model: str) -> KernelsView:
-    """The answer about one training."""
+    """Return the answer about one training."""
     step, off = found.step_s, found.sum_s / found.step_s - 1
     return taken(
         KernelsView,

@@ -27,7 +27,7 @@ class LlmCalibrateView(Report, frozen=True, kw_only=True):
     runs: tuple[CalibratedRun, ...]
 
     def shown(self, top: int) -> Iterator[Block]:
-        """Runs before and after, and the range."""
+        """Yield runs before and after, and the range."""
         columns = [Column("run"), Column("load", "digits"), Column("TTFT", "seconds"), Column("before", "seconds"),
                    Column("now", "seconds"), Column("TPOT", "seconds"), Column("before", "seconds"),
                    Column("now", "seconds")]  # fmt: skip
@@ -41,7 +41,7 @@ class LlmCalibrateView(Report, frozen=True, kw_only=True):
 
 
 def llm_calibrated(found: EngineCalibration, saved: Path | None = None) -> LlmCalibrateView:
-    """The answer to a calibration."""
+    """Return the answer to a calibration."""
     many = f"{count(len(found.runs))} run{'' if len(found.runs) == 1 else 's'}"
     sentence = (
         f"This server of {found.model} takes {digits(found.level)} times the predicted time of its devices, "

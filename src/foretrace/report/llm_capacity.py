@@ -55,7 +55,7 @@ class LlmCapacityView(Report, frozen=True, kw_only=True):
 
 
 def llm_capacity(found: Capacities, *, grid: float | None = None) -> LlmCapacityView:
-    """The answer to a search; `grid`: grams of CO2 per kWh."""
+    """Return the answer to a search; `grid`: grams of CO2 per kWh."""
     notes = [*found.requests.notes, "a range: step times at both ends of their 80 % range."]
     first, energy = next(iter(found.engines), None), None
     if first and first.requests_low and first.busy:

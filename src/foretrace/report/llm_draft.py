@@ -21,7 +21,7 @@ class LlmDraftView(Report, frozen=True, kw_only=True):
     drafts: tuple[RankedDraft, ...]
 
     def shown(self, top: int) -> Iterator[Block]:
-        """One row per draft."""
+        """Yield one row per draft."""
         yield About((f"{self.target} on {self.device}", f"batch {count(self.batch)}", f"context {count(self.context)}"))
         yield listing(
             self.drafts,
@@ -37,7 +37,7 @@ class LlmDraftView(Report, frozen=True, kw_only=True):
 
 
 def llm_drafts(setting: DraftSetting, found: tuple[RankedDraft, ...], *, stated: bool) -> LlmDraftView:
-    """The answer to a search; `stated`: the user said what the target accepts."""
+    """Return the answer to a search; `stated`: the user said what the target accepts."""
     one = found[0]
     best = f"A draft with {things(one.layers, 'layer')} of {one.width} decodes {digits(one.speedup)} times as fast"
     gain = (

@@ -12,7 +12,7 @@ _RETURN_TYPE = re.compile(r"^(?:void|static|int|bool)\s+")
 
 
 def short_name(name: str, width: int = 48) -> str:
-    """The part of a kernel's or operator's name that tells it apart, at most `width` characters.
+    """Return the part of a kernel's or operator's name that tells it apart, at most `width` characters.
 
     C++ kernels lose return type, namespaces, template and call arguments; the functor that an elementwise kernel
     applies is kept in brackets. What is still too long is cut in the middle, so that both ends can be compared.
@@ -28,7 +28,7 @@ def short_name(name: str, width: int = 48) -> str:
 
 
 def short_names(names: Sequence[str], width: int = 48) -> list[str]:
-    """`short_name` of each, with the part that differs appended where different names would read the same."""
+    """Return `short_name` of each, with the part that differs appended where different names would read the same."""
     shorts = [short_name(name, width) for name in names]
     same: dict[str, set[str]] = defaultdict(set)
     for name, short in zip(names, shorts, strict=True):
@@ -43,12 +43,12 @@ def short_names(names: Sequence[str], width: int = 48) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """As in "a, b and c"."""
+    """Return text such as "a, b and c"."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _with_difference(name: str, short: str, near: Sequence[str], width: int) -> str:
-    """As in "wgrad_engine …7, 3>": from where the name departs from those that sort next to it."""
+    """Return text such as "wgrad_engine …7, 3>": from where the name departs from those that sort next to it."""
     at = max(_common(name, other) for other in near)
     token = at
     while token > 0 and (name[token - 1].isalnum() or name[token - 1] == "_"):
@@ -59,7 +59,7 @@ def _with_difference(name: str, short: str, near: Sequence[str], width: int) -> 
 
 
 def _common(a: str, b: str) -> int:
-    """Length of the common beginning."""
+    """Return the length of the common beginning."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -86,7 +86,9 @@ def _kernel_name(text: str) -> str:
 
 
 def _mangled_name(text: str) -> str:
-    """The function of an Itanium-mangled name, with the first long type that follows where it says nothing alone."""
+    """Return the function of an Itanium-mangled name, with the first long type that follows where it says nothing
+    alone.
+    """
     at, words = 3, list[str]()
     while length := re.match(r"[1-9]\d*", text[at:]):
         at += length.end() + int(length[0])

@@ -176,7 +176,7 @@ _SUSPICIONS = {
 
 
 def check(series: CollectiveSeries, expected: Network, *, on: str) -> NetworkCheckView:
-    """Measured times of one collective held against a network, size by size, regime by regime."""
+    """Return measured times of one collective held against a network, size by size, regime by regime."""
     found = NetworkCheck(series=series, expected=expected)
     suspicions = tuple(_suspicion(each, found) for each in found.suspicions)
     return taken(
@@ -241,7 +241,7 @@ def _marks(size: CheckedSize) -> str:
 
 
 def _spread_out(sizes: Sequence[CheckedSize], rows: int) -> list[CheckedSize]:
-    """So many sizes at most, at even distances on a logarithmic scale."""
+    """Return so many sizes at most, at even distances on a logarithmic scale."""
     if len(sizes) <= rows:
         return list(sizes)
     logs = [log(each.bytes) for each in sizes]
@@ -250,7 +250,7 @@ def _spread_out(sizes: Sequence[CheckedSize], rows: int) -> list[CheckedSize]:
 
 
 def _rate(gb_s: float) -> str:
-    """GB/s, two digits however small."""
+    """Return GB/s, two digits however small."""
     return digits(gb_s) if gb_s >= 0.1 else f"{gb_s:.2g}"
 
 
@@ -258,7 +258,7 @@ def _rate(gb_s: float) -> str:
 
 
 def calibrated(table: CollectiveTable, path: Path) -> CalibrateNetworkView:
-    """A table that was just measured."""
+    """Return a table that was just measured."""
     first = table.series[0]
     worst = table.noisiest()
     errors = [error for each in table.series if (error := of_table(table, each.workers).left_out(each)) is not None]
@@ -289,12 +289,12 @@ def calibrated(table: CollectiveTable, path: Path) -> CalibrateNetworkView:
 
 
 def devices(found: Iterable[Device]) -> DevicesView:
-    """Devices of the catalog."""
+    """Return devices of the catalog."""
     return DevicesView(devices=tuple(_device(each) for each in found))
 
 
 def _device(each: Device) -> DeviceView:
-    """Figures that do not exist or are not known are 0 in the catalog."""
+    """Return figures that do not exist or are not known are 0 in the catalog."""
     optional = [field.name for field in msgspec.structs.fields(DeviceView) if "None" in str(field.type)]
     return taken(
         DeviceView, each, confirmed=dict(each.confirmed), **{name: getattr(each, name) or None for name in optional}

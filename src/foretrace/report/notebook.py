@@ -18,7 +18,7 @@ ANSWERED_BY = {
 
 
 def result_of(found: object) -> Result:
-    """The answer of the command that shows such a result. Raises TypeError where no command does."""
+    """Return the answer of the command that shows such a result. Raises TypeError where no command does."""
     name = ANSWERED_BY.get(type(found).__name__)
     if name is None:
         raise TypeError(f"no command shows a {type(found).__name__}; there are {', '.join(ANSWERED_BY)}.")
@@ -28,10 +28,10 @@ def result_of(found: object) -> Result:
 
 
 def html(found: object) -> str:
-    """The fragment of a page that shows a result."""
+    """Return the fragment of a page that shows a result."""
     return page.fragment(result_of(found))
 
 
 def text(found: object) -> str:
-    """The same for a console."""
+    """Return the same for a console."""
     return terminal.render(result_of(found), terminal.Terminal(width=terminal.PIPE_WIDTH))

@@ -58,7 +58,7 @@ class OperatorsView(Report, frozen=True, kw_only=True):
 
 
 def operators(graph: OperatorGraph, *, path: str = "", fused: bool = False) -> OperatorsView:
-    """The answer for one graph; `path` is what the user gave."""
+    """Return the answer for one graph; `path` is what the user gave."""
     groups = OperatorGroups(graph=graph)
     return taken(
         OperatorsView,

@@ -114,7 +114,7 @@ class OptimiseView(Report, frozen=True, kw_only=True):
 
 
 def optimise(answer: Answer, found: Configuration, python: str, *, source: str) -> OptimiseView:
-    """The answer of a search as its view."""
+    """Return the answer of a search as its view."""
     wanted, best, over = answer.wanted, answer.best, answer.overtaking
     techniques = tuple(_without_search(str(each)) if each is best.parallel else str(each) for each in best.chain)
     return taken(
@@ -152,7 +152,9 @@ def optimise(answer: Answer, found: Configuration, python: str, *, source: str) 
 
 
 def headline(answer: Answer, found: Configuration) -> str:
-    """As in "1.43× faster on 4 workers: 4.77 → 3.33 ms per step (2.93 – 4.15) with 2 buckets, mixed precision …."."""
+    """Return text such as "1.43× faster on 4 workers: 4.77 → 3.33 ms per step (2.93 – 4.15) with 2 buckets, mixed
+    precision ….".
+    """
     wanted = answer.wanted
     where = f" on {wanted.workers} workers" if wanted.workers > 1 else ""
     unit = unit_for(max(answer.default_s, answer.step_s))
@@ -213,6 +215,6 @@ def _next(answer: Answer, source: str, techniques: tuple[str, ...]) -> str:
 
 
 def _without_search(text: str) -> str:
-    """A technique of the search as the registered one is written."""
+    """Return a technique of the search as the registered one is written."""
     words = [word for word in shlex.split(text) if not word.startswith(("parts=", "ahead=", "region_us="))]
     return shlex.join(words)

@@ -19,12 +19,12 @@ COLOURS = ("compute", "comm", "copy", "data", "launch")
 
 
 def render(result: Any, *, top: int = 12, **how: Any) -> str:
-    """The page as one HTML text. Deterministic: the same result gives the same bytes."""
+    """Return the page as one HTML text. Deterministic: the same result gives the same bytes."""
     return _rendered("blocks.html.j2", "report.css", result, blocks(result, top, **how))
 
 
 def fragment(result: Any, *, top: int = 12) -> str:
-    """What a notebook shows of a result: the blocks with their styles, and no script."""
+    """Return what a notebook shows of a result: the blocks with their styles, and no script."""
     return _rendered("fragment.html.j2", "fragment.css", result, blocks(result, top))
 
 
@@ -34,7 +34,7 @@ def _rendered(template: str, style: str, result: Any, found: list[Block]) -> str
 
 
 def context(block: Block) -> dict[str, Any]:
-    """A block as the template takes it: its kind and its fields, figures as text."""
+    """Return a block as the template takes it: its kind and its fields, figures as text."""
     if isinstance(block, str):
         return {"kind": "plain", "text": unparted(block)}
     kind = {"kind": type(block).__name__.lower()}
@@ -67,7 +67,7 @@ def _grid(grid: Grid) -> dict[str, Any]:
 
 
 def _chart(chart: Chart) -> dict[str, Any]:
-    """Lines in a box of CHART, and what stands at its corners."""
+    """Return lines in a box of CHART, and what stands at its corners."""
     width, height = CHART
     places, most = chart.places(POINTS), chart.most or 1.0
     lines = [
@@ -90,7 +90,7 @@ def _chart(chart: Chart) -> dict[str, Any]:
 
 
 def _lanes(block: LaneChart) -> dict[str, Any]:
-    """Boxes on lanes in a box as wide as a chart's."""
+    """Return boxes on lanes in a box as wide as a chart's."""
     lanes, last = list(dict.fromkeys(each.lane for each in block.spans)), max(each.end_s for each in block.spans)
     scale = CHART[0] / (last or 1.0)
     boxes = [

@@ -37,7 +37,7 @@ SPILL = 100_000  # thread ids of the extra rows for tasks that overlap on their 
 
 
 def export(tracks: Sequence[Track], *, arrows: bool = True) -> bytes:
-    """Chrome trace JSON of these runs; `arrows` draws the critical path as flow arrows between lanes.
+    """Return Chrome trace JSON of these runs; `arrows` draws the critical path as flow arrows between lanes.
 
     Times are microseconds from the start of the earliest task. Raises ValueError without tracks.
     """
@@ -67,7 +67,7 @@ def export(tracks: Sequence[Track], *, arrows: bool = True) -> bytes:
 
 
 def _told(track: Track) -> dict[str, Any]:
-    """What a run's step takes, and where it lies as far as that is known, seconds."""
+    """Return what a run's step takes, and where it lies as far as that is known, seconds."""
     marks = track.end[track.graph.marks]
     step_s = float(np.median(np.diff(marks))) / 1e9 if len(marks) > 1 else None
     told: dict[str, Any] = {"name": track.name, "step_s": step_s}
@@ -81,12 +81,12 @@ def _told(track: Track) -> dict[str, Any]:
 
 
 def write(tracks: Sequence[Track], path: Path, *, arrows: bool = True) -> None:
-    """`export` into a file; a name that ends in .gz is compressed, as Perfetto reads it."""
+    """Write what `export` makes into a file; a name that ends in .gz is compressed, as Perfetto reads it."""
     write_bytes(path, export(tracks, arrows=arrows), compress=path.suffix == ".gz")
 
 
 def write_runs(path: Path, recorded: Timeline, found: WhatIf | None = None) -> None:
-    """`write` a recorded run and, below its lanes, those of a prediction."""
+    """Write a recorded run and, below its lanes, those of a prediction."""
     tracks = [track_of("recorded", recorded, recorded.interval_s())]
     if found is not None:
         low_s, high_s = found.interval_s
@@ -155,7 +155,7 @@ def _process(track: Track, rank: int, pids: dict[int, int], shift: int, arrows: 
 
 
 def _waits(found: Parts, pids: dict[int, int], shift: int) -> Iterator[Event]:
-    """What every rank waits for others in collectives, on rows of its own."""
+    """Yield what every rank waits for others in collectives, on rows of its own."""
     last = found.rank[found.last_arriver]
     for rank, pid in pids.items():
         mine = np.flatnonzero((found.rank == rank) & (found.wait_ns > 0))
@@ -173,7 +173,7 @@ def _waits(found: Parts, pids: dict[int, int], shift: int) -> Iterator[Event]:
 
 
 def _meetings(track: Track, found: Parts, pids: dict[int, int], shift: int) -> Iterator[Event]:
-    """Flow arrows of every collective, from the transfer of the last rank to arrive to those of all others."""
+    """Yield flow arrows of every collective, from the transfer of the last rank to arrive to those of all others."""
     lane = track.graph.lane
     shown = found.ended > found.began
     for part in np.flatnonzero(shown).tolist():
@@ -226,7 +226,7 @@ def _arrows(
     source: npt.NDArray[np.int64],
     critical: npt.NDArray[np.bool_],
 ) -> Iterator[Event]:
-    """Flow arrows from lane to lane along the critical path into a rank, through zero-length tasks on the way."""
+    """Yield flow arrows from lane to lane along the critical path into a rank, through zero-length tasks on the way."""
     graph, pid = track.graph, pids[rank]
     for v in np.flatnonzero(critical & (graph.rank == rank)).tolist():
         u = int(source[v])
@@ -252,7 +252,9 @@ def _arrows(
 
 
 def _rows(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """First row that is free when each task (by start) begins: slices of one row of a viewer may not cross."""
+    """Return the first row that is free when each task (by start) begins: slices of one row of a viewer may
+    not cross.
+    """
     rows = np.zeros(len(start), dtype=np.int64)
     if not (start[1:] < np.maximum.accumulate(end)[:-1]).any():
         return rows

@@ -85,7 +85,7 @@ class PlacementView(Result, frozen=True, kw_only=True):
 
 
 def placed(found: Placement, source: str, device: str = "", grid: float | None = None) -> PlacementView:
-    """The answer about a placement; `device`: of accelerators, `grid`: grams of CO2 per kWh."""
+    """Return the answer about a placement; `device`: of accelerators, `grid`: grams of CO2 per kWh."""
     problem = found.problem
     loads = [each.load for each in found.devices if each.kind == "accelerator"]
     energy = None
@@ -112,7 +112,7 @@ def placed(found: Placement, source: str, device: str = "", grid: float | None =
 
 
 def _layers(problem: PlacementProblem, device: DeviceLoad) -> str:
-    """First and last of the forward pass."""
+    """Return the first and last of the forward pass."""
     rows = [row for row in device.nodes if not problem.backward[row]] or device.nodes
     return f"{problem.labels[rows[0]]} – {problem.labels[rows[-1]]}"
 
@@ -173,7 +173,7 @@ class PipelineView(Result, frozen=True, kw_only=True):
 
 
 def pipelined(found: CutModel, source: str, device: str = "", grid: float | None = None) -> PipelineView:
-    """The answer about a pipeline; `device`: of its stages, `grid`: grams of CO2 per kWh."""
+    """Return the answer about a pipeline; `device`: of its stages, `grid`: grams of CO2 per kWh."""
     best, energy = found.schedules[0], None
     if device and best.batch_s and best.interval_s and best.bubble:
         busy_s = best.batch_s * (1 - sum(best.bubble) / len(best.bubble))
@@ -324,7 +324,7 @@ def planned(
     by: NamedSearch[Parallelism] | None = None,
     grid: float | None = None,
 ) -> TransformerPlanView:
-    """The answer about a large transformer; `grid`: grams of CO2 per kWh."""
+    """Return the answer about a large transformer; `grid`: grams of CO2 per kWh."""
     best, on = found.best, found.space.on
     busy_s = best.seconds - best.parts["bubble"]  # kernels of messages run while they wait
     unit = unit_for(best.seconds)

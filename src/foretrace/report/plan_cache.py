@@ -65,7 +65,7 @@ class PlanCacheView(Report, frozen=True, kw_only=True):
 
 
 def planned(plan: CachePlan, trial: CacheTrial | None = None, ledger: str = "", row: str = "") -> PlanCacheView:
-    """The answer about a plan, with what became of it and where its rows went."""
+    """Return the answer about a plan, with what became of it and where its rows went."""
     question, best = plan.question, plan.chosen
     sentence = (
         f"Looking {_batches(best.look_ahead)} ahead makes a step {digits(best.speedup.value)}× "

@@ -63,7 +63,7 @@ class DataPlanView(Report, frozen=True, kw_only=True):
 
 
 def planned_data(plan: DataPlan, trial: DataTrial | None = None, ledger: str = "", row: str = "") -> DataPlanView:
-    """The answer about a plan, with what became of it and where its row went."""
+    """Return the answer about a plan, with what became of it and where its row went."""
     words = ["foretrace", "plan", "data", plan.graph, "--memory", f"{-(-plan.limit_bytes // 10**6)}MB", "--run"]
     graph = plan.timeline.graph
     busy_s = {lane.label: int(graph.dur[graph.lane == at].sum()) / 1e9 for at, lane in enumerate(graph.lanes)}
@@ -75,7 +75,7 @@ def planned_data(plan: DataPlan, trial: DataTrial | None = None, ledger: str = "
 
 
 def planned_samplers(graph: str, data: NodeData, limit_bytes: int, found: Sequence[DataCandidate]) -> DataPlanView:
-    """The answer about samplers of neighbours alone, the best first, with what the quickest cache changes."""
+    """Return the answer about samplers of neighbours alone, the best first, with what the quickest cache changes."""
     cached = next((each for each in found if each.notes), found[0])
     return _answer(
         found, limit_bytes, "samples quickest", graph=graph, task="sampling", nodes=data.adjacency.nodes, busy_s={},

@@ -58,7 +58,7 @@ def _named(each: LookUpCandidate) -> str:
 
 
 def planned_look_ups(plan: LookUpPlan, model: str) -> LookUpPlanView:
-    """The answer about a plan."""
+    """Return the answer about a plan."""
     sentence, best = "No setting keeps the accuracy asked for: each of them loses more.", plan.choice
     if best is not None:
         sentence = (

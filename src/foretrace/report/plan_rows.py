@@ -88,7 +88,7 @@ def planned_rows(
     found: RowPlan, source: str, ran: Sequence[RanPlacement] = (), ledger: str = "", row: str = "", *,
     moved: Timeline | None = None,
 ) -> RowPlanView:  # fmt: skip
-    """The answer about a placement of rows, with what became of it and where its rows went."""
+    """Return the answer about a placement of rows, with what became of it and where its rows went."""
     placement, ours = found.placement, found.busiest
     tables = tuple(
         PlacedTableView(

@@ -56,7 +56,7 @@ class SecondOrderView(Report, frozen=True, kw_only=True):
 
 
 def planned_second_order(plan: SecondOrderPlan, source: str) -> SecondOrderView:
-    """The answer about a plan."""
+    """Return the answer about a plan."""
     each, (value, low, high) = plan.choice, plan.pays_below
     within = f" within {nbytes(plan.memory_bytes)}" if isfinite(plan.memory_bytes) else ""
     who = f"{each.gradient_workers} of {plan.workers} workers" if plan.workers > 1 else "one worker"

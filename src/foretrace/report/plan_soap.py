@@ -91,7 +91,7 @@ class SoapView(Report, frozen=True, kw_only=True):
 
 
 def soap_view(found: SoapPlan, source: str, grid: float | None = None) -> SoapView:
-    """The answer about strategies; `grid`: grams of CO2 per kWh."""
+    """Return the answer about strategies; `grid`: grams of CO2 per kWh."""
     best, devices = found.strategies[0], found.cluster.workers
     step, graph = best.counts.milliseconds / 1e3, best.simulated.graph
     busy_s = float(graph.dur[graph.kind == TaskKind.KERNEL].sum()) / devices / 1e9

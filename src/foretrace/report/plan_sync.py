@@ -54,7 +54,7 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
 
 
 def planned_sync(plan: SyncPlan, tried: Sequence[TriedPolicy] = (), ledger: str = "", row: str = "") -> PlanSyncView:
-    """The answer, with what became of it in processes and where its rows went."""
+    """Return the answer, with what became of it in processes and where its rows went."""
     best, question = plan.ranked[0], plan.question
     base = next((each for each in plan.policies if each.policy == "synchronous"), None)
     wait = f", in which workers wait {share(base.waited)} of the time" if base else ""

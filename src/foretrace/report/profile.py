@@ -80,7 +80,9 @@ def profile(
     path: str = "",
     name: str = "",
 ) -> ProfileView:
-    """TBD's metrics of one recording. `samples` per step replace what the recorder knows; `name` is what was run."""
+    """Return TBD's metrics of one recording. `samples` per step replace what the recorder knows; `name` is what was
+    run.
+    """
     graph = timeline.graph
     info = graph.info
     found = rates(timeline, peaks)
@@ -154,7 +156,7 @@ def _who(platform: str) -> str:
 def _headline(
     platform: str, total: GroupRates, busy: float, classes: tuple[GroupRates, ...], peaks: Peaks | None
 ) -> str:
-    """As in "The CPU computes at 61.0 % of its peak: convolutions hold 74.0 % of its work."."""
+    """Return text such as "The CPU computes at 61.0 % of its peak: convolutions hold 74.0 % of its work."."""
     who = _who(platform)
     verb = "holds" if classes and classes[0].name in _SINGULAR else "hold"
     held = f"{classes[0].name} {verb} {share(classes[0].share)} of its work" if classes else "it has no work"
@@ -175,7 +177,7 @@ def _headline(
 
 
 def _metrics(view: ProfileView) -> Iterator[tuple[str, str, str]]:
-    """Name, value and remark of every metric."""
+    """Yield name, value and remark of every metric."""
     unit = unit_for(view.step_time_s.median)
     time = view.step_time_s
     spread = f"p10 {in_unit(time.p10, unit)} – p90 {in_unit(time.p90, unit)}"

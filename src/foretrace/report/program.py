@@ -37,7 +37,7 @@ class ProgramView(Report, frozen=True, kw_only=True):
 
 
 def program(found: Ranking) -> ProgramView:
-    """The answer about one task."""
+    """Return the answer about one task."""
     best, slowest = found.candidates[0], found.candidates[-1]
     told = "measured" if best.measured_s is not None else span(best.low_s, best.high_s)
     binding = Counter(each.binds for each in found.candidates).most_common(1)[0]

@@ -76,7 +76,9 @@ class ClockView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collectives(timeline: Timeline) -> CollectivesView | None:
-    """What ties the ranks of a graph together; None for the graph of one rank that nobody compared with others."""
+    """Return what ties the ranks of a graph together; None for the graph of one rank that nobody compared with
+    others.
+    """
     graph = timeline.graph
     said = graph.info.collectives
     if len(graph.ranks) < 2 and "matched" not in said:
@@ -131,7 +133,7 @@ def _each(graph: TaskGraph, found: ranks.Parts, what: Sequence[Sequence[Any]]) -
 
 
 def clock(graph: TaskGraph) -> ClockView | None:
-    """The clocks of the ranks that a graph was joined of; None for the graph of one rank."""
+    """Return the clocks of the ranks that a graph was joined of; None for the graph of one rank."""
     said = graph.info.collectives
     if "offset_ns" not in said:
         return None
@@ -141,7 +143,7 @@ def clock(graph: TaskGraph) -> ClockView | None:
 def clock_view(
     numbers: Sequence[int], offsets: Sequence[float | None], drift: Sequence[float], worst: float | None
 ) -> ClockView:
-    """How far clocks are apart, of ranks by number; offsets and the largest standard error (`worst`) in ns."""
+    """Return how far clocks are apart, of ranks by number; offsets and the largest standard error (`worst`) in ns."""
     pairs = zip(numbers, offsets, strict=True)
     return ClockView(
         offsets_s={str(rank): None if offset is None else round(offset, 1) / 1e9 for rank, offset in pairs},
@@ -151,12 +153,12 @@ def clock_view(
 
 
 def breakdown(timeline: Timeline) -> Breakdown:
-    """Where the steps go, mean over the ranks; of the only rank where there is one."""
+    """Return where the steps go, mean over the ranks; of the only rank where there is one."""
     return over_ranks(timeline.graph, timeline.start, timeline.end)
 
 
 def next_command(view: CollectivesView, step_s: float, path: str) -> str:
-    """The command that looks into the straggler; "" where nobody holds the others up."""
+    """Return the command that looks into the straggler; "" where nobody holds the others up."""
     late = view.straggler
     if not path or late is None or view.wait_s_mean < BALANCED * step_s:
         return ""
@@ -164,7 +166,9 @@ def next_command(view: CollectivesView, step_s: float, path: str) -> str:
 
 
 def headline(view: CollectivesView, step_s: float, *, every: bool, all_there: bool) -> str:
-    """Who waits for whom: the first sentence about several ranks. `all_there`: every rank of the job was recorded."""
+    """Return who waits for whom: the first sentence about several ranks. `all_there`: every rank of the job was
+    recorded.
+    """
     waits, net, step = seconds(view.wait_s_mean), seconds(view.transfer_s_mean), seconds(step_s)
     per = f"per step of {step}" if every else f"in the step of {step}"
     lacking = "" if all_there else "; ranks are missing, and waiting for them counts as transfer"

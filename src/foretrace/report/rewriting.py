@@ -91,7 +91,7 @@ class RewriteView(Result, frozen=True, kw_only=True):
 def rewriting(
     found: Rewritten, wanted: RewriteRequest, *, source: str, size: str, batch: int, wrote: str = ""
 ) -> RewriteView:
-    """The view of a rewriting."""
+    """Return the view of a rewriting."""
     done = found.rewriting
     measured = None
     if found.gain is not None:

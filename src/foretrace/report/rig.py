@@ -147,7 +147,7 @@ class RigVerifyView(Report, frozen=True, kw_only=True):
 
 
 def check(able: Capability, *, cores: int, leftovers: Sequence[str]) -> RigCheckView:
-    """What this machine can do."""
+    """Return what this machine can do."""
     headline = f"No rig here: {'; '.join(able.missing)}."
     if not able.missing:
         latency = "bandwidth and latency" if able.delay else "bandwidth; for latency the kernel lacks netem"
@@ -156,13 +156,13 @@ def check(able: Capability, *, cores: int, leftovers: Sequence[str]) -> RigCheck
 
 
 def clean(removed: Sequence[str]) -> RigCleanView:
-    """What was removed."""
+    """Return what was removed."""
     headline = f"Removed {things(len(removed), 'namespace')}." if removed else "Nothing was left."
     return RigCleanView(headline=headline, removed=tuple(removed))
 
 
 def calibrate(found: LinkCalibration, *, link: str, workers: int, stored: str) -> RigCalibrateView:
-    """A measured link."""
+    """Return a measured link."""
     headline = (
         f"The link carries {digits(found.mbit_s)} of {digits(found.stated_mbit_s)} Mbit/s as payload of an all-reduce "
         f"among {workers} workers; times repeat within {share(found.spread)}."
@@ -186,7 +186,7 @@ def calibrate(found: LinkCalibration, *, link: str, workers: int, stored: str) -
 
 
 def verify(outcome: LinkOutcome, arm: ArmOutcome, ledger: str = "", row: str = "") -> RigVerifyView:
-    """One arm of a session, and where its row went."""
+    """Return one arm of a session, and where its row went."""
     job = outcome.job
     known = ledger and not job.work.endswith(".py")
     return taken(
@@ -210,7 +210,9 @@ def verify(outcome: LinkOutcome, arm: ArmOutcome, ledger: str = "", row: str = "
 
 
 def headline(arm: ArmOutcome) -> str:
-    """As in "Predicted a step of 443 ms (431 ms – 455 ms), measured 440 ms (438 ms – 447 ms): covered, off by …"."""
+    """Return text such as "Predicted a step of 443 ms (431 ms – 455 ms), measured 440 ms (438 ms – 447 ms): covered,
+    off by …".
+    """
     predicted = f"Predicted a step of {seconds(arm.predicted_s)} ({span(arm.predicted_low_s, arm.predicted_high_s)})"
     if arm.trial.uncertain:
         return f"{predicted}; nothing can be concluded: {arm.trial.uncertain}."

@@ -92,7 +92,7 @@ class ScaleView(Report, frozen=True, kw_only=True):
 
 
 def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
-    """The answer to a prediction of many ranks."""
+    """Return the answer to a prediction of many ranks."""
     folded = found.folded
     graph, transfers = folded.graph, folded.transfers
     notes = list(graph.info.notes)
@@ -127,7 +127,9 @@ def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
 
 
 def headline(found: Scaling) -> str:
-    """As in "On 1,024 ranks a step takes 21.7 ms (20.8 – 21.9), 4.30 % more than on the 8 recorded: each waits …"."""
+    """Return text such as "On 1,024 ranks a step takes 21.7 ms (20.8 – 21.9), 4.30 % more than on the 8 recorded: each
+    waits …".
+    """
     unit = unit_for(found.predicted_s)
     more = found.predicted_s / found.recorded_s - 1
     than = f"as on the {len(found.folded.recorded_ranks)} recorded"

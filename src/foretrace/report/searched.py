@@ -29,7 +29,7 @@ class NamedSearchView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def search_view(search: NamedSearch[Any], best: Mapping[str, int] | None, least_s: float) -> NamedSearchView:
-    """The answer; costs are logarithms of seconds, `least_s` is the least time of all."""
+    """Return the answer; costs are logarithms of seconds, `least_s` is the least time of all."""
     found, start, best_s = search.found, search.found.learned, exp(search.found.cost)
     return taken(
         NamedSearchView, search, found, lessons=start.lessons if start else 0, best_s=best_s,
@@ -40,7 +40,7 @@ def search_view(search: NamedSearch[Any], best: Mapping[str, int] | None, least_
 
 
 def searched(view: NamedSearchView) -> Iterator[Block]:
-    """As a person reads it."""
+    """Yield it as a person reads it."""
     learned = f", {count(view.lessons)} of them to learn from" if view.lessons else ""
     calls = f"{view.strategy} made {count(view.calls)} calls{learned}"
     if view.best_s is None or view.over_best is None or view.best is None:

@@ -60,7 +60,7 @@ class ServeLoadView(Result, frozen=True, kw_only=True):
 
 
 def loaded(found: LoadResult, *, url: str, arrivals: str, clients: int, samples: int) -> ServeLoadView:
-    """The view of one run."""
+    """Return the view of one run."""
     times = found.latency_s
     good = len(times)
     p50, p90, p99, p999 = np.quantile(times, list(QUANTILES.values())).tolist() if good else [None] * len(QUANTILES)

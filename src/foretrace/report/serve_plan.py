@@ -33,7 +33,7 @@ class ServeTrialView(msgspec.Struct, frozen=True, kw_only=True):
     arms: dict[str, Arm]
 
     def shown(self) -> Iterator[Block]:
-        """Arms, ratios and verdict."""
+        """Yield arms, ratios and verdict."""
         yield listing(
             self.arms.items(),
             (lambda arm: _ARMS.get(arm[0], arm[0]), "run in turns"),
@@ -92,7 +92,7 @@ class ServePlanView(Report, frozen=True, kw_only=True):
 
 
 def planned(plan: SplitPlan, trial: SplitTrial | None = None, ledger: str = "", row: str = "") -> ServePlanView:
-    """The answer about a plan, with what became of it and where its row went."""
+    """Return the answer about a plan, with what became of it and where its row went."""
     return taken(
         ServePlanView,
         plan,
@@ -110,7 +110,7 @@ def planned(plan: SplitPlan, trial: SplitTrial | None = None, ledger: str = "", 
 
 
 def _serve(source: ModelSource, split: str) -> str:
-    """The command that serves the model so."""
+    """Return the command that serves the model so."""
     words = [source.name, *(["--size", source.size] if source.size != "full" else [])]
     for each in source.inputs:
         words += ["--input", f"{each.name}={each.dtype}[{','.join(map(str, each.sizes))}]"]
@@ -118,7 +118,9 @@ def _serve(source: ModelSource, split: str) -> str:
 
 
 def _headline(plan: SplitPlan) -> str:
-    """As in "2 × (1 thread, batch 32): 15.2 ms (10.8 – 21.1) per batch of 64, 1.43× faster than one instance …"."""
+    """Return text such as "2 × (1 thread, batch 32): 15.2 ms (10.8 – 21.1) per batch of 64, 1.43× faster than one
+    instance …".
+    """
     best, fat = plan.chosen, plan.named(FAT)
     unit = unit_for(best.latency_s)
     time = f"{digits(best.latency_s / unit.seconds)} {unit.name} ({between(best.low_s, best.high_s, unit)})"
@@ -138,7 +140,7 @@ def _headline(plan: SplitPlan) -> str:
 
 
 def _unmeasured(plan: SplitPlan) -> Iterator[str]:
-    """What the ranges rest on where it was not measured."""
+    """Yield what the ranges rest on where it was not measured."""
     if plan.source is None:
         low, high = INTERFERENCE
         yield (
@@ -159,7 +161,7 @@ def _unmeasured(plan: SplitPlan) -> Iterator[str]:
 
 
 def _sleeping(plan: SplitPlan) -> Iterator[str]:
-    """What one instance of a server is slower than, unless that was run."""
+    """Yield what one instance of a server is slower than, unless that was run."""
     if plan.source is not None and "torch" in plan.source.libraries and plan.threads > 1:
         yield (
             "One instance is as the server runs it: its threads sleep while they wait, so PyTorch by itself may be "

@@ -87,7 +87,7 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
     over_time: EngineCurves
 
     def shown(self, top: int) -> Iterator[Block]:
-        """Latencies, rates, limits, splits, and charts."""
+        """Yield latencies, rates, limits, splits, and charts."""
         engines = f"{count(self.replicas)} × " if self.replicas > 1 else ""
         yield About((f"{self.model} on {engines}{self.devices} × {self.device}", self.policy, self.source))
         yield _latencies(self)
@@ -120,7 +120,7 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
 
 
 def llm_simulated(found: Simulated, *, grid: float | None = None) -> LlmSimulateView:
-    """The answer to a simulation; `grid`: grams of CO2 per kWh."""
+    """Return the answer to a simulation; `grid`: grams of CO2 per kWh."""
     config, run, steps = found.config, found.run, found.steps
     engines = run.replicas
     notes = [*found.requests.notes, *(f"step times: {why}" for why in steps.whys)]
@@ -153,7 +153,9 @@ def llm_simulated(found: Simulated, *, grid: float | None = None) -> LlmSimulate
 
 
 def headline(found: Simulated) -> str:
-    """As in "2.01 requests per second are answered: the first token after 91 ms (p99 236 ms), then one every 20 ms"."""
+    """Return text such as "2.01 requests per second are answered: the first token after 91 ms (p99 236 ms), then one
+    every 20 ms".
+    """
     figures, asked = found.figures, found.requests
     ttft, tpot, rate = figures.ttft_s, figures.tpot_s, digits(figures.requests_per_s.value or 0)
     open_loop = not asked.concurrency and bool(np.ptp(asked.arrival_s))
@@ -164,7 +166,7 @@ def headline(found: Simulated) -> str:
 
 
 def _energy(found: Simulated, grid: float | None) -> EnergyView | None:
-    """Of all engines until the last step has ended; between steps their devices wait."""
+    """Return the energy of all engines until the last step has ended; between steps their devices wait."""
     ends = found.figures.seconds, found.figures.busy
     seconds, busy = ((each.low or 0.0, each.value or 0.0, each.high or 0.0) for each in ends)
     devices = found.steps.devices * found.run.replicas
@@ -175,7 +177,7 @@ def _energy(found: Simulated, grid: float | None) -> EnergyView | None:
 
 
 def _speculation(found: ServedDraft) -> Iterator[Block]:
-    """What rounds gain at the mean batch, from which batch on they hurt, and what the engines do without them."""
+    """Yield what rounds gain at the mean batch, from which batch on they hurt, and what the engines do without them."""
     one, without = found.rounds, found.tpot_without_s.p50
     hurts = f"it hurts from batch {count(one.hurts_from_batch)}" if one.hurts_from_batch else "it hurts at no batch"
     yield Line(

@@ -75,7 +75,7 @@ class ShowView(Report, frozen=True, kw_only=True):
 
 
 def show(timeline: Timeline, *, path: str = "") -> ShowView:
-    """What is in a recording and what holds its step back. `path` is the file as the user named it."""
+    """Return what is in a recording and what holds its step back. `path` is the file as the user named it."""
     graph, info = timeline.graph, timeline.graph.info
     rows = timeline.blame("name")
     median, mean = runs.breakdowns(timeline)
@@ -134,7 +134,7 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
 
 
 def _advice(graph: TaskGraph, bottleneck: str) -> tuple[AdviceRow, ...]:
-    """What answers the bottleneck and gains beyond doubt; `foretrace advise` tries everything."""
+    """Return what answers the bottleneck and gains beyond doubt; `foretrace advise` tries everything."""
     if len(graph) > ADVISED_UP_TO or len(graph.ranks) > 1:
         return ()
     from foretrace.plan.advise import against
@@ -145,7 +145,7 @@ def _advice(graph: TaskGraph, bottleneck: str) -> tuple[AdviceRow, ...]:
 
 
 def _ranks(view: CollectivesView, clock: ClockView | None, most: int) -> Grid:
-    """The ranks for which others wait longest."""
+    """Return the ranks for which others wait longest."""
     total = count(len(view.last_arriver))
     offsets = {} if clock is None else clock.offsets_s
     ahead = {rank: change(offset) for rank, offset in offsets.items() if offset is not None}
@@ -159,13 +159,13 @@ def _ranks(view: CollectivesView, clock: ClockView | None, most: int) -> Grid:
 
 
 def _named_too(rows: Sequence[BlameRow], most: int, headline: str) -> Sequence[BlameRow]:
-    """The first rows, and behind them the one that the headline is about where it is further down."""
+    """Return the first rows, and behind them the one that the headline is about where it is further down."""
     named = [row for row in rows[most:] if short_name(row.name, 40) in headline]
     return [*rows[:most], *named[:1]]
 
 
 def facts(show: ShowView) -> list[str]:
-    """What was recorded, in a few words each: source, device, ranks, steps."""
+    """Return what was recorded, in a few words each: source, device, ranks, steps."""
     device = show.device or {"cpu": "CPU only", "cuda": "NVIDIA GPU", "rocm": "AMD GPU"}.get(show.platform, "")
     if show.ranks == 1:
         rank = f"rank {show.rank_numbers[0] if show.rank_numbers else 0} of {show.world_size}"
@@ -179,7 +179,7 @@ def facts(show: ShowView) -> list[str]:
 
 
 def step_spread(show: ShowView) -> str:
-    """As in "median of 6 steps, p10 164 – p90 179 ms"; one step has no spread and says so."""
+    """Return text such as "median of 6 steps, p10 164 – p90 179 ms"; one step has no spread and says so."""
     if show.interval_s is not None:
         unit = unit_for(show.step_time_s.median)
         return f"not recorded: 80 % interval {between(*show.interval_s, unit)} {unit.name}"
@@ -192,7 +192,7 @@ def step_spread(show: ShowView) -> str:
 
 
 def reading_notes(show: ShowView) -> list[str]:
-    """What the numbers rest on, most important first; ends with what the recording's builder noted."""
+    """Return what the numbers rest on, most important first; ends with what the recording's builder noted."""
     notes = [
         "The parts of a step exclude each other and sum to the median step: a moment counts as compute while "
         "any kernel runs, and as a wait only when none does."
@@ -215,14 +215,14 @@ def reading_notes(show: ShowView) -> list[str]:
 
 
 def advice(row: AdviceRow) -> str:
-    """As in "prefetch-data saves 56.6 ms (35.9 – 60.7): one argument of the DataLoader"."""
+    """Return text such as "prefetch-data saves 56.6 ms (35.9 – 60.7): one argument of the DataLoader"."""
     unit = unit_for(row.saved_s)
     span = f" ({between(*row.saved_range_s, unit)})" if row.saved_range_s else ""
     return f"{row.name} saves {in_unit(row.saved_s, unit)} {unit.name}{span}{f': {row.effort}' if row.effort else ''}"
 
 
 def collectives(view: CollectivesView, *, one_step: bool) -> list[str]:
-    """What waiting and transfers cost, and what the set of recordings lacks."""
+    """Return what waiting and transfers cost, and what the set of recordings lacks."""
     lines = [f"Transfers that take no time would save {seconds(max(view.saved_if_free_s, 0.0))} per step."]
     if view.saved_if_together_s > 0:
         step = "the step" if one_step else "the first step"
@@ -236,7 +236,7 @@ def collectives(view: CollectivesView, *, one_step: bool) -> list[str]:
 
 
 def trust(show: ShowView) -> list[str]:
-    """What makes answers about this recording less certain."""
+    """Return what makes answers about this recording less certain."""
     from foretrace.simulate.check import UNEXPLAINED_REFUSE, UNEXPLAINED_WARN  # loads compiled code
 
     delays = show.unexplained_gpu_share or 0.0

@@ -51,7 +51,9 @@ class SimulateView(Report, frozen=True, kw_only=True):
 
 
 def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> SimulateView:
-    """The plain replay beside the recording, and the structural replay: typical waits instead of recorded ones."""
+    """Return the plain replay beside the recording, and the structural replay: typical waits instead of
+    recorded ones.
+    """
     graph = timeline.graph
     start, end = replay(graph, structural=True)
     structural_s = Timeline(graph=graph, start=start, end=end).step_time_s

@@ -78,7 +78,7 @@ class SparsityView(Report, frozen=True, kw_only=True):
 
 
 def sample(taken: MaskSample, array: SparseArray) -> SparseSampleView:
-    """The answer about the masks of one step."""
+    """Return the answer about the masks of one step."""
     run, convs = simulate(taken.convs, array), taken.convs
     parts = {name: run.of(*passes) for name, passes in _PARTS.items()}
     waits = [each.sparse.cycles for each in run.passes if each.sparse.cycles > each.sparse.compute]
@@ -115,7 +115,7 @@ def sparsity(
     exact: bool | None,
     unchecked: str,
 ) -> SparsityView:
-    """The whole answer."""
+    """Return the whole answer."""
     last, notes = samples[-1], []
     if exact:
         notes.append("skipping is exact here: all parameter gradients are bit-identical in float64")

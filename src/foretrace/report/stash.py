@@ -83,7 +83,7 @@ class CloudAdviseView(Result, frozen=True, kw_only=True):
 
 
 def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
-    """The view of stalls that were predicted, or predicted and measured."""
+    """Return the view of stalls that were predicted, or predicted and measured."""
     from foretrace.experiment.differential import Compared
 
     compared = found if isinstance(found, Compared) else None
@@ -119,7 +119,7 @@ def _range(bar: Stall) -> str:
 
 
 def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAdviseView:
-    """The view of an advice."""
+    """Return the view of an advice."""
     chosen = found.chosen
     if chosen is None:
         headline = found.why[0].upper() + found.why[1:] + "."
@@ -152,7 +152,7 @@ def _hours(value: float) -> str:
 
 
 def pareto_svg(view: CloudAdviseView) -> str:
-    """Time against money of every offer, both logarithmic; the front is drawn and named."""
+    """Return time against money of every offer, both logarithmic; the front is drawn and named."""
     width, height, left, bottom = 760, 440, 70, 50
     times = [log10(offer.hours) for offer in view.offers]
     prices = [log10(offer.dollars) for offer in view.offers]

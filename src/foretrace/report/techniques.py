@@ -67,7 +67,7 @@ class TechniquesView(Result, frozen=True, kw_only=True):
 
 
 def techniques(known: Iterable[type[Technique]], *, verified: Models, shipped: Models) -> TechniquesView:
-    """Techniques, and the models on which they were verified here and in docs/accuracy.md."""
+    """Return techniques, and the models on which they were verified here and in docs/accuracy.md."""
     return TechniquesView(
         techniques=tuple(
             taken(

@@ -71,7 +71,7 @@ class Terminal:
 
     @classmethod
     def of(cls, stream: TextIO, environ: Mapping[str, str]) -> Terminal:
-        """What `stream` can show, given the environment (NO_COLOR, TERM, COLUMNS)."""
+        """Return what `stream` can show, given the environment (NO_COLOR, TERM, COLUMNS)."""
         capable = stream.isatty() and environ.get("TERM", "") != "dumb"
         size = shutil.get_terminal_size((80 if capable else PIPE_WIDTH, 24)).columns
         columns = environ.get("COLUMNS", "")
@@ -82,12 +82,12 @@ class Terminal:
 
 
 def render(result: Any, terminal: Terminal | None = None, *, rows: int = 12, **how: Any) -> str:
-    """Text of a result, ending with a newline; `rows` is how many rows of a ranking to print at most."""
+    """Return text of a result, ending with a newline; `rows` is how many rows of a ranking to print at most."""
     return text(blocks(result, rows, **how), terminal or Terminal())
 
 
 def text(found: Sequence[Block], terminal: Terminal) -> str:
-    """Blocks as text, ending with a newline. The next command is never wrapped, so that it can be copied."""
+    """Return blocks as text, ending with a newline. The next command is never wrapped, so that it can be copied."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -144,7 +144,7 @@ def _block(block: Block, terminal: Terminal) -> Iterator[RenderableType]:
 
 
 def _table(table: Grid, terminal: Terminal) -> Iterator[RenderableType]:
-    """The table, and how much of it is folded away."""
+    """Yield the table, and how much of it is folded away."""
     from rich.table import Table as Drawn
 
     kept = [at for at, column in enumerate(table.columns) if _fits(column, terminal)]
@@ -180,7 +180,9 @@ def _table(table: Grid, terminal: Terminal) -> Iterator[RenderableType]:
 
 
 def _cells(table: Grid, at: int, terminal: Terminal) -> list[rich.Text]:
-    """What is printed of a column; names shortened to what other columns leave, coloured by their kind of work."""
+    """Return what is printed of a column; names shortened to what other columns leave, coloured by their kind
+    of work.
+    """
     column, cells = table.columns[at], table.cells(at, table.shown)
     if column.kind != "name":
         return list(map(_words, cells))
@@ -194,7 +196,7 @@ def _fits(column: Column, terminal: Terminal) -> bool:
 
 
 def _bars(block: Bars, terminal: Terminal) -> Iterator[RenderableType]:
-    """Every bar to scale beside its label, below it where the terminal is narrow; the parts in figures."""
+    """Yield every bar to scale beside its label, below it where the terminal is narrow; the parts in figures."""
     if terminal.bars or block.legend:
         whole = max(sum(part.value for part in bar.parts) for bar in block.bars)
         at = 2 + max(len(bar.label) + 5 if bar.label else 0 for bar in block.bars)
@@ -230,7 +232,7 @@ def _bar(bar: Bar, terminal: Terminal, whole: float, at: int) -> Iterator[Render
 
 
 def _chart(chart: Chart, terminal: Terminal) -> Iterator[RenderableType]:
-    """A row of heights for each curve, all on one scale, with the ends of the axis."""
+    """Yield a row of heights for each curve, all on one scale, with the ends of the axis."""
     if not terminal.bars or not chart.most:
         return
     low, high = (chart.words(each, of_x=True) for each in chart.x_range)
@@ -243,7 +245,7 @@ def _chart(chart: Chart, terminal: Terminal) -> Iterator[RenderableType]:
 
 
 def _legend(bar: Bar, terminal: Terminal) -> RenderableType:
-    """Every part with its figure, largest wait first; breaks between parts, never inside one."""
+    """Return every part with its figure, largest wait first; breaks between parts, never inside one."""
     unit = unit_for(sum(part.value for part in bar.parts))
     line, used = _words(""), 0
     for part in sorted(bar.parts, key=lambda part: (part.key != "compute", -part.value)):

@@ -63,7 +63,7 @@ class Track:
 
 
 def track(name: str, timeline: Timeline, step: Interval | None = None) -> Track:
-    """A run as the page and the export draw it, with its lanes in the order in which they ran.
+    """Return a run as the page and the export draw it, with its lanes in the order in which they ran.
 
     `step` is where its step lies; the page has that from its views.
     """
@@ -80,7 +80,7 @@ def track(name: str, timeline: Timeline, step: Interval | None = None) -> Track:
 
 
 def binding_edges(graph: TaskGraph, start: Int64, end: Int64) -> tuple[Int64, npt.NDArray[np.uint8]]:
-    """The predecessor of every task (n) that was ready last, −1 if none, and the kind of that edge."""
+    """Return the predecessor of every task (n) that was ready last, −1 if none, and the kind of that edge."""
     edge = binding(graph, start, end)
     bound = edge >= 0
     source, kind = np.full(len(graph), -1, dtype=np.int64), np.full(len(graph), NO_EDGE, dtype=np.uint8)
@@ -90,7 +90,7 @@ def binding_edges(graph: TaskGraph, start: Int64, end: Int64) -> tuple[Int64, np
 
 
 def pack(tracks: Sequence[Track], *, focus_step: int = 0, max_tasks: int = MAX_TASKS) -> tuple[dict[str, Any], str]:
-    """`(meta, data)`: JSON-able description of all tracks and the base64 text of their columns.
+    """Return `(meta, data)`: JSON-able description of all tracks and the base64 text of their columns.
 
     `focus_step` is the step that must be drawn if not all can be. Raises ValueError without tracks.
     """
@@ -139,7 +139,7 @@ class _Table:
         return at
 
     def renumber(self, column: npt.NDArray[np.int32], texts: tuple[str, ...], missing: int) -> Int64:
-        """Rows of a graph's own table (−1 = unknown) as rows of this one."""
+        """Return rows of a graph's own table (−1 = unknown) as rows of this one."""
         used, inverse = np.unique(column, return_inverse=True)
         mapped = [missing if i < 0 else self.add(texts[i]) for i in used.tolist()]
         return np.asarray(mapped, dtype=np.int64)[inverse]
@@ -150,7 +150,7 @@ LaneTable = dict[LaneKey, tuple[int, dict[str, Any]]]
 
 
 def _lanes(tracks: Sequence[Track]) -> LaneTable:
-    """Rows of the page, rank by rank: host threads, streams, links, modelled lanes, each by busy time."""
+    """Return rows of the page, rank by rank: host threads, streams, links, modelled lanes, each by busy time."""
     busy: dict[LaneKey, float] = {}
     share: dict[LaneKey, float] = {}
     for track in tracks:
@@ -188,7 +188,7 @@ def _key(lane: Lane) -> LaneKey:
 
 
 def lane_word(lane: Lane) -> str:
-    """How a lane is called: its label, else "thread 7", "stream 7"."""
+    """Return how a lane is called: its label, else "thread 7", "stream 7"."""
     return _word(lane.label, lane.kind, lane.stream)
 
 
@@ -261,7 +261,7 @@ def _columns(
 
 
 def _window(track: Track, focus_step: int, max_tasks: int) -> tuple[int, int]:
-    """First and last mark to draw: as many whole steps around `focus_step` as `max_tasks` allows."""
+    """Return the first and last mark to draw: as many whole steps around `focus_step` as `max_tasks` allows."""
     steps = len(track.marks) - 1
     if len(track.graph) <= max_tasks or steps <= 1:
         return 0, steps

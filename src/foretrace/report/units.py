@@ -26,7 +26,7 @@ UNITS = (
 
 
 def unit_for(value_s: float) -> TimeUnit:
-    """The unit in which `value_s` reads 1 to 999; seconds above, nanoseconds below, milliseconds for 0."""
+    """Return the unit in which `value_s` reads 1 to 999; seconds above, nanoseconds below, milliseconds for 0."""
     size = abs(value_s)
     if not math.isfinite(size) or size == 0:
         return UNITS[2] if size == 0 else UNITS[3]
@@ -37,7 +37,7 @@ def unit_for(value_s: float) -> TimeUnit:
 
 
 def digits(value: float) -> str:
-    """Three significant digits without exponent, two decimals below 0.1: 174, 58.1, 9.10, 0.619, 0.02, 0."""
+    """Return three significant digits without exponent, two decimals below 0.1: 174, 58.1, 9.10, 0.619, 0.02, 0."""
     if not math.isfinite(value):
         return "–"
     size = abs(value)
@@ -52,12 +52,12 @@ def digits(value: float) -> str:
 
 
 def in_unit(value_s: float, unit: TimeUnit) -> str:
-    """`value_s` in a given unit, without its name."""
+    """Return `value_s` in a given unit, without its name."""
     return digits(value_s / unit.seconds)
 
 
 def seconds(value_s: float) -> str:
-    """A time with its own unit: "58.1 ms"."""
+    """Return a time with its own unit: "58.1 ms"."""
     if value_s == 0:
         return "0"
     unit = unit_for(value_s)
@@ -65,13 +65,13 @@ def seconds(value_s: float) -> str:
 
 
 def change(value_s: float) -> str:
-    """A difference with its sign: "−5.81 ms" is time saved, "+2.10 ms" time lost."""
+    """Return a difference with its sign: "−5.81 ms" is time saved, "+2.10 ms" time lost."""
     text = seconds(value_s)
     return "+" + text if value_s > 0 and text != "0" else text
 
 
 def column(values_s: Sequence[float], *, signed: bool = False, pads: tuple[str, str] = (" ", " ")) -> list[str]:
-    """Times that stand below each other: one unit for all, that of the largest, and decimal points in one line.
+    """Return times that stand below each other: one unit for all, that of the largest, and decimal points in one line.
 
     signed: differences, as `change` writes them. pads: what takes the room of a missing digit and of a missing point.
     The cells are to be set flush right.
@@ -88,34 +88,34 @@ def column(values_s: Sequence[float], *, signed: bool = False, pads: tuple[str, 
 
 
 def of(part_s: float, whole_s: float, *, every: bool = True) -> str:
-    """As in "58.1 of every 174 ms": a part and its whole in the unit of the whole."""
+    """Return text such as "58.1 of every 174 ms": a part and its whole in the unit of the whole."""
     unit = unit_for(whole_s)
     return f"{in_unit(part_s, unit)} of {'every ' if every else ''}{in_unit(whole_s, unit)} {unit.name}"
 
 
 def between(low_s: float, high_s: float, unit: TimeUnit) -> str:
-    """As in "84.0 – 101" in a given unit."""
+    """Return text such as "84.0 – 101" in a given unit."""
     return f"{in_unit(low_s, unit)} – {in_unit(high_s, unit)}"
 
 
 def span(low_s: float, high_s: float) -> str:
-    """As in "950 µs – 1.20 ms": each in its own unit."""
+    """Return text such as "950 µs – 1.20 ms": each in its own unit."""
     return f"{seconds(low_s)} – {seconds(high_s)}"
 
 
 def share(value: float) -> str:
-    """As in "33.4 %"; NaN is "–"."""
+    """Return text such as "33.4 %"; NaN is "–"."""
     text = digits(100 * value)
     return text if text == "–" else f"{text} %"
 
 
 def count(value: float) -> str:
-    """A number of things: "1,840"; a mean per step keeps what it needs: "0.17", "12.5"."""
+    """Return a number of things: "1,840"; a mean per step keeps what it needs: "0.17", "12.5"."""
     return f"{value:,.0f}" if value == round(value) else digits(value)
 
 
 def things(number: float, noun: str) -> str:
-    """As in "1 step", "1,840 steps", "2 batches"."""
+    """Return text such as "1 step", "1,840 steps", "2 batches"."""
     several = "es" if noun.endswith("ch") else "s"
     return f"{count(number)} {noun}{'' if number == 1 else several}"
 
@@ -124,18 +124,18 @@ _DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def scaled(value: float, unit: str = "") -> str:
-    """As in "4.87 TFLOP/s", "312 MB", "96 B": with decimal prefixes, as vendors count."""
+    """Return text such as "4.87 TFLOP/s", "312 MB", "96 B": with decimal prefixes, as vendors count."""
     prefix, size = next((each for each in _DECIMAL if abs(value) >= 0.9995 * each[1]), ("", 1.0))
     return f"{digits(value / size) if prefix else count(value)} {prefix}{unit}".rstrip()
 
 
 def nbytes(value: float) -> str:
-    """As in "312 MB"."""
+    """Return text such as "312 MB"."""
     return scaled(value, "B")
 
 
 def binary(value: float) -> str:
-    """As in "64 MiB": a number of bytes in the binary unit that reads 1 to 1,023."""
+    """Return text such as "64 MiB": a number of bytes in the binary unit that reads 1 to 1,023."""
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
             return f"{count(value)} {unit}"
@@ -144,19 +144,19 @@ def binary(value: float) -> str:
 
 
 def signed(part: float) -> str:
-    """A share with its sign: "−0.12 %", "+2.10 %", "0 %"."""
+    """Return a share with its sign: "−0.12 %", "+2.10 %", "0 %"."""
     text = share(part)
     return f"+{text}" if part > 0 and text != "0 %" else text
 
 
 def within(value_s: float, interval_s: tuple[float, float]) -> str:
-    """As in "58.1 ms (51.0 – 66.2)": a time and where it lies."""
+    """Return text such as "58.1 ms (51.0 – 66.2)": a time and where it lies."""
     unit = unit_for(value_s)
     return f"{in_unit(value_s, unit)} {unit.name} ({between(*interval_s, unit)})"
 
 
 def speed(before_s: float, after_s: float) -> str:
-    """As in "1.89× faster"; below 2 % the change of the time, "0.43 % faster", or "no change"."""
+    """Return text such as "1.89× faster"; below 2 % the change of the time, "0.43 % faster", or "no change"."""
     if before_s <= 0 or after_s <= 0:
         return "no change" if before_s == after_s else "–"
     ratio, word = (before_s / after_s, "faster") if before_s >= after_s else (after_s / before_s, "slower")
@@ -170,7 +170,7 @@ _LONG = (("d", 86400.0, 259_200.0), ("h", 3600.0, 7200.0), ("min", 60.0, 120.0))
 
 
 def long_time(value_s: float | None) -> str:
-    """A time up to years: "58.1 s", "45.0 min", "12.4 h", "9.20 d"; "–" where it is not known."""
+    """Return a time up to years: "58.1 s", "45.0 min", "12.4 h", "9.20 d"; "–" where it is not known."""
     if value_s is None or not math.isfinite(value_s):
         return "–"
     for name, size, first in _LONG:
@@ -180,6 +180,6 @@ def long_time(value_s: float | None) -> str:
 
 
 def long_range(low_s: float, high_s: float) -> str:
-    """As in "12.1 – 12.9 h", in the unit of the larger."""
+    """Return text such as "12.1 – 12.9 h", in the unit of the larger."""
     unit, size = next(((name, size) for name, size, first in _LONG if abs(high_s) >= first), ("s", 1.0))
     return f"{digits(low_s / size)} – {digits(high_s / size)} {unit}"

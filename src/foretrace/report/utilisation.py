@@ -65,7 +65,7 @@ class UtilisationView(Report, frozen=True, kw_only=True):
 
 
 def of_model(found: ModelUsage, *, model: str, training: bool, next: str) -> UtilisationView:
-    """The view of one model."""
+    """Return the view of one model."""
     used, step = found.usage, found.step
     low, high = found.of_peak_flops_range
     side = "below" if used.bound == "bandwidth" else "above"

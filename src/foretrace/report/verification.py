@@ -154,7 +154,7 @@ class LedgerView(Report, frozen=True, kw_only=True):
 
 
 def verify(outcome: Outcome, ledger: str = "", row: str = "") -> VerifyView:
-    """A verification: what was predicted, what was measured, and where the row went."""
+    """Return a verification: what was predicted, what was measured, and where the row went."""
     job = outcome.job
     return taken(
         VerifyView,
@@ -177,7 +177,9 @@ def verify(outcome: Outcome, ledger: str = "", row: str = "") -> VerifyView:
 
 
 def headline(outcome: Outcome) -> str:
-    """As in "Predicted 1.42× faster (0.700, 0.660 – 0.750 of the step), measured 1.38× …: covered, off by −2.80 %."."""
+    """Return text such as "Predicted 1.42× faster (0.700, 0.660 – 0.750 of the step), measured 1.38× …: covered, off by
+    −2.80 %.".
+    """
     trial = outcome.trial
     predicted = f"Predicted {_speed(trial.predicted)} ({_numbers(trial.predicted)} of the step)"
     floor = statistics.floor(trial.same)
@@ -192,7 +194,7 @@ def headline(outcome: Outcome) -> str:
 
 
 def ledger(rows: Sequence[Row], *, source: str, summary_only: bool = False) -> LedgerView:
-    """Rows of a ledger and how well they were predicted; `summary_only` leaves the single rows out."""
+    """Return rows of a ledger and how well they were predicted; `summary_only` leaves the single rows out."""
     found = summaries(rows)
     return LedgerView(
         headline=_ledger_headline(found[-1] if found else None),
@@ -209,7 +211,7 @@ def _rows(each: Summary) -> str:
 
 
 def _how(view: VerifyView) -> str:
-    """As in "CPU time, 24 rounds of 3 steps per arm, 1 thread, batches ready in memory"."""
+    """Return text such as "CPU time, 24 rounds of 3 steps per arm, 1 thread, batches ready in memory"."""
     parts = [
         _CLOCKS[view.clock],
         f"{count(view.rounds)} rounds of {count(view.steps_per_block)} steps per arm",

@@ -42,7 +42,7 @@ _PART_WORDS = {
 
 
 def part_word(part: str, platform: str) -> str:
-    """The word for a part of the step: "launch-bound", or "Python" where there is no device to launch on."""
+    """Return the word for a part of the step: "launch-bound", or "Python" where there is no device to launch on."""
     return "Python" if platform == "cpu" and part == "launch_bound" else _PART_WORDS[part]
 
 
@@ -53,7 +53,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""  # each result says which it is of
 
     def shown(self, top: int) -> Iterable[Block]:
-        """What a person sees beside headline, notes and next command; `top` rows of a ranking are not folded away."""
+        """Return what a person sees beside headline, notes and next command; `top` rows of a ranking are not folded
+        away.
+        """
         if not getattr(self, "headline", ""):
             raise TypeError(f"a result must say what is shown, got {type(self).__name__}; see docs/write-a-command.md.")
         return ()
@@ -68,7 +70,8 @@ class Report(Result, frozen=True, kw_only=True):
 
 
 def taken(kind: type[Made], /, *sources: object, **others: Any) -> Made:
-    """A struct whose fields are the attributes with the same names of the first source that has them, but for `others`.
+    """Return a struct whose fields are the attributes with the same names of the first source that has them, but for
+    `others`.
 
     Structs inside it are made in the same way, sequences become tuples; what has a default and is no attribute keeps
     it. A figure that is not finite is None where that may be.
@@ -95,7 +98,9 @@ _NOWHERE = object()
 
 @cache
 def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool, bool, type[msgspec.Struct] | None], ...]:
-    """Name, whether it must be given, whether it may be None, and the struct that it is, may be or is a tuple of."""
+    """Return name, whether it must be given, whether it may be None, and the struct that it is, may be or is a tuple
+    of.
+    """
 
     def struct(type_: Any) -> type[msgspec.Struct] | None:
         if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
@@ -129,5 +134,5 @@ class BreakdownView(msgspec.Struct, frozen=True, kw_only=True):
     idle: float
 
     def parts(self) -> dict[str, float]:
-        """Part name -> seconds, in a fixed order."""
+        """Return part name -> seconds, in a fixed order."""
         return {name: getattr(self, name) for name in PARTS}

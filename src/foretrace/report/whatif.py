@@ -95,7 +95,7 @@ class WhatIfView(Report, frozen=True, kw_only=True):
 
 
 def whatif(result: WhatIf, *, path: str = "", grid: float | None = None) -> WhatIfView:
-    """A prediction: the step before and after, how sure, what was changed and what it rests on."""
+    """Return a prediction: the step before and after, how sure, what was changed and what it rests on."""
     info = result.before.graph.info
     names = tuple(stage.technique.name for stage in result.stages)
     before_s, after_s, interval_s = result.before_s, result.after_s, result.interval_s
@@ -131,7 +131,7 @@ def whatif(result: WhatIf, *, path: str = "", grid: float | None = None) -> What
 
 
 def _energy(timeline: Timeline, interval_s: tuple[float, float], grid: float | None) -> EnergyView | None:
-    """Of a step of all ranks; kernels run on a device also while messages keep them waiting."""
+    """Return the energy of a step of all ranks; kernels run on a device also while messages keep them waiting."""
     graph, parts = timeline.graph, runs.breakdowns(timeline)[0]
     busy_s = parts.compute + parts.exposed_communication
     step_s = sum(parts.parts().values())
@@ -139,24 +139,24 @@ def _energy(timeline: Timeline, interval_s: tuple[float, float], grid: float | N
 
 
 def interval_text(view: WhatIfView) -> str:
-    """As in "80 % interval 84.0 – 101 ms"."""
+    """Return text such as "80 % interval 84.0 – 101 ms"."""
     unit = unit_for(view.before_s)
     return f"{100 * view.interval_level:.3g} % interval {between(*view.interval_s, unit)} {unit.name}"
 
 
 def change_text(made: Change, several: bool) -> str:
-    """What one edit did, with the technique's name where several were applied."""
+    """Return what one edit did, with the technique's name where several were applied."""
     return f"{made.technique}: {made.what}" if several and made.technique else made.what
 
 
 def assumptions_that_matter(view: WhatIfView) -> tuple[Assumed, ...]:
-    """The first assumptions: those that move the step by a hundredth or more, and always the first one."""
+    """Return the first assumptions: those that move the step by a hundredth or more, and always the first one."""
     moved = [max(abs(a.step_at_low_s - view.after_s), abs(a.step_at_high_s - view.after_s)) for a in view.assumptions]
     return tuple(a for i, a in enumerate(view.assumptions) if i == 0 or moved[i] >= MATTERS * view.after_s)
 
 
 def other_assumptions(view: WhatIfView, rest: Sequence[Assumed]) -> str:
-    """As in "conv 3.47×, norm 0.600×: each moves the step by less than 1 %"."""
+    """Return text such as "conv 3.47×, norm 0.600×: each moves the step by less than 1 %"."""
     several = len({a.technique for a in view.assumptions}) > 1
     named = ", ".join(
         f"{a.technique + ' ' if several and a.technique else ''}{a.name} {assumptions.value_text(a)}" for a in rest
@@ -165,7 +165,7 @@ def other_assumptions(view: WhatIfView, rest: Sequence[Assumed]) -> str:
 
 
 def path_text(parts: Sequence[PathPart]) -> str:
-    """As in "data loading 58.0 → backward kernels 61.2 ms", the parts that matter only."""
+    """Return text such as "data loading 58.0 → backward kernels 61.2 ms", the parts that matter only."""
     total = sum(part.time_s for part in parts)
     kept = [part for part in parts if part.time_s >= LEAST_SHARE * total and part.time_s > 0]
     unit = unit_for(total)
@@ -173,7 +173,7 @@ def path_text(parts: Sequence[PathPart]) -> str:
 
 
 def path_change(view: WhatIfView) -> str:
-    """The critical path after the change, and before it if it moved."""
+    """Return the critical path after the change, and before it if it moved."""
     after = path_text(view.critical_path_after)
     if not view.critical_path_moved:
         return f"{after} (where it was)"

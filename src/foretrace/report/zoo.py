@@ -80,7 +80,7 @@ class ZooView(Result, frozen=True, kw_only=True):
 
 
 def zoo(entries: Iterable[ZooModel], run: Trial | None = None, *, size: str = "", seed: int = 0) -> ZooView:
-    """The models of the zoo, or one of them as it ran."""
+    """Return the models of the zoo, or one of them as it ran."""
     trial = None
     if run is not None:
         low, median, high = run.quantiles_s()

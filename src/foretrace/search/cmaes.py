@@ -28,7 +28,7 @@ class CMAES:
     least: float = 0.01  # and at any time: coordinates are rounded to points
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Generation by generation, from the best of the starts."""
+        """Yield generation by generation, from the best of the starts."""
         space, rng = context.space, context.rng
         at, _ = yield from context.first()
         options: dict[str, Any] = {
@@ -55,7 +55,7 @@ def _cma() -> Any:
 
 
 def _finite(costs: Sequence[float]) -> Float64:
-    """Costs whose infinite ones are a little above the others."""
+    """Return costs whose infinite ones are a little above the others."""
     y = np.array(costs, dtype=np.float64)
     known = y[y < inf]
     top = known.max() + 0.1 * (np.ptp(known) + abs(known.max())) if len(known) else 0.0

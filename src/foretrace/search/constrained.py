@@ -38,7 +38,7 @@ class ConstrainedBayes:
     most: int = 100  # points that the processes know: the best and the last ones
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Point by point."""
+        """Search point by point."""
         space, rng = context.space, context.rng
         first = {space.key(at): at for at in context.starts}
         for _ in range(_TRIES):
@@ -77,7 +77,7 @@ class ConstrainedBayes:
         return [new[int(np.argmax(gain))]]
 
     def _predict(self, x: Float64, y: Float64, at: Float64) -> tuple[Float64, Float64, Float64]:
-        """Means and standard deviations of measurements at points (draws x m), and the weights of the draws."""
+        """Return means and standard deviations of measurements at points (draws x m), and the weights of the draws."""
         rng = np.random.default_rng(0)  # the same draws every time
         lengths = self.length * np.exp(0.8 * rng.standard_normal((_DRAWS, x.shape[1])))
         joint, shares = rng.uniform(*self.joint, _DRAWS), rng.dirichlet(np.ones(x.shape[1]), _DRAWS)
@@ -107,7 +107,9 @@ class ConstrainedBayes:
 def candidates(
     space: Space[Point], met: Container[Hashable], best: Point, rng: Random, many: int, near: int
 ) -> list[Point]:
-    """Points not met yet: all of a space of up to `many`, else so many random ones and `near` neighbours of `best`."""
+    """Return points not met yet: all of a space of up to `many`, else so many random ones and `near` neighbours of
+    `best`.
+    """
     if space.size <= many:
         drawn = list(space.points())
     else:
@@ -117,13 +119,13 @@ def candidates(
 
 
 def matern(apart: Float64) -> Float64:
-    """Matérn's kernel with ν = 5/2 at distances over the length."""
+    """Return Matérn's kernel with ν = 5/2 at distances over the length."""
     far = sqrt(5) * apart
     return np.asarray((1 + far + far**2 / 3) * np.exp(-far))
 
 
 def normal_cdf(x: Float64) -> Float64:
-    """Of the standard normal distribution, to 1e-7 (Abramowitz and Stegun, 1964, formula 7.1.26)."""
+    """Return the cumulative standard normal distribution to 1e-7 (Abramowitz and Stegun, 1964, formula 7.1.26)."""
     t = 1 / (1 + 0.3275911 * np.abs(x) / sqrt(2))
     terms = np.polyval([1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592, 0.0], t)
     tail = 0.5 * terms * np.exp(-0.5 * x**2)

@@ -41,7 +41,7 @@ class Hybrid:
     blind: float = 0.5  # share of the calls after that which is of random starts
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """The starts, the lessons, the learned start beside the nearest lesson, then the refiners."""
+        """Yield the starts, the lessons, the learned start beside the nearest lesson, then the refiners."""
         space, problem = context.space, context.problem
         if context.starts:
             yield context.starts
@@ -57,7 +57,9 @@ class Hybrid:
         yield from self._in_turns(context, tuple(begins))
 
     def _in_turns(self, context: SearchContext[Point], begins: tuple[Point, ...]) -> Steps[Point]:
-        """Both refiners: always the one continues that has asked for less than its share of new points."""
+        """Take turns of both refiners: always the one continues that has asked for less than its share of new
+        points.
+        """
         key, seen, spent = context.space.key, set[Hashable](), [0.0, 0.0]
         inner = [
             SearchContext(
@@ -86,7 +88,7 @@ class Hybrid:
     def _learned(
         self, problem: Problem[Point], points: Sequence[Point], costs: Sequence[float]
     ) -> list[Point] | None:  # fmt: skip
-        """The lesson that is nearest to the target, and what inversion answers; None if nothing is known."""
+        """Return the lesson that is nearest to the target, and what inversion answers; None if nothing is known."""
         target = problem.target_response
         met = [(at, cost) for at, cost in zip(points, costs, strict=True) if not target or isinstance(cost, Responded)]
         # Without a target, the first number of a response is what it costs.
@@ -141,7 +143,9 @@ class _Network:
             adam.step(self._net.backward(values, off)[0], _RATE * (1 - i / rounds))
 
     def inverted(self, begins: Float64, given: Float64, wanted: Float64) -> Float64:
-        """Codes after descents, best first: whose answer is nearest to what is wanted, or least where nothing is."""
+        """Return codes after descents, best first: whose answer is nearest to what is wanted, or least where nothing
+        is.
+        """
         inside = np.clip(begins, 0.02, 0.98)
         free = np.log(inside / (1 - inside))
         rest = np.broadcast_to((given - self._given_center) / self._given_scale, (len(begins), len(given)))
@@ -159,6 +163,6 @@ class _Network:
 
 @lru_cache(maxsize=16)
 def _network(lessons: tuple[tuple[tuple[int, ...], bytes], ...], width: int, rounds: int) -> _Network:
-    """Trained once for the same lessons (shapes and numbers): chains, targets and what is resumed share it."""
+    """Return trained once for the same lessons (shapes and numbers): chains, targets and what is resumed share it."""
     x, given, y = (np.frombuffer(numbers).reshape(shape) for shape, numbers in lessons)
     return _Network(x, given, y, width, rounds)

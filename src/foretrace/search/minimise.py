@@ -54,12 +54,12 @@ class SearchState:
     best: tuple[int, ...]  # of every chain, a check sum of its best point
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return it as JSON holds it."""
         return {"strategy": self.strategy, "seed": self.seed, "costs": [*map(list, self.costs)], "best": [*self.best]}
 
     @classmethod
     def of_json(cls, held: dict[str, Any]) -> SearchState:
-        """The state that `to_json` gave; raises ValueError, KeyError or TypeError where it is none."""
+        """Return the state that `to_json` gave; raises ValueError, KeyError or TypeError where it is none."""
         costs = tuple(tuple(map(_read, row)) for row in held["costs"])
         best = tuple(map(int, held["best"]))
         if len(best) != len(costs):
@@ -72,7 +72,7 @@ class SearchState:
 
     @classmethod
     def load(cls, path: Path) -> SearchState:
-        """The state in a file; raises ForetraceError where it holds none."""
+        """Return the state in a file; raises ForetraceError where it holds none."""
         try:
             return cls.of_json(parse_json(read_bytes(path), str(path)))
         except (ForetraceError, ValueError, KeyError, TypeError, OverflowError):
@@ -149,7 +149,9 @@ class _Chain(Generic[Point]):
         return self.best is not None and self.cost <= bound + self.order.gap * abs(bound)
 
     def wanted(self, most: int) -> list[Point]:
-        """Points to be priced next; none at the end of a step or of the search, or while known points are repeated."""
+        """Return points to be priced next; none at the end of a step or of the search, or while known points are
+        repeated.
+        """
         for _ in range(_LOOK):
             if self._open and not self.ended:
                 if self.calls < len(self.kept):  # of an earlier part of the search
@@ -226,7 +228,7 @@ class _Chain(Generic[Point]):
         return [known[key] if cost is None else cost for key, cost in zip(self._keys, self._costs, strict=True)]
 
     def part(self) -> _Part[Point]:
-        """What the search came to."""
+        """Return what the search came to."""
         return _Part(
             best=self.best, cost=self.cost, steps=self.steps, gains=tuple(self.gains), bound=self.context.bound,
             proven=self.proven, ended=self.ended, kept=tuple(self.kept), check=self.check,
@@ -285,7 +287,7 @@ def minimise(
     state: SearchState | None = None,
     tell: Tell | None = None,
 ) -> Found[Point]:
-    """The cheapest point that is found; Ctrl-C ends the search with the best so far.
+    """Return the cheapest point that is found; Ctrl-C ends the search with the best so far.
 
     Args:
         problem: what points cost; what is sent elsewhere (`on`) is pickled.
@@ -323,7 +325,7 @@ def minimise(
 
 
 def _read(held: Any) -> Cost:
-    """A cost from JSON."""
+    """Return a cost from JSON."""
     if isinstance(held, list | tuple):
         first, second = held
         if isinstance(second, list | tuple):
@@ -333,7 +335,7 @@ def _read(held: Any) -> Cost:
 
 
 def _met(cost: Cost) -> float:
-    """A cost as the strategy met it."""
+    """Return a cost as the strategy met it."""
     if isinstance(cost, tuple):
         first, second = cost
         if isinstance(second, tuple):
@@ -357,7 +359,7 @@ def _kept(state: SearchState, strategy: str, seed: int, chains: int) -> Sequence
 
 
 def _here(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None) -> list[_Part[Point]]:
-    """All chains side by side in this process: what they ask for is priced together."""
+    """Return all chains side by side in this process: what they ask for is priced together."""
     chains = [_Chain(order, until) for order in orders]
     running = SearchProgress(orders, lambda: [chain.part() for chain in chains])
     costs, clock, timed = orders[0].problem.costs, until.clock, until.left < inf
@@ -406,7 +408,9 @@ def _run(order: _Order[Point]) -> _Part[Point]:
 
 
 def _elsewhere(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None, on: str) -> list[_Part[Point]]:
-    """Every chain where the executor puts it, in a few parts, so that what ends early leaves something behind."""
+    """Return every chain where the executor puts it, in a few parts, so that what ends early leaves something
+    behind.
+    """
     total_s = until.left
     parts = [_Chain(replace(order, calls=0), until).part() for order in orders]
     running = SearchProgress(orders, lambda: parts)
@@ -432,7 +436,7 @@ def _elsewhere(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | No
 
 
 def _found(order: _Order[Point], parts: Sequence[_Part[Point]]) -> Found[Point]:
-    """The answer of all chains; which call came when does not depend on where they ran."""
+    """Return the answer of all chains; which call came when does not depend on where they ran."""
     best = min(parts, key=lambda part: part.cost)
     curve: list[tuple[int, float]] = []
     sizes = [len(part.kept) for part in parts]

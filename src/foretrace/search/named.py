@@ -27,7 +27,7 @@ NAMES = ("random", *REFINERS, *(_HYBRID + each for each in REFINERS))
 
 
 def strategy_named(name: str, calls: int) -> SearchStrategy:
-    """The strategy for costs that are logarithms, in so many calls, lessons included. Raises ForetraceError."""
+    """Return the strategy for costs that are logarithms, in so many calls, lessons included. Raises ForetraceError."""
     found = resolve(name, NAMES)
     if not found or name.count(":") > 1:
         raise ForetraceError(f"`strategy={name}` must be one that there is; {question(name, NAMES)}")

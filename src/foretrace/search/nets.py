@@ -16,13 +16,13 @@ class DenseNet:
     """Layers with tanh between them; `sizes` from the inputs to the outputs."""
 
     def __init__(self, sizes: Sequence[int], rng: np.random.Generator) -> None:
-        """Weights of variance 1 / inputs, no biases."""
+        """Draw weights of variance 1 / inputs, no biases."""
         self.parameters: list[Float64] = []
         for inputs, outputs in pairwise(sizes):
             self.parameters += [rng.normal(size=(inputs, outputs)) / max(inputs, 1) ** 0.5, np.zeros(outputs)]
 
     def forward(self, x: Float64) -> list[Float64]:
-        """What goes into every layer (samples x inputs), and the outputs last."""
+        """Return what goes into every layer (samples x inputs), and the outputs last."""
         values = [x]
         for i in range(0, len(self.parameters), 2):
             out = values[-1] @ self.parameters[i] + self.parameters[i + 1]
@@ -30,11 +30,13 @@ class DenseNet:
         return values
 
     def __call__(self, x: Float64) -> Float64:
-        """Outputs (samples x outputs)."""
+        """Return outputs (samples x outputs)."""
         return self.forward(x)[-1]
 
     def backward(self, values: list[Float64], gradient: Float64) -> tuple[list[Float64], Float64]:
-        """Gradients of all parameters and of the inputs, from that of the outputs; `values` are those of `forward`."""
+        """Return gradients of all parameters and of the inputs, from that of the outputs; `values` are those of
+        `forward`.
+        """
         found: list[Float64] = []
         for i in range(len(self.parameters) - 2, -1, -2):
             found[:0] = [values[i // 2].T @ gradient, gradient.sum(axis=0)]
@@ -52,7 +54,7 @@ class Adam:
         self._steps = 0
 
     def step(self, gradients: Sequence[Float64], rate: float) -> None:
-        """Against the gradients, by about `rate`."""
+        """Step against the gradients, by about `rate`."""
         self._steps += 1
         for (at, mean, square), gradient in zip(self._all, gradients, strict=True):
             mean[...] += (1 - _FORGET) * (gradient - mean)

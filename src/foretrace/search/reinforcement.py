@@ -33,7 +33,7 @@ class DQN:
     lag: int = 64  # new points after which the network that judges follows the one that learns
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Episode by episode, from the best of the starts."""
+        """Yield episode by episode, from the best of the starts."""
         space, rng = context.space, context.rng
         best, least = yield from context.first()
         many = 2 * len(space.encode(best))
@@ -87,7 +87,9 @@ class DQN:
 
 
 def moved(space: Space[Point], at: Point, action: int, stride: float) -> Point:
-    """The point with one coordinate higher (even actions) or lower, by the first doubled stride that changes it."""
+    """Return the point with one coordinate higher (even actions) or lower, by the first doubled stride that
+    changes it.
+    """
     code, key, other = list(space.encode(at)), space.key(at), at
     i, sign, begin = action // 2, 1 - 2 * (action % 2), code[action // 2]
     while stride < 2 and space.key(other) == key:
@@ -109,7 +111,9 @@ class REINFORCE:
     rate: float = 0.05
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Batch by batch, from the best of the starts; from a random point after a batch that met nothing new."""
+        """Yield the batch by batch, from the best of the starts; from a random point after a batch that met nothing
+        new.
+        """
         space, seen = context.space, set[Hashable]()
         at, _ = yield from context.first()
         draw = np.random.default_rng(context.rng.getrandbits(32))

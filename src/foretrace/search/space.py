@@ -19,7 +19,7 @@ class Infeasible(float):
     why: str
 
     def __new__(cls, why: str) -> Infeasible:
-        """An infinite cost."""
+        """Return an infinite cost."""
         found = super().__new__(cls, inf)
         found.why = why
         return found
@@ -36,7 +36,7 @@ class Constrained(float):
     why = "above the limit"
 
     def __new__(cls, objective: float, excess: float) -> Constrained:
-        """A cost, finite where the limit is kept."""
+        """Return a cost, finite where the limit is kept."""
         found = super().__new__(cls, inf if excess > 0 else objective)
         found.objective, found.excess = objective, excess
         return found
@@ -54,7 +54,7 @@ class Responded(float):
     response: tuple[float, ...]
 
     def __new__(cls, cost: float, response: Sequence[float]) -> Responded:
-        """A cost."""
+        """Return a cost."""
         found = super().__new__(cls, cost)
         found.response = tuple(map(float, response))
         return found
@@ -69,35 +69,37 @@ class Space(Generic[Point]):
     size: float = inf  # number of points
 
     def key(self, point: Point) -> Hashable:
-        """What is equal for equal points alone; no point is paid for twice."""
+        """Return what is equal for equal points alone; no point is paid for twice."""
         return point  # spaces of points that have no hash override this
 
     def random(self, rng: Random) -> Point:
-        """Any point."""
+        """Return any point."""
         raise NotImplementedError(f"{type(self).__name__} draws no random points")
 
     def neighbour(self, point: Point, rng: Random) -> Point:
-        """A random small change; as likely as the way back where Markov chains are to be fair."""
+        """Return a random small change; as likely as the way back where Markov chains are to be fair."""
         raise NotImplementedError(f"{type(self).__name__} has no random neighbours")
 
     def moves(self, point: Point) -> Iterator[Point]:
-        """Every smallest change."""
+        """Return every smallest change."""
         raise NotImplementedError(f"{type(self).__name__} does not list its moves")
 
     def neighbours(self, point: Point, rng: Random) -> Iterator[Point]:
-        """Points to try next, the most promising first: moves, and larger changes where the space knows good ones."""
+        """Return points to try next, the most promising first: moves, and larger changes where the space knows good
+        ones.
+        """
         return self.moves(point)
 
     def points(self) -> Iterator[Point]:
-        """All points, each once."""
+        """Return all points, each once."""
         raise NotImplementedError(f"{type(self).__name__} does not list its points")
 
     def encode(self, point: Point) -> tuple[float, ...]:
-        """Coordinates from 0 to 1, near for points that are alike."""
+        """Return coordinates from 0 to 1, near for points that are alike."""
         raise NotImplementedError(f"{type(self).__name__} has no coordinates")
 
     def decode(self, code: Sequence[float]) -> Point:
-        """The point nearest to some coordinates, which may lie outside of 0 to 1."""
+        """Return the point nearest to some coordinates, which may lie outside of 0 to 1."""
         raise NotImplementedError(f"{type(self).__name__} has no coordinates")
 
 
@@ -132,7 +134,7 @@ class Choices(Space[tuple[Any, ...]]):
         return (*point[:i], self.values[i][other], *point[i + 1 :])
 
     def moves(self, point: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        """Other values, the nearest first."""
+        """Yield other values, the nearest first."""
         at = [places[value] for places, value in zip(self._places, point, strict=True)]
         others = ((abs(j - at[i]), i, j) for i in self._free for j in range(len(self.values[i])) if j != at[i])
         for _, i, j in sorted(others):
@@ -180,13 +182,13 @@ class Problem(Generic[Point]):
     target_response: tuple[float, ...] = ()  # where costs are distances to one
 
     def lesson(self, rng: Random) -> Point:
-        """A point to learn from, before a strategy knows better; it may be of a problem like this one."""
+        """Return a point to learn from, before a strategy knows better; it may be of a problem like this one."""
         return self.space.random(rng)
 
     def given(self, point: Point | None) -> tuple[float, ...]:
-        """Of the problem that a point is of, what says which; None: of this one. Near for problems that are alike."""
+        """Return what says which problem a point is of; None: of this one. Near for problems that are alike."""
         return ()
 
     def costs(self, points: Sequence[Point]) -> Sequence[float]:
-        """The cost of every point; an infinite one, best an `Infeasible`, for what cannot be."""
+        """Return the cost of every point; an infinite one, best an `Infeasible`, for what cannot be."""
         raise NotImplementedError(f"{type(self).__name__} has no costs")

@@ -21,7 +21,7 @@ class Exhaustive:
     """Every point; proves the best one."""
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """In the order of the space."""
+        """Search in the order of the space."""
         best, points = inf, context.space.points()
         if context.starts:
             best = min((yield context.starts))
@@ -36,7 +36,7 @@ class RandomSearch:
     """Random points, none depending on those before."""
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Forever."""
+        """Draw points forever."""
         if context.starts:
             yield context.starts
         while True:
@@ -57,7 +57,7 @@ class MCMC:
     reset: int = 0  # proposals after which the chain goes back to its best point; 0: never
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """From the best of the starts."""
+        """Search from the best of the starts."""
         point, cost = yield from context.first()
         best, best_cost, made = point, cost, 0
         while True:
@@ -92,7 +92,7 @@ class Descent:
     cold: float = 1e-5
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Round by round."""
+        """Search round by round."""
         space, rng = context.space, context.rng
         best, best_cost = yield from context.first()
         begins = [best]
@@ -135,7 +135,7 @@ class Descent:
 
 
 def descended(context: SearchContext[Point], at: Point) -> Way[Point]:
-    """The first better neighbour, again and again."""
+    """Yield the first better neighbour, again and again."""
     (cost,) = yield [at]
     improved = True
     while improved:
@@ -149,7 +149,7 @@ def descended(context: SearchContext[Point], at: Point) -> Way[Point]:
 
 
 def steepest(context: SearchContext[Point], at: Point) -> Way[Point]:
-    """The best of all moves, again and again."""
+    """Yield the best of all moves, again and again."""
     (cost,) = yield [at]
     while others := list(context.space.moves(at)):
         costs = yield others
@@ -172,7 +172,7 @@ class BestFirst:
     alpha: float = 1.05
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Until nothing is left that is cheap enough to be taken."""
+        """Search until nothing is left that is cheap enough to be taken."""
         space = context.space
         at, best = yield from context.first()
         count, heap, seen = 0, [(best, 0, at)], {space.key(at)}
@@ -206,7 +206,7 @@ class Evolution:
     changes: float = 0.3  # probability of each further change
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Generation by generation."""
+        """Yield generation by generation."""
         space, rng = context.space, context.rng
         first = list(context.starts[: self.population])
         first += [space.random(rng) for _ in range(self.population - len(first))]

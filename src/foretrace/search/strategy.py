@@ -53,7 +53,9 @@ class SearchContext(Generic[Point]):
         self.bound = max(self.bound, bound)
 
     def first(self) -> Generator[Sequence[Point], Sequence[float], tuple[Point, float]]:
-        """The best of the starts with its cost; without any, a random point that is feasible if one is met soon."""
+        """Yield the best of the starts with its cost; without any, a random point that is feasible if one is
+        met soon.
+        """
         if self.starts:
             costs = yield self.starts
             best = min(range(len(costs)), key=costs.__getitem__)
@@ -75,7 +77,9 @@ class SearchStrategy(Protocol):
 
 
 def accepted(more: float, beta: float, rng: Random) -> bool:
-    """Metropolis' rule: what costs no more always, what costs `more` with probability exp(−beta · more)."""
+    """Return whether Metropolis' rule accepts: what costs no more always, what costs `more` with probability exp(−beta
+    · more).
+    """
     return more <= 0 or rng.random() < exp(-beta * more)
 
 

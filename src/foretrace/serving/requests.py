@@ -56,7 +56,7 @@ class Requests:
         return len(self.prompt)
 
     def take(self, rows: Int64) -> Requests:
-        """The requests of these rows, in their order."""
+        """Return the requests of these rows, in their order."""
         counts = (self.hash_first[1:] - self.hash_first[:-1])[rows]
         first = np.concatenate([[0], np.cumsum(counts)])
         at = np.arange(first[-1]) + np.repeat(self.hash_first[:-1][rows] - first[:-1], counts)
@@ -78,7 +78,7 @@ def of(
     source: str = "requests",
     notes: tuple[str, ...] = (),
 ) -> Requests:
-    """Requests from columns, sorted by arrival. Raises ForetraceError where a number cannot be."""
+    """Return requests from columns, sorted by arrival. Raises ForetraceError where a number cannot be."""
     at, lengths = np.asarray(arrival_s, np.float64), [np.asarray(each, np.float64) for each in (prompt, output)]
     if not len(at):
         raise ForetraceError(f"{source} holds no requests; give a longer time or another trace.")
@@ -98,7 +98,7 @@ def of(
 
 
 def requests(text: str, *, seconds: float = 0.0, seed: int = 0) -> Requests:
-    """Requests from what a user writes: KIND KEY=VALUE ..., or the path of a trace.
+    """Return requests from what a user writes: KIND KEY=VALUE ..., or the path of a trace.
 
     - `poisson qps=2`, `gamma qps=2 cv=3` (cv: of the times between arrivals, 1 is Poisson), `constant qps=2`;
     - `closed concurrency=16`: 16 clients, each sends when it has its answer; `burst`: all at once;
@@ -192,7 +192,7 @@ def _lengths(text: str, value: str, name: str, rng: np.random.Generator, count: 
 
 
 def read_rows(path: Path) -> list[Mapping[str, object]]:
-    """The rows of a trace, by column: CSV, or an object of JSON per line. Raises ForetraceError."""
+    """Return the rows of a trace, by column: CSV, or an object of JSON per line. Raises ForetraceError."""
     text = reading.read_text(path)
     rows: list[Mapping[str, object]]
     try:
@@ -234,7 +234,7 @@ def _read(path: Path, *, arrivals: bool = True) -> Requests:
 
 
 def column(path: Path, rows: list[Mapping[str, object]], name: str, parse: Callable[[object], float]) -> Float64:
-    """(rows,) what `parse` makes of a column. Raises ForetraceError with the row where that is no number."""
+    """Return (rows,) what `parse` makes of a column. Raises ForetraceError with the row where that is no number."""
     made = np.empty(len(rows))
     for i, row in enumerate(rows):
         try:
@@ -252,7 +252,7 @@ def _value(value: object) -> float:
 
 
 def moment(value: object) -> float:
-    """Seconds from a number, or from a date with time."""
+    """Return seconds from a number, or from a date with time."""
     try:
         return _value(value)
     except ValueError:
@@ -261,7 +261,7 @@ def moment(value: object) -> float:
 
 
 def _hashes(path: Path, rows: list[Mapping[str, object]]) -> tuple[Int64, Int64]:
-    """Hashes of the blocks of all prompts, and how many each has."""
+    """Return hashes of the blocks of all prompts, and how many each has."""
     given = [row.get("hash_ids") or [] for row in rows]
     try:
         found = msgspec.convert(given, list[list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]]])

@@ -48,15 +48,15 @@ class Breakdown:
     steps_ns: Int64
 
     def total_ns(self) -> dict[str, int]:
-        """Part -> ns over the whole window."""
+        """Return part -> ns over the whole window."""
         return dict(zip(PARTS, self.steps_ns.sum(axis=0).tolist(), strict=True))
 
     def mean_s(self) -> dict[str, float]:
-        """Part -> seconds of the mean step."""
+        """Return part -> seconds of the mean step."""
         return self._seconds(range(len(self.steps_ns)))
 
     def median_s(self) -> dict[str, float]:
-        """Part -> seconds of the median step (the mean of the middle two if their number is even)."""
+        """Return part -> seconds of the median step (the mean of the middle two if their number is even)."""
         by_length = np.argsort(self.steps_ns.sum(axis=1), kind="stable").tolist()
         return self._seconds(by_length[(len(by_length) - 1) // 2 : len(by_length) // 2 + 1])
 
@@ -103,7 +103,7 @@ def breakdown(graph: TaskGraph, start: Int64, end: Int64, *, rank: int | None = 
 
 
 def over_ranks(graph: TaskGraph, start: Int64, end: Int64) -> Breakdown:
-    """The mean over the ranks of their breakdowns, that of the only rank where there is one."""
+    """Return the mean over the ranks of their breakdowns, that of the only rank where there is one."""
     ranks = graph.ranks
     found = [breakdown(graph, start, end, rank=rank).steps_ns for rank in ranks]
     if len(found) == 1:
@@ -117,7 +117,7 @@ def over_ranks(graph: TaskGraph, start: Int64, end: Int64) -> Breakdown:
 
 
 def bottleneck(parts: Mapping[str, float]) -> str:
-    """The part that holds the step back: the longest wait if it matters, else compute."""
+    """Return the part that holds the step back: the longest wait if it matters, else compute."""
     total = sum(parts.values())
     wait = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
     if parts[wait] > 0 and (parts[wait] >= _WASTE * total or parts[wait] > parts["compute"]):
@@ -135,7 +135,7 @@ class Recurring:
 
 
 def recurring(steps_ns: Int64) -> Recurring | None:
-    """The longest wait of the mean step (steps x parts, ns), if the median step hides it; None otherwise.
+    """Return the longest wait of the mean step (steps x parts, ns), if the median step hides it; None otherwise.
 
     Two steps at least must have it: one alone is a disturbance, not what holds a training back.
     """
@@ -155,7 +155,7 @@ def recurring(steps_ns: Int64) -> Recurring | None:
 
 
 def _intervals(graph: TaskGraph, start: Int64, end: Int64, rank: int) -> tuple[Int64, Int64, Int64]:
-    """(from, to, class of the sweep) of all tasks of a rank, and of its blocked calls."""
+    """Return (from, to, class of the sweep) of all tasks of a rank, and of its blocked calls."""
     lane_kind = graph.lane_kinds[graph.lane]
     mine = (graph.rank == rank) & ~graph.gone
     has_device = bool(np.any(mine & (lane_kind == LaneKind.GPU)))
@@ -182,7 +182,7 @@ def _intervals(graph: TaskGraph, start: Int64, end: Int64, rank: int) -> tuple[I
 
 
 def lanes(graph: TaskGraph, start: Int64, end: Int64) -> tuple[LaneBusy, ...]:
-    """What every lane did in the window between the first and the last mark."""
+    """Return what every lane did in the window between the first and the last mark."""
     begin, finish = int(end[graph.marks[0]]), int(end[graph.marks[-1]])
     dur = effective(graph).dur
     first, last = np.clip(start, begin, finish), np.clip(start + dur, begin, finish)

@@ -63,7 +63,7 @@ class CheckReport:
         return not any(f.name == "unexplained delay" and f.verdict == CheckVerdict.FAIL for f in self.findings)
 
     def of(self, name: str) -> Finding:
-        """The finding of that name; KeyError if it was not made."""
+        """Return the finding of that name; KeyError if it was not made."""
         for finding in self.findings:
             if finding.name == name:
                 return finding
@@ -88,7 +88,7 @@ def check(graph: TaskGraph) -> CheckReport:
 
 
 def _structure(graph: TaskGraph) -> list[Finding]:
-    """Acyclic, no dangling edge, durations not negative, lanes in order."""
+    """Return acyclic, no dangling edge, durations not negative, lanes in order."""
     n, dst = len(graph), graph.dst
     backward = int(np.sum(graph.src >= dst))
     dangling = int(np.sum((graph.src < 0) | (graph.src >= n))) + int(graph.in_ptr[-1] != graph.edges)
@@ -122,7 +122,7 @@ def _finding(name: str, value: float, limit: float, says: str, warn: float | Non
 
 
 def _self_replay(graph: TaskGraph) -> Finding:
-    """Recorded times are reproduced to the nanosecond; an edited graph has no recording to reproduce."""
+    """Return recorded times are reproduced to the nanosecond; an edited graph has no recording to reproduce."""
     if graph.changes:
         return Finding(name="self-replay", verdict=CheckVerdict.SKIP, value=0, limit=0, says="the graph was edited")
     start, _ = run(graph)
@@ -138,7 +138,9 @@ def _steps(graph: TaskGraph, end: Int64) -> Int64:
 
 
 def structural_error(graph: TaskGraph) -> tuple[float, float]:
-    """(error of the whole window, worst step) of a replay with typical lags and no delays, relative to the replay."""
+    """Return (error of the whole window, worst step) of a replay with typical lags and no delays, relative to the
+    replay.
+    """
     _, end = run(graph)
     _, plain = run(graph, structural=True)
     recorded, typical = _steps(graph, end), _steps(graph, plain)
@@ -159,7 +161,7 @@ def _structural(graph: TaskGraph) -> Finding:
 
 
 def worst_tasks(graph: TaskGraph, count: int = 10) -> str:
-    """The tasks with the longest delays, as one phrase."""
+    """Return the tasks with the longest delays, as one phrase."""
     rows = np.argsort(-graph.delay, kind="stable")[:count]
     parts = [f"{graph.names[graph.name[v]][:40]} {graph.delay[v] / 1e3:.0f} us" for v in rows if graph.delay[v] > 0]
     return "longest delays: " + ", ".join(parts) if parts else "no delays"
@@ -174,13 +176,13 @@ def _unexplained(graph: TaskGraph) -> Finding:
 
 
 def _beside_host(graph: TaskGraph) -> Mask:
-    """Work of a device, and messages that a technique or an estimate put on a link beside one."""
+    """Return work of a device, and messages that a technique or an estimate put on a link beside one."""
     device = graph.on_device
     return device | (graph.kind == TaskKind.COLLECTIVE) if device.any() else device
 
 
 def device_zero(graph: TaskGraph) -> tuple[int, int]:
-    """(window with all device time zero, window of the host alone), ns; the first is never below the second."""
+    """Return (window with all device time zero, window of the host alone), ns; the first is never below the second."""
     device = _beside_host(graph)
     zero = np.int64(0)
     into_device = device[graph.dst]
@@ -205,7 +207,7 @@ def device_zero(graph: TaskGraph) -> tuple[int, int]:
 
 
 def _alone() -> list[Finding]:
-    """Of several ranks that wait for each other, neither answer is known."""
+    """Check one rank alone: of several ranks that wait for each other, neither answer is known."""
     says = spelled("known for one rank only; look at one with `rank=`")
     return [
         Finding(name=name, verdict=CheckVerdict.SKIP, value=0, limit=0, says=says)
@@ -229,7 +231,9 @@ def _device_zero(graph: TaskGraph) -> Finding:
 
 
 def host_zero(graph: TaskGraph) -> tuple[int, int, int]:
-    """(span of the device with all host time zero, busy time plus gaps of the busiest stream, of all streams), ns."""
+    """Return (span of the device with all host time zero, busy time plus gaps of the busiest stream, of all streams),
+    ns.
+    """
     device = _beside_host(graph)
     kinds = graph.lane_kinds
     host = kinds[graph.lane] == LaneKind.CPU
@@ -284,7 +288,7 @@ def _inferred(graph: TaskGraph) -> Finding:
 
 
 def _own_costs(graph: TaskGraph) -> Finding:
-    """A synchronising call that costs the host long by itself hides a wait."""
+    """Return a synchronising call that costs the host long by itself hides a wait."""
     returning = np.flatnonzero(graph.kind == TaskKind.RETURN)
     sync = np.isin(graph.edge_kind, [EdgeKind.SYNC])
     synced = np.unique(graph.dst[sync & np.isin(graph.dst, returning)])
@@ -350,7 +354,7 @@ def swap_steps(graph: TaskGraph, most: int = 8) -> Swap:
 
 
 def contention_as_delay(graph: TaskGraph) -> TaskGraph:
-    """Time lost to other streams' kernels as delays of the tasks that lost it, instead of edges."""
+    """Return time lost to other streams' kernels as delays of the tasks that lost it, instead of edges."""
     contended = graph.edge_kind == EdgeKind.CONTENTION
     if not contended.any():
         return graph
@@ -363,7 +367,7 @@ def contention_as_delay(graph: TaskGraph) -> TaskGraph:
 
 
 def _matched(graph: TaskGraph, i: int, j: int) -> tuple[Int64, Int64]:
-    """Rows of step i and the rows of step j that do the same work, lane by lane."""
+    """Return rows of step i and the rows of step j that do the same work, lane by lane."""
     left, right = [], []
     rows = [np.flatnonzero(graph.step == s) for s in (i, j)]
     # Work between two calls is known by the calls: its name is merely the operator in its middle.
@@ -379,7 +383,7 @@ def _matched(graph: TaskGraph, i: int, j: int) -> tuple[Int64, Int64]:
 
 
 def _replayed(graph: TaskGraph, moves: list[tuple[Int64, Int64]]) -> Int64:
-    """Ends when the second rows of each move take the durations, delays and recorded lags of the first."""
+    """Return ends when the second rows of each move take the durations, delays and recorded lags of the first."""
     dur, delay, lag = graph.dur.copy(), graph.delay.copy(), graph.lag.copy()
     degree = np.diff(graph.in_ptr)
     for source, target in moves:
@@ -393,7 +397,7 @@ def _replayed(graph: TaskGraph, moves: list[tuple[Int64, Int64]]) -> Int64:
 
 
 def _edges_into(graph: TaskGraph, rows: Int64) -> Int64:
-    """Edges into each of the rows, one after the other."""
+    """Return edges into each of the rows, one after the other."""
     count = graph.in_ptr[rows + 1] - graph.in_ptr[rows]
     first = np.repeat(graph.in_ptr[rows] - np.cumsum(count) + count, count)
     return first + np.arange(len(first))

@@ -65,7 +65,7 @@ class Comparison:
 
 
 def on_one_clock(before: Timeline, after: Timeline) -> tuple[Timeline, Timeline, str]:
-    """Both timelines on one clock, and what was done for it; see `one_clock`. Raises ForetraceError."""
+    """Return both timelines on one clock, and what was done for it; see `one_clock`. Raises ForetraceError."""
     first, second, said = one_clock(before.graph, after.graph)
     return (
         before if first is before.graph else simulate(first),
@@ -180,7 +180,9 @@ class _Side:
         return text, phase.name.lower() if phase else ""
 
     def _lanes(self) -> dict[Key, list[int]]:
-        """Positions in `rows` by (which rank, kind of lane, number): threads as one lane, streams by busy time."""
+        """Return positions in `rows` by (which rank, kind of lane, number): threads as one lane, streams by
+        busy time.
+        """
         graph = self.timeline.graph
         ranks = sorted({lane.rank for lane in graph.lanes}, key=lambda rank: (rank < 0, rank))  # −1: no rank's own
         lane_of = graph.lane[self.rows]
@@ -198,7 +200,7 @@ class _Side:
         return lanes
 
     def on_critical_path(self) -> Iterator[tuple[tuple[str, str], int]]:
-        """(label, ns) of every piece of the critical path inside the step; the pieces sum to the step."""
+        """Yield (label, ns) of every piece of the critical path inside the step; the pieces sum to the step."""
         path, marks = self.timeline.critical_path(), self.timeline.end[self.timeline.graph.marks]
         reached = marks[0] + np.cumsum(path.lag_ns + path.delay_ns + path.work_ns)
         inside = np.clip(np.concatenate(([marks[0]], reached)), marks[self.step], marks[self.step + 1])
@@ -208,7 +210,7 @@ class _Side:
 
 
 def _match(before: _Side, after: _Side) -> tuple[list[Pair], set[Pair]]:
-    """Pairs of positions that are the same task, and those among them that carry another name."""
+    """Return pairs of positions that are the same task, and those among them that carry another name."""
     pairs: list[Pair] = []
     replaced: set[Pair] = set()
     for lane in before.lanes.keys() & after.lanes.keys():
@@ -225,7 +227,7 @@ def _match(before: _Side, after: _Side) -> tuple[list[Pair], set[Pair]]:
 
 
 def align(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Pair]:
-    """Positions of equal keys that appear in the same order in both sequences, ascending.
+    """Return positions of equal keys that appear in the same order in both sequences, ascending.
 
     A longest common subsequence where that takes at most MOST_EDITS edits. Sequences further apart are first pinned
     to each other: the n-th occurrence of a key here to its n-th occurrence there, as far as these agree in order;
@@ -237,7 +239,7 @@ def align(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Pair]:
 
 
 def _aligned(a: Int64, b: Int64, first_a: int, first_b: int, rounds: int) -> Iterator[Pair]:
-    """Pairs of two stretches that begin at these positions."""
+    """Yield pairs of two stretches that begin at these positions."""
     pairs: list[Pair] = [(int(i), int(j)) for i, j in longest_common(a, b, MOST_EDITS)] if len(a) and len(b) else []
     exact = len(a) + len(b) - 2 * len(pairs) <= MOST_EDITS
     if not exact and rounds and (pins := _increasing(_candidates(a.tolist(), b.tolist()))):
@@ -249,7 +251,7 @@ def _aligned(a: Int64, b: Int64, first_a: int, first_b: int, rounds: int) -> Ite
 
 
 def _candidates(before: list[int], after: list[int]) -> list[Pair]:
-    """The n-th occurrence of every key in both stretches, ascending by the first."""
+    """Return the n-th occurrence of every key in both stretches, ascending by the first."""
     places: dict[int, list[int]] = defaultdict(list)
     for b in range(len(after) - 1, -1, -1):
         places[after[b]].append(b)  # reversed, so that pop() gives the first
@@ -257,7 +259,7 @@ def _candidates(before: list[int], after: list[int]) -> list[Pair]:
 
 
 def _increasing(pairs: Sequence[Pair]) -> list[Pair]:
-    """The longest subsequence whose second members increase (the first ones already do)."""
+    """Return the longest subsequence whose second members increase (the first ones already do)."""
     ends: list[int] = []  # smallest last member of an increasing run of each length
     rows: list[int] = []  # the pair that ends it
     back = [-1] * len(pairs)

@@ -22,7 +22,7 @@ WINDOW = 255  # or the path reached the beginning of the window
 
 
 def tails(graph: TaskGraph, target: int) -> tuple[Int64, Int64]:
-    """Longest paths (n each, ns) to the end of task `target`; below UNREACHED where there is none.
+    """Return the longest paths (n each, ns) to the end of task `target`; below UNREACHED where there is none.
 
     The first leaves the start of each task (its delay comes before that), the second its end.
     """
@@ -37,7 +37,7 @@ def tails(graph: TaskGraph, target: int) -> tuple[Int64, Int64]:
 
 
 def slack(graph: TaskGraph, end: Int64) -> Int64:
-    """Nanoseconds (n) by which a duration can grow before the last mark moves; UNBOUNDED where it never does."""
+    """Return nanoseconds (n) by which a duration can grow before the last mark moves; UNBOUNDED where it never does."""
     last = int(graph.marks[-1])
     _, from_end = tails(graph, last)
     reached = from_end > UNREACHED
@@ -85,7 +85,7 @@ class CriticalPath:
         return int(self.lag_ns.sum() + self.delay_ns.sum() + self.work_ns.sum())
 
     def summary(self) -> tuple[PathRow, ...]:
-        """Time by name of task and by kind of wait, longest first; the rows sum to the window."""
+        """Return the time by name of task and by kind of wait, longest first; the rows sum to the window."""
         graph, rows = self.graph, list[PathRow]()
         kinds = graph.lane_kinds[graph.lane[self.task]].astype(np.int64)
         key = kinds * max(len(graph.names), 1) + graph.name[self.task]
@@ -108,12 +108,12 @@ class CriticalPath:
 
 
 def reason_name(reason: int) -> str:
-    """Word for a reason of the critical path."""
+    """Return word for a reason of the critical path."""
     return {RELEASE: "release", WINDOW: "window"}.get(reason) or EdgeKind(reason).name.lower()
 
 
 def binding(graph: TaskGraph, start: Int64, end: Int64) -> Int64:
-    """The edge (n) that each task waited for last, −1 where a release time decided.
+    """Return the edge (n) that each task waited for last, −1 where a release time decided.
 
     Among edges that bind alike: program order first, and so on in the order of EdgeKind; then the latest source.
     """

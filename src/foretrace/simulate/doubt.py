@@ -57,7 +57,7 @@ def doubted(
     *,
     recorded: bool = False,
 ) -> TaskGraph:
-    """The graph with these tasks at `low` to `high` times their duration (one factor per row), as `source` says.
+    """Return the graph with these tasks at `low` to `high` times their duration (one factor per row), as `source` says.
 
     What is said of them already stays beside it. `recorded`: what `source` says is a factor on recorded durations.
     """
@@ -77,7 +77,7 @@ def doubted(
 
 
 def assumed(graph: TaskGraph, low: TaskGraph, high: TaskGraph, source: str, why: str = "") -> TaskGraph | None:
-    """The graph with the durations of `low` and `high`, the same prediction with one assumption at either end.
+    """Return the graph with the durations of `low` and `high`, the same prediction with one assumption at either end.
 
     None where those have other tasks or edges, or where a task that takes no time here takes some there.
     """
@@ -96,7 +96,7 @@ def assumed(graph: TaskGraph, low: TaskGraph, high: TaskGraph, source: str, why:
 
 
 def ends(graph: TaskGraph) -> Iterable[tuple[Doubt, TaskGraph, TaskGraph]]:
-    """Per source (its widest `Doubt`), the graph with all its tasks at their low and at their high end."""
+    """Yield, per source (its widest `Doubt`), the graph with all its tasks at their low and at their high end."""
     table = graph.info.doubts
     if not table:
         return
@@ -115,14 +115,14 @@ def ends(graph: TaskGraph) -> Iterable[tuple[Doubt, TaskGraph, TaskGraph]]:
 
 
 def _beside(table: Sequence[Doubt], head: int) -> Iterable[Doubt]:
-    """A doubt and those beside it; a table that was read from a file may not lead in a circle."""
+    """Yield a doubt and those beside it; a table that was read from a file may not lead in a circle."""
     while head >= 0:
         yield table[head]
         head = table[head].beside if table[head].beside < head else -1
 
 
 def of_carried(carried: Sequence[Carried], step_s: float) -> tuple[Shift, ...]:
-    """What assumptions made before this graph was saved may move a step that takes `step_s` now."""
+    """Return what assumptions made before this graph was saved may move a step that takes `step_s` now."""
     found = []
     for each in carried:
         grown = max(step_s / each.of_s, 1.0) if each.of_s else 1.0
@@ -140,7 +140,9 @@ def of_carried(carried: Sequence[Carried], step_s: float) -> tuple[Shift, ...]:
 
 
 def work_between(graph: TaskGraph, ends: Sequence[TaskGraph]) -> tuple[float, float]:
-    """How much less and how much more work these predictions hold in a step than `graph`, s: summed over the lanes."""
+    """Return how much less and how much more work these predictions hold in a step than `graph`, s: summed over the
+    lanes.
+    """
 
     def lanes_s(of: TaskGraph) -> dict[tuple[int, str], float]:
         busy = np.where(of.gone | (of.step < 0), 0, of.dur + of.delay)
@@ -161,7 +163,7 @@ def work_between(graph: TaskGraph, ends: Sequence[TaskGraph]) -> tuple[float, fl
 
 
 def widened(noise: Interval, step_s: float, shifts: Sequence[Shift]) -> Interval:
-    """The interval of noise with these sources beside it, all independent of each other."""
+    """Return the interval of noise with these sources beside it, all independent of each other."""
     if not shifts:
         return noise
     faster = hypot(step_s - noise.low_s, *(each.faster_s for each in shifts))

@@ -46,7 +46,7 @@ def replay(
 def value_slots(
     in_ptr: Int64, src: UInt32, from_start: UInt8, last_use: Int32, read: UInt32, slot: Int32, free: Int32
 ) -> int:
-    """Where a replay of many variants keeps starts and ends while an edge still needs them; the number of slots.
+    """Return where a replay of many variants keeps starts and ends while an edge still needs them; the number of slots.
 
     Value 2u is the end of task u, 2u + 1 its start. A value keeps its slot until the last edge that reads it, so
     the slots in use at one time are few and stay in the cache, however long the graph. Fills `read` (m), the slot read
@@ -133,7 +133,9 @@ def replay_side_by_side(
     release: Int64, group: Int32, scale: Float64, stays: Int64, any_gone: UInt8, ceiling: Int64, rows: Int32,
     out: Int64,
 ) -> None:  # fmt: skip
-    """As `replay_variants` without `meets`, sixteen variants at a time; scaled durations stay below `LARGEST`."""
+    """Replay as `replay_variants` does, without `meets`, sixteen variants at a time; scaled durations stay below
+    `LARGEST`.
+    """
     blocks, groups, width = scale.shape
     for block in range(blocks):
         next_row = 0

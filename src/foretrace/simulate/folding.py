@@ -143,7 +143,7 @@ class Scaling:
 
 
 def fold(graphs: Sequence[TaskGraph], ranks: int, *, price: Price | None = None) -> Folded:
-    """The recorded graphs of some ranks as a run of `ranks`.
+    """Return the recorded graphs of some ranks as a run of `ranks`.
 
     `price` says what a collective takes among so many workers; without it only the share of a ring that every link
     carries grows. Raises NotApplicableError where the recordings cannot stand for so many ranks.
@@ -195,7 +195,7 @@ def fold(graphs: Sequence[TaskGraph], ranks: int, *, price: Price | None = None)
 
 
 def _within_step(graph: TaskGraph, found: Meetings, rank: Int64, marks: Int64) -> tuple[Mask, Mask]:
-    """Transfers (parts) that end within the recorded step of all ranks, and within that of their own rank."""
+    """Return transfers (parts) that end within the recorded step of all ranks, and within that of their own rank."""
     _, end = replay(graph)
     step, over = graph.step[found.transfer], end[found.transfer]
     inside = np.greater_equal(step, 0)
@@ -222,7 +222,7 @@ def _own_marks(graph: TaskGraph, ranks: tuple[int, ...]) -> Int64:
 
 
 def run(folded: Folded, graph: TaskGraph, group: Int32, scale: Float64, *, meet: bool) -> Times:
-    """Times of copies (columns of `scale`) that meet, or, without `meet`, of as many runs of one copy."""
+    """Return times of copies (columns of `scale`) that meet, or, without `meet`, of as many runs of one copy."""
     found, marks = folded.meetings, folded.marks
     known = marks >= 0
     rows = np.concatenate([graph.marks, found.arrival, found.transfer, marks[known]]).astype(np.int32)
@@ -255,19 +255,19 @@ def run(folded: Folded, graph: TaskGraph, group: Int32, scale: Float64, *, meet:
 
 
 def _durations(graph: TaskGraph, group: Int32, scale: Float64, rows: Int64) -> Int64:
-    """Durations of some tasks in every column, ns."""
+    """Return durations of some tasks in every column, ns."""
     label = group[rows]
     factor = np.where((label >= 0)[:, None], scale[np.maximum(label, 0)], 1.0)
     return np.rint(graph.dur[rows][:, None] * factor).astype(np.int64)
 
 
 def _alone(folded: Folded, graph: TaskGraph) -> Times:
-    """One run of the recorded ranks, without noise."""
+    """Return one run of the recorded ranks, without noise."""
     return run(folded, graph, np.full(len(graph), -1, dtype=np.int32), np.ones((1, 1)), meet=False)
 
 
 def _step_s(bounds: Int64) -> float:
-    """Median step of one run of copies: from the first entry of all, or the last end, to the last end."""
+    """Return median step of one run of copies: from the first entry of all, or the last end, to the last end."""
     ends = bounds.max(axis=1)
     ends[0] = bounds[0].min()
     return float(np.median(np.diff(ends))) / 1e9
@@ -340,12 +340,12 @@ def scale(
 
 
 def _median(own: Float64) -> Float64:
-    """Median step of every rank and column; NaN where a rank has no marks."""
+    """Return median step of every rank and column; NaN where a rank has no marks."""
     return np.asarray(np.median(own, axis=1))
 
 
 def _last(folded: Folded, arrival: Int64) -> Float64:
-    """Share of the growing collectives in which each rank (recorded ranks x copies) is the last to arrive."""
+    """Return share of the growing collectives in which each rank (recorded ranks x copies) is the last to arrive."""
     found, n_ranks = folded.meetings, len(folded.recorded_ranks)
     here = np.flatnonzero(folded.grows[found.which])
     number = folded.part_rank[here]
@@ -382,7 +382,7 @@ class _Draws:
         self.how = ""
 
     def columns(self, sample: int, copies: int) -> Float64:
-        """Factors of one sample (groups x copies); those of copy 0 are the same for any number of copies."""
+        """Return factors of one sample (groups x copies); those of copy 0 are the same for any number of copies."""
         parts = []
         for i in range(self._ranks + 1):
             width = copies if i < self._ranks else 1
@@ -397,14 +397,14 @@ class _Draws:
         return np.concatenate(parts)
 
     def first_columns(self, samples: int) -> Float64:
-        """Factors of copy 0 in every sample (groups x samples)."""
+        """Return factors of copy 0 in every sample (groups x samples)."""
         return np.concatenate([self.columns(sample, 1) for sample in range(samples)], axis=1)
 
 
 def _weighed(
     folded: Folded, predicted: float, growth: float, at_low: float, at_high: float
 ) -> list[tuple[Assumption, float, float]]:
-    """Everything assumed, with the step at either end of what each one may be."""
+    """Return everything assumed, with the step at either end of what each one may be."""
 
     def assumed(name: str, value: float, unit: str, why: str, low: float | None = None) -> Assumption:
         least = value if low is None else low

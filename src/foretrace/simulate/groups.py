@@ -26,7 +26,7 @@ class Groups:
 
 
 def groups(graph: TaskGraph) -> Groups:
-    """The groups of a graph, as the loops read them."""
+    """Return the groups of a graph, as the loops read them."""
     own = own_collective(graph)
     holds = own >= 0
     if not holds.any():
@@ -36,7 +36,7 @@ def groups(graph: TaskGraph) -> Groups:
 
 
 def own_collective(graph: TaskGraph) -> Int32:
-    """Row of the COLLECTIVE up to whose end each ARRIVAL holds its slot (n), −1 for all other tasks."""
+    """Return the row of the COLLECTIVE up to whose end each ARRIVAL holds its slot (n), −1 for all other tasks."""
     n, n_lanes = len(graph), len(graph.lanes)
     own = np.full(n, n, dtype=np.int32)
     unordered = ~np.array([lane.ordered for lane in graph.lanes], dtype=np.bool_)
@@ -63,7 +63,7 @@ def own_collective(graph: TaskGraph) -> Int32:
 
 
 def deadlock(graph: TaskGraph, holds: Mask, decided: Int32) -> str | None:
-    """Who waits for whom in a run that got no further than the rows `decided`; None if no group is to blame.
+    """Return who waits for whom in a run that got no further than the rows `decided`; None if no group is to blame.
 
     `holds` (m) marks the edges that the run respects.
     """
@@ -97,7 +97,7 @@ def deadlock(graph: TaskGraph, holds: Mask, decided: Int32) -> str | None:
 
 
 def _first_blocked(graph: TaskGraph, holds: Mask, done: Mask, row: int) -> int:
-    """The undecided task that `row` waits for in the end: everything that it needs itself has been decided."""
+    """Return the undecided task that `row` waits for in the end: everything that it needs itself has been decided."""
     while True:
         edges = slice(int(graph.in_ptr[row]), int(graph.in_ptr[row + 1]))
         before = graph.src[edges]

@@ -66,7 +66,7 @@ class AllocationColumns:
     category: UInt8  # per block, index into CATEGORIES
 
     def held(self) -> Int64:
-        """Bytes by category after each event (n x 8), from the blocks alone."""
+        """Return bytes by category after each event (n x 8), from the blocks alone."""
         n = len(self.time)
         change = np.zeros((n + 1, len(CATEGORIES)), dtype=np.int64)
         np.add.at(change, (self.made + 1, self.category), self.nbytes)
@@ -167,7 +167,7 @@ def split(trace: Trace, *, facts: Mapping[str, Any] | None = None, pieces: int =
 
 
 def static_bytes(facts: Mapping[str, Any]) -> Static:
-    """Bytes of weights, gradients and optimizer state by the recorder's facts; unknown ones are None."""
+    """Return bytes of weights, gradients and optimizer state by the recorder's facts; unknown ones are None."""
     parameters = facts.get("parameters") or []
     if not parameters:
         return Static()
@@ -189,7 +189,7 @@ def static_bytes(facts: Mapping[str, Any]) -> Static:
 
 
 def find_blocks(trace: Trace, host: HostSpans, static: Static) -> AllocationColumns | None:
-    """Pair allocations with releases and name them; None without allocations."""
+    """Return pair allocations with releases and name them; None without allocations."""
     device = _device(trace)
     if device is None:
         return None
@@ -223,7 +223,7 @@ def find_blocks(trace: Trace, host: HostSpans, static: Static) -> AllocationColu
 def _named(
     host: HostSpans, span: Int64, time: Int64, made: Int64, freed: Int64, nbytes: Int64, static: Static
 ) -> UInt8:
-    """Category of every block, from the host spans around the events (n) that made and freed it."""
+    """Return the category of every block, from the host spans around the events (n) that made and freed it."""
     n = len(time)
     event_phase = values_at(host.phase, span, Phase.NONE)
     old, stays = made < 0, freed >= n
@@ -256,7 +256,7 @@ def _named(
 
 
 def _around(host: HostSpans, lane: Int32, time: Int64) -> Int64:
-    """Innermost host span around each moment of a thread, −1 if none."""
+    """Return the innermost host span around each moment of a thread, −1 if none."""
     found = np.full(len(time), -1, dtype=np.int64)
     for each in np.unique(lane).tolist():
         part, mine = host.lane_slice(each), np.flatnonzero(lane == each)
@@ -271,14 +271,14 @@ def _around(host: HostSpans, lane: Int32, time: Int64) -> Int64:
 
 
 def _starts(host: HostSpans, phase: Phase) -> Int64:
-    """When outermost spans of a phase begin, in order."""
+    """Return when outermost spans of a phase begin, in order."""
     mine = host.phase == phase
     outer = mine & ~np.where(host.parent >= 0, mine[host.parent], False)
     return np.sort(host.start[outer])
 
 
 def _next(starts: Int64, after: Int64) -> Int64:
-    """The first of `starts` after each moment, the end of time where there is none."""
+    """Return the first of `starts` after each moment, the end of time where there is none."""
     return np.append(starts, np.iinfo(np.int64).max)[np.searchsorted(starts, after, side="right")]
 
 
@@ -287,7 +287,7 @@ def _has(host: HostSpans, phase: Phase) -> bool:
 
 
 def _sampled(time: Int64, held: Int64, begin: int, end: int, pieces: int) -> dict[str, tuple[int, ...]]:
-    """Bytes by category at the fullest moment of equal pieces of time."""
+    """Return bytes by category at the fullest moment of equal pieces of time."""
     edges = np.searchsorted(time, np.linspace(begin, end, pieces + 1))
     total = held.sum(axis=1)
     rows = []
@@ -298,7 +298,7 @@ def _sampled(time: Int64, held: Int64, begin: int, end: int, pieces: int) -> dic
 
 
 def _device(trace: Trace) -> str | None:
-    """The device of the memory events: the accelerator with most allocated bytes, else the CPU."""
+    """Return the device of the memory events: the accelerator with most allocated bytes, else the CPU."""
     rows = trace.category == Category.MEMORY
     if not rows.any():
         return None

@@ -61,7 +61,7 @@ class Interval:
 
 
 def noise_classes(graph: TaskGraph) -> Int64:
-    """Index into PRIOR_CV of every task (n), −1 for tasks without a duration of their own."""
+    """Return index into PRIOR_CV of every task (n), −1 for tasks without a duration of their own."""
     has_device = bool(graph.on_device.any())
     names = {
         TaskKind.KERNEL: "device compute",
@@ -95,7 +95,7 @@ class Draws:
         return self.recorded and len(self.steps_s) == 2
 
     def interval(self, step_time_s: float, level: float) -> Interval:
-        """Interval around `step_time_s`, the median step of the graph's replay; it always contains it."""
+        """Return interval around `step_time_s`, the median step of the graph's replay; it always contains it."""
         below, above = _spread(self.medians_s, _apart(self.steps_s, level) if self.few else 0.0, level)
         return Interval(
             low_s=max(step_time_s - below, 0.0),
@@ -107,7 +107,8 @@ class Draws:
 
 
 def between(before: Draws, after: Draws, figure: Figure, level: float) -> tuple[float, float]:
-    """How far noise may move a figure of the step before and after below and above its value, in the figure's unit.
+    """Return how far noise may move a figure of the step before and after below and above its value, in the figure's
+    unit.
 
     Both were drawn alike, so what moves both alike cancels. Where a change makes other steps or ranks of the recorded
     ones, draws do not belong together, and every one before is held against every one after.
@@ -124,14 +125,14 @@ def between(before: Draws, after: Draws, figure: Figure, level: float) -> tuple[
 
 
 def _spread(drawn: Float64, apart: float, level: float) -> tuple[float, float]:
-    """How far a figure may lie below and above its value, by all variants and by what its steps are apart."""
+    """Return how far a figure may lie below and above its value, by all variants and by what its steps are apart."""
     low, middle, high = np.quantile(drawn, [(1 - level) / 2, 0.5, (1 + level) / 2]).tolist()
     # Scaled steps are longer in the middle than recorded ones: waits that met no longer meet. Only the spread counts.
     return hypot(middle - low, apart), hypot(high - middle, apart)
 
 
 def _apart(each: Float64, level: float) -> float:
-    """How far the mean of a figure that was seen in some steps may be off; 0 of a single one."""
+    """Return how far the mean of a figure that was seen in some steps may be off; 0 of a single one."""
     n = len(each)
     return t_quantile(0.5 + level / 2, n - 1) * float(np.std(each, ddof=1)) / sqrt(n) if n > 1 else 0.0
 
@@ -160,7 +161,7 @@ def draw(graph: TaskGraph, steps_s: Float64, *, seed: int = 0) -> Draws:
 
 
 def factors(total: Float64, random: np.random.Generator, variants: int) -> tuple[Float64, str]:
-    """Factors of the durations by (step, class) (steps · classes x variants), and how they are known.
+    """Return factors of the durations by (step, class) (steps · classes x variants), and how they are known.
 
     `total` (steps x classes, of one rank or of several after each other) is how much time the classes take in the
     recorded steps. Two steps say how far a class is apart at least: the standard deviation of both over their mean.
@@ -183,7 +184,7 @@ def factors(total: Float64, random: np.random.Generator, variants: int) -> tuple
 
 
 def _bootstrap(total: Float64, random: np.random.Generator, variants: int) -> Float64:
-    """Factors that give every step the class totals of a step drawn at random."""
+    """Return factors that give every step the class totals of a step drawn at random."""
     steps, n_classes = total.shape
     donor = random.integers(0, steps, size=(steps, variants))
     own = np.repeat(total[:, :, None], variants, axis=2)
@@ -219,7 +220,9 @@ def t_quantile(p: float, freedom: int) -> float:
 
 
 def expected_max(count: int) -> float:
-    """Expected largest of so many independent standard normal numbers (David & Nagaraja, Order Statistics, 2003)."""
+    """Return expected largest of so many independent standard normal numbers (David & Nagaraja, Order Statistics,
+    2003).
+    """
     x = np.linspace(-9.0, 9.0, 3601)
     below = np.array([0.5 * (1 + erf(each / sqrt(2))) for each in x.tolist()])
     return float(np.sum((x[1:] + x[:-1]) / 2 * np.diff(below**count)))

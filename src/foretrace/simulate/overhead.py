@@ -34,7 +34,7 @@ _LEAST_LISTED = 3  # steps of either kind whose shortest says something
 
 
 def unprofiled(graph: TaskGraph, clock: Clock | None = None) -> TaskGraph:
-    """The graph with the cost of recording removed, so that its step takes as long as unprofiled steps did.
+    """Return the graph with the cost of recording removed, so that its step takes as long as unprofiled steps did.
 
     What else is not the step's is left out first, see `own_step`, which says when it raises GraphError. A recording
     without unprofiled neighbours is then returned as it is. What was measured and removed is kept in `info.overhead`
@@ -86,18 +86,20 @@ def unprofiled(graph: TaskGraph, clock: Clock | None = None) -> TaskGraph:
 
 
 def clock_of(graph: TaskGraph) -> Clock:
-    """The clock that a graph's times are on: "cpu" where CPU time stands for them, else "wall"."""
+    """Return the clock that a graph's times are on: "cpu" where CPU time stands for them, else "wall"."""
     return "cpu" if graph.info.overhead.get("cpu_clock") else "wall"
 
 
 def has_cpu_time(graph: TaskGraph) -> bool:
-    """Whether CPU time can stand for the time of a step: one thread does everything, never waits, and was timed."""
+    """Return whether CPU time can stand for the time of a step: one thread does everything, never waits, and
+    was timed.
+    """
     threads = (graph.info.recording.get("threads") or {}).get("intra_op", 1)
     return threads == 1 and not _waits(graph) and bool(len(_neighbours(graph, "cpu_ns")))
 
 
 def one_clock(before: TaskGraph, after: TaskGraph) -> tuple[TaskGraph, TaskGraph, str]:
-    """Both graphs with their times on one clock, and a sentence where one of them had to change; "" if none had.
+    """Return both graphs with their times on one clock, and a sentence where one of them had to change; "" if none had.
 
     The one in wall time goes over to CPU time, by the ratio that its unprofiled steps show; where its steps wait or run
     on several threads, the other one goes back to wall time, with what others took. Raises ForetraceError where a
@@ -122,7 +124,7 @@ def one_clock(before: TaskGraph, after: TaskGraph) -> tuple[TaskGraph, TaskGraph
 
 
 def _on(graph: TaskGraph, clock: Clock) -> TaskGraph:
-    """The graph with all times scaled by what its unprofiled steps took on the other clock."""
+    """Return the graph with all times scaled by what its unprofiled steps took on the other clock."""
     cpu, wall = (_neighbours(graph, f"{name}_ns") for name in ("cpu", "wall"))
     if not len(cpu) or not len(wall):
         raise ForetraceError(
@@ -139,7 +141,7 @@ def _on(graph: TaskGraph, clock: Clock) -> TaskGraph:
 
 
 def disturbance(graph: TaskGraph) -> tuple[str, ...]:
-    """A sentence when something else used the core while a one-thread step that never waits was recorded."""
+    """Return a sentence when something else used the core while a one-thread step that never waits was recorded."""
     threads = (graph.info.recording.get("threads") or {}).get("intra_op", 1)
     if threads != 1 or _waits(graph):
         return ()
@@ -150,14 +152,18 @@ def disturbance(graph: TaskGraph) -> tuple[str, ...]:
 
 
 def stored_ns(step: dict[str, Any]) -> int:
-    """Time of a step's loader neither on a core nor waiting for one: for storage. 0 where that was not recorded."""
+    """Return the time of a step's loader neither on a core nor waiting for one: for storage. 0 where that was not
+    recorded.
+    """
     if "loader_queued_ns" not in step:
         return 0
     return max(int(step["loader_wall_ns"] - step["loader_cpu_ns"] - step["loader_queued_ns"]), 0)
 
 
 def _stretched(graph: TaskGraph, kind: str) -> float:
-    """Wall time of "profiled" or "unprofiled" steps over their CPU time and waiting for storage; 1 where unknown."""
+    """Return wall time of "profiled" or "unprofiled" steps over their CPU time and waiting for storage; 1 where
+    unknown.
+    """
     spent = (graph.info.recording.get("overhead") or {}).get(kind) or {}
     if not spent.get("wall_ns") or not spent.get("cpu_ns"):
         return 1.0
@@ -166,7 +172,9 @@ def _stretched(graph: TaskGraph, kind: str) -> float:
 
 
 def _waits(graph: TaskGraph) -> bool:
-    """Whether a step can wait for a device, another process, a network or the clock: CPU time is not its time then."""
+    """Return whether a step can wait for a device, another process, a network or the clock: CPU time is not its time
+    then.
+    """
     if graph.info.recording.get("emulated"):  # its layers sleep, see foretrace.experiment.links.emulate
         return True
     loads = np.unique(graph.name[graph.kind == TaskKind.DATA])
@@ -176,7 +184,7 @@ def _waits(graph: TaskGraph) -> bool:
 
 
 def _neighbours(graph: TaskGraph, key: str) -> Int64:
-    """Times of the unprofiled steps before and after the recorded ones, ns, ascending."""
+    """Return times of the unprofiled steps before and after the recorded ones, ns, ascending."""
     steps: list[dict[str, Any]] = graph.info.recording.get("steps") or []
     waited = key == "cpu_ns"  # for storage: not CPU time, but the step's own
     times = [s[key] + waited * stored_ns(s) for s in steps if s.get("phase") in _PHASES["unprofiled"] and s.get(key)]
@@ -192,7 +200,9 @@ def _steps(graph: TaskGraph) -> Float64:
 
 
 def _typical_steps(graph: TaskGraph) -> TaskGraph:
-    """Every task takes the lower quartile of its times over all steps, if all steps do the same in the same order."""
+    """Return every task takes the lower quartile of its times over all steps, if all steps do the same in the same
+    order.
+    """
     rows = [np.flatnonzero(graph.step == s) for s in range(graph.n_steps)]
     alike = len(rows) >= _LEAST_STEPS and len({len(r) for r in rows}) == 1
     if not alike or any(np.any(graph.name[r] != graph.name[rows[0]]) for r in rows):
@@ -210,7 +220,8 @@ def _without_probes(graph: TaskGraph, per_probe_ns: float) -> TaskGraph:
 
 
 def _observed_per_probe(graph: TaskGraph) -> float | None:
-    """Cost of one probe (ns) by what the least disturbed profiled step took more than the least disturbed plain one.
+    """Return cost of one probe (ns) by what the least disturbed profiled step took more than the least disturbed plain
+    one.
 
     None where the recording does not list its steps, or where steps wait: then a probe may cost nothing. Others only
     ever add time, so the shortest steps compare best; balancing sums over all steps would book a disturbance of the
@@ -230,7 +241,7 @@ def _observed_per_probe(graph: TaskGraph) -> float | None:
 
 
 def _per_probe(graph: TaskGraph, target_ns: float) -> float:
-    """Cost of one probe (ns) with which the median step takes `target_ns`; 0 if it is shorter already."""
+    """Return cost of one probe (ns) with which the median step takes `target_ns`; 0 if it is shorter already."""
     low, high = 0.0, MOST_PER_PROBE_NS
     if np.median(_steps(graph)) <= target_ns or not graph.probes.any():
         return 0.0

@@ -36,7 +36,9 @@ class OverlapChange:
 
 
 def shared_time(graph: TaskGraph, start: Int64, end: Int64) -> Int64:
-    """Time (ns) that each device task (n) runs while another stream of its device does; 0 for all other tasks."""
+    """Return time (ns) that each device task (n) runs while another stream of its device does; 0 for all
+    other tasks.
+    """
     shared = np.zeros(len(graph), dtype=np.int64)
     on_device = graph.on_device & ~graph.gone
     by_device: dict[tuple[int, int], list[int]] = {}  # ranks number their devices for themselves
@@ -55,7 +57,7 @@ def shared_time(graph: TaskGraph, start: Int64, end: Int64) -> Int64:
 
 
 def covered(begin: Int64, finish: Int64, start: Int64, end: Int64) -> Int64:
-    """How much of each interval [start, end) the union of the intervals [begin, finish) covers."""
+    """Return how much of each interval [start, end) the union of the intervals [begin, finish) covers."""
     order = np.argsort(begin, kind="stable")
     begin, finish = begin[order], np.maximum.accumulate(finish[order])
     new = np.ones(len(begin), dtype=np.bool_)
@@ -95,7 +97,7 @@ def overlap_change(before: Timeline, after: Timeline) -> OverlapChange | None:
 
 
 def overlap_assumption(change: OverlapChange | None) -> Assumption | None:
-    """What a prediction assumes of kernels whose company changed; None if none did."""
+    """Return what a prediction assumes of kernels whose company changed; None if none did."""
     if change is None or not change.tasks:
         return None
     why = (

@@ -34,7 +34,7 @@ _TYPICAL_NS = 20_000  # a call without one of its name to compare with takes at 
 
 
 def alone(graph: TaskGraph) -> TaskGraph:
-    """The graph of a one-step recording without what is not the step's; any other graph as it is.
+    """Return the graph of a one-step recording without what is not the step's; any other graph as it is.
 
     What was taken out is listed in `info.not_of_step` and as a Change. Raises GraphError where it is more than `MOST`
     of the device's time or of the step.
@@ -84,7 +84,7 @@ def _refused(graph: TaskGraph, share: float, reason: str) -> GraphError:
 
 
 def _unsure(graph: TaskGraph, rows: Mask) -> TaskGraph:
-    """The graph with what may have been done once in as little time as such calls take, or in all of theirs."""
+    """Return the graph with what may have been done once in as little time as such calls take, or in all of theirs."""
     at = np.flatnonzero(rows)
     if not len(at):
         return graph
@@ -103,18 +103,19 @@ def _step_ns(graph: TaskGraph) -> int:
 
 
 def _launched_before(graph: TaskGraph) -> Mask:
-    """Device tasks of no step that began before the step was over."""
+    """Return device tasks of no step that began before the step was over."""
     over = graph.recorded[graph.marks[-1]] + graph.dur[graph.marks[-1]]
     return np.asarray(graph.on_device & (graph.step < 0) & (graph.recorded < over) & ~graph.gone)
 
 
 def _held_up(graph: TaskGraph) -> Mask:
-    """First tasks of a stream that started long after their launch, and nothing recorded says why."""
+    """Return the first tasks of a stream that started long after their launch, and nothing recorded says why."""
     return np.asarray(graph.on_device & (graph.step >= 0) & (graph.release != NO_RELEASE))
 
 
 def _done_once(graph: TaskGraph, *, opens_device: bool) -> tuple[Mask, Mask]:
-    """Calls that took a thousand times what such calls take while the device had nothing to do; those that may have.
+    """Return calls that took a thousand times what such calls take while the device had nothing to do; those that may
+    have.
 
     With `opens_device` also the operator that first needed the device, which opens it before its first call.
     """
@@ -140,7 +141,7 @@ def _done_once(graph: TaskGraph, *, opens_device: bool) -> tuple[Mask, Mask]:
 
 
 def _median_by_name(graph: TaskGraph, rows: Mask) -> Float64:
-    """Median duration (n) of the chosen tasks of the same name, a task's own left out where it has no like."""
+    """Return median duration (n) of the chosen tasks of the same name, a task's own left out where it has no like."""
     typical = np.zeros(len(graph))
     for name in np.unique(graph.name[rows]).tolist():
         mine = np.flatnonzero(rows & (graph.name == name))
@@ -150,7 +151,7 @@ def _median_by_name(graph: TaskGraph, rows: Mask) -> Float64:
 
 
 def _device_idle(graph: TaskGraph, rows: Int64) -> Mask:
-    """Whether the device did nothing for most of each task, as recorded: the host did not wait for it."""
+    """Return whether the device did nothing for most of each task, as recorded: the host did not wait for it."""
     device = np.flatnonzero(graph.on_device)
     begin, end = graph.recorded[device], graph.recorded[device] + graph.dur[device]
     low, high = graph.recorded[rows, None], (graph.recorded + graph.dur)[rows, None]
@@ -159,14 +160,14 @@ def _device_idle(graph: TaskGraph, rows: Int64) -> Mask:
 
 
 def _typical(graph: TaskGraph, once: Mask) -> Int64:
-    """Durations (n) with those of one-time work replaced by what such a call takes."""
+    """Return durations (n) with those of one-time work replaced by what such a call takes."""
     typical = _median_by_name(graph, (graph.kind == TaskKind.CALL) & np.isin(graph.name, graph.name[once]))
     typical = np.where(typical > 0, np.minimum(typical, _UNSURE_NS), _TYPICAL_NS)
     return np.where(once, np.minimum(np.rint(typical), graph.dur), graph.dur).astype(np.int64)
 
 
 def _names(graph: TaskGraph, rows: Mask) -> str:
-    """The longest of these tasks by name."""
+    """Return the longest of these tasks by name."""
     longest = np.flatnonzero(rows)[np.argsort(-graph.dur[rows], kind="stable")]
     names = dict.fromkeys(graph.names[graph.name[row]] for row in longest.tolist())
     return ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")

@@ -81,7 +81,7 @@ class Parts:
 
 
 def parts(timeline: Timeline) -> Parts:
-    """Arrivals and transfers of the collectives that tie ranks together; none in the graph of one rank."""
+    """Return arrivals and transfers of the collectives that tie ranks together; none in the graph of one rank."""
     graph = timeline.graph
     dst = graph.dst
     edges = np.flatnonzero((graph.edge_kind == EdgeKind.COLLECTIVE) & ~graph.gone[dst])  # removed ones tie nobody
@@ -130,7 +130,7 @@ class RankShare:
 
 
 def shares(timeline: Timeline, found: Parts) -> tuple[RankShare, ...]:
-    """One row per rank, by rank."""
+    """Return one row per rank, by rank."""
     graph = timeline.graph
     steps = max(graph.n_steps, 1)
     inside = found.step >= 0 if graph.n_steps else np.ones(len(found), dtype=np.bool_)
@@ -196,7 +196,7 @@ class Lateness:
     name_more_s: float
 
     def sentence(self, seconds: str, name_seconds: str, short: str) -> str:
-        """The cause in words, with the times as text and the name as short as it should be read."""
+        """Return the cause in words, with the times as text and the name as short as it should be read."""
         if self.cause == StragglerCause.ENTRY:
             return f"it enters the step {seconds} after rank {self.than} (step-entry skew from outside the recording)"
         words = _WORDS[self.cause].format(seconds)
@@ -204,7 +204,7 @@ class Lateness:
 
 
 def lateness(timeline: Timeline, found: Parts, collective: int) -> Lateness:
-    """Why the last rank of a collective came last.
+    """Return why the last rank of a collective came last.
 
     Both ranks' own critical paths to their arrivals are walked back to the last collective that both waited for, else
     to where they entered the recording; what the late one has more of, most of all, is the cause. Raises GraphError
@@ -214,7 +214,7 @@ def lateness(timeline: Timeline, found: Parts, collective: int) -> Lateness:
 
 
 def straggler(timeline: Timeline, found: Parts) -> tuple[RankShare, Lateness] | None:
-    """The rank that makes the others wait most, and why it is late at most of its collectives by waiting caused.
+    """Return the rank that makes the others wait most, and why it is late at most of its collectives by waiting caused.
 
     None where no rank waits.
     """
@@ -260,7 +260,7 @@ class _Walks:
         self.cause = cause
 
     def path(self, row: int) -> Int64:
-        """Rows from a task back to the first one that waited for nothing on its rank."""
+        """Return rows from a task back to the first one that waited for nothing on its rank."""
         chain = []
         while row >= 0:
             chain.append(row)
@@ -268,7 +268,7 @@ class _Walks:
         return np.array(chain, dtype=np.int64)
 
     def explain(self, collective: int) -> Lateness:
-        """Why the last rank of a collective came last."""
+        """Return why the last rank of a collective came last."""
         found, graph = self.found, self.timeline.graph
         if not 0 <= collective < found.count:
             raise GraphError(f"collective {collective} does not exist; this graph has {found.count}, from 0.")
@@ -307,7 +307,7 @@ class _Walks:
         )
 
     def _cut(self, mine: Int64, theirs: Int64) -> tuple[Int64, Int64, bool]:
-        """Both paths up to the last collective that they share, and whether there is one."""
+        """Return both paths up to the last collective that they share, and whether there is one."""
         a, b = self.collective[mine], self.collective[theirs]
         both = np.intersect1d(a[a >= 0], b[b >= 0])
         if not len(both):
@@ -319,7 +319,9 @@ class _Walks:
         return float(self.timeline.start[chain[-1]] - self.timeline.graph.delay[chain[-1]])
 
     def _spent(self, chain: Int64, common: bool) -> dict[tuple[StragglerCause, str], float]:
-        """Time of a path by cause and name, ns; the shared collective at its end counts from its beginning."""
+        """Return the time of a path by cause and name, ns; the shared collective at its end counts from its
+        beginning.
+        """
         graph, start, end = self.timeline.graph, self.timeline.start, self.timeline.end
         spent: dict[tuple[StragglerCause, str], float] = defaultdict(float)
         causes = list(StragglerCause)
@@ -346,7 +348,8 @@ class _Walks:
 
 
 def entering_together(graph: TaskGraph) -> TaskGraph:
-    """The graph with all ranks entering the recording when the first one did: their release times move, nothing else.
+    """Return the graph with all ranks entering the recording when the first one did: their release times move, nothing
+    else.
 
     A rank enters at its first step boundary; without one at its first task.
     """

@@ -47,7 +47,7 @@ class Effective:
 
 
 def effective(graph: TaskGraph, *, structural: bool = False) -> Effective:
-    """Durations, delays (n) and lags (m) of a replay; structural: typical lags and no delays.
+    """Return durations, delays (n) and lags (m) of a replay; structural: typical lags and no delays.
 
     Every engine takes its columns from here, hence those of sound graphs only: GraphError for any other.
     """
@@ -64,7 +64,7 @@ def effective(graph: TaskGraph, *, structural: bool = False) -> Effective:
 
 
 def edge_classes(graph: TaskGraph) -> UInt8:
-    """Kind of every edge (m) as `LAG_CEILING_WHEN_GONE` counts them."""
+    """Return the kind of every edge (m) as `LAG_CEILING_WHEN_GONE` counts them."""
     ranks = np.array([lane.rank for lane in graph.lanes])
     if len(set(ranks.tolist())) < 2:
         return graph.edge_kind
@@ -96,7 +96,7 @@ def replay_variants(
     *,
     full: bool = False,
 ) -> Int64:
-    """Ends (ns) in K variants of a graph: of its marks (marks x K), or of all tasks (n x K) if `full`.
+    """Return ends (ns) in K variants of a graph: of its marks (marks x K), or of all tasks (n x K) if `full`.
 
     Variant k multiplies the duration of every task v with `group[v]` = g >= 0 by `scale[g, k]` (G x K, finite, not
     negative) and removes it where `gone[g, k]`. Equal to K single replays of the edited graphs, bit for bit.
@@ -119,7 +119,7 @@ def replay_variants(
 
 
 def replay_copies(graph: TaskGraph, meets: Mask, group: Int32, scale: Float64, rows: Int32) -> Int64:
-    """Ends (ns) of some tasks in one run of K copies of the graph that meet in some collectives (len(rows) x K).
+    """Return ends (ns) of some tasks in one run of K copies of the graph that meet in some collectives (len(rows) x K).
 
     Everything is as recorded inside a copy, and through the edges of collectives that grow with the job (`meets`) a
     task waits for its source in all copies. Copies are kept side by side, as variants are: the memory that they take
@@ -149,7 +149,7 @@ def replay_copies(graph: TaskGraph, meets: Mask, group: Int32, scale: Float64, r
 def _side_by_side(
     graph: TaskGraph, group: Int32, factors: Float64, removed: Mask, rows: Int32, meets: Mask | None = None
 ) -> Int64:
-    """Ends of some tasks in all variants; factors and what is removed are (blocks, groups + 1, width)."""
+    """Return ends of some tasks in all variants; factors and what is removed are (blocks, groups + 1, width)."""
     from foretrace.simulate import engine, vectors
 
     columns = effective(graph)
@@ -175,7 +175,9 @@ def _side_by_side(
 
 
 def _value_slots(graph: TaskGraph) -> tuple[UInt32, Int32, int]:
-    """What `engine.value_slots` lays out, kept with what has passed of the graph and its relatives (`verify`)."""
+    """Return what `engine.value_slots` lays out, kept with what has passed of the graph and its relatives
+    (`verify`).
+    """
     from foretrace.simulate import engine
 
     edges = (graph.in_ptr, graph.src, graph.from_start)
@@ -190,7 +192,7 @@ def _value_slots(graph: TaskGraph) -> tuple[UInt32, Int32, int]:
 
 
 def _check_groups(graph: TaskGraph, group: Int32, scale: Float64) -> tuple[int, int]:
-    """Shape of a table of factors, groups x variants. Raises ValueError where labels or factors do not fit."""
+    """Return shape of a table of factors, groups x variants. Raises ValueError where labels or factors do not fit."""
     n_groups, n_variants = scale.shape
     if group.shape != (len(graph),) or (len(group) and group.max() >= n_groups):
         raise ValueError(f"group: want {len(graph)} labels below {n_groups}")
@@ -200,10 +202,10 @@ def _check_groups(graph: TaskGraph, group: Int32, scale: Float64) -> tuple[int, 
 
 
 def _by_block(table: Array, blocks: int) -> Array:
-    """Groups x (blocks · width) -> blocks x groups x width."""
+    """Return groups x (blocks · width) -> blocks x groups x width."""
     return np.ascontiguousarray(table.reshape(len(table), blocks, -1).swapaxes(0, 1))
 
 
 def structure(graph: TaskGraph) -> tuple[Int64, UInt32, UInt8]:
-    """`in_ptr`, `src` and `from_start` as the kernels want them."""
+    """Return `in_ptr`, `src` and `from_start` as the kernels want them."""
     return fixed(graph.in_ptr), fixed(graph.src).view(np.uint32), fixed(graph.from_start).view(np.uint8)

@@ -56,7 +56,9 @@ def schedule(graph: TaskGraph) -> tuple[Int64, Int64]:
 
 
 def schedule_in_order(graph: TaskGraph) -> Schedule:
-    """`schedule`, with the order of decisions: a topological order of the graph with the lane order of this run."""
+    """Return `schedule`, with the order of decisions: a topological order of the graph with the lane order of
+    this run.
+    """
     from foretrace.simulate import schedule_engine
 
     n, n_lanes = len(graph), len(graph.lanes)
@@ -83,7 +85,8 @@ def schedule_in_order(graph: TaskGraph) -> Schedule:
 
 
 def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
-    """The graph whose replay is the schedule that took its decisions in this `order`; row i is row order[i] of `graph`.
+    """Return the graph whose replay is the schedule that took its decisions in this `order`; row i is row order[i] of
+    `graph`.
 
     All lanes are ordered: edges that were decided as the graph ran are replaced by edges from the task that gave its
     slot to the one that took it (the end of a COLLECTIVE gives the slot that its ARRIVAL took). A delay there comes
@@ -124,7 +127,7 @@ def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
 
 
 def edges_that_hold(graph: TaskGraph) -> Mask:
-    """Edges (m) that a run respects: all but those that it decides itself."""
+    """Return edges (m) that a run respects: all but those that it decides itself."""
     dst = graph.dst
     unordered = ~np.array([lane.ordered for lane in graph.lanes], dtype=np.bool_)[graph.lane[dst]]
     inside = np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.STREAM)) & (graph.lane[graph.src] == graph.lane[dst])
@@ -142,7 +145,7 @@ class LaneArrays:
 
 
 def lane_table(graph: TaskGraph) -> LaneArrays:
-    """The lanes of a graph as the loops read them; `slots` counts at most the tasks of a lane."""
+    """Return the lanes of a graph as the loops read them; `slots` counts at most the tasks of a lane."""
     count = np.bincount(graph.lane, minlength=len(graph.lanes))
     slots = [0 if lane.ordered else min(lane.slots, int(c)) for lane, c in zip(graph.lanes, count, strict=True)]
     ptr = np.zeros(len(graph.lanes) + 1, dtype=np.int64)
@@ -152,7 +155,7 @@ def lane_table(graph: TaskGraph) -> LaneArrays:
 
 
 def _slot_givers(graph: TaskGraph, order: Int32) -> Int32:
-    """Row whose end gave each task (n) its slot in the run that was decided in this order, −1 for none."""
+    """Return row whose end gave each task (n) its slot in the run that was decided in this order, −1 for none."""
     from foretrace.simulate import schedule_engine
 
     columns = effective(graph)

@@ -71,7 +71,7 @@ def _pop(heap: Int64, base: int, size: int) -> tuple[int, int, int]:
 
 @njit(inline="always")
 def _replaced(kind: int, same_lane: bool, ordered: bool) -> bool:
-    """Whether the run itself decides what an edge of the recording says."""
+    """Return whether the run itself decides what an edge of the recording says."""
     return bool(same_lane and not ordered and kind in (PROGRAM, STREAM))
 
 
@@ -117,13 +117,17 @@ def successors(
 
 @njit()
 def _of(column: Array | None, v: int) -> int:
-    """Value of row v, 0 where there is no such column: a version compiled without one has no code for it either."""
+    """Return value of row v, 0 where there is no such column: a version compiled without one has no code for it
+    either.
+    """
     return 0 if column is None else column[v]
 
 
 @njit()
 def _next_free(spare: Int64 | None, base: int, size: int, until: int) -> int:
-    """When the next slot of a lane becomes free, as one is taken `until` then; the others are a heap in `spare`."""
+    """Return when the next slot of a lane becomes free, as one is taken `until` then; the others are a heap in
+    `spare`.
+    """
     if spare is None or size == 0 or until <= spare[3 * base]:
         return until
     following, _, _ = _replace(spare, base, size, until, 0, 0)
@@ -248,7 +252,8 @@ def slot_givers(
     release: Int64, lane: Int32, ordered: UInt8, slots: Int64, lane_ptr: Int64, holds: UInt8 | None,
     arrivals: Int32 | None, order: Int32, start: Int64, end: Int64,
 ) -> Int32:  # fmt: skip
-    """Row whose end gave each task (n) its slot, −1 for none: a replay in the order of a schedule, into `start`, `end`.
+    """Return row whose end gave each task (n) its slot, −1 for none: a replay in the order of a schedule, into `start`,
+    `end`.
 
     `slots` counts at most the tasks of a lane, so that heaps (free from, giver) fit into slices of `lane_ptr`.
     """

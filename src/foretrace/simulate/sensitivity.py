@@ -47,7 +47,7 @@ class GroupSavings:
 
 
 def single_tasks(graph: TaskGraph, start: Int64, end: Int64, *, faster: float = 0.1) -> Sensitivity:
-    """Savings of every task, `faster` being the share of its duration that it loses."""
+    """Return savings of every task, `faster` being the share of its duration that it loses."""
     dur = effective(graph).dur
     less = dur - np.rint(dur * (1.0 - faster)).astype(np.int64)
     saved_faster, saved_zero = np.zeros(len(graph), dtype=np.int64), np.zeros(len(graph), dtype=np.int64)
@@ -59,7 +59,9 @@ def single_tasks(graph: TaskGraph, start: Int64, end: Int64, *, faster: float = 
 
 
 def _most_to_save(graph: TaskGraph, start: Int64, end: Int64, mark: int) -> Int64:
-    """Length of the longest path to the end of `mark` minus that of the longest one which avoids a task (n)."""
+    """Return the length of the longest path to the end of `mark` minus that of the longest one which avoids a
+    task (n).
+    """
     n, columns = len(graph), effective(graph)
     rows = np.arange(n)
     from_start, from_end = tails(graph, mark)
@@ -81,7 +83,7 @@ def _most_to_save(graph: TaskGraph, start: Int64, end: Int64, mark: int) -> Int6
 
 
 def range_maximum(n: int, first: npt.NDArray[np.integer], last: npt.NDArray[np.integer], value: Int64) -> Int64:
-    """Maximum `value` of the intervals [first, last] that cover each of n positions; NO_RELEASE where none does.
+    """Return maximum `value` of the intervals [first, last] that cover each of n positions; NO_RELEASE where none does.
 
     Every interval is the union of two of a power-of-two length; these are handed down from long to short.
     """
@@ -101,7 +103,7 @@ def range_maximum(n: int, first: npt.NDArray[np.integer], last: npt.NDArray[np.i
 def groups(
     graph: TaskGraph, start: Int64, end: Int64, label: Int32, n_groups: int, *, faster: float = 0.1
 ) -> GroupSavings:
-    """Savings of `n_groups` groups; `label` (n) is the group of a task, −1 for none.
+    """Return savings of `n_groups` groups; `label` (n) is the group of a task, −1 for none.
 
     What is removed with a group beside its own tasks is said in `with_calls`.
     """
@@ -135,7 +137,7 @@ def groups(
 
 
 def with_calls(graph: TaskGraph, label: Int32) -> tuple[Int32, Int32]:
-    """Groups (n, −1 for none) with which a task is removed: its own, and that of the work which it launched.
+    """Return groups (n, −1 for none) with which a task is removed: its own, and that of the work which it launched.
 
     A call launched for a group if the group holds all device tasks that it launched and that are still there. The
     RETURN of a blocking call follows its call in both.
@@ -159,12 +161,12 @@ def with_calls(graph: TaskGraph, label: Int32) -> tuple[Int32, Int32]:
 
 
 def _chunks(chosen: Int32) -> list[Int32]:
-    """Groups in blocks that are replayed side by side."""
+    """Return groups in blocks that are replayed side by side."""
     return [chosen[i : i + WIDEST_BLOCK] for i in range(0, len(chosen), WIDEST_BLOCK)]
 
 
 def _renumber(label: Int32, chunk: Int32, n_groups: int) -> Int32:
-    """Position of each label in `chunk`, −1 for all others."""
+    """Return the position of each label in `chunk`, −1 for all others."""
     place = np.full(n_groups + 1, -1, dtype=np.int32)  # the last entry stands for −1
     place[chunk] = np.arange(len(chunk), dtype=np.int32)
     return place[label]

@@ -78,11 +78,11 @@ class Timeline:
         return int(self.step_times_ns.sum())
 
     def interval_s(self, level: float = 0.8) -> noise.Interval:
-        """Where the median step lies: noise between steps, and what was not recorded (see `simulate.doubt`)."""
+        """Return where the median step lies: noise between steps, and what was not recorded (see `simulate.doubt`)."""
         return doubt.widened(self.noise_s(level), self.step_time_s, self.shifts)
 
     def noise_s(self, level: float = 0.8) -> noise.Interval:
-        """Where the median step lies as far as noise decides; see `foretrace.simulate.noise`."""
+        """Return where the median step lies as far as noise decides; see `foretrace.simulate.noise`."""
         return self.draws.interval(self.step_time_s, level)
 
     @cached_property
@@ -105,30 +105,30 @@ class Timeline:
         return estimated + doubt.of_carried(self.graph.info.carried, step_s)
 
     def breakdown(self, *, rank: int | None = None) -> parts.Breakdown:
-        """Where the steps of a rank go; by default that of the first mark."""
+        """Return where the steps of a rank go; by default that of the first mark."""
         self._need_window()
         return parts.breakdown(self.graph, self.start, self.end, rank=rank)
 
     def lanes(self) -> tuple[parts.LaneBusy, ...]:
-        """What every lane did in the window."""
+        """Return what every lane did in the window."""
         self._need_window()
         return parts.lanes(self.graph, self.start, self.end)
 
     def critical_path(self) -> critical.CriticalPath:
-        """The chain of tasks and waits that decides when the last mark is reached."""
+        """Return the chain of tasks and waits that decides when the last mark is reached."""
         self._need_window()
         rows, graph, start, end = self._ordered
         path = critical.critical_path(graph, start, end)
         return replace(path, graph=self.graph, task=rows[path.task])
 
     def slack(self) -> Int64:
-        """Nanoseconds (n) by which each task can grow alone before the last mark moves."""
+        """Return nanoseconds (n) by which each task can grow alone before the last mark moves."""
         self._need_window()
         rows, graph, _, end = self._ordered
         return _at(rows, critical.slack(graph, end))
 
     def sensitivity(self, *, faster: float = 0.1) -> sensitivity.Sensitivity:
-        """What the window would save if each task alone lost a share of its duration, or all of it."""
+        """Return what the window would save if each task alone lost a share of its duration, or all of it."""
         self._need_window()
         rows, graph, start, end = self._ordered
         result = sensitivity.single_tasks(graph, start, end, faster=faster)
@@ -139,7 +139,7 @@ class Timeline:
         )
 
     def blame(self, by: By = "name") -> tuple[BlameRow, ...]:
-        """Who holds the step back: groups of tasks by the time that a step would save, most first.
+        """Return who holds the step back: groups of tasks by the time that a step would save, most first.
 
         `name` groups host work between calls by its operator, and all other tasks by their full name. Removing a
         group is what `foretrace.simulate.sensitivity.with_calls` says.
@@ -183,7 +183,7 @@ class Timeline:
 
 
 def simulate(graph: TaskGraph) -> Timeline:
-    """When everything runs: by replay if the order on all lanes is part of the edges, by schedule otherwise."""
+    """Return when everything runs: by replay if the order on all lanes is part of the edges, by schedule otherwise."""
     if all(lane.ordered for lane in graph.lanes):
         start, end = replay(graph)
         return Timeline(graph=graph, start=start, end=end)
@@ -192,7 +192,7 @@ def simulate(graph: TaskGraph) -> Timeline:
 
 
 def _groups(graph: TaskGraph, by: By) -> tuple[Int32, list[str]]:
-    """Label of every task (n, −1 for those that take no time or are gone) and the text of every label."""
+    """Return label of every task (n, −1 for those that take no time or are gone) and the text of every label."""
     if by == "name":
         of_operator = (graph.kind == TaskKind.CPU) & (graph.op >= 0)
         text = np.where(of_operator, graph.op, graph.name).astype(np.int64)
@@ -215,7 +215,7 @@ def _groups(graph: TaskGraph, by: By) -> tuple[Int32, list[str]]:
 
 
 def _at(rows: Int32, values: Int64) -> Int64:
-    """Values of the rows of a run, back at the rows of the graph."""
+    """Return values of the rows of a run, back at the rows of the graph."""
     result = np.empty_like(values)
     result[rows] = values
     return result

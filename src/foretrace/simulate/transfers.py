@@ -48,7 +48,7 @@ class Meetings:
 
 
 def meetings_of(graph: TaskGraph, matching: Matching, clock: ClockOffsets) -> Meetings:
-    """The collectives of a graph that `join(..., matching=matching, clock=clock)` made."""
+    """Return the collectives of a graph that `join(..., matching=matching, clock=clock)` made."""
     dst = graph.dst
     of_collective = graph.edge_kind == EdgeKind.COLLECTIVE
     arrives = of_collective & (graph.kind[graph.src] == TaskKind.ARRIVAL)
@@ -85,7 +85,7 @@ def meetings_of(graph: TaskGraph, matching: Matching, clock: ClockOffsets) -> Me
 
 
 def _places(matching: Matching, clock: ClockOffsets) -> dict[tuple[int, int], list[int]]:
-    """Indices of the matches in which a rank arrives at a time of the common clock."""
+    """Return indices of the matches in which a rank arrives at a time of the common clock."""
     places: dict[tuple[int, int], list[int]] = defaultdict(list)
     which, rank, _ = matching.flat
     starts = matching.starts.copy()
@@ -121,7 +121,7 @@ class Transfers:
 
 
 def ring_share(kind: str, nbytes: float, workers: int) -> tuple[float, float, float]:
-    """Relative times where no network is given: the share of a buffer that a ring sends over one link.
+    """Return relative times where no network is given: the share of a buffer that a ring sends over one link.
 
     The low end does not grow with the workers, the high end as the depth of a tree does, as latencies would.
     """
@@ -131,7 +131,7 @@ def ring_share(kind: str, nbytes: float, workers: int) -> tuple[float, float, fl
 
 
 def grown_transfers(graph: TaskGraph, found: Meetings, grows: Mask, ranks: int, price: Price | None) -> Transfers:
-    """Durations of a graph whose collectives with `grows` (one per meeting) take place among `ranks`.
+    """Return durations of a graph whose collectives with `grows` (one per meeting) take place among `ranks`.
 
     A transfer of known size takes its recorded time x expected time among `ranks` / expected time among the recorded
     group. Where the size was not recorded, it is the one whose expected time is the recorded one. Where the network
@@ -180,7 +180,7 @@ def grown_transfers(graph: TaskGraph, found: Meetings, grows: Mask, ranks: int, 
 
 
 def _spread(total_ns: Int64) -> list[Assumption]:
-    """The range that the network gives its own times, as shares of the likely ones."""
+    """Return the range that the network gives its own times, as shares of the likely ones."""
     likely, low, high = total_ns.tolist()
     if not likely or low == high:
         return []
@@ -193,14 +193,14 @@ def _spread(total_ns: Int64) -> list[Assumption]:
 
 
 def _recorded_s(graph: TaskGraph, found: Meetings) -> Float64:
-    """Mean transfer of every collective over its parts, seconds."""
+    """Return mean transfer of every collective over its parts, seconds."""
     count = len(found.meetings)
     parts = np.maximum(np.bincount(found.which, minlength=count), 1)
     return np.asarray(np.bincount(found.which, weights=graph.dur[found.transfer], minlength=count) / parts / 1e9)
 
 
 def _size(price: Price, kind: str, workers: int, seconds: float) -> float:
-    """Bytes that are expected to take these seconds; the least where even one byte takes longer."""
+    """Return bytes that are expected to take these seconds; the least where even one byte takes longer."""
     low, high = _LEAST_BYTES, _MOST_BYTES
     for _ in range(50):
         middle = (low * high) ** 0.5

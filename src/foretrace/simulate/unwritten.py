@@ -23,7 +23,7 @@ _value: int | None = POISON if os.environ.get("FORETRACE_POISON") == "1" else No
 
 
 def unwritten(shape: int | tuple[int, ...], dtype: type = np.int64) -> Array:
-    """An array whose every element a pass will write before it is read."""
+    """Return an array whose every element a pass will write before it is read."""
     array: Array = np.empty(shape, dtype=dtype)
     if _value is not None:
         array.fill(_value if np.dtype(dtype).itemsize == 8 else _ROW)
@@ -31,7 +31,7 @@ def unwritten(shape: int | tuple[int, ...], dtype: type = np.int64) -> Array:
 
 
 def written(*times: Int64) -> None:
-    """In the test mode, raise AssertionError if a time (ns) comes from memory that nobody wrote."""
+    """Raise AssertionError, in the test mode, if a time (ns) comes from memory that nobody wrote."""
     if _value is not None:
         for array in times:
             count = int(((array > END) | (array < -LATEST)).sum())

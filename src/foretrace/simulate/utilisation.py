@@ -137,7 +137,7 @@ def utilisation(timeline: Timeline, limits: Limits, *, classes: Int64, class_nam
 
 
 def known_work(graph: TaskGraph) -> Mask:
-    """Tasks (n) whose work is known; of several tasks of an operator one carries it for all.
+    """Return tasks (n) whose work is known; of several tasks of an operator one carries it for all.
 
     Unknown where the inputs were not recorded, and for products whose FLOPs their inputs do not tell.
     """
@@ -165,7 +165,7 @@ class CpuUse:
 
 
 def cpu_use(facts: Mapping[str, Any]) -> CpuUse | None:
-    """CPU utilisation by the recorder's facts: unprofiled steps, recorded ones where there are no others."""
+    """Return CPU utilisation by the recorder's facts: unprofiled steps, recorded ones where there are no others."""
     steps = facts.get("steps") or []
     machine = facts.get("machine") or {}
     affinity = machine.get("affinity")
@@ -180,7 +180,7 @@ def cpu_use(facts: Mapping[str, Any]) -> CpuUse | None:
 
 
 def samples_per_step(facts: Mapping[str, Any]) -> float | None:
-    """Samples of one step by the recorder's facts: what was told, else batches per step times their size."""
+    """Return samples of one step by the recorder's facts: what was told, else batches per step times their size."""
     if told := (facts.get("options") or {}).get("samples"):
         return float(told)
     loaders = [
@@ -197,6 +197,6 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _share(ideal: Float64, taken: float) -> float | None:
-    """Ideal time over time taken; None where a peak is not known or nothing took time."""
+    """Return ideal time over time taken; None where a peak is not known or nothing took time."""
     some = ideal[np.isfinite(ideal)]
     return float(some.sum()) / taken if len(some) == len(ideal) and taken > 0 else None

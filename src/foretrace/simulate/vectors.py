@@ -67,13 +67,13 @@ larger = _of_two(lambda builder, a, b: builder.select(builder.icmp_signed(">", a
 
 @intrinsic
 def spread(_: Any, value: Any) -> Any:
-    """The same int64 sixteen times."""
+    """Return the same int64 sixteen times."""
     return SIXTEEN(types.int64), lambda _context, builder, _signature, args: _spread(builder, args[0], _LONGS)
 
 
 @intrinsic
 def load(_: Any, array: Any, offset: Any) -> Any:
-    """Sixteen elements of an int64 array."""
+    """Return sixteen elements of an int64 array."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_at(context, builder, _LONGS, signature.args[0], *args), align=8)
@@ -94,7 +94,9 @@ def store(_: Any, array: Any, offset: Any, value: Any) -> Any:
 
 @intrinsic
 def scaled(_: Any, length: Any, factors: Any, offset: Any) -> Any:
-    """A float64 times sixteen of an array, rounded to the nearest integers, halves to even; below LARGEST each."""
+    """Return a float64 times sixteen of an array, rounded to the nearest integers, halves to even; below
+    LARGEST each.
+    """
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         factor = builder.load(_at(context, builder, _DOUBLES, signature.args[1], *args[1:]), align=8)

@@ -17,7 +17,7 @@ _TRUE, _FALSE = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
 
 
 def parse(text: str) -> Technique:
-    """One technique from its name and `key=value` words; quote values that hold spaces.
+    """Return one technique from its name and `key=value` words; quote values that hold spaces.
 
     Dashes and underscores in keys are the same. Raises ForetraceError for an unknown name or key, a value of
     the wrong type, or a key that is missing.
@@ -41,7 +41,7 @@ def parse(text: str) -> Technique:
 
 
 def _joined(words: list[str]) -> list[str]:
-    """The words, a unit put behind the number that it belongs to: "network=100 Gbps" is one."""
+    """Return the words, a unit put behind the number that it belongs to: "network=100 Gbps" is one."""
     found: list[str] = []
     for word in words:
         number = found[-1].rpartition("=")[2] if found and "=" in found[-1] else ""
@@ -53,7 +53,7 @@ def _joined(words: list[str]) -> list[str]:
 
 
 def parse_all(texts: Iterable[str]) -> tuple[Technique, ...]:
-    """Several techniques, in the order in which they are applied."""
+    """Return several techniques, in the order in which they are applied."""
     return tuple(parse(text) for text in texts)
 
 

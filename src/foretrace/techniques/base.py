@@ -58,14 +58,14 @@ class Parameter:
 
 
 def parameter(default: Any = MISSING, *, doc: str, unit: str = "", choices: tuple[str, ...] = (), key: str = "") -> Any:
-    """A field that the user sets; required where it has no default. `key` is its name in text, if another."""
+    """Return a field that the user sets; required where it has no default. `key` is its name in text, if another."""
     return field(default=default, metadata={"doc": doc, "unit": unit, "choices": choices, "key": key})
 
 
 def prior(
     value: float, low: float, high: float, *, doc: str, why: str, unit: str = "×", larger_is: Larger | None = None
 ) -> Any:
-    """A field for a number that the recording does not give; `why` says where the range comes from.
+    """Return a field for a number that the recording does not give; `why` says where the range comes from.
 
     `larger_is` says what a larger value does to the step: slower, unless it is a rate.
     """
@@ -74,7 +74,7 @@ def prior(
 
 
 def derived(*, doc: str, unit: str = "×", larger_is: Larger | None = None) -> Any:
-    """A field whose prior depends on the recording; `priors` of the technique works it out."""
+    """Return a field whose prior depends on the recording; `priors` of the technique works it out."""
     return field(default=None, metadata=_stated(doc, unit, larger_is))
 
 
@@ -104,10 +104,12 @@ class Technique(ABC):
 
     @abstractmethod
     def change(self, graph: TaskGraph) -> TaskGraph:
-        """The graph after this technique, changes noted without its name; raises NotApplicableError with a reason."""
+        """Return the graph after this technique, changes noted without its name; raises NotApplicableError with a
+        reason.
+        """
 
     def predict(self, graph: TaskGraph) -> TaskGraph:
-        """The graph after this technique, with its changes and assumptions noted. Never alters `graph`.
+        """Return the graph after this technique, with its changes and assumptions noted. Never alters `graph`.
 
         What follows from the change for the run around it is part of it, see `settle`.
         Raises NotApplicableError, with a reason, where the technique does not fit.
@@ -123,7 +125,7 @@ class Technique(ABC):
             raise self.refuse(f"{CONTRADICTS}: {where} would wait for each other.") from error
 
     def signed(self, graph: TaskGraph) -> TaskGraph:
-        """What `change` makes of a graph, with this technique's name under all that it noted."""
+        """Return what `change` makes of a graph, with this technique's name under all that it noted."""
         try:
             changed, before = self.change(graph), len(graph.changes)
         except NotApplicableError as error:
@@ -134,7 +136,7 @@ class Technique(ABC):
         return replace(changed, changes=(*changed.changes[:before], *made))
 
     def apply(self, training: Training) -> Training:
-        """The training with this technique for real, made from a copy; never alters `training`.
+        """Return the training with this technique for real, made from a copy; never alters `training`.
 
         Raises NotApplicableError, with a reason, where it does not fit or cannot be done by software.
         """
@@ -144,12 +146,12 @@ class Technique(ABC):
         return replace(changed, applied=(*training.applied, str(self)))
 
     def realise(self, training: Training) -> Training:
-        """`training`, a copy to work on, with this technique; raises NotApplicableError with a reason."""
+        """Return `training`, a copy to work on, with this technique; raises NotApplicableError with a reason."""
         raise self.refuse(self.not_applied or "it can be predicted but not applied.")
 
     @classmethod
     def can_apply(cls) -> bool:
-        """Whether there is a real thing: `realise` is written."""
+        """Return whether there is a real thing: `realise` is written."""
         return cls.realise is not Technique.realise
 
     @property
@@ -158,15 +160,15 @@ class Technique(ABC):
         return 1
 
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
-        """Operators whose times on the recorded machine would sharpen `predict`; empty where none would."""
+        """Return operators whose times on the recorded machine would sharpen `predict`; empty where none would."""
         return ()
 
     def priors(self, graph: TaskGraph) -> Mapping[str, Prior]:
-        """Priors that matter on this graph, by field; subclasses drop or sharpen them from the recording."""
+        """Return priors that matter on this graph, by field; subclasses drop or sharpen them from the recording."""
         return {each.name: each.prior for each in self.parameters() if each.prior is not None}
 
     def uncertain(self, graph: TaskGraph) -> tuple[Assumption, ...]:
-        """What `predict` assumes on this graph: every prior that the user has not replaced.
+        """Return what `predict` assumes on this graph: every prior that the user has not replaced.
 
         On the graph of several ranks that are changed one by one, what it assumes on the lowest.
         """
@@ -188,13 +190,13 @@ class Technique(ABC):
         )
 
     def values(self, graph: TaskGraph) -> dict[str, float]:
-        """What to reckon with on this graph: the user's value of every prior, else its central one."""
+        """Return what to reckon with on this graph: the user's value of every prior, else its central one."""
         numbers = {name: found.value for name, found in self.priors(graph).items()}
         given = {each.field: getattr(self, each.field) for each in self.parameters() if each.type == "float"}
         return numbers | {name: float(value) for name, value in given.items() if value is not None}
 
     def refuse(self, reason: str) -> NotApplicableError:
-        """The error that says why this technique does not fit."""
+        """Return the error that says why this technique does not fit."""
         return NotApplicableError(f"{self.name}: {reason}")
 
     def need_positive(self, *fields: str) -> None:
@@ -205,14 +207,16 @@ class Technique(ABC):
                 raise self.refuse(f"{name}={value} must be a number above 0.")
 
     def __str__(self) -> str:
-        """The technique as it is written on the command line."""
+        """Return the technique as it is written on the command line."""
         values = ((each.name, getattr(self, each.field), each.default) for each in self.parameters())
         words = [f"{name}={value}" for name, value, default in values if value != default]
         return shlex.join([self.name, *words])
 
     @classmethod
     def parameters(cls) -> tuple[Parameter, ...]:
-        """All parameters: what the user decides, then what stands for a number, each in the order of the fields."""
+        """Return all parameters: what the user decides, then what stands for a number, each in the order of the
+        fields.
+        """
         return tuple(
             Parameter(
                 name=each.metadata.get("key") or each.name,

@@ -26,7 +26,7 @@ _TIES = (TaskKind.ARRIVAL, TaskKind.COLLECTIVE, TaskKind.MARK)
 
 
 def on_each_rank(graph: TaskGraph, change: Callable[[TaskGraph], TaskGraph]) -> TaskGraph:
-    """`change` on every rank's own graph, the ranks tied together again as before.
+    """Return `change` on every rank's own graph, the ranks tied together again as before.
 
     Raises NotApplicableError, naming the rank, where the change does not fit one of them or adds or drops tasks that
     tie ranks together.
@@ -43,7 +43,7 @@ def on_each_rank(graph: TaskGraph, change: Callable[[TaskGraph], TaskGraph]) -> 
 
 
 def first_rank(graph: TaskGraph) -> TaskGraph:
-    """The lowest rank's own graph, as `on_each_rank` shows it to a change."""
+    """Return the lowest rank's own graph, as `on_each_rank` shows it to a change."""
     start, _ = replay(graph)
     return _part(graph, graph.ranks[0], start).graph
 
@@ -59,7 +59,9 @@ class _Part:
 
 
 def _part(graph: TaskGraph, rank: int, start: Int64) -> _Part:
-    """A rank alone: its transfers begin when they did among the others, its steps are those between its own marks."""
+    """Return a rank alone: its transfers begin when they did among the others, its steps are those between its own
+    marks.
+    """
     joint = joint_rows(graph)
     mine = (graph.rank == rank) & ~joint
     rows = np.flatnonzero(mine)
@@ -84,7 +86,7 @@ def _part(graph: TaskGraph, rank: int, start: Int64) -> _Part:
 
 
 def _together(graph: TaskGraph, parts: Sequence[_Part], changed: Sequence[TaskGraph]) -> TaskGraph:
-    """The changed ranks in one graph, with the edges between ranks and the marks of all ranks as in `graph`."""
+    """Return the changed ranks in one graph, with the edges between ranks and the marks of all ranks as in `graph`."""
     tables = {key: _Table(getattr(graph, key)) for key in ("names", "layers", "shapes")}
     tasks: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in TASK_COLUMNS}
     edges: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in (*EDGE_COLUMNS, "dst")}
@@ -146,7 +148,9 @@ def _together(graph: TaskGraph, parts: Sequence[_Part], changed: Sequence[TaskGr
 
 
 def _ties(graph: TaskGraph) -> Int64:
-    """Rows that may tie ranks together, in an order that a change keeps: by kind, lane, recorded start and name."""
+    """Return rows that may tie ranks together, in an order that a change keeps: by kind, lane, recorded start
+    and name.
+    """
     rows = np.flatnonzero(np.isin(graph.kind, _TIES))
     return rows[np.lexsort((rows, graph.recorded[rows], graph.lane[rows], graph.kind[rows]))]
 
@@ -162,7 +166,7 @@ class _Table:
         self._more: dict[str, int] = {}
 
     def renumber(self, column: npt.NDArray[np.int32], texts: tuple[str, ...]) -> npt.NDArray[np.int32]:
-        """A column of a changed graph in numbers of this table; −1 stays. Changes add texts at the end."""
+        """Return a column of a changed graph in numbers of this table; −1 stays. Changes add texts at the end."""
         base = len(self._base)
         assert texts[:base] == self._base
         more = [self._more.setdefault(text, base + len(self._more)) for text in texts[base:]]
@@ -174,7 +178,7 @@ class _Table:
 
 
 def _changes(ranks: Sequence[int], made: Sequence[Sequence[Change]]) -> tuple[Change, ...]:
-    """What was done, one line for all ranks."""
+    """Return what was done, one line for all ranks."""
     lines = []
     for each in zip_longest(*made):
         at = next(i for i, change in enumerate(each) if change is not None)
@@ -191,7 +195,7 @@ def _changes(ranks: Sequence[int], made: Sequence[Sequence[Change]]) -> tuple[Ch
 
 
 def _assumptions(made: Sequence[Sequence[Assumption]]) -> tuple[Assumption, ...]:
-    """What was assumed; where ranks differ, the lowest rank's is told."""
+    """Return what was assumed; where ranks differ, the lowest rank's is told."""
     told: dict[tuple[str, str], Assumption] = {}
     for each in made:
         for assumption in each:

@@ -35,7 +35,7 @@ class PathPart:
 
 
 def path_parts(timeline: Timeline) -> tuple[PathPart, ...]:
-    """The critical path by kind of work, in the order of first appearance in a step; sums to the mean step."""
+    """Return the critical path by kind of work, in the order of first appearance in a step; sums to the mean step."""
     path, graph = timeline.critical_path(), timeline.graph
     rows = path.task.astype(np.int64)
     names: dict[str, int] = {}
@@ -61,7 +61,9 @@ def path_parts(timeline: Timeline) -> tuple[PathPart, ...]:
 
 
 def _numbered(names: dict[str, int], text: Callable[..., str], *columns: npt.NDArray[Any]) -> Int64:
-    """The number of the text of every row; each different row is put into words once, new ones go into `names`."""
+    """Return the number of the text of every row; each different row is put into words once, new ones go into
+    `names`.
+    """
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         key = 1024 * key + column  # few kinds, phases, reasons and parts, all of them below
@@ -71,13 +73,13 @@ def _numbered(names: dict[str, int], text: Callable[..., str], *columns: npt.NDA
 
 
 def main_parts(parts: tuple[PathPart, ...]) -> tuple[str, ...]:
-    """Names of the parts that matter, in their order."""
+    """Return names of the parts that matter, in their order."""
     total = sum(part.time_s for part in parts)
     return tuple(part.name for part in parts if part.time_s >= _SHOWN * total)
 
 
 def why_not_more(timeline: Timeline) -> str:
-    """One sentence: what holds the step now."""
+    """Return one sentence: what holds the step now."""
     parts = sorted(path_parts(timeline), key=lambda part: -part.time_s)
     total = sum(part.time_s for part in parts)
     if not parts:
@@ -96,7 +98,7 @@ def why_not_more(timeline: Timeline) -> str:
 
 
 def _wait(labels: list[str], reason: int, work: int, link: int) -> str:
-    """What a task waited for, beyond the end of its predecessor; its own label where it did not."""
+    """Return what a task waited for, beyond the end of its predecessor; its own label where it did not."""
     if reason < 0:
         return labels[work]
     if link:  # a message: for the link, or for those it is sent to

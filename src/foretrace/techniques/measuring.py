@@ -36,7 +36,7 @@ class CalibratedGraph:
 def calibrated(
     graph: TaskGraph, techniques: Sequence[Technique], measure: Measure, until: Deadline | None = None
 ) -> CalibratedGraph:
-    """`graph` with the times of all operators that `techniques`, applied in this order, want and it lacks.
+    """Return `graph` with the times of all operators that `techniques`, applied in this order, want and it lacks.
 
     After `until` no technique is asked any more: predicting those before it takes time, too. Raises
     NotApplicableError where a technique does not fit.

@@ -35,7 +35,7 @@ BUILT_IN: tuple[type[Technique], ...] = tuple(
 
 
 def techniques() -> dict[str, type[Technique]]:
-    """Every technique by name, ours first. Raises ForetraceError for a broken or clashing entry point."""
+    """Return every technique by name, ours first. Raises ForetraceError for a broken or clashing entry point."""
     found = {each.name: each for each in BUILT_IN}
     for entry in entry_points(group=GROUP):
         try:
@@ -53,7 +53,7 @@ def techniques() -> dict[str, type[Technique]]:
 
 
 def technique(name: str) -> type[Technique]:
-    """The technique of this name. Raises ForetraceError naming the nearest ones."""
+    """Return the technique of this name. Raises ForetraceError naming the nearest ones."""
     known = techniques()
     found = resolve(name, known, ALIASES)
     if found is None or found not in known:

@@ -30,7 +30,7 @@ class Copy:
 
 
 def repeat(graph: TaskGraph, copies: Sequence[Copy], *, change: Change, phase: Phase | None = None) -> TaskGraph:
-    """The graph with these copies, in `phase` where one is given.
+    """Return the graph with these copies, in `phase` where one is given.
 
     What a copied task waited for, its copy waits for as well: for the copy of a task that is copied too, else for the
     task itself, which the copies then come behind on every lane. Nothing but the order of lanes waits for copies. A
@@ -80,7 +80,9 @@ def repeat(graph: TaskGraph, copies: Sequence[Copy], *, change: Change, phase: P
 
 
 def before(graph: TaskGraph, rows: Int64) -> dict[int, int] | None:
-    """Per lane of these rows the task ahead of the first of them there; None where one of them begins its lane."""
+    """Return per lane of these rows the task ahead of the first of them there; None where one of them begins
+    its lane.
+    """
     found: dict[int, int] = {}
     for lane in np.unique(graph.lane[rows]).tolist():
         there = np.flatnonzero(graph.lane == lane)
@@ -92,7 +94,8 @@ def before(graph: TaskGraph, rows: Int64) -> dict[int, int] | None:
 
 
 def _behind(graph: TaskGraph, copy: Copy) -> Copy:
-    """The copies behind all that they wait for: on no lane ahead of a task that is not repeated and feeds one that is.
+    """Return the copies behind all that they wait for: on no lane ahead of a task that is not repeated and feeds one
+    that is.
 
     A batch is copied to the device once, in the middle of the forward pass that is repeated. What comes ahead of the
     copies is closed: with a task come those that it waits for, with a call what it launched, because a stream takes
@@ -123,7 +126,7 @@ def _copied(
     mine: Int64,
     place: Int64,
 ) -> None:
-    """Edges into copies, those along a lane apart."""
+    """Copy edges into copies, those along a lane apart."""
     src = old["src"][mine].astype(np.int64)
     edges["src"].append(np.where(place[src] >= 0, place[src], src))
     edges["dst"].append(place[old["dst"][mine].astype(np.int64)])
@@ -141,7 +144,7 @@ def _chained(
     gap: Int64,
     usual: Int64,
 ) -> None:
-    """The order of the copies on their lanes."""
+    """Chain the copies in the order of the copies on their lanes."""
     for lane, anchor in copy.after.items():
         rows = copy.rows[graph.lane[copy.rows] == lane]
         if not len(rows):
@@ -165,7 +168,7 @@ def _rerouted(
     tails: Mapping[int, int],
     launched: Mapping[int, int],
 ) -> None:
-    """What followed an anchor follows the last copy behind it, and so does a call that waits for the device then."""
+    """Let what followed an anchor follow the last copy behind it, and so a call that waits for the device then."""
     last = np.arange(len(graph), dtype=np.int64)
     since = np.full(len(graph), len(graph), dtype=np.int64)
     for anchor, tail in tails.items():

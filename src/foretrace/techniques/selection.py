@@ -33,7 +33,7 @@ class _Selection(Technique):
     on_rank: int | None = parameter(None, key="rank", doc="rank, where the graph holds several")
 
     def chosen(self, graph: TaskGraph) -> Mask:
-        """The tasks that the parameters choose; refuses where there are none."""
+        """Return the tasks that the parameters choose; refuses where there are none."""
         if all(getattr(self, each.name) is None for each in fields(_Selection)):
             raise self.refuse("choose tasks by name=, op=, layer=, lane=, kind=, phase=, step= or rank=.")
         if self.on_rank is not None and self.on_rank not in (there := graph.ranks):
@@ -92,12 +92,12 @@ def _alternatives(value: str | None) -> list[str] | None:
 
 
 def _numbers(ranks: tuple[int, ...]) -> str:
-    """Ranks in words."""
+    """Return ranks in words."""
     return f"rank {ranks[0]} alone" if len(ranks) == 1 else f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"
 
 
 def _common(graph: TaskGraph) -> str:
-    """What there is to choose, for a selection that found nothing."""
+    """Return what there is to choose, for a selection that found nothing."""
     time: Counter[int] = Counter()
     for name, dur in zip(graph.name.tolist(), graph.dur.tolist(), strict=True):
         time[name] += dur

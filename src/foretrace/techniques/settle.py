@@ -13,7 +13,8 @@ from foretrace.simulate.replay import replay
 
 
 def settle(before: TaskGraph, after: TaskGraph, technique: str) -> TaskGraph:
-    """`after`, a changed `before`, with contention ended where streams no longer meet, and steps measured rightly.
+    """Return `after`, a changed `before`, with contention ended where streams no longer meet, and steps measured
+    rightly.
 
     Raises NotApplicableError where device work changed in a recording whose device delays are not understood.
     """
@@ -62,18 +63,18 @@ def _end_contention(before: TaskGraph, after: TaskGraph, technique: str) -> Task
 
 
 def _device_work(graph: TaskGraph) -> tuple[int, int, int]:
-    """What changes if device work does: number and time of its tasks, and the gaps between them."""
+    """Return what changes if device work does: number and time of its tasks, and the gaps between them."""
     live = graph.on_device & ~graph.gone
     return int(live.sum()), int(graph.dur[live].sum()), int(graph.lag[graph.edge_kind == EdgeKind.STREAM].sum())
 
 
 def _free_starts(graph: TaskGraph) -> Int64:
-    """When every task (n rows, ns) would start if streams never held each other up."""
+    """Return when every task (n rows, ns) would start if streams never held each other up."""
     start, _ = replay(cut(graph, graph.edge_kind == EdgeKind.CONTENTION))
     return start
 
 
 def _pairs(graph: TaskGraph, edges: Mask) -> list[tuple[int, int]]:
-    """Recorded starts of the two ends of edges: the same before and after rows were renumbered."""
+    """Return recorded starts of the two ends of edges: the same before and after rows were renumbered."""
     src, dst = graph.recorded[graph.src[edges]], graph.recorded[graph.dst[edges]]
     return list(zip(src.tolist(), dst.tolist(), strict=True))

@@ -21,7 +21,8 @@ _LEAST_STRAY = 1.3  # calls of one name differ by at least so much in what a cha
 
 
 def by_name(ratios: Ratios, names: Sequence[str], dur: Float64) -> Ratios:
-    """`ratios` of tasks that run the operators `names` for `dur` ns each, gaps filled from other calls of the name.
+    """Return `ratios` of tasks that run the operators `names` for `dur` ns each, gaps filled from other calls of the
+    name.
 
     A gap gets the mean of its name's known ratios, weighted by time, and all that was met of them as its range. Where
     nothing of a name is known, it stays a gap.
@@ -47,7 +48,7 @@ def by_name(ratios: Ratios, names: Sequence[str], dur: Float64) -> Ratios:
 def untimed(
     parts: Sequence[tuple[Float64 | float, Float64 | float, Float64 | float]], before_ns: float, all_ns: float
 ) -> dict[str, Prior]:
-    """The assumption for new times that were not timed themselves; {} where there are none.
+    """Return the assumption for new times that were not timed themselves; {} where there are none.
 
     `parts` are their central, low and high values in ns (NaN: nothing is said of it here); `before_ns` is what they
     took before, `all_ns` all tasks together.

@@ -138,7 +138,7 @@ class WhatIf:
         return self._interval(np.subtract)
 
     def _interval(self, figure: Figure) -> tuple[float, float]:
-        """Where a figure of the step before and after lies with probability `level`."""
+        """Return where a figure of the step before and after lies with probability `level`."""
 
         def of(before_s: float, after_s: float) -> float:
             return float(figure(np.array([before_s]), np.array([after_s]))[0])
@@ -154,7 +154,8 @@ class WhatIf:
         return value - hypot(*low), value + hypot(*high)
 
     def saved(self) -> TaskGraph:
-        """The predicted graph with the range of every assumption: on the tasks that rest on it, else on the step.
+        """Return the predicted graph with the range of every assumption: on the tasks that rest on it, else on the
+        step.
 
         What the graph carries itself (its estimates, and what it was saved with before) stays.
         """
@@ -245,13 +246,15 @@ def whatif(graph: TaskGraph, techniques: Sequence[Technique], *, level: float = 
 def _weigh(
     graph: TaskGraph, techniques: Sequence[Technique], assumption: Assumption, after_s: float, stage: int
 ) -> Weighed:
-    """The end of the chain with one assumption of its first technique at either end."""
+    """Return the end of the chain with one assumption of its first technique at either end."""
     low_s, high_s = (simulate(each).step_time_s for each in _ends(graph, techniques, assumption))
     return Weighed(assumption=assumption, at_low_s=low_s, at_high_s=high_s, after_s=after_s, stage=stage)
 
 
 def _ends(graph: TaskGraph, techniques: Sequence[Technique], assumption: Assumption) -> tuple[TaskGraph, TaskGraph]:
-    """What these techniques make of the graph with one assumption of the first at its low and at its high end."""
+    """Return what these techniques make of the graph with one assumption of the first at its low and at its
+    high end.
+    """
 
     def changed(value: float) -> TaskGraph:
         made = replace(techniques[0], **{assumption.flag: value}).predict(graph)
@@ -270,7 +273,7 @@ def _around_1(
     after: Timeline,
     before_s: tuple[float, float] | None = None,
 ) -> Weighed:
-    """A factor around 1 that no technique assumes, from one of `ends` to the other, and the step there."""
+    """Return a factor around 1 that no technique assumes, from one of `ends` to the other, and the step there."""
     low, high = ends
     assumption = Assumption(technique="", name=name, value=1.0, low=low, high=high, unit="×", why=why)
     (low_s, high_s), after_s = step_s, after.step_time_s
@@ -278,7 +281,7 @@ def _around_1(
 
 
 def estimates(before: Timeline, after: Timeline) -> list[Weighed]:
-    """What was not recorded but estimated, before the change and after it."""
+    """Return what was not recorded but estimated, before the change and after it."""
     was, now = ({each.source: each for each in timeline.shifts} for timeline in (before, after))
     found = []
     for source, said in {**was, **now}.items():
@@ -291,7 +294,7 @@ def estimates(before: Timeline, after: Timeline) -> list[Weighed]:
 
 
 def unverified(graph: TaskGraph, techniques: Sequence[Technique], timelines: Sequence[Timeline]) -> list[Weighed]:
-    """How far real changes of a job on a GPU may be off beside all that is assumed, as none was verified there.
+    """Return how far real changes of a job on a GPU may be off beside all that is assumed, as none was verified there.
 
     `timelines`: before the first technique and after each. What only supposes (`scale`) claims nothing.
     """
@@ -312,7 +315,7 @@ def unverified(graph: TaskGraph, techniques: Sequence[Technique], timelines: Seq
 
 
 def unexplained(after: Timeline) -> list[Weighed]:
-    """Waits that the recording shows and no edge explains: what caused them may go with a change, or stay."""
+    """Return waits that the recording shows and no edge explains: what caused them may go with a change, or stay."""
     graph, step_s = after.graph, after.step_time_s
     if int(graph.delay[~graph.gone].sum()) < _FEW_WAITS * step_s * 1e9 * max(graph.n_steps, 1):
         return []
@@ -323,7 +326,9 @@ def unexplained(after: Timeline) -> list[Weighed]:
 
 
 def company(before: Timeline, after: Timeline) -> list[Weighed]:
-    """Kernels that shared the device and no longer do, or the reverse: what their recorded time may be off by."""
+    """Return kernels that shared the device and no longer do, or the reverse: what their recorded time may be
+    off by.
+    """
     change = overlap_change(before, after)
     assumption = overlap_assumption(change)
     if change is None or assumption is None:

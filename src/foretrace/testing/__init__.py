@@ -35,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded where used: policies need nothing of what techniques need."""
+    """Return loaded where used: policies need nothing of what techniques need."""
     if name in ("PolicyConformance", "small_jobs"):
         from foretrace.testing import policy
 

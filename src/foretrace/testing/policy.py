@@ -36,15 +36,15 @@ class PolicyConformance:
     """Tests of one policy: override `policy`; `speeds` too where it needs to know more than GPUs and seconds."""
 
     def policy(self) -> Policy:
-        """A new instance of the policy."""
+        """Return a new instance of the policy."""
         raise NotImplementedError("override policy() and return yours")
 
     def speeds(self) -> Speeds | None:
-        """How fast jobs run; None: as `work_s` says, in proportion to the GPUs of an elastic job."""
+        """Return how fast jobs run; None: as `work_s` says, in proportion to the GPUs of an elastic job."""
         return None
 
     def settings(self) -> Mapping[str, Setting]:
-        """What it is played on: small, so that everything takes a second or two."""
+        """Return what it is played on: small, so that everything takes a second or two."""
         few = small_jobs(seed=1, n=16, largest=12)
         return {
             "gangs on two racks": Setting(
@@ -124,7 +124,7 @@ class PolicyConformance:
             assert not found, f"{name}: {found}"
 
     def _played(self, name: str, setting: Setting) -> _Played:
-        """Played to the end once for all tests that only look, stopping after every event."""
+        """Return played to the end once for all tests that only look, stopping after every event."""
         who = type(self), repr(self.policy())
         if who not in _PLAYED:
             while len(_PLAYED) >= _KEPT:
@@ -187,7 +187,9 @@ def small_jobs(
     kinds: tuple[str, ...] = ("",),
     elastic: bool = False,
 ) -> Workload:
-    """Jobs of seconds to hours on 1 to `largest` GPUs, some with stated run times, of two tenants and two models."""
+    """Return jobs of seconds to hours on 1 to `largest` GPUs, some with stated run times, of two tenants and two
+    models.
+    """
     random = np.random.default_rng(seed)
     gpus = np.minimum(2 ** random.integers(0, 4, n), largest)
     share = np.where((gpus == 1) & (random.random(n) < 0.5), 0.4, 1.0) if elastic else np.ones(n)
@@ -209,7 +211,7 @@ def small_jobs(
 
 
 def _loads(segments: Segments, share: Float64) -> dict[int, list[tuple[int, float]]]:
-    """Jobs and the sum of their shares on each GPU, after every change."""
+    """Return jobs and the sum of their shares on each GPU, after every change."""
     changes: dict[int, list[tuple[int, int, float]]] = {}
     for at, job in enumerate(segments.job.tolist()):
         for gpu in segments.devices_of(at).tolist():
@@ -225,7 +227,9 @@ def _loads(segments: Segments, share: Float64) -> dict[int, list[tuple[int, floa
 
 
 def _work_done(steps: Stepping, result: FleetResult) -> Float64:
-    """(n,) seconds of work at speed 1 that every job did, computed independently from where it lay and beside whom."""
+    """Return (n,) seconds of work at speed 1 that every job did, computed independently from where it lay and beside
+    whom.
+    """
     segments, work = _segments(result), steps.workload
     held = [frozenset(segments.devices_of(at).tolist()) for at in range(len(segments))]
     pair = getattr(steps.speeds, "pair", None)
@@ -264,7 +268,7 @@ def _shape(cluster: ClusterTree, gpus: list[int], sharers: int) -> Shape:
 
 
 def _lost(result: FleetResult) -> Float64:
-    """(n,) seconds without progress beyond restarts: the work that failures undid, at speed 1 or more."""
+    """Return (n,) seconds without progress beyond restarts: the work that failures undid, at speed 1 or more."""
     segments = _segments(result)
     restarts = np.bincount(segments.job, weights=segments.dead_ns, minlength=len(result.end_ns))
     rate = np.maximum(1.0, result.workload.max_gpus / result.workload.gpus)

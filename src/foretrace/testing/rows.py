@@ -20,7 +20,7 @@ _COUNT, _WIDTH, _TRIES = 97, 5, 40
 
 
 def _values(count: int = _COUNT, width: int = _WIDTH, seed: int = 0) -> Float32:
-    """Numbers whose bits are easily lost: zeros of both signs, denormals and infinity among others."""
+    """Return numbers whose bits are easily lost: zeros of both signs, denormals and infinity among others."""
     random = np.random.default_rng(seed)
     found = random.standard_normal((count, width)).astype(np.float32)
     odd = np.array([0.0, -0.0, 1e-42, -1e-42, np.inf, 3.0], np.float32)
@@ -29,7 +29,7 @@ def _values(count: int = _COUNT, width: int = _WIDTH, seed: int = 0) -> Float32:
 
 
 def same_bits(one: Float32, other: Float32) -> bool:
-    """Whether two arrays hold the same numbers, NaN and the sign of zero included."""
+    """Return whether two arrays hold the same numbers, NaN and the sign of zero included."""
     return one.shape == other.shape and bool((one.view(np.uint32) == other.view(np.uint32)).all())
 
 
@@ -37,7 +37,7 @@ class RowsConformance:
     """Tests of one kind of rows: override `rows`; `kill`, `reopen` and `too_small` where there is such a thing."""
 
     def rows(self, values: Float32) -> Rows:
-        """Rows that hold a copy of `values` (count, width). They are closed by the tests."""
+        """Return rows that hold a copy of `values` (count, width). They are closed by the tests."""
         raise NotImplementedError("override rows() and return yours")
 
     def kill(self, rows: Rows) -> bool:
@@ -45,11 +45,11 @@ class RowsConformance:
         return False
 
     def reopen(self, rows: Rows) -> Rows | None:
-        """The store of closed rows, opened again; None where nothing outlives them."""
+        """Return the store of closed rows, opened again; None where nothing outlives them."""
         return None
 
     def too_small(self, values: Float32) -> Callable[[], Rows] | None:
-        """What makes a cache that cannot hold one batch; None for what is no cache."""
+        """Return what makes a cache that cannot hold one batch; None for what is no cache."""
         return None
 
     def test_is_as_a_plain_array_to_the_bit(self) -> None:
@@ -160,5 +160,5 @@ class RowsConformance:
             make()
 
     def _some(self, random: np.random.Generator, turn: int) -> Int64:
-        """Distinct rows, sometimes none, sometimes all."""
+        """Return distinct rows, sometimes none, sometimes all."""
         return random.permutation(_COUNT)[: (0, _COUNT, 7, 31)[turn % 4]].astype(np.int64)

@@ -40,11 +40,11 @@ class Tabled(Problem[Any]):
         return [self.cost(point) for point in points]
 
     def clock(self) -> float:
-        """Seconds that calls took."""
+        """Return seconds that calls took."""
         return self.now
 
     def optimum(self) -> float:
-        """The least cost, by trying all points."""
+        """Return the least cost, by trying all points."""
         return min(map(self.cost, self.space.points()))
 
 
@@ -54,11 +54,11 @@ class SearchConformance:
     calls = 60
 
     def strategy(self) -> SearchStrategy:
-        """The strategy."""
+        """Return the strategy."""
         raise NotImplementedError("override strategy() and return yours")
 
     def problems(self) -> Mapping[str, Tabled]:
-        """Small enough to try all points: a valley, a rugged surface, and one with holes."""
+        """Return small enough to try all points: a valley, a rugged surface, and one with holes."""
         five, sets = Choices((tuple(range(5)),) * 3), Choices(((False, True),) * 7)
         noise = {point: Random(repr(point)).random() for point in five.points()}
 
@@ -74,7 +74,7 @@ class SearchConformance:
         }
 
     def starts(self, problem: Tabled) -> list[Any]:
-        """Where the searches begin."""
+        """Return where the searches begin."""
         feasible = (point for point in problem.space.points() if problem.cost(point) < inf)
         return [next(feasible), next(feasible)]
 

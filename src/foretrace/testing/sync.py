@@ -52,15 +52,15 @@ class SyncPolicyConformance:
     """Tests of one policy: override `policy`; `synchronous` where a knob makes it synchronous training."""
 
     def policy(self) -> SyncPolicy:
-        """The policy."""
+        """Return the policy."""
         raise NotImplementedError("override policy() and return yours")
 
     def synchronous(self) -> SyncPolicy | None:
-        """The policy with the knob that makes it synchronous training; None where there is none."""
+        """Return the policy with the knob that makes it synchronous training; None where there is none."""
         return None
 
     def played(self, policy: SyncPolicy, *, workers: int = 4, **given: object) -> SyncRun:
-        """A run of so many commits."""
+        """Return a run of so many commits."""
         times = WorkerTimes(step_s=_STEP_S[:workers], commit_s=0.02, dies_s=given.pop("dies_s", {}))  # type: ignore[arg-type]
         replicas = [Quadratic(each) for each in range(workers)]
         return train(policy, replicas, times, commits=_COMMITS, **given)  # type: ignore[arg-type]

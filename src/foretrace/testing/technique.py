@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def small_training() -> Training:
-    """A small convolution network with batch norm, dropout and AdamW, on random pictures from a DataLoader."""
+    """Return a small convolution network with batch norm, dropout and AdamW, on random pictures from a DataLoader."""
     import torch
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
@@ -53,7 +53,7 @@ def small_training() -> Training:
 
 
 def recorded(training: Training, *, steps: int = 4) -> TaskGraph:
-    """The graph of a few recorded steps of a training, for tests: no rehearsal, few neighbours."""
+    """Return the graph of a few recorded steps of a training, for tests: no rehearsal, few neighbours."""
     from foretrace.flow import read
     from foretrace.training.recording import record_training
 
@@ -79,7 +79,9 @@ class TechniqueConformance:
     make_training: ClassVar[Callable[[], Training]] = staticmethod(small_training)
 
     def graphs(self) -> Mapping[str, TaskGraph]:
-        """Recordings to predict on: `make_training`'s on this machine's processor, and one as a GPU gives them."""
+        """Return recordings to predict on: `make_training`'s on this machine's processor, and one as a GPU
+        gives them.
+        """
         return {"cpu": _recorded_once(type(self).make_training), "gpu": _on_gpu()}
 
     def test_describes_itself(self) -> None:
@@ -179,7 +181,7 @@ class TechniqueConformance:
         )
 
     def _predict(self, graph: TaskGraph) -> TaskGraph | None:
-        """The prediction, None where the technique refuses (with a good reason)."""
+        """Return the prediction, None where the technique refuses (with a good reason)."""
         try:
             return self.technique.predict(graph)
         except NotApplicableError as reason:
@@ -214,6 +216,6 @@ def check_valid(graph: TaskGraph) -> None:
 
 
 def _bytes(graph: TaskGraph) -> dict[str, bytes]:
-    """Everything in a graph that could be spoiled."""
+    """Return everything in a graph that could be spoiled."""
     keys = [key for key in graph.__dataclass_fields__ if isinstance(getattr(graph, key), np.ndarray)]
     return {key: getattr(graph, key).tobytes() for key in keys}

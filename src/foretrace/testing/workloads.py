@@ -180,12 +180,14 @@ class Cpu:
 
 
 def processor_facts(*sets: str) -> dict[str, Any]:
-    """What a recorder stores about a processor with these instruction sets; one with AVX-512 bfloat16 without any."""
+    """Return what a recorder stores about a processor with these instruction sets; one with AVX-512 bfloat16 without
+    any.
+    """
     return {"machine": {"instruction_sets": list(sets or ("avx2", "avx512", "avx512_bf16"))}}
 
 
 def optimizer_facts(tensors: int, elements: int, name: str = "AdamW", **settings: Any) -> dict[str, Any]:
-    """What a recorder stores about an optimizer."""
+    """Return what a recorder stores about an optimizer."""
     return {
         "optimizers": [
             {"class": name, "settings": settings, "tensors": {"float32": {"count": tensors, "elements": elements}}}

@@ -36,7 +36,7 @@ class Impossible:
 
 
 def too_long(columns: Columns, span: Span) -> Impossible | None:
-    """Events longer than a day."""
+    """Return events longer than a day."""
     dur = columns["dur"]
     rows = dur > MAX_DURATION_NS
     if not rows.any():
@@ -49,7 +49,7 @@ def too_long(columns: Columns, span: Span) -> Impossible | None:
 
 
 def outside(columns: Columns, span: Span) -> Impossible | None:
-    """Events outside the span that the profiler noted for its recording.
+    """Return events outside the span that the profiler noted for its recording.
 
     If that is most events, it is the span that is wrong, and nothing is said.
     """
@@ -68,7 +68,7 @@ def outside(columns: Columns, span: Span) -> Impossible | None:
 
 
 def beyond_silence(columns: Columns, span: Span) -> Impossible | None:
-    """Events that a silence of more than ten minutes cuts off from the largest group."""
+    """Return events that a silence of more than ten minutes cuts off from the largest group."""
     start = columns["start"]
     end = np.maximum.accumulate(start + columns["dur"])
     silence = start[1:] - end[:-1]
@@ -84,7 +84,7 @@ def beyond_silence(columns: Columns, span: Span) -> Impossible | None:
 
 
 def before_launch(columns: Columns, span: Span) -> Impossible | None:
-    """Device work that starts before the call that launched it."""
+    """Return device work that starts before the call that launched it."""
     start, category, correlation = (columns[k] for k in ("start", "category", "correlation"))
     calls = np.flatnonzero((category == Category.RUNTIME) & (correlation >= 0))
     work = np.flatnonzero(_is_work(category) & (correlation >= 0))
@@ -115,7 +115,7 @@ DROPPING: tuple[Callable[[Columns, Span], Impossible | None], ...] = (
 
 
 def shared_launches(columns: Columns) -> Impossible | None:
-    """Launches, and their work, whose correlation id two calls of one thread claim.
+    """Return launches, and their work, whose correlation id two calls of one thread claim.
 
     A runtime call may share its id with the driver call inside it.
     """

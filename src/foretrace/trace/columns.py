@@ -109,7 +109,7 @@ class RankColumns:
         self._entries += len(entries)
 
     def finish(self) -> _Columns:
-        """The columns; the object must not be used after that."""
+        """Return the columns; the object must not be used after that."""
         return {column: self._store.pop(column)[: self._size] for column in COLUMNS}
 
     def drop(self, reason: str, count: int) -> None:
@@ -185,7 +185,9 @@ class RankColumns:
             self.span = (min(first, begin), max(last, begin + dur))
 
     def _fill(self, code: Category, rows: list[Any], at: _At, kind: UInt8, column: _Columns, good: Mask) -> None:
-        """What the rows of one category, which stand at places `at` of the columns, have beside name and time."""
+        """Fill in what the rows of one category, which stand at places `at` of the columns, have beside name
+        and time.
+        """
         if code == Category.MEMORY:
             column["lane"][at] = [self.lanes.threads[e.pid, e.tid] for e in rows]
             self._fill_memory([e.args or _NO_MEMORY_ARGS for e in rows], at, column, good)
@@ -261,7 +263,7 @@ class RankColumns:
 
 
 def _groups(rows: list[_Row]) -> dict[object, list[int]]:
-    """Places of the rows by the category that the file gives them."""
+    """Return places of the rows by the category that the file gives them."""
     groups: defaultdict[object, list[int]] = defaultdict(list)
     for i, e in enumerate(rows):
         groups[e.cat].append(i)

@@ -24,7 +24,7 @@ _TENS = 10 ** np.arange(19, dtype=np.int64)
 
 
 def nanoseconds(tokens: Sequence[Raw] | Sequence[int]) -> tuple[Int64, Mask]:
-    """Microseconds, as decimal text or whole, to nanoseconds: values, and which are numbers within ±`MAX_NS`.
+    """Return microseconds, as decimal text or whole, to nanoseconds: values, and which are numbers within ±`MAX_NS`.
 
     More than three decimals are rounded half to even. Values of the other tokens are 0.
     """
@@ -43,7 +43,7 @@ def nanoseconds(tokens: Sequence[Raw] | Sequence[int]) -> tuple[Int64, Mask]:
 
 
 def _plain(text: bytes, count: int) -> Int64 | None:
-    """Unsigned decimals joined by commas; None if one of them is unusual."""
+    """Return unsigned decimals joined by commas; None if one of them is unusual."""
     if not text or text.startswith(b",") or text.endswith(b",") or b",," in text:
         return None
     points = text.count(b".")
@@ -72,7 +72,7 @@ def _thousand(whole: Int64) -> Int64:
 
 
 def _thousandths(value: Int64, digits: Int64) -> Int64:
-    """Decimals written with so many digits, as thousandths, rounded half to even."""
+    """Return decimals written with so many digits, as thousandths, rounded half to even."""
     short = value * _TENS[np.maximum(3 - digits, 0)]
     if digits.max() <= 3:
         return short
@@ -83,7 +83,7 @@ def _thousandths(value: Int64, digits: Int64) -> Int64:
 
 
 def _one(text: bytes) -> int:
-    """One token; a value beyond the range stands for "no number"."""
+    """Return one token; a value beyond the range stands for "no number"."""
     try:
         value = Decimal(text.decode().strip().strip('"').strip())
         if not value.is_finite() or value.adjusted() > 16:
@@ -95,7 +95,7 @@ def _one(text: bytes) -> int:
 
 
 def integers(values: Sequence[object]) -> tuple[Int64, Mask]:
-    """Integers to int64, None as −1: values, and which of them are whole numbers of 64 bits.
+    """Return integers to int64, None as −1: values, and which of them are whole numbers of 64 bits.
 
     Strings are read as decimal or hexadecimal numbers (ROCm writes some arguments so).
     """

@@ -122,7 +122,7 @@ _UNREAD_PHASES = "BEbneCPNODTpFRcvI(),"
 
 
 def _bare(name: str, phases: str) -> tuple[type[Struct], ...]:
-    """Entries of which nothing but the phase is kept."""
+    """Return entries of which nothing but the phase is kept."""
     return tuple(msgspec.defstruct(name, [], bases=(Entry,), gc=False, frozen=True, tag=ph) for ph in phases)
 
 
@@ -144,7 +144,7 @@ _PHASES = frozenset("XiM" + _FLOW_PHASES + _UNREAD_PHASES)
 
 
 def decode_array(text: bytes | Raw) -> list[Entry | Foreign]:
-    """Entries of a JSON array; if all its times are whole, events are `WholeEvent` and `WholeInstant`.
+    """Return entries of a JSON array; if all its times are whole, events are `WholeEvent` and `WholeInstant`.
 
     Raises:
         MALFORMED: the text is no array of entries, or holds a phase that the format does not have.
@@ -157,7 +157,7 @@ def decode_array(text: bytes | Raw) -> list[Entry | Foreign]:
 
 
 def decode_entry(text: bytes | Raw) -> Entry | Foreign:
-    """One entry, also of a phase that the format does not have.
+    """Return one entry, also of a phase that the format does not have.
 
     Raises:
         MALFORMED: the text is no entry.

@@ -155,7 +155,7 @@ _PLACES = (("module_calls", "modules"), ("gradient_order", "parameters"))
 
 
 def sound(told: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The facts that are as the recorder writes them, and the keys of those that are not."""
+    """Return the facts that are as the recorder writes them, and the keys of those that are not."""
     facts, wrong = dict(told), []
     for key, form in _FORMS.items():
         if key not in facts:

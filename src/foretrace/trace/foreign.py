@@ -55,14 +55,16 @@ _KEYS = {
 
 
 def by_name(path: str | Path) -> str:
-    """What a file is by the ending of its name, as the rest of a sentence that begins with it; "" if not known."""
+    """Return what a file is by the ending of its name, as the rest of a sentence that begins with it; "" if
+    not known.
+    """
     name = Path(path).name
     lower = name.lower().removesuffix(".gz")
     return next((said.format(name=name) for ends, said in _ENDINGS.items() if lower.endswith(ends)), "")
 
 
 def by_content(head: bytes) -> str:
-    """What a file is by its first bytes, as `by_name` says it."""
+    """Return what a file is by its first bytes, as `by_name` says it."""
     for begins, said in _BEGINNINGS.items():
         if head.startswith(begins):
             return said
@@ -78,7 +80,7 @@ def by_content(head: bytes) -> str:
 
 
 def folder(path: Path, names: Iterable[str]) -> str:
-    """What a folder without recordings is, by the names in it."""
+    """Return what a folder without recordings is, by the names in it."""
     found = sorted(names)
     if (path / "plugins" / "profile").is_dir() or any(name.endswith(".xplane.pb") for name in found):
         return f"holds an XPlane profile of JAX or TensorFlow, which is not read; {_PYTORCH}"

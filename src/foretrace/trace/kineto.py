@@ -82,7 +82,7 @@ class Recording:
         self._open()
 
     def events(self) -> Iterator[Entries]:
-        """Events in file order, chunk by chunk."""
+        """Yield events in file order, chunk by chunk."""
         size = BLOCK // 2
         while not self._closed and self._more(size):
             batch = self._chunk()
@@ -97,7 +97,7 @@ class Recording:
         yield from self._finish()
 
     def value(self, key: str) -> Any:
-        """A metadata value, None where it is missing or broken."""
+        """Return a metadata value, None where it is missing or broken."""
         try:
             return msgspec.json.decode(self.metadata[key])
         except (KeyError, *MALFORMED):
@@ -185,7 +185,7 @@ class Recording:
         )
 
     def _chunk(self) -> Entries | None:
-        """The events that end in the text read so far, which keeps the rest; None if no event ends in it."""
+        """Return the events that end in the text read so far, which keeps the rest; None if no event ends in it."""
         for decode in (_decode, self._decode_each):
             cuts = _cuts(self._text)
             for end, start in cuts:
@@ -215,14 +215,14 @@ class Recording:
         return events
 
     def _decode_each(self, text: bytes | memoryview) -> Entries | None:
-        """Events of the inside of an array, broken ones left out; None if it is no array."""
+        """Return events of the inside of an array, broken ones left out; None if it is no array."""
         events = _decode(text)
         if events is None and (raws := _tried(_RAWS.decode, b"".join((b"[", text, b"]")))) is not None:
             events = self._pick(raws)
         return events
 
     def _pick(self, texts: Iterable[bytes | Raw]) -> Entries:
-        """Events of texts that do not all decode, without the broken ones."""
+        """Return events of texts that do not all decode, without the broken ones."""
         events: Entries = []
         for text in texts:
             try:
@@ -247,7 +247,7 @@ class Recording:
             )
 
     def _finish(self) -> Iterator[Entries]:
-        """Events and metadata of the last text, which should end with the document."""
+        """Yield events and metadata of the last text, which should end with the document."""
         self._text = self._text.rstrip(b"\0 \t\r\n")
         whole = _document(self._text, self._bare)
         if whole is None:
@@ -265,7 +265,7 @@ class Recording:
             yield from self._finish_broken()
 
     def _document_each(self) -> tuple[Entries, dict[str, Raw]] | None:
-        """As `_document`, with broken events left out."""
+        """Read as `_document` does, with broken events left out."""
         fields: dict[str, Raw] | None = {}
         raws = _tried(_RAWS.decode, b"[" + self._text) if self._bare else None
         if not self._bare and (fields := _tried(_FIELDS.decode, _EVENTS + self._text)) is not None:
@@ -273,7 +273,7 @@ class Recording:
         return None if raws is None or fields is None else (self._pick(raws), fields)
 
     def _finish_broken(self) -> Iterator[Entries]:
-        """Whole events of a last text that does not end with a whole document."""
+        """Yield whole events of a last text that does not end with a whole document."""
         *pieces, (start, end) = _pieces(self._text)
         events = self._pick(self._text[a:b] for a, b in pieces)
         last = self._text[start:end]
@@ -322,12 +322,12 @@ def mend(text: bytes) -> bytes:
 
 
 def _decode(text: bytes | memoryview) -> Entries | None:
-    """Events of the inside of an array; None if it is not one."""
+    """Return events of the inside of an array; None if it is not one."""
     return _tried(decode_array, b"".join((b"[", text, b"]")))
 
 
 def _closed(text: bytes) -> tuple[Entries, int] | None:
-    """Events up to the end of the array, and the place of its bracket; None if it does not end in this text."""
+    """Return events up to the end of the array, and the place of its bracket; None if it does not end in this text."""
     for match in itertools.islice(_ARRAY_END.finditer(text), 16):
         end = match.end() - 1
         events = _decode(text[:end])
@@ -337,7 +337,7 @@ def _closed(text: bytes) -> tuple[Entries, int] | None:
 
 
 def _document(text: bytes, bare: bool) -> tuple[Entries, dict[str, Raw]] | None:
-    """Events and metadata of a document from its first event on; None if it is not whole."""
+    """Return events and metadata of a document from its first event on; None if it is not whole."""
     fields = {} if bare else _tried(_FIELDS.decode, _EVENTS + text)
     if fields is None:
         return None
@@ -350,7 +350,7 @@ def _fields(text: bytes) -> dict[str, Raw] | None:
 
 
 def _tried(decode: Callable[[Any], _Decoded], text: bytes | Raw) -> _Decoded | None:
-    """What a text holds, None where it is malformed."""
+    """Return what a text holds, None where it is malformed."""
     try:
         return decode(text)
     except MALFORMED:
@@ -358,12 +358,12 @@ def _tried(decode: Callable[[Any], _Decoded], text: bytes | Raw) -> _Decoded | N
 
 
 def _head(text: bytes) -> dict[str, Raw] | None:
-    """Metadata before the events: an object cut behind one of its commas."""
+    """Return metadata before the events: an object cut behind one of its commas."""
     return _fields(text.rstrip().removesuffix(b",") + b"}")
 
 
 def _cuts(text: bytes) -> list[tuple[int, int]]:
-    """Last places where an event may end and the next begin: (end, begin)."""
+    """Return the last places where an event may end and the next begin: (end, begin)."""
     found: list[tuple[int, int]] = []
     at = len(text)
     for _ in range(100_000):  # a name of nothing but braces must not cost more
@@ -376,7 +376,7 @@ def _cuts(text: bytes) -> list[tuple[int, int]]:
 
 
 def _pieces(text: bytes) -> list[tuple[int, int]]:
-    """Spans that look like one event each; the last one reaches to the end."""
+    """Return spans that look like one event each; the last one reaches to the end."""
     matches = list(_EVENT_BOUNDARY.finditer(text))
     starts = [0, *(m.end() for m in matches)]
     return list(zip(starts, [*(m.start() + 1 for m in matches), len(text)], strict=True))

@@ -92,7 +92,8 @@ def read_apart(
     steps: Steps | None = None,
     salvage: bool = False,
 ) -> tuple[list[Apart], list[TraceError]]:
-    """What `read` reads, for one stored file of a run (an archive may hold several ranks): parts, and files refused.
+    """Return what `read` reads, for one stored file of a run (an archive may hold several ranks): parts, and files
+    refused.
 
     `alone` says that the file was asked for by name: what is no recording is then an error. `rank_numbers` numbers
     the parts of all files. Raises TraceError as `read` does.
@@ -168,7 +169,7 @@ def _read(path: str | Path | Sequence[str | Path], ask: _Ask, progress: Callable
 
 
 def _read_sources(given: Iterable[RecordingSource], tables: Tables, ask: _Ask) -> tuple[list[_Rank], list[TraceError]]:
-    """What each source holds, and why some could not be read."""
+    """Return what each source holds, and why some could not be read."""
     found: list[_Rank] = []
     refused: list[TraceError] = []
     for source in given:
@@ -215,7 +216,7 @@ def _read_file(source: RecordingSource, tables: Tables, ask: _Ask) -> _Rank:
 
 
 def _nothing(name: str, lost: Mapping[str, int]) -> str:
-    """Why a recording has no rows."""
+    """Return why a recording has no rows."""
     if lost:
         reasons = "; ".join(f"{reason} ({count:,})" for reason, count in list(lost.items())[:4])
         return f"{name} holds no event that can be kept: {reasons}."
@@ -223,7 +224,7 @@ def _nothing(name: str, lost: Mapping[str, int]) -> str:
 
 
 def time_order(start: Int64, dur: Int64) -> npt.NDArray[np.intp]:
-    """Rows by (start, longest first), stable."""
+    """Return rows by (start, longest first), stable."""
     order = np.argsort(start, kind="stable")
     same = np.diff(start[order]) == 0
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
@@ -234,7 +235,7 @@ def time_order(start: Int64, dur: Int64) -> npt.NDArray[np.intp]:
 
 
 def _pick(columns: _Columns, rows: Array) -> _Columns:
-    """Rows of the columns; each old column is let go before the next is made."""
+    """Return rows of the columns; each old column is let go before the next is made."""
     return {name: columns.pop(name)[rows] for name in list(columns)}
 
 
@@ -259,7 +260,7 @@ def _refuse(name: str, found: checks.Impossible, lost: dict[str, int], ask: _Ask
 
 
 def _in_steps(name: str, columns: _Columns, names: Sequence[str], steps: Steps) -> Mask:
-    """Rows that overlap the steps, and the device work launched in them."""
+    """Return rows that overlap the steps, and the device work launched in them."""
     number_of = {i: int(m[1]) for i, n in enumerate(names) if (m := _STEP.match(n))}
     marks = np.flatnonzero((columns["category"] == Category.ANNOTATION) & np.isin(columns["name"], list(number_of)))
     numbers = np.array([number_of[n] for n in columns["name"][marks].tolist()], dtype=np.int64)
@@ -282,13 +283,13 @@ def _in_steps(name: str, columns: _Columns, names: Sequence[str], steps: Steps) 
 
 
 def _overlaps(start: Int64, end: Int64, begins: Int64, ends: Int64) -> Mask:
-    """Which intervals overlap one of the windows; windows by start, their ends never decreasing."""
+    """Return which intervals overlap one of the windows; windows by start, their ends never decreasing."""
     last = np.searchsorted(begins, end, side="left") - 1
     return (last >= 0) & (ends[last] > start)
 
 
 def _rank_of(recording: Recording) -> int | None:
-    """Rank that the recording, or else its file name, tells."""
+    """Return rank that the recording, or else its file name, tells."""
     info = recording.value("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
     if isinstance(rank, int) and 0 <= rank < 2**31:
@@ -310,7 +311,8 @@ def _number(found: list[_Rank]) -> None:
 
 
 def rank_numbers(files: Sequence[tuple[str, int | None]]) -> list[int]:
-    """Rank of every (file, rank that it tells): what it tells, else the lowest free one in the order of the files.
+    """Return rank of every (file, rank that it tells): what it tells, else the lowest free one in the order of the
+    files.
 
     Raises TraceError where two files tell the same rank: they are not one run.
     """
@@ -339,7 +341,7 @@ def _platform(recording: Recording, builder: RankColumns, tables: Tables) -> str
 
 
 def _merge(kept: list[_Rank], tables: Tables, notes: list[Dropped]) -> Trace:
-    """One trace of all ranks on one clock."""
+    """Return one trace of all ranks on one clock."""
     zero = min(r.base_ns + int(r.columns["start"][0]) for r in kept)
     lanes: list[TraceLane] = []
     for r in kept:
@@ -386,7 +388,7 @@ def _info(r: _Rank, zero: int, ranks: int) -> RankInfo:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Numbers for a sentence: at most eight of them."""
+    """Return numbers for a sentence: at most eight of them."""
     shown = ", ".join(str(n) for n in numbers[:8])
     return f"{shown}, ... ({len(numbers)} in all)" if len(numbers) > 8 else shown
 

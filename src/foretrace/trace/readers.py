@@ -50,7 +50,7 @@ class Reader:
 def translated(
     events: Callable[[Iterator[bytes]], Iterable[Mapping[str, object]]],
 ) -> Callable[[RecordingSource, bool], Recording]:
-    """An `open` that reads the events of another format as if the PyTorch profiler had written them.
+    """Return an `open` that reads the events of another format as if the PyTorch profiler had written them.
 
     `events` is given the decompressed blocks of a file and yields entries of the Chrome Trace Event Format with the
     categories and arguments of the PyTorch profiler: `ph`, `name`, `cat`, `pid`, `tid`, `ts` and `dur` (microseconds),
@@ -61,7 +61,7 @@ def translated(
 
 
 def _kineto(entries: Iterable[Mapping[str, object]]) -> Iterator[bytes]:
-    """The document that the PyTorch profiler would have written."""
+    """Yield the document that the PyTorch profiler would have written."""
     facts: dict[str, object] = {}
     events = iter(entries)
     yield b'{"traceEvents":['
@@ -77,7 +77,7 @@ def _kineto(entries: Iterable[Mapping[str, object]]) -> Iterator[bytes]:
 
 
 def keys_of(head: bytes) -> set[bytes]:
-    """Keys in the first bytes of a JSON object, of any depth; none where they are no JSON object."""
+    """Return keys in the first bytes of a JSON object, of any depth; none where they are no JSON object."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     return set(re.findall(rb'"(\w+)"\s*:', text)) if text.startswith(b"{") else set()
 
@@ -91,7 +91,7 @@ KINETO = Reader(name="recording", knows=_is_kineto, open=lambda source, salvage:
 
 @cache
 def plugged() -> tuple[Reader, ...]:
-    """The readers of other packages. Raises ForetraceError for a broken entry point."""
+    """Return the readers of other packages. Raises ForetraceError for a broken entry point."""
     found = []
     for entry in entry_points(group=GROUP):
         try:
@@ -108,7 +108,7 @@ def plugged() -> tuple[Reader, ...]:
 
 
 def opened(source: RecordingSource, *, salvage: bool) -> Recording:
-    """The recording in a source, by the first reader of another package that knows it, else as the profiler's.
+    """Return the recording in a source, by the first reader of another package that knows it, else as the profiler's.
 
     Raises NotARecordingError where it is none.
     """

@@ -107,7 +107,7 @@ class RecordOptions:
                 raise ForetraceError(f"{name}={value} is too small for a recording; give at least {least}")
 
     def phases(self, *, in_hook: bool) -> tuple[str, ...]:
-        """Phase of every step from the first to the last one needed."""
+        """Return the phase of every step from the first to the last one needed."""
         return (
             *["skip"] * self.skip_first,
             *["untouched"] * (self.wait if self.rehearse else 0),
@@ -134,7 +134,7 @@ def record(
     modules: bool = True,
     samples: int = 0,
 ) -> Recorder:
-    """A context manager that records `active` training steps into `folder`; call `step()` after each of them.
+    """Return a context manager that records `active` training steps into `folder`; call `step()` after each of them.
 
     `wait` unprofiled steps are timed before and after the window, `warmup` steps run with the profiler
     prepared, `skip_first` steps are left alone. `rehearse` runs a throw-away cycle first. `shapes`, `memory`
@@ -307,7 +307,7 @@ class Recorder:
         self._profiler.stop()
 
     def too_few(self) -> str:
-        """One sentence that says why nothing was recorded."""
+        """Return one sentence that says why nothing was recorded."""
         first = int(self._in_hook)  # the optimizer step that started the recording
         counts = {"start": first} if first else {}
         for phase in self._phases[: self.steps_needed]:
@@ -337,7 +337,7 @@ class Recorder:
         )
 
     def _schedule(self) -> Callable[[int], Any]:
-        """The profiler's action in every step."""
+        """Return the profiler's action in every step."""
         action = pytorch().profiler.ProfilerAction
         phases = list(self._phases)
         if self._options.rehearse:
@@ -416,7 +416,7 @@ def _spent(begin: machine.Stamp, end: machine.Stamp) -> dict[str, int]:
 
 
 def _device_mark() -> Any:
-    """An event in the current CUDA stream, None without CUDA or while a graph is captured."""
+    """Return an event in the current CUDA stream, None without CUDA or while a graph is captured."""
     cuda = pytorch().cuda
     if not cuda.is_initialized() or cuda.is_current_stream_capturing():
         return None
@@ -426,7 +426,7 @@ def _device_mark() -> Any:
 
 
 def _sync_event_config() -> tuple[Any, bool]:
-    """A profiler configuration that stores which event a stream waited for, and whether this PyTorch can."""
+    """Return a profiler configuration that stores which event a stream waited for, and whether this PyTorch can."""
     try:
         return pytorch()._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True), True
     except TypeError:  # before PyTorch 2.2

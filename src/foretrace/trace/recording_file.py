@@ -47,7 +47,7 @@ def write_recording(export: Callable[[str], Any], path: Path, metadata: dict[str
 
 
 def _with_key(exported: Path, name: str, text: str) -> Iterator[bytes]:
-    """The exported bytes with the host's name blanked, the trace's name mended and the key added."""
+    """Yield the exported bytes with the host's name blanked, the trace's name mended and the key added."""
     with exported.open("rb") as source:
         head = source.read(_CHUNK)
         held = re.sub(rb'("host_name":\s*)"[^"]*"', rb'\1""', head, count=1)

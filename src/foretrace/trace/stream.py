@@ -43,7 +43,7 @@ class RecordingSource:
 def sources(
     path: str | Path | Sequence[str | Path], progress: Callable[[float], None] | None = None
 ) -> Iterator[RecordingSource]:
-    """All recordings under a file, archive or folder, or in a list of those, in natural order of their names.
+    """Yield all recordings under a file, archive or folder, or in a list of those, in natural order of their names.
 
     `progress` is called with the share of the stored bytes that were read (0 to 1).
 
@@ -62,13 +62,13 @@ def sources(
 
 
 def peek(source: RecordingSource) -> tuple[bytes, RecordingSource]:
-    """The first bytes of a source, at least 512 where it has so many, and the source as if unread."""
+    """Return the first bytes of a source, at least 512 where it has so many, and the source as if unread."""
     head, blocks = _begun(source.blocks)
     return head, replace(source, blocks=blocks)
 
 
 def _begun(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """At least 512 bytes of the beginning, where there are so many, and all blocks as if unread."""
+    """Return at least 512 bytes of the beginning, where there are so many, and all blocks as if unread."""
     head = b""
     cut: CutError | None = None
     try:
@@ -80,7 +80,9 @@ def _begun(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
 
 
 def stored_files(path: str | Path | Sequence[str | Path]) -> list[tuple[Path, bool]]:
-    """Files and archives under a path or a list of paths, and whether each was asked for by name; see `sources`."""
+    """Return files and archives under a path or a list of paths, and whether each was asked for by name; see
+    `sources`.
+    """
     given = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
     if not given:
         raise TraceError("no recording was given: name at least one file or folder.")
@@ -139,7 +141,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _beside(path: Path) -> str:
-    """What is there instead of a file that does not exist, as the end of a sentence."""
+    """Return what is there instead of a file that does not exist, as the end of a sentence."""
     try:
         there = [each.name for each in path.parent.iterdir() if each.is_dir() or each.name.lower().endswith(SUFFIXES)]
     except OSError:
@@ -233,7 +235,7 @@ def _spend(budget: Budget, count: int) -> None:
 
 
 def _until_fault(unpack: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
-    """What a damaged piece of a stream unpacks to before its fault."""
+    """Yield what a damaged piece of a stream unpacks to before its fault."""
     with suppress(zlib.error):
         for at in range(0, len(packed), 16):
             if out := unpack.decompress(packed[at : at + 16]):

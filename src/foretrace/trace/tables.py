@@ -60,7 +60,7 @@ class NameTable(Interner):
         return super().__missing__(key)
 
     def kinds(self) -> UInt8:
-        """`NameKind` by name number, as of now."""
+        """Return `NameKind` by name number, as of now."""
         return np.frombuffer(bytes(self._kinds), dtype=np.uint8)
 
 
@@ -88,7 +88,7 @@ class CollectiveColumns:
         self._known: dict[tuple[bytes, str], int] = {}
 
     def number(self, a: Args, name: str) -> int:
-        """Number of the collective that an event's arguments or else its kernel's name tell, −1 if none."""
+        """Return the number of the collective that an event's arguments or else its kernel's name tell, −1 if none."""
         if not a.collective and not a.in_elements and not _NCCL.match(name):
             return -1
         of_group = (a.group_size, a.group, a.group_ranks, a.group_sequence, a.source, a.destination)
@@ -152,7 +152,7 @@ class LaneTable:
         return self._found[LaneKind.GPU, _device_number(device), _device_number(stream)]
 
     def thread(self, process: Number, thread: Number) -> tuple[int, int]:
-        """Numbers of a process and a thread; names are counted down from a far negative number."""
+        """Return numbers of a process and a thread; names are counted down from a far negative number."""
         return self._id(process), self._id(thread)
 
     def label(self, process: Number, thread: Number, label: Number) -> None:
@@ -161,7 +161,7 @@ class LaneTable:
             self._labels[self.thread(process, thread)] = label.strip()
 
     def lanes(self, rank: int) -> list[TraceLane]:
-        """The lanes in order of their numbers."""
+        """Return the lanes in order of their numbers."""
         return [self._lane(rank, *key) for key in self._found]
 
     def _lane(self, rank: int, kind: LaneKind, outer: int, inner: int) -> TraceLane:
@@ -177,7 +177,7 @@ class LaneTable:
 
 
 def _whole(value: Number) -> int | None:
-    """The number itself where it is one of 64 bits."""
+    """Return the number itself where it is one of 64 bits."""
     if isinstance(value, str):
         number = int(value) if re.fullmatch(r"\s*[-+]?[0-9]{1,19}\s*", value, re.ASCII) else None
     elif isinstance(value, float):
@@ -188,7 +188,7 @@ def _whole(value: Number) -> int | None:
 
 
 def _device_number(value: Number) -> int:
-    """Number of a device or stream, also out of "stream 7"; −1 where there is none."""
+    """Return the number of a device or stream, also out of "stream 7"; −1 where there is none."""
     number = _whole(value)
     if number is None and isinstance(value, str) and (match := _LAST_NUMBER.search(value)):
         number = int(match[0][:18])
@@ -208,7 +208,7 @@ def _count(raw: Raw) -> int:
 
 
 def _ranks(raw: Raw) -> tuple[int, ...]:
-    """Ranks of a group out of "[0, 1, 2]"; empty where Kineto shortened the list with "..."."""
+    """Return ranks of a group out of "[0, 1, 2]"; empty where Kineto shortened the list with "..."."""
     value = _value(raw)
     if isinstance(value, str):
         value = _value(value.encode())

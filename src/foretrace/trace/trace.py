@@ -137,29 +137,29 @@ class Trace:
         return sum(getattr(self, c).nbytes for c in COLUMNS)
 
     def shapes_of(self, event: int) -> Shapes | None:
-        """Decoded shapes of one event, None where they were not recorded."""
+        """Return decoded shapes of one event, None where they were not recorded."""
         index = int(self.shape[event])
         return None if index < 0 else decode_shapes(self.shapes[index])
 
     def lane_kind(self) -> UInt8:
-        """LaneKind of every lane, as an array to index with `lane`."""
+        """Return LaneKind of every lane, as an array to index with `lane`."""
         return np.array([lane.kind for lane in self.lanes], dtype=np.uint8)
 
     def lane_rank(self) -> Int32:
-        """Rank of every lane, as an array to index with `lane`."""
+        """Return rank of every lane, as an array to index with `lane`."""
         return np.array([lane.rank for lane in self.lanes], dtype=np.int32)
 
     def named(self, predicate: Any) -> Mask:
-        """Rows whose name satisfies `predicate(str)`; the predicate runs once per distinct name."""
+        """Return rows whose name satisfies `predicate(str)`; the predicate runs once per distinct name."""
         table = np.fromiter((bool(predicate(n)) for n in self.names), dtype=np.bool_, count=len(self.names))
         return table[self.name] if len(table) else np.zeros(len(self), dtype=np.bool_)
 
     def take(self, rows: Array) -> Trace:
-        """The trace with only these rows (index array or mask); tables are shared."""
+        """Return the trace with only these rows (index array or mask); tables are shared."""
         return replace(self, **{c: getattr(self, c)[rows] for c in COLUMNS})
 
     def of_rank(self, rank: int) -> Trace:
-        """The rows and the `RankInfo` of one rank."""
+        """Return the rows and the `RankInfo` of one rank."""
         part = self.take(self.lane_rank()[self.lane] == rank)
         return replace(part, ranks=tuple(r for r in self.ranks if r.rank == rank))
 

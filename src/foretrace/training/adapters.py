@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 def from_lightning(module: Any, loader: Batches, *, name: str = "", clip_norm: float = 0.0) -> Training:
-    """A LightningModule as a Training: `training_step` is its model's forward, `configure_optimizers` its optimizer.
+    """Return a LightningModule as a Training: `training_step` is its model's forward, `configure_optimizers` its
+    optimizer.
 
     The training works on a copy of the module, whose `log` and `log_dict` do nothing, since there is no
     `lightning.Trainer`; `batch_idx` is always 0, and hooks around a step are not called. `clip_norm` is the Trainer's
@@ -60,7 +61,8 @@ def from_lightning(module: Any, loader: Batches, *, name: str = "", clip_norm: f
 
 
 def from_trainer(trainer: Any, *, name: str = "") -> Training:
-    """A `transformers.Trainer` as a Training, with its model, data collator, sampler, optimizer and `compute_loss`.
+    """Return a `transformers.Trainer` as a Training, with its model, data collator, sampler, optimizer and
+    `compute_loss`.
 
     `bf16`, `fp16`, `gradient_accumulation_steps` and `max_grad_norm` of its arguments are kept: a batch is what one
     update is made of. The model is the trainer's own, not a copy.
@@ -109,7 +111,7 @@ def from_trainer(trainer: Any, *, name: str = "") -> Training:
 
 
 def _plain(loader: Any, batch_size: int, *, drop_last: bool) -> Batches:
-    """A torch DataLoader in place of the one that accelerate wrapped: techniques change its settings."""
+    """Return a torch DataLoader in place of the one that accelerate wrapped: techniques change its settings."""
     from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
     names = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "persistent_workers")
@@ -136,11 +138,13 @@ def _forward(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _unlogged(*_: Any, **__: Any) -> None:
-    """In place of a LightningModule's log, which warns where there is no Trainer."""
+    """Replace a LightningModule's log, which warns where there is no Trainer."""
 
 
 def _stepping(module: Any) -> nn.Module:
-    """A module whose forward is `training_step`, so that whatever is done to a model is done to the whole step."""
+    """Return a module whose forward is `training_step`, so that whatever is done to a model is done to the
+    whole step.
+    """
     from torch import nn
 
     class Stepping(nn.Module):
@@ -163,7 +167,7 @@ def _stepping(module: Any) -> nn.Module:
 
 
 def _lightning_modules() -> tuple[type[Any], ...]:
-    """LightningModule of `lightning` and of `pytorch_lightning`, whichever are there."""
+    """Return LightningModule of `lightning` and of `pytorch_lightning`, whichever are there."""
     found: list[type[Any]] = []
     for package in ("lightning.pytorch", "pytorch_lightning"):
         try:
@@ -176,7 +180,7 @@ def _lightning_modules() -> tuple[type[Any], ...]:
 
 
 def _optimizers(configured: Any) -> list[Optimizer]:
-    """Optimizers out of everything that configure_optimizers may return, without their schedules."""
+    """Return optimizers out of everything that configure_optimizers may return, without their schedules."""
     from torch.optim import Optimizer
 
     if isinstance(configured, Optimizer):

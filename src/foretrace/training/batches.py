@@ -34,7 +34,7 @@ class Resident:
 
     @classmethod
     def taken_from(cls, loader: Batches, count: int) -> Resident:
-        """The first `count` batches of a loader (all, if it has fewer). Raises ForetraceError if it has none."""
+        """Return the first `count` batches of a loader (all, if it has fewer). Raises ForetraceError if it has none."""
         source = loader.source if isinstance(loader, Resident) else loader
         made = []
         for batch in source:
@@ -53,14 +53,16 @@ class Resident:
 
 
 def resized(loader: Batches, batch_size: int) -> Batches:
-    """The same samples in batches of another size. Raises NotApplicableError where a loader cannot be rebuilt."""
+    """Return the same samples in batches of another size. Raises NotApplicableError where a loader cannot be
+    rebuilt.
+    """
     if isinstance(loader, Resident):
         return Resident.taken_from(resized(loader.source, batch_size), len(loader))
     return rebuilt(loader, batch_size=batch_size)
 
 
 def rebuilt(loader: Batches, **changes: Any) -> DataLoader[Any]:
-    """A DataLoader like this one with other settings (`batch_size`, `num_workers`, `pin_memory`, ...).
+    """Return a DataLoader like this one with other settings (`batch_size`, `num_workers`, `pin_memory`, ...).
 
     Raises NotApplicableError where it is no DataLoader, or one with a batch sampler of its own.
     """
@@ -90,7 +92,7 @@ def rebuilt(loader: Batches, **changes: Any) -> DataLoader[Any]:
 
 
 def size(batch: Batch) -> int:
-    """Samples of a batch: the first dimension of its first tensor; 0 if it has none."""
+    """Return samples of a batch: the first dimension of its first tensor; 0 if it has none."""
     for tensor in _tensors(batch):
         if tensor.ndim:
             return int(tensor.shape[0])
@@ -98,12 +100,12 @@ def size(batch: Batch) -> int:
 
 
 def move(batch: Batch, device: str, *, non_blocking: bool = False) -> Batch:
-    """The batch with every tensor on `device`."""
+    """Return the batch with every tensor on `device`."""
     return mapped(batch, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
 
 def mapped(batch: Batch, change: Any) -> Batch:
-    """The batch with `change(tensor)` in the place of every tensor."""
+    """Return the batch with `change(tensor)` in the place of every tensor."""
     import torch
 
     if isinstance(batch, torch.Tensor):
@@ -118,7 +120,7 @@ def mapped(batch: Batch, change: Any) -> Batch:
 
 
 def parts(batch: Batch, count: int) -> list[Batch]:
-    """The batch cut into `count` parts of equal size along the first dimension of every tensor.
+    """Return the batch cut into `count` parts of equal size along the first dimension of every tensor.
 
     Raises NotApplicableError where its samples cannot be shared out equally.
     """

@@ -63,14 +63,14 @@ class RestructuredBatchNorm2d(nn.BatchNorm2d):
 
     @classmethod
     def of(cls, norm: nn.BatchNorm2d, *, rectify: bool) -> RestructuredBatchNorm2d:
-        """In the place of `norm`, whose parameters, statistics and hooks it takes over."""
+        """Make one in the place of `norm`, whose parameters, statistics and hooks it takes over."""
         made = cls.__new__(cls)
         made.__dict__.update(norm.__dict__)
         made.rectify = rectify
         return made
 
     def forward(self, input: Tensor) -> Tensor:
-        """As nn.BatchNorm2d, then ReLU where it does that: (N, C, H, W) -> (N, C, H, W)."""
+        """Normalise as nn.BatchNorm2d does, then ReLU where it does that: (N, C, H, W) -> (N, C, H, W)."""
         if not self.training or input.dtype != torch.float32 or torch.is_autocast_enabled(input.device.type):
             y = super().forward(input)
             return y.relu() if self.rectify else y
@@ -143,7 +143,7 @@ def _plain(norm: nn.BatchNorm2d) -> bool:
 def _pairs(
     model: nn.Module, norms: set[str], loss: Callable[[nn.Module, Batch], Tensor], batch: Batch
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """Batch norms all of whose results go into one nn.ReLU and nowhere else, with that ReLU; by name.
+    """Return batch norms all of whose results go into one nn.ReLU and nowhere else, with that ReLU; by name.
 
     Also the bytes of the smallest input of every module watched that ran.
     """
@@ -189,13 +189,13 @@ def _pairs(
 
 
 def pass_operator(size: list[int], *, restructured: bool) -> Operator:
-    """Forward and backward pass of one batch norm with its ReLU over float32 activations (N, C, H, W)."""
+    """Return forward and backward pass of one batch norm with its ReLU over float32 activations (N, C, H, W)."""
     concrete = ["", "restructured" if restructured else "plain"]
     return Operator.of(f"{__name__}:prepared_pass", [size, []], ["float", ""], concrete)
 
 
 def prepared_pass(operator: Operator) -> Callable[[], object]:
-    """What a `pass_operator` stands for; calls take turns on activations that exceed a core's caches."""
+    """Return what a `pass_operator` stands for; calls take turns on activations that exceed a core's caches."""
     size = operator.dims[0]
     norm: nn.Module = nn.BatchNorm2d(size[1])
     if operator.concrete[1] == "restructured":

@@ -26,7 +26,7 @@ def recomputed(module: nn.Module) -> None:
 
 
 def is_recomputed(module: nn.Module) -> bool:
-    """Whether `recomputed` was called on this module."""
+    """Return whether `recomputed` was called on this module."""
     from torch.utils.checkpoint import checkpoint
 
     forward = vars(module).get("forward")
@@ -34,7 +34,7 @@ def is_recomputed(module: nn.Module) -> bool:
 
 
 def checkpoint_operator(count: int, *, kept: bool) -> Operator:
-    """Forward and backward of a block of `count` small operators, whose results are `kept`, or computed again.
+    """Return forward and backward of a block of `count` small operators, whose results are `kept`, or computed again.
 
     Either way the forward pass runs twice, so that their difference is what checkpointing itself takes.
     """
@@ -42,7 +42,7 @@ def checkpoint_operator(count: int, *, kept: bool) -> Operator:
 
 
 def prepared_block(operator: Operator) -> Callable[[], object]:
-    """What a `checkpoint_operator` stands for."""
+    """Return what a `checkpoint_operator` stands for."""
     import torch
     from torch.utils.checkpoint import checkpoint
 

@@ -55,7 +55,7 @@ class HeadGroups:
 
 
 def group_heads(features: Tensor, clusters: int) -> tuple[HeadGroups, Tensor]:
-    """Cluster heads by k-means, begun with heads far apart, so that it draws no random numbers.
+    """Return cluster heads by k-means, begun with heads far apart, so that it draws no random numbers.
 
     Args:
         features: (batch, heads, numbers) of each head.
@@ -355,7 +355,7 @@ def attend(
 
 
 def _begins(mask: Tensor) -> bool:
-    """Whether the first token of every sequence attends to itself."""
+    """Return whether the first token of every sequence attends to itself."""
     first = mask[:, 0, 0, 0]
     return bool((first if first.dtype == torch.bool else first > torch.finfo(first.dtype).min).all())
 

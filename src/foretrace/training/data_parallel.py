@@ -65,7 +65,8 @@ def need_group(name: str, workers: int) -> None:
 
 
 def shared_loader(loader: Batches, rank: int, workers: int) -> Batches:
-    """The batches of one worker: a map-style dataset is dealt out by DistributedSampler, all else batch by batch.
+    """Return the batches of one worker: a map-style dataset is dealt out by DistributedSampler, all else batch by
+    batch.
 
     A shuffled dataset is dealt out in one order for all epochs (seed 0, the same for all workers).
     """
@@ -82,7 +83,8 @@ def shared_loader(loader: Batches, rank: int, workers: int) -> Batches:
 
 
 def sharing(training: Training, name: str) -> Training:
-    """The training on this process's share of the batches. Raises NotApplicableError where a step is not the plain one.
+    """Return the training on this process's share of the batches. Raises NotApplicableError where a step is not the
+    plain one.
 
     Every worker keeps the batch size of the training: all together take a batch that is so many times as large.
     """
@@ -106,7 +108,9 @@ def same_start(model: torch.nn.Module) -> None:
 
 
 def in_replicas(training: Training, name: str, **options: Any) -> Training:
-    """The training with its model in DistributedDataParallel; only the last micro-batch of a step communicates."""
+    """Return the training with its model in DistributedDataParallel; only the last micro-batch of a step
+    communicates.
+    """
     if not any(each.requires_grad for each in training.model.parameters()):
         raise NotApplicableError(f"{name}: the model has no parameter that is trained.")
     wrapped = Replicated(training.model, **options)
@@ -114,14 +118,14 @@ def in_replicas(training: Training, name: str, **options: Any) -> Training:
 
 
 def replicas(training: Training, name: str) -> Any:
-    """The DistributedDataParallel of a training. Raises NotApplicableError where there is none."""
+    """Return the DistributedDataParallel of a training. Raises NotApplicableError where there is none."""
     if not isinstance(training.model, DistributedDataParallel):
         raise NotApplicableError(f"{name}: apply data-parallel first; it changes what that one exchanges.")
     return training.model
 
 
 def synchronised_step(training: Training, batch: Batch) -> Tensor:
-    """The plain step, in which gradients of all micro-batches but the last stay on this worker (`no_sync`)."""
+    """Return the plain step, in which gradients of all micro-batches but the last stay on this worker (`no_sync`)."""
     left = iter(range(training.micro_batches - 1, -1, -1))
 
     def loss(model: Any, piece: Batch) -> Tensor:
@@ -132,12 +136,12 @@ def synchronised_step(training: Training, batch: Batch) -> Tensor:
 
 
 def unwrapped(training: Training, name: str) -> Training:
-    """The training with the model itself in the place of its DistributedDataParallel, and the plain step."""
+    """Return the training with the model itself in the place of its DistributedDataParallel, and the plain step."""
     return replace(training, model=replicas(training, name).module, run=None)
 
 
 def averaged_every(optimizer: Any, every: int) -> Any:
-    """The optimizer, which also averages its parameters over all workers every so many steps."""
+    """Return the optimizer, which also averages its parameters over all workers every so many steps."""
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
     from torch.distributed.optim import PostLocalSGDOptimizer
 
@@ -145,7 +149,7 @@ def averaged_every(optimizer: Any, every: int) -> Any:
 
 
 def sharded(training: Training, paths: list[str], name: str, *, reshard: bool) -> Training:
-    """The training with these modules, and then the model, sharded by FSDP; optimizers get the shards.
+    """Return the training with these modules, and then the model, sharded by FSDP; optimizers get the shards.
 
     Raises NotApplicableError where an optimizer has a state already.
     """

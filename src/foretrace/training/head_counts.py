@@ -66,7 +66,7 @@ def merged_heads(model: Any, samples: Tensor, *, skip: int = 0) -> Iterator[list
 
 
 def _merge(sway: Float64, own: np.ndarray, head: int, gone: Float64) -> tuple[float, np.ndarray, Float64]:
-    """What it changes that no head of a layer uses the scores of `head`, and where its followers go."""
+    """Return what it changes that no head of a layer uses the scores of `head`, and where its followers go."""
     others, then, cost = np.setdiff1d(own, head), own.copy(), 0.0
     for member in np.flatnonzero(own == head):
         way = sway[member, others] - sway[member, head]  # (others, samples)

@@ -19,7 +19,7 @@ _MOST_SETS = 24
 
 
 def remade(optimizer: Optimizer, **settings: Any) -> Optimizer:
-    """An optimizer of the same class on the same parameter groups with other settings; its state starts empty.
+    """Return an optimizer of the same class on the same parameter groups with other settings; its state starts empty.
 
     Raises NotApplicableError where its class does not know a setting, or refuses these.
     """
@@ -39,13 +39,17 @@ def remade(optimizer: Optimizer, **settings: Any) -> Optimizer:
 
 
 def step_operator(kind: str, sizes: list[list[int]], settings: dict[str, Any]) -> Operator:
-    """One step of the torch optimizer `kind` over float32 parameters of these sizes, as something to be timed."""
+    """Return one step of the torch optimizer `kind` over float32 parameters of these sizes, as something to
+    be timed.
+    """
     concrete = ["", kind, json.dumps(settings, sort_keys=True)]
     return Operator.of(f"{__name__}:prepared_step", [sizes, [], []], ["TensorList", "", ""], concrete)
 
 
 def prepared_step(operator: Operator) -> Callable[[], object]:
-    """What a `step_operator` stands for: calls take turns on several copies of the parameters, each with its state."""
+    """Return what a `step_operator` stands for: calls take turns on several copies of the parameters, each with its
+    state.
+    """
     import torch
 
     sizes, kind, settings = operator.dims[0], operator.concrete[1], json.loads(operator.concrete[2])

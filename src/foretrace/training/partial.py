@@ -33,12 +33,16 @@ class BlockSequence:
     cost_s: tuple[float, ...]  # forward time of each
 
     def groups(self, count: int) -> tuple[int, ...]:
-        """The group of every block, 0 at the output, so that groups cost about the same. count: at most the blocks."""
+        """Return the group of every block, 0 at the output, so that groups cost about the same. count: at most the
+        blocks.
+        """
         return tuple(grouped(np.array(self.cost_s[::-1]), count)[::-1].tolist())
 
 
 def grouped(cost: Float64, groups: int) -> Int64:
-    """The group of every part of a backward pass in its order, so that groups cost about the same; none is empty."""
+    """Return the group of every part of a backward pass in its order, so that groups cost about the same; none is
+    empty.
+    """
     total, count = float(cost.sum()) or 1.0, len(cost)
     middle = (np.cumsum(cost) - cost / 2) / total
     found = np.minimum((groups * middle).astype(np.int64), groups - 1)
@@ -49,22 +53,22 @@ def grouped(cost: Float64, groups: int) -> Int64:
 
 
 def depth(rank: int, step: int, workers: int) -> int:
-    """How deep a worker goes in a step: 1 to K; every worker goes every way once in K steps."""
+    """Return how deep a worker goes in a step: 1 to K; every worker goes every way once in K steps."""
     return (rank + step) % workers + 1
 
 
 def computed(worker_depth: int, groups: int, workers: int) -> int:
-    """Groups that a worker of this depth back-propagates."""
+    """Return groups that a worker of this depth back-propagates."""
     return ceil(worker_depth * groups / workers)
 
 
 def contributors(group: int, groups: int, workers: int) -> int:
-    """How many workers compute the gradients of a group: K at the output."""
+    """Return how many workers compute the gradients of a group: K at the output."""
     return sum(computed(i, groups, workers) > group for i in range(1, workers + 1))
 
 
 def find_chain(training: Training, name: str) -> BlockSequence:
-    """The blocks of a model, found in forward passes of a copy.
+    """Return the blocks of a model, found in forward passes of a copy.
 
     Blocks are the children of the model; lists and sequences of modules, and modules that hold such a list, are taken
     apart. Raises NotApplicableError, in the name of a technique, where a block with parameters is called twice.
@@ -124,7 +128,7 @@ def _parts(module: nn.Module, prefix: str) -> Iterator[str]:
 
 
 def owners(model: nn.Module, blocks: Sequence[str]) -> dict[str, int]:
-    """Per parameter the first block that uses it; what belongs to none counts to the first block."""
+    """Return per parameter the first block that uses it; what belongs to none counts to the first block."""
     place = {f"{path}.": i for i, path in enumerate(blocks)}
     found: dict[int, tuple[str, int]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -145,7 +149,7 @@ class PartialStep:
         self.step = 0
 
     def __call__(self, training: Training, batch: Batch) -> Tensor:
-        """Forward, partial backward, averages, update; the loss of this worker."""
+        """Return forward, partial backward, averages, update; the loss of this worker."""
         mine = computed(depth(self.rank, self.step, self.workers), self.count, self.workers)
         around = (*training.around_forward, lambda: self._truncated(training.model, mine))
         loss = plain_step(replace(training, run=None, optimizers=(), around_forward=around), batch)
@@ -156,7 +160,7 @@ class PartialStep:
         return loss
 
     def _truncated(self, model: nn.Module, mine: int) -> AbstractContextManager[None]:
-        """Around a forward pass: no gradients before the first block that is back-propagated."""
+        """Return a context for a forward pass, without gradients before the first block that is back-propagated."""
         if mine >= self.count:
             return nullcontext()
         first = next(i for i, group in enumerate(self.group_of_block) if group < mine)
@@ -193,7 +197,7 @@ class PartialStep:
 
 @contextmanager
 def _grad_from(block: nn.Module) -> Iterator[None]:
-    """No gradients until this block is called."""
+    """Turn gradients off until this block is called."""
     import torch
 
     def enable(*_: Any) -> None:

@@ -53,7 +53,7 @@ class Quantiser:
 
 
 def distances(rows: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
-    """Distances (sub-spaces, rows, K) of rows (rows, sub-spaces, length) to prototypes (sub-spaces, K, length).
+    """Return distances (sub-spaces, rows, K) of rows (rows, sub-spaces, length) to prototypes (sub-spaces, K, length).
 
     "l2" are squared, and less the squares of rows, which change no order.
     """
@@ -64,7 +64,7 @@ def distances(rows: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
 
 
 def encode(rows: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
-    """Rows (rows, sub-spaces) int64 of the flattened prototypes, or of a flattened table, that are nearest."""
+    """Return rows (rows, sub-spaces) int64 of the flattened prototypes, or of a flattened table, that are nearest."""
     spaces, many = prototypes.shape[:2]
     parts = rows.split(max(_AT_ONCE // (spaces * many), 1))
     codes = torch.cat([distances(part, prototypes, distance).argmin(2).t() for part in parts])
@@ -72,7 +72,7 @@ def encode(rows: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
 
 
 def learn_prototypes(rows: Tensor, quantiser: Quantiser, seed: int = 0) -> Tensor:
-    """Prototypes (sub-spaces, K, length) by k-means of rows (rows, sub-spaces, length), begun with k-means++.
+    """Return prototypes (sub-spaces, K, length) by k-means of rows (rows, sub-spaces, length), begun with k-means++.
 
     With as many prototypes as distinct sub-vectors, these are the prototypes.
 
@@ -106,7 +106,7 @@ def learn_prototypes(rows: Tensor, quantiser: Quantiser, seed: int = 0) -> Tenso
 
 
 def _rounded(x: Tensor, bits: int) -> Tensor:
-    """Numbers as whole multiples of one step, so many bits wide with their sign."""
+    """Return numbers as whole multiples of one step, so many bits wide with their sign."""
     step = x.abs().amax().clamp(min=1e-12) / (2 ** (bits - 1) - 1)
     return torch.round(x / step).mul(step)
 
@@ -134,25 +134,25 @@ class ProductQuantised(nn.Module):
         self._table: tuple[tuple[int, ...], Tensor] | None = None
 
     def rows(self, x: Tensor) -> Tensor:
-        """Inputs of the products, (rows, inputs): patches of a convolution."""
+        """Return inputs of the products, (rows, inputs): patches of a convolution."""
         layer = self.layer
         if isinstance(layer, nn.Conv2d):
             x = functional.unfold(_padded(layer, x), layer.kernel_size, layer.dilation, 0, layer.stride).transpose(1, 2)
         return x.reshape(-1, self.inputs)
 
     def table(self) -> Tensor:
-        """Products of all prototypes, (sub-spaces, K, outputs)."""
+        """Return products of all prototypes, (sub-spaces, K, outputs)."""
         spaces, _, length = self.prototypes.shape
         weight = self.layer.weight.flatten(1)
         weight = functional.pad(weight, (0, spaces * length - self.inputs)).view(-1, spaces, length)
         return torch.einsum("ckv,mcv->ckm", self.prototypes, weight)
 
     def codes(self, rows: Tensor) -> Tensor:
-        """Which of the flattened prototypes are nearest to inputs (rows, inputs): (rows, sub-spaces) int64."""
+        """Return which of the flattened prototypes are nearest to inputs (rows, inputs): (rows, sub-spaces) int64."""
         return encode(self._cut(rows), self.prototypes.detach(), self.quantiser.distance)
 
     def reconstructed(self, rows: Tensor) -> Tensor:
-        """Inputs (rows, inputs) as their prototypes; gradients reach both."""
+        """Return inputs (rows, inputs) as their prototypes; gradients reach both."""
         cut, prototypes = self._cut(rows), self.prototypes
         if self.quantiser.assignment == "soft":
             near = torch.cdist(cut.transpose(0, 1), prototypes, p=1.0 if self.quantiser.distance == "l1" else 2.0)
@@ -167,7 +167,7 @@ class ProductQuantised(nn.Module):
         return quantised.reshape(len(rows), -1)[:, : self.inputs]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs of the layer on inputs of its shape."""
+        """Return outputs of the layer on inputs of its shape."""
         layer, rows = self.layer, self.rows(x)
         if self.training:
             out = functional.linear(self.reconstructed(rows), layer.weight.flatten(1), layer.bias)
@@ -184,7 +184,7 @@ class ProductQuantised(nn.Module):
         return out.view(len(x), high, wide, -1).permute(0, 3, 1, 2)
 
     def looked_up(self, rows: Tensor) -> Tensor:
-        """Outputs (rows, outputs): a row of the table per sub-space, summed."""
+        """Return outputs (rows, outputs): a row of the table per sub-space, summed."""
         bits, cut, table = self.quantiser.bits, self._cut(rows), self._kept_table()
         prototypes: Tensor = self.prototypes
         if bits:
@@ -202,7 +202,7 @@ class ProductQuantised(nn.Module):
         return self._table[1]
 
     def _cut(self, rows: Tensor) -> Tensor:
-        """Rows as sub-vectors, (rows, sub-spaces, length), zeros added where they do not divide."""
+        """Return rows as sub-vectors, (rows, sub-spaces, length), zeros added where they do not divide."""
         length = self.quantiser.length
         rows = functional.pad(rows, (0, -self.inputs % length)) if self.inputs % length else rows
         return rows.view(len(rows), -1, length)
@@ -212,13 +212,13 @@ class ProductQuantised(nn.Module):
 
 
 def _padded(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """Images with their borders."""
+    """Return images with their borders."""
     mode, border = layer.padding_mode, layer._reversed_padding_repeated_twice
     return functional.pad(x, border, mode="constant" if mode == "zeros" else mode) if any(border) else x
 
 
 def why_not(layer: nn.Module) -> str:
-    """Why a layer's products cannot be looked up, in a sentence; "" where they can."""
+    """Return why a layer's products cannot be looked up, in a sentence; "" where they can."""
     if type(layer) not in (nn.Conv2d, nn.Linear):
         return f"product quantisation replaces nn.Conv2d and nn.Linear, got {type(layer).__name__}."
     if isinstance(layer, nn.Conv2d) and layer.groups > 1:
@@ -271,7 +271,7 @@ def quantise(
 
 
 def _met(layer: nn.Conv2d | nn.Linear, quantiser: Quantiser, run: Callable[[], object]) -> Tensor:
-    """Inputs (rows, inputs) of a layer's products, some of every call."""
+    """Return inputs (rows, inputs) of a layer's products, some of every call."""
     shaped, found = ProductQuantised(layer, quantiser, None), list[Tensor]()
 
     def note(_: nn.Module, args: tuple[Any, ...]) -> None:
@@ -294,7 +294,7 @@ def _run(layers: Iterable[nn.Module], hook: Callable[..., None], run: Callable[[
 
 
 def prepared_layer(operator: Operator) -> BoundCall:
-    """A layer as a recorded call has it, "plain" or looked up, to be timed alone."""
+    """Return a layer as a recorded call has it, "plain" or looked up, to be timed alone."""
     x, weight, bias = (operator.tensor(at) for at in range(3))
     layer: nn.Conv2d | nn.Linear
     if len(weight) == 4:

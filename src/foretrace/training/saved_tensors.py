@@ -33,7 +33,7 @@ class Codec(ABC):
     """How a dense one-dimensional tensor is stored and given back."""
 
     def takes(self, tensor: Tensor) -> bool:
-        """Whether it is worth storing in this form at all."""
+        """Return whether it is worth storing in this form at all."""
         return True
 
     @abstractmethod
@@ -42,7 +42,7 @@ class Codec(ABC):
 
     @abstractmethod
     def restore(self, stored: Any) -> Tensor:
-        """The tensor again, as a new one."""
+        """Return the tensor again, as a new one."""
 
 
 class Narrow(Codec):
@@ -204,7 +204,7 @@ class Keeping:
         return saved_tensors_hooks(self.pack, self.unpack)
 
     def pack(self, tensor: Tensor) -> Any:
-        """What autograd keeps in the place of a tensor that an operator saves."""
+        """Return what autograd keeps in the place of a tensor that an operator saves."""
         import torch
         from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -231,7 +231,7 @@ class Keeping:
         return kept, size, stride
 
     def unpack(self, packed: Any) -> Tensor:
-        """The tensor that the backward of an operator needs."""
+        """Return the tensor that the backward of an operator needs."""
         if not isinstance(packed, tuple):
             left: Tensor = packed
             return left
@@ -246,22 +246,26 @@ class Keeping:
 
 
 def store_operator(codec: str, numel: int, dtype: str) -> Operator:
-    """Storing one tensor; `codec` is bfloat16, float16 or disk, `dtype` as in a recording ("float")."""
+    """Return storing one tensor; `codec` is bfloat16, float16 or disk, `dtype` as in a recording ("float")."""
     return Operator.of(f"{HOME}:prepared_store", [[numel], []], [dtype, ""], ["", codec])
 
 
 def restore_operator(codec: str, numel: int, dtype: str) -> Operator:
-    """Giving it back."""
+    """Return giving it back."""
     return Operator.of(f"{HOME}:prepared_restore", [[numel], []], [dtype, ""], ["", codec])
 
 
 def hooks_operator(*, hooked: bool) -> Operator:
-    """Forward and backward of `HOOKED` small operators that save one tensor each, with or without hooks around."""
+    """Return forward and backward of `HOOKED` small operators that save one tensor each, with or without hooks
+    around.
+    """
     return Operator.of(f"{HOME}:prepared_hooks", [[HOOKED], []], ["float", ""], ["", "hooks" if hooked else "plain"])
 
 
 def prepared_store(operator: Operator) -> Callable[[], object]:
-    """What a `store_operator` stands for, the hook around it included; results stay alive for a while, as in a step."""
+    """Return what a `store_operator` stands for, the hook around it included; results stay alive for a while, as in a
+    step.
+    """
     keeping, fresh, count = _timed(operator)
     sources, packed, turn = [fresh() for _ in range(min(count, 4))], deque[Any](maxlen=count), 0
 
@@ -277,7 +281,7 @@ def prepared_store(operator: Operator) -> Callable[[], object]:
 
 
 def prepared_restore(operator: Operator) -> Callable[[], object]:
-    """What a `restore_operator` stands for; calls take turns on tensors that no cache holds."""
+    """Return what a `restore_operator` stands for; calls take turns on tensors that no cache holds."""
     keeping, fresh, count = _timed(operator)
     packed, turn = [keeping.pack(fresh()) for _ in range(count)], 0
 
@@ -291,7 +295,7 @@ def prepared_restore(operator: Operator) -> Callable[[], object]:
 
 
 def prepared_hooks(operator: Operator) -> Callable[[], object]:
-    """What a `hooks_operator` stands for."""
+    """Return what a `hooks_operator` stands for."""
     import torch
 
     keeping = Keeping(Narrow("bfloat16"), (), 1 << 20)
@@ -315,12 +319,12 @@ def prepared_hooks(operator: Operator) -> Callable[[], object]:
 
 
 def codec(name: str) -> Codec:
-    """By name: "bfloat16", "float16" or "disk"."""
+    """Return the codec by name: "bfloat16", "float16" or "disk"."""
     return Disk() if name == "disk" else Narrow(name)
 
 
 def _timed(operator: Operator) -> tuple[Keeping, Callable[[], Tensor], int]:
-    """Hooks, source of tensors and how many of them exceed the caches."""
+    """Return hooks, source of tensors and how many of them exceed the caches."""
     import torch
 
     size = prod(operator.dims[0])
@@ -330,7 +334,7 @@ def _timed(operator: Operator) -> tuple[Keeping, Callable[[], Tensor], int]:
 
 
 def _bytes(flat: Tensor) -> Any:
-    """The memory of a dense tensor as a numpy array of bytes."""
+    """Return the memory of a dense tensor as a numpy array of bytes."""
     import torch
 
     return flat.detach().view(torch.uint8).numpy()

@@ -52,7 +52,7 @@ def samples(training: Training, at: tuple[int, ...], *, images: int = IMAGES) ->
 
 
 def taken(training: Training, *, step: int = 0, images: int = IMAGES) -> MaskSample:
-    """Masks of one step on a batch of the training, which stays as it is."""
+    """Return masks of one step on a batch of the training, which stays as it is."""
     job = training.copied()
     calls: list[_Call] = []
 
@@ -74,7 +74,8 @@ def taken(training: Training, *, step: int = 0, images: int = IMAGES) -> MaskSam
 
 
 def exact(training: Training) -> bool:
-    """Whether all parameter gradients stay bit-identical in float64 where masked input gradients are not computed.
+    """Return whether all parameter gradients stay bit-identical in float64 where masked input gradients are not
+    computed.
 
     Raises ForetraceError where the model cannot be run in float64.
     """
@@ -147,7 +148,7 @@ class _Call:
     gradients: Mask | None = None
 
     def masked(self, index: int) -> MaskedConv:
-        """With its gradient known."""
+        """Return it with its gradient known."""
         module, spatial = self.module, self.inputs.ndim - 2
         padding = module.padding
         if isinstance(padding, str):  # "same" puts the smaller half before
@@ -162,7 +163,7 @@ class _Call:
 
 
 def _by_relus(node: Any) -> bool:
-    """Whether all values come from ReLUs through what keeps their zeros."""
+    """Return whether all values come from ReLUs through what keeps their zeros."""
     name = type(node).__name__.partition("Backward")[0]
     if name == "Hardtanh":  # ReLU6
         return bool(node._saved_min_val == 0)
@@ -176,14 +177,16 @@ def _by_relus(node: Any) -> bool:
 
 
 def _mask(values: Tensor, images: int) -> Mask:
-    """Where the first samples are not 0; a sample alone gets the dimension of samples."""
+    """Return where the first samples are not 0; a sample alone gets the dimension of samples."""
     found: Mask = (values.detach()[:images] != 0).cpu().numpy()
     return found
 
 
 @contextmanager
 def _hooked(training: Training, hook: Callable[[str, Any], Any]) -> Iterator[None]:
-    """Hooks on all convolutions of the model, which go in the end. Raises ForetraceError where it has none."""
+    """Put hooks on all convolutions of the model, and remove them in the end. Raises ForetraceError where it
+    has none.
+    """
     handles = [
         hook(name, module)
         for name, module in training.model.named_modules()

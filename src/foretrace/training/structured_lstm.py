@@ -39,7 +39,7 @@ class Kept:
     scale: float  # units / kept, so that the expectation stays
 
     def parts(self, time_steps: int) -> Iterator[tuple[Tensor, slice]]:
-        """The kept units of every span, and its time steps."""
+        """Yield the kept units of every span, and its time steps."""
         for i, columns in enumerate(self.columns.unbind(0)):
             yield columns, slice(i * self.span, min((i + 1) * self.span, time_steps))
 
@@ -59,7 +59,7 @@ def keep_units(units: int, time_steps: int, p: float, span: int, device: torch.d
 
 
 def keep_elements(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
-    """A mask of ordinary dropout: every element by itself is 0 with probability p, else 1 / (1 - p)."""
+    """Return a mask of ordinary dropout: every element by itself is 0 with probability p, else 1 / (1 - p)."""
     mask = torch.rand(shape, dtype=like.dtype, device=like.device)  # three times as fast as bernoulli_ on a processor
     return mask.lt_(1.0 - p).mul_(1.0 / (1.0 - p))
 
@@ -71,7 +71,7 @@ class LSTMLayer(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor, of_x: Drop, of_h: Drop
     ) -> tuple[Tensor, Tensor]:
-        """Outputs h_t [time, batch, hidden] and the last cell state [batch, hidden].
+        """Return outputs h_t [time, batch, hidden] and the last cell state [batch, hidden].
 
         x is [time, batch, input], h0 and c0 [batch, hidden], w_ih [4 hidden, input], w_hh [4 hidden, hidden] and bias
         [4 hidden]; `of_x` and `of_h` say what is dropped of the inputs and of h_{t-1}.
@@ -113,7 +113,7 @@ class LSTMLayer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of everything that `forward` takes but the masks."""
+        """Return gradients of everything that `forward` takes but the masks."""
         count, spans_ih = ctx.counts
         stored = list(ctx.saved_tensors[:count])
         small_ih, small_hh = ctx.saved_tensors[count : count + spans_ih], ctx.saved_tensors[count + spans_ih :]
@@ -158,7 +158,7 @@ class LSTMLayer(torch.autograd.Function):
 
 
 def smaller_weights(weight: Tensor, drop: Drop, time_steps: int) -> list[Tensor]:
-    """The columns of `weight` [gates, units] that are needed, per span; gathered once per span."""
+    """Return the columns of `weight` [gates, units] that are needed, per span; gathered once per span."""
     if not isinstance(drop, Kept):
         return [weight]
     return [weight.index_select(1, columns) for columns, _ in drop.parts(time_steps)]
@@ -188,7 +188,9 @@ def pass_back(d_h: Tensor, d_gates: Tensor, t: int, smaller: Sequence[Tensor], d
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor, drop: Drop) -> tuple[Tensor, list[Tensor], Tensor]:
-    """What is fed to the product [time, batch, kept], the weights used per span, and x W' + b of all time steps."""
+    """Return what is fed to the product [time, batch, kept], the weights used per span, and x W' + b of all
+    time steps.
+    """
     time_steps, batch = x.shape[:2]
     smaller = smaller_weights(weight, drop, time_steps)
     if not isinstance(drop, Kept):
@@ -203,7 +205,9 @@ def project(x: Tensor, weight: Tensor, bias: Tensor, drop: Drop) -> tuple[Tensor
 
 
 def _factors(gates: Tensor, c: Tensor, tanh_c: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """What d_c (gates i, f, g) and d_h (gate o) are multiplied with, [time, batch, 4 hidden]; and d c_t / d h_t."""
+    """Return what d_c (gates i, f, g) and d_h (gate o) are multiplied with, [time, batch, 4 hidden]; and d c_t
+    / d h_t.
+    """
     i, f, g, o = gates.chunk(4, dim=-1)
     factors = torch.empty_like(gates)
     of_i, of_f, of_g, of_o = factors.chunk(4, dim=-1)
@@ -215,7 +219,7 @@ def _factors(gates: Tensor, c: Tensor, tanh_c: Tensor, out: Tensor) -> tuple[Ten
 
 
 def input_gradient(d_gates: Tensor, smaller: Sequence[Tensor], drop: Drop, units: int) -> Tensor:
-    """Gradient of the input, [time, batch, units]: zero where a unit was dropped."""
+    """Return the gradient of the input, [time, batch, units]: zero where a unit was dropped."""
     time_steps, batch, _ = d_gates.shape
     if not isinstance(drop, Kept):
         d_x = d_gates.flatten(0, 1).mm(smaller[0]).view(time_steps, batch, units)
@@ -228,7 +232,7 @@ def input_gradient(d_gates: Tensor, smaller: Sequence[Tensor], drop: Drop, units
 
 
 def weight_gradient(d_gates: Tensor, fed: Tensor, drop: Drop, units: int) -> Tensor:
-    """Gradient of a weight, [4 hidden, units]: zero in columns that were dropped throughout."""
+    """Return the gradient of a weight, [4 hidden, units]: zero in columns that were dropped throughout."""
     flat = d_gates.flatten(0, 1)
     if not isinstance(drop, Kept):
         return flat.t().mm(fed.flatten(0, 1))
@@ -292,7 +296,8 @@ class DropoutLSTM(nn.LSTM):
     def forward(  # type: ignore[override]  # nn.LSTM declares packed sequences too
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """As `nn.LSTM`: input [time, batch, input] (or batch first); hx a pair of [layers, batch, hidden].
+        """Run forward as `nn.LSTM` does: input [time, batch, input] (or batch first); hx a pair of [layers, batch,
+        hidden].
 
         Raises NotApplicableError for packed or unbatched sequences in training.
         """
@@ -339,7 +344,7 @@ class StructuredDropoutLSTM(DropoutLSTM):
 
     @classmethod
     def taking_over(cls, module: nn.LSTM, *, p: float, connections: str, structured: str, span: int) -> Self:
-        """An LSTM with the very parameters of another one, so that optimizers continue with them.
+        """Return an LSTM with the very parameters of another one, so that optimizers continue with them.
 
         Raises NotApplicableError where the other one has two directions or a projection.
         """

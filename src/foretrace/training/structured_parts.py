@@ -29,14 +29,16 @@ class LayerPart:
     gates: int  # 4 hidden
 
     def operator(self, p: float, span: int | None) -> Operator:
-        """The part with dropout of probability p: ordinary (span None), or structured with units redrawn per span."""
+        """Return the part with dropout of probability p: ordinary (span None), or structured with units redrawn per
+        span.
+        """
         settings = json.dumps({**asdict(self), "p": p, "span": span}, sort_keys=True)
         dims = [[self.time_steps, self.batch, self.units], [self.gates, self.units], []]
         return Operator.of(f"{__name__}:prepared_part", dims, ["float", "float", ""], ["", "", settings])
 
 
 def prepared_part(operator: Operator) -> Callable[[], object]:
-    """What `LayerPart.operator` stands for, ready to be called."""
+    """Return what `LayerPart.operator` stands for, ready to be called."""
     import torch
 
     from foretrace.training import structured_lstm as lstm

@@ -48,12 +48,14 @@ class Training:
     applied: tuple[str, ...] = ()  # techniques, as they are written
 
     def copied(self) -> Training:
-        """The same job with a model and optimizers of its own; batches that lie in memory are shared."""
+        """Return the same job with a model and optimizers of its own; batches that lie in memory are shared."""
         model, optimizers, around = copy.deepcopy((self.model, self.optimizers, self.around_forward))
         return replace(self, model=model, optimizers=optimizers, around_forward=around)
 
     def compiled(self, mode: str) -> Training:
-        """The same job with its model compiled (`torch.compile`) on first use; copies of it are compiled again."""
+        """Return the same job with its model compiled (`torch.compile`) on first use; copies of it are
+        compiled again.
+        """
         inner = self.loss
 
         def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -72,7 +74,9 @@ class Training:
         return replace(self, loss=loss)
 
     def on(self, device: str) -> Training:
-        """The same job on another device; its model is moved. Raises ForetraceError where there is no such device."""
+        """Return the same job on another device; its model is moved. Raises ForetraceError where there is no such
+        device.
+        """
         import torch
 
         try:
@@ -83,11 +87,11 @@ class Training:
         return replace(self, device=device)
 
     def with_batches(self, count: int) -> Training:
-        """The same job on `count` batches that were made once and lie ready: steps without data loading."""
+        """Return the same job on `count` batches that were made once and lie ready: steps without data loading."""
         return replace(self, loader=Resident.taken_from(self.loader, count))
 
     def batches(self) -> Iterator[Batch]:
-        """Batches without end, on the device: the loader, begun again whenever it is over."""
+        """Yield batches without end, on the device: the loader, begun again whenever it is over."""
         while True:
             empty = True
             for batch in self.loader:
@@ -100,7 +104,7 @@ class Training:
                 return
 
     def steps(self, count: int | None = None) -> Iterator[Tensor]:
-        """Train: one step per item, which is the detached loss. Without `count`, until the caller stops."""
+        """Yield train: one step per item, which is the detached loss. Without `count`, until the caller stops."""
         self.model.train()
         for i, batch in enumerate(self.batches()):
             if i == count:
@@ -108,22 +112,22 @@ class Training:
             yield self.step(batch).detach()
 
     def step(self, batch: Batch) -> Tensor:
-        """One training step on a batch that is on the device."""
+        """Return one training step on a batch that is on the device."""
         return plain_step(self, batch) if self.run is None else self.run(self, batch)
 
     def forward(self, batch: Batch, loss: Loss | None = None) -> Tensor:
-        """Forward pass and loss (this job's, or the one given) inside `around_forward`."""
+        """Return forward pass and loss (this job's, or the one given) inside `around_forward`."""
         with ExitStack() as stack:
             for context in self.around_forward:
                 stack.enter_context(context())
             return (loss or self.loss)(self.model, batch)
 
     def backward(self, loss: Tensor) -> None:
-        """Backward pass, scaled where there is a scaler."""
+        """Run the backward pass, scaled where there is a scaler."""
         (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
 
     def update(self, optimizer: Optimizer) -> None:
-        """Gradients clipped if asked for, one optimizer step, then gradients cleared."""
+        """Clip gradients if asked for, take one optimizer step, then clear gradients."""
         if self.clip_norm:
             from torch.nn.utils import clip_grad_norm_
 
@@ -143,12 +147,12 @@ class Training:
         return int(getattr(self.loader, "batch_size", None) or 0)
 
     def __len__(self) -> int:
-        """Batches per epoch, 0 if unknown."""
+        """Return batches per epoch, 0 if unknown."""
         return len(self.loader) if isinstance(self.loader, Sized) else 0
 
 
 def plain_step(training: Training, batch: Batch) -> Tensor:
-    """Forward, backward and update; several micro-batches add their gradients, each weighted by its share."""
+    """Return forward, backward and update; several micro-batches add their gradients, each weighted by its share."""
     pieces = parts(batch, training.micro_batches) if training.micro_batches > 1 else [batch]
     total: Tensor | None = None
     for piece in pieces:

@@ -16,7 +16,7 @@ _BINS, _POINTS = 7, 2  # RoIAlign: bins a side of a region, sampling points a si
 
 
 def overlap(first: Tensor, second: Tensor) -> Tensor:
-    """Intersection over union (batch, n, m) of boxes (batch, n, 4) and (batch, m, 4)."""
+    """Return intersection over union (batch, n, m) of boxes (batch, n, 4) and (batch, m, 4)."""
     start = torch.maximum(first[:, :, None, :2], second[:, None, :, :2])
     end = torch.minimum(first[:, :, None, 2:], second[:, None, :, 2:])
     common = (end - start).clamp(min=0).prod(-1)
@@ -25,14 +25,14 @@ def overlap(first: Tensor, second: Tensor) -> Tensor:
 
 
 def offsets(boxes: Tensor, truth: Tensor) -> Tensor:
-    """What moves `boxes` to `truth`: of the centre in box sizes, and logarithms of both ratios of size."""
+    """Return what moves `boxes` to `truth`: of the centre in box sizes, and logarithms of both ratios of size."""
     size, wanted = _size(boxes), _size(truth)
     moved = ((truth[..., :2] + truth[..., 2:]) - (boxes[..., :2] + boxes[..., 2:])) / 2 / size
     return torch.cat([moved, (wanted / size).log()], -1)
 
 
 def moved(boxes: Tensor, by: Tensor, side: int) -> Tensor:
-    """Boxes with their predicted offsets, inside an image of side x side."""
+    """Return boxes with their predicted offsets, inside an image of side x side."""
     size = _size(boxes)
     centre = (boxes[..., :2] + boxes[..., 2:]) / 2 + by[..., :2] * size
     half = size * by[..., 2:].clamp(max=_MOST_GROWTH).exp() / 2
@@ -40,7 +40,9 @@ def moved(boxes: Tensor, by: Tensor, side: int) -> Tensor:
 
 
 def anchors(side: int, strides: tuple[int, ...], scale: int) -> list[Tensor]:
-    """Per level of the pyramid (positions x 3, 4): boxes of `scale` strides in three shapes at every position."""
+    """Return, per level of the pyramid (positions x 3, 4), boxes of `scale` strides in three shapes at every
+    position.
+    """
     made = []
     for stride in strides:
         count = -(-side // stride)
@@ -54,7 +56,7 @@ def anchors(side: int, strides: tuple[int, ...], scale: int) -> list[Tensor]:
 
 
 def unsuppressed(boxes: Tensor, scores: Tensor, most_overlap: float) -> Tensor:
-    """Scores (batch, n), highest first, with -inf where a box overlaps one of higher score by more than allowed.
+    """Return scores (batch, n), highest first, with -inf where a box overlaps one of higher score by more than allowed.
 
     All at once by one matrix (Fast NMS: Bolya et al., YOLACT, ICCV 2019, section 5), not one box after another:
     no loop whose length depends on the data.
@@ -64,19 +66,21 @@ def unsuppressed(boxes: Tensor, scores: Tensor, most_overlap: float) -> Tensor:
 
 
 def chosen(candidates: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`count` of the candidates (batch, n; bool) by lot: places (batch, count), and 1.0 where it is a candidate."""
+    """Return `count` of the candidates (batch, n; bool) by lot: places (batch, count), and 1.0 where it is a
+    candidate.
+    """
     lots = torch.rand(candidates.shape, device=candidates.device) - (~candidates).float()
     found, places = lots.topk(count, 1)
     return places, (found >= 0).float()
 
 
 def picked(values: Tensor, places: Tensor) -> Tensor:
-    """Rows (batch, k, ...) of `values` (batch, n, ...) at `places` (batch, k)."""
+    """Return rows (batch, k, ...) of `values` (batch, n, ...) at `places` (batch, k)."""
     return values.gather(1, places.view(*places.shape, *[1] * (values.ndim - 2)).expand(-1, -1, *values.shape[2:]))
 
 
 def aligned(features: list[Tensor], strides: tuple[int, ...], boxes: Tensor) -> Tensor:
-    """RoIAlign (He et al., Mask R-CNN, ICCV 2017): (batch x n, channels, 7, 7) of `boxes` (batch, n, 4).
+    """Return RoIAlign (He et al., Mask R-CNN, ICCV 2017): (batch x n, channels, 7, 7) of `boxes` (batch, n, 4).
 
     Each box is read from the level that suits its size (Lin et al. 2017, equation 1). The levels are laid end to end
     as a table of positions, and every bin is a weighted sum of 16 rows: four points of four neighbours.
@@ -94,7 +98,7 @@ def aligned(features: list[Tensor], strides: tuple[int, ...], boxes: Tensor) -> 
     steps = (torch.arange(_BINS * _POINTS, device=device) + 0.5) / (_BINS * _POINTS)
 
     def line(low: Tensor, high: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Along one axis: the two neighbours of every point (batch, n, points, 2), and their weights."""
+        """Return, along one axis, the two neighbours of every point (batch, n, points, 2), and their weights."""
         at = (low[..., None] + (high - low)[..., None] * steps) / stride[..., None] - 0.5
         at = torch.minimum(at.clamp(min=0), (length - 1)[..., None])
         left = at.floor()
@@ -106,7 +110,7 @@ def aligned(features: list[Tensor], strides: tuple[int, ...], boxes: Tensor) -> 
     y, y_weight = line(boxes[..., 1], boxes[..., 3], rows[level])
 
     def bins(of_y: Tensor, of_x: Tensor) -> tuple[Tensor, Tensor]:
-        """Both axes as (batch, n, bins of y, bins of x, points and neighbours of y, and of x)."""
+        """Return both axes as (batch, n, bins of y, bins of x, points and neighbours of y, and of x)."""
         of_y = of_y.unflatten(2, (_BINS, _POINTS)).flatten(3)[:, :, :, None, :, None]
         return of_y, of_x.unflatten(2, (_BINS, _POINTS)).flatten(3)[:, :, None, :, None, :]
 

@@ -31,17 +31,17 @@ class Samples(Dataset[Any]):
 
 
 def loader(draw: Draw, *, batch_size: int) -> DataLoader[Any]:
-    """A DataLoader over synthetic samples, enough for 64 batches an epoch, in their order."""
+    """Return a DataLoader over synthetic samples, enough for 64 batches an epoch, in their order."""
     return DataLoader(Samples(draw, 64 * batch_size), batch_size=batch_size, drop_last=True)
 
 
 def integer(high: int, generator: torch.Generator) -> int:
-    """A whole number below `high`."""
+    """Return a whole number below `high`."""
     return int(torch.randint(high, (), generator=generator))
 
 
 def sentence(length: int, vocabulary: int, generator: torch.Generator) -> Tensor:
-    """`length` word numbers (int64) with something to learn: words mostly follow from the word before.
+    """Return `length` word numbers (int64) with something to learn: words mostly follow from the word before.
 
     The first four numbers are left free for padding, begin, end and mask. Frequent words are more likely, as
     in a text.

@@ -77,7 +77,7 @@ class Proposer(nn.Module):
         self.offset = nn.Conv2d(channels, 12, 1)
 
     def forward(self, levels: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Per level scores (batch, anchors) and offsets (batch, anchors, 4)."""
+        """Return per level scores (batch, anchors) and offsets (batch, anchors, 4)."""
         scores, deltas = [], []
         for level in levels:
             found = functional.relu(self.conv(level))
@@ -120,7 +120,7 @@ class FasterRCNN(nn.Module):
         return losses | self._second_losses(levels[:4], proposals, boxes, labels)
 
     def _proposals(self, scores: list[Tensor], deltas: list[Tensor]) -> Tensor:
-        """The best boxes (batch, proposals, 4) of all levels, each level thinned out on its own."""
+        """Return the best boxes (batch, proposals, 4) of all levels, each level thinned out on its own."""
         assert isinstance(self.anchors, Tensor)  # a registered buffer
         kept_scores, kept_boxes = [], []
         for score, delta, anchor in zip(scores, deltas, self.anchors.split(self.per_level), strict=True):
@@ -133,7 +133,7 @@ class FasterRCNN(nn.Module):
         return picked(torch.cat(kept_boxes, 1), places)
 
     def _first_losses(self, scores: Tensor, deltas: Tensor, boxes: Tensor) -> dict[str, Tensor]:
-        """Object or not, and where, for some anchors of each kind."""
+        """Return object or not, and where, for some anchors of each kind."""
         assert isinstance(self.anchors, Tensor)  # a registered buffer
         every = self.anchors.expand(len(boxes), -1, -1)
         overlaps = overlap(every, boxes)
@@ -155,7 +155,7 @@ class FasterRCNN(nn.Module):
     def _second_losses(
         self, levels: list[Tensor], proposals: Tensor, boxes: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
-        """Which class, and where, for some proposals: at most a quarter with an object."""
+        """Return which class, and where, for some proposals: at most a quarter with an object."""
         assert isinstance(self.offset_scale, Tensor)  # a registered buffer
         count = self.counts.second
         with torch.no_grad():
@@ -177,7 +177,7 @@ class FasterRCNN(nn.Module):
 
 
 def detection_loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """The sum of the losses of both stages."""
+    """Return the sum of the losses of both stages."""
     found: dict[str, Tensor] = model(*batch)
     return torch.stack(list(found.values())).sum()
 

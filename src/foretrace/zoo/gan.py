@@ -60,13 +60,13 @@ class DCGAN(nn.Module):
                 nn.init.normal_(module.weight, 1.0, 0.02)
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Images from noise (batch, dimensions)."""
+        """Return images from noise (batch, dimensions)."""
         made: Tensor = self.generator(noise[:, :, None, None])
         return made
 
 
 def discriminator_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """How badly real and generated images are distinguished."""
+    """Return how badly real and generated images are distinguished."""
     assert isinstance(model.discriminator, nn.Module)
     images, noise = batch
     with torch.no_grad():
@@ -76,14 +76,16 @@ def discriminator_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor
 
 
 def generator_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """How badly generated images pass for real ones."""
+    """Return how badly generated images pass for real ones."""
     assert isinstance(model.discriminator, nn.Module)
     _, noise = batch
     return _judged(model.discriminator(model(noise)).float(), 1.0)
 
 
 def adversarial_step(training: Training, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Discriminator first, then generator (Goodfellow et al. 2014, algorithm 1 with k = 1); the sum of both losses."""
+    """Return discriminator first, then generator (Goodfellow et al. 2014, algorithm 1 with k = 1); the sum of both
+    losses.
+    """
     of_generator, of_discriminator = training.optimizers
     pieces = parts(batch, training.micro_batches) if training.micro_batches > 1 else [batch]
     total = torch.zeros((), device=training.device)

@@ -67,7 +67,7 @@ class GIN(nn.Module):
 
 
 def graph_loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Mean cross entropy per graph."""
+    """Return mean cross entropy per graph."""
     nodes, adjacency, labels = batch
     return functional.cross_entropy(model(nodes, adjacency).float(), labels)
 

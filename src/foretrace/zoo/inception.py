@@ -160,7 +160,7 @@ class InceptionV3(nn.Module):
 
 
 def two_classifier_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean cross entropy of the final classifier and, with less weight, of the auxiliary one."""
+    """Return mean cross entropy of the final classifier and, with less weight, of the auxiliary one."""
     images, labels = batch
     scores, auxiliary = model(images)
     final = functional.cross_entropy(scores.float(), labels)

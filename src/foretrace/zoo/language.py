@@ -54,7 +54,7 @@ class Text:
 
 
 def pretraining_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Masked words and next sentence."""
+    """Return masked words and next sentence."""
     found = model(input_ids=batch["input_ids"], token_type_ids=batch["token_type_ids"])
     words = functional.cross_entropy(found.prediction_logits.float().flatten(0, 1), batch["labels"].flatten())
     follows = functional.cross_entropy(found.seq_relationship_logits.float(), batch["next_sentence_label"])
@@ -62,7 +62,7 @@ def pretraining_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def next_word_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Mean cross entropy of every word but the first, given those before."""
+    """Return mean cross entropy of every word but the first, given those before."""
     words = batch["input_ids"]
     scores = model(input_ids=words, use_cache=False).logits
     return functional.cross_entropy(scores[:, :-1].float().flatten(0, 1), words[:, 1:].flatten())

@@ -43,14 +43,14 @@ class WordModel(nn.Module):
             nn.init.uniform_(parameter, -0.04, 0.04)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Scores (batch, steps, words) of the next word."""
+        """Return scores (batch, steps, words) of the next word."""
         states, _ = self.lstm(self.dropout(self.embedding(words)))
         scores: Tensor = self.decoder(self.dropout(states))
         return scores
 
 
 def word_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean cross entropy per word: the logarithm of the perplexity."""
+    """Return mean cross entropy per word: the logarithm of the perplexity."""
     words, following = batch
     return functional.cross_entropy(model(words).float().flatten(0, 1), following.flatten())
 
@@ -68,7 +68,7 @@ class RecurrentDropoutModel(nn.Module):
             nn.init.uniform_(parameter, -0.05, 0.05)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Scores (batch, steps, words) of the next word."""
+        """Return scores (batch, steps, words) of the next word."""
         states, _ = self.lstm(self.embedding(words))
         scores: Tensor = self.decoder(self.dropout(states))
         return scores
@@ -83,7 +83,7 @@ class AcousticModel(nn.Module):
         self.states = nn.Linear(hidden, states)
 
     def forward(self, sound: Tensor) -> Tensor:
-        """Scores (batch, frames, states)."""
+        """Return scores (batch, frames, states)."""
         scores: Tensor = self.states(self.lstm(sound)[0])
         return scores
 
@@ -104,7 +104,7 @@ class StateUtterance:
 
 
 def state_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean cross entropy per frame."""
+    """Return mean cross entropy per frame."""
     sound, state = batch
     return functional.cross_entropy(model(sound).float().flatten(0, 1), state.flatten())
 

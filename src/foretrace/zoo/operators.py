@@ -43,7 +43,7 @@ def operators_of(
     loss: str = "",
     progress: Callable[[float], None] | None = None,
 ) -> OperatorGraph:
-    """What a model computes in a step, without running it.
+    """Return what a model computes in a step, without running it.
 
     `source` is a model of the zoo, a decoder by name, a script with a function training(), or a file that
     `model.sources` reads. `precision` is float32 where none is given, and a decoder's 16-bit weights.
@@ -118,7 +118,7 @@ def operators_in(
     salvage: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> OperatorGraph:
-    """The operators of one step of a file as it stands (`load_operators`), or of a model (`operators_of`)."""
+    """Return the operators of one step of a file as it stands (`load_operators`), or of a model (`operators_of`)."""
     path = Path(source)
     if path.exists() and path.suffix != ".py":
         from foretrace.model.readers.sources import load_operators
@@ -135,7 +135,7 @@ def operators_in(
 
 
 def is_decoder(source: str) -> bool:
-    """Whether a user means a decoder, by its name or the name of its release."""
+    """Return whether a user means a decoder, by its name or the name of its release."""
     return source not in entries() and not Path(source).exists() and bool(decoder_named(source))
 
 
@@ -147,7 +147,7 @@ def _none(asked: Mapping[str, object], what: str) -> None:
 
 
 def _changed(make: Callable[[], Training], techniques: Sequence[Technique], training: bool) -> Callable[[], Training]:
-    """What makes the training with the techniques applied, or with a step that is its forward pass alone."""
+    """Return what makes the training with the techniques applied, or with a step that is its forward pass alone."""
     if training and not techniques:
         return make
 
@@ -177,6 +177,6 @@ def _changed(make: Callable[[], Training], techniques: Sequence[Technique], trai
 
 
 def _same_step(one: Training, other: Training) -> bool:
-    """Whether two trainings differ in their data alone."""
+    """Return whether two trainings differ in their data alone."""
     kept = ("model", "run", "around_forward", "on_batch", "micro_batches", "scaler", "clip_norm", "batch_size")
     return all(getattr(one, name) == getattr(other, name) for name in kept)

@@ -28,31 +28,31 @@ class PartitionedJob:
     seed: int = 0
 
     def start(self) -> nn.Module:
-        """A model with random weights."""
+        """Return a model with random weights."""
         return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
     def drawn(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Samples and labels: points (count, 64) around ten centres, and which (count)."""
+        """Return samples and labels: points (count, 64) around ten centres, and which (count)."""
         centres = torch.randn(10, 64, generator=torch.Generator().manual_seed(1))
         labels = torch.randint(10, (count,), generator=generator)
         return centres[labels] + self.noise * torch.randn(count, 64, generator=generator), labels
 
     def model(self) -> nn.Module:
-        """The model at its start."""
+        """Return the model at its start."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return self.start()
 
     def data(self, count: int, part: int) -> tuple[Tensor, Tensor]:
-        """Samples and labels of a part: 0 is trained on, 1 is held out."""
+        """Return samples and labels of a part: 0 is trained on, 1 is held out."""
         return self.drawn(count, torch.Generator().manual_seed(2 * self.seed + part))
 
     def dealt(self) -> list[Int64]:
-        """Numbers of each worker's samples."""
+        """Return numbers of each worker's samples."""
         return partition(self.partition, self.data(self.samples, 0)[1].numpy(), self.workers, seed=self.seed)
 
     def replicas(self, only: Sequence[int] | None = None) -> list[Replica]:
-        """Every worker's copy, or only some. A worker without samples is a ForetraceError."""
+        """Return every worker's copy, or only some. A worker without samples is a ForetraceError."""
         (samples, labels), dealt, model = self.data(self.samples, 0), self.dealt(), self.model()
         return [
             Replica(
@@ -63,7 +63,9 @@ class PartitionedJob:
         ]  # fmt: skip
 
     def judge(self, *, training: bool = False) -> Callable[[Float32, Float32], tuple[float, float]]:
-        """What gives loss and accuracy of weights with buffers, on held-out samples or on some that are trained on."""
+        """Return what gives loss and accuracy of weights with buffers, on held-out samples or on some that are trained
+        on.
+        """
         samples, labels = self.data(self.samples, 0) if training else self.data(self.held_out, 1)
         many = min(self.held_out, len(samples))
         replica = Replica(self.model(), samples[:many], labels[:many], batch=1, rate=0.0, seed=0)

@@ -59,13 +59,13 @@ class DLRM(nn.Module):
         self.register_buffer("pairs", torch.tril_indices(vectors, vectors, -1), persistent=False)
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
-        """Log-odds (batch,) of a click."""
+        """Return log-odds (batch,) of a click."""
         dense = self.bottom(numbers)
         looked = [table(categories[:, i : i + 1]).to(dense.dtype) for i, table in enumerate(self.tables)]
         return self.joined([dense, *looked])
 
     def joined(self, looked: Sequence[Tensor]) -> Tensor:
-        """Log-odds (batch,) from the bottom network's vectors and those of every table, each (batch, width)."""
+        """Return log-odds (batch,) from the bottom network's vectors and those of every table, each (batch, width)."""
         vectors = torch.stack(list(looked), 1)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         assert isinstance(self.pairs, Tensor)  # a registered buffer
@@ -86,7 +86,7 @@ class RowClicks:
         self.samples, self.seed = samples, seed
 
     def loss(self, batch: int, trainer: int, trainers: int, looked: Tensor) -> Tensor:
-        """Binary cross entropy of one trainer's samples, over those of all."""
+        """Return binary cross entropy of one trainer's samples, over those of all."""
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + batch)
         numbers = torch.rand(self.samples, 13, generator=generator)
         first = int(np.linspace(0, self.samples, trainers + 1)[trainer])
@@ -111,7 +111,7 @@ class NeuMF(nn.Module):
             nn.init.normal_(table.weight, std=0.01)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Log-odds (batch,) that user and item meet."""
+        """Return log-odds (batch,) that user and item meet."""
         product = self.factor_user(users) * self.factor_item(items)
         deep = self.layers(torch.cat([self.user(users), self.item(items)], 1))
         found: Tensor = self.output(torch.cat([product.to(deep.dtype), deep], 1))
@@ -119,7 +119,7 @@ class NeuMF(nn.Module):
 
 
 def click_loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Binary cross entropy of pairs (inputs, inputs, what happened)."""
+    """Return binary cross entropy of pairs (inputs, inputs, what happened)."""
     first, second, happened = batch
     return functional.binary_cross_entropy_with_logits(model(first, second).float(), happened.float())
 
@@ -148,7 +148,7 @@ def ncf(size: str) -> Training:
 
 
 def _layers(*widths: int) -> nn.Sequential:
-    """Linear layers with ReLU after each."""
+    """Return linear layers with ReLU after each."""
     made: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         made += [nn.Linear(inputs, outputs), nn.ReLU()]

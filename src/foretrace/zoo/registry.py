@@ -45,12 +45,12 @@ ENTRIES = shipped.rows("foretrace.zoo", "models.csv", ZooModel, {"parameters": l
 
 
 def entries() -> dict[str, ZooModel]:
-    """Every model by name."""
+    """Return every model by name."""
     return {each.name: each for each in ENTRIES}
 
 
 def entry(name: str) -> ZooModel:
-    """The model of this name. Raises ForetraceError naming the nearest ones."""
+    """Return the model of this name. Raises ForetraceError naming the nearest ones."""
     known = entries()
     found = resolve(name, known)
     if found is None:
@@ -63,7 +63,7 @@ def entry(name: str) -> ZooModel:
 
 
 def training(name: str, size: str = "tiny", *, seed: int = 0) -> Training:
-    """A model of the zoo as a Training. Raises ForetraceError for an unknown name or size, MissingExtraError."""
+    """Return a model of the zoo as a Training. Raises ForetraceError for an unknown name or size, MissingExtraError."""
     found = entry(name)
     size = resolve(size, SIZES) or size
     if size not in SIZES:
@@ -85,7 +85,7 @@ def training(name: str, size: str = "tiny", *, seed: int = 0) -> Training:
 
 
 def job(model: str, size: str = "tiny", *, seed: int = 0) -> Callable[[], Training]:
-    """A function that makes the same training every time: a model of the zoo, or `training()` of a script.
+    """Return a function that makes the same training every time: a model of the zoo, or `training()` of a script.
 
     Raises ForetraceError where there is no such model or the script has no such function.
     """
@@ -100,7 +100,7 @@ def job(model: str, size: str = "tiny", *, seed: int = 0) -> Callable[[], Traini
 
 @contextmanager
 def script_mistakes(source: str | Path) -> Iterator[None]:
-    """What the code of a script raises becomes a ForetraceError that names its line; what is raised elsewhere stays.
+    """Turn what the code of a script raises into a ForetraceError that names its line; what is raised elsewhere stays.
 
     What it prints goes to standard error: standard output is for answers.
     """
@@ -117,7 +117,7 @@ def script_mistakes(source: str | Path) -> Iterator[None]:
 
 
 def _mistake(path: Path, error: BaseException, function: str = "training") -> ForetraceError | None:
-    """The last line of the script that led to the error; None where the script is not to blame."""
+    """Return the last line of the script that led to the error; None where the script is not to blame."""
     lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if _same(each.filename, path)]
     if isinstance(error, SyntaxError) and _same(error.filename or "", path):
         lines.append(error.lineno)
@@ -136,7 +136,8 @@ def _same(name: str, path: Path) -> bool:
 
 
 def call_script(path: Path, function: str, returns: str, *, seed: int = 0) -> object:
-    """What a function of a script returns, called without arguments; `returns` says in errors what that should be.
+    """Return what a function of a script returns, called without arguments; `returns` says in errors what that should
+    be.
 
     Random numbers of PyTorch begin at `seed`. Raises ForetraceError for a mistake in the script.
     """

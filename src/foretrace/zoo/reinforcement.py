@@ -38,7 +38,7 @@ class Start:
 
 
 def moved(state: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """One tick of every cart-pole pushed right or left: new states, and which are over (they restart, upright).
+    """Return one tick of every cart-pole pushed right or left: new states, and which are over (they restart, upright).
 
     `state` is (batch, 4): position (m), speed (m/s), angle (rad), angular speed (rad/s); `right` is (batch,) of bool.
     """
@@ -55,7 +55,7 @@ def moved(state: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def drawn(state: Tensor, side: int) -> Tensor:
-    """Pictures (batch, side, side) of the cart-poles: bright near the pole, which stands on the cart."""
+    """Return pictures (batch, side, side) of the cart-poles: bright near the pole, which stands on the cart."""
     line = torch.linspace(-1, 1, side, device=state.device)
     across, up = line[None, None, :], -line[None, :, None]
     foot = (state[:, 0] / _FAR_M)[:, None, None]
@@ -86,13 +86,13 @@ class ActorCritic(nn.Module):
         self.value = nn.Linear(hidden, 1)
 
     def forward(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-odds of both actions (batch, 2) and value (batch,)."""
+        """Return log-odds of both actions (batch, 2) and value (batch,)."""
         found = self.body(frames)
         return self.policy(found), self.value(found).squeeze(1)
 
 
 def rollout_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Play, then policy gradient with the advantage, squared error of the value, less entropy (section 4)."""
+    """Return play, then policy gradient with the advantage, squared error of the value, less entropy (section 4)."""
     side = model.side
     assert isinstance(side, int)
     state, draws = batch

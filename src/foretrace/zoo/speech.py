@@ -68,7 +68,7 @@ class DeepSpeech2(nn.Module):
         self.output = nn.Linear(hidden, _LETTERS)
 
     def forward(self, spectrograms: Tensor) -> Tensor:
-        """Scores (batch, frames / 2, letters)."""
+        """Return scores (batch, frames / 2, letters)."""
         found = self.convolutions(spectrograms)
         found = self.recurrent(found.permute(0, 3, 1, 2).flatten(2))
         scores: Tensor = self.output(self.norm(found.flatten(0, 1))).unflatten(0, found.shape[:2])
@@ -76,7 +76,7 @@ class DeepSpeech2(nn.Module):
 
 
 def ctc_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Connectionist temporal classification, mean per letter."""
+    """Return connectionist temporal classification, mean per letter."""
     spectrograms, text = batch
     logarithms = model(spectrograms).float().log_softmax(-1).transpose(0, 1)
     frames = torch.full((len(text),), logarithms.shape[0], dtype=torch.long)

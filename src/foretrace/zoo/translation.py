@@ -62,7 +62,9 @@ class Seq2Seq(nn.Module):
         self.output = nn.Linear(hidden, words)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Scores (batch, target length, words) of the next word, with the true words so far (teacher forcing)."""
+        """Return scores (batch, target length, words) of the next word, with the true words so far (teacher
+        forcing).
+        """
         first, (end, cell) = self.both_ways(self.dropout(self.source(source)))
         memory, (ends, cells) = self.encoder(self.dropout(first))
         # both directions of the first layer make the initial state of the decoder's first
@@ -139,7 +141,7 @@ class Transformer(nn.Module):
         self.register_buffer("positions", _sinusoids(length, width), persistent=False)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Scores (batch, target length, words) of the next word."""
+        """Return scores (batch, target length, words) of the next word."""
         memory = self._embedded(source)
         for layer in self.encoder:
             memory = layer(memory)
@@ -156,7 +158,7 @@ class Transformer(nn.Module):
 
 
 def translation_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean cross entropy per word with label smoothing of 0.1."""
+    """Return mean cross entropy per word with label smoothing of 0.1."""
     source, target = batch
     scores = model(source, target[:, :-1])
     return functional.cross_entropy(scores.float().flatten(0, 1), target[:, 1:].flatten(), label_smoothing=0.1)
@@ -185,6 +187,6 @@ def transformer(size: str) -> Training:
 
 
 def _sinusoids(length: int, width: int) -> Tensor:
-    """The positional encoding (length, width) of section 3.5."""
+    """Return the positional encoding (length, width) of section 3.5."""
     angles = torch.arange(length)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)

@@ -27,7 +27,7 @@ class Trial:
     losses: tuple[float, ...]
 
     def quantiles_s(self) -> tuple[float, float, float]:
-        """10th percentile, median and 90th percentile of a step."""
+        """Return 10th percentile, median and 90th percentile of a step."""
         low, median, high = np.quantile(self.step_s, [0.1, 0.5, 0.9]).tolist()
         return low, median, high
 

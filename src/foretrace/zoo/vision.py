@@ -193,7 +193,7 @@ class VGG11(nn.Module):
 
 
 def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean cross entropy, in float32 whatever the scores are."""
+    """Return mean cross entropy, in float32 whatever the scores are."""
     images, labels = batch
     return functional.cross_entropy(model(images).float(), labels)
 
@@ -226,7 +226,7 @@ def vgg11(size: str) -> Training:
 
 
 def _multiple_of_8(channels: float) -> int:
-    """The nearest multiple of 8, never more than 10 % below (the rule of the authors' code)."""
+    """Return the nearest multiple of 8, never more than 10 % below (the rule of the authors' code)."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 

@@ -10,12 +10,12 @@ from foretrace.hardware.accelerators import Accelerator
 
 
 def machine_columns(design: Accelerator) -> Float64:
-    """A design as `kernels` takes it, without what planners add."""
+    """Return a design as `kernels` takes it, without what planners add."""
     return np.array([0.0, design.hbm_gb_s * 1e9, 0.0, 0.0, 0.0, 0.0, 0.0, *design.array()])
 
 
 def product_cycles(b: Float64, m: Float64, n: Float64, k: Float64, designs: list[Accelerator]) -> Float64:
-    """(designs, products, 3): cycles of all cores, words across the ports, words across the memory.
+    """Return (designs, products, 3): cycles of all cores, words across the ports, words across the memory.
 
     `b`, `m`, `n`, `k` (products): sizes of each.
     """
@@ -26,7 +26,9 @@ def product_cycles(b: Float64, m: Float64, n: Float64, k: Float64, designs: list
 
 
 def systolic_cycles(flow: str, m: Float64, n: Float64, k: Float64, rows: Float64, columns: Float64) -> Float64:
-    """When one array is done with each product, in cycles from 0 as SCALE-Sim counts them; `flow`: os, ws or is."""
+    """Return when one array is done with each product, in cycles from 0 as SCALE-Sim counts them; `flow`: os,
+    ws or is.
+    """
     out = np.zeros(len(m))
     kernels.systolic(("os", "ws", "is").index(flow), m, n, k, rows, columns, out)
     return out

@@ -39,7 +39,7 @@ KIND, BATCH, M, N, K, NUMBERS, EACH = range(7)  # columns: 1 for products; sizes
 
 @inner
 def folds(flow, m, n, k, rows, columns):
-    """Folds of a product, cycles of each, words that cross the ports in each."""
+    """Return folds of a product, cycles of each, words that cross the ports in each."""
     if flow == OUTPUT:
         count = np.ceil(m / rows) * np.ceil(n / columns)
         return count, k + rows + columns - 2, k * (rows + columns) + rows * columns
@@ -52,7 +52,7 @@ def folds(flow, m, n, k, rows, columns):
 
 @inner
 def spread(b, m, n, k, cores, rows, columns, ports):
-    """Cycles of `b` products at the best split over cores and dataflow, and words that cross the ports."""
+    """Return cycles of `b` products at the best split over cores and dataflow, and words that cross the ports."""
     best, words = np.inf, 0.0
     used = float(cores)
     while used >= 1 and b * m * n * k < best * used * rows * columns:  # fewer cores read less
@@ -80,7 +80,8 @@ def spread(b, m, n, k, cores, rows, columns, ports):
 
 @inner
 def traffic(m, n, k, buffer):
-    """Words that cross the memory for one product, the best of tilings that fit into half of the buffer (in words).
+    """Return words that cross the memory for one product, the best of tilings that fit into half of the buffer (in
+    words).
 
     The other half is loaded ahead. Never below each operand once; the whole if it fits.
     """
@@ -113,7 +114,7 @@ def traffic(m, n, k, buffer):
 
 @inner
 def product_s(b, m, n, k, machine):
-    """Seconds of `b` products; memory and arrays work at the same time."""
+    """Return seconds of `b` products; memory and arrays work at the same time."""
     cycles, _ = spread(b, m, n, k, machine[CORES], machine[ROWS], machine[COLUMNS], machine[PORTS])
     moved = b * traffic(m, n, k, machine[BUFFER] / WORD)
     return max(cycles / machine[CLOCK], moved * WORD / machine[MEMORY])
@@ -121,13 +122,15 @@ def product_s(b, m, n, k, machine):
 
 @inner
 def vector_bytes(numbers, buffer):
-    """Bytes that cross the memory for a vector operator: in and out, or none where half of the buffer keeps both."""
+    """Return bytes that cross the memory for a vector operator: in and out, or none where half of the buffer keeps
+    both.
+    """
     return 2 * WORD * numbers if 2 * WORD * numbers > buffer / 2 else 0.0
 
 
 @inner
 def vector_s(numbers, each, machine):
-    """Seconds of `each` operations on every one of so many numbers."""
+    """Return seconds of `each` operations on every one of so many numbers."""
     work = numbers * each / (machine[LANES] * machine[CLOCK])
     return max(work, vector_bytes(numbers, machine[BUFFER]) / machine[MEMORY])
 
@@ -136,7 +139,7 @@ def vector_s(numbers, each, machine):
 def operator(
     i, tokens, micro, query_length, length, hidden, heads, kv, width, inner_share, up, active, experts, shared
 ):  # fmt: skip
-    """Row `i` of OPERATORS for what a device has of a layer: kind, sizes, numbers, work on each.
+    """Return row `i` of OPERATORS for what a device has of a layer: kind, sizes, numbers, work on each.
 
     `heads`, `kv`, `inner_share`, `experts`: of the device; `up`: matrices that widen; `active`: experts that a token
     goes through, which are spread evenly over `experts`; `shared`: tokens of norms and sums.
@@ -176,7 +179,7 @@ def operator(
 def layer_s(
     tokens, micro, query_length, length, hidden, heads, kv, width, inner_share, up, active, experts, shared, machine
 ):  # fmt: skip
-    """Seconds of a layer forward, backward, and of attention's core forward, one operator after another."""
+    """Return seconds of a layer forward, backward, and of attention's core forward, one operator after another."""
     forward, backward, core = 0.0, 0.0, 0.0
     for i in range(30):
         kind, b, m, n, k, numbers, each = operator(

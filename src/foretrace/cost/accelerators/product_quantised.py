@@ -130,7 +130,7 @@ def dense_array(
     products: Sequence[LayerProduct], high: Sizes, wide: Sizes, *,
     costs: AreaCosts, around: Surroundings, bits: int = 8,
 ) -> tuple[Areas, Areas]:  # fmt: skip
-    """Area (µm²) and cycles for one sample of an array of `high` inputs × `wide` outputs that multiplies."""
+    """Return area (µm²) and cycles for one sample of an array of `high` inputs × `wide` outputs that multiplies."""
     cycles: Areas = 0.0
     for each in products:
         work = each.rows * _ceil(each.inputs, high) * _ceil(each.outputs, wide)
@@ -145,7 +145,7 @@ def look_up_parts(
     products: Sequence[LayerProduct], setting: MeasuredQuantisation, units: Sizes, banks: Sizes, word: Sizes, *,
     costs: AreaCosts, around: Surroundings,
 ) -> tuple[dict[str, Areas], Areas]:  # fmt: skip
-    """Areas (µm²) of the parts of an accelerator that looks products up, and its cycles for one sample."""
+    """Return areas (µm²) of the parts of an accelerator that looks products up, and its cycles for one sample."""
     v, k, bits, wide = setting.length, setting.prototypes, setting.bits, 2 * setting.bits
     cycles: Areas = 0.0
     tables, prototypes = [], []
@@ -182,7 +182,7 @@ def _adder(costs: AreaCosts, bits: int) -> float:
 
 
 def _read(bits: float, around: Surroundings) -> float:
-    """Cycles for which memory is busy, per sample."""
+    """Return cycles for which memory is busy, per sample."""
     return 0.0 if around.all_on_chip else bits / 8 / around.bytes_per_cycle / around.batch
 
 
@@ -191,24 +191,24 @@ def _held(sizes: Iterable[tuple[int, int]], around: Surroundings) -> int:
 
 
 def _memory(bits: int, word_bits: Sizes, banks: Sizes, costs: AreaCosts) -> Areas:
-    """Banks that hold `bits` together, each of which reads a word in a cycle."""
+    """Return banks that hold `bits` together, each of which reads a word in a cycle."""
     words = _ceil(bits, banks * word_bits)
     return banks * (words * (word_bits * costs.bit_um2 + costs.word_um2) + word_bits * costs.port_um2)
 
 
 def _activations(products: Sequence[LayerProduct], per_cycle: Sizes, bits: int, costs: AreaCosts) -> Areas:
-    """What layers read and write for one sample, of which so many numbers are read in a cycle."""
+    """Return what layers read and write for one sample, of which so many numbers are read in a cycle."""
     held = 2 * max(each.rows * each.outputs for each in products)
     return _memory(held * bits, per_cycle * bits, 1, costs)
 
 
 def _all_sizes(parts: int) -> Int64:
-    """Powers of two for each of so many parts (parts, points): all there are."""
+    """Return powers of two for each of so many parts (parts, points): all there are."""
     return np.stack(np.meshgrid(*[2 ** np.arange(13)] * parts, indexing="ij")).reshape(parts, -1)
 
 
 def _look_up_sizes() -> Int64:
-    """Units, banks and words (3, points) that are compared."""
+    """Return units, banks and words (3, points) that are compared."""
     found = _all_sizes(3)
     return found[:, np.maximum(found[0], found[1] * found[2]) <= _MOST]
 
@@ -220,7 +220,8 @@ def best_design(
     products: Sequence[LayerProduct], setting: MeasuredQuantisation, *,
     costs: AreaCosts | None = None, around: Surroundings | None = None,
 ) -> LookUpDesign:  # fmt: skip
-    """The accelerator for a setting with the most performance per area, of `LOOK_UP_DESIGNS`; the best array beside it.
+    """Return the accelerator for a setting with the most performance per area, of `LOOK_UP_DESIGNS`; the best array
+    beside it.
 
     All sizes are priced: none of them is better within this model.
     """

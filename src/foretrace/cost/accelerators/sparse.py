@@ -81,7 +81,7 @@ class SparseArray:
 
     @classmethod
     def of(cls, text: str) -> SparseArray:
-        """From words, as in "lanes=8 dispatch=fixed"; what is not said is as usual. Raises ForetraceError."""
+        """Parse words such as "lanes=8 dispatch=fixed"; what is not said is as usual. Raises ForetraceError."""
         kinds: dict[str, Any] = {each.name: type(each.default) for each in fields(cls)}
         given: dict[str, object] = {}
         for name, value in keyed(text.split(), kinds, "array").items():
@@ -93,7 +93,7 @@ class SparseArray:
         return cls(**given)  # type: ignore[arg-type]  # of the types of the fields
 
     def __str__(self) -> str:
-        """As `of` reads it: what is not as usual."""
+        """Return the text that `of` reads: what is not as usual."""
         values = ((each.name, getattr(self, each.name), each.default) for each in fields(self))
         return " ".join(f"{name}={value}" for name, value, default in values if value != default)
 
@@ -124,11 +124,11 @@ class MaskedConv:
         return (FORWARD, *BACKWARD) if self.input_gradient else (FORWARD, WEIGHT_GRADIENT)
 
     def full(self) -> MaskedConv:
-        """The same one without zeros."""
+        """Return the same one without zeros."""
         return replace(self, inputs=np.ones_like(self.inputs), gradients=np.ones_like(self.gradients))
 
     def taps(self) -> Iterator[tuple[Any, ...]]:
-        """Per tap, where the outputs' inputs lie among (..., *padded pixels)."""
+        """Yield per tap where the outputs' inputs lie among (..., *padded pixels)."""
         sizes = (self.dilation, self.stride, self.gradients.shape[2:])
         for tap in np.ndindex(self.weight[2:]):
             yield (..., *(slice(t * d, t * d + s * (o - 1) + 1, s) for t, d, s, o in zip(tap, *sizes, strict=True)))
@@ -150,14 +150,16 @@ class MaskedConv:
         return (..., *(slice(p, p + size) for p, size in zip(self.padding, self.inputs.shape[2:], strict=True)))
 
     def pad(self, values: Array) -> Array:
-        """Values (..., *pixels) with zeros around."""
+        """Return values (..., *pixels) with zeros around."""
         found = np.zeros((*values.shape[: -len(self.padding)], *self.padded), values.dtype)
         found[self.inside] = values
         return found
 
 
 def drawn(conv: MaskedConv, inputs: float, gradients: float, *, seed: int = 0) -> MaskedConv:
-    """The convolution with zeros drawn independently of each other, so many of inputs and of output gradients."""
+    """Return the convolution with zeros drawn independently of each other, so many of inputs and of output
+    gradients.
+    """
     random = np.random.default_rng(seed)
     return replace(
         conv,
@@ -195,12 +197,12 @@ class ArrayRun:
     passes: tuple[PassRun, ...]
 
     def of(self, *what: str, layer: str | None = None) -> ArrayRun:
-        """Only these passes (all, if none is named) of one layer or of all."""
+        """Return only these passes (all, if none is named) of one layer or of all."""
         kept = (each for each in self.passes if each.what in (what or (each.what,)) and layer in (None, each.layer))
         return replace(self, passes=tuple(kept))
 
     def sum(self, name: str, *, dense: bool = False) -> float:
-        """A figure of `PassCost` summed up."""
+        """Return a figure of `PassCost` summed up."""
         return float(sum(getattr(each.dense if dense else each.sparse, name) for each in self.passes))
 
     @property
@@ -227,7 +229,8 @@ def simulate(convs: Iterable[MaskedConv], array: SparseArray) -> ArrayRun:
 
 
 def expected(conv: MaskedConv, inputs: float, gradients: float, array: SparseArray) -> tuple[PassRun, ...]:
-    """The passes of a convolution of which only sizes and shares of zeros are known: zeros are drawn, on a part of it.
+    """Return the passes of a convolution of which only sizes and shares of zeros are known: zeros are drawn, on a part
+    of it.
 
     Of `conv`, masks are not looked at: `numpy.broadcast_to(True, sizes)` takes no memory.
     """
@@ -240,7 +243,7 @@ _PART = 32  # pixels a side, or channels, of the part of a convolution that stan
 
 
 def _part(conv: MaskedConv, *, channels: int) -> MaskedConv:
-    """Fewer of the channels, or the first image and a corner of it, with masks that hold all."""
+    """Return fewer of the channels, or the first image and a corner of it, with masks that hold all."""
     outputs, of_group, *taps = conv.weight
     groups, per_group = conv.groups, outputs // conv.groups
     size, images = conv.inputs.shape[2:], conv.inputs.shape[0]
@@ -259,7 +262,7 @@ def _part(conv: MaskedConv, *, channels: int) -> MaskedConv:
 
 
 def _run(part: MaskedConv, whole: MaskedConv, what: str, array: SparseArray, zeros: tuple[float, float]) -> PassRun:
-    """A product dense and skipping: what the PEs do from a part of the convolution, memory from the whole."""
+    """Return a product dense and skipping: what the PEs do from a part of the convolution, memory from the whole."""
     dispatch = "redistributed" if array.dispatch == "redistributed" else "fixed"
     plain = replace(array, bitmaps="no", dispatch=dispatch)
     return PassRun(
@@ -271,7 +274,7 @@ def _run(part: MaskedConv, whole: MaskedConv, what: str, array: SparseArray, zer
 def _cost(
     part: MaskedConv, whole: MaskedConv, what: str, array: SparseArray, zeros: tuple[float, float], *, bits: int
 ) -> PassCost:
-    """One product on the array, which reads so many bits per product of the dense array to skip."""
+    """Return one product on the array, which reads so many bits per product of the dense array to skip."""
     counts = _weight_gradient(part, array) if what == WEIGHT_GRADIENT else _sums(part, what, array)
     times = (whole.gradients.size * whole.weight[1]) / (part.gradients.size * part.weight[1])
     compute, multiplications, possible = (round(each * times) for each in counts)
@@ -288,7 +291,7 @@ def _cost(
 
 
 def _sums(conv: MaskedConv, what: str, array: SparseArray) -> tuple[int, int, int]:
-    """(cycles, multiplications, those of a dense array) of the forward pass or of the input gradient.
+    """Return (cycles, multiplications, those of a dense array) of the forward pass or of the input gradient.
 
     All outputs of a pixel that belong to one group read the same non-zeros.
     """
@@ -321,7 +324,7 @@ def _sums(conv: MaskedConv, what: str, array: SparseArray) -> tuple[int, int, in
 
 
 def _weight_gradient(conv: MaskedConv, array: SparseArray) -> tuple[int, int, int]:
-    """(cycles, multiplications, those of a dense array): masks of inputs times masks of gradients count both.
+    """Return (cycles, multiplications, those of a dense array): masks of inputs times masks of gradients count both.
 
     Counts are whole numbers in float32: exact up to 2^24 pixels of an image.
     """
@@ -343,7 +346,7 @@ def _weight_gradient(conv: MaskedConv, array: SparseArray) -> tuple[int, int, in
 
 
 def _gather(conv: MaskedConv, values: Array) -> Array:
-    """Per output pixel, the values of the input pixels under its taps summed up."""
+    """Return per output pixel the sum of the values of the input pixels under its taps summed up."""
     padded = conv.pad(values)
     found = np.zeros((*values.shape[:2], *conv.gradients.shape[2:]), values.dtype)
     for tap in conv.taps():
@@ -352,7 +355,7 @@ def _gather(conv: MaskedConv, values: Array) -> Array:
 
 
 def _scatter(conv: MaskedConv, values: Array) -> Array:
-    """Per input pixel, the values of the output pixels that it is under a tap of summed up."""
+    """Return per input pixel the sum of the values of the output pixels under whose taps it lies."""
     padded = np.zeros((*values.shape[:2], *conv.padded), values.dtype)
     for tap in conv.taps():
         padded[tap] += values
@@ -360,7 +363,7 @@ def _scatter(conv: MaskedConv, values: Array) -> Array:
 
 
 def _scheduled(work: Array, keep: Mask, each: int, array: SparseArray) -> int:
-    """Cycles of outputs whose work (images, groups, pixels) is that of each of `each` channels of a group."""
+    """Return cycles of outputs whose work (images, groups, pixels) is that of each of `each` channels of a group."""
     return int(
         _schedule(
             np.ascontiguousarray(work, np.int64), keep, each, array.pes, array.barrier, array.order == "pixels",
@@ -415,7 +418,7 @@ def _schedule(
 
 
 def _traffic(conv: MaskedConv, what: str, array: SparseArray, zeros: tuple[float, float]) -> tuple[float, float]:
-    """Bytes (read, written): operands once where half of the buffer holds one of them, else again per half."""
+    """Return bytes (read, written): operands once where half of the buffer holds one of them, else again per half."""
     sizes, word = (conv.inputs.size, conv.gradients.size), array.word
     weights = float(prod(conv.weight) * word)
     inputs, gradients = (

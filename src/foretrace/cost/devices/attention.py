@@ -58,7 +58,7 @@ class FusedAttention(CostModel):
 
 @lru_cache(maxsize=1024)
 def _causal(op: str, text: str) -> bool:
-    """Whether a call masks what comes later, by its inputs: PyTorch's flash and memory-efficient attention."""
+    """Return whether a call masks what comes later, by its inputs: PyTorch's flash and memory-efficient attention."""
     try:
         _, types, concrete = msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError, TypeError):

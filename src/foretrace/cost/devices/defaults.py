@@ -40,7 +40,7 @@ TF32_FAMILIES = (Family.CONV, Family.RECURRENT)  # cuDNN's
 
 
 def standard(first: Sequence[CostModel] = ()) -> Chain:
-    """`first`, e.g. measured ones, then what is designed, the learned ones, fused attention, and the roofline.
+    """Return `first`, e.g. measured ones, then what is designed, the learned ones, fused attention, and the roofline.
 
     The last one knows every call.
     """
@@ -48,7 +48,7 @@ def standard(first: Sequence[CostModel] = ()) -> Chain:
 
 
 def as_run(calls: Calls, device: Device) -> Calls:
-    """The calls in the precision that they run in by default on this device."""
+    """Return the calls in the precision that they run in by default on this device."""
     if not device.tf32_tflops:
         return calls
     own = np.isin(calls.family, TF32_FAMILIES) & (calls.precision == Precision.FP32)
@@ -79,7 +79,7 @@ class AsRun(CostModel):
 
 
 def _in_training(calls: Calls, device: Device, found: Prediction) -> Prediction:
-    """What calls take among others, of what they take alone."""
+    """Return what calls take among others, of what they take alone."""
     half = np.isin(calls.precision, (Precision.FP16, Precision.BF16))
     factor, low, high = (np.ones(len(calls)) for _ in range(3))
     back = np.array(["layer_norm_backward" in op or "rms_norm_backward" in op for op in calls.op], dtype=np.bool_)
@@ -92,6 +92,6 @@ def _in_training(calls: Calls, device: Device, found: Prediction) -> Prediction:
 
 
 def _times(found: Prediction, factor: Float64, low: Float64, high: Float64) -> Prediction:
-    """The costs times a factor, whose own range is relative to itself."""
+    """Return the costs times a factor, whose own range is relative to itself."""
     return replace(found, seconds=found.seconds * factor, low_s=found.low_s * factor * low,
                    high_s=found.high_s * factor * high)  # fmt: skip

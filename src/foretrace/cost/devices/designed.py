@@ -50,7 +50,7 @@ class Designed(CostModel):
 
 
 def _seconds(calls: Calls, design: Accelerator, ports: int, times: float) -> Float64:
-    """Seconds of each call with so many ports and vector operators of so many times the work."""
+    """Return seconds of each call with so many ports and vector operators of so many times the work."""
     at = replace(design, ports=ports)
     clock, memory = at.clock_ghz * 1e9, at.hbm_gb_s * 1e9
     size = np.array([ELEMENT_BYTES[each] for each in Precision], dtype=np.float64)[calls.precision]

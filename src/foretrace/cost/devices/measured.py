@@ -49,7 +49,7 @@ class Time:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Time:
-        """The mean of what was measured; one value alone gets no range of its own, but 5 % on both sides."""
+        """Return the mean of what was measured; one value alone gets no range of its own, but 5 % on both sides."""
         found = np.array(list(values), dtype=np.float64)
         mean = float(found.mean())
         low, high = (float(v) for v in np.quantile(found, (0.1, 0.9))) if len(found) > 2 else (0.95 * mean, 1.05 * mean)
@@ -82,7 +82,7 @@ class Measured(CostModel):
 
     @classmethod
     def from_graph(cls, graph: TaskGraph) -> Measured:
-        """Calls of a recording. Raises ForetraceError where it names no device of the catalog."""
+        """Return calls of a recording. Raises ForetraceError where it names no device of the catalog."""
         device = device_of(graph)
         times = {call: Time.of(values) for call, values in recorded_calls(graph).items()}
         source = Path(graph.info.source).name or "a recording"
@@ -90,7 +90,9 @@ class Measured(CostModel):
 
     @classmethod
     def from_table(cls, path: str | Path) -> Measured:
-        """Calls of a CSV table (gzip or plain), see the module. Raises ForetraceError with the line that is wrong."""
+        """Return calls of a CSV table (gzip or plain), see the module. Raises ForetraceError with the line that is
+        wrong.
+        """
         source = Path(path)
         by_name: dict[str, dict[Named, list[float]]] = defaultdict(lambda: defaultdict(list))
         by_size: dict[str, dict[Sized, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -124,7 +126,8 @@ class Measured(CostModel):
 
 
 def recorded_calls(graph: TaskGraph) -> dict[Named, list[float]]:
-    """Seconds of every call of each operator with the same inputs, over all its kernels; of calls with known inputs.
+    """Return seconds of every call of each operator with the same inputs, over all its kernels; of calls with known
+    inputs.
 
     Kernels of one call are neighbours on a stream; calls of one operator that follow each other directly are split
     by the kernel that begins each of them.
@@ -150,7 +153,7 @@ def recorded_calls(graph: TaskGraph) -> dict[Named, list[float]]:
 
 
 def device_of(graph: TaskGraph) -> Device:
-    """The device that a recording names. Raises ForetraceError where that is no one device of the catalog."""
+    """Return the device that a recording names. Raises ForetraceError where that is no one device of the catalog."""
     names = [name for name in dict.fromkeys(graph.info.devices) if name]
     device = find(names[0]) if len(names) == 1 else None
     if device is None:
@@ -160,7 +163,7 @@ def device_of(graph: TaskGraph) -> Device:
 
 
 def _check(header: set[str], source: Path) -> str:
-    """The unit of the times. Raises ForetraceError where columns are missing."""
+    """Return the unit of the times. Raises ForetraceError where columns are missing."""
     units = [unit for unit in _UNITS if unit in header]
     if "device" not in header or len(units) != 1:
         raise ForetraceError(f"{source} needs a column device and one of {', '.join(_UNITS)}; see docs/utilisation.md.")

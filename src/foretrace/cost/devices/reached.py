@@ -72,12 +72,12 @@ REACHED = (
 
 
 def without(seen: str) -> tuple[Reached, ...]:
-    """All figures but those of one recording."""
+    """Return all figures but those of one recording."""
     return tuple(each for each in REACHED if each.seen != seen)
 
 
 def rate(kind: LoadKind, device: Device, table: Iterable[Reached] = REACHED) -> float | None:
-    """Bytes (WIDE, ODD_PRODUCT) or numbers per second of such kernels; None where nobody saw it.
+    """Return bytes (WIDE, ODD_PRODUCT) or numbers per second of such kernels; None where nobody saw it.
 
     The geometric mean, where several recordings say so.
     """

@@ -23,7 +23,7 @@ MATRIX = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 
 
 def peak_flops(device: Device, precision: Precision) -> float:
-    """FLOP/s of products in this precision; the next wider one where the device has no units for it."""
+    """Return FLOP/s of products in this precision; the next wider one where the device has no units for it."""
     fp32 = device.fp32_tflops
     half = max(device.fp16_tflops, fp32)  # where 16-bit units are slower than float32, libraries compute in float32
     brain = max(device.bf16_tflops, fp32)
@@ -39,7 +39,7 @@ def peak_flops(device: Device, precision: Precision) -> float:
 
 
 def floor_s(calls: Calls, device: Device) -> Float64:
-    """Seconds below which no call can be (n rows): FLOPs at peak, bytes at full bandwidth."""
+    """Return seconds below which no call can be (n rows): FLOPs at peak, bytes at full bandwidth."""
     compute = np.zeros(len(calls))
     for precision in np.unique(calls.precision).tolist():
         rows = calls.precision == precision
@@ -68,7 +68,9 @@ _RELATED = {
 
 @cache
 def share_of(family: Family, precision: Precision) -> Share:
-    """The share of the roofline that kernels of a family reach; 16-bit rows are those of all narrow precisions."""
+    """Return the share of the roofline that kernels of a family reach; 16-bit rows are those of all narrow
+    precisions.
+    """
     table = _table()
     of, wider = _RELATED.get(family, (family, 1.0))
     half = precision in (Precision.FP16, Precision.BF16, Precision.FP8, Precision.INT8, Precision.TF32)

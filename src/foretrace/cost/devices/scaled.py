@@ -80,7 +80,7 @@ ON_DESIGN = (0.5, 18.0)  # vector operators of half the work; products of PHAZE'
 
 
 def step_range(field: str, source: Device, target: Device) -> tuple[float, float]:
-    """By what a field of `STEP_RANGES` of a step may be off; that of "kernels" is wider between vendors.
+    """Return by how much a field of `STEP_RANGES` of a step may be off; that of "kernels" is wider between vendors.
 
     There the starts of short kernels are not known well: on one of six recordings they were off by 29 %. Nothing was
     measured on a design, and no table has a GPU of Kepler, whose libraries reach less: ResNet-50 on a K80 took 1.8
@@ -96,23 +96,25 @@ def step_range(field: str, source: Device, target: Device) -> tuple[float, float
 
 
 def start_s(device: Device) -> float:
-    """Seconds that a kernel takes, however small."""
+    """Return seconds that a kernel takes, however small."""
     return START_CYCLES.get(device.vendor, START_CYCLES["NVIDIA"]) / ((device.boost_mhz or 1500.0) * 1e6)
 
 
 def share_of_bandwidth(device: Device, family: Family = Family.ELEMENTWISE) -> float:
-    """What large kernels of a family reach of the device's bandwidth."""
+    """Return what large kernels of a family reach of the device's bandwidth."""
     return _MEMORY_SHARE.get(family, _MEMORY_SHARE_OTHERWISE)[device.vendor == "AMD"]
 
 
 def share_of_peak(device: Device, precision: Precision) -> float:
-    """What large products reach of the device's peak in this precision."""
+    """Return what large products reach of the device's peak in this precision."""
     wide = precision in (Precision.FP32, Precision.FP64, Precision.OTHER)
     return _COMPUTE_SHARE_OF.get((device.short, wide), _COMPUTE_SHARE.get((device.vendor, wide), 0.6))
 
 
 def filled(calls: Calls, device: Device) -> Float64:
-    """Share of the multiprocessors' time that products keep them busy, waves and padded tiles considered (n rows)."""
+    """Return share of the multiprocessors' time that products keep them busy, waves and padded tiles considered (n
+    rows).
+    """
     rows, columns = np.ceil(calls.m / TILE), np.ceil(calls.n / TILE)
     waves = np.maximum(calls.b * rows * columns / max(device.sms, 1), 1e-12)
     padded = (calls.m / TILE / rows) * (calls.n / TILE / columns)
@@ -124,12 +126,12 @@ def _element_bytes(calls: Calls) -> Float64:
 
 
 def _rates(device: Device) -> Float64:
-    """FLOP/s that large products reach, by precision."""
+    """Return FLOP/s that large products reach, by precision."""
     return np.array([peak_flops(device, each) * share_of_peak(device, each) for each in Precision])
 
 
 def unaligned(calls: Calls) -> npt.NDArray[np.bool_]:
-    """Products in 16 bit or less, or TF32, whose rows are no multiple of 16 bytes (n rows)."""
+    """Return products in 16 bit or less, or TF32, whose rows are no multiple of 16 bytes (n rows)."""
     size = _element_bytes(calls)
     short = np.isin(calls.precision, (Precision.TF32, Precision.FP16, Precision.BF16, Precision.FP8, Precision.INT8))
     odd = (calls.k * size % ALIGNED_BYTES != 0) | (calls.n * size % ALIGNED_BYTES != 0)
@@ -140,7 +142,7 @@ def unaligned(calls: Calls) -> npt.NDArray[np.bool_]:
 def typical_s(
     calls: Calls, device: Device, *, odd_rate: float | None = None, in_training: bool = False
 ) -> Float64:  # fmt: skip
-    """What such calls typically take on a device, all in one kernel (n rows).
+    """Return what such calls typically take on a device, all in one kernel (n rows).
 
     `odd_rate` is what products of odd rows are known to move, in bytes per second; `in_training` gives products the
     start that they have there. NaN where neither FLOPs nor bytes are known, infinite where the device has no such
@@ -181,7 +183,7 @@ def rescale(
     wide: Mask | None = None,
     table: Sequence[Reached] = REACHED,
 ) -> Float64:
-    """Seconds on `target` of kernels that took `seconds` on `source` (n rows).
+    """Return seconds on `target` of kernels that took `seconds` on `source` (n rows).
 
     Products: typical time on the target, times a part (`carried`) of what the recorded one was off its typical time.
     Everything else: the time to start is the target's, the rest follows the ratio of the reached bandwidths, whatever
@@ -221,7 +223,7 @@ def rescale(
 
 
 def _occupied(calls: Calls, device: Device) -> Float64:
-    """Share of the multiprocessors' time that fused attention keeps them busy (n rows).
+    """Return share of the multiprocessors' time that fused attention keeps them busy (n rows).
 
     A block keeps `TILE` queries of a head and goes through all keys alone: fewer blocks than multiprocessors leave the
     others idle, and the time is that of one block, whatever the device has beside it.
@@ -231,13 +233,13 @@ def _occupied(calls: Calls, device: Device) -> Float64:
 
 
 def odd_rows(calls: Calls) -> Mask:
-    """Softmax of rows that one warp cannot keep and that are no multiple of 16 bytes (n rows)."""
+    """Return softmax of rows that one warp cannot keep and that are no multiple of 16 bytes (n rows)."""
     uneven = calls.n * _element_bytes(calls) % reached.ROW_BYTES != 0
     return np.asarray((calls.family == Family.SOFTMAX) & (calls.n > reached.LONG_ROW) & uneven, dtype=np.bool_)
 
 
 def _both(kind: LoadKind, source: Device, target: Device, table: Sequence[Reached]) -> tuple[float, float] | None:
-    """What kernels of a kind reach on both devices; None where it is not known of both."""
+    """Return what kernels of a kind reach on both devices; None where it is not known of both."""
     one, other = (reached.rate(kind, device, table) for device in (source, target))
     return None if one is None or other is None else (one, other)
 
@@ -245,7 +247,7 @@ def _both(kind: LoadKind, source: Device, target: Device, table: Sequence[Reache
 def _memory_ratios(
     calls: Calls, source: Device, target: Device, wide: Mask | None, table: Sequence[Reached]
 ) -> Float64:  # fmt: skip
-    """Time on the target over that on the source beyond the start, of kernels that move data (n rows)."""
+    """Return the time on the target over that on the source beyond the start, of kernels that move data (n rows)."""
     families = [Family(f) for f in range(len(Family))]
     ratio = np.array([_bandwidth_ratio(source, target, family) for family in families])[calls.family]
     rows = odd_rows(calls)
@@ -269,7 +271,7 @@ def _memory_ratios(
 
 
 def carried(excess: Float64, share: float = CARRY, plausible: float = PLAUSIBLE) -> Float64:
-    """What carries over of the logarithm of recorded over typical time (n rows); grows with it.
+    """Return what carries over of the logarithm of recorded over typical time (n rows); grows with it.
 
     A `share` of it where the typical time is `plausible`, all of it where the factor is beyond `DOUBTED`.
     """
@@ -284,7 +286,7 @@ def _bandwidth_ratio(source: Device, target: Device, family: Family) -> float:
 
 
 def _compute_ratios(calls: Calls, source: Device, target: Device) -> Float64:
-    """Of products whose sizes are unknown: by the rates alone."""
+    """Return the ratios of products whose sizes are unknown: by the rates alone."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray((_rates(source) / _rates(target))[calls.precision], dtype=np.float64)
 
@@ -299,7 +301,7 @@ class Scaled(CostModel):
 
     @classmethod
     def from_graph(cls, graph: TaskGraph) -> Scaled:
-        """The calls of a recording. Raises ForetraceError where it names no device of the catalog."""
+        """Return the calls of a recording. Raises ForetraceError where it names no device of the catalog."""
         times = {call: float(np.mean(seconds)) for call, seconds in recorded_calls(graph).items()}
         return cls(source=device_of(graph), recorded_s=times)
 

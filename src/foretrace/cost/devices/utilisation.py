@@ -32,7 +32,7 @@ class Ceilings:
 
     @classmethod
     def of(cls, device: Device, precision: Precision) -> Ceilings:
-        """Dense peak of products in this precision, and the memory's bandwidth."""
+        """Return dense peak of products in this precision, and the memory's bandwidth."""
         return cls(
             name=device.short,
             flops_per_s=peak_flops(device, precision),
@@ -62,7 +62,7 @@ class Usage:
 
 
 def usage(calls: Calls, device: Device, *, step_s: float, busy_s: float) -> Usage:
-    """Usage of one step of these calls that takes `step_s`, of which the device works `busy_s`."""
+    """Return usage of one step of these calls that takes `step_s`, of which the device works `busy_s`."""
     matrix = np.isin(calls.family, MATRIX)
     flops = float(calls.flops[matrix].sum())
     by_precision = np.bincount(calls.precision[matrix], weights=calls.flops[matrix], minlength=len(Precision))

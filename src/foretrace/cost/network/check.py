@@ -201,5 +201,5 @@ def _verdict(time_s: float, cost: Cost) -> str:
 
 
 def _fewer(reached: float, of: int) -> int:
-    """How many of `of` would give the rate that was reached; 0 where no number below does."""
+    """Return how many of `of` would give the rate that was reached; 0 where no number below does."""
     return next((used for used in range(1, of) if abs(reached * of / used - 1) < _ALIKE), 0)

@@ -54,7 +54,7 @@ def measure_collectives(
     busy: bool = False,
     progress: Progress | None = None,
 ) -> CollectiveTable:
-    """Times of every kind and size among the `workers` processes that call this, the same table on each of them.
+    """Return times of every kind and size among the `workers` processes that call this, the same table on each of them.
 
     Args:
         rank: of this process, 0 to `workers` - 1.
@@ -105,7 +105,7 @@ def measure_collectives(
 def checked(
     rank: int, workers: int, sizes: Sequence[int], kinds: Sequence[str], repetitions: int
 ) -> tuple[CollectiveKind, ...]:
-    """The kinds that are meant. Raises ForetraceError on arguments that cannot be."""
+    """Return the kinds that are meant. Raises ForetraceError on arguments that cannot be."""
     if workers < 2:
         raise ForetraceError(f"{workers} workers have nothing to communicate; two are the least.")
     if not 0 <= rank < workers:
@@ -223,7 +223,7 @@ class _Bench:
         return start, time.perf_counter()
 
     def _durations(self, samples: dict[int, list[tuple[float, float]]]) -> dict[int, NDArray[np.float64]]:
-        """Seconds of every repetition, from the stamps of all members."""
+        """Return seconds of every repetition, from the stamps of all members."""
         mine = self.torch.tensor([samples[size] for size in samples], dtype=self.torch.float64, device=self.device)
         everyone = [self.torch.empty_like(mine) for _ in range(self.workers)]
         self.dist.all_gather(everyone, mine)
@@ -235,7 +235,7 @@ class _Bench:
         return {size: np.maximum(seconds[at], 1e-9) for at, size in enumerate(samples)}
 
     def _call_bytes(self, kind: CollectiveKind, size: int) -> int:
-        """The size rounded up to what can be split among the members."""
+        """Return the size rounded up to what can be split among the members."""
         unit = _WORD_BYTES * (self.workers if kind in _SPLIT else 1)
         return -(-size // unit) * unit
 
@@ -264,7 +264,7 @@ class _Bench:
         return lambda: dist.all_to_all_single(other, whole)
 
     def _reason_against(self, kind: CollectiveKind) -> str:
-        """Why the backend cannot do this, "" where it can; the same on every member."""
+        """Return why the backend cannot do this, "" where it can; the same on every member."""
         reason = ""
         try:
             self._call(kind, _WORD_BYTES * self.workers)()
@@ -283,19 +283,19 @@ _SPLIT = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKi
 
 
 def _renamed(dist: Any, name: str, before: str) -> Callable[..., object]:
-    """A function that newer versions of PyTorch call otherwise, and warn of by its old name."""
+    """Return a function that newer versions of PyTorch call otherwise, and warn of by its old name."""
     found: Callable[..., object] = getattr(dist, name, None) or getattr(dist, before)
     return found
 
 
 def _clock_of() -> str:
-    """The same text in processes whose `perf_counter` counts from the same moment; else one of its own."""
+    """Return the same text in processes whose `perf_counter` counts from the same moment; else one of its own."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text(encoding="ascii").strip() if boot.exists() else f"process {time.time_ns()}"
 
 
 def _robust(times: NDArray[np.float64]) -> tuple[float, float]:
-    """Median of the repetitions without their slowest fifth, and their quartile distance relative to it."""
+    """Return the median of the repetitions without their slowest fifth, and their quartile distance relative to it."""
     kept = np.sort(times)[: max(len(times) - int(_SLOWEST_DROPPED * len(times)), 1)]
     low, middle, high = np.quantile(kept, [0.25, 0.5, 0.75])
     return float(middle), float((high - low) / middle)

@@ -48,7 +48,8 @@ _KINDS = {
 
 
 def read(path: Path, *, workers: int = 0, per_node: int = 0, kind: str = "") -> CollectiveTable:
-    """The table in a file. `workers`, `per_node` and `kind` say what such a file may not: they never overrule it.
+    """Return the table in a file. `workers`, `per_node` and `kind` say what such a file may not: they never overrule
+    it.
 
     Raises ForetraceError with the place that cannot be read.
     """
@@ -88,12 +89,12 @@ def read(path: Path, *, workers: int = 0, per_node: int = 0, kind: str = "") -> 
 
 
 def _is_title(line: str) -> bool:
-    """The line above the figures of nccl-tests."""
+    """Return whether the line above the figures of nccl-tests."""
     return "algbw" in line and "busbw" in line and "," not in line
 
 
 def _numbered(lines: Sequence[str]) -> list[str]:
-    """Lines whose header has a name per column: a second `time(us)` becomes `time(us)#2`."""
+    """Return lines whose header has a name per column: a second `time(us)` becomes `time(us)#2`."""
     at = next(at for at, line in enumerate(lines) if line.strip())
     seen: dict[str, int] = {}
     names = []
@@ -155,7 +156,7 @@ def _vidur(path: Path, rows: csv.DictReader[str]) -> Iterator[_Point]:
 
 
 def _bandwidths(path: Path, rows: csv.DictReader[str]) -> Iterator[_Point]:
-    """Rows without a number of workers are left out: without it a bus bandwidth is no time."""
+    """Yield rows without a number of workers are left out: without it a bus bandwidth is no time."""
     for line, row in enumerate(rows, 2):
         if not (row.get("gpus") or "").strip():
             continue
@@ -237,7 +238,8 @@ def _nccl_tests(
 
 
 def _log_row(words: Sequence[str]) -> tuple[float, float, float, str, str] | None:
-    """Bytes, seconds, bus bandwidth over algorithm bandwidth (0: not known), reduction, root; None for another line.
+    """Return bytes, seconds, bus bandwidth over algorithm bandwidth (0: not known), reduction, root; None for another
+    line.
 
     Columns: size, count, type, [redop], [root], time (us), algbw, busbw, ...: the three come first after the words.
     """
@@ -270,7 +272,7 @@ def _is_number(word: str) -> bool:
 
 
 def _guessed(path: Path, words: tuple[str, str], ratio: float, workers: int) -> CollectiveKind:
-    """Which collective a log is of, from the reduction it names and the ratio of its two bandwidths.
+    """Return which collective a log is of, from the reduction it names and the ratio of its two bandwidths.
 
     Raises ForetraceError where several fit, as all-reduce and send between two workers do.
     """

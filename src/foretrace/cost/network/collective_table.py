@@ -62,11 +62,11 @@ class CollectiveTable(msgspec.Struct, frozen=True, kw_only=True, rename={"series
     hosts: Mapping[str, tuple[float, float, float]] = {}  # value, low, high by parameter of techniques
 
     def of(self, kind: CollectiveKind) -> tuple[CollectiveSeries, ...]:
-        """The series of one collective."""
+        """Return the series of one collective."""
         return tuple(each for each in self.series if each.kind == kind)
 
     def one(self, *, workers: int = 0, per_node: int = 0, kind: str = "", system: str = "") -> CollectiveSeries:
-        """The one series that is meant. Raises ForetraceError that lists what there is."""
+        """Return the one series that is meant. Raises ForetraceError that lists what there is."""
         found = [
             each
             for each in self.series
@@ -84,17 +84,17 @@ class CollectiveTable(msgspec.Struct, frozen=True, kw_only=True, rename={"series
         )
 
     def systems(self) -> tuple[str, ...]:
-        """Machines that the series name, in order."""
+        """Return machines that the series name, in order."""
         return tuple(dict.fromkeys(each.system for each in self.series))
 
     def times(self) -> Iterator[tuple[CollectiveSeries, float, float, float]]:
-        """Series, size, seconds and spread (0 where it is not known) of every time."""
+        """Yield series, size, seconds and spread (0 where it is not known) of every time."""
         for each in self.series:
             spreads = each.spread or (0.0,) * len(each.nbytes)
             yield from zip(repeat(each), each.nbytes, each.seconds, spreads)
 
     def noisiest(self) -> tuple[CollectiveSeries, float, float] | None:
-        """The series, size and spread of the time that repeated worst; None where no spread is known."""
+        """Return the series, size and spread of the time that repeated worst; None where no spread is known."""
         found = [(each, size, spread) for each, size, _, spread in self.times() if each.spread]
         return max(found, key=lambda item: item[2], default=None)
 
@@ -104,7 +104,7 @@ class CollectiveTable(msgspec.Struct, frozen=True, kw_only=True, rename={"series
 
 
 def decode(data: bytes, where: str) -> CollectiveTable:
-    """A table from the bytes of a file that `save` wrote. Raises ForetraceError with the place that is wrong."""
+    """Return a table from the bytes of a file that `save` wrote. Raises ForetraceError with the place that is wrong."""
     try:
         file = msgspec.json.decode(data, type=CollectiveTable)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -144,7 +144,7 @@ def series_of(
     points: Iterable[tuple[float, float, float]],
     system: str = "",
 ) -> CollectiveSeries:
-    """A series from (bytes, seconds, spread) in any order; a size that occurs twice counts with its median.
+    """Return a series from (bytes, seconds, spread) in any order; a size that occurs twice counts with its median.
 
     How far rows of one size lie from that median is spread, too. Raises ForetraceError on numbers that no measurement
     gives.
@@ -183,7 +183,9 @@ def series_of(
 
 
 def table_of(where: str, series: Sequence[CollectiveSeries], *, name: str = "", **about: Any) -> CollectiveTable:
-    """A table of these series, in a settled order. Raises ForetraceError where there is none or one comes twice."""
+    """Return a table of these series, in a settled order. Raises ForetraceError where there is none or one
+    comes twice.
+    """
     if not series:
         raise ForetraceError(f"{where} holds no measured collective.")
     keys = [(each.system, each.kind, each.workers, each.per_node) for each in series]

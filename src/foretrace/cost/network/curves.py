@@ -39,7 +39,7 @@ class AlphaBetaLine:
     last: float
 
     def at(self, nbytes: Floats) -> Floats:
-        """Seconds of sizes."""
+        """Return seconds of sizes."""
         return self.alpha_s + self.beta_s * nbytes
 
 
@@ -50,7 +50,7 @@ class Pieces:
     lines: tuple[AlphaBetaLine, ...]
 
     def seconds(self, nbytes: Floats) -> Floats:
-        """Times of sizes; the outer lines continue beyond the sizes that were measured."""
+        """Return times of sizes; the outer lines continue beyond the sizes that were measured."""
         sizes = np.asarray(nbytes, dtype=np.float64)
         edges = np.array([line.first for line in self.lines[1:]])
         which = np.searchsorted(edges, sizes, side="right")
@@ -79,7 +79,7 @@ class TableCurve:
     curved: bool = False  # by monotone cubics instead of straight lines
 
     def seconds(self, nbytes: Floats) -> Floats:
-        """Times of sizes."""
+        """Return times of sizes."""
         sizes = np.asarray(nbytes, dtype=np.float64)
         found = (_log_log_cubic if self.curved else _log_log)(sizes, self.nbytes, self.times)
         low, high = sizes < self.nbytes[0], sizes > self.nbytes[-1]
@@ -105,7 +105,7 @@ class Fitted:
         return float(np.mean(np.abs(np.expm1(-self.errors)))) if len(self.errors) else float("nan")
 
     def factors(self, nbytes: float) -> tuple[float, float]:
-        """Low and high multiples of the predicted time, 80 %, from errors at sizes near this one."""
+        """Return low and high multiples of the predicted time, 80 %, from errors at sizes near this one."""
         if len(self.errors) < _LEAST_TO_LEAVE_OUT - 2:
             return 1 - _UNKNOWN, 1 + _UNKNOWN
         distance = np.abs(np.log(self.nbytes / nbytes))
@@ -117,7 +117,9 @@ class Fitted:
 
 
 def fit_table(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Floats) -> Fitted:
-    """A table of these points; neighbours are merged by a running median where that lowers the left-out error."""
+    """Return a table of these points; neighbours are merged by a running median where that lowers the
+    left-out error.
+    """
     sizes, times = np.asarray(nbytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     fits = [partial(_table, window=window) for window in _WINDOWS]
     if len(sizes) <= _SPARSE:  # between few points it matters how the curve bends
@@ -126,7 +128,7 @@ def fit_table(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Float
 
 
 def fit_pieces(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Floats, most: int = MOST_PIECES) -> Fitted:
-    """Alpha-beta pieces; as many as lower the error at left-out points, `most` of them."""
+    """Return alpha-beta pieces; as many as lower the error at left-out points, `most` of them."""
     sizes, times = np.asarray(nbytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     most = min(most, max(len(sizes) // (2 * _LEAST_POINTS), 1))
     return _best(sizes, times, [partial(_pieces, number=number) for number in range(1, most + 1)])
@@ -136,7 +138,9 @@ _Fit = Callable[[Floats, Floats], Curve]
 
 
 def _best(sizes: Floats, times: Floats, fits: Sequence[_Fit]) -> Fitted:
-    """The fit whose error at left-out points is lowest; the simpler one, which comes first, where two are equal."""
+    """Return the fit whose error at left-out points is lowest; the simpler one, which comes first, where two
+    are equal.
+    """
     left_out = [_left_out(sizes, times, fit) for fit in fits]
     costs = [float(np.mean(np.abs(errors))) if len(errors) else 0.0 for _, errors in left_out]
     at = next(at for at, cost in enumerate(costs) if cost <= min(costs) + 1e-9)
@@ -145,7 +149,7 @@ def _best(sizes: Floats, times: Floats, fits: Sequence[_Fit]) -> Fitted:
 
 
 def _left_out(sizes: Floats, times: Floats, fit: _Fit) -> tuple[Floats, Floats]:
-    """Sizes and errors of every inner point, each predicted by a fit that did not see it."""
+    """Return sizes and errors of every inner point, each predicted by a fit that did not see it."""
     count = len(sizes)
     if count < _LEAST_TO_LEAVE_OUT:
         return np.empty(0), np.empty(0)
@@ -171,7 +175,7 @@ def _table(sizes: Floats, times: Floats, window: int, *, curved: bool = False) -
 
 
 def _running_median(times: Floats, window: int) -> Floats:
-    """Median of so many neighbours; near the ends of as many as there are on both sides."""
+    """Return the median of so many neighbours; near the ends of as many as there are on both sides."""
     if window == 1 or len(times) < window:
         return times
     found = times.copy()
@@ -189,7 +193,7 @@ def _log_log(at: Floats, sizes: Floats, times: Floats) -> Floats:
 
 
 def _log_log_cubic(at: Floats, sizes: Floats, times: Floats) -> Floats:
-    """Monotone piecewise cubics on logarithmic scales (Fritsch and Carlson, 1980; slopes by harmonic means)."""
+    """Return monotone piecewise cubics on logarithmic scales (Fritsch and Carlson, 1980; slopes by harmonic means)."""
     x, y = np.log(sizes), np.log(times)
     step, secant = np.diff(x), np.diff(y) / np.diff(x)
     left, right = 2 * step[1:] + step[:-1], step[1:] + 2 * step[:-1]
@@ -209,7 +213,7 @@ def _log_log_cubic(at: Floats, sizes: Floats, times: Floats) -> Floats:
 
 
 def _pieces(sizes: Floats, times: Floats, number: int) -> Pieces:
-    """Lines with the least sum of squared relative errors, by dynamic programming over where they end."""
+    """Return lines with the least sum of squared relative errors, by dynamic programming over where they end."""
     sums, ends, costs = _costs(sizes.tobytes(), times.tobytes())
     cuts = _refined(sums, _cuts(costs, ends, number), len(sizes))
     return Pieces(lines=tuple(_line(sizes[a:b], times[a:b]) for a, b in pairwise(cuts)))
@@ -217,7 +221,7 @@ def _pieces(sizes: Floats, times: Floats, number: int) -> Pieces:
 
 @lru_cache(maxsize=8)  # the same points are cut into one piece, two, three, ... one after the other
 def _costs(sizes_bytes: bytes, times_bytes: bytes) -> tuple[Floats, NDArray[np.int64], Floats]:
-    """Prefix sums, places where a piece may begin, and the error of a line between any two of them."""
+    """Return prefix sums, places where a piece may begin, and the error of a line between any two of them."""
     sizes, times = np.frombuffer(sizes_bytes), np.frombuffer(times_bytes)
     sums = _prefix_sums(sizes, _running_median(times, 3))  # a single outlier ends no piece
     ends = _candidates(sizes)
@@ -228,7 +232,7 @@ def _costs(sizes_bytes: bytes, times_bytes: bytes) -> tuple[Floats, NDArray[np.i
 
 
 def _candidates(sizes: Floats) -> NDArray[np.int64]:
-    """Indices where a piece may begin: dense where sizes are far apart on a logarithmic scale."""
+    """Return indices where a piece may begin: dense where sizes are far apart on a logarithmic scale."""
     count = len(sizes)
     if count <= _CANDIDATES:
         return np.arange(count + 1)
@@ -238,7 +242,7 @@ def _candidates(sizes: Floats) -> NDArray[np.int64]:
 
 
 def _prefix_sums(sizes: Floats, times: Floats) -> Floats:
-    """Rows: sums of 1/t, s/t, 1/t^2, s/t^2, s^2/t^2 up to every point, from which any piece's fit follows."""
+    """Return rows: sums of 1/t, s/t, 1/t^2, s/t^2, s^2/t^2 up to every point, from which any piece's fit follows."""
     scale = sizes[-1]
     inverse, ratio = times.min() / times, times.min() / times * (sizes / scale)
     columns = np.stack([inverse, ratio, inverse * inverse, inverse * ratio, ratio * ratio])
@@ -246,7 +250,7 @@ def _prefix_sums(sizes: Floats, times: Floats) -> Floats:
 
 
 def _squares(sums: Floats, begin: NDArray[np.int64], end: int) -> Floats:
-    """Least sum of squared relative errors of a line over [begin, end), with both numbers at least 0."""
+    """Return the least sum of squared relative errors of a line over [begin, end), with both numbers at least 0."""
     p, q, pp, pq, qq = sums[:, [end]] - sums[:, begin]
     count = end - begin
     both = pp * qq - pq * pq
@@ -260,7 +264,7 @@ def _squares(sums: Floats, begin: NDArray[np.int64], end: int) -> Floats:
 
 
 def _cuts(costs: Floats, ends: NDArray[np.int64], number: int) -> list[int]:
-    """Where pieces begin and the last one ends: the best `number` pieces whose ends are among `ends`."""
+    """Return where pieces begin and the last one ends: the best `number` pieces whose ends are among `ends`."""
     if number == 1:
         return [int(ends[0]), int(ends[-1])]
     best = costs[0].copy()
@@ -279,7 +283,7 @@ def _cuts(costs: Floats, ends: NDArray[np.int64], number: int) -> list[int]:
 
 
 def _refined(sums: Floats, cuts: list[int], count: int) -> list[int]:
-    """Every inner cut moved to the best index between its neighbours' pieces."""
+    """Return every inner cut moved to the best index between its neighbours' pieces."""
     for _ in range(2):
         for at in range(1, len(cuts) - 1):
             reach = max(count // _CANDIDATES * 2, 1)
@@ -298,7 +302,9 @@ def _refined(sums: Floats, cuts: list[int], count: int) -> list[int]:
 
 
 def _line(sizes: Floats, times: Floats) -> AlphaBetaLine:
-    """Alpha-beta with both numbers at least 0, least relative squares with the weight of outliers cut (Huber)."""
+    """Return alpha-beta with both numbers at least 0, least relative squares with the weight of outliers cut
+    (Huber).
+    """
     weights = np.ones_like(times)
     alpha = beta = 0.0
     for _ in range(4):

@@ -52,7 +52,7 @@ class LinkNetwork(Network):
 
 
 def cluster_network(cluster: Cluster, workers: int, *, in_flight: int = 1) -> LinkNetwork:
-    """The quickest algorithms on a cluster. Raises ForetraceError where it has fewer devices than workers."""
+    """Return the quickest algorithms on a cluster. Raises ForetraceError where it has fewer devices than workers."""
     if cluster.workers < workers:
         raise ForetraceError(f"{cluster.name} has {cluster.workers} devices, not {workers}; add machines or use fewer.")
     catalog = any("catalog" in link.source for link in (cluster.inside, cluster.between))
@@ -83,7 +83,7 @@ class Way:
 
 
 def ways(kind: CollectiveKind, nbytes: float, cluster: Cluster, workers: int) -> tuple[Way, ...]:
-    """All algorithms that can do this among the first `workers` devices of a cluster, quickest first."""
+    """Return all algorithms that can do this among the first `workers` devices of a cluster, quickest first."""
     nodes, most = cluster.spread_over(workers)
     job = _Job(kind=kind, nbytes=nbytes, workers=workers, nodes=nodes, most=most, cluster=cluster)
     if kind == CollectiveKind.SEND:
@@ -136,7 +136,9 @@ class _Job:
         return Way("ring", slow, steps * self.latency_s, share * self.nbytes / slow.bytes_per_s)
 
     def tree(self) -> Way:
-        """Pipelined binary trees: a chain inside each machine, trees between. Two of them use both directions."""
+        """Return pipelined binary trees: a chain inside each machine, trees between. Two of them use both
+        directions.
+        """
         passes = 1 if self.kind in _ROOTED else 2
         hops_s = (self.most - 1) * self.inside.latency_s if self.most > 1 else 0.0
         if self.nodes > 1:
@@ -144,7 +146,7 @@ class _Job:
         return Way("tree", self.slow, passes * hops_s, passes * self.nbytes / self.slow.bytes_per_s)
 
     def hierarchical(self) -> Way:
-        """Scatter inside every machine, do the rest between machines, gather inside again.
+        """Return scatter inside every machine, do the rest between machines, gather inside again.
 
         Between machines each worker moves its own part, and the parts of one machine together are the whole buffer.
         """
@@ -158,7 +160,7 @@ class _Job:
         return Way("hierarchical", slow, latency_s, inside_s + between_s)
 
     def pairwise(self) -> Way:
-        """Every worker sends each other one its part; what leaves a machine shares its link."""
+        """Return every worker sends each other one its part; what leaves a machine shares its link."""
         part = self.nbytes / self.workers
         inside_s = (self.most - 1) * part / self.inside.bytes_per_s if self.most > 1 else 0.0
         steps_s = (self.workers - 1) * self.latency_s
@@ -171,7 +173,7 @@ class _Job:
 
 
 def ring_shape(kind: CollectiveKind, workers: int) -> tuple[int, float]:
-    """Messages one after the other, and the share of the buffer that crosses every link of a ring."""
+    """Return messages one after the other, and the share of the buffer that crosses every link of a ring."""
     if workers < 2:
         return 0, 0.0
     part = (workers - 1) / workers

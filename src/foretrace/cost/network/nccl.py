@@ -106,7 +106,7 @@ class Comm:
 
 
 def bandwidths(kind: CollectiveKind, comm: Comm) -> tuple[Bandwidth, ...]:
-    """Latency and bandwidth of every algorithm and protocol, as `NCCL_DEBUG_SUBSYS=TUNING` prints them."""
+    """Return latency and bandwidth of every algorithm and protocol, as `NCCL_DEBUG_SUBSYS=TUNING` prints them."""
     found = [_ring(kind, comm, at) for at in range(3)]
     if kind == CollectiveKind.ALL_REDUCE:
         found += [_tree(comm, at) for at in range(3)]
@@ -116,7 +116,7 @@ def bandwidths(kind: CollectiveKind, comm: Comm) -> tuple[Bandwidth, ...]:
 
 
 def seconds(kind: CollectiveKind, nbytes: float, comm: Comm) -> tuple[float, Bandwidth]:
-    """Time of a collective, and the algorithm and protocol that give it."""
+    """Return the time of a collective, and the algorithm and protocol that give it."""
     return min(
         ((_time_us(kind, nbytes, comm, each) * 1e-6, each) for each in bandwidths(kind, comm) if each.gb_s),
         key=lambda pair: pair[0],
@@ -172,7 +172,7 @@ def _tree(comm: Comm, at: int) -> Bandwidth:
 
 
 def _nvls(comm: Comm) -> Bandwidth:
-    """In-switch reduction: one channel per rank, whose own part needs no link."""
+    """Return in-switch reduction: one channel per rank, whose own part needs no link."""
     n = comm.ranks
     bus = comm.channels * comm.intra_gb_s * _NVLS_SHARE[comm.generation] * (n - 1) / n * 2
     return Bandwidth(algorithm="NVLS", protocol="Simple", latency_us=_NVLS_US["nvlink"], gb_s=bus * n / (2 * (n - 1)))
@@ -201,7 +201,7 @@ class NcclNetwork(Network):
         return self.comm.ranks
 
     def cost(self, kind: CollectiveKind, nbytes: float, *, workers: int | None = None) -> Cost:
-        """Time of one collective, with the range by which NCCL's model is known to be off."""
+        """Return the time of one collective, with the range by which NCCL's model is known to be off."""
         n = asked(self, nbytes, workers)
         if n < 2 or not nbytes:
             return NOTHING
@@ -213,7 +213,7 @@ class NcclNetwork(Network):
         return Cost(seconds=time_s, low_s=time_s * _LOW, high_s=time_s * _HIGH, why=why)
 
     def of(self, ranks: int) -> Comm:
-        """The communicator of the first so many ranks."""
+        """Return the communicator of the first so many ranks."""
         nodes = -(-ranks // self.per_node)
         comm = replace(self.comm, ranks=ranks, nodes=nodes)
         if self.wiring is not None:
@@ -227,7 +227,9 @@ class NcclNetwork(Network):
         return replace(comm, intra_gb_s=ring, inter_gb_s=ring, tree_intra_gb_s=min(comm.intra_gb_s, 2 * card))
 
     def _direct(self, kind: CollectiveKind, nbytes: float, comm: Comm) -> Cost:
-        """Point to point, which NCCL's model leaves out: its hop latency and its link, Simple."""
+        """Return the cost of a transfer point to point, which NCCL's model leaves out: its hop latency and its link,
+        Simple.
+        """
         n, per_node = comm.ranks, comm.per_node
         inside = self.comm.channels * self.comm.intra_gb_s
         hop_us = _HOP_US[comm.link if comm.nodes == 1 else "net"]["ring"][2]
@@ -243,7 +245,7 @@ class NcclNetwork(Network):
 
 
 def nccl_network(device: str, workers: int, options: dict[str, str], *, in_flight: int = 1) -> NcclNetwork:
-    """NCCL's model of a machine type. Raises ForetraceError.
+    """Return NCCL's model of a machine type. Raises ForetraceError.
 
     Options: `nodes` (1, or as many as eight devices per machine need), `per-node`, `nics` and `nic` (a rate, per card),
     `cpu` (intel or amd), `nvls` (yes or no).

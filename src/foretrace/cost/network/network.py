@@ -57,11 +57,11 @@ class Network(ABC):
 
     @abstractmethod
     def cost(self, kind: CollectiveKind, nbytes: float, *, workers: int | None = None) -> Cost:
-        """Time of one collective of `nbytes` among `workers` (all by default)."""
+        """Return the time of one collective of `nbytes` among `workers` (all by default)."""
 
 
 def bus_share(kind: CollectiveKind, workers: int) -> float:
-    """Bus bandwidth over algorithm bandwidth (size / time), as NCCL's benchmarks define it."""
+    """Return bus bandwidth over algorithm bandwidth (size / time), as NCCL's benchmarks define it."""
     if workers < 2:
         return 0.0
     part = (workers - 1) / workers
@@ -76,7 +76,7 @@ NOTHING = Cost(seconds=0.0, low_s=0.0, high_s=0.0, why="one worker, nothing to s
 
 
 def asked(network: Network, nbytes: float, workers: int | None) -> int:
-    """How many workers are meant. Raises ForetraceError where size or number cannot be."""
+    """Return how many workers are meant. Raises ForetraceError where size or number cannot be."""
     if not (isfinite(nbytes) and nbytes >= 0):
         raise ForetraceError(f"a transfer of {nbytes} bytes cannot be; sizes are finite and not below 0.")
     found = network.workers if workers is None else workers
@@ -104,7 +104,7 @@ _LEAST_BYTES = 4.0  # what a barrier sends
 
 
 def price(network: Network) -> Price:
-    """Seconds, low and high end of a collective on this network; None for a kind that it does not know."""
+    """Return seconds, low and high end of a collective on this network; None for a kind that it does not know."""
 
     def priced(kind: str, nbytes: float, workers: int) -> tuple[float, float, float] | None:
         known = KINDS.get(kind)
@@ -120,7 +120,7 @@ def price(network: Network) -> Price:
 
 
 def split(text: str) -> tuple[str, dict[str, str]]:
-    """What stands before the first comma, and the key=value pairs behind it."""
+    """Return what stands before the first comma, and the key=value pairs behind it."""
     head, *rest = (part.strip() for part in text.strip().split(","))
     options: dict[str, str] = {}
     for part in rest:
@@ -138,7 +138,7 @@ def none_left(options: dict[str, str], text: str) -> None:
 
 
 def whole(options: dict[str, str], key: str, default: int) -> int:
-    """An option that is a whole number above 0. Raises ForetraceError."""
+    """Return an option that is a whole number above 0. Raises ForetraceError."""
     if key not in options:
         return default
     number = whole_number(text := options.pop(key))

@@ -15,7 +15,7 @@ _TABLES = (".json", ".csv", ".gz", ".txt", ".log", ".out")
 
 
 def network(text: str, workers: int, *, in_flight: int = 1) -> Network:
-    """A network from what a user writes, for so many workers.
+    """Return a network from what a user writes, for so many workers.
 
     - a link between all workers: "1gbit", "25gbit/10us";
     - a cluster: the path of a YAML file (docs/network.md);

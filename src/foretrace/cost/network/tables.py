@@ -62,7 +62,7 @@ class TableNetwork(Network):
         return self.table.hosts
 
     def cost(self, kind: CollectiveKind, nbytes: float, *, workers: int | None = None) -> Cost:
-        """Time of one collective. Raises ForetraceError where nothing like it was measured."""
+        """Return the time of one collective. Raises ForetraceError where nothing like it was measured."""
         p = asked(self, nbytes, workers)
         if p < 2 or not nbytes:
             return NOTHING
@@ -86,7 +86,7 @@ class TableNetwork(Network):
         )
 
     def _source(self, kind: CollectiveKind) -> tuple[CollectiveKind, float]:
-        """The measured collective that answers for this one, and the factor of its time."""
+        """Return the measured collective that answers for this one, and the factor of its time."""
         for source, factor in ((kind, 1.0), *_DERIVED.get(kind, ())):
             if self.table.of(source):
                 return source, factor
@@ -111,12 +111,12 @@ class TableNetwork(Network):
         return Cost(seconds=seconds, low_s=seconds / (1 + off), high_s=seconds * (1 + off), why=why)
 
     def left_out(self, series: CollectiveSeries) -> float | None:
-        """Mean relative error at sizes left out of the fit of a series; None where it has too few."""
+        """Return mean relative error at sizes left out of the fit of a series; None where it has too few."""
         fitted = self._fit(series)
         return fitted.mape if len(fitted.errors) else None
 
     def _family(self, kind: CollectiveKind, workers: int) -> list[CollectiveSeries]:
-        """Series over as many machines as so many workers take, or over the next number that was measured."""
+        """Return series over as many machines as so many workers take, or over the next number that was measured."""
         nodes = -(-workers // self.per_node)
         series = self.table.of(kind)
         near = min({each.nodes for each in series}, key=lambda measured: (abs(log(measured / nodes)), -measured))
@@ -125,7 +125,7 @@ class TableNetwork(Network):
     def _between(
         self, family: list[CollectiveSeries], kind: CollectiveKind, nbytes: float, workers: int
     ) -> tuple[float, str]:
-        """Time for a number of workers that was not measured."""
+        """Return the time for a number of workers that was not measured."""
         measured = [self._measured(each) for each in self._sources(family, workers)]
         seconds = worker_counts.seconds(
             measured, workers, nbytes, share=bus_share(kind, workers), rings=self._rings(workers),
@@ -146,7 +146,7 @@ class TableNetwork(Network):
         return seconds, f"{kind} of {workers} workers, {said} of {self.table.name}{wires}{where}"
 
     def _sources(self, family: list[CollectiveSeries], workers: int) -> list[CollectiveSeries]:
-        """Numbers from which another follows: all but those whose ring is forwarded, if any are left.
+        """Return numbers from which another follows: all but those whose ring is forwarded, if any are left.
 
         Over several machines only the next smaller and larger one: how many share a network card differs in steps.
         """
@@ -172,11 +172,11 @@ class TableNetwork(Network):
         return max(self.wiring.rings(min(workers, self.wiring.devices)), 1)
 
     def _forwarded(self, workers: int) -> bool:
-        """Whether the rings of so many lead through a peer somewhere."""
+        """Return whether the rings of so many lead through a peer somewhere."""
         return self.wiring is not None and self.wiring.forwards(min(workers, self.wiring.devices))
 
     def _off(self, family: list[CollectiveSeries], kind: CollectiveKind, nbytes: float, workers: int) -> float:
-        """Relative error at numbers not measured: the largest at measured ones left out, near this size.
+        """Return relative error at numbers not measured: the largest at measured ones left out, near this size.
 
         Outside the measured numbers the outermost ones are left out, too. What repetitions of the nearest number
         differ by at this size comes on top.
@@ -209,7 +209,7 @@ def _fitted(model: str, nbytes: tuple[float, ...], seconds: tuple[float, ...]) -
 
 
 def _spread(series: CollectiveSeries, nbytes: float) -> float:
-    """What repetitions of a size, and rows that give it twice, differ by, relative to the time."""
+    """Return what repetitions of a size, and rows that give it twice, differ by, relative to the time."""
     return float(np.interp(log(nbytes), np.log(series.nbytes), series.spread)) if series.spread else 0.0
 
 
@@ -218,7 +218,7 @@ def _at(fitted: Fitted, nbytes: float) -> float:
 
 
 def table_network(path: Path, workers: int, options: dict[str, str], *, in_flight: int = 1) -> TableNetwork:
-    """The network in a file of measured collectives. Raises ForetraceError.
+    """Return the network in a file of measured collectives. Raises ForetraceError.
 
     Options: `per-node` workers of a machine (else as many as were measured on one), `model` table or pieces, `wiring`
     a name or none (else found from the numbers), `system` one of several in the file, `kind` and `workers` that were
@@ -242,7 +242,7 @@ def of_table(
     system: str = "",
     in_flight: int = 1,
 ) -> TableNetwork:
-    """The network that a table describes; arguments as the options of `table_network`. Raises ForetraceError."""
+    """Return the network that a table describes; arguments as the options of `table_network`. Raises ForetraceError."""
     if model not in MODELS:
         raise ForetraceError(f"model={model} is unknown; there are {' and '.join(MODELS)}.")
     if wiring not in ("", "none", *KNOWN):
@@ -266,7 +266,9 @@ def of_table(
 
 
 def wiring_of(table: CollectiveTable) -> Wiring | None:
-    """The wiring whose rings explain the bus bandwidths of large transfers; None where no wiring is needed for it."""
+    """Return the wiring whose rings explain the bus bandwidths of large transfers; None where no wiring is needed for
+    it.
+    """
     series = [each for each in table.of(CollectiveKind.ALL_REDUCE) if each.nodes == 1]
     return _wiring_of(tuple(series)) if len(series) > 1 else None
 

@@ -42,11 +42,11 @@ class MeasuredCount:
         return float(self.at(np.array([self.largest]))[0]) / (self.share * self.largest) * self.rings
 
     def at(self, sizes: Floats) -> Floats:
-        """Seconds of sizes; those that were not measured are moved to the nearest that was."""
+        """Return seconds of sizes; those that were not measured are moved to the nearest that was."""
         return self.curve.curve.seconds(np.clip(sizes, self.smallest, self.largest))
 
     def rest(self, sizes: Floats) -> Floats:
-        """Seconds beyond moving the bytes."""
+        """Return seconds beyond moving the bytes."""
         inside = np.clip(sizes, self.smallest, self.largest)
         moving: Floats = self.share * inside * self.inverse / self.rings
         found: Floats = np.maximum(self.at(sizes) - moving, _LEAST_S)
@@ -62,7 +62,7 @@ def seconds(
     rings: int = 1,
     cables: bool = False,
 ) -> float:
-    """Seconds of `nbytes` among `workers`, of whose collective `share` is the part on the bus.
+    """Return seconds of `nbytes` among `workers`, of whose collective `share` is the part on the bus.
 
     measured: one number at least, none of them `workers`; rings: of `workers`; cables: b is 0.
     """
@@ -77,7 +77,7 @@ def seconds(
 
 
 def _inverse(counts: Floats, inverse: Floats, weights: Floats, *, cables: bool) -> tuple[float, float]:
-    """A and b by least squares of relative errors, b within 0 and `_MOST_LOST` a."""
+    """Return a and b by least squares of relative errors, b within 0 and `_MOST_LOST` a."""
     flat = float(np.sum(weights * inverse) / np.sum(weights))
     if cables or len(counts) < 2:
         return flat, 0.0
@@ -98,7 +98,7 @@ def _inverse(counts: Floats, inverse: Floats, weights: Floats, *, cables: bool) 
 
 
 def _power(counts: Floats, rests: Floats) -> float:
-    """The power g from rests (counts, sizes), with a slope common to the sizes."""
+    """Return the power g from rests (counts, sizes), with a slope common to the sizes."""
     x = np.log(counts) - np.log(counts).mean()
     y = np.log(rests) - np.log(rests).mean(axis=0)
     found = (float(np.sum(x * y.mean(axis=1))) + _CERTAIN * _POWER) / (float(np.sum(x * x)) + _CERTAIN)

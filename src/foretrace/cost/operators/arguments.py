@@ -62,7 +62,7 @@ class BoundCall:
         return self.function(*self.args, **self.kwargs)
 
     def cloned(self) -> BoundCall:
-        """The same call on copies of its tensors."""
+        """Return the same call on copies of its tensors."""
         return BoundCall(
             function=self.function,
             args=tuple(_clone(each) for each in self.args),
@@ -84,7 +84,7 @@ def _clone(value: Any) -> Any:
 
 
 def prepare(operator: Operator, device: str = "cpu") -> BoundCall:
-    """The call with fresh arguments. Raises UnknownCallError with the reason."""
+    """Return the call with fresh arguments. Raises UnknownCallError with the reason."""
     from foretrace.cost.operators.consistent import completed
 
     operator = _dispatched(operator)
@@ -111,7 +111,7 @@ def prepare(operator: Operator, device: str = "cpu") -> BoundCall:
 
 
 def callable_alone(operator: Operator) -> bool:
-    """Whether the call can be made again from what is known of it."""
+    """Return whether the call can be made again from what is known of it."""
     try:
         prepare(operator)
     except (UnknownCallError, RuntimeError, ValueError, TypeError, IndexError):
@@ -120,7 +120,8 @@ def callable_alone(operator: Operator) -> bool:
 
 
 def _dispatched(operator: Operator) -> Operator:
-    """The convolution that PyTorch runs where oneDNN has none for the 16-bit type of its twin; else the same call.
+    """Return the convolution that PyTorch runs where oneDNN has none for the 16-bit type of its twin; else the same
+    call.
 
     Recorded in float32 a convolution is `mkldnn_convolution`; in 16 bit it is that only where oneDNN computes in it.
     """
@@ -144,7 +145,7 @@ def _dispatched(operator: Operator) -> Operator:
 
 
 def _onednn_computes(dtype: str) -> bool:
-    """Whether PyTorch gives convolutions and products of this type to oneDNN here."""
+    """Return whether PyTorch gives convolutions and products of this type to oneDNN here."""
     import torch
 
     short = {"bfloat16": "bf16", "float16": "fp16"}[dtype]
@@ -165,7 +166,9 @@ def _packet(name: str) -> Any:
 
 @cache
 def _schemas(packet: Any) -> tuple[tuple[Any, tuple[tuple[str, bool, bool], ...]], ...]:
-    """Per overload: itself, and of its arguments the type, whether a default exists, whether by keyword only."""
+    """Return per overload the overload itself and, of its arguments, the type, whether a default exists, whether by
+    keyword only.
+    """
     found = []
     for name in packet.overloads():
         overload = getattr(packet, name)
@@ -175,7 +178,7 @@ def _schemas(packet: Any) -> tuple[tuple[Any, tuple[tuple[str, bool, bool], ...]
 
 
 def _overload(operator: Operator, packet: Any) -> Any:
-    """The overload that fits the recorded arguments best."""
+    """Return the overload that fits the recorded arguments best."""
     dims, types, concrete = operator.dims, operator.types, operator.concrete
     best, best_score = None, -1.0
     for overload, schema in _schemas(packet):
@@ -195,7 +198,7 @@ def _overload(operator: Operator, packet: Any) -> Any:
 
 
 def _fits(kind: str, dims: Any, found: str, concrete: str) -> float:
-    """How well a recorded argument fits a type of the schema: 0 not at all, 1 exactly."""
+    """Return how well a recorded argument fits a type of the schema: 0 not at all, 1 exactly."""
     optional, kind = kind.startswith("Optional["), kind.removeprefix("Optional[").removesuffix("]" * kind.count("["))
     if found == "":
         return 1.0 if optional or kind in ("str", "List[Optional[Tensor", "Generator", "Device") else 0.3
@@ -227,7 +230,7 @@ class Values:
         self.floating = next((t for t in self.types if t in FLOATS), "")
 
     def of(self, i: int, argument: Any) -> Any:
-        """The value of argument `i`."""
+        """Return the value of argument `i`."""
         kind, found, dims = str(argument.type), self.types[i], self.dims[i]
         if found.startswith(LIST):
             element = found.partition(":")[2] or ("long int" if "indices" in argument.name else "float")
@@ -242,7 +245,7 @@ class Values:
         raise UnknownCallError(f"its argument {argument.name} is of the type {found!r}")
 
     def tensor(self, name: str, dims: list[int], found: str) -> torch.Tensor:
-        """A tensor of these sizes and this recorded type, with values that suit the argument of this name."""
+        """Return a tensor of these sizes and this recorded type, with values that suit the argument of this name."""
         import torch
 
         if found not in _DTYPES or any(not isinstance(n, int) for n in dims):
@@ -280,7 +283,7 @@ class Values:
         return made.reshape(dims)
 
     def _bound(self, name: str) -> int | None:
-        """Exclusive upper bound of the indices in the argument of this name; None where it holds no indices."""
+        """Return exclusive upper bound of the indices in the argument of this name; None where it holds no indices."""
         base, dims = self.base, self.dims
         if base in ("embedding", "embedding_renorm_", "_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"):
             if name in ("offsets", "offset2bag"):
@@ -304,7 +307,7 @@ class Values:
         return None
 
     def _along(self, dims: list[int], i: int) -> int | None:
-        """Size of the axis that argument `i` names; None where there is no such axis."""
+        """Return the size of the axis that argument `i` names; None where there is no such axis."""
         axis = whole_number(self._text(i)) or 0
         return int(dims[axis]) if -len(dims) <= axis < len(dims) else None
 
@@ -312,7 +315,7 @@ class Values:
         return self.concrete[i] if i < len(self.concrete) else ""
 
     def _plain(self, i: int, argument: Any, kind: str) -> Any:
-        """The value of an argument that is no tensor."""
+        """Return the value of an argument that is no tensor."""
         text = self._text(i)
         real = str(getattr(argument, "real_type", argument.type))
         if "Device" in real:
@@ -350,7 +353,7 @@ class Values:
         raise UnknownCallError(f"the recording does not say its argument {argument.name}")
 
     def _code(self, name: str, value: Any) -> Any:
-        """A dtype argument. Where a twin changed the type of the inputs, one that named the old type follows."""
+        """Return a dtype argument. Where a twin changed the type of the inputs, one that named the old type follows."""
         mine = _CODES.get(_DTYPES.get(self.floating, ""))
         if self.operator.name in _CASTS or mine is None or value not in _CODES.values():
             return value
@@ -358,7 +361,7 @@ class Values:
 
 
 def parse(text: str) -> Any:
-    """A scalar or list as a recording writes it: "True", "1", "1e-05", "0.", "[2, 2]", "inf"."""
+    """Return a scalar or list as a recording writes it: "True", "1", "1e-05", "0.", "[2, 2]", "inf"."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -371,7 +374,7 @@ def parse(text: str) -> Any:
 
 @cache
 def _pool(dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Random numbers in (0, 1): positive, so that roots, logarithms and variances exist."""
+    """Return random numbers in (0, 1): positive, so that roots, logarithms and variances exist."""
     import torch
 
     made = torch.rand(_POOL, generator=torch.Generator().manual_seed(0)).clamp_(min=1e-3)

@@ -113,7 +113,7 @@ def _settle_allocator() -> None:
 
 
 def _groups(operators: list[Operator]) -> Iterator[list[Operator]]:
-    """Neighbours that are timed in turns: calls of the same operator, or at least two."""
+    """Yield neighbours that are timed in turns: calls of the same operator, or at least two."""
     group: list[Operator] = []
     for each in operators:
         if len(group) >= _GROUP or (len(group) >= 2 and each.name != group[-1].name):
@@ -150,7 +150,7 @@ def _measure_group(
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Without the garbage collector: it would run amid what is timed, and through all that is made."""
+    """Turn the garbage collector off: it would run amid what is timed, and through all that is made."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -205,7 +205,7 @@ class _Runner:
 
 
 def _input_sets(make: Callable[[], Prepared], clock: Callable[[], float]) -> list[Prepared]:
-    """The call with as many sets of inputs as no cache holds, or as can be walked through in _TURN_S."""
+    """Return the call with as many sets of inputs as no cache holds, or as can be walked through in _TURN_S."""
     first = make()
     if not isinstance(first, BoundCall) or first.nbytes < _NEAR_BYTES:
         return [first]
@@ -218,7 +218,7 @@ def _input_sets(make: Callable[[], Prepared], clock: Callable[[], float]) -> lis
 
 
 def _maker(operator: Operator, device: str, trust: Collection[str]) -> Callable[[], Prepared]:
-    """How to prepare a call: by name of the operator, or "package.module:function"."""
+    """Return how to prepare a call: by name of the operator, or "package.module:function"."""
     module, colon, function = operator.name.partition(":")
     if not colon or function.startswith(":"):
         return lambda: prepare(operator, device)
@@ -233,12 +233,12 @@ def _maker(operator: Operator, device: str, trust: Collection[str]) -> Callable[
 
 @cache
 def _extending() -> frozenset[str]:
-    """Packages that were installed as extensions with techniques of their own."""
+    """Return packages that were installed as extensions with techniques of their own."""
     return frozenset(each.module.partition(".")[0] for each in entry_points(group="foretrace.techniques"))
 
 
 def _clock(device: str) -> Callable[[], float]:
-    """Seconds: CPU time of this thread where it does all the work, else wall time."""
+    """Return seconds: CPU time of this thread where it does all the work, else wall time."""
     import torch
 
     if device.startswith("cuda"):
@@ -247,7 +247,7 @@ def _clock(device: str) -> Callable[[], float]:
 
 
 def _device_clock() -> float:
-    """Wall time at which everything launched so far has run."""
+    """Return wall time at which everything launched so far has run."""
     import torch
 
     torch.cuda.synchronize()
@@ -264,7 +264,9 @@ def _reason(error: Exception) -> str:
 
 
 def lacks(error: RuntimeError) -> str:
-    """What oneDNN says that it has not for this processor, as one sentence; empty where it says something else."""
+    """Return what oneDNN says that it has not for this processor, as one sentence; empty where it says
+    something else.
+    """
     if not (found := _LACKS.search(str(error))):
         return ""
     what = next(each for each in found.groups() if each)

@@ -31,12 +31,12 @@ class Calibration:
 
     @classmethod
     def of(cls, graph: TaskGraph) -> Calibration:
-        """The calibration that a graph carries; an empty one where it carries none."""
+        """Return the calibration that a graph carries; an empty one where it carries none."""
         stored = graph.info.calibration
         return cls(machine=stored.get("machine", {}), seconds=stored.get("seconds", {}))
 
     def on(self, graph: TaskGraph) -> TaskGraph:
-        """The graph with this calibration in the place of its own.
+        """Return the graph with this calibration in the place of its own.
 
         Raises ForetraceError where it says that it holds for another machine than the recorded one.
         """
@@ -50,7 +50,7 @@ class Calibration:
 
     @classmethod
     def load_for(cls, graph: TaskGraph) -> Calibration:
-        """What is stored for the machine, threads and allocator of a recording; empty where there is nothing.
+        """Return what is stored for the machine, threads and allocator of a recording; empty where there is nothing.
 
         Raises ForetraceError where the stored file is damaged.
         """
@@ -62,7 +62,7 @@ class Calibration:
         return store.save(self.machine, self.seconds)
 
     def misfits(self, graph: TaskGraph) -> list[str]:
-        """What differs between the calibrated process and the recorded one, in words; empty where it fits."""
+        """Return what differs between the calibrated process and the recorded one, in words; empty where it fits."""
         recorded = fingerprint_of(graph.info.recording)
         return differences(self.machine, recorded) if recorded else ["what the recording says of its machine: nothing"]
 
@@ -70,16 +70,18 @@ class Calibration:
         return bool(self.seconds)
 
     def time_s(self, operator: Operator) -> float | None:
-        """Measured seconds per call, None if this very call was not measured."""
+        """Return measured seconds per call, None if this very call was not measured."""
         return self.seconds.get(operator.key)
 
     def midway_s(self, operator: Operator) -> float | None:
-        """Mean of the seconds per call with data near and far, for calls that find half of their data in a cache."""
+        """Return the mean of the seconds per call with data near and far, for calls that find half of their data in a
+        cache.
+        """
         far = self.time_s(operator)
         return None if far is None else (far + self.seconds.get(operator.near_key, far)) / 2
 
     def times_s(self, before: Operator, after: Operator, own_s: float = 0.0) -> tuple[float, float] | None:
-        """Measured seconds per call of both, None if either was not measured.
+        """Return measured seconds per call of both, None if either was not measured.
 
         How cold the caches of a call are in a step decides much of its time, and the recorded time tells:
         where `own_s` (of `before`, as recorded; 0 if unknown) stands between its times with data near and far, `after`
@@ -97,7 +99,7 @@ class Calibration:
         return first, second
 
     def ratio(self, before: Operator, after: Operator, own_s: float = 0.0) -> OperatorRatio | None:
-        """Time of `after` relative to `before`; None where neither they nor similar pairs were measured.
+        """Return the time of `after` relative to `before`; None where neither they nor similar pairs were measured.
 
         `own_s` is the recorded time of `before`, see `times_s`.
         """
@@ -113,9 +115,9 @@ class Calibration:
         return Similar(seconds=self.seconds)
 
     def lacking(self, operators: Iterable[Operator]) -> list[Operator]:
-        """Those that were not measured, each once, in their order."""
+        """Return those that were not measured, each once, in their order."""
         return [each for each in dict.fromkeys(operators) if each.key not in self.seconds]
 
     def extended(self, seconds: Mapping[str, float]) -> Calibration:
-        """With more measured operators; newer times replace older ones."""
+        """Return it with more measured operators; newer times replace older ones."""
         return replace(self, seconds={**self.seconds, **seconds})

@@ -16,7 +16,7 @@ class InconsistentError(ValueError):
 
 
 def completed(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The positional arguments, those that a forward operator makes replaced by what it makes.
+    """Return the positional arguments, those that a forward operator makes replaced by what it makes.
 
     Raises InconsistentError where an operator that checks nothing would be given arguments that do not fit together.
     """
@@ -71,7 +71,7 @@ def _batch_norm_backward(args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _ctc(args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """Lengths that fit: whole inputs, whole targets."""
+    """Return lengths that fit: whole inputs, whole targets."""
     import torch
 
     log_probs, targets = args[:2]

@@ -49,7 +49,7 @@ class TimedClass:
 
 
 def timed_classes(seconds: Mapping[str, float]) -> list[TimedClass]:
-    """The classes of the grid that these times (by operator key) tell of."""
+    """Return the classes of the grid that these times (by operator key) tell of."""
     families: dict[str, list[Point]] = {}
     for point in grid():
         if point.base.key in seconds:
@@ -74,7 +74,9 @@ def timed_classes(seconds: Mapping[str, float]) -> list[TimedClass]:
 
 
 def grid() -> list[Point]:
-    """All points: one size of every class first, then another of each, so that whoever stops early has all classes."""
+    """Return all points: one size of every class first, then another of each, so that whoever stops early has all
+    classes.
+    """
     points = [*_products(), *_convolutions(), *_norms(), *_recurrent(), *_attention(), *_pointwise(), *_moving()]
     families: dict[str, list[Point]] = {}
     for point in points:
@@ -104,7 +106,7 @@ def _point(
 
 
 def _half(operator: Operator) -> Operator:
-    """The call on bfloat16; statistics of a batch normalisation stay float32, as they do in training."""
+    """Return the call on bfloat16; statistics of a batch normalisation stay float32, as they do in training."""
     types = [BFLOAT16 if each == "float" else each for each in operator.types]
     types = [f"{each}:{BFLOAT16}" if each == "TensorList" else each for each in types]
     if "batch_norm" in operator.name:
@@ -113,7 +115,9 @@ def _half(operator: Operator) -> Operator:
 
 
 def call(name: str, *arguments: list[int] | list[list[int]] | str | tuple[str, list[int]] | None) -> Operator:
-    """An operator from float tensors (sizes), other tensors (type, sizes), values (text) and absent ones (None)."""
+    """Return an operator from float tensors (sizes), other tensors (type, sizes), values (text) and absent ones
+    (None).
+    """
     dims: list[Any] = []
     types: list[str] = []
     concrete: list[str] = []
@@ -146,7 +150,7 @@ def _products() -> Iterator[Point]:
 
 
 def _convolutions() -> Iterator[Point]:
-    """Keyed by channels: in, out, kernel, stride, height and width, groups."""
+    """Yield keyed by channels: in, out, kernel, stride, height and width, groups."""
     for c, o, kernel, stride, side, groups in (
         (3, 32, 3, 1, 32, 1),
         (16, 16, 3, 1, 32, 1),

@@ -59,13 +59,13 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 0
 
     def row(self, family: Family, op: str) -> Float64:
-        """Price of every term for an operator."""
+        """Return price of every term for an operator."""
         mine = self.of.get(family.name) or self.of["ELEMENTWISE"]
         found = mine.get(op) or mine.get(op.partition(" ")[0].partition(".")[0]) or mine.get(op.rstrip("_"))
         return np.array([(found or mine[""]).get(name, 0.0) for name in NAMES])
 
     def table(self, of: Amounts) -> Float64:
-        """Price of every term for every call [n x terms]."""
+        """Return price of every term for every call [n x terms]."""
         known: dict[tuple[int, str], Float64] = {}
         for key in zip(of.family.tolist(), of.op, strict=True):
             if key not in known:
@@ -75,7 +75,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def shipped() -> Prices:
-    """The prices that come with the package."""
+    """Return the prices that come with the package."""
     data = resources.files("foretrace.cost.operators").joinpath("prices.json").read_bytes()
     return msgspec.json.decode(data, type=Prices)
 
@@ -94,17 +94,17 @@ class RegressionRows:
         return len(self.family)
 
     def with_more(self, other: RegressionRows) -> RegressionRows:
-        """These and others."""
+        """Return these and others."""
         names = [each.name for each in fields(self)]
         return RegressionRows(**{n: np.concatenate([getattr(self, n), getattr(other, n)]) for n in names})
 
     def take(self, rows: npt.NDArray[np.int64]) -> RegressionRows:
-        """These rows."""
+        """Return these rows."""
         return RegressionRows(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
 
 
 def rows_of(calls: Calls, prices: Prices, place: Float64 | float) -> tuple[RegressionRows, npt.NDArray[np.bool_]]:
-    """Calls whose share `place` of their bytes comes from afar, and which of them can be spoken of."""
+    """Return calls whose share `place` of their bytes comes from afar, and which of them can be spoken of."""
     found = amounts(calls)
     terms = found.terms.copy()
     terms[:, NAMES.index("far")] *= place
@@ -122,7 +122,7 @@ _numbers = Interner()
 
 
 def shared(a: RegressionRows, b: RegressionRows) -> Float64:
-    """Prior covariance [a x b x resources] of what multiplies each resource, as logarithms, the clock apart."""
+    """Return prior covariance [a x b x resources] of what multiplies each resource, as logarithms, the clock apart."""
     family = a.family[:, None] == b.family[None, :]
     op = family & (a.op[:, None] == b.op[None, :])
     found: Float64 = (_RESOURCE**2)[None, None, :] + (family * _FAMILY**2 + op * _OPERATOR**2)[:, :, None]
@@ -133,7 +133,7 @@ CLOCKED = np.array([each != "far" for each in RESOURCES], dtype=float)
 
 
 def remaining(a: RegressionRows, b: RegressionRows) -> Float64:
-    """Prior covariance [a x b] of what is left of one operator nearby in size."""
+    """Return prior covariance [a x b] of what is left of one operator nearby in size."""
     apart = ((a.size[:, None, :] - b.size[None, :, :]) ** 2).mean(axis=2)
     op = (a.family[:, None] == b.family[None, :]) & (a.op[:, None] == b.op[None, :])
     family = a.family[:, None] == b.family[None, :]
@@ -143,7 +143,7 @@ def remaining(a: RegressionRows, b: RegressionRows) -> Float64:
 
 
 def covariance(a: RegressionRows, b: RegressionRows, share_a: Float64, share_b: Float64) -> Float64:
-    """Prior covariance [a x b] of log times around estimates that spend such shares on each resource."""
+    """Return prior covariance [a x b] of log times around estimates that spend such shares on each resource."""
     found = np.einsum("ar,br,abr->ab", share_a, share_b, shared(a, b))
     found += _CLOCK**2 * np.outer(share_a @ CLOCKED, share_b @ CLOCKED)
     return np.asarray(found + remaining(a, b))
@@ -160,7 +160,7 @@ class LocalFit:
 
     @classmethod
     def to(cls, rows: RegressionRows, log_s: Float64) -> LocalFit:
-        """The most probable machine for these log times."""
+        """Return the most probable machine for these log times."""
         n = len(rows)
         change = np.zeros((n, len(RESOURCES)))
         among, rest = shared(rows, rows), remaining(rows, rows)
@@ -182,7 +182,7 @@ class LocalFit:
         return cls(rows=rows, weights=weights, share=share, inverse=inverse)
 
     def predict(self, rows: RegressionRows) -> tuple[Float64, Float64]:
-        """Log seconds and their variance (n each)."""
+        """Return log seconds and their variance (n each)."""
         total, share = self._spent(rows)
         if not len(self.rows):
             return np.log(total), _variance(rows, share)
@@ -192,7 +192,7 @@ class LocalFit:
         return mean, np.maximum(_variance(rows, share) - explained, 1e-6)
 
     def among(self, rows: RegressionRows) -> tuple[Float64, Float64]:
-        """Log seconds (n) and their covariance [n x n]: errors of similar calls go together."""
+        """Return log seconds (n) and their covariance [n x n]: errors of similar calls go together."""
         mean, variance = self.predict(rows)
         _, share = self._spent(rows)
         found = covariance(rows, rows, share, share)
@@ -203,7 +203,7 @@ class LocalFit:
         return mean, found
 
     def _spent(self, rows: RegressionRows) -> tuple[Float64, Float64]:
-        """Seconds at this machine's prices (n), and the share of each resource in them [n x resources]."""
+        """Return seconds at this machine's prices (n), and the share of each resource in them [n x resources]."""
         cost = rows.cost
         if len(self.rows):
             cost = cost * np.exp(np.clip(_change(rows, self.rows, self.share, self.weights), -6.0, 6.0))
@@ -211,7 +211,9 @@ class LocalFit:
         return total, cost / total[:, None]
 
     def left_out(self) -> tuple[Float64, Float64]:
-        """Error of every measured call, predicted from those of other operators only, and its standard deviation."""
+        """Return the error of every measured call, predicted from those of other operators only, and its standard
+        deviation.
+        """
         error, deviation = np.zeros(len(self.rows)), np.ones(len(self.rows))
         for each in np.unique(self.rows.op):
             out = np.flatnonzero(self.rows.op == each)
@@ -222,7 +224,7 @@ class LocalFit:
 
 
 def _change(rows: RegressionRows, measured: RegressionRows, share: Float64, weights: Float64) -> Float64:
-    """What multiplies each resource of `rows` [n x resources], as logarithms."""
+    """Return what multiplies each resource of `rows` [n x resources], as logarithms."""
     own = np.einsum("abr,br,b->ar", shared(rows, measured), share, weights)
     clock = _CLOCK**2 * float((share @ CLOCKED) @ weights)
     return np.asarray(own + clock * CLOCKED[None, :])
@@ -246,7 +248,7 @@ class Local(CostModel):
 
     @classmethod
     def of(cls, seconds: Mapping[str, float], prices: Prices | None = None) -> Local:
-        """From times as a calibration stores them (by `Operator.key`, and by `near_key` with data near).
+        """Make it from times as a calibration stores them (by `Operator.key`, and by `near_key` with data near).
 
         Only ATen calls count. Of more than MOST operators those that cover them best are taken.
         """
@@ -260,13 +262,13 @@ class Local(CostModel):
         return cls(fit=fit, prices=known, measured=operators, widened=widened)
 
     def predict(self, calls: Calls, device: Device | None = None) -> Prediction:
-        """Seconds of every call (n rows) with its 80 % range; NaN for products that are not in float32."""
+        """Return seconds of every call (n rows) with its 80 % range; NaN for products that are not in float32."""
         mean, deviation = self.logarithms(calls)
         seconds, stray = np.exp(mean), np.exp(TENTH * deviation)
         return self._answer(seconds, 1 / stray, stray, self.why)
 
     def logarithms(self, calls: Calls, place: Float64 | None = None) -> tuple[Float64, Float64]:
-        """Log seconds of every call and their standard deviation; NaN where it cannot say.
+        """Return log seconds of every call and their standard deviation; NaN where it cannot say.
 
         `place` is the share of its bytes that a call does not find in a core's caches, where that is known (n).
         """
@@ -279,7 +281,7 @@ class Local(CostModel):
         return mean[which], self.widened * np.sqrt(variance[which])
 
     def total(self, calls: Calls, place: Float64 | None = None) -> tuple[float, float]:
-        """Seconds of all calls that can be spoken of, and the standard deviation of its logarithm."""
+        """Return seconds of all calls that can be spoken of, and the standard deviation of its logarithm."""
         distinct, which, apart = _distinct(calls, place)
         rows, known = self._rows(distinct, apart)
         times = np.bincount(which, minlength=len(distinct)).astype(np.float64)
@@ -300,7 +302,7 @@ class Local(CostModel):
         return max(seconds, float(each.sum())), self.widened * float(np.sqrt(max(share @ among @ share, 0.0)))
 
     def telling(self, calls: Calls, place: Float64 | None = None) -> Iterator[int]:
-        """The calls by what their times would say of the sum of all: greedily, what lowers its variance most."""
+        """Yield the calls by what their times would say of the sum of all: greedily, what lowers its variance most."""
         distinct, which, apart = _distinct(calls, place)
         rows, known = self._rows(distinct, apart)
         at = np.flatnonzero(known)
@@ -330,7 +332,7 @@ class Local(CostModel):
 
 
 def _distinct(calls: Calls, place: Float64 | None) -> tuple[Calls, npt.NDArray[np.int64], Float64 | None]:
-    """Every call once, which of them each one is, and their places to the nearest quarter."""
+    """Return every call once, which of them each one is, and their places to the nearest quarter."""
     first = Interner()
     places = np.zeros(len(calls)) if place is None else np.round(place * 4) / 4
     keys = zip(calls.op, calls.text, calls.flops.tolist(), calls.nbytes.tolist(), places.tolist(), strict=True)
@@ -357,7 +359,9 @@ def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[RegressionR
 
 
 def choose(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:
-    """The k calls that say most about all of them: KMeans task sampling on what a call spends and how large it is."""
+    """Return the k calls that say most about all of them: KMeans task sampling on what a call spends and how large it
+    is.
+    """
     from foretrace.cost.operators.sampling import choose_tasks
 
     total = rows.cost.sum(axis=1)
@@ -368,7 +372,7 @@ def choose(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:
 
 
 def choose_designed(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:
-    """The k calls after which least is left unknown of all rows: greedy, by the mean of the variances."""
+    """Return the k calls after which least is left unknown of all rows: greedy, by the mean of the variances."""
     total = rows.cost.sum(axis=1)
     share = rows.cost / total[:, None]
     among = covariance(rows, rows, share, share)

@@ -28,14 +28,16 @@ _WORDS = {
 
 
 def fingerprint() -> dict[str, Any]:
-    """Of this process as it is now."""
+    """Return the fingerprint of this process as it is now."""
     return _fingerprint(
         {"machine": machine.machine(), "environment": machine.environment(), **machine.torch_settings()}
     )
 
 
 def fingerprint_of(recording: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the process that was recorded, from `TaskGraph.info.recording`; {} where the recording does not say."""
+    """Return the fingerprint of the process that was recorded, from `TaskGraph.info.recording`; {} where the recording
+    does not say.
+    """
     return _fingerprint(recording) if recording.get("machine") and recording.get("threads") else {}
 
 
@@ -58,7 +60,7 @@ def _fingerprint(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What two fingerprints do not share, in words: "number of threads (1, not 2)"."""
+    """Return what two fingerprints do not share, in words: "number of threads (1, not 2)"."""
     pairs = ((word, one.get(key), other.get(key)) for key, word in _WORDS.items())
     return [f"{word} ({_told(mine)}, not {_told(theirs)})" for word, mine, theirs in pairs if mine != theirs]
 
@@ -72,5 +74,5 @@ def _told(value: Any) -> str:
 
 
 def allocator_settings() -> dict[str, str]:
-    """Those of this process."""
+    """Return the allocator settings of this process."""
     return {key: value for key, value in machine.environment().items() if key.startswith(ALLOCATOR)}

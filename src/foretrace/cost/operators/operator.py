@@ -30,7 +30,9 @@ class Operator:
     def of(
         cls, name: str, dims: list[Any], types: list[str], concrete: list[str] | None = None, layout: str = CONTIGUOUS
     ) -> Operator:
-        """From its parts, each with one entry per argument: dims [2, 3] of a tensor, [[2], [3]] of a list, []."""
+        """Make it from its parts, each with one entry per argument: dims [2, 3] of a tensor, [[2], [3]] of a
+        list, [].
+        """
         parts: list[Any] = [dims, types, concrete if concrete is not None else [""] * len(dims)]
         if layout:
             parts.append(layout)
@@ -56,12 +58,12 @@ class Operator:
         return list(self._shapes.concrete)
 
     def tensor(self, at: int) -> tuple[int, ...]:
-        """Sizes of the tensor at this place; () where there is none, or the recording does not tell."""
+        """Return sizes of the tensor at this place; () where there is none, or the recording does not tell."""
         sizes = self._shapes.dims[at] if at < len(self._shapes.dims) else []
         return tuple(sizes) if all(isinstance(size, int) for size in sizes) else ()
 
     def type(self, at: int) -> str:
-        """Type of the argument at this place; "" where the recording does not tell."""
+        """Return the type of the argument at this place; "" where the recording does not tell."""
         return self._shapes.types[at] if at < len(self._shapes.types) else ""
 
     @property
@@ -70,15 +72,15 @@ class Operator:
         return self._shapes.layout
 
     def with_types(self, types: list[str]) -> Operator:
-        """The same call on inputs of other types."""
+        """Return the same call on inputs of other types."""
         return Operator.of(self.name, self.dims, types, self.concrete, self.layout)
 
     def with_dims(self, dims: list[Any]) -> Operator:
-        """The same call on inputs of other sizes."""
+        """Return the same call on inputs of other sizes."""
         return Operator.of(self.name, dims, self.types, self.concrete, self.layout)
 
     def with_layout(self, layout: str) -> Operator:
-        """The same call on inputs in another memory layout."""
+        """Return the same call on inputs in another memory layout."""
         return Operator.of(self.name, self.dims, self.types, self.concrete, layout)
 
     @property

@@ -29,28 +29,30 @@ class Draw:
         self._random = random.Random(seed).random
 
     def size(self, low: float, high: float) -> int:
-        """A whole number, evenly on the logarithm; half of them are multiples of 8, as layers like them."""
+        """Return a whole number, evenly on the logarithm; half of them are multiples of 8, as layers like them."""
         found = round(math.exp(math.log(low) + self._random() * math.log(high / low)))
         if found >= 12 and self._random() < 0.5:
             found = round(found / 8) * 8
         return max(int(found), 1)
 
     def of(self, *values: Any) -> Any:
-        """One of these."""
+        """Return one of these."""
         return values[int(self._random() * len(values))]
 
     def tensor(self, low: float = _ELEMENTS[0], high: float = _ELEMENTS[1]) -> list[int]:
-        """Sizes of a tensor with so many elements, rows by width."""
+        """Return sizes of a tensor with so many elements, rows by width."""
         elements = self.size(low, high)
         width = min(self.size(8, 2048), elements)
         return [max(elements // width, 1), width]
 
     def image(self) -> list[int]:
-        """Batch, channels, height, width."""
+        """Return batch, channels, height, width."""
         return [self.size(1, 32), self.channels(), *[self.size(4, 64)] * 2]
 
     def channels(self) -> int:
-        """Of an image: of colours, mostly multiples of 16 as in hidden layers, sometimes any number."""
+        """Return a number of channels of an image: of colours, mostly multiples of 16 as in hidden layers, sometimes
+        any number.
+        """
         kind = self._random()
         if kind < 0.12:
             return 3
@@ -58,7 +60,9 @@ class Draw:
 
 
 def random_pool(count: int, seed: int = 0, kinds: Kinds | None = None) -> list[Operator]:
-    """So many different calls. The same seed gives the same ones, and a longer pool begins with the shorter one."""
+    """Return so many different calls. The same seed gives the same ones, and a longer pool begins with the
+    shorter one.
+    """
     draw, kinds = Draw(seed), kinds or _KINDS
     total = sum(weight for weight, _ in kinds)
     found: dict[Operator, None] = {}

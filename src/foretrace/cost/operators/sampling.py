@@ -70,7 +70,9 @@ def choose_tasks(features: ArrayLike, k: int, *, tasks: ArrayLike | None = None,
 
 
 def cluster(points: Floats, k: int) -> tuple[Floats, Ints]:
-    """Centres [at most k x features] and sizes of the clusters of KMeans, from spread-out first centres (k-means++)."""
+    """Return centres [at most k x features] and sizes of the clusters of KMeans, from spread-out first centres
+    (k-means++).
+    """
     rng = np.random.RandomState(_SEED)
     centres = points[[rng.randint(len(points))]]
     nearest = _squared(points, centres)[:, 0]
@@ -107,6 +109,6 @@ def _points(features: ArrayLike, standardise: bool) -> Floats:
 
 
 def _squared(points: Floats, centres: Floats) -> Floats:
-    """Squared distances [points x centres]."""
+    """Return squared distances [points x centres]."""
     cross = (points**2).sum(axis=1)[:, None] - 2 * points @ centres.T + (centres**2).sum(axis=1)[None, :]
     return np.asarray(np.maximum(cross, 0.0))

@@ -74,7 +74,7 @@ class OperatorRatio:
 
 
 def family(operator: Operator) -> str:
-    """The class of operators whose times change alike; the operator's own name where none is known."""
+    """Return the class of operators whose times change alike; the operator's own name where none is known."""
     found = _CLASS.get(operator.name, operator.name)
     if found.startswith("conv") and _grouped(operator):
         return f"{found}, grouped"
@@ -82,7 +82,7 @@ def family(operator: Operator) -> str:
 
 
 def size(operator: Operator) -> Size:
-    """Where an operator stands among those of its class: logarithms of what decides how its time changes."""
+    """Return where an operator stands among those of its class: logarithms of what decides how its time changes."""
     tensors = _tensors(operator)
     kind = family(operator)
     if not tensors:
@@ -109,7 +109,7 @@ class Similar:
     seconds: Mapping[str, float]
 
     def ratio(self, before: Operator, after: Operator) -> OperatorRatio | None:
-        """Time of `after` relative to `before` from similar pairs; None where there are none."""
+        """Return the time of `after` relative to `before` from similar pairs; None where there are none."""
         if before.name != after.name or len(before.dims) != len(after.dims):
             return None
         if before == after:
@@ -156,7 +156,7 @@ class Similar:
         return found
 
     def _apart(self, before: Operator, after: Operator) -> OperatorRatio | None:
-        """A change of layout and of types, where both at once were not measured."""
+        """Return a change of layout and of types, where both at once were not measured."""
         if before.layout == after.layout or before.types == after.types:
             return None
         middle = before.with_layout(after.layout)
@@ -176,7 +176,7 @@ class Similar:
         return found
 
     def pairs(self) -> Iterator[tuple[Operator, Operator]]:
-        """Every two measured operators of which one is the other after one change."""
+        """Yield every two measured operators of which one is the other after one change."""
         same_sizes: dict[tuple[str, str], list[Operator]] = defaultdict(list)
         same_types: dict[tuple[str, str, str], list[Operator]] = defaultdict(list)
         for key in self.seconds:
@@ -196,7 +196,7 @@ class Similar:
 
 
 def _stages(before: Operator, after: Operator) -> Iterator[tuple[Operator, Operator]]:
-    """The change, sizes apart from the rest: first the sizes, then types and layout at the new size."""
+    """Yield the change, sizes apart from the rest: first the sizes, then types and layout at the new size."""
     if before.dims != after.dims:
         middle = before.with_dims(after.dims)
         yield before, middle
@@ -206,7 +206,7 @@ def _stages(before: Operator, after: Operator) -> Iterator[tuple[Operator, Opera
 
 
 def _change(before: Operator, after: Operator) -> tuple[OperatorChange, float]:
-    """What changes, and the factor in size where that is it."""
+    """Return what changes, and the factor in size where that is it."""
     if before.dims != after.dims:
         factor = _factor(before, after) or 0.0
         kind: tuple[Any, ...] = ("size", factor > 1.0, _floating(before), before.layout) if factor else ("unknown",)
@@ -217,7 +217,8 @@ def _change(before: Operator, after: Operator) -> tuple[OperatorChange, float]:
 
 
 def _factor(before: Operator, after: Operator) -> float | None:
-    """By how much the batch grows: one dimension per tensor, all by the same factor; None where something else changes.
+    """Return by how much the batch grows: one dimension per tensor, all by the same factor; None where something else
+    changes.
 
     A batch is the first dimension, or the second of time steps x batch x features; of matrix products any may be it.
     """
@@ -238,7 +239,7 @@ def _factor(before: Operator, after: Operator) -> float | None:
 
 
 def _sizes(dims: list[Any]) -> Iterator[list[int]]:
-    """The sizes of every tensor, those of lists among them."""
+    """Yield the sizes of every tensor, those of lists among them."""
     for each in dims:
         if each and isinstance(each[0], list):
             yield from _sizes(each)
@@ -247,13 +248,13 @@ def _sizes(dims: list[Any]) -> Iterator[list[int]]:
 
 
 def _nearest(at: Size, known: list[MeasuredChange]) -> list[tuple[float, MeasuredChange]]:
-    """The nearest neighbours with their distance."""
+    """Return the nearest neighbours with their distance."""
     found = [(dist(at, each.size), each) for each in known if len(each.size) == len(at)]
     return sorted(found, key=lambda pair: (pair[0], pair[1].pair))[:NEIGHBOURS]
 
 
 def _weighted(near: list[tuple[float, MeasuredChange]]) -> tuple[float, float]:
-    """Mean of the neighbours, the near ones counting more, and the 80 % spread around it."""
+    """Return the mean of the neighbours, the near ones counting more, and the 80 % spread around it."""
     weights = [1.0 / (0.1 + (distance / _FAR) ** 2) for distance, _ in near]
     total = sum(weights)
     mean = sum(w * each.value for w, (_, each) in zip(weights, near, strict=True)) / total
@@ -264,7 +265,7 @@ def _weighted(near: list[tuple[float, MeasuredChange]]) -> tuple[float, float]:
 
 
 def _local(missed: list[tuple[float, float]]) -> float:
-    """The 80 % range of errors, the near ones counting more."""
+    """Return the 80 % range of errors, the near ones counting more."""
     weights = [1.0 / (0.1 + (distance / _FAR) ** 2) for distance, _ in missed]
     return _Z80 * sqrt(sum(w * each**2 for w, (_, each) in zip(weights, missed, strict=True)) / sum(weights))
 
@@ -274,7 +275,7 @@ def _around(value: float, spread: float) -> OperatorRatio:
 
 
 def _product(parts: list[OperatorRatio]) -> OperatorRatio | None:
-    """One change after the other; independent ranges add in squares."""
+    """Return one change after the other; independent ranges add in squares."""
     if not parts:
         return None
     value = prod(each.value for each in parts)
@@ -284,7 +285,7 @@ def _product(parts: list[OperatorRatio]) -> OperatorRatio | None:
 
 
 def _tensors(operator: Operator) -> list[list[int]]:
-    """Sizes of all tensors, those of lists among them, without numbers."""
+    """Return sizes of all tensors, those of lists among them, without numbers."""
     found = []
     for dims in operator.dims:
         if dims and all(isinstance(n, int) for n in dims):
@@ -295,7 +296,7 @@ def _tensors(operator: Operator) -> list[list[int]]:
 
 
 def _grouped(operator: Operator) -> bool:
-    """Whether a convolution has groups: its weight takes fewer channels than its input has."""
+    """Return whether a convolution has groups: its weight takes fewer channels than its input has."""
     tensors = _tensors(operator)
     at = 1 if "backward" in operator.name else 0
     x, weight = (tensors[at], tensors[at + 1]) if len(tensors) > at + 1 else ([], [])

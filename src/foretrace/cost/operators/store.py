@@ -30,13 +30,13 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 def cache() -> Path:
-    """The folder of all that was measured here."""
+    """Return the folder of all that was measured here."""
     given = os.environ.get("FORETRACE_CACHE")
     return Path(given) if given else home() / ".cache" / "foretrace"
 
 
 def folder() -> Path:
-    """The folder of the calibrations."""
+    """Return the folder of the calibrations."""
     return cache() / "calibration"
 
 
@@ -52,13 +52,13 @@ def make_folder(path: Path | None = None) -> None:
 
 
 def path_for(machine: Mapping[str, Any]) -> Path:
-    """The file of this fingerprint, whether it exists or not."""
+    """Return the file of this fingerprint, whether it exists or not."""
     text = msgspec.json.encode(dict(machine), order="deterministic")
     return folder() / f"{hashlib.sha256(text).hexdigest()[:16]}.json"
 
 
 def load(machine: Mapping[str, Any]) -> dict[str, float]:
-    """The times stored for this fingerprint, empty where there are none.
+    """Return the times stored for this fingerprint, empty where there are none.
 
     Raises ForetraceError on a damaged file, and on one that was measured elsewhere and copied under this name.
     """

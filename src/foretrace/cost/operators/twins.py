@@ -35,7 +35,7 @@ class Ratios:
         return ~np.isnan(self.value)
 
     def take(self, rows: Mask) -> Ratios:
-        """Those of some rows."""
+        """Return those of some rows."""
         return Ratios(value=self.value[rows], low=self.low[rows], high=self.high[rows], timed=self.timed[rows])
 
 
@@ -51,7 +51,7 @@ class Twins:
 
     @classmethod
     def of(cls, graph: TaskGraph, mask: Mask, twin: Callable[[Operator], Operator | None]) -> Twins:
-        """The calls of the tasks in `mask` whose operator and inputs are known, and `twin` of each."""
+        """Return the calls of the tasks in `mask` whose operator and inputs are known, and `twin` of each."""
         rows = np.flatnonzero(mask & (graph.op >= 0) & (graph.shape >= 0) & ~graph.gone)
         pairs, index = np.unique(np.stack([graph.op[rows], graph.shape[rows]]), axis=1, return_inverse=True)
         before = tuple(Operator(graph.names[op], graph.shapes[shape]) for op, shape in pairs.T.tolist())
@@ -68,14 +68,18 @@ class Twins:
         before: tuple[Operator, ...],
         after: tuple[Operator | None, ...],
     ) -> Twins:
-        """Calls and twins that were worked out elsewhere; `index` says which pair each of the tasks `rows` is."""
+        """Return calls and twins that were worked out elsewhere; `index` says which pair each of the tasks
+        `rows` is.
+        """
         # Of an operator cut into pieces by what it calls, one carries the work.
         calls = np.bincount(index, weights=graph.nbytes[rows] >= 0, minlength=len(before))
         own_s = 1e-9 * np.bincount(index, weights=graph.dur[rows], minlength=len(before)) / np.maximum(calls, 1)
         return cls(rows=rows, index=index, before=before, after=after, own_s=own_s)
 
     def wanted(self, graph: TaskGraph, share: float = MEASURED_SHARE) -> tuple[Operator, ...]:
-        """Both sides of the changed calls, those with most time first, until `share` of their time is covered."""
+        """Return both sides of the changed calls, those with most time first, until `share` of their time is
+        covered.
+        """
         time = np.bincount(self.index, weights=graph.dur[self.rows], minlength=len(self.before))
         time[[after is None for after in self.after]] = 0.0
         order = np.argsort(-time, kind="stable")
@@ -85,7 +89,7 @@ class Twins:
         return tuple(each for pair in pairs for each in pair if each is not None)
 
     def ratios(self, calibration: Calibration) -> Ratios:
-        """Of every task of `rows`, what the calls themselves or similar ones tell."""
+        """Return of every task of `rows` what the calls themselves or similar ones tell."""
         table = np.full((3, max(len(self.before), 1)), np.nan)
         timed = np.zeros(max(len(self.before), 1), dtype=np.bool_)
         for i, (before, after) in enumerate(zip(self.before, self.after, strict=True)):
@@ -97,7 +101,7 @@ class Twins:
         return Ratios(value=value, low=low, high=high, timed=timed[self.index])
 
     def rewritten(self, graph: TaskGraph) -> TaskGraph:
-        """The graph whose tasks say that they run the twins, with their bytes and FLOPs; durations stay."""
+        """Return the graph whose tasks say that they run the twins, with their bytes and FLOPs; durations stay."""
         shapes = list(graph.shapes)
         place = {text: i for i, text in reversed(list(enumerate(shapes)))}
         to = np.full((3, max(len(self.before), 1)), -1.0)

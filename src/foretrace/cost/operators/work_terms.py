@@ -59,7 +59,9 @@ class Amounts:
 
 
 def amounts(calls: Calls) -> Amounts:
-    """Of every call. Products in another precision than float32 are not known: their prices are others."""
+    """Return the amounts of work of every call. Products in another precision than float32 are not known: their prices
+    are others.
+    """
     n = len(calls)
     terms = np.zeros((n, len(NAMES)))
     ops: list[str] = []
@@ -116,7 +118,7 @@ def _moves(row: Float64, nbytes: float) -> None:
 
 
 def _looked_up(row: Float64, base: str, said: _Said, written: float) -> str:
-    """Rows taken from a table, or added to a gradient that is as large as the table."""
+    """Return rows taken from a table, or added to a gradient that is as large as the table."""
     index = next((prod(each) for each, kind in said.kinds if kind.lower().startswith(("long", "int"))), 0)
     row[_AT["rows"]] = float(index)
     if base in ("_embedding_bag_backward", "_embedding_bag_dense_backward") and said.tensors:
@@ -156,7 +158,7 @@ def _product(
 
 
 def _convolution(base: str, said: _Said) -> tuple[str, float]:
-    """Variant that is priced apart, and how many products it computes."""
+    """Return the variant that is priced apart, and how many products it computes."""
     backward = "backward" in base
     name = "convolution_backward" if backward else "convolution"
     twice = 1.0
@@ -190,7 +192,7 @@ def _recurrent(row: Float64, base: str, said: _Said, flops: float) -> tuple[Floa
 
 
 def _reduced(base: str, said: _Said, largest: float) -> tuple[str, float]:
-    """Whether the last dimension goes (rows are summed) or stays (columns are); and the number of sums."""
+    """Return whether the last dimension goes (rows are summed) or stays (columns are); and the number of sums."""
     x = said.tensors[0] if said.tensors else [int(largest)]
     named = said.concrete[1].strip("[]").split(",") if len(said.concrete) > 1 else []
     axes = [axis % len(x) for each in named if (axis := whole_number(each)) is not None]

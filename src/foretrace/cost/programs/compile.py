@@ -47,11 +47,11 @@ class CompiledProgram:
         return ctypes.CFUNCTYPE(None, *kinds)(self._engine.get_function_address("repeat"))
 
     def bind(self, inputs: Mapping[str, Array]) -> Bound:
-        """The program on these inputs. Raises ForetraceError where one is missing or has another shape."""
+        """Return the program on these inputs. Raises ForetraceError where one is missing or has another shape."""
         return Bound(self, inputs)
 
     def run(self, inputs: Mapping[str, Array]) -> Array:
-        """The program's output."""
+        """Return the program's output."""
         bound = self.bind(inputs)
         bound.run()
         return bound.output
@@ -83,14 +83,16 @@ class Bound:
         return next(self.arrays[each.name] for each in self.compiled.program.having(Purpose.OUTPUT))
 
     def run(self, repetitions: int = 1) -> float:
-        """So many runs in a row by one thread; wall-clock seconds of one. Data is where the run before left it."""
+        """Run so often in a row on one thread, and return wall-clock seconds of one run. Data is where the run before
+        left it.
+        """
         start = time.perf_counter_ns()
         self.compiled.repeat(*self._pointers, repetitions)
         return (time.perf_counter_ns() - start) / 1e9 / repetitions
 
 
 def _placed(shape: tuple[int, ...], dtype: str) -> Array:
-    """An array that begins as every buffer of a program does, so that sets of caches are shared as simulated."""
+    """Return an array that begins as every buffer of a program does, so that sets of caches are shared as simulated."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.zeros(size + 2 * PAGE_BYTES, np.uint8)
     start = -memory.ctypes.data % PAGE_BYTES + OFFSET_BYTES
@@ -107,7 +109,7 @@ def _llvm() -> Any:
 
 
 def _optimised(text: str, setting: str) -> tuple[Any, Any]:
-    """An LLVM module, cleaned up but with its loops as they are, and the machine that it is for."""
+    """Return an LLVM module, cleaned up but with its loops as they are, and the machine that it is for."""
     llvm = _llvm()
     if setting not in SETTINGS:
         raise ForetraceError(f"setting {setting!r} is unknown; take one of {list(SETTINGS)}.")

@@ -23,7 +23,7 @@ Rng = np.random.Generator
 
 
 def draw(task: Task, rng: Rng) -> LoopSchedule:
-    """A random schedule of the task. The same generator state gives the same schedule."""
+    """Return a random schedule of the task. The same generator state gives the same schedule."""
     definition = task.define()
     groups: list[Group] = []
     stages: list[Fill] = []
@@ -95,7 +95,7 @@ def _plan(stage: Fill, shared: dict[str, int], inside: bool, rng: Rng) -> StageP
 def _lane_axis(
     stage: Fill, left: dict[str, int], spatial: Sequence[str], reduced: Sequence[str], rng: Rng
 ) -> str | None:
-    """The axis whose innermost part becomes vector lanes: mostly the one that is contiguous in memory."""
+    """Return the axis whose innermost part becomes vector lanes: mostly the one that is contiguous in memory."""
     if rng.random() < 0.2:
         return None
     if reduced and lane_counts(left[reduced[-1]]) and left[reduced[-1]] >= 16:
@@ -109,7 +109,7 @@ def _lane_axis(
 
 
 def _factors(extent: int, most: int, rng: Rng) -> tuple[int, ...]:
-    """The extent as a product of up to `most` factors."""
+    """Return the extent as a product of up to `most` factors."""
     found: list[int] = []
     for _ in range(int(rng.integers(1, most + 1)) - 1):
         inner = int(rng.choice(divisors(extent, 64)))
@@ -121,7 +121,9 @@ def _factors(extent: int, most: int, rng: Rng) -> tuple[int, ...]:
 def _order(
     splits: dict[str, tuple[int, ...]], spatial: Sequence[str], reduced: Sequence[str], rng: Rng
 ) -> list[tuple[str, int]]:
-    """Half of the time levels alternate as in hand-written kernels, else any order that keeps outer before inner."""
+    """Return half of the time levels alternate as in hand-written kernels, else any order that keeps outer before
+    inner.
+    """
     loops = [(axis, level) for axis, factors in splits.items() for level in range(len(factors))]
     if rng.random() < 0.5:
         ranks = {each: each[1] * 2 + (each[0] in reduced) for each in loops}
@@ -139,7 +141,7 @@ def _order(
 
 
 def _unrolled(splits: dict[str, tuple[int, ...]], order: Sequence[tuple[str, int]], rng: Rng) -> list[tuple[str, int]]:
-    """Inner loops to be written out."""
+    """Return inner loops to be written out."""
     found: list[tuple[str, int]] = []
     budget = 1
     for axis, level in reversed(order):
@@ -156,7 +158,7 @@ def _can_keep(
     splits: dict[str, tuple[int, ...]], order: Sequence[tuple[str, int]], spatial: Sequence[str], inside: bool,
     *, lanes: bool = False,
 ) -> bool:  # fmt: skip
-    """Whether the results inside the outermost reduction loop fit a local buffer."""
+    """Return whether the results inside the outermost reduction loop fit a local buffer."""
     loops = [each for each in order if splits[each[0]][each[1]] > 1]
     position = next((i for i, each in enumerate(loops) if each[0] not in spatial), len(loops))
     kept = [each for each in loops[position:] if each[0] in spatial]

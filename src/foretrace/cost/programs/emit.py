@@ -31,12 +31,12 @@ _NAMES = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 
 
 def parameters(program: TensorProgram) -> tuple[str, ...]:
-    """Buffers that the functions take as pointers, in order."""
+    """Return buffers that the functions take as pointers, in order."""
     return tuple(each.name for each in program.having(Purpose.INPUT, Purpose.OUTPUT, Purpose.TEMPORARY))
 
 
 def extents(program: TensorProgram) -> tuple[int, ...]:
-    """Iterations of the outermost loop of every nest; 1 for a statement alone."""
+    """Return iterations of the outermost loop of every nest; 1 for a statement alone."""
     return tuple(nest.extent if isinstance(nest, Loop) else 1 for nest in program.nests)
 
 
@@ -49,7 +49,7 @@ class WrittenModule:
 
 
 def module(program: TensorProgram) -> WrittenModule:
-    """The whole module."""
+    """Return the whole module."""
     emitted = [_Nest(program, i, nest) for i, nest in enumerate(program.nests)]
     declared = sorted({each for nest in emitted for each in nest.intrinsics})
     names = [f"%p{i}" for i in range(len(parameters(program)))]
@@ -257,7 +257,9 @@ class _Nest:
         return self.add(f"call {flags}{kind} @llvm.{name}.{suffix}({given})")
 
     def exponential(self, x: str, lanes: int) -> str:
-        """exp(x) = 2^n 2^f with |f| <= 1/2: n into the exponent's bits, 2^f by its series. x is kept in range."""
+        """Return exp(x) = 2^n 2^f with |f| <= 1/2: n into the exponent's bits, 2^f by its series. x is kept
+        in range.
+        """
         kind, single = self.type(lanes), self.scalar == "float"
         bits, whole = (23, "i32") if single else (52, "i64")
         bias, bound, terms = (127, 87.0, 8) if single else (1023, 708.0, 14)

@@ -63,7 +63,7 @@ class Listing:
 
 
 def read(text: str, trips: Sequence[Mapping[int, tuple[int, int]]]) -> Listing:
-    """What a listing costs.
+    """Return what a listing costs.
 
     Args:
         text: of the whole module, with LLVM's comments.
@@ -92,7 +92,7 @@ def read(text: str, trips: Sequence[Mapping[int, tuple[int, int]]]) -> Listing:
 def _blocks(
     text: str, trips: Sequence[Mapping[int, tuple[int, int]]]
 ) -> Iterator[tuple[int, int, int | None, list[Instruction]]]:
-    """(nest, how often it runs, number of its loop if it is an innermost one, instructions) of every block."""
+    """Yield (nest, how often it runs, number of its loop if it is an innermost one, instructions) of every block."""
     nest, runs, inner, body = -1, 1, None, list[Instruction]()
     for line in text.splitlines():
         if (head := re.match(r"(nest(\d+)|repeat):", line)) or line.startswith(".LBB") or line.startswith("# %bb."):
@@ -138,7 +138,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _root(register: str) -> str:
-    """One name for all widths of a register."""
+    """Return one name for all widths of a register."""
     name = register.lstrip("%")
     if name[1:3] == "mm":
         return "v" + name[3:]
@@ -159,7 +159,7 @@ def _count(body: Sequence[Instruction]) -> dict[str, float]:
 
 
 def _throughput(found: Mapping[str, float]) -> float:
-    """Cycles of a block by its busiest resource."""
+    """Return cycles of a block by its busiest resource."""
     vector = sum(found[each] for each in ("multiply", "add", "shuffle", "vector"))
     return max(
         found["instructions"] / 6, found["multiply"] / 2, found["add"] / 2, found["shuffle"] / 2, vector / 4,
@@ -168,7 +168,9 @@ def _throughput(found: Mapping[str, float]) -> float:
 
 
 def _chain(body: Sequence[Instruction]) -> tuple[float, float]:
-    """Cycles per iteration of the values that go from one iteration into the next; and of the first iteration."""
+    """Return cycles per iteration of the values that go from one iteration into the next; and of the first
+    iteration.
+    """
     ready: dict[str, float] = defaultdict(float)
     written = {each.writes for each in body}
     ends = []

@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 
 def simulate(program: TensorProgram, caches: Caches) -> dict[str, float]:
-    """Misses of one run, by the names in MISSES."""
+    """Return misses of one run, by the names in MISSES."""
     steps = _Steps(program)
     total = np.zeros(len(MISSES))
     (sets1, ways1), (sets2, ways2) = caches.first, caches.second
@@ -54,7 +54,7 @@ class _Steps:
             at += 0 if buffer.role is Purpose.LOCAL else (size // PAGE_BYTES + 2) * PAGE_BYTES
 
     def nest(self, nest: LoopNest) -> tuple[Ints, float]:
-        """Rows of steps, and by how much to scale what they miss."""
+        """Return rows of steps, and by how much to scale what they miss."""
         accesses = self.count(nest)
         self.scale, self.excess = 1.0, accesses / _MOST
         rows: list[list[int]] = []
@@ -117,7 +117,7 @@ _SLOTS = 14  # loops within each other
 
 @njit()
 def _touch(store: Ints, sets: int, ways: int, line: int) -> bool:
-    """Whether a line was there; it is the newest of its set now."""
+    """Return whether a line was there; it is the newest of its set now."""
     first = (line % sets) * ways
     place = ways - 1
     for i in range(ways):

@@ -36,7 +36,7 @@ _LOW, _HIGH = 0.1, 0.9
 
 
 def row(compiled: CompiledProgram, caches: Caches) -> Floats:
-    """What is known of a compiled program [len(ROW)]."""
+    """Return what is known of a compiled program [len(ROW)]."""
     found = listing.read(compiled.listing, compiled.trips)
     missed = misses.simulate(compiled.program, caches)
     return np.array([*found.counts.values(), *found.cycles.values(), *missed.values()])
@@ -49,7 +49,7 @@ class Formula:
     constants: tuple[float, ...]
 
     def terms(self, rows: Floats) -> Floats:
-        """Seconds [rows x terms] that each term would take alone."""
+        """Return seconds [rows x terms] that each term would take alone."""
         at = [ROW.index(name) for name in _TERMS]
         return np.asarray(rows[:, at] * np.array(self.constants[:-2]) / (1e9 * self.constants[-1]))
 
@@ -60,7 +60,7 @@ class Formula:
 
 
 def fit_formula(rows: Floats, seconds: Floats) -> Formula:
-    """Least soft absolute errors of log t, by Gauss and Newton on the logarithms of the constants."""
+    """Return the least soft absolute errors of log t, by Gauss and Newton on the logarithms of the constants."""
     start = np.log(USUAL)
     at, target = start.copy(), np.log(seconds)
 
@@ -101,24 +101,24 @@ class ProgramPredictor:
     about: str = ""
 
     def predict(self, rows: Floats) -> Floats:
-        """Seconds [rows]."""
+        """Return seconds [rows]."""
         prior = self.formula.seconds(rows)
         return prior if self.trees is None else np.asarray(prior * np.exp(self.trees.predict(relative(rows, prior))))
 
     def binds(self, rows: Floats) -> list[str]:
-        """What holds each program back most."""
+        """Return what holds each program back most."""
         terms = dict(zip(_TERMS, self.formula.terms(rows).T, strict=True))
         sums = np.stack([sum((terms[name] for name in names), np.zeros(len(rows))) for names in BINDS.values()])
         return [list(BINDS)[i] for i in sums.argmax(axis=0)]
 
 
 def relative(rows: Floats, prior: Floats) -> Floats:
-    """Features of the trees: everything per predicted time, and the time."""
+    """Return features of the trees: everything per predicted time, and the time."""
     return np.column_stack([rows / (1e9 * prior[:, None]), np.log(prior)])
 
 
 def fit(rows: Floats, seconds: Floats, tasks: Sequence[int] | NDArray[np.int64], about: str = "") -> ProgramPredictor:
-    """A predictor of these programs; its range from tasks that were left out of the fit in turn.
+    """Return a predictor of these programs; its range from tasks that were left out of the fit in turn.
 
     Args:
         rows: [programs x len(ROW)], see `row`.
@@ -134,7 +134,7 @@ def fit(rows: Floats, seconds: Floats, tasks: Sequence[int] | NDArray[np.int64],
 
 
 def left_out(rows: Floats, seconds: Floats, groups: NDArray[np.int64], folds: int = _FOLDS) -> Floats:
-    """Seconds [programs] as predicted without any program of the same group."""
+    """Return seconds [programs] as predicted without any program of the same group."""
     names = np.unique(groups)
     fold = np.random.default_rng(0).permutation(len(names)) % folds
     found = np.zeros(len(seconds))

@@ -138,18 +138,18 @@ class TensorProgram:
 
 
 def operations(value: Expression) -> int:
-    """How many operations an expression has."""
+    """Return how many operations an expression has."""
     return (value[0] in OPERATIONS) + sum(operations(each) for each in value[1:] if isinstance(each, tuple))
 
 
 def leaves(program: TensorProgram) -> Iterator[tuple[tuple[Loop, ...], Statement]]:
-    """Statements in program order, each with the loops around it from the outermost in."""
+    """Yield statements in program order, each with the loops around it from the outermost in."""
     for nest in program.nests:
         yield from leaves_under(nest, ())
 
 
 def leaves_under(node: LoopNest, above: tuple[Loop, ...] = ()) -> Iterator[tuple[tuple[Loop, ...], Statement]]:
-    """Statements of one nest, each with the loops around it."""
+    """Yield statements of one nest, each with the loops around it."""
     if isinstance(node, Statement):
         yield above, node
     else:

@@ -117,7 +117,9 @@ def rank(
 
 
 def times(programs: Sequence[Bound], rounds: int = ROUNDS) -> Floats:
-    """Least wall-clock seconds [programs] of short samples in turns; data is where the run before left it."""
+    """Return the least wall-clock seconds [programs] of short samples in turns; data is where the run before
+    left it.
+    """
     counts = []
     for each in programs:
         each.run()
@@ -138,7 +140,7 @@ def times(programs: Sequence[Bound], rounds: int = ROUNDS) -> Floats:
 
 
 def _drawn(given: Task, seed: int) -> Iterator[LoopSchedule]:
-    """Random schedules that compile in reasonable time."""
+    """Yield random schedules that compile in reasonable time."""
     from foretrace.cost.programs.emit import module
 
     rng = np.random.default_rng(seed)
@@ -149,7 +151,7 @@ def _drawn(given: Task, seed: int) -> Iterator[LoopSchedule]:
 
 
 def described(program: TensorProgram) -> str:
-    """Its loops from the outermost in, nests apart by semicolons: "i4 k128 j8v" (v: vectorised, u: unrolled)."""
+    """Return its loops from the outermost in, nests apart by semicolons: "i4 k128 j8v" (v: vectorised, u: unrolled)."""
 
     def words(node: LoopNest) -> str:
         if isinstance(node, Statement):
@@ -166,7 +168,9 @@ def described(program: TensorProgram) -> str:
 
 
 def calibrate(seconds: float, seed: int = 0, tell: Tell | None = None) -> ProgramPredictor:
-    """Time programs of all kinds for so long at most, fit a predictor to them, and keep it for this processor."""
+    """Return time programs of all kinds for so long at most, fit a predictor to them, and keep it for this
+    processor.
+    """
     end, rng, caches = time.monotonic() + 0.8 * seconds, np.random.default_rng(seed), caches_here()
     rows: list[Floats] = []
     found: list[float] = []
@@ -194,7 +198,9 @@ def calibrate(seconds: float, seed: int = 0, tell: Tell | None = None) -> Progra
 
 
 def load() -> tuple[ProgramPredictor, bool]:
-    """The predictor of this processor, else the shipped one; and whether that was fitted on another processor."""
+    """Return the predictor of this processor, else the shipped one; and whether that was fitted on another
+    processor.
+    """
     if _path().exists():
         return unpacked(read_bytes(_path()), str(_path())), False
     shipped = unpacked(files("foretrace.cost.programs").joinpath("shipped.npz").read_bytes())
@@ -210,7 +216,7 @@ def _path() -> Path:
 
 
 def packed(predictor: ProgramPredictor) -> bytes:
-    """The predictor as a file."""
+    """Return the predictor as a file."""
     trees = predictor.trees
     head = {
         "constants": predictor.formula.constants, "low": predictor.low, "high": predictor.high,
@@ -224,7 +230,7 @@ def packed(predictor: ProgramPredictor) -> bytes:
 
 
 def unpacked(data: bytes, where: str = "the shipped predictor") -> ProgramPredictor:
-    """What `packed` wrote. Raises ForetraceError where it is damaged."""
+    """Return what `packed` wrote. Raises ForetraceError where it is damaged."""
     try:
         held = parse_npz(data)
         head = msgspec.json.decode(held["head"].tobytes(), type=_Head)

@@ -67,7 +67,7 @@ class LoopSchedule:
 
 
 def apply(task: Task, schedule: LoopSchedule, dtype: str = "float32") -> TensorProgram:
-    """The program that computes `task` in this way.
+    """Return the program that computes `task` in this way.
 
     Raises ForetraceError where the schedule does not fit the task: factors that do not multiply to an extent, loops
     that are missing, fusion over an axis that a stage reads elsewhere.
@@ -88,7 +88,7 @@ def apply(task: Task, schedule: LoopSchedule, dtype: str = "float32") -> TensorP
 
 
 def shareable(definition: Definition, stages: Sequence[Fill]) -> tuple[str, ...]:
-    """Spatial axes that all of these stages have and over which they can be fused."""
+    """Return spatial axes that all of these stages have and over which they can be fused."""
     common = [axis for axis, _ in stages[0].spatial]
     sizes = dict(stages[0].spatial)
     made = {stage.buffer: stage for stage in stages}
@@ -201,7 +201,7 @@ class _Stage:
         return f"s{self.number}{mark}.{loop[0]}.{loop[1]}"
 
     def steps(self, axis: str, mark: str = "") -> list[tuple[str, int]]:
-        """Variables that make up an axis, each with what one step of it adds."""
+        """Return variables that make up an axis, each with what one step of it adds."""
         factors = self.splits[axis]
         found = [
             (self.variable((axis, i), mark), prod(factors[i + 1 :])) for i in range(len(factors)) if factors[i] > 1
@@ -264,7 +264,7 @@ class _Stage:
         return body
 
     def finish(self, target: Access, gathered: Access, inner: list[tuple[str, int]]) -> list[LoopNest]:
-        """Partial results of the lanes become one."""
+        """Return partial results of the lanes become one."""
         assert self.lanes is not None
         stage, lanes = self.stage, self.lanes
         start = Statement(name=f"{stage.buffer}.begin", target=self.marked(target, inner, "^"), reads=(),
@@ -280,7 +280,7 @@ class _Stage:
         return body
 
     def marked(self, access: Access, inner: list[tuple[str, int]], mark: str) -> Access:
-        """The access with the variables of another nest over the same loops."""
+        """Return the access with the variables of another nest over the same loops."""
         new = {self.variable(each): self.variable(each, mark) for each in inner}
         return Access(
             buffer=access.buffer, offset=access.offset, strides=tuple((new.get(v, v), s) for v, s in access.strides)
@@ -304,10 +304,10 @@ def divisors(n: int, most: int | None = None) -> list[int]:
 
 
 def lane_counts(n: int) -> list[int]:
-    """Numbers of vector lanes that an extent can be split into."""
+    """Return numbers of vector lanes that an extent can be split into."""
     return [d for d in (4, 8, 16, 32, MAX_LANES) if n % d == 0]
 
 
 def fitting(splits: Mapping[str, tuple[int, ...]], loops: Sequence[tuple[str, int]]) -> int:
-    """Iterations of these loops together."""
+    """Return iterations of these loops together."""
     return prod(splits[axis][level] for axis, level in loops)

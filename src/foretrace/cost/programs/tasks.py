@@ -64,11 +64,11 @@ class Task:
         return f"{self.kind}({', '.join(f'{key}={value}' for key, value in self.sizes)})"
 
     def define(self) -> Definition:
-        """Raises ForetraceError where the kind is unknown or a size is missing."""
+        """Raise ForetraceError where the kind is unknown or a size is missing."""
         return _define(self)
 
     def inputs(self, dtype: str, seed: int = 0) -> dict[str, Array]:
-        """Random inputs in (0.1, 1): no cancellation, no denormal numbers."""
+        """Return random inputs in (0.1, 1): no cancellation, no denormal numbers."""
         rng = np.random.default_rng(seed)
         return {
             each.name: rng.uniform(0.1, 1.0, each.shape).astype(dtype)
@@ -106,7 +106,7 @@ _PRODUCT: Expression = ("mul", _r(0), _r(1))
 
 
 def _at(*axes: str | Mapping[str, int]) -> Index:
-    """`_at("i", {"y": 2, "u": 1})`: dimension 0 is i, dimension 1 is 2 y + u."""
+    """Return `_at("i", {"y": 2, "u": 1})`: dimension 0 is i, dimension 1 is 2 y + u."""
     return tuple(((each, 1),) if isinstance(each, str) else tuple(each.items()) for each in axes)
 
 
@@ -135,7 +135,7 @@ def _buffers(output: Mapping[str, tuple[int, ...]], *, temporary: Mapping[str, t
 
 
 def _matmul(s: dict[str, int]) -> Definition:
-    """[m x k] @ [k x n]; with `t` = 1 the right side is stored as [n x k], with 2 the left side as [k x m]."""
+    """Return [m x k] @ [k x n]; with `t` = 1 the right side is stored as [n x k], with 2 the left side as [k x m]."""
     m, n, k, t = s["m"], s["n"], s["k"], s.get("t", 0)
     left, right = (_read("a", "k", "i") if t == 2 else _read("a", "i", "k")), (
         _read("b", "j", "k") if t == 1 else _read("b", "k", "j")
@@ -147,7 +147,7 @@ def _matmul(s: dict[str, int]) -> Definition:
 
 
 def _dense(name: str) -> Callable[[dict[str, int]], Definition]:
-    """A product with bias and activation."""
+    """Return a product with bias and activation."""
 
     def define(s: dict[str, int]) -> Definition:
         m, n, k = s["m"], s["n"], s["k"]
@@ -187,7 +187,7 @@ def _sides(s: dict[str, int]) -> tuple[int, int, int, int]:
 
 
 def _conv2d(s: dict[str, int]) -> Definition:
-    """Direct convolution, channels first."""
+    """Return direct convolution, channels first."""
     (h, r, step, side), c, f = _sides(s), s["c"], s["f"]
     stage = Fill(
         buffer="y", spatial=(("f", f), ("y", h), ("x", h)), reduced=(("c", c), ("u", r), ("v", r)),
@@ -198,7 +198,7 @@ def _conv2d(s: dict[str, int]) -> Definition:
 
 
 def _conv2d_last(s: dict[str, int]) -> Definition:
-    """Direct convolution, channels last, with a rectifier."""
+    """Return direct convolution, channels last, with a rectifier."""
     (h, r, step, side), c, f = _sides(s), s["c"], s["f"]
     product = Fill(
         buffer="t", spatial=(("y", h), ("x", h), ("f", f)), reduced=(("u", r), ("v", r), ("c", c)),
@@ -267,7 +267,7 @@ def _softmax(s: dict[str, int]) -> Definition:
 
 
 def _layer_norm(s: dict[str, int]) -> Definition:
-    """Mean, variance about it, normalised and scaled."""
+    """Return mean, variance about it, normalised and scaled."""
     m, n = s["m"], s["n"]
     share, both = _c(1.0 / n), (("i", m), ("j", n))
     off: Expression = ("sub", _r(0), ("mul", _r(1), share))
@@ -297,14 +297,14 @@ def _rms_norm(s: dict[str, int]) -> Definition:
 
 
 def _transpose(s: dict[str, int]) -> Definition:
-    """The last two of three dimensions change places."""
+    """Swap the last two of three dimensions."""
     b, m, n = s["b"], s["m"], s["n"]
     stage = Fill(buffer="y", spatial=(("b", b), ("j", n), ("i", m)), reads=(_read("a", "b", "i", "j"),), value=_r(0))
     return Definition(buffers=_buffers({"y": (b, n, m)}, a=(b, m, n)), stages=(stage,))
 
 
 def _pointwise(name: str) -> Callable[[dict[str, int]], Definition]:
-    """A scale and shift per column, an activation, and a residual: three stages."""
+    """Return a scale and shift per column, an activation, and a residual: three stages."""
 
     def define(s: dict[str, int]) -> Definition:
         m, n = s["m"], s["n"]

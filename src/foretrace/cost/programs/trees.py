@@ -29,7 +29,7 @@ class Boosted:
     start: float
 
     def predict(self, x: Floats) -> Floats:
-        """[rows] of [rows x features]."""
+        """Return [rows] of [rows x features]."""
         bins = _bins(x, self.edges)
         total, rows = np.full(len(x), self.start), np.arange(len(x))
         for feature, cut, left, step in zip(self.feature, self.cut, self.left, self.step, strict=True):
@@ -83,7 +83,7 @@ def _bins(x: Floats, edges: Floats) -> NDArray[np.int64]:
 
 
 def _cut(flat: NDArray[np.int64], rest: Floats, tried: NDArray[np.bool_]) -> tuple[float, int, int]:
-    """How much a cut lowers the squared error at most, the feature and the last bin of its left side."""
+    """Return how much a cut lowers the squared error at most, the feature and the last bin of its left side."""
     if len(rest) < 2 * _LEAST:
         return -np.inf, 0, 0
     features = flat.shape[1]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def training_of(setup: Setup) -> Training:
-    """The training alone, nothing applied; the same on every worker.
+    """Return the training alone, nothing applied; the same on every worker.
 
     Raises ForetraceError for one that does not exist.
     """
@@ -58,7 +58,7 @@ def training_of(setup: Setup) -> Training:
 
 
 def is_emulated(work: str) -> bool:
-    """Whether a text names an emulation: it begins with a number of layers."""
+    """Return whether a text names an emulation: it begins with a number of layers."""
     return work[:1].isdigit()
 
 
@@ -88,7 +88,7 @@ class RunningArm:
         return TimedSteps(wall_s=wall / steps, cpu_s=cpu / steps, loss=last if math.isfinite(last) else None)
 
     def buckets(self) -> Buckets:
-        """What PyTorch's data parallelism says of its buckets; empty lists where the arm is not made of it."""
+        """Return what PyTorch's data parallelism says of its buckets; empty lists where the arm is not made of it."""
         import torch.distributed as dist
 
         model = self._parallel()
@@ -126,7 +126,7 @@ def run_steps(given: RunSteps, worker: Worker) -> TimedSteps:
 
 
 def buckets_of(name: str, worker: Worker) -> Buckets:
-    """What PyTorch's data parallelism knows of itself, once an arm has run."""
+    """Return what PyTorch's data parallelism knows of itself, once an arm has run."""
     arm: RunningArm = worker.kept[name]
     return arm.buckets()
 
@@ -166,7 +166,7 @@ def record(request: Record) -> Recorded:
 
 
 def _punctual(training: Training) -> tuple[Trace, int]:
-    """The recording of an emulated training whose steps were woken in time, and how many were made."""
+    """Return the recording of an emulated training whose steps were woken in time, and how many were made."""
     found: list[tuple[float, Trace]] = []
     while not found or (found[-1][0] > _PUNCTUAL and len(found) < _RECORDINGS):
         trace = recording_of(training, None)
@@ -175,7 +175,9 @@ def _punctual(training: Training) -> tuple[Trace, int]:
 
 
 def _calibrated(graph: TaskGraph, arms: Sequence[Sequence[Technique]]) -> tuple[TaskGraph, int, tuple[str, ...]]:
-    """The graph with times of the operators that the techniques of each arm ask for, how many, and what to note."""
+    """Return the graph with times of the operators that the techniques of each arm ask for, how many, and what
+    to note.
+    """
     until = Deadline(CALIBRATION_S)
     graph = replace(Calibration.load_for(graph), seconds={}).on(graph)  # everything is timed again, in this state
     timed, failed = 0, dict[str, str]()

@@ -101,12 +101,12 @@ def alone(workers: int, link: str, file: Path | None = None) -> LinkCalibration:
 
 
 def title(workers: int, link: str) -> str:
-    """What a measured link is called."""
+    """Return what a measured link is called."""
     return f"gloo, {workers} workers, {link}"
 
 
 def _worst(table: CollectiveTable, least_bytes: float) -> tuple[float, str]:
-    """The largest spread of a size that matters, and which one it is."""
+    """Return the largest spread of a size that matters, and which one it is."""
     found = [
         (spread, f"{each.kind} of {nbytes / 2**20:g} MiB")
         for each in table.series
@@ -117,7 +117,7 @@ def _worst(table: CollectiveTable, least_bytes: float) -> tuple[float, str]:
 
 
 def _bus_mbit_s(table: CollectiveTable, workers: int) -> float:
-    """Payload that crosses the slowest link per second in the largest all-reduce; 0 where none was measured."""
+    """Return payload that crosses the slowest link per second in the largest all-reduce; 0 where none was measured."""
     for each in table.of(CollectiveKind.ALL_REDUCE):
         return 8e-6 * each.nbytes[-1] * 2 * (workers - 1) / workers / each.seconds[-1]
     return 0.0

@@ -43,7 +43,7 @@ class Emulation:
     computed_s: float = 0.0  # of each pass on a core, by real products; the rest of it is slept
 
     def __str__(self) -> str:
-        """As it is written on the command line."""
+        """Return it as it is written on the command line."""
         size = f"{self.nbytes / 2**20:.12g}mb" if self.nbytes >= 2**20 else f"{self.nbytes / 2**10:.12g}kb"
         forward = f"/{1e3 * self.forward_s:.9g}ms" if self.forward_s or self.computed_s else ""
         computed = f"/{1e3 * self.computed_s:.9g}ms" if self.computed_s else ""
@@ -51,7 +51,7 @@ class Emulation:
 
 
 def parse(text: str) -> Emulation:
-    """An emulation from "12x1mb/20ms" (layers, gradient, backward), "12x1mb/20ms/5ms" (with a forward pass), or
+    """Return an emulation from "12x1mb/20ms" (layers, gradient, backward), "12x1mb/20ms/5ms" (with a forward pass), or
     "12x1mb/20ms/5ms/2ms" (whose passes compute for 2 ms each and sleep for the rest).
 
     kb and mb are 2^10 and 2^20 bytes, as DDP counts its buckets. Raises ForetraceError.
@@ -75,7 +75,7 @@ def parse(text: str) -> Emulation:
 
 
 def training(emulation: Emulation, *, seed: int = 0) -> Training:
-    """The emulated training: plain SGD, one batch that lies ready. Asks the kernel for exact sleeps."""
+    """Return the emulated training: plain SGD, one batch that lies ready. Asks the kernel for exact sleeps."""
     _exact_sleeps()
     torch.manual_seed(seed)
     model = nn.Sequential(*(EmulatedLayer(emulation) for _ in range(emulation.layers)))
@@ -152,6 +152,6 @@ def _exact_sleeps() -> None:
 
 
 def _matrix(elements: int) -> tuple[int, int]:
-    """The squarest matrix of so many elements: low-rank compression needs two dimensions."""
+    """Return the squarest matrix of so many elements: low-rank compression needs two dimensions."""
     rows = next(each for each in range(math.isqrt(elements), 0, -1) if elements % each == 0)
     return rows, elements // rows

@@ -54,13 +54,13 @@ class SteppedTogether(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def time_hosts(given: TimeHosts, worker: Worker) -> dict[str, Range]:
-    """What they take by parameter of techniques, timed in a worker together with all others."""
+    """Return what they take by parameter of techniques, timed in a worker together with all others."""
     with no_collection():
         return _beside(given) | _around(worker, given.turns)
 
 
 def of_all(workers: Sequence[dict[str, Range]]) -> dict[str, Range]:
-    """The median of all workers, from the lowest end of any to the highest."""
+    """Return the median of all workers, from the lowest end of any to the highest."""
     names = set[str].intersection(*(set(each) for each in workers))
     ends = {name: [each[name] for each in workers] for name in sorted(names)}
     return {
@@ -70,7 +70,8 @@ def of_all(workers: Sequence[dict[str, Range]]) -> dict[str, Range]:
 
 
 def step_together(given: StepTogether, worker: Worker) -> SteppedTogether:
-    """Time steps, in a worker, while all others make them: blocks of steps that run freely, and of steps that wait.
+    """Return time steps, in a worker, while all others make them: blocks of steps that run freely, and of steps that
+    wait.
 
     They wait where data parallelism does: before the update, and before the forward pass of a model with buffers, for
     what the first worker sends and computes on.
@@ -123,7 +124,7 @@ def step_together(given: StepTogether, worker: Worker) -> SteppedTogether:
 
 
 def together(workers: Sequence[SteppedTogether]) -> tuple[float, dict[str, Any]]:
-    """Mean seconds of a step by itself, and what `one_worker` reads of workers that wait: ms, low and high ends.
+    """Return mean seconds of a step by itself, and what `one_worker` reads of workers that wait: ms, low and high ends.
 
     What waiting takes where nobody is late, the shortest of all, is the time of the messages themselves.
     """
@@ -140,7 +141,7 @@ def together(workers: Sequence[SteppedTogether]) -> tuple[float, dict[str, Any]]
 
 
 def _trimmed(values: Float64) -> Range:
-    """The trimmed mean, and its 80 % interval from resampling."""
+    """Return the trimmed mean, and its 80 % interval from resampling."""
     value, random = trimmed_mean(values, _TRIMMED), np.random.default_rng(0)
     drawn = [trimmed_mean(random.choice(values, len(values)), _TRIMMED) for _ in range(200)]
     low, high = np.quantile(drawn, [0.1, 0.9]).tolist()
@@ -148,7 +149,7 @@ def _trimmed(values: Float64) -> Range:
 
 
 def _beside(given: TimeHosts) -> dict[str, Range]:
-    """How much slower computing, within caches and beyond them, and messages are at the same time.
+    """Return how much slower computing, within caches and beyond them, and messages are at the same time.
 
     A message beside computing also waits until its thread gets the processor, however small it is.
     """
@@ -162,7 +163,7 @@ def _beside(given: TimeHosts) -> dict[str, Range]:
     message = torch.zeros(int(min(given.bytes_per_s * _MESSAGE_S, _MOST_BYTES)) // 4)
 
     def computed(work: Callable[[], object], over: Callable[[], bool]) -> tuple[float, float]:
-        """Products or sums per second until it is over, and the seconds."""
+        """Return products or sums per second until it is over, and the seconds."""
         began, count = time.perf_counter(), 0
         while not over():
             work()
@@ -171,7 +172,7 @@ def _beside(given: TimeHosts) -> dict[str, Range]:
         return max(count, 1) / took_s, took_s
 
     def delay_us() -> float:
-        """How much later a small message ends beside small products, one of which is over at once."""
+        """Return how much later a small message ends beside small products, one of which is over at once."""
         dist.barrier()
         began = time.perf_counter()
         dist.all_reduce(small)
@@ -206,7 +207,9 @@ def _beside(given: TimeHosts) -> dict[str, Range]:
 
 
 def _around(worker: Worker, turns: int) -> dict[str, Range]:
-    """What data parallelism takes of the host, by a group of this worker alone: per step, per gradient, and copying."""
+    """Return what data parallelism takes of the host, by a group of this worker alone: per step, per gradient, and
+    copying.
+    """
     import torch.distributed as dist
 
     own = [dist.new_group([rank]) for rank in range(worker.workers)][worker.rank]
@@ -220,7 +223,7 @@ def _around(worker: Worker, turns: int) -> dict[str, Range]:
 
 
 def _wrapped(layers: int, elements: int, group: Any) -> Callable[[], float]:
-    """What data parallelism adds to a step of so many layers that compute next to nothing, in seconds."""
+    """Return what data parallelism adds to a step of so many layers that compute next to nothing, in seconds."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel

@@ -33,7 +33,7 @@ class Ran:
 
 
 def judge(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm) -> ArmOutcome:
-    """What became of one arm's prediction."""
+    """Return what became of one arm's prediction."""
     low_s, high_s = arm.predicted.interval_s
     distributed = arm.predicted.after.graph.info.recording.get("distributed") or {}
     return ArmOutcome(
@@ -52,12 +52,14 @@ def judge(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm) ->
 
 
 def summed(blocks: Rounds) -> Arm:
-    """Steps by round: workers wait for each other, so the slowest one's is the step."""
+    """Return steps by round: workers wait for each other, so the slowest one's is the step."""
     return Arm.of([max(each.wall_s for each in round_) for round_ in blocks])
 
 
 def rows_of(outcome: LinkOutcome) -> tuple[Row, ...]:
-    """A row of the ledger per arm, on the wall clock: workers wait for each other. `arms["rig"]` holds the link."""
+    """Return a row of the ledger per arm, on the wall clock: workers wait for each other. `arms["rig"]` holds
+    the link.
+    """
     return tuple(_row(outcome, arm) for arm in outcome.arms)
 
 
@@ -111,6 +113,6 @@ def _row(outcome: LinkOutcome, arm: ArmOutcome) -> Row:
 
 
 def setting(job: LinkJob) -> str:
-    """What a row calls the size: as in "2 workers, 300mbit", with the size of a zoo model before it."""
+    """Return what a row calls the size: as in "2 workers, 300mbit", with the size of a zoo model before it."""
     own = "" if job.work[:1].isdigit() or job.work.endswith(".py") else f"{job.size}, "
     return f"{own}{job.workers} workers, {job.link}"

@@ -87,7 +87,7 @@ class Rig:
 
 @contextmanager
 def rig_for(jobs: Sequence[LinkJob], tell: Tell | None = None) -> Iterator[Rig]:
-    """A rig for jobs of the same workers and link, its collectives measured; removed with the block.
+    """Provide a rig for jobs of the same workers and link, its collectives measured; removed with the block.
 
     Raises ForetraceError where the machine cannot have one, or the link varies too much.
     """
@@ -194,7 +194,7 @@ def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None, find: 
 
 
 def check(job: LinkJob) -> None:
-    """Raises ForetraceError for what can be seen to be wrong before anything is made."""
+    """Raise ForetraceError for what can be seen to be wrong before anything is made."""
     ending("seconds", job.seconds, 30)
     netns.check_workers(job.workers)
     netns.check_link(parse_link(job.link))
@@ -213,7 +213,7 @@ def check(job: LinkJob) -> None:
 
 
 def completed(texts: Sequence[str], workers: int, network: str) -> tuple[str, ...]:
-    """Techniques with the rig's workers and network filled in where they take them and the user left them out.
+    """Return techniques with the rig's workers and network filled in where they take them and the user left them out.
 
     Raises ForetraceError for techniques that state another number of workers or a network of their own.
     """
@@ -236,7 +236,7 @@ def _completed(text: str, workers: int, network: str) -> str:
 
 
 def _kinds(job: LinkJob) -> tuple[CollectiveKind, ...]:
-    """What the link is calibrated for."""
+    """Return what the link is calibrated for."""
     words = [shlex.split(text) for texts in (*job.arms, job.against) for text in texts]
     found = [CollectiveKind.ALL_REDUCE, *(kind for name, *_ in words for kind in KINDS.get(name, ()))]
     texts = [text for each in words for text in each]
@@ -248,7 +248,7 @@ def _kinds(job: LinkJob) -> tuple[CollectiveKind, ...]:
 
 
 def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
-    """The graph of one worker alone, and how its recording went."""
+    """Return the graph of one worker alone, and how its recording went."""
     file = folder / _GRAPH
     request = Record(
         setup=Setup(work=job.work, size=job.size, seed=job.seed),
@@ -270,7 +270,8 @@ def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
 
 
 def _together(workers: Workers, job: LinkJob, graph: TaskGraph, wait_s: float) -> TaskGraph:
-    """The graph at the speed of all workers that step at the same time, each by itself, with what they differ by.
+    """Return the graph at the speed of all workers that step at the same time, each by itself, with what they differ
+    by.
 
     `wait_s` is how long they will wait for messages, about, after which caches are cold.
     """
@@ -284,7 +285,7 @@ def _together(workers: Workers, job: LinkJob, graph: TaskGraph, wait_s: float) -
 
 
 def _at_speed(graph: TaskGraph, step_s: float) -> TaskGraph:
-    """The graph of a worker that computes as fast as lets its step take so long."""
+    """Return the graph of a worker that computes as fast as lets its step take so long."""
     return scale(graph, ~graph.gone, step_s / simulate(graph).step_time_s)
 
 
@@ -297,7 +298,7 @@ def _planned(name: str, texts: Sequence[str], job: LinkJob, table: Path, graph: 
 
 
 def _make(workers: Workers, job: LinkJob, arms: Sequence[_Planned]) -> None:
-    """Every arm on every worker; the baseline twice, as two copies."""
+    """Make every arm on every worker; the baseline twice, as two copies."""
     for arm in arms:
         setup = Setup(work=job.work, size=job.size, seed=job.seed, techniques=arm.used)
         for name in (arm.name, _AGAIN) if arm.name == _BASELINE else (arm.name,):
@@ -315,7 +316,7 @@ class _Turns:
 
 
 def _turns(job: LinkJob, arms: Sequence[_Planned]) -> _Turns:
-    """Blocks of LEAST_BLOCK_S, at least LEAST_ROUNDS of each arm, more where `seconds` allow for them.
+    """Return blocks of LEAST_BLOCK_S, at least LEAST_ROUNDS of each arm, more where `seconds` allow for them.
 
     Where they do not suffice for the least, blocks become shorter, down to a single period of the arm's techniques.
     """
@@ -336,12 +337,12 @@ def _turns(job: LinkJob, arms: Sequence[_Planned]) -> _Turns:
 
 
 def _whole(steps: int, period: int) -> int:
-    """So many steps or a few more: whole periods."""
+    """Return so many steps or a few more: whole periods."""
     return -(-steps // period) * period
 
 
 def _run(workers: Workers, turns: _Turns, tell: Callable[[float], None]) -> dict[str, list[list[TimedSteps]]]:
-    """Blocks by arm, round and worker."""
+    """Return blocks by arm, round and worker."""
     arms = {arm.name: arm for arm in turns.order}
 
     def block(name: str, number: int) -> list[TimedSteps]:

@@ -62,7 +62,7 @@ class Capability:
 
 
 def burst_bytes(link: Link) -> int:
-    """Size of the token bucket: large enough for the rate, small enough not to be felt.
+    """Return the size of the token bucket: large enough for the rate, small enough not to be felt.
 
     As measured with gloo and reno: 256 KB at 1 Gbit/s, 128 at 500 Mbit/s, 64 at 200 to 300, 32 at 100 and below.
     """
@@ -105,7 +105,7 @@ def probe() -> Capability:
 
 
 def require() -> Capability:
-    """The machine's capability; raises ForetraceError saying what a rig lacks here."""
+    """Return the machine's capability; raises ForetraceError saying what a rig lacks here."""
     found = probe()
     if found.missing:
         raise ForetraceError(f"no rig on this machine: {'; '.join(found.missing)}.")
@@ -113,7 +113,7 @@ def require() -> Capability:
 
 
 def check_link(link: Link) -> None:
-    """Raises ForetraceError for a link that the rig cannot make."""
+    """Raise ForetraceError for a link that the rig cannot make."""
     mbit = 1e3 * link.gbit_s
     if not LEAST_MBIT <= mbit <= MOST_MBIT:
         raise ForetraceError(
@@ -123,14 +123,14 @@ def check_link(link: Link) -> None:
 
 
 def check_workers(workers: int) -> None:
-    """Raises ForetraceError for a number of workers that makes no rig."""
+    """Raise ForetraceError for a number of workers that makes no rig."""
     if not 2 <= workers <= MOST_WORKERS:
         raise ForetraceError(f"{workers} workers make no rig; give a number from 2 to {MOST_WORKERS}.")
 
 
 @contextmanager
 def made(workers: int, link: Link, *, servers: int = 0) -> Iterator[Net]:
-    """So many namespaces joined by `link`, removed again however the block ends.
+    """Make so many namespaces joined by `link`, removed again however the block ends.
 
     `servers` more come behind them, whose own interface is as fast as the machine: then each worker's is shaped in both
     directions, so that what a server sends it passes its link, too.
@@ -168,7 +168,7 @@ def made(workers: int, link: Link, *, servers: int = 0) -> Iterator[Net]:
 
 @contextmanager
 def running(net: Net, *, threads: int = 1) -> Iterator[Workers]:
-    """One worker in every namespace, joined over gloo; ended with the block.
+    """Run one worker in every namespace, joined over gloo; ended with the block.
 
     Raises ForetraceError where they do not come up.
     """
@@ -179,7 +179,7 @@ def running(net: Net, *, threads: int = 1) -> Iterator[Workers]:
 
 @contextmanager
 def inside(net: Net, *, threads: int = 1) -> Iterator[Workers]:
-    """One process in every namespace, which has joined no other; ended with the block."""
+    """Run one process in every namespace, which has joined no other; ended with the block."""
     with started(net.namespaces, threads, interface=INTERFACE) as workers:
         yield workers
 
@@ -195,7 +195,7 @@ def unshaped(net: Net) -> Iterator[None]:
 
 
 def leftovers() -> tuple[str, ...]:
-    """Namespaces of rigs whose process is gone, sorted."""
+    """Return namespaces of rigs whose process is gone, sorted."""
     found = (_NAME.fullmatch(each) for each in _namespaces())
     return tuple(sorted(each.group() for each in found if each and _start_time(int(each["pid"])) != int(each["start"])))
 
@@ -208,7 +208,9 @@ def clean() -> tuple[str, ...]:
 
 
 def _join(hub: str, name: str, number: int, link: Link, *, server: bool, both: bool) -> str:
-    """A namespace with its end of a veth pair, a worker's shaped (in `both` directions) to a link; its address."""
+    """Return a namespace with its end of a veth pair, a worker's shaped (in `both` directions) to a link; its
+    address.
+    """
     address, port = f"10.77.0.{number + 1}", f"port{number}"
     _ip("netns", "add", name)
     _ip("-n", hub, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
@@ -276,24 +278,24 @@ def _end_processes(name: str) -> None:
 
 
 def _namespaces() -> tuple[str, ...]:
-    """Names of all network namespaces that `ip netns` knows; none where it has never made one."""
+    """Return names of all network namespaces that `ip netns` knows; none where it has never made one."""
     folder = Path("/var/run/netns")
     return tuple(sorted(each.name for each in folder.iterdir())) if folder.is_dir() else ()
 
 
 def _mine() -> str:
-    """The beginning of every name of this process's rig."""
+    """Return the beginning of every name of this process's rig."""
     return f"{PREFIX}-{os.getpid()}-{_start_time(os.getpid())}"
 
 
 def _start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 where there is none of this number."""
+    """Return when a process started, in clock ticks since boot; 0 where there is none of this number."""
     stat = _text(f"/proc/{pid}/stat")
     return int(stat.rpartition(")")[2].split()[19]) if stat else 0  # field 22 of proc(5); 2 is "(name)"
 
 
 def _missing_tools() -> tuple[str, ...]:
-    """What is missing before anything is tried."""
+    """Return what is missing before anything is tried."""
     missing = [f"the command {name} is not there (package iproute2)" for name in ("ip", "tc") if not shutil.which(name)]
     capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", _text("/proc/self/status"), re.MULTILINE)
     if capabilities is None:
@@ -321,7 +323,7 @@ def _tc(*words: str) -> None:
 
 
 def _said(command: Sequence[str]) -> str:
-    """What a command printed; raises ForetraceError with its own words where it fails."""
+    """Return what a command printed; raises ForetraceError with its own words where it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -46,7 +46,7 @@ class RanPlacement:
     interval_s: tuple[float, float] | None
 
     def row(self, size: str, devices: int) -> Row | None:
-        """What the ledger keeps; None where nothing was predicted."""
+        """Return what the ledger keeps; None where nothing was predicted."""
         if self.predicted_s is None or self.interval_s is None:
             return None
         return figured((self.predicted_s, *self.interval_s), self.rounds_s, self.again_s).row(
@@ -116,7 +116,7 @@ def run(
 def _turns(
     workers: Workers, requests: Mapping[str, ExchangeRows], rounds: int, tell: Callable[[float], None] | None
 ) -> dict[str, list[float]]:
-    """Seconds of a batch by round, of two copies of each."""
+    """Return seconds of a batch by round, of two copies of each."""
     asked = {f"{name}{copy}": request for name, request in requests.items() for copy in ("", _AGAIN)}
     return in_turns(asked, lambda name, _: _slowest(_asked(workers, asked[name])), rounds, warm_up=1, tell=tell)
 
@@ -131,7 +131,7 @@ def _slowest(answers: Sequence[ExchangedRows]) -> float:
 
 
 def exchange(request: ExchangeRows, worker: Worker) -> ExchangedRows:
-    """What a process does: its part of every batch, timed, or compared with whole tables."""
+    """Return what a process does: its part of every batch, timed, or compared with whole tables."""
     import torch
     import torch.distributed as dist
 
@@ -159,5 +159,5 @@ def exchange(request: ExchangeRows, worker: Worker) -> ExchangedRows:
 
 
 def _values(table: int, rows: int, width: int) -> Float32:
-    """Values of a whole table, the same in every process: (rows, width)."""
+    """Return values of a whole table, the same in every process: (rows, width)."""
     return np.random.default_rng(table).standard_normal((rows, width), dtype=np.float32)

@@ -105,7 +105,7 @@ def connect(given: MeetRows, worker: Worker) -> None:
 
 
 def time_link(given: TimeRows, worker: Worker) -> RowTimes:
-    """Time reads, writes and messages."""
+    """Return time reads, writes and messages."""
     role = _trainer(worker)
     others = [each for each in range(role.setup.trainers) if each != role.rank]
     number = iter(range(1 << 30))
@@ -148,7 +148,7 @@ def train_batches(given: TrainRows, worker: Worker) -> TrainedRows:
 
 
 def hashes(given: None, worker: Worker) -> dict[str, str]:
-    """SHA-256 of tables (a server) or dense weights (a trainer), by arm."""
+    """Return SHA-256 of tables (a server) or dense weights (a trainer), by arm."""
     arms: dict[str, Float32] = worker.kept["weights"]()
     return {arm: hashlib.sha256(np.ascontiguousarray(each).tobytes()).hexdigest() for arm, each in arms.items()}
 

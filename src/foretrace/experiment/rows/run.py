@@ -73,7 +73,7 @@ class RowRun:
         return self._workers.ask_each(calls, "timing the link", patience_s=3 * START_S)
 
     def weights(self) -> dict[str, RowWeights]:
-        """What was trained, by arm."""
+        """Return what was trained, by arm."""
         *trainers, server = self._workers.ask(hashes, None, "comparing weights")
         found = {}
         for arm in self.setup.look_ahead:
@@ -84,7 +84,7 @@ class RowRun:
         return found
 
     def _ended(self, error: DeadError, begin: int) -> str:
-        """One sentence on a process that ended."""
+        """Return one sentence on a process that ended."""
         who = "the row server" if error.rank == self.setup.trainers else f"trainer {error.rank}"
         how = f"was ended by {error.signal}" if error.signal else "ended by itself"
         if not self.setup.folder:
@@ -143,7 +143,7 @@ def train(lookups: Lookups, setup: RowSetup, *, batches: int = 0, link: str = ""
 
 
 def _begin(setup: RowSetup, lookups: Lookups) -> int:
-    """From which batch on to train. Raises ForetraceError where the folder is another training's."""
+    """Return from which batch on to train. Raises ForetraceError where the folder is another training's."""
     if not setup.folder:
         return 0
     folder = Path(setup.folder)

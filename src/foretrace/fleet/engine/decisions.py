@@ -51,7 +51,9 @@ from foretrace.fleet.engine.memory import (
 
 @inner
 def _find(st, j, most):  # type: ignore[no-untyped-def]
-    """The tightest unit up to a level that has room for the job: (unit, level, kind of GPU), unit −1 where none has."""
+    """Return the tightest unit up to a level that has room for the job: (unit, level, kind of GPU), unit −1 where none
+    has.
+    """
     demand = st.jobs[j].demand
     wanted, capacity, group = st.jobs[j].gpus, st.capacity, st.demands[demand]
     found = np.int64(-1)
@@ -69,7 +71,7 @@ def _find(st, j, most):  # type: ignore[no-untyped-def]
 
 @inner
 def _usable(st, j):  # type: ignore[no-untyped-def]
-    """Whether as many GPUs of one kind that the job may use are free at all."""
+    """Return whether as many GPUs of one kind that the job may use are free at all."""
     job, root = st.jobs[j], len(st.units) - 2
     for kind in range(st.free.shape[0]):
         if st.allowed[job.demand, kind] == 1 and st.free[kind, root] >= job.gpus:
@@ -142,7 +144,7 @@ def _running(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _outrank(st):  # type: ignore[no-untyped-def]
-    """Who of the running has to make room: those outside of the first in order that fit by number."""
+    """Find who of the running has to make room: those outside of the first in order that fit by number."""
     s, jobs, order, queue = st.s, st.jobs, st.order, st.queue
     if s.wanted <= s.free:
         return  # by number all fit
@@ -199,7 +201,7 @@ def _release_reclaimable(st, j):  # type: ignore[no-untyped-def]
 
 @inner
 def _reserve(st, wanted):  # type: ignore[no-untyped-def]
-    """When by stated run times so many GPUs will be free, and how many more then."""
+    """Find when by stated run times so many GPUs will be free, and how many more then."""
     s, order = st.s, st.order
     n = _running(st)
     for i in range(n):
@@ -220,7 +222,7 @@ def _reserve(st, wanted):  # type: ignore[no-untyped-def]
 
 @inner
 def _line_up(st):  # type: ignore[no-untyped-def]
-    """Before the first job is looked at."""
+    """Prepare a pass before the first job is looked at."""
     s, queue = st.s, st.queue
     if s.order == BY_FAIRNESS:
         # the worst treated part first, largest first among them; then all others
@@ -243,7 +245,7 @@ def _line_up(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _open(st):  # type: ignore[no-untyped-def]
-    """Whether any class of waiting jobs may still find room."""
+    """Return whether any class of waiting jobs may still find room."""
     for i in range(len(st.demands)):
         group = st.demands[i]
         if group.waiting > 0 and group.unfit < 0 and group.gpus <= st.s.free:
@@ -365,7 +367,9 @@ def _name_causes(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _decide(st):  # type: ignore[no-untyped-def]
-    """Everybody who waits is offered what is free; False where a speed is missing, and it continues from there."""
+    """Return everybody who waits is offered what is free; False where a speed is missing, and it continues
+    from there.
+    """
     s = st.s
     if s.pending == 1:
         s.resume = -1
@@ -390,7 +394,7 @@ def _decide(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _happen(st):  # type: ignore[no-untyped-def]
-    """All events of one moment: ends, failures and repairs, ends of leases and bands, submissions."""
+    """Handle all events of one moment: ends, failures and repairs, ends of leases and bands, submissions."""
     s, jobs, order, devs = st.s, st.jobs, st.order, st.devs
     expired = np.int64(0)
     while s.heap > 0 and jobs[st.heap[0]].when == s.now:
@@ -449,7 +453,7 @@ def _happen(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _next(st):  # type: ignore[no-untyped-def]
-    """When the next event is due; NEVER where there is none."""
+    """Return when the next event is due; NEVER where there is none."""
     s = st.s
     now = NEVER
     if s.heap > 0:
@@ -465,7 +469,7 @@ def _next(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _room(st, now):  # type: ignore[no-untyped-def]
-    """Whether the logs have room for all that can happen at one moment."""
+    """Return whether the logs have room for all that can happen at one moment."""
     s = st.s
     active = s.heap + s.tail - s.head
     coming = s.next

@@ -112,7 +112,7 @@ class EngineState(NamedTuple):
     log: Any  # EVENT
 
     def addresses(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        """(arrays, 3) address and extents of each, for `read`; valid as long as this state lives."""
+        """Return (arrays, 3) address and extents of each, for `read`; valid as long as this state lives."""
         made = np.zeros((len(self), 3), np.int64)
         for row, name, array in zip(made, self._fields, self, strict=True):
             wanted, dimensions = _FIELDS[name]
@@ -160,7 +160,7 @@ class _Attributes(AttributeTemplate):
 
 @lower_getattr_generic(_StateType)
 def _attribute(context: Any, builder: Any, _: Any, table: Any, name: str) -> Any:
-    """An array of the table; the table does not change while a loop runs, which the optimiser is told."""
+    """Return an array of the table; the table does not change while a loop runs, which the optimiser is told."""
 
     def entry(at: int) -> Any:
         found = builder.load(
@@ -190,7 +190,7 @@ def _attribute(context: Any, builder: Any, _: Any, table: Any, name: str) -> Any
 
 @intrinsic
 def read(_: Any, table: Any) -> Any:
-    """The state that a table of addresses (`EngineState.addresses`) lists."""
+    """Return the state that a table of addresses (`EngineState.addresses`) lists."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.make_array(signature.args[0])(context, builder, args[0]).data

@@ -25,7 +25,7 @@ from foretrace.fleet.engine.waiting import note, schedule, unschedule, wait
 # ---------------------------------------------------------------- GPUs
 @inner
 def change(st, gpu, by):  # type: ignore[no-untyped-def]
-    """One GPU more or less is free in all units around it."""
+    """Count one GPU more or less as free in all units around it."""
     device = st.devs[gpu]
     unit = device.unit
     while unit >= 0:
@@ -89,7 +89,7 @@ def _take(st, gpu, j):  # type: ignore[no-untyped-def]
 
 @inner
 def untake(st, gpu):  # type: ignore[no-untyped-def]
-    """These GPUs, `gpu` and those after it in its job's list, are free; the list stays until somebody takes one."""
+    """Free these GPUs, `gpu` and those after it in its job's list; the list stays until somebody takes one."""
     while gpu >= 0:
         st.devs[gpu].owner = -1
         change(st, gpu, 1)
@@ -98,7 +98,7 @@ def untake(st, gpu):  # type: ignore[no-untyped-def]
 
 @inner
 def release(st, j):  # type: ignore[no-untyped-def]
-    """The job stops to run."""
+    """Stop the job."""
     job = st.jobs[j]
     untake(st, job.head)
     st.tenants[job.tenant].used -= job.gpus
@@ -106,7 +106,7 @@ def release(st, j):  # type: ignore[no-untyped-def]
 
 @inner
 def best(st, kind, level, wanted):  # type: ignore[no-untyped-def]
-    """The unit with the fewest free GPUs that are enough; the first of several."""
+    """Return the unit with the fewest free GPUs that are enough; the first of several."""
     found = np.int64(-1)
     least = NEVER
     free = st.free
@@ -156,7 +156,9 @@ def fill(st, j, kind, level, unit):  # type: ignore[no-untyped-def]
 
 @inner
 def speed(st, j):  # type: ignore[no-untyped-def]
-    """Row of the speed table for where the job's GPUs are; −1 where it is not known yet (`ask` then says what)."""
+    """Return the row of the speed table for where the job's GPUs are; −1 where it is not known yet (`ask` then says
+    what).
+    """
     job, ask, units, levels = st.jobs[j], st.ask, st.units, len(st.levels) - 1
     ask[0] = job.kind
     ask[1] = job.gpus
@@ -232,7 +234,7 @@ def settle(st, j):  # type: ignore[no-untyped-def]
 
 @inner
 def review(st, j):  # type: ignore[no-untyped-def]
-    """When the engine has to look at a running job again."""
+    """Set when the engine has to look at a running job again."""
     job, s = st.jobs[j], st.s
     at = job.finish_at
     if s.preempt == LEASE:
@@ -245,7 +247,7 @@ def review(st, j):  # type: ignore[no-untyped-def]
 
 @inner
 def go(st, j, row):  # type: ignore[no-untyped-def]
-    """The job holds its GPUs from now on; `row` of the speed table says how fast (−1: those of a moment ago)."""
+    """Start the job on its GPUs; `row` of the speed table says how fast (−1: those of a moment ago)."""
     job, s = st.jobs[j], st.s
     now = s.now
     job.status = RUNNING
@@ -274,7 +276,7 @@ def go(st, j, row):  # type: ignore[no-untyped-def]
 
 @inner
 def finish(st, j):  # type: ignore[no-untyped-def]
-    """All its work is done."""
+    """End the job: all its work is done."""
     job = st.jobs[j]
     job.remaining = 0.0
     job.status = DONE
@@ -286,7 +288,7 @@ def finish(st, j):  # type: ignore[no-untyped-def]
 
 @inner
 def fail(st, j):  # type: ignore[no-untyped-def]
-    """A machine under the job broke: what it did since its last checkpoint is lost."""
+    """Fail the job, as a machine under it broke: what it did since its last checkpoint is lost."""
     settle(st, j)
     job, s = st.jobs[j], st.s
     lost = max(s.now - job.fresh, np.int64(0))
@@ -306,7 +308,7 @@ def fail(st, j):  # type: ignore[no-untyped-def]
 # ---------------------------------------------------------------- delay timers and their tuner
 @inner
 def _patience(st, j, level):  # type: ignore[no-untyped-def]
-    """How long the job has to wait before it may spread over a unit of this level (ns; NEVER)."""
+    """Return how long the job has to wait before it may spread over a unit of this level (ns; NEVER)."""
     s, bounds = st.s, st.levels[level]
     if s.auto == 0:
         return bounds.wait
@@ -336,7 +338,7 @@ def _patience(st, j, level):  # type: ignore[no-untyped-def]
 
 @inner
 def remember(st, j, level):  # type: ignore[no-untyped-def]
-    """How many leases a job starved before a unit of this level took it (at least one)."""
+    """Remember how many leases a job starved before a unit of this level took it (at least one)."""
     s = st.s
     leases = (s.now - st.jobs[j].last) / s.lease
     if leases < 1.0:
@@ -360,7 +362,7 @@ def remember(st, j, level):  # type: ignore[no-untyped-def]
 
 @inner
 def widest(st, j):  # type: ignore[no-untyped-def]
-    """The widest level that the job may spread over now, and when the next wider one opens."""
+    """Return the widest level that the job may spread over now, and when the next wider one opens."""
     job, s, levels = st.jobs[j], st.s, len(st.levels) - 1
     widest_ = s.machine
     opens = NEVER

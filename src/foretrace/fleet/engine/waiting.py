@@ -52,7 +52,7 @@ def _sift(st, at):  # type: ignore[no-untyped-def]
 
 @inner
 def schedule(st, j, when):  # type: ignore[no-untyped-def]
-    """The job's next event; it has one at most."""
+    """Set the job's next event; it has one at most."""
     job, s = st.jobs[j], st.s
     job.when = when
     if job.pos < 0:
@@ -64,7 +64,7 @@ def schedule(st, j, when):  # type: ignore[no-untyped-def]
 
 @inner
 def unschedule(st, j):  # type: ignore[no-untyped-def]
-    """The job has no event."""
+    """Remove the job's event."""
     job, s = st.jobs[j], st.s
     at = job.pos
     if at < 0:
@@ -80,7 +80,7 @@ def unschedule(st, j):  # type: ignore[no-untyped-def]
 # ---------------------------------------------------------------- the waiting line, sorted by (k1, k2, job)
 @inner
 def ahead(jobs, a, b):  # type: ignore[no-untyped-def]
-    """Whether job `a` is served before job `b`."""
+    """Return whether job `a` is served before job `b`."""
     one, other = jobs[a], jobs[b]
     if one.k1 != other.k1:
         return one.k1 < other.k1
@@ -115,7 +115,7 @@ def sort(jobs, members, lo, hi, merged):  # type: ignore[no-untyped-def]
 
 @inner
 def _value(index, attained):  # type: ignore[no-untyped-def]
-    """Value of the index table at an attained service: that of the last grid point not above it."""
+    """Return the value of the index table at an attained service: that of the last grid point not above it."""
     lo, hi = 0, len(index)
     while lo < hi:
         mid = (lo + hi) >> 1
@@ -182,7 +182,7 @@ def _enqueue(st, j):  # type: ignore[no-untyped-def]
 
 @inner
 def resort(st):  # type: ignore[no-untyped-def]
-    """The whole line by what its jobs are served by now."""
+    """Sort the whole queue by what its jobs are served by now."""
     head, tail = st.s.head, st.s.tail
     for i in range(head, tail):
         weigh(st, st.queue[i])
@@ -191,7 +191,7 @@ def resort(st):  # type: ignore[no-untyped-def]
 
 @inner
 def wait(st, j, cause):  # type: ignore[no-untyped-def]
-    """The job becomes a waiting one."""
+    """Make the job a waiting one."""
     job, s = st.jobs[j], st.s
     job.status = WAITING
     st.newly[s.fresh] = j
@@ -221,7 +221,7 @@ def note(st, j, what, a, b):  # type: ignore[no-untyped-def]
 
 @inner
 def refuse(st, j, cause, a, b):  # type: ignore[no-untyped-def]
-    """The job waits for this reason from now on; it is written down if that is news."""
+    """Let the job wait for this reason from now on; it is written down if that is news."""
     job, now = st.jobs[j], st.s.now
     if job.cause != cause:
         st.waited[j, job.cause] += now - job.cause_since

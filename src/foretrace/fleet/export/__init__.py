@@ -38,7 +38,7 @@ def export(
     resource: str = "nvidia.com/gpu",
     namespace: str | None = None,
 ) -> dict[str, str]:
-    """Texts by file name that ask a scheduler for what was decided about one job, several, or all (`job` None).
+    """Return texts by file name that ask a scheduler for what was decided about one job, several, or all (`job` None).
 
     to: `slurm`, `kueue`, `volcano` or `ray`. result: where it holds the GPUs of a job, its first placement gives the
     shape, and the level where `level` is None; without it the shape is the fewest machines and the level the smallest
@@ -131,12 +131,14 @@ def _ask(
 
 
 def _machine(cluster: ClusterTree) -> int:
-    """Position of the level of machines: `node` where a level is called so (islands of NVLink lie below), else 0."""
+    """Return the position of the level of machines: `node` where a level is called so (islands of NVLink lie below),
+    else 0.
+    """
     return cluster.levels.index("node") if "node" in cluster.levels else 0
 
 
 def _held(result: FleetResult | None, at: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
-    """GPUs of the job's first stretch, None where the result does not list them."""
+    """Return GPUs of the job's first stretch, None where the result does not list them."""
     if result is None or result.segments is None:
         return None
     mine = np.flatnonzero(result.segments.job == at)
@@ -147,7 +149,7 @@ def _held(result: FleetResult | None, at: int) -> np.ndarray[tuple[int], np.dtyp
 
 
 def _level_of(cluster: ClusterTree, held: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-    """Position of the smallest level that has all these GPUs in one unit."""
+    """Return the position of the smallest level that has all these GPUs in one unit."""
     first, last = int(held.min()), int(held.max())
     return next(
         each for each in range(len(cluster.levels)) if cluster.unit_of(each, first) == cluster.unit_of(each, last)
@@ -155,7 +157,7 @@ def _level_of(cluster: ClusterTree, held: np.ndarray[tuple[int], np.dtype[np.int
 
 
 def _names(jobs: list[str]) -> list[str]:
-    """Names of at most 50 small letters, digits and dashes (RFC 1123), no two alike."""
+    """Return names of at most 50 small letters, digits and dashes (RFC 1123), no two alike."""
     made, seen = [], set()
     for at, job in enumerate(jobs):
         name = re.sub(r"[^a-z0-9]+", "-", job.lower())[:50].strip("-") or "job"

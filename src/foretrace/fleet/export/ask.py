@@ -65,7 +65,7 @@ class Settings:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as Slurm writes them, [days-]hours:minutes:seconds, rounded up."""
+    """Return seconds as Slurm writes them, [days-]hours:minutes:seconds, rounded up."""
     whole = min(math.ceil(seconds), 10**8)
     days, rest = divmod(whole, 86400)
     text = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"

@@ -21,7 +21,9 @@ QUEUE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9]
 
 
 def kueue(ask: Ask, settings: Settings) -> dict[str, str]:
-    """NAME.yaml; where the wait is finite also NAME.after-SECONDS.yaml, to be applied in its place once it is over."""
+    """Return NAME.yaml; where the wait is finite also NAME.after-SECONDS.yaml, to be applied in its place once it is
+    over.
+    """
     queue = _queue(ask, settings, "LocalQueue")
 
     def one(ask: Ask) -> list[dict[str, Any]]:
@@ -39,7 +41,7 @@ def kueue(ask: Ask, settings: Settings) -> dict[str, str]:
 
 
 def volcano(ask: Ask, settings: Settings) -> dict[str, str]:
-    """As `kueue`. A level is the tier of its number: the units above the machines are tier 1."""
+    """Return manifests as `kueue` does. A level is the tier of its number: the units above the machines are tier 1."""
     queue = _queue(ask, settings, "Queue")
 
     def one(ask: Ask) -> list[dict[str, Any]]:
@@ -86,7 +88,7 @@ def _timed(ask: Ask, one: Callable[[Ask], list[dict[str, Any]]], who: str) -> di
 
 
 def _pods(ask: Ask) -> tuple[int, int]:
-    """(pods, GPUs of each). One machine is one pod; where several will do as well, every GPU is a pod."""
+    """Return (pods, GPUs of each). One machine is one pod; where several will do as well, every GPU is a pod."""
     if ask.level == 0:
         return (1, ask.gpus) if ask.wait_s > 0 else (ask.gpus, 1)
     return ask.pods

@@ -34,7 +34,7 @@ _TIMED = """    if not group.wait(timeout_seconds={seconds!r}):  # the delay tim
 
 
 def group(ask: Ask, settings: Settings) -> dict[str, str]:
-    """NAME.json and NAME.py."""
+    """Return NAME.json and NAME.py."""
     if ask.level == 0:
         bundles = [{"GPU": ask.share if ask.gpus == 1 else 1}] * ask.gpus
         strict: dict[str, Any] = {"strategy": "STRICT_PACK"}

@@ -18,7 +18,7 @@ PARTITION = re.compile(r"[\w.,-]+", re.ASCII)
 
 
 def script(ask: Ask, settings: Settings) -> dict[str, str]:
-    """One script, NAME.sbatch."""
+    """Return one script, NAME.sbatch."""
     kind = f"{ask.gpu_type}:" if ask.gpu_type and "|" not in ask.gpu_type else ""
     lines = [f"#SBATCH --job-name={ask.name}"]
     notes = [f"{ask.within} (job {ask.job!r})"]

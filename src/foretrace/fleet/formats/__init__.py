@@ -69,7 +69,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 def read(path: str | Path, format: str = "auto", *, salvage: bool = False, **options: Any) -> Workload:
-    """Jobs of a log, plain or gzip.
+    """Return jobs of a log, plain or gzip.
 
     format: a name of FORMATS, or `auto` to decide by content. salvage: leave out rows that cannot be read; they are
     listed in `origin.refused`. options: `ties` (order of jobs submitted at once: file, reverse, name) everywhere, and

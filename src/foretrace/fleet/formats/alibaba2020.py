@@ -36,7 +36,7 @@ STATES = {"Running", "Terminated", "Failed", "Waiting", "Interrupted"}
 
 
 def matches(source: Source) -> bool:
-    """Ten or six columns with a PAI state in the fourth, or their header."""
+    """Return whether ten or six columns with a PAI state in the fourth, or their header."""
     cells = split_line(source.first, ",") or []
     return tuple(cells) in (TASKS, JOBS) or (len(cells) in (len(TASKS), len(JOBS)) and cells[3] in STATES)
 
@@ -49,7 +49,7 @@ def read(
     jobs: str | Path | None = None,
     bind_types: bool = False,
 ) -> Workload:
-    """Tasks of one name make one job, all or nothing: the sum of their instances.
+    """Return tasks of one name make one job, all or nothing: the sum of their instances.
 
     jobs: `pai_job_table`, which tells submission and user; without it a job is submitted when its first task starts.
     bind_types: take the kind of GPU a job was given for the only kind it may use; else it stands in
@@ -140,7 +140,7 @@ def read(
 
 
 def _jobs(path: Path) -> dict[str, tuple[float, str]]:
-    """Submission and user by job name; raises ForetraceError where a line is not of the job table."""
+    """Return submission and user by job name; raises ForetraceError where a line is not of the job table."""
     source = load(path)
     first = split_line(source.first, ",") or []
     taken = table(source, header=tuple(first) == JOBS)

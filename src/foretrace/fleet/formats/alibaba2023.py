@@ -17,12 +17,14 @@ ALSO = ("qos", "pod_phase", "cpu_milli", "memory_mib")
 
 
 def matches(source: Source) -> bool:
-    """Its header names pods and their share of a GPU (also where it lacks the times, which `read` then says)."""
+    """Return whether its header names pods and their share of a GPU (also where it lacks the times, which `read` then
+    says).
+    """
     return {"name", "num_gpu", "gpu_milli"} <= set(source.header)
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file", pending: bool = False) -> Workload:
-    """`qos`, `phase`, `cpu_milli` and `memory_mib` are kept in details; run time is deletion minus scheduling.
+    """Return `qos`, `phase`, `cpu_milli` and `memory_mib` are kept in details; run time is deletion minus scheduling.
 
     pending: keep pods that were deleted before they were scheduled, with unknown run time; else they are set aside.
     """

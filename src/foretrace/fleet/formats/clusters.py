@@ -31,7 +31,7 @@ def read_cluster(
     levels: Sequence[str] = (),
     salvage: bool = False,
 ) -> ClusterTree:
-    """A cluster from a file of one of KINDS, decided by content; gzip is unpacked.
+    """Return a cluster from a file of one of KINDS, decided by content; gzip is unpacked.
 
     nodes: what `scontrol show node -o` printed, for a Slurm topology, which tells no GPUs; gpus_per_node and gpu_type
     instead where all nodes are alike. topology: the one to take from a topology.yaml. levels: labels of nodes,
@@ -68,7 +68,7 @@ def read_cluster(
 
 
 def _flat(shown: Source, name: str) -> ClusterTree:
-    """Nodes as scontrol shows them, without switches."""
+    """Return nodes as scontrol shows them, without switches."""
     return tree(shown.path, list(slurm_cluster.shown_nodes(shown).values()), (), name=name)
 
 
@@ -84,7 +84,7 @@ def _yaml(source: Source) -> Any:
 
 
 def _alibaba(source: Source, *, name: str, salvage: bool) -> ClusterTree:
-    """sn, cpu_milli, memory_mib, gpu, model."""
+    """Return sn, cpu_milli, memory_mib, gpu, model."""
     taken = table(source)
     at = with_columns(source, taken, ("sn", "gpu", "model"))
     nodes, bad = [], []
@@ -106,7 +106,7 @@ def _alibaba(source: Source, *, name: str, salvage: bool) -> ClusterTree:
 
 
 def _tiresias(source: Source, *, name: str, gpu_type: str) -> ClusterTree:
-    """num_switch, num_node_p_switch, num_gpu_p_node in one row."""
+    """Return num_switch, num_node_p_switch, num_gpu_p_node in one row."""
     taken = table(source)
     at = with_columns(source, taken, ("num_switch", "num_node_p_switch", "num_gpu_p_node"))
     rows = list(taken.rows)
@@ -123,7 +123,7 @@ def _tiresias(source: Source, *, name: str, gpu_type: str) -> ClusterTree:
 
 
 def _kubernetes(source: Source, levels: Sequence[str], *, name: str) -> ClusterTree:
-    """Nodes with labels; Kueue's Topology says which labels are levels, outermost first."""
+    """Return nodes with labels; Kueue's Topology says which labels are levels, outermost first."""
     labels, nodes = list(levels), []
     try:
         for item in objects(source):

@@ -34,12 +34,12 @@ NARROW = {"steps": 4, "arrival": 5, "scale": 6}
 
 
 def matches(source: Source) -> bool:
-    """Seven or ten columns apart by tabs, or the header of generated jobs."""
+    """Return whether seven or ten columns apart by tabs, or the header of generated jobs."""
     return source.first.count("\t") in (6, 9) or set(CSV_COLUMNS) <= set(source.header)
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
-    """Jobs without a name are called by the number of their row, from 0. How long a step takes stands in Gavel's
+    """Return jobs without a name are called by the number of their row, from 0. How long a step takes stands in Gavel's
     throughput tables, so `work_s` is nan and `iterations` says how much is to be done.
     """
     if set(CSV_COLUMNS) <= set(source.header):
@@ -65,7 +65,7 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Worklo
 
 
 def common(job_type: str, steps: str, scale: str, arrival: str) -> Row:
-    """Columns that all forms have; raises Bad."""
+    """Return columns that all forms have; raises Bad."""
     return {
         "model": name_of(job_type, "job type"),
         "batch": batch_in(job_type),
@@ -78,7 +78,7 @@ def common(job_type: str, steps: str, scale: str, arrival: str) -> Row:
 
 
 def slo_of(text: str) -> float:
-    """A service level objective, nan where −1 says that there is none."""
+    """Return a service level objective, nan where −1 says that there is none."""
     value = number(text, "SLO")
     if value < 0:
         if value != -1:

@@ -11,12 +11,12 @@ UNKNOWN = {"", "None", "NaN", "nan", "Unknown", "NULL"}
 
 
 def matches(source: Source) -> bool:
-    """Its header names the columns."""
+    """Return whether its header names the columns."""
     return set(COLUMNS) <= set(source.header)
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file", timezone: str | None = None) -> Workload:
-    """`state` and `nodes` are kept in details. Jobs without GPUs, and jobs that never ran, are set aside."""
+    """Return `state` and `nodes` are kept in details. Jobs without GPUs, and jobs that never ran, are set aside."""
     clock = Clock.of(timezone)
 
     def job(cells: dict[str, str]) -> Row:

@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 def number(text: str, what: str) -> float:
-    """A finite number; raises Bad."""
+    """Return a finite number; raises Bad."""
     try:
         value = float(text)
     except ValueError:
@@ -47,12 +47,12 @@ def number(text: str, what: str) -> float:
 
 
 def optional(text: str, what: str, *, none: Sequence[str] = ("",)) -> float:
-    """The same, nan where the text says that there is none."""
+    """Return the same, nan where the text says that there is none."""
     return math.nan if text.strip() in none else number(text, what)
 
 
 def whole(text: str, what: str) -> int:
-    """A whole number, also written as 4.0; raises Bad."""
+    """Return a whole number, also written as 4.0; raises Bad."""
     try:
         value = int(text)
     except ValueError:
@@ -66,7 +66,7 @@ def whole(text: str, what: str) -> int:
 
 
 def gpus_of(text: str, what: str) -> int:
-    """Devices a job requests: 1 or more; raises Bad."""
+    """Return devices a job requests: 1 or more; raises Bad."""
     value = whole(text, what)
     if not 1 <= value <= MOST_GPUS:
         raise Bad(f"{what} is {text[:40]!r}, not a number of GPUs from 1 on")
@@ -74,7 +74,7 @@ def gpus_of(text: str, what: str) -> int:
 
 
 def above_zero(text: str, what: str) -> float:
-    """Raises Bad where the number is zero or less."""
+    """Raise Bad where the number is zero or less."""
     value = number(text, what)
     if value <= 0:
         raise Bad(f"{what} is {text[:40]!r}, not above zero")
@@ -82,7 +82,7 @@ def above_zero(text: str, what: str) -> float:
 
 
 def not_below_zero(text: str, what: str) -> float:
-    """Raises Bad where the number is less than zero."""
+    """Raise Bad where the number is less than zero."""
     value = number(text, what)
     if value < 0:
         raise Bad(f"{what} is {text[:40]!r}, below zero")
@@ -90,7 +90,7 @@ def not_below_zero(text: str, what: str) -> float:
 
 
 def name_of(text: str, what: str) -> str:
-    """What a job is called; raises Bad where it is blank."""
+    """Return what a job is called; raises Bad where it is blank."""
     if not text.strip():
         raise Bad(f"{what} is blank")
     return text
@@ -100,7 +100,9 @@ _BATCH = re.compile(r"\(batch size (\d{1,9})\)")
 
 
 def batch_in(job_type: str) -> float:
-    """Samples per step as a job type text such as `ResNet-18 (batch size 64)` names them, nan where it does not."""
+    """Return samples per step as a job type text such as `ResNet-18 (batch size 64)` names them, nan where it
+    does not.
+    """
     found = _BATCH.search(job_type)
     return float(found[1]) if found and int(found[1]) else math.nan
 
@@ -115,7 +117,9 @@ class Clock:
 
     @classmethod
     def of(cls, timezone: str | None) -> Clock:
-        """For a zone of the IANA list such as Europe/Berlin; raises ForetraceError where there is none of that name."""
+        """Make a clock for a zone of the IANA list such as Europe/Berlin; raises ForetraceError where there is none of
+        that name.
+        """
         if timezone is None or timezone == "UTC":
             return cls()
         try:
@@ -124,7 +128,7 @@ class Clock:
             raise ForetraceError(f"there is no time zone {timezone!r}; name one such as Europe/Berlin.") from None
 
     def read(self, text: str, what: str, *, after: int | None = None) -> int:
-        """Nanoseconds of Unix time of an ISO date (a blank or T between day and time); raises Bad.
+        """Return nanoseconds of Unix time of an ISO date (a blank or T between day and time); raises Bad.
 
         after: a time that cannot be later. It decides between the two hours that a clock shows when summer time ends.
         """
@@ -182,7 +186,7 @@ class RowAccount:
             )
 
     def origin(self, format: str) -> Origin:
-        """The account as the workload keeps it."""
+        """Return the account as the workload keeps it."""
         rows = [f"{count} rows set aside: {why}" for why, count in self.aside.items()]
         rows += [f"{count} rows joined: {how}" for how, count in self.joined.items()]
         return Origin(
@@ -210,7 +214,7 @@ def collect(
     notes: Callable[[], Iterable[str]] = tuple,
     finish: Callable[[RowAccount, list[tuple[str, Row]]], list[tuple[str, Row]]] | None = None,
 ) -> Workload:
-    """Every row through `parse`, which returns columns of a job or raises Bad or Aside.
+    """Return every row through `parse`, which returns columns of a job or raises Bad or Aside.
 
     rows: (where, whatever `parse` takes). A job without a name (`job`) is called by the number of its row, from 0. Its
     dict has `submit`, and may have `start` and `end` (None unknown): seconds on the source's own clock, whose zero is
@@ -278,7 +282,7 @@ _ENDINGS = re.compile(r"(\.(csv|tsv|txt|trace|swf|json|log|psv))?(\.gz)?$")
 def _workload(
     rows: list[Row], origin: Origin, *, dated: bool, epoch_s: float, details: Mapping[str, Any], ties: str
 ) -> Workload:
-    """Rows with times in whole nanoseconds as columns."""
+    """Return rows with times in whole nanoseconds as columns."""
     rows = sorted(_in_order(rows, ties), key=lambda row: row["submit"])  # stable
     zero: int = rows[0]["submit"] if dated else 0
     submit = np.array([row["submit"] - zero for row in rows], np.int64)
@@ -315,7 +319,7 @@ def _workload(
 
 
 def _kind(values: list[Any]) -> type[np.generic]:
-    """Whole numbers and flags keep their type where no row lacks one."""
+    """Return whole numbers and flags keep their type where no row lacks one."""
     for python, kind in ((bool, np.bool_), (int, np.int64)):
         if all(type(value) is python for value in values):
             return kind
@@ -323,7 +327,7 @@ def _kind(values: list[Any]) -> type[np.generic]:
 
 
 def _in_order(rows: list[Row], ties: str) -> list[Row]:
-    """`Workload.of` sorts by submission and keeps this order among equals."""
+    """Return `Workload.of` sorts by submission and keeps this order among equals."""
     if ties == "file":
         return rows
     if ties == "reverse":
@@ -339,7 +343,7 @@ def _in_order(rows: list[Row], ties: str) -> list[Row]:
 
 
 def with_columns(source: Source, taken: Table, wanted: Sequence[str], also: Sequence[str] = ()) -> dict[str, int]:
-    """Position of each wanted column, and of those of `also` that are there; raises ForetraceError."""
+    """Return the position of each wanted column, and of those of `also` that are there; raises ForetraceError."""
     at = {name: position for position, name in reversed(list(enumerate(taken.header)))}
     missing = [name for name in wanted if name not in at]
     if missing:
@@ -357,7 +361,7 @@ def collect_table(
     notes: Callable[[], Iterable[str]] = tuple,
     **options: Any,
 ) -> Workload:
-    """`collect` for a CSV file with a header: `parse` takes the cells of a row by column.
+    """Return `collect` for a CSV file with a header: `parse` takes the cells of a row by column.
 
     columns: what must be there; also: what may be. Raises ForetraceError as `with_columns` and `collect` do.
     """
@@ -376,7 +380,7 @@ def collect_table(
 
 
 def cut(cells: list[str] | None, width: int) -> list[str]:
-    """The cells of a row; raises Bad where there are not exactly `width`."""
+    """Return the cells of a row; raises Bad where there are not exactly `width`."""
     if cells is None:
         raise Bad("its quotes are broken")
     if len(cells) != width:
@@ -385,12 +389,12 @@ def cut(cells: list[str] | None, width: int) -> list[str]:
 
 
 def placed(rows: Iterable[tuple[int, Any]]) -> Iterable[tuple[str, Any]]:
-    """Line numbers in words."""
+    """Return line numbers in words."""
     return ((f"line {number}", cells) for number, cells in rows)
 
 
 def table_notes(taken: Table, used: Iterable[str] = ()) -> list[str]:
-    """What of a table was not taken: blank lines, and columns nobody reads (where `used` says which are)."""
+    """Return what of a table was not taken: blank lines, and columns nobody reads (where `used` says which are)."""
     notes = []
     if taken.blank:
         notes.append(f"blank lines are no rows: {len(taken.blank)}, the first is line {taken.blank[0]}")

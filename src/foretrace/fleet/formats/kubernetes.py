@@ -13,7 +13,7 @@ TYPE_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "gp
 
 
 def objects(source: Source) -> list[Any]:
-    """Items of a `kubectl get ... -o json`, or the one object it is."""
+    """Return items of a `kubectl get ... -o json`, or the one object it is."""
     top = source.json
     if isinstance(top, dict):
         items = top.get("items")
@@ -22,13 +22,15 @@ def objects(source: Source) -> list[Any]:
 
 
 def kind_of(item: Any) -> str:
-    """What it is, "" where it does not say."""
+    """Return what it is, "" where it does not say."""
     kind = item.get("kind") if isinstance(item, dict) else None
     return kind if isinstance(kind, str) else ""
 
 
 def inside(item: Any, *keys: str, of: type = dict) -> Any:
-    """A value some keys down, an empty one of its type where the way ends; raises Bad where it is of another type."""
+    """Return a value some keys down, an empty one of its type where the way ends; raises Bad where it is of another
+    type.
+    """
     for position, key in enumerate(keys):
         if not isinstance(item, dict):
             raise Bad(f"{'.'.join(keys[:position])} is not an object")
@@ -43,7 +45,7 @@ def inside(item: Any, *keys: str, of: type = dict) -> Any:
 
 
 def count_of(value: Any, what: str) -> int:
-    """A whole number as JSON or as a quantity in text; raises Bad."""
+    """Return a whole number as JSON or as a quantity in text; raises Bad."""
     if isinstance(value, int) and not isinstance(value, bool):
         number = value
     elif isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 12:
@@ -56,12 +58,12 @@ def count_of(value: Any, what: str) -> int:
 
 
 def gpus_in(resources: Any, names: tuple[str, ...]) -> int:
-    """GPUs of a list of resources by name; raises Bad."""
+    """Return GPUs of a list of resources by name; raises Bad."""
     return sum(count_of(resources[name], name) for name in names if isinstance(resources, dict) and name in resources)
 
 
 def pod_gpus(spec: Any, names: tuple[str, ...]) -> int:
-    """GPUs of a pod: those of its containers together, or of its neediest init container if that is more."""
+    """Return GPUs of a pod: those of its containers together, or of its neediest init container if that is more."""
 
     def of(containers: str) -> Iterator[int]:
         for container in inside(spec, containers, of=list):
@@ -72,6 +74,6 @@ def pod_gpus(spec: Any, names: tuple[str, ...]) -> int:
 
 
 def kinds_in(spec: Any) -> str:
-    """The kind of GPU that a pod's node selector names, "" where it names none."""
+    """Return the kind of GPU that a pod's node selector names, "" where it names none."""
     selector = inside(spec, "nodeSelector")
     return next((str(selector[label]) for label in TYPE_LABELS if label in selector), "")

@@ -18,7 +18,7 @@ GROUP = "kueue.x-k8s.io"
 
 
 def matches(source: Source) -> bool:
-    """Every object of the list is a Workload of Kueue."""
+    """Return whether every object of the list is a Workload of Kueue."""
     if not source.first.lstrip().startswith("{"):
         return False
     items = objects(source)
@@ -27,7 +27,8 @@ def matches(source: Source) -> bool:
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file", resource: str | None = None) -> Workload:
-    """`cluster_queue`, `topology` (`required=LABEL`, `preferred=LABEL`, `unconstrained`), `pods` are kept in details.
+    """Return `cluster_queue`, `topology` (`required=LABEL`, `preferred=LABEL`, `unconstrained`), `pods` are kept in
+    details.
 
     resource: what a GPU is called, else the usual names. Workloads without GPUs, not admitted or not finished are set
     aside. Of a workload that was evicted the last admission counts.
@@ -115,7 +116,7 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file", resource:
 
 
 def _wish(pod_set: Any) -> str:
-    """What a set of pods asks of the topology, from its request or the annotations of its pods."""
+    """Return what a set of pods asks of the topology, from its request or the annotations of its pods."""
     request = inside(pod_set, "topologyRequest")
     annotations = inside(pod_set, "template", "metadata", "annotations")
     for wish in ("required", "preferred"):

@@ -35,12 +35,12 @@ _KINDS = {"number": np.float64, "whole": np.int64, "flag": np.bool_, "text": np.
 
 
 def matches(source: Source) -> bool:
-    """It begins with the mark, or its header names the columns that are needed."""
+    """Return whether it begins with the mark, or its header names the columns that are needed."""
     return source.first.startswith(MARK) or set(NEEDED) <= set(source.header)
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
-    """Jobs as written. Rows without a name are called by their number, from 0."""
+    """Return jobs as written. Rows without a name are called by their number, from 0."""
     lines = whole_table(source)
     epoch = 0.0
     header: list[str] = []
@@ -135,14 +135,14 @@ def write_csv(workload: Workload, path: str | Path) -> Path:
 
 
 def _cell(text: str) -> str:
-    """Quoted where CSV needs it; the csv module of Python 3.11 leaves a lone carriage return bare."""
+    """Return quoted where CSV needs it; the csv module of Python 3.11 leaves a lone carriage return bare."""
     if _BARE.search(text):
         return '"' + text.replace('"', '""') + '"'
     return text
 
 
 def _seconds(ns: int) -> str:
-    """Nanoseconds as decimal seconds, exactly."""
+    """Return nanoseconds as decimal seconds, exactly."""
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
     return f"{sign}{ns // SECOND}" + (f".{ns % SECOND:09d}".rstrip("0") if ns % SECOND else "")
 
@@ -162,7 +162,7 @@ def _time(text: str, what: str) -> int:
 
 
 def _float(text: str, what: str, default: float) -> float:
-    """As written; infinite numbers are allowed, since policies may know what they mean."""
+    """Return the number as written; infinite numbers are allowed, since policies may know what they mean."""
     if not text.strip():
         return default
     try:

@@ -13,12 +13,12 @@ COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")
 
 
 def matches(source: Source) -> bool:
-    """Its header names the columns."""
+    """Return whether its header names the columns."""
     return set(COLUMNS) <= set(source.header)
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file", timezone: str | None = None) -> Workload:
-    """Jobs are called by the number of their row, from 0. The file is not sorted; the workload is."""
+    """Return jobs are called by the number of their row, from 0. The file is not sorted; the workload is."""
     clock = Clock.of(timezone)
 
     def job(cells: dict[str, str]) -> Row:

@@ -12,12 +12,12 @@ COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 
 
 def matches(source: Source) -> bool:
-    """Its header names the columns."""
+    """Return whether its header names the columns."""
     return set(COLUMNS) <= set(source.header)
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
-    """The file says how much is to be trained only by the name of the application, so `work_s` is nan."""
+    """Return the file says how much is to be trained only by the name of the application, so `work_s` is nan."""
 
     def job(cells: dict[str, str]) -> Row:
         return {

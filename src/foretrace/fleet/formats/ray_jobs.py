@@ -20,7 +20,7 @@ _MILLISECOND = 1_000_000
 
 
 def _jobs(source: Source) -> list[tuple[str, str, Any]]:
-    """(where, name by the key of an object, job): a list of jobs, or jobs by their name."""
+    """Return (where, name by the key of an object, job): a list of jobs, or jobs by their name."""
     top = source.json
     if isinstance(top, dict) and isinstance(top.get("result"), dict):  # the state API wraps its answer
         top = top["result"].get("result", top["result"])
@@ -32,7 +32,7 @@ def _jobs(source: Source) -> list[tuple[str, str, Any]]:
 
 
 def matches(source: Source) -> bool:
-    """Its jobs have an entry point and a state."""
+    """Return whether its jobs have an entry point and a state."""
     if source.first.lstrip()[:1] not in ("[", "{"):
         return False
     jobs = _jobs(source)
@@ -40,7 +40,8 @@ def matches(source: Source) -> bool:
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file", gpus_key: str = "gpus") -> Workload:
-    """`entrypoint` and `status` are kept in details; metadata `queue`, `user` and `model` are taken where they stand.
+    """Return `entrypoint` and `status` are kept in details; metadata `queue`, `user` and `model` are taken where they
+    stand.
 
     gpus_key: the key of the metadata that says how many GPUs a job holds. Jobs without an end are set aside.
     """
@@ -86,7 +87,7 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file", gpus_key:
 
 
 def _gpus(entrypoint: Any, metadata: Any, key: str) -> tuple[int, float]:
-    """(GPUs, share of one): metadata goes before what the entry point alone reserves; raises Bad or Aside."""
+    """Return (GPUs, share of one): metadata goes before what the entry point alone reserves; raises Bad or Aside."""
     if metadata is not None:
         if not isinstance(metadata, str | int) or isinstance(metadata, bool):
             raise Bad(f"metadata {key} is {str(metadata)[:40]!r}, not a number of GPUs")
@@ -107,7 +108,7 @@ def _gpus(entrypoint: Any, metadata: Any, key: str) -> tuple[int, float]:
 
 
 def _time(value: Any, what: str) -> int | None:
-    """Milliseconds as nanoseconds; raises Bad."""
+    """Return milliseconds as nanoseconds; raises Bad."""
     if value is None or value == 0:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 9e12:

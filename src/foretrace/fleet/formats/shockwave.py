@@ -17,12 +17,12 @@ MODES = ("static", "accordion", "gns")
 
 
 def matches(source: Source) -> bool:
-    """Twelve columns apart by tabs."""
+    """Return whether twelve columns apart by tabs."""
     return source.first.count("\t") == 11
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
-    """Jobs are called by the number of their row, from 0; `work_s` is the duration as the file states it."""
+    """Return jobs are called by the number of their row, from 0; `work_s` is the duration as the file states it."""
     taken = table(source, "\t", header=False)
 
     def job(cells: list[str] | None) -> Row:

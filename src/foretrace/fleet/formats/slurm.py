@@ -50,7 +50,7 @@ _TIME = re.compile(r"(?:(\d{1,6})-)?(\d{1,7})(?::(\d{1,2}))?(?::(\d{1,2}))?(?:\.
 
 
 def matches(source: Source) -> bool:
-    """Columns apart by bars, among them a job and its submission."""
+    """Return whether columns apart by bars, among them a job and its submission."""
     names = {name.strip().lower() for name in source.first.split("|")}
     return bool({"jobid", "jobidraw"} & names) and "submit" in names
 
@@ -65,7 +65,7 @@ def read(
     gpus: str = "requested",
     unfinished: bool = False,
 ) -> Workload:
-    """`state`, `account`, `qos` and `nodes` are kept in details.
+    """Return `state`, `account`, `qos` and `nodes` are kept in details.
 
     timezone: where the cluster stands (sacct prints local times without a zone), else UTC. since: `submit`, or
     `eligible` for waiting that counts from when dependencies and holds were over. gpus: `requested` (what was
@@ -176,7 +176,7 @@ def read(
 
 
 def _devices(cells: list[str], at: dict[str, int], which: str) -> tuple[int, str]:
-    """GPUs and their kinds joined by bars. The kind that was allocated is no wish and is not taken for one."""
+    """Return GPUs and their kinds joined by bars. The kind that was allocated is no wish and is not taken for one."""
     order = ("reqtres", "alloctres") if which == "requested" else ("alloctres", "reqtres")
     kinds = (
         ""
@@ -194,8 +194,8 @@ def _devices(cells: list[str], at: dict[str, int], which: str) -> tuple[int, str
 
 
 def state_of(text: str) -> str:
-    """State without what follows it (`CANCELLED by 1000`), whole where it is short (`R`) or cut short (`OUT_OF_ME+`),
-    "" where there is no such state.
+    """Return state without what follows it (`CANCELLED by 1000`), whole where it is short (`R`) or cut short
+    (`OUT_OF_ME+`), "" where there is no such state.
     """
     word, plus, _ = re.split(r"[ ,]", text.strip().upper())[0].partition("+")
     state, known = _STATES.get(word, word), sorted(_STATES.values())
@@ -205,7 +205,7 @@ def state_of(text: str) -> str:
 
 
 def duration(text: str) -> float:
-    """Seconds of [days-]hours:minutes:seconds, minutes:seconds or minutes. Raises ValueError."""
+    """Return seconds of [days-]hours:minutes:seconds, minutes:seconds or minutes. Raises ValueError."""
     found = _TIME.fullmatch(text)
     if not found:
         raise ValueError(f"{text[:30]!r} is no duration")
@@ -216,7 +216,7 @@ def duration(text: str) -> float:
 
 
 def _limit(raw: str, written: str) -> float:
-    """Time limit in seconds, nan where there is none; raises Bad."""
+    """Return time limit in seconds, nan where there is none; raises Bad."""
     if raw.upper() not in NO_LIMIT:
         return not_below_zero(raw, "TimelimitRaw") * 60 or math.nan
     if written.upper() in NO_LIMIT:

@@ -35,12 +35,12 @@ class Switches:
 
 
 def is_topology_conf(source: Source) -> bool:
-    """Its first line that says something names a switch or a block."""
+    """Return whether its first line that says something names a switch or a block."""
     return bool(re.match(r"(SwitchName|BlockName|BlockSizes)\s*=", _first(source), re.IGNORECASE))
 
 
 def is_nodes(source: Source) -> bool:
-    """It begins with a node as scontrol shows it."""
+    """Return whether it begins with a node as scontrol shows it."""
     return bool(re.match(r"NodeName=", _first(source)))
 
 
@@ -50,7 +50,7 @@ def _first(source: Source) -> str:
 
 
 def topology_conf(source: Source) -> Switches:
-    """Switches (or blocks) of a topology.conf; raises ForetraceError with the line that cannot be read."""
+    """Return switches (or blocks) of a topology.conf; raises ForetraceError with the line that cannot be read."""
     found = Switches({}, {})
     for at, line in enumerate(source.lines, 1):
         said = {key.lower(): value for key, value in _PAIR.findall(line.split("#", 1)[0])}
@@ -77,7 +77,9 @@ def _add(source: Source, found: Switches, name: str, children: str, nodes: str, 
 
 
 def topology_yaml(source: Source, said: list[Any], wanted: str | None) -> Switches | None:
-    """The topology of that name, else the default one, else the first; None where it is flat. Raises ForetraceError."""
+    """Return the topology of that name, else the default one, else the first; None where it is flat. Raises
+    ForetraceError.
+    """
     if not all(isinstance(each, dict) and "topology" in each for each in said):
         raise source.fail("is no list of topologies; write - topology: NAME with tree, block or flat.")
     by_name = {str(each["topology"]): each for each in said}
@@ -109,7 +111,9 @@ def topology_yaml(source: Source, said: list[Any], wanted: str | None) -> Switch
 
 
 def shown_nodes(source: Source) -> dict[str, ClusterNode]:
-    """Nodes by name as scontrol shows them; raises ForetraceError where a node has two kinds, or none stands there."""
+    """Return nodes by name as scontrol shows them; raises ForetraceError where a node has two kinds, or none stands
+    there.
+    """
     text = source.text
     begins = [found.start() for found in _RECORD.finditer(text)]
     if not begins:
@@ -141,7 +145,7 @@ def grow(
     *,
     name: str,
 ) -> ClusterTree:
-    """Switches with GPUs as a tree. A single switch above all is the cluster and no level of its own.
+    """Return switches with GPUs as a tree. A single switch above all is the cluster and no level of its own.
 
     Raises ForetraceError where switches form no tree, a node lies below two leaf switches, or GPUs are not known.
     """
@@ -187,7 +191,7 @@ def grow(
 
 
 def alike(count: int | None, kind: str) -> ClusterNode | None:
-    """What every node is like, None where the user does not say."""
+    """Return what every node is like, None where the user does not say."""
     if count is None:
         return None
     if count < 1:
@@ -196,7 +200,8 @@ def alike(count: int | None, kind: str) -> ClusterNode | None:
 
 
 def expand(text: str) -> list[str]:
-    """Names of a hostlist such as `tux[0-3,7],login1`, in the order in which they are written, with leading zeros.
+    """Return names of a hostlist such as `tux[0-3,7],login1`, in the order in which they are written, with leading
+    zeros.
 
     Several brackets in one name count like a clock, the last one fastest. Raises ForetraceError where brackets do not
     match, a range runs backwards or there are more than a million names.
@@ -227,7 +232,7 @@ def expand(text: str) -> list[str]:
 
 
 def _apart(text: str) -> list[str]:
-    """Parts between commas that stand outside brackets."""
+    """Return parts between commas that stand outside brackets."""
     parts, depth, start = [], 0, 0
     for at, sign in enumerate(text):
         depth += (sign == "[") - (sign == "]")

@@ -49,7 +49,7 @@ class Source:
         return tuple(cell.strip() for cell in cells) if cells else ()
 
     def fail(self, why: str) -> ForetraceError:
-        """The error to raise about the file as a whole; `why` ends with how to fix it."""
+        """Return the error to raise about the file as a whole; `why` ends with how to fix it."""
         return ForetraceError(f"{self.path}: {why}")
 
 
@@ -59,7 +59,7 @@ def load(path: str | Path) -> Source:
 
 
 def decode(path: str, data: bytes) -> Source:
-    """Bytes as text. What is not UTF-8 becomes the replacement character, and a note says how often."""
+    """Return bytes as text. What is not UTF-8 becomes the replacement character, and a note says how often."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         text, kind = data.decode("utf-16", errors="replace"), "UTF-16"
     else:
@@ -71,7 +71,7 @@ def decode(path: str, data: bytes) -> Source:
 
 
 def split_line(line: str, delimiter: str) -> list[str] | None:
-    """Cells of one line; quotes are as in CSV and may not reach over a line end. None where they are broken."""
+    """Return cells of one line; quotes are as in CSV and may not reach over a line end. None where they are broken."""
     if '"' not in line:
         return line.split(delimiter)
     try:
@@ -118,7 +118,7 @@ def table(source: Source, delimiter: str = ",", *, header: bool = True) -> Table
 
 
 def whole_table(source: Source) -> Iterator[tuple[int, list[str] | None]]:
-    """Rows of a CSV whose quoted cells may hold line ends: (first line, cells, None where its quotes are broken).
+    """Yield rows of a CSV whose quoted cells may hold line ends: (first line, cells, None where its quotes are broken).
 
     After a broken row reading continues with the next line, so that one stray quote does not swallow the rest.
     """

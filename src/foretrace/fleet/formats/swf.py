@@ -23,13 +23,13 @@ STATUS = {-1: "", 0: "failed", 1: "completed", 5: "cancelled"}
 
 
 def matches(source: Source) -> bool:
-    """The first line that is no comment has 18 numbers."""
+    """Return whether the first line that is no comment has 18 numbers."""
     first = next((line for line in source.lines if line.strip() and not line.lstrip().startswith(";")), "")
     return bool(_NUMBERS.fullmatch(first))
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file", processors_per_gpu: int = 1) -> Workload:
-    """What SWF calls a processor is taken for a GPU, or so many of them for one, rounded up.
+    """Return what SWF calls a processor is taken for a GPU, or so many of them for one, rounded up.
 
     Lines of parts of a job (status 2 to 4) and jobs that did not run are set aside. `status` is kept in details.
     """

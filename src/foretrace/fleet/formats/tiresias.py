@@ -14,12 +14,12 @@ RESULTS = {"start_time", "end_time", "JCT"}  # with these it is what a simulatio
 
 
 def matches(source: Source) -> bool:
-    """Its header names the columns, and it is no result of a run."""
+    """Return whether its header names the columns, and it is no result of a run."""
     return set(COLUMNS) <= set(source.header) and not set(source.header) >= RESULTS
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
-    """`interval`, seconds since the job before, is kept in details; nan where the file has none."""
+    """Return `interval`, seconds since the job before, is kept in details; nan where the file has none."""
 
     def known(cells: dict[str, str], key: str) -> float:
         return optional(cells[key], key) if key in cells else math.nan

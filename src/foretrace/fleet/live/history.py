@@ -28,12 +28,14 @@ AT_LIMIT = 0.1  # of the guess: jobs that run into their limit; the others end a
 
 
 def stem(name: str) -> str:
-    """The name of a job without the numbers that tell runs of it apart."""
+    """Return the name of a job without the numbers that tell runs of it apart."""
     return re.sub(r"\d+", "#", name)
 
 
 def read_past(path: str | Path) -> list[QueuedJob]:
-    """Past jobs of a file of Slurm's jobcomp/filetxt, or of any log of jobs (docs/fleet-formats.md). ForetraceError."""
+    """Return past jobs of a file of Slurm's jobcomp/filetxt, or of any log of jobs (docs/fleet-formats.md).
+    ForetraceError.
+    """
     source = load(path)
     if not (source.first.startswith("JobId=") and "JobState=" in source.first and "EndTime=" in source.first):
         log = read(path)
@@ -57,12 +59,14 @@ def read_past(path: str | Path) -> list[QueuedJob]:
 
 
 def ended(jobs: Iterable[QueuedJob]) -> list[QueuedJob]:
-    """Those that ended by themselves, the latest."""
+    """Return those that ended by themselves, the latest."""
     return [each for each in jobs if each.state in ENDED and each.ran_s > 0][-MOST_ROWS:]
 
 
 def with_queue(past: Sequence[QueuedJob], jobs: Iterable[QueuedJob]) -> list[QueuedJob]:
-    """Past jobs, and those of a queue that ended by themselves and are still shown, each once, as the queue has it."""
+    """Return past jobs, and those of a queue that ended by themselves and are still shown, each once, as the queue has
+    it.
+    """
     shown = ended(jobs)
     known = {each.job for each in shown}
     return [*(each for each in past if each.job not in known or not each.job), *shown]
@@ -71,7 +75,7 @@ def with_queue(past: Sequence[QueuedJob], jobs: Iterable[QueuedJob]) -> list[Que
 def drawn(
     jobs: Sequence[QueuedJob], limits_s: Float64, past: Sequence[QueuedJob], draws: int, random: np.random.Generator
 ) -> Float64:
-    """(draws, jobs) run times in seconds, each above what the job has run already and at most its limit.
+    """Return (draws, jobs) run times in seconds, each above what the job has run already and at most its limit.
 
     A draw is a run time of a past job, the more likely the more it shares (`SAME`), or a share of the limit. Jobs that
     run now count, too: each passes its weight on to the past jobs that ran longer (Efron's redistribution to the right,
@@ -111,14 +115,16 @@ def drawn(
 
 
 def _said(job: QueuedJob, limit_s: float | None = None) -> tuple[object, ...]:
-    """What two jobs may share, in the order of `SAME`."""
+    """Return what two jobs may share, in the order of `SAME`."""
     return (job.user, job.account, stem(job.name), job.limit_s if limit_s is None else limit_s, job.gpus)
 
 
 def _weights(
     key: tuple[object, ...], columns: npt.NDArray[np.object_], ran: Float64, elapsed: Float64
 ) -> Float64:  # fmt: skip
-    """(past,) how much each past job counts for one that says `key`; rows of `columns` are past jobs, then running."""
+    """Return (past,) how much each past job counts for one that says `key`; rows of `columns` are past jobs, then
+    running.
+    """
     same = columns == np.array(key, object)
     weight = np.prod(np.where(same, list(SAME.values()), 1.0), axis=1)
     whole, kept = weight.max(initial=1.0), weight[: len(ran)].copy()
@@ -131,7 +137,9 @@ def _weights(
 
 
 def _of_limit(elapsed: float, limit: float, random: np.random.Generator, draws: int) -> Float64:
-    """Where nothing is known but the limit: anywhere between what it has run and the limit, or the limit itself."""
+    """Return where nothing is known but the limit: anywhere between what it has run and the limit, or the limit
+    itself.
+    """
     low, high = max(elapsed, 1.0), max(min(limit, 1e8), elapsed + 1.0)
     share = random.random(draws)
     anywhere = low + (high - low) * share if limit < 1e8 else low / (1 - 0.999 * share)

@@ -94,7 +94,7 @@ class PlayedQueue(NamedTuple):
     free: Int64  # slots of each node that nobody holds now
 
     def of(self, job: QueuedJob) -> Float64:
-        """(draws,) starts of a job; none where it is not played."""
+        """Return (draws,) starts of a job; none where it is not played."""
         return self.starts[:, self.at[job.job]] if job.job in self.at else np.empty(0)
 
 
@@ -132,7 +132,8 @@ def ask(
     settings: Sequence[str] = (),
     progress: Callable[[float], None] | None = None,
 ) -> QueueAnswer:
-    """When waiting jobs start; for `job` also what would start it sooner; with `racks` or `settings` what these do.
+    """Return when waiting jobs start; for `job` also what would start it sooner; with `racks` or `settings` what these
+    do.
 
     settings: NAME=VALUE of SchedulerParameters to try, one by one. Raises ForetraceError for a job that does not exist.
     """
@@ -167,7 +168,7 @@ def ask(
 
 
 def spread_of(starts: Float64) -> tuple[float | None, float | None, float | None]:
-    """Median and range of starts, None where that many draws do not come to a start."""
+    """Return median and range of starts, None where that many draws do not come to a start."""
     if not len(starts):
         return None, None, None
     low, mid, high = np.percentile(starts, [LOW, 50, HIGH], method="nearest")
@@ -190,7 +191,7 @@ def _start(job: QueuedJob, played: PlayedQueue, seen: Snapshot) -> ForecastStart
 
 
 def _why(job: QueuedJob, played: PlayedQueue) -> str:
-    """Slurm's reason, and what stands behind it in numbers."""
+    """Return Slurm's reason, and what stands behind it in numbers."""
     text, lined = queue.pending(job), played.queue
     if job.job not in played.at:
         return text
@@ -208,7 +209,7 @@ def _why(job: QueuedJob, played: PlayedQueue) -> str:
 
 
 def _tries(seen: Snapshot, job: QueuedJob, past: Sequence[QueuedJob]) -> list[tuple[str, str, dict[str, object], str]]:
-    """Changes of a job: name, Slurm's command, fields, and what it risks."""
+    """Return changes of a job: name, Slurm's command, fields, and what it risks."""
     parts = {each.name: each for each in seen.partitions}
     limit = queue.limit_of(job, parts)
     found: list[tuple[str, str, dict[str, object], str]] = []

@@ -26,7 +26,7 @@ _JOB = re.compile(r"(after\w*|singleton)(?::([\d_*+,:()\w]*))?")
 
 
 def line_up(seen: Snapshot) -> Queue:
-    """What is played on from a snapshot. Raises ForetraceError where it is too large, or no node takes jobs."""
+    """Return what is played on from a snapshot. Raises ForetraceError where it is too large, or no node takes jobs."""
     parts, nodes, now = {each.name: each for each in seen.partitions}, seen.nodes, seen.now_s
     devices = any(each.gpus for each in nodes)
     left_out = {job.job: why for job in seen.jobs if job.waiting and (why := stuck(job, parts))}
@@ -95,7 +95,7 @@ def line_up(seen: Snapshot) -> Queue:
 
 
 def _rank(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> tuple[float, ...]:
-    """Who is considered first, sorted ascending."""
+    """Return who is considered first, sorted ascending."""
     tier = max((parts[name].tier if name in parts else 1 for name in _partitions(job)), default=1)
     return (not job.running, -tier, -job.priority, _submit(job), _number(job.job))
 
@@ -105,7 +105,7 @@ def _partitions(job: QueuedJob) -> list[str]:
 
 
 def stuck(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> str:
-    """Why no schedule says when it starts, "" where one does."""
+    """Return why no schedule says when it starts, "" where one does."""
     reason = job.reason
     if _NOBODY.search(reason) and not reason.startswith(_ANSWERED):
         return pending(job)
@@ -142,7 +142,7 @@ _WORDS = {
 
 
 def pending(job: QueuedJob) -> str:
-    """Slurm's reason in plain words."""
+    """Return Slurm's reason in plain words."""
     reason = job.reason.strip("()")
     if reason in _WORDS:
         return _WORDS[reason]
@@ -157,7 +157,9 @@ def pending(job: QueuedJob) -> str:
 
 
 def limit_of(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> float:
-    """The time limit that Slurm plans with: the job's, its partition's default, or its partition's limit; seconds."""
+    """Return the time limit that Slurm plans with: the job's, its partition's default, or its partition's limit;
+    seconds.
+    """
     given = [parts[name] for name in _partitions(job) if name in parts]
     limit = job.limit_s
     for each in given:
@@ -187,7 +189,7 @@ def _eligible(job: QueuedJob, now: float) -> float:
 
 
 def _on(job: QueuedJob) -> list[str]:
-    """Jobs that it depends on."""
+    """Return jobs that it depends on."""
     found = []
     for _, rest in _JOB.findall(job.after):
         found += re.findall(r"\d+(?:_\d+)?", rest.split("(")[0])
@@ -195,7 +197,7 @@ def _on(job: QueuedJob) -> list[str]:
 
 
 def _awaited(job: QueuedJob, index: Mapping[str, int]) -> int:
-    """The last in line of those it depends on, −1 where none is left."""
+    """Return the last in line of those it depends on, −1 where none is left."""
     wanted = set(_on(job))
     return max((i for each, i in index.items() if {each, re.split(r"[+_]", each)[0]} & wanted), default=-1)
 
@@ -213,7 +215,7 @@ def _fits(job: QueuedJob, node: SlurmNode, parts: Mapping[str, SlurmPartition]) 
 
 
 def _shape(job: QueuedJob, largest: int, devices: bool, *, whole: bool) -> tuple[int, int]:
-    """Nodes and slots on each."""
+    """Return nodes and slots on each."""
     nodes = max(job.nodes, 1)
     if job.gpus and job.per_node:
         each = job.per_node
@@ -226,12 +228,12 @@ def _shape(job: QueuedJob, largest: int, devices: bool, *, whole: bool) -> tuple
 
 
 def changed_job(seen: Snapshot, job: str, **fields: object) -> Snapshot:
-    """The snapshot with one job asking for something else."""
+    """Return the snapshot with one job asking for something else."""
     return replace(seen, jobs=tuple(replace(each, **fields) if each.job == job else each for each in seen.jobs))  # type: ignore[arg-type]
 
 
 def larger(seen: Snapshot, racks: int) -> Snapshot:
-    """The snapshot with so many more leaf switches like the largest one, all free."""
+    """Return the snapshot with so many more leaf switches like the largest one, all free."""
     like = max(seen.leaves.values(), key=len) if seen.leaves else tuple(each.name for each in seen.nodes)
     known = {each.name: each for each in seen.nodes}
     nodes, leaves, parts = list(seen.nodes), dict(seen.leaves), list(seen.partitions)

@@ -55,7 +55,9 @@ _JSON_NODE = {
 
 
 def stamp(text: str) -> float:
-    """A time as Slurm writes it (or seconds since 1970) in seconds, nan where there is none. Raises ValueError."""
+    """Return a time as Slurm writes it (or seconds since 1970) in seconds, nan where there is none. Raises
+    ValueError.
+    """
     text = text.strip()
     if text in NOTHING:
         return math.nan
@@ -65,7 +67,9 @@ def stamp(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """A duration as Slurm writes it in seconds; inf without a limit, nan where none is set. Raises ValueError."""
+    """Return a duration as Slurm writes it in seconds; inf without a limit, nan where none is set. Raises
+    ValueError.
+    """
     text = text.strip()
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return math.inf
@@ -73,7 +77,7 @@ def duration(text: str) -> float:
 
 
 def gpus_in(text: str) -> int:
-    """GPUs that a list of resources names: `gres:gpu:4`, `gpu:a100:2(IDX:0-1)`, `cpu=8,gres/gpu=4`."""
+    """Return GPUs that a list of resources names: `gres:gpu:4`, `gpu:a100:2(IDX:0-1)`, `cpu=8,gres/gpu=4`."""
     plain = typed = 0
     for kind, number in _GPU.findall(re.sub(r"\([^)]*\)", "", text)):
         count = int(number or 1)
@@ -82,7 +86,7 @@ def gpus_in(text: str) -> int:
 
 
 def number(text: str, most: int = 10**9) -> int:
-    """The first whole number of `8`, `8-16` or `1K`. Raises ValueError."""
+    """Return the first whole number of `8`, `8-16` or `1K`. Raises ValueError."""
     found = re.match(r"\s*(\d{1,12})([KMG]?)", text)
     if not found:
         raise ValueError(f"{text[:30]!r} is no number")
@@ -90,12 +94,12 @@ def number(text: str, most: int = 10**9) -> int:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """A list of hosts, () where there is none. Raises ForetraceError."""
+    """Return a list of hosts, () where there is none. Raises ForetraceError."""
     return () if text.strip() in NOTHING else tuple(expand(text.strip()))
 
 
 def pairs(text: str, first: str) -> Iterator[dict[str, str]]:
-    """Records of Key=Value that each begin with the key `first`, with or without -o."""
+    """Yield records of Key=Value that each begin with the key `first`, with or without -o."""
     begins = [found.start() for found in re.finditer(rf"^\s*{first}=", text, re.MULTILINE)]
     for begin, end in zip(begins, [*begins[1:], len(text)], strict=False):
         said: dict[str, str] = {}
@@ -124,7 +128,7 @@ def _checked(kind: str, name: str, make: Callable[[], _Made]) -> _Made:
 
 
 def _tasks(text: str) -> tuple[int, int]:
-    """Tasks of an array that wait, and how many may run at once (0: all). Raises ValueError."""
+    """Return tasks of an array that wait, and how many may run at once (0: all). Raises ValueError."""
     body, percent, most = text.partition("%")
     kept = ",".join(part for part in body.split(",") if not part.endswith("..."))  # cut short by Slurm
     ranges, throttle = array_ranges(kept + percent + most)
@@ -132,7 +136,7 @@ def _tasks(text: str) -> tuple[int, int]:
 
 
 def job_of(said: Mapping[str, str]) -> QueuedJob:
-    """One job, by the keys of `scontrol show job`. Raises ForetraceError."""
+    """Return one job, by the keys of `scontrol show job`. Raises ForetraceError."""
     ident = said.get("JobId", "").split(" ")[0]
 
     def make() -> QueuedJob:
@@ -179,7 +183,7 @@ def job_of(said: Mapping[str, str]) -> QueuedJob:
 
 
 def node_of(said: Mapping[str, str]) -> SlurmNode:
-    """One node, by the keys of `scontrol show node`. Raises ForetraceError."""
+    """Return one node, by the keys of `scontrol show node`. Raises ForetraceError."""
     name = said.get("NodeName", "")
 
     def make() -> SlurmNode:
@@ -194,7 +198,7 @@ def node_of(said: Mapping[str, str]) -> SlurmNode:
 
 
 def partition_of(said: Mapping[str, str]) -> SlurmPartition:
-    """One record of `scontrol show partition`. Raises ForetraceError."""
+    """Return one record of `scontrol show partition`. Raises ForetraceError."""
     name = said.get("PartitionName", "")
 
     def make() -> SlurmPartition:
@@ -209,7 +213,9 @@ def partition_of(said: Mapping[str, str]) -> SlurmPartition:
 
 
 def leaves_of(text: str) -> dict[str, tuple[str, ...]]:
-    """Leaf switches of `scontrol show topology` (blocks are leaves, too) and their nodes. Raises ForetraceError."""
+    """Return leaf switches of `scontrol show topology` (blocks are leaves, too) and their nodes. Raises
+    ForetraceError.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for first in ("SwitchName", "BlockName"):
         for said in pairs(text, first):
@@ -219,13 +225,13 @@ def leaves_of(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def settings_of(text: str) -> dict[str, str]:
-    """`scontrol show config` by key in lower case."""
+    """Return `scontrol show config` by key in lower case."""
     rows = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {key.strip().lower(): value.strip() for key, _, value in rows if key.strip()}
 
 
 def queue_table(source: Source) -> list[QueuedJob]:
-    """`squeue` in columns: apart by bars (-o "...|..."), or by blanks, as by default. Raises ForetraceError."""
+    """Return `squeue` in columns: apart by bars (-o "...|..."), or by blanks, as by default. Raises ForetraceError."""
     header, bars = source.first, "|" in source.first
     heads = header.split("|") if bars else header.split()
     keys = [_COLUMNS.get(each.strip().lower(), "") for each in heads]
@@ -251,7 +257,7 @@ def queue_table(source: Source) -> list[QueuedJob]:
 
 
 def queue_json(whole: Mapping[str, Any], where: str) -> list[QueuedJob]:
-    """`squeue --json` of any of its versions. Raises ForetraceError."""
+    """Return `squeue --json` of any of its versions. Raises ForetraceError."""
     rows = _rows(whole, "jobs", where)
     return [job_of(_checked("job", str(row.get("job_id", "?")), partial(_job_said, row))) for row in rows]
 
@@ -273,7 +279,7 @@ def _job_said(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def nodes_json(whole: Mapping[str, Any], where: str) -> list[SlurmNode]:
-    """`sinfo --json` of 22.05 or `scontrol show node --json`. Raises ForetraceError."""
+    """Return `sinfo --json` of 22.05 or `scontrol show node --json`. Raises ForetraceError."""
     found = []
     for row in _rows(whole, "nodes", where):
         said = {key: _text(row[name]) for name, key in _JSON_NODE.items() if name in row}
@@ -292,7 +298,9 @@ def _rows(whole: Mapping[str, Any], key: str, where: str) -> list[dict[str, Any]
 
 
 def _text(value: Any) -> str:
-    """A value of Slurm's JSON as scontrol prints it; numbers are plain, or {set, infinite, number} from 23.02 on."""
+    """Return a value of Slurm's JSON as scontrol prints it; numbers are plain, or {set, infinite, number} from 23.02
+    on.
+    """
     if isinstance(value, dict):
         if value.get("infinite"):
             return "UNLIMITED"

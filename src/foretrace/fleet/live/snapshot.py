@@ -123,7 +123,7 @@ class Snapshot:
     notes: tuple[str, ...] = ()
 
     def find(self, job: str) -> QueuedJob:
-        """The job of this number; raises ForetraceError."""
+        """Return the job of this number; raises ForetraceError."""
         for each in self.jobs:
             if each.job == job or (each.array and each.array == job):
                 return each

@@ -35,7 +35,7 @@ _SAVE = "save them with foretrace fleet live --save FOLDER where Slurm runs"
 
 
 def ask_slurm(run: Callable[[tuple[str, ...]], str] | None = None, *, save: Path | None = None) -> dict[str, str]:
-    """What the commands print now, by file name, also written into `save`.
+    """Return what the commands print now, by file name, also written into `save`.
 
     Raises ForetraceError where Slurm is not there or does not answer.
     """
@@ -75,7 +75,9 @@ def _run(command: tuple[str, ...]) -> str:
 
 
 def read_folder(folder: str | Path) -> Snapshot:
-    """A snapshot from files that hold what the commands printed, whatever they are called. Raises ForetraceError."""
+    """Return a snapshot from files that hold what the commands printed, whatever they are called. Raises
+    ForetraceError.
+    """
     try:
         files = sorted(each for each in Path(folder).iterdir() if each.is_file())
     except OSError as error:
@@ -86,12 +88,12 @@ def read_folder(folder: str | Path) -> Snapshot:
 
 
 def read_slurm(said: Mapping[str, str], source: str = "Slurm") -> Snapshot:
-    """A snapshot from what `ask_slurm` returned. Raises ForetraceError."""
+    """Return a snapshot from what `ask_slurm` returned. Raises ForetraceError."""
     return snapshot([decode(name, text.encode()) for name, text in said.items()], source)
 
 
 def snapshot(sources: list[Source], source: str) -> Snapshot:
-    """What the outputs say together; each is known by its content. Raises ForetraceError."""
+    """Return what the outputs say together; each is known by its content. Raises ForetraceError."""
     shown: dict[str, list[QueuedJob]] = {}  # by kind of output
     nodes: dict[str, SlurmNode] = {}
     partitions: list[SlurmPartition] = []
@@ -165,7 +167,9 @@ def _version(whole: Mapping[str, Any]) -> str:
 
 
 def _now(jobs: list[QueuedJob], as_of: str) -> float:
-    """The moment of the outputs: a running job's start and run time say it to the second. Raises ForetraceError."""
+    """Return the moment of the outputs: a running job's start and run time say it to the second. Raises
+    ForetraceError.
+    """
     found = [each.start_s + each.ran_s for each in jobs if each.state == "RUNNING" and each.ran_s > 0]
     with suppress(ValueError):
         found = [each for each in found if math.isfinite(each)] or [records.stamp(as_of)]

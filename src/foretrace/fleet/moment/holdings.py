@@ -106,18 +106,18 @@ class Holdings:
         self.free_gpus = cluster.gpus
 
     def count(self, gpu: int, by: int) -> None:
-        """One GPU more or less is free in all units around it."""
+        """Count one GPU more or less as free in all units around it."""
         free = self.free[self.kind_of[gpu]]
         for unit in self.around[gpu]:
             free[unit] += by
         self.free_gpus += by
 
     def load(self, gpu: int) -> float:
-        """Sum of the shares on a GPU."""
+        """Return sum of the shares on a GPU."""
         return sum(self.jobs[each].share for each in self.owners[gpu])
 
     def has_room(self, gpu: int, job: JobState) -> bool:
-        """Whether the job may be on this GPU beside those that are there."""
+        """Return whether the job may be on this GPU beside those that are there."""
         if self.broken[gpu]:
             return False
         owners = self.owners[gpu]
@@ -125,7 +125,7 @@ class Holdings:
 
     # ---- speeds
     def shape(self, gpus: list[int], *, sharers: int = 0) -> tuple[Shape, int]:
-        """What speed depends on, and the level of the smallest unit around the GPUs (0 the innermost)."""
+        """Return what speed depends on, and the level of the smallest unit around the GPUs (0 the innermost)."""
         units, even = [], True
         for unit_at in self.unit_at:
             counts: dict[int, int] = {}
@@ -138,7 +138,7 @@ class Holdings:
         return shape, units.index(1)
 
     def speed_alone(self, job: JobState, shape: Shape) -> Speed:
-        """What the model says of a shape."""
+        """Return what the model says of a shape."""
         found = self.known.get((job.kind, shape))
         if found is None:
             found = self.speeds.speed(self.workload, job.at, shape)
@@ -151,7 +151,8 @@ class Holdings:
         return found
 
     def speed_on(self, job: JobState, gpus: list[int]) -> tuple[float, float, int, float]:
-        """Progress and communication on these GPUs beside their other jobs, the level, and what counts as its own.
+        """Return progress and communication on these GPUs beside their other jobs, the level, and what counts as its
+        own.
 
         A gang is as slow as on the GPU where its partners hold it up most. Where shares on a GPU are above 1, its time
         counts to each in proportion.
@@ -168,7 +169,7 @@ class Holdings:
         return speed.progress * slowest, speed.communication, level, own
 
     def _left(self, job: JobState, others: list[int]) -> float:
-        """What the partners on one GPU leave of the job's speed, one after the other."""
+        """Return what the partners on one GPU leave of the job's speed, one after the other."""
         factor = 1.0
         for other in others:
             if self.pair is None:

@@ -35,7 +35,7 @@ class Rules:
         self.begin()
 
     def begin(self) -> None:
-        """A new decision: nobody is blocked, nothing is reserved, nothing is known not to fit."""
+        """Begin a new decision: nobody is blocked, nothing is reserved, nothing is known not to fit."""
         self.blocked: JobState | None = None
         self.shadow: int | None = None  # when the first in line can start by stated run times
         self.tried = 0  # the widest level that the last job was tried at
@@ -46,7 +46,7 @@ class Rules:
 
     # ---- order
     def key(self, job: JobState) -> Key:
-        """By what a job is served, smallest first."""
+        """Return what a job is served by, smallest first."""
         rule, now = self.policy.order_rule, self.state.now
         first, second = 0.0, 0.0
         if rule == "key":
@@ -70,7 +70,7 @@ class Rules:
         return first, second, job.at
 
     def _index(self, attained: float) -> float:
-        """Value at an attained service: that of the last grid point not above it."""
+        """Return value at an attained service: that of the last grid point not above it."""
         found = self.index[0][1]
         for service, value in self.index:
             if service > attained:
@@ -79,7 +79,7 @@ class Rules:
         return found
 
     def ordered(self, waiting: Iterable[int]) -> list[int]:
-        """The waiting jobs, first served first."""
+        """Return the waiting jobs, first served first."""
         jobs = self.state.jobs
         line = [at for _, _, at in sorted(self.key(jobs[at]) for at in waiting)]
         if self.policy.order_rule == "fairness":
@@ -89,7 +89,7 @@ class Rules:
         return line
 
     def outranked(self) -> list[int]:
-        """Running jobs that have to make room: those outside of the first in order that fit by number."""
+        """Return running jobs that have to make room: those outside of the first in order that fit by number."""
         state = self.state
         if self.policy.preempt_rule != "always" or state.wanting <= state.free_gpus or not state.running:
             return []
@@ -115,7 +115,7 @@ class Rules:
 
     # ---- admission
     def admitted(self, job: JobState) -> Wait | None:
-        """None if the job may be tried now, else why not."""
+        """Return none if the job may be tried now, else why not."""
         state, rule = self.state, self.policy.admit_rule
         if self.blocked is not None and rule == "block":
             return Wait(Cause.BEHIND)
@@ -133,12 +133,12 @@ class Rules:
         return Wait(Cause.RESERVED)
 
     def line_up(self) -> None:
-        """Before the first waiting job is looked at."""
+        """Prepare a decision before the first waiting job is looked at."""
         if self.final:
             self.line = Counter(self.state.jobs[at].demand for at in self.state.waiting)
 
     def nobody_fits(self) -> bool:
-        """Whether no class of waiting jobs can still find room in this decision."""
+        """Return whether no class of waiting jobs can still find room in this decision."""
         jobs = self.state.facts.demands.tolist()
         return self.final and not any(
             count > 0 and demand not in self.hopeless and self.state.jobs[jobs[demand]].wanted <= self.state.free_gpus
@@ -146,18 +146,18 @@ class Rules:
         )
 
     def refused(self, job: JobState, why: Wait) -> None:
-        """A job was tried and does not fit: others like it do not, either."""
+        """Note that a job was tried and does not fit: others like it do not, either."""
         if self.final and why.cause in (Cause.SCATTERED, Cause.TYPE, Cause.FULL):
             self.hopeless.setdefault(job.demand, (Cause(why.cause), self.tried))
 
     def started(self, job: JobState) -> None:
-        """A job was placed: what it takes of a reservation while another one is blocked."""
+        """Note that a job was placed, and what it takes of a reservation while another one is blocked."""
         self.line[job.demand] -= 1
         if self.shadow is not None and self.state.now + job.estimate > float(self.shadow):
             self.spare -= job.wanted
 
     def _reservation(self, wanted: int) -> tuple[int, float]:
-        """When by stated run times so many GPUs will be free, and how many more then."""
+        """Return when by stated run times so many GPUs will be free, and how many more then."""
         state = self.state
         ends = []
         for at in sorted(state.running):
@@ -172,7 +172,7 @@ class Rules:
 
     # ---- placement
     def placed(self, job: JobState) -> list[int] | Wait:
-        """GPUs for as many as the job requests, or why it has to wait."""
+        """Return GPUs for as many as the job requests, or why it has to wait."""
         state = self.state
         if job.share < 1:
             shared = self._beside(job)
@@ -215,7 +215,7 @@ class Rules:
         return all(self.state.has_room(gpu, claimant) for gpu in claimant.gpus)
 
     def best(self, kind: int, level: int, wanted: int) -> int:
-        """The unit with the fewest free GPUs that are enough, the first of several; −1 none."""
+        """Return the unit with the fewest free GPUs that are enough, the first of several; −1 none."""
         free = self.state.free[kind]
         best, least = -1, NEVER
         for unit in range(self.state.first_unit[level], self.state.first_unit[level + 1]):
@@ -226,7 +226,9 @@ class Rules:
         return best
 
     def choose(self, kind: int, level: int, unit: int, wanted: int) -> list[int]:
-        """So many free GPUs of a unit: whole children with the most free ones first, the rest where it just fits."""
+        """Return so many free GPUs of a unit: whole children with the most free ones first, the rest where it just
+        fits.
+        """
         state = self.state
         free = state.free[kind]
         chosen: list[int] = []
@@ -246,13 +248,14 @@ class Rules:
         return chosen + self.free_in(kind, unit)[: wanted - len(chosen)]
 
     def free_in(self, kind: int, unit: int) -> list[int]:
-        """GPUs of a kind in a unit that nobody holds."""
+        """Return GPUs of a kind in a unit that nobody holds."""
         state = self.state
         span = range(state.lo[unit], state.hi[unit])
         return [g for g in span if not state.owners[g] and not state.broken[g] and state.kind_of[g] == kind]
 
     def _beside(self, job: JobState) -> list[int]:
-        """GPUs that are shared already and have room for a part of one: the fullest first; [] where there are too few.
+        """Return GPUs that are shared already and have room for a part of one: the fullest first; [] where there are
+        too few.
 
         A job of several GPUs takes the tightest unit that has them.
         """
@@ -276,7 +279,7 @@ class Rules:
         return []
 
     def tighter(self, job: JobState) -> list[int] | None:
-        """As many GPUs in a tighter unit than a running job's, of the same kind; None where there are none."""
+        """Return as many GPUs in a tighter unit than a running job's, of the same kind; None where there are none."""
         state, wanted = self.state, len(job.gpus)
         kind = state.kind_of[job.gpus[0]]
         for level in range(job.level):
@@ -307,7 +310,7 @@ class Timers:
         self.windows: dict[tuple[int, int], Window] = {}
 
     def widest(self, job: JobState) -> tuple[int, int]:
-        """The widest level that the job may spread over now, and when (ns) the next wider one opens."""
+        """Return the widest level that the job may spread over now, and when (ns) the next wider one opens."""
         state, widest, opens = self.state, self.machine, NEVER
         for level in range(self.machine + 1, state.levels):
             if job.wanted > state.capacity[job.demand][level - 1] or job.eager:
@@ -322,7 +325,7 @@ class Timers:
         return widest, opens
 
     def patience(self, job: JobState, level: int) -> int:
-        """How long (ns) before it may spread over a unit of this level."""
+        """Return how long (ns) before it may spread over a unit of this level."""
         if not self.auto:
             return int(self.waits[level])
         policy, lease = self.state.policy, self.state.lease
@@ -344,7 +347,7 @@ class Timers:
         return int(min(float(cap), max(floor, float(ceil(wait)))) * lease)
 
     def remember(self, job: JobState, level: int) -> None:
-        """How many leases a job starved before a unit of this level took it (at least one)."""
+        """Remember how many leases a job starved before a unit of this level took it (at least one)."""
         if not self.auto:
             return
         leases = float(self.state.now - job.last) / float(self.state.lease)

@@ -70,18 +70,18 @@ class SteppingState(Holdings):
 
     # ---- events
     def schedule(self, job: JobState, when: int) -> None:
-        """The job's next event; it has one at most."""
+        """Set the job's next event; it has one at most."""
         self.alive += job.when < 0
         job.when = when
         heappush(self.heap, (when, job.at))
 
     def unschedule(self, job: JobState) -> None:
-        """The job has no event."""
+        """Remove the job's event."""
         self.alive -= job.when >= 0
         job.when = -1
 
     def next_event(self) -> int:
-        """When the first event of a job is due; NEVER where there is none."""
+        """Return when the first event of a job is due; NEVER where there is none."""
         while self.heap and self.jobs[self.heap[0][1]].when != self.heap[0][0]:
             heappop(self.heap)
         return self.heap[0][0] if self.heap else NEVER
@@ -105,7 +105,7 @@ class SteppingState(Holdings):
         job.gpus = gpus
 
     def leave(self, job: JobState) -> None:
-        """Nobody holds the job's GPUs on its behalf; the list stays."""
+        """Stop holding the job's GPUs on its behalf; the list stays."""
         for gpu in job.gpus:
             self.owners[gpu].remove(job.at)
             self.disturbed.update(self.owners[gpu])
@@ -113,14 +113,14 @@ class SteppingState(Holdings):
                 self.count(gpu, 1)
 
     def release(self, job: JobState) -> None:
-        """The job stops to run."""
+        """Stop the job."""
         self.leave(job)
         self.used[job.tenant] -= self.claim(job, len(job.gpus))
         self.running.discard(job.at)
         self.disturbed.discard(job.at)
 
     def claim(self, job: JobState, gpus: int) -> float:
-        """What so many GPUs count against a quota."""
+        """Return what so many GPUs count against a quota."""
         return gpus if job.share == 1 else gpus * job.share
 
     # ---- waiting and why
@@ -130,11 +130,11 @@ class SteppingState(Holdings):
             self.log.append((self.now, job.at, what, why))
 
     def is_watched(self, job: JobState) -> bool:
-        """Whether decisions about the job are written down."""
+        """Return whether decisions about the job are written down."""
         return self.watched is not None and self.watched in (-1, job.at)
 
     def because(self, job: JobState, cause: int) -> bool:
-        """The job waits for this reason from now on; whether that is news."""
+        """Let the job wait for this reason from now on, and return whether that is news."""
         if job.cause == cause:
             return False
         self.waited[job.at][job.cause] += self.now - job.cause_since
@@ -142,7 +142,7 @@ class SteppingState(Holdings):
         return True
 
     def wait(self, job: JobState, cause: int) -> None:
-        """The job becomes a waiting one."""
+        """Make the job a waiting one."""
         job.status = WAITING
         job.cause, job.cause_since = cause, self.now
         self.newly.append(job.at)
@@ -167,7 +167,7 @@ class SteppingState(Holdings):
         job.mark = now
 
     def review(self, job: JobState) -> None:
-        """When to look at a running job again: its end, its lease's, or when it sinks into the next band."""
+        """Set when to look at a running job again: its end, its lease's, or when it sinks into the next band."""
         at = min(job.finish_at, job.lease_end) if self.lease else job.finish_at
         if job.band < len(self.thresholds):
             left = self.thresholds[job.band] - job.gpu_ns
@@ -175,7 +175,7 @@ class SteppingState(Holdings):
         self.schedule(job, at)
 
     def go(self, job: JobState, *, same: bool) -> None:
-        """The job holds its GPUs from now on; `same` are those that it held a moment ago."""
+        """Start the job on its GPUs; `same` are those that it held a moment ago."""
         now = self.now
         job.status = RUNNING
         self.waiting.discard(job.at)
@@ -200,12 +200,12 @@ class SteppingState(Holdings):
         self.expect(job)
 
     def expect(self, job: JobState) -> None:
-        """When a running job ends if nothing else happens."""
+        """Note when a running job ends if nothing else happens."""
         job.finish_at = job.ready + max(ceil(job.remaining / job.rate), 0)
         self.review(job)
 
     def adapt(self) -> None:
-        """Jobs whose partners came or went run at another speed from now on."""
+        """Adapt the speeds of jobs whose partners came or went."""
         for at in sorted(self.disturbed):
             job = self.jobs[at]
             if job.status != RUNNING:
@@ -253,7 +253,7 @@ class SteppingState(Holdings):
                 self.reclaimers[gpu].remove(job.at)
 
     def finish(self, job: JobState) -> None:
-        """All its work is done."""
+        """End the job: all its work is done."""
         job.remaining = 0.0
         job.status, job.ended = DONE, self.now
         self.close(job)
@@ -261,7 +261,7 @@ class SteppingState(Holdings):
         self.note(job, "finish", "all its work is done")
 
     def fail(self, job: JobState, why: str = "a machine under it broke") -> None:
-        """A machine under the job broke, say: what it did since its last checkpoint is lost."""
+        """Fail the job, as where a machine under it broke: what it did since its last checkpoint is lost."""
         self.settle(job)
         lost = max(self.now - job.fresh, 0)
         if self.checkpoint:
@@ -277,7 +277,7 @@ class SteppingState(Holdings):
         self.wait(job, Cause.UNDECIDED)
 
     def _work_of(self, job: JobState, span: int) -> float:
-        """Work done in the last `span` ns of this stretch, whose speed may have changed meanwhile."""
+        """Return work done in the last `span` ns of this stretch, whose speed may have changed meanwhile."""
         done, end, start = 0.0, self.now, self.now - span
         for since, rate in reversed(job.pace):
             begin = max(since, start)
@@ -287,5 +287,5 @@ class SteppingState(Holdings):
         return done
 
     def seconds(self) -> str:
-        """Now, for a sentence."""
+        """Return what is so now, for a sentence."""
         return f"{self.now / SECOND:,.9g} s"

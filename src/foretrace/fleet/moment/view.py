@@ -66,49 +66,49 @@ class View:
 
     # ---- one job
     def status(self, job: int) -> str:
-        """One of future, waiting, running and done (also: can never be held)."""
+        """Return one of future, waiting, running and done (also: can never be held)."""
         return self._state.jobs[job].status
 
     def gpus_of(self, job: int) -> tuple[int, ...]:
-        """GPUs that it holds; of one preempted in this decision those that it gets back for nothing if it is placed on
-        exactly these; else none.
+        """Return GPUs that it holds; of one preempted in this decision those that it gets back for nothing if it is
+        placed on exactly these; else none.
         """
         found = self._state.jobs[job]
         return tuple(sorted(found.gpus)) if found.status == RUNNING or found.reclaims else ()
 
     def remaining_s(self, job: int) -> float:
-        """Work left, in seconds at speed 1. A policy that uses it knows how long jobs run."""
+        """Return work left, in seconds at speed 1. A policy that uses it knows how long jobs run."""
         found = self._state.jobs[job]
         return (found.remaining - self._progressing_ns(found) * found.rate) / SECOND
 
     def attained_gpu_s(self, job: int) -> float:
-        """Service had: GPU-seconds held, restarts too."""
+        """Return service had: GPU-seconds held, restarts too."""
         found = self._state.jobs[job]
         return (found.gpu_ns + self._since_ns(found) * found.part) / SECOND
 
     def held_s(self, job: int) -> float:
-        """Seconds with GPUs."""
+        """Return seconds with GPUs."""
         found = self._state.jobs[job]
         return (found.held + self._since_ns(found)) / SECOND
 
     def last_ns(self, job: int) -> int:
-        """When it last gained or lost GPUs, or was submitted."""
+        """Return when it last gained or lost GPUs, or was submitted."""
         return self._state.jobs[job].last
 
     def starts(self, job: int) -> int:
-        """Times it began to run."""
+        """Return times it began to run."""
         return self._state.jobs[job].starts
 
     def band(self, job: int) -> int:
-        """Band of service, with order_rule "queues"."""
+        """Return band of service, with order_rule "queues"."""
         return self._state.jobs[job].band
 
     def lease_end_ns(self, job: int) -> int:
-        """When a running job's lease ends, with preempt_rule "lease"."""
+        """Return when a running job's lease ends, with preempt_rule "lease"."""
         return self._state.jobs[job].lease_end
 
     def rate(self, job: int) -> float:
-        """Progress per second of a running job as it lies, in units of `work_s`."""
+        """Return progress per second of a running job as it lies, in units of `work_s`."""
         return self._state.jobs[job].rate
 
     def estimate_s(self, job: int) -> float:
@@ -116,17 +116,17 @@ class View:
         return self._state.jobs[job].estimate / SECOND
 
     def speed_of(self, job: int, gpus: Sequence[int]) -> Speed:
-        """How fast the job would run on these GPUs, nobody else being on them."""
+        """Return how fast the job would run on these GPUs, nobody else being on them."""
         state = self._state
         return state.speed_alone(state.jobs[job], state.shape([int(each) for each in gpus])[0])
 
     def may_use(self, job: int, gpu: int) -> bool:
-        """Whether the GPU is of a kind that the job may use, works, and has room for it now."""
+        """Return whether the GPU is of a kind that the job may use, works, and has room for it now."""
         state, found = self._state, self._state.jobs[job]
         return state.allowed[found.demand][state.kind_of[gpu]] and state.has_room(gpu, found)
 
     def quota_left(self, job: int) -> float:
-        """GPUs that the job's tenant may still take; inf without a quota."""
+        """Return GPUs that the job's tenant may still take; inf without a quota."""
         tenant = self._state.jobs[job].tenant
         if str(self.workload.tenant[job]) not in (self.cluster.quotas or {}):
             return float("inf")
@@ -147,18 +147,19 @@ class View:
         return [sum(each) for each in zip(*rows, strict=True)]
 
     def free_in(self, unit: int, level: int = -1, gpu_type: str | None = None) -> list[int]:
-        """Numbers of the free GPUs of one unit, of one kind or of all."""
+        """Return numbers of the free GPUs of one unit, of one kind or of all."""
         state, at = self._state, level % self._state.levels
         kinds = [kind for kind, name in enumerate(self.cluster.types) if gpu_type in (None, name)]
         return sorted(gpu for kind in kinds for gpu in self._rules.free_in(kind, state.first_unit[at] + unit))
 
     def jobs_on(self, gpu: int) -> tuple[int, ...]:
-        """Jobs that hold a GPU."""
+        """Return jobs that hold a GPU."""
         return tuple(self._state.owners[gpu])
 
     def together(self, job: int, gpus: int, *, widest: int = -1) -> list[int]:
-        """So many free GPUs of one kind that the job may use, in the tightest unit that has them, no wider than a level
-        of the cluster (−1: the whole); [] where there is none. Of equal ones the unit with the fewest free GPUs.
+        """Return so many free GPUs of one kind that the job may use, in the tightest unit that has them, no wider than
+        a level of the cluster (−1: the whole); [] where there is none. Of equal ones the unit with the fewest free
+        GPUs.
         """
         state = self._state
         for level in range(widest % state.levels + 1):
@@ -170,15 +171,15 @@ class View:
 
     # ---- the rules as written
     def ordered(self, waiting: Iterable[int]) -> Int64:
-        """The waiting jobs as `order_rule` says, first served first."""
+        """Return the waiting jobs as `order_rule` says, first served first."""
         return np.array(self._rules.ordered(int(each) for each in waiting), np.int64)
 
     def admitted(self, job: int) -> Wait | None:
-        """None if `admit_rule` lets the job be tried now, else why not."""
+        """Return none if `admit_rule` lets the job be tried now, else why not."""
         return self._rules.admitted(self._state.jobs[job])
 
     def placed(self, job: int) -> Sequence[int] | Wait:
-        """As many GPUs as the job requests where `place_rule` allows, or why it has to wait.
+        """Return as many GPUs as the job requests where `place_rule` allows, or why it has to wait.
 
         A job that needs a part of a GPU goes where others are already, on the fullest GPU that has room; if there is
         none, on a free one.
@@ -186,7 +187,7 @@ class View:
         return self._rules.placed(self._state.jobs[job])
 
     def outranked(self) -> list[int]:
-        """Running jobs that have to make room as `preempt_rule` says."""
+        """Return running jobs that have to make room as `preempt_rule` says."""
         return self._rules.outranked()
 
     def _since_ns(self, job: JobState) -> int:

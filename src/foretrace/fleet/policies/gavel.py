@@ -55,7 +55,7 @@ class Gavel(Rounds):
     alpha: float = 1.0
 
     def validate(self) -> None:
-        """As `Policy.validate`."""
+        """See `Policy.validate`."""
         if not (np.isfinite(self.reset_s) and self.reset_s >= 0):
             raise ForetraceError(
                 f"policy {self.name!r}: reset-s is a number of seconds from 0 up, not {self.reset_s:g}."
@@ -65,7 +65,7 @@ class Gavel(Rounds):
         super().validate()
 
     def choose(self, view: View, memory: Memory, jobs: Int64) -> list[Given]:
-        """As `Rounds.choose`: per kind of GPU, the fastest first, by what is due over what was had."""
+        """Choose as `Rounds.choose` does: per kind of GPU, the fastest first, by what is due over what was had."""
         table = memory.table
         if memory.own is None:
             memory.own = _Claims(total=np.zeros(len(table.cluster.types)))
@@ -134,7 +134,7 @@ class Gavel(Rounds):
         workers: Int64,
         left: Float64,
     ) -> Float64:
-        """AlloX: who holds a GPU keeps it, the other jobs of one GPU are matched to free ones."""
+        """Return alloX: who holds a GPU keeps it, the other jobs of one GPU are matched to free ones."""
         claims.kept = {job: kind for job, kind in claims.kept.items() if job in set(active)}
         free = np.maximum(workers - np.bincount(list(claims.kept.values()), minlength=len(workers)), 0)
         new = [at for at, job in enumerate(active) if size[at] == 1 and job not in claims.kept]
@@ -149,7 +149,9 @@ class Gavel(Rounds):
 
 
 def _rates(view: View, table: RoundTable, claims: _Claims, jobs: list[int]) -> Float64:
-    """(jobs, kinds) progress per second on each kind, the GPUs as close together as they can be; 0 where impossible."""
+    """Return (jobs, kinds) progress per second on each kind, the GPUs as close together as they can be; 0 where
+    impossible.
+    """
     for job in jobs:
         if job not in claims.rates:
             row = np.zeros(len(table.cluster.types))
@@ -164,7 +166,9 @@ def _rates(view: View, table: RoundTable, claims: _Claims, jobs: list[int]) -> F
 def _isolated(
     claims: _Claims, active: list[int], rates: Float64, size: Float64, workers: Int64, left: Float64
 ) -> Float64:
-    """(jobs,) seconds that each would take in all with an equal part of the cluster, as many jobs as there were."""
+    """Return (jobs,) seconds that each would take in all with an equal part of the cluster, as many jobs as
+    there were.
+    """
     own = (rates * allocations.isolated(size, workers)).sum(axis=1)
     own = np.where(own > 0, own, rates.max(axis=1))  # the kinds it runs on are broken: as on one that works
     fair = np.zeros(len(active))
@@ -180,7 +184,9 @@ def _isolated(
 
 
 def _served(table: RoundTable, claims: _Claims, active: list[int], rates: Float64, board: Board) -> list[Given]:
-    """Who runs in this round: per kind by (priority, deficit, due) as long as they fit; then whoever else fits."""
+    """Return who runs in this round: per kind by (priority, deficit, due) as long as they fit; then whoever
+    else fits.
+    """
     left = board.room.copy()
     room = np.array([left[board.kind == kind].sum() for kind in range(len(claims.total))])
     none = np.zeros(len(claims.total))

@@ -30,7 +30,7 @@ class Packing(Policy):
     threshold: float = 1.0
 
     def validate(self) -> None:
-        """As `Policy.validate`."""
+        """See `Policy.validate`."""
         if not (np.isfinite(self.threshold) and self.threshold >= 0):
             raise ForetraceError(
                 f"policy {self.name!r}: threshold is what two jobs get done together, 1 as one alone, not "
@@ -50,7 +50,7 @@ class Packing(Policy):
         return found if beside is None else list(view.gpus_of(beside))
 
     def preempt(self, view: View) -> list[int]:
-        """One of two that share, if there are free GPUs for it and nobody waits; the one that gains most."""
+        """Return one of two that share, if there are free GPUs for it and nobody waits; the one that gains most."""
         if len(view.waiting) or not view.free_gpus:
             return []
         best: tuple[float, int] | None = None
@@ -65,7 +65,7 @@ class Packing(Policy):
         return [] if best is None else [best[1]]
 
     def _partner(self, view: View, job: int) -> int | None:
-        """The running job of as many whole GPUs, alone on them, beside which most is done."""
+        """Return the running job of as many whole GPUs, alone on them, beside which most is done."""
         work, best, found = view.workload, self.threshold, None
         count = int(work.gpus[job])
         if _share(view, job) < 1 or view.quota_left(job) < count:
@@ -87,13 +87,13 @@ def _share(view: View, job: int) -> float:
 
 
 def _level(view: View, gpus: tuple[int, ...]) -> int:
-    """Level of the smallest unit around these GPUs."""
+    """Return the level of the smallest unit around these GPUs."""
     tree = view.cluster
     return next(level for level in range(len(tree.levels)) if len({tree.unit_of(level, gpu) for gpu in gpus}) == 1)
 
 
 def what_is_left(view: View, job: int, other: int) -> float:
-    """The part of its speed that a job keeps beside another one; 0 where the two cannot be together.
+    """Return the part of its speed that a job keeps beside another one; 0 where the two cannot be together.
 
     Raises ForetraceError where the model of speed knows nothing of pairs.
     """
@@ -124,15 +124,17 @@ class TablePairs:
         return f"{self.table.name} with pairs"
 
     def run_times(self, workload: Workload) -> Float64:
-        """As `ThroughputTable.run_times`."""
+        """Return run times as `ThroughputTable.run_times` does."""
         return self.table.run_times(workload)
 
     def kinds(self, workload: Workload) -> Int64:
-        """As `ThroughputTable.kinds`."""
+        """Return kinds as `ThroughputTable.kinds` does."""
         return self.table.kinds(workload)
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
-        """As if the job were alone; raises ForetraceError on another kind of GPU than the pairs are of."""
+        """Return the speed as if the job were alone; raises ForetraceError on another kind of GPU than the pairs are
+        of.
+        """
         kind = self.gpu_type or self.table.reference
         if shape.gpu_type not in ("", kind):
             raise ForetraceError(
@@ -142,8 +144,8 @@ class TablePairs:
         return self.table.speed(workload, job, replace(shape, sharers=0, gpu_type=kind))
 
     def pair(self, workload: Workload, job: int, other: int) -> float:
-        """Part of its speed that a job keeps beside the other one; 0 where the two together do not fit, or were not
-        measured for their different numbers of GPUs.
+        """Return the part of its speed that a job keeps beside the other one; 0 where the two together do not fit, or
+        were not measured for their different numbers of GPUs.
         """
         one = str(workload.model[job]), int(workload.gpus[job])
         two = str(workload.model[other]), int(workload.gpus[other])
@@ -157,7 +159,7 @@ class TablePairs:
 
 
 def pack(name: str, threshold: float, consolidate: bool) -> Packing:
-    """The policy by another name."""
+    """Return the policy by another name."""
     place: PlaceRule = "strict" if consolidate else "greedy"
     return Packing(name=name, threshold=threshold, place_rule=place, options={"sharers": 2})
 

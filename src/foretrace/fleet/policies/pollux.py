@@ -40,7 +40,7 @@ class _Hopes:
     moves: bool
 
     def loss(self, option: Option | None) -> float:
-        """What the mean makes small: 1 / speed-up."""
+        """Return what the mean makes small: 1 / speed-up."""
         return 1 / ((self.values[option] if option is not None else 0.0) + _LEAST)
 
 
@@ -55,7 +55,7 @@ class Pollux(rounds.Rounds):
     generations: int = 100
 
     def validate(self) -> None:
-        """As `Policy.validate`."""
+        """See `Policy.validate`."""
         if self.search not in ("greedy", "genetic"):
             raise ForetraceError(f"policy {self.name!r}: search={self.search} is not greedy or genetic.")
         if not (np.isfinite(self.restart_s) and self.restart_s >= 0):
@@ -65,7 +65,7 @@ class Pollux(rounds.Rounds):
         super().validate()
 
     def choose(self, view: View, memory: Memory, jobs: Int64) -> list[Given]:
-        """As `Rounds.choose`."""
+        """See `Rounds.choose`."""
         board = rounds.working(view, memory.table)
         hopes = self._hopes(view, memory.table, board, jobs)
         if self.search == "genetic":
@@ -85,7 +85,7 @@ class Pollux(rounds.Rounds):
         ]
 
     def _hopes(self, view: View, table: RoundTable, board: Board, jobs: Int64) -> list[_Hopes]:
-        """Jobs with the least service first."""
+        """Return jobs with the least service first."""
         fair = max(-(-int(board.workers().sum()) // len(jobs)), 1)
         made = []
         for job in sorted(jobs.tolist(), key=lambda job: (view.attained_gpu_s(job), job)):
@@ -105,7 +105,7 @@ class Pollux(rounds.Rounds):
         return made
 
     def _bred(self, view: View, memory: Memory, board: Board, hopes: list[_Hopes]) -> dict[int, Option]:
-        """By the genetic search of the re-created simulator, on GPUs by (job, node)."""
+        """Search with the genetic search of the re-created simulator, on GPUs by (job, node)."""
         from foretrace.fleet.pollux import search
 
         table = memory.table
@@ -142,7 +142,8 @@ class Pollux(rounds.Rounds):
 
 
 def _gained(table: RoundTable, board: Board, hopes: list[_Hopes], fixed: dict[int, Option]) -> dict[int, Option]:
-    """What everybody gets if GPUs go, again and again, where one of them gains most; `fixed` jobs have what they have.
+    """Return what everybody gets if GPUs go, again and again, where one of them gains most; `fixed` jobs have what they
+    have.
 
     A step may be of several GPUs, so that one that gains nothing by itself (across nodes) does not end the search.
     """
@@ -157,7 +158,7 @@ def _gained(table: RoundTable, board: Board, hopes: list[_Hopes], fixed: dict[in
                 quota[each.tenant] -= size * each.share
 
     def step(each: _Hopes) -> tuple[float, Option, float] | None:
-        """The best step: loss taken off per GPU, what the job has then, GPUs it costs."""
+        """Return the best step: loss taken off per GPU, what the job has then, GPUs it costs."""
         has = chosen.get(each.job)
         before, size = each.loss(has), 0 if has is None else has[1]
         best = None

@@ -15,7 +15,7 @@ class PriorityPolicy(Policy):
     """The largest `priority` first, equal ones by submission."""
 
     def key(self, workload: Workload) -> Float64:
-        """(n,) sorted ascending."""
+        """Return (n,) sorted ascending."""
         return -workload.priority
 
 

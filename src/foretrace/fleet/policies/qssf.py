@@ -18,7 +18,7 @@ class QuasiShortest(Policy):
     memory: float = 0.8
 
     def key(self, workload: Workload) -> Float64:
-        """(n,) predicted GPU-seconds."""
+        """Return (n,) predicted GPU-seconds."""
         return predicted_gpu_seconds(workload, memory=self.memory)
 
 
@@ -30,7 +30,7 @@ def qssf(*, memory: float = 0.8, block: bool = True) -> Policy:
 
 
 def predicted_gpu_seconds(workload: Workload, *, memory: float = 0.8) -> Float64:
-    """(n,) GPU-seconds of each job as known when it is submitted.
+    """Return (n,) GPU-seconds of each job as known when it is submitted.
 
     The moving mean (weight `memory` for what was) of earlier jobs of the same user (or tenant), model and number of
     GPUs that could have ended by then even without waiting; failing that of the same user; failing that of all. The

@@ -47,7 +47,7 @@ BUILT_IN = {
 
 
 def factories() -> dict[str, Callable[[], Factory]]:
-    """Loader of every policy by name, ours first. Raises ForetraceError for a clashing entry point."""
+    """Return loader of every policy by name, ours first. Raises ForetraceError for a clashing entry point."""
     found: dict[str, Callable[[], Factory]] = {
         name: partial(_ours, module, name) for module, policies in BUILT_IN.items() for name in policies.split()
     }
@@ -64,12 +64,12 @@ def _ours(module: str, name: str) -> Factory:
 
 
 def names() -> tuple[str, ...]:
-    """Names of all policies."""
+    """Return names of all policies."""
     return tuple(factories())
 
 
 def factory(name: str) -> Factory:
-    """The function that makes this policy. Raises ForetraceError naming the nearest ones."""
+    """Return the function that makes this policy. Raises ForetraceError naming the nearest ones."""
     known = factories()
     found = resolve(name, known)
     if found is None:
@@ -122,7 +122,7 @@ def _default(value: Any) -> str:
 
 
 def make(name: str, **parameters: Any) -> Policy:
-    """A policy by name with parameters as keywords, checked."""
+    """Return a policy by name with parameters as keywords, checked."""
     made = factory(name)(**parameters)
     if not isinstance(made, Policy):
         raise ForetraceError(f"the policy {name} is no foretrace.fleet.policy.Policy but {type(made).__name__}.")
@@ -131,7 +131,7 @@ def make(name: str, **parameters: Any) -> Policy:
 
 
 def words_of(parameter: str, text: str, nothing: str) -> list[str]:
-    """The words of a parameter, quotes as in a shell; `nothing` says what is wrong where there is none."""
+    """Return the words of a parameter, quotes as in a shell; `nothing` says what is wrong where there is none."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -142,7 +142,7 @@ def words_of(parameter: str, text: str, nothing: str) -> list[str]:
 
 
 def parse(text: str) -> Policy:
-    """A policy from its name and `key=value` words: `dally lease-s=600`.
+    """Return a policy from its name and `key=value` words: `dally lease-s=600`.
 
     Lists are numbers with commas. Raises ForetraceError for an unknown name or key, or a value of the wrong type.
     """

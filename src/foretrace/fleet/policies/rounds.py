@@ -47,33 +47,33 @@ class Board:
         self.quota = {tenant: float(most) for tenant, most in (table.cluster.quotas or {}).items()}
 
     def workers(self) -> Int64:
-        """(kinds,) GPUs that are wholly free."""
+        """Return (kinds,) GPUs that are wholly free."""
         return np.bincount(self.kind[self.room >= 1 - ROUNDING], minlength=len(self.table.cluster.types))
 
     def allows(self, job: int, gpus: int) -> bool:
-        """Whether the quota of the job's tenant allows it so many."""
+        """Return whether the quota of the job's tenant allows it so many."""
         tenant = str(self.table.workload.tenant[job])
         return gpus * self.table.share(job) <= self.quota.get(tenant, np.inf) + ROUNDING
 
     def fits(self, job: int, gpus: Sequence[int]) -> bool:
-        """Whether the job can have these."""
+        """Return whether the job can have these."""
         enough = self.room[list(gpus)] >= self.table.share(job) - ROUNDING
         return bool(enough.all()) and self.allows(job, len(gpus))
 
     def take(self, job: int, gpus: Sequence[int]) -> None:
-        """The job has these."""
+        """Give the job these GPUs."""
         self.room[list(gpus)] -= self.table.share(job)
         self.count(job, len(gpus))
 
     def count(self, job: int, gpus: int) -> None:
-        """So many GPUs count against the quota of the job's tenant."""
+        """Count so many GPUs against the quota of the job's tenant."""
         tenant = str(self.table.workload.tenant[job])
         if tenant in self.quota:
             self.quota[tenant] -= gpus * self.table.share(job)
 
     def find(self, given: Given, *, strict: bool) -> list[int]:
-        """GPUs in the tightest unit that has enough, of equal ones the fullest; with `strict` in none that is wider
-        than the job needs; [] where there are too few. A part of a GPU goes beside others if it can.
+        """Return GPUs in the tightest unit that has enough, of equal ones the fullest; with `strict` in none that is
+        wider than the job needs; [] where there are too few. A part of a GPU goes beside others if it can.
         """
         share = self.table.share(given.job)
         if not self.allows(given.job, given.gpus):
@@ -101,7 +101,9 @@ class Board:
         return []
 
     def _inside(self, able: Bool, level: int, wanted: int) -> list[int]:
-        """So many of these, which lie in one unit: whole children with the most first, the rest where it just fits."""
+        """Return so many of these, which lie in one unit: whole children with the most first, the rest where it just
+        fits.
+        """
         chosen: list[int] = []
         while level > 0:
             child = self.table.units[level - 1]
@@ -130,16 +132,16 @@ class RoundTable:
         self._speed: dict[tuple[int, int, int], float | ForetraceError] = {}
 
     def share(self, job: int) -> float:
-        """The part of each of its GPUs that a job needs."""
+        """Return the part of each of its GPUs that a job needs."""
         return float(self.workload.share[job])
 
     def limits(self, job: int) -> tuple[int, int]:
-        """Fewest and most GPUs of a job."""
+        """Return fewest and most GPUs of a job."""
         work = self.workload
         return int(min(work.min_gpus[job], work.gpus[job])), int(max(work.max_gpus[job], work.gpus[job]))
 
     def kinds(self, job: int) -> list[int]:
-        """Kinds of GPU that a job may use and that can hold it."""
+        """Return kinds of GPU that a job may use and that can hold it."""
         if job not in self._kinds:
             fewest, _ = self.limits(job)
             may = self.cluster.usable(str(self.workload.gpu_type[job]))
@@ -147,8 +149,8 @@ class RoundTable:
         return self._kinds[job]
 
     def rigid(self, job: int) -> int:
-        """GPUs for a job where its number is not a matter of choice: what it requests, or fewer where it may run on
-        fewer and the cluster, or its tenant's quota, never gives it more.
+        """Return GPUs for a job where its number is not a matter of choice: what it requests, or fewer where it may run
+        on fewer and the cluster, or its tenant's quota, never gives it more.
         """
         if job not in self._rigid:
             most = max(int(self.capacity[kind, -1]) for kind in self.kinds(job))
@@ -158,7 +160,7 @@ class RoundTable:
         return self._rigid[job]
 
     def sizes(self, job: int, kind: int) -> list[int]:
-        """Numbers of GPUs of a kind that are worth a try, ascending."""
+        """Return numbers of GPUs of a kind that are worth a try, ascending."""
         fewest, most = self.limits(job)
         most = min(most, int(self.capacity[kind, -1]))
         if self.share(job) < 1:  # a part of a GPU for each of its workers, no choice
@@ -172,7 +174,7 @@ class RoundTable:
         ]
 
     def speed(self, view: View, job: int, kind: int, gpus: int) -> float:
-        """Progress of a job on so many GPUs of a kind in the tightest unit that can hold them.
+        """Return progress of a job on so many GPUs of a kind in the tightest unit that can hold them.
 
         0 where the model of speed does not know that or says that it does not run.
         """
@@ -189,7 +191,7 @@ class RoundTable:
         return 0.0 if isinstance(found, ForetraceError) else found
 
     def options(self, view: View, job: int) -> dict[tuple[int, int], float]:
-        """Progress of a job by (kind, GPUs), for all that are worth a try and at which it runs.
+        """Return progress of a job by (kind, GPUs), for all that are worth a try and at which it runs.
 
         Raises ForetraceError where there is none.
         """
@@ -210,14 +212,14 @@ class RoundTable:
         return self._options[job]
 
     def held(self, view: View, job: int) -> tuple[tuple[int, int], float] | None:
-        """What a running job has, (kind, GPUs), and its progress where it lies; None for one that waits."""
+        """Return what a running job has, (kind, GPUs), and its progress where it lies; None for one that waits."""
         if view.status(job) != "running":
             return None
         gpus = view.gpus_of(job)
         return (int(self.cluster.gpu_type[gpus[0]]), len(gpus)), view.speed_of(job, gpus).progress
 
     def refused(self, job: int) -> ForetraceError:
-        """Why a job runs nowhere, in the model's own words."""
+        """Return why a job runs nowhere, in the model's own words."""
         for (at, _, _), found in self._speed.items():
             if at == job and isinstance(found, ForetraceError):
                 return found
@@ -225,7 +227,8 @@ class RoundTable:
 
 
 def worth_of_change(view: View, job: int, restart_s: float) -> float:
-    """What is left of a running job's speed if it is moved: (age − restarts · restart_s) / (age + restart_s), above 0.
+    """Return what is left of a running job's speed if it is moved: (age − restarts · restart_s) / (age + restart_s),
+    above 0.
 
     Who was stopped often for its age is left alone (Pollux, section 4.1; Sia has the same).
     """
@@ -255,15 +258,15 @@ class Rounds(Policy, ABC):
     elastic: tuple[int, int] | None = None  # GPUs that all jobs may run on, whatever they ask for
 
     def takes(self, workload: Workload) -> Workload:
-        """As `Policy.takes`."""
+        """See `Policy.takes`."""
         return workload if self.elastic is None else stretched(workload, *self.elastic)
 
     @abstractmethod
     def choose(self, view: View, memory: Memory, jobs: Int64) -> list[Given]:
-        """What each of the waiting and running `jobs` is to have, the most important first; the rest waits."""
+        """Return what each of the waiting and running `jobs` is to have, the most important first; the rest waits."""
 
     def validate(self) -> None:
-        """As `Policy.validate`."""
+        """See `Policy.validate`."""
         if not (np.isfinite(self.round_s) and self.round_s >= 1):
             raise ForetraceError(
                 f"policy {self.name!r}: a round takes 1 s or more, not {self.round_s:g}; give round-s=60 or so."
@@ -273,13 +276,13 @@ class Rounds(Policy, ABC):
         Policy.validate(self)
 
     def memory(self, view: View) -> Memory:
-        """What this policy remembers of the simulation that is looked at."""
+        """Return what this policy remembers of the simulation that is looked at."""
         if view not in _memories:
             _memories[view] = Memory(RoundTable(view))
         return _memories[view]
 
     def preempt(self, view: View) -> list[int]:
-        """At a round, those that are to have other GPUs or none."""
+        """Return, at a round, those that are to have other GPUs or none."""
         if not self._is_round(view):
             return []
         memory = self.memory(view)
@@ -290,12 +293,12 @@ class Rounds(Policy, ABC):
         return [job for job in view.running.tolist() if sorted(memory.plan.get(job, [])) != list(view.gpus_of(job))]
 
     def order(self, view: View, waiting: Int64) -> list[int]:
-        """Those that are to have GPUs, then the others, who learn why they wait."""
+        """Return those that are to have GPUs, then the others, who learn why they wait."""
         plan = self.memory(view).plan if self._is_round(view) else {}
         return sorted(waiting.tolist(), key=lambda job: (job not in plan, job))
 
     def admit(self, view: View, job: int) -> Wait | None:
-        """Those with GPUs in the plan."""
+        """Admit those with GPUs in the plan."""
         if not self._is_round(view):
             return Wait(Cause.ROUND)
         memory = self.memory(view)
@@ -306,11 +309,11 @@ class Rounds(Policy, ABC):
         return Wait(Cause.QUOTA if view.quota_left(job) < memory.table.limits(job)[0] else Cause.OUTRANKED)
 
     def place(self, view: View, job: int) -> list[int]:
-        """As planned."""
+        """Place a job as planned."""
         return self.memory(view).plan[job]
 
     def review(self, view: View) -> int | None:
-        """The next round, as long as anybody is there."""
+        """Return the next round, as long as anybody is there."""
         if not len(view.waiting) and not len(view.running):
             return None
         return (view.now_ns // self._round_ns + 1) * self._round_ns
@@ -324,7 +327,7 @@ class Rounds(Policy, ABC):
 
 
 def working(view: View, table: RoundTable) -> Board:
-    """All GPUs that are not broken, as if nobody held any."""
+    """Return all GPUs that are not broken, as if nobody held any."""
     room = np.zeros(table.cluster.gpus)
     room[view.free_in(0)] = 1.0
     for job in view.running.tolist():
@@ -335,7 +338,7 @@ def working(view: View, table: RoundTable) -> Board:
 def laid_out(
     view: View, table: RoundTable, given: Iterable[Given], *, strict: bool
 ) -> tuple[dict[int, list[int]], set[int]]:
-    """GPUs of each job, and those for whom there were none.
+    """Return GPUs of each job, and those for whom there were none.
 
     Who holds what he is to have keeps it; the others go into what is left, largest first. Where that leaves somebody
     out, all are placed again, largest first, and if that does not help in the order of importance.
@@ -381,7 +384,9 @@ def _laid(
 
 
 def stretched(workload: Workload, fewest: int, most: int) -> Workload:
-    """A copy whose jobs may run on `fewest` to `most` GPUs; what they ask for stays possible. Not parts of a GPU."""
+    """Return a copy whose jobs may run on `fewest` to `most` GPUs; what they ask for stays possible. Not parts of a
+    GPU.
+    """
     _check_range(fewest, most)
     part = workload.share < 1
     return workload.with_columns(
@@ -391,7 +396,7 @@ def stretched(workload: Workload, fewest: int, most: int) -> Workload:
 
 
 def gpu_range(text: str) -> tuple[int, int] | None:
-    """`1-16` as numbers; None for an empty text."""
+    """Return `1-16` as numbers; None for an empty text."""
     if not text:
         return None
     low, dash, high = text.partition("-")

@@ -33,7 +33,7 @@ class Sia(rounds.Rounds):
     restart_s: float = 30.0
 
     def validate(self) -> None:
-        """As `Policy.validate`."""
+        """See `Policy.validate`."""
         if not (np.isfinite(self.power) and self.power < 0):
             raise ForetraceError(f"policy {self.name!r}: power is a number below 0, not {self.power:g}.")
         if any(not (np.isfinite(each) and each >= 0) for each in (self.no_gpus, self.change, self.restart_s)):
@@ -41,7 +41,7 @@ class Sia(rounds.Rounds):
         super().validate()
 
     def choose(self, view: View, memory: Memory, jobs: Int64) -> list[Given]:
-        """As `Rounds.choose`."""
+        """See `Rounds.choose`."""
         table, board = memory.table, rounds.working(view, memory.table)
         if not board.workers().any():
             return []
@@ -68,7 +68,7 @@ class Sia(rounds.Rounds):
     def _choices(
         table: RoundTable, options: dict[tuple[int, int], float], held: tuple[int, int] | None
     ) -> dict[tuple[int, int], float]:
-        """Powers of two inside a node and whole nodes, so that jobs fit together, and what it has; else all."""
+        """Return powers of two inside a node and whole nodes, so that jobs fit together, and what it has; else all."""
 
         def regular(option: tuple[int, int]) -> bool:
             kind, size = option
@@ -79,7 +79,9 @@ class Sia(rounds.Rounds):
 
 
 def _solved(table: RoundTable, board: Board, rows: list[Given], cost: Float64) -> list[int]:
-    """Positions of the rows that make the smallest sum: at most one per job, within GPUs of each kind and quotas."""
+    """Return positions of the rows that make the smallest sum: at most one per job, within GPUs of each kind and
+    quotas.
+    """
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array

@@ -15,7 +15,7 @@ class Shortest(Policy):
     stated: bool = False
 
     def key(self, workload: Workload) -> Float64:
-        """(n,) seconds."""
+        """Return (n,) seconds."""
         return estimates(workload) if self.stated else workload.work_s
 
 

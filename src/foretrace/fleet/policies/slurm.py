@@ -84,7 +84,7 @@ class SlurmMemory:
     shares: Float64 | float = 0.0
 
     def since(self, job: int, submit: int) -> int:
-        """Since when a job stands in Slurm's list of jobs, ns."""
+        """Return since when a job stands in Slurm's list of jobs, ns."""
         return self.moved.get(int(self.arrays.of[job]), submit)
 
 
@@ -115,16 +115,16 @@ class SlurmPolicy(Policy):
         return NodeRequest.parse(self.switches, most_s=self.parameters.max_switch_wait, exclusive=self.exclusive)
 
     def validate(self) -> None:
-        """As `Policy.validate`."""
+        """See `Policy.validate`."""
         _ = self.request
         Policy.validate(self)
 
     def key(self, workload: Workload) -> Float64:
-        """(n,) sorted ascending."""
+        """Return (n,) sorted ascending."""
         return -workload.priority if self.by_priority else np.zeros(len(workload))
 
     def takes(self, workload: Workload) -> Workload:
-        """A row for each task of an array."""
+        """Return a row for each task of an array."""
         return tasks_of(workload)
 
     def fits(self, nodes: int) -> None:
@@ -137,7 +137,7 @@ class SlurmPolicy(Policy):
                     )
 
     def memory(self, view: View) -> SlurmMemory:
-        """What this policy remembers of the simulation that is looked at."""
+        """Return what this policy remembers of the simulation that is looked at."""
         if view not in _memories:
             work, table = view.workload, NodeTable(view, self)
             nodes, epoch = np.arange(len(table.size)), round(work.epoch_s)
@@ -164,7 +164,9 @@ class SlurmPolicy(Policy):
 
     # ---- when
     def order(self, view: View, waiting: Int64) -> Sequence[int] | Int64:
-        """At a pass of one of the schedulers by priority, those that a failure sent back left out while held."""
+        """Return jobs by priority at a pass of one of the schedulers, those that a failure sent back left out while
+        held.
+        """
         memory, now = self.memory(view), view.now_ns
         memory.runs, memory.backfills = now == memory.clock.next, memory.clock.backfills(now)
         memory.blocked, memory.tested = not memory.runs, 0
@@ -201,7 +203,7 @@ class SlurmPolicy(Policy):
         return bool(self.preemption.tiers) or (self.preemption.mode != "OFF" and self.preemption.by_qos)
 
     def _weighed(self, view: View) -> Int64:
-        """(n,) priorities as last weighted."""
+        """Return (n,) priorities as last weighted."""
         assert self.weights is not None
         memory, work = self.memory(view), view.workload
         at = following(self._checks, PRIORITY_CALC_NS, view.now_ns) - PRIORITY_CALC_NS
@@ -215,7 +217,7 @@ class SlurmPolicy(Policy):
         return self.weights.priorities(work, view.cluster, at, np.array(named) / max(most, 1), memory.shares)
 
     def end(self, view: View) -> Sequence[int]:
-        """Jobs above their limits, at a check of limits; those that are preempted by PreemptMode=CANCEL."""
+        """Return jobs above their limits, at a check of limits; those that are preempted by PreemptMode=CANCEL."""
         memory, now = self.memory(view), view.now_ns
         memory.clock.catch_up(now)
         news = memory.clock.note(view)
@@ -227,7 +229,7 @@ class SlurmPolicy(Policy):
         return [*over, *killed]
 
     def requeue(self, view: View) -> Sequence[int]:
-        """Jobs that are preempted by PreemptMode=REQUEUE."""
+        """Return jobs that are preempted by PreemptMode=REQUEUE."""
         return self._evicted(view, "REQUEUE")
 
     def _evicted(self, view: View, mode: str) -> list[int]:
@@ -238,7 +240,7 @@ class SlurmPolicy(Policy):
         return [job for job in gone if view.status(job) == "running"]
 
     def _independent(self, view: View, job: int) -> bool:
-        """Whether nothing that it depends on is left (depend.c: test_job_dependency)."""
+        """Return whether nothing that it depends on is left (depend.c: test_job_dependency)."""
         memory, work = self.memory(view), view.workload
         for kind, others in memory.awaits.get(job, ()):
             same = (work.model[:job] == work.model[job]) & (work.user[:job] == work.user[job])
@@ -248,7 +250,7 @@ class SlurmPolicy(Policy):
         return True
 
     def review(self, view: View) -> int | None:
-        """The next pass of either scheduler, if anybody waits for it."""
+        """Return the next pass of either scheduler, if anybody waits for it."""
         memory, now = self.memory(view), view.now_ns
         # scontrol requests a pass, and so does a reservation that begins or ends
         given = (*memory.drained, *memory.closed)
@@ -268,7 +270,7 @@ class SlurmPolicy(Policy):
         return int(nanoseconds(self.checks_s))
 
     def _now(self, view: View) -> float:
-        """Unix time."""
+        """Return Unix time."""
         return self.memory(view).epoch + view.now_ns / SECOND
 
     def _held_ns(self, view: View, job: int) -> int:
@@ -281,7 +283,7 @@ class SlurmPolicy(Policy):
         return self.preemption.evicts
 
     def admit(self, view: View, job: int) -> Wait | None:
-        """Anybody until one does not fit; then those that the backfill scheduler still tests."""
+        """Return anybody until one does not fit; then those that the backfill scheduler still tests."""
         memory = self.memory(view)
         if self._throttled(view, job):
             return Wait(Cause.QUOTA)
@@ -290,7 +292,9 @@ class SlurmPolicy(Policy):
         return Wait(Cause.ROUND if self.backfill else Cause.BEHIND)
 
     def _throttled(self, view: View, job: int) -> bool:
-        """Whether its array or QOS runs as many as it may, which holds up nobody behind it (job_array_start_test)."""
+        """Return whether its array or QOS runs as many as it may, which holds up nobody behind it
+        (job_array_start_test).
+        """
         memory, running = self.memory(view), view.running
         array = int(memory.arrays.of[job])
         if array >= 0:
@@ -312,7 +316,7 @@ class SlurmPolicy(Policy):
         )
 
     def place(self, view: View, job: int) -> Sequence[int] | Wait:
-        """GPUs of the nodes that the main scheduler or the backfill scheduler gives it."""
+        """Return GPUs of the nodes that the main scheduler or the backfill scheduler gives it."""
         memory = self.memory(view)
         table, asks = memory.table, memory.table.asks(job)
         nodes = None
@@ -343,7 +347,7 @@ class SlurmPolicy(Policy):
 
     @staticmethod
     def _unclosed(memory: SlurmMemory, begin: int, end: int) -> Any:
-        """Nodes that are up and that no reservation closes in between (reservation.c: job_test_resv)."""
+        """Return nodes that are up and that no reservation closes in between (reservation.c: job_test_resv)."""
         usable = memory.table.up.copy()
         for each in memory.closed:
             if each.begin < end and each.end > begin:
@@ -351,7 +355,9 @@ class SlurmPolicy(Policy):
         return usable
 
     def _preemptees(self, view: View, job: int) -> list[int]:
-        """Running jobs that have to make room for this one, in order (preempt.c: slurm_find_preemptable_jobs)."""
+        """Return running jobs that have to make room for this one, in order (preempt.c:
+        slurm_find_preemptable_jobs).
+        """
         memory = self.memory(view)
         if self.preemption.mode == "OFF" or memory.victims:
             return []
@@ -378,7 +384,9 @@ class SlurmPolicy(Policy):
         return (view.now_ns - int(view.workload.submit_ns[job])) / SECOND
 
     def _backfilled(self, view: View, job: int) -> list[int] | None:
-        """Nodes for a job that may start now; else a reservation is made for it (backfill.c: _attempt_backfill)."""
+        """Return nodes for a job that may start now; else a reservation is made for it (backfill.c:
+        _attempt_backfill).
+        """
         memory = self.memory(view)
         table, asks, space = memory.table, memory.table.asks(job), memory.space
         step, now, limit = self.parameters.bf_resolution, int(self._now(view)), memory.limits_s[job]
@@ -415,7 +423,9 @@ class SlurmPolicy(Policy):
             return None
 
     def _opened(self, memory: SlurmMemory, begin: int, limit: int) -> tuple[int, Any, int]:
-        """When a job may start as far as reservations go, on which nodes, and when to look again (0: as ever)."""
+        """Return when a job may start as far as reservations go, on which nodes, and when to look again (0:
+        as ever).
+        """
         for _ in range(_MOVES):
             met = [each for each in memory.closed if each.begin < begin + limit and each.end > begin]
             whole = [each.end for each in met if each.nodes.all()]
@@ -428,7 +438,7 @@ class SlurmPolicy(Policy):
 
     @staticmethod
     def _unreserved(space: list[PlannedNodes], up: Any, begin: int, end: int) -> tuple[Any, int]:
-        """Nodes that are up and reserved at no time in between, and when more will be (0: never)."""
+        """Return nodes that are up and reserved at no time in between, and when more will be (0: never)."""
         nodes, later = up.copy(), 0
         for at, each in enumerate(space):
             if each.end > begin and at + 1 < len(space) and not later:
@@ -443,7 +453,7 @@ class SlurmPolicy(Policy):
         return nodes, later
 
     def _will_run(self, view: View, job: int, nodes: Any) -> tuple[int, list[int]] | None:
-        """When and on which of these nodes a job can start by the limits of those that run (job_test.c)."""
+        """Return when and on which of these nodes a job can start by the limits of those that run (job_test.c)."""
         memory, now = self.memory(view), int(self._now(view))
         table, asks, waited = memory.table, memory.table.asks(job), self._waited_s(view, job)
         chosen = table.choose(asks, table.free, nodes, waited)
@@ -488,7 +498,9 @@ def slurm_policy(
     name: str, slurm: str, *, switches: str, exclusive: bool, drain: str, reservation: str, backfill: bool = False,
     by_priority: bool = False, weights: str = "", preempt_mode: str = "", priority_tier: str = "", qos: str = "",
 ) -> SlurmPolicy | None:  # fmt: skip
-    """The policy of this name as Slurm has it; None without `slurm`. Raises ForetraceError for Slurm's options then."""
+    """Return the policy of this name as Slurm has it; None without `slurm`. Raises ForetraceError for Slurm's options
+    then.
+    """
     options = {
         "switches": switches, "exclusive": exclusive, "drain": drain, "reservation": reservation, "weights": weights,
         "preempt-mode": preempt_mode, "priority-tier": priority_tier, "qos": qos,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def following(first: int, every: int, after: int) -> int:
-    """The first time after this one of those that lie so far apart; all in ns."""
+    """Return the first time after this one of those that lie so far apart; all in ns."""
     return after + every - (after - first) % every
 
 
@@ -35,11 +35,13 @@ class SlurmClock:
     crowd: tuple[int, int] = (0, 0)  # jobs that waited and ran when it was noted last
 
     def backfills(self, now: int) -> bool:
-        """Whether the backfill scheduler looks now: it does where something changed since it did (_more_work)."""
+        """Return whether the backfill scheduler looks now: it does where something changed since it did
+        (_more_work).
+        """
         return self.looks == now and self.changed >= self.looked
 
     def note(self, view: View) -> bool:
-        """Whether jobs came, started or ended since this was asked last."""
+        """Return whether jobs came, started or ended since this was asked last."""
         crowd = len(view.waiting), len(view.running)
         news, self.crowd = crowd != self.crowd, crowd
         if news:
@@ -51,7 +53,7 @@ class SlurmClock:
         self.changed = self.epoch + now // SECOND
 
     def catch_up(self, now: int) -> None:
-        """Passes and looks that found nobody waiting were not played."""
+        """Catch up on passes and looks that found nobody waiting, which were not played."""
         while self.looks < now:
             self._look()
         if self.next < now:
@@ -85,7 +87,7 @@ class SlurmClock:
             self.full = at
 
     def _look(self) -> None:
-        """The backfill scheduler wakes; where it has nothing to do, it sleeps for a second instead of its interval."""
+        """Wake the backfill scheduler; where it has nothing to do, it sleeps for a second instead of its interval."""
         works = self.changed >= self.looked
         self.looked = self.epoch + self.looks // SECOND if works else self.looked
         self.looks += self.parameters.bf_interval * SECOND if works else SECOND

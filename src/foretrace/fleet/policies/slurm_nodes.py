@@ -29,7 +29,7 @@ class NodeRequest:
 
     @classmethod
     def parse(cls, text: str, *, most_s: int, exclusive: bool) -> Self:
-        """From `N@TIME` as sbatch has it: minutes, minutes:seconds or hours:minutes:seconds. Raises ForetraceError."""
+        """Parse `N@TIME` as sbatch has it: minutes, minutes:seconds or hours:minutes:seconds. Raises ForetraceError."""
         count, at, time = text.partition("@")
         try:
             if text and not (count.isdecimal() and int(count)):
@@ -101,7 +101,7 @@ class NodeTable:
         self._asks: dict[int, Asks] = {}
 
     def asks(self, job: int) -> Asks:
-        """The request of a job, as many GPUs on each node as divide it evenly."""
+        """Return the request of a job, as many GPUs on each node as divide it evenly."""
         if job not in self._asks:
             gpus = int(self.workload.gpus[job])
             kinds = np.array(self.cluster.usable(str(self.workload.gpu_type[job])))
@@ -132,11 +132,11 @@ class NodeTable:
         return chosen
 
     def wanted(self, asks: Asks) -> Any:
-        """GPUs that must be free on a node for the job."""
+        """Return GPUs that must be free on a node for the job."""
         return self.size if self.request.exclusive else asks.per_node
 
     def choose(self, asks: Asks, free: Int64, nodes: Any, waited_s: float) -> list[int] | None:
-        """Of these nodes as many as the job needs; None where too few have room, or they lie below too many
+        """Return as many of these nodes as the job needs; None where too few have room, or they lie below too many
         switches and the job has not waited long enough.
 
         Leaf by leaf: one that holds all that is missing, and of these the one with the fewest nodes that fit; else the
@@ -159,7 +159,7 @@ class NodeTable:
         return None if self.request.switches and leaves > self.request.switches and not late else chosen
 
     def victims(self, asks: Asks, nodes: Any, jobs: list[int], waited_s: float) -> list[int]:
-        """Of these jobs, the first first, those that make room for one; none where all of them are too few.
+        """Return those of these jobs, the first first, that make room for one; none where all of them are too few.
 
         They are taken away one after the other until it fits, then sorted by how many of its nodes they hold, three
         times in all; those that hold none of its nodes stay (cons_common/job_test.c: _run_now).
@@ -183,7 +183,7 @@ class NodeTable:
         return []
 
     def _leaf(self, counts: list[Int64], far: Int64, missing: int) -> int:
-        """The leaf switch to take nodes from next (_topo_choose_best_switch)."""
+        """Return the leaf switch to take nodes from next (_topo_choose_best_switch)."""
         best = -1
         for leaf in np.flatnonzero(counts[0]).tolist():
             if best < 0:
@@ -195,7 +195,7 @@ class NodeTable:
         return best
 
     def _compare(self, counts: list[Int64], one: int, other: int, missing: int) -> int:
-        """Above 0 where the first switch suits better (_topo_compare_switches)."""
+        """Return a number above 0 where the first switch suits better (_topo_compare_switches)."""
         for level, count in enumerate(counts):
             fits, others = count[one] >= missing, count[other] >= missing
             if fits and others:

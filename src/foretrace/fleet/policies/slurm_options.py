@@ -31,7 +31,7 @@ _QOS = {"Priority": "priority", "MaxJobsPU": "max_jobs_pu", "MaxTRESPU": "max_tr
 def numbers(
     option: str, words: Iterable[str], known: Iterable[str], *, sign: str = "_", may: str = ""
 ) -> dict[str, int]:
-    """Whole numbers above 0 (`may`: the one that may be 0) by name, from NAME=NUMBER. Raises ForetraceError."""
+    """Return whole numbers above 0 (`may`: the one that may be 0) by name, from NAME=NUMBER. Raises ForetraceError."""
     given = keyed(words, known, f"`{option}`", sign)
     for key, value in given.items():
         if not (value.isdecimal() and int(key != may) <= int(value) <= 10**7):
@@ -55,20 +55,22 @@ class SchedulerParameters:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From `bf_interval=5,bf_resolution=1`; "yes": all as by default. Raises ForetraceError."""
+        """Parse `bf_interval=5,bf_resolution=1`; "yes": all as by default. Raises ForetraceError."""
         words = [] if text in DEFAULTS else text.split(",")
         return cls(**numbers("slurm", words, (each.name for each in fields(cls)), may="batch_sched_delay"))
 
     @classmethod
     def shown(cls, text: str) -> Self:
-        """From what `scontrol show config` prints; what is not simulated, or is no number, is passed over."""
+        """Read what `scontrol show config` prints; what is not simulated, or is no number, is passed over."""
         given = {key.strip(): value for key, _, value in (word.partition("=") for word in text.split(","))}
         known = [each.name for each in fields(cls) if given.get(each.name, "").isdecimal()]
         return cls(**{name: min(int(given[name]), 10**7) for name in known})
 
 
 def limits_min(workload: Workload) -> Int64:
-    """(n,) time limits in whole minutes, as sbatch rounds them up; where none is stated, above the true run time."""
+    """Return (n,) time limits in whole minutes, as sbatch rounds them up; where none is stated, above the true run
+    time.
+    """
     stated = np.where(np.isnan(workload.estimate_s), workload.work_s + 5, workload.estimate_s)
     return np.maximum(np.ceil(stated / 60), 1).astype(np.int64)
 
@@ -85,14 +87,14 @@ class PriorityWeights:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """From `age=1000,size=500,max-age=60`; None of "". Raises ForetraceError."""
+        """Parse `age=1000,size=500,max-age=60`; None of "". Raises ForetraceError."""
         given = text.split(",") if text else []
         return cls(**numbers("weights", given, (each.name for each in fields(cls)), sign="-")) if given else None
 
     def priorities(
         self, workload: Workload, cluster: ClusterTree, at_ns: int, qos: Float64, shares: Float64 | float
     ) -> Int64:
-        """(n,) as weighted at that time; jobs that came later have no age (priority_multifactor.c).
+        """Return (n,) as weighted at that time; jobs that came later have no age (priority_multifactor.c).
 
         qos: (n,) priority of a job's QOS over the highest; shares: (n,) its user's factor of fair share.
         """
@@ -112,8 +114,8 @@ class PriorityWeights:
 
 
 def fair_tree(workload: Workload, used: Mapping[str, float]) -> Float64:
-    """(n,) factor of fair share of each job's user, all of them with one share (fair_tree.c): who used least has 1, and
-    those who used as much have as much.
+    """Return (n,) factor of fair share of each job's user, all of them with one share (fair_tree.c): who used least has
+    1, and those who used as much have as much.
     """
     users = sorted(set(workload.user.tolist()))
     above = {user: sum(used.get(other, 0.0) < used.get(user, 0.0) for other in users) for user in users}
@@ -121,8 +123,9 @@ def fair_tree(workload: Workload, used: Mapping[str, float]) -> Float64:
 
 
 def dependencies(workload: Workload) -> dict[int, list[tuple[str, list[int]]]]:
-    """What each job waits for, from the column `dependency` (afterok:JOB, afterany:JOB:JOB, singleton; with commas all
-    of them; an array is all its tasks). Raises ForetraceError for anything else, or jobs that come no earlier.
+    """Return what each job waits for, from the column `dependency` (afterok:JOB, afterany:JOB:JOB, singleton; with
+    commas all of them; an array is all its tasks). Raises ForetraceError for anything else, or jobs that come no
+    earlier.
     """
     found: dict[int, list[tuple[str, list[int]]]] = {}
     names = {str(name): [at] for at, name in enumerate(workload.job)}
@@ -147,7 +150,8 @@ def dependencies(workload: Workload) -> dict[int, list[tuple[str, list[int]]]]:
 
 
 def tasks_of(workload: Workload) -> Workload:
-    """The jobs with a row for each task of those that are arrays (column `array`, as sbatch has it: 0-9%2, 1,3,5-9:2).
+    """Return the jobs with a row for each task of those that are arrays (column `array`, as sbatch has it: 0-9%2,
+    1,3,5-9:2).
 
     Tasks are called JOB_TASK; columns `array_of` and `array_task` say of which array which. Raises ForetraceError.
     """
@@ -171,7 +175,7 @@ def tasks_of(workload: Workload) -> Workload:
 
 
 def array_ranges(text: str) -> tuple[list[range], int]:
-    """Tasks of an array and how many may run at once (0: all), from 0-9%2 or 1,3,5-9:2. Raises ValueError."""
+    """Return tasks of an array and how many may run at once (0: all), from 0-9%2 or 1,3,5-9:2. Raises ValueError."""
     body, percent, most = text.partition("%")
     if percent and not (most.isdecimal() and 0 < int(most) < 10**9):
         raise ValueError(f"{most[:20]!r} is no number of tasks")
@@ -205,7 +209,7 @@ class Arrays:
 
     @classmethod
     def read(cls, workload: Workload) -> Self:
-        """Of a workload of tasks (`tasks_of`)."""
+        """Read it from a workload of tasks (`tasks_of`)."""
         names = workload.details.get("array_of", np.full(len(workload), "", object)).tolist()
         known = list(dict.fromkeys(name for name in names if name))
         specs = {name: str(workload.details["array"][at]) for at, name in enumerate(names) if name}
@@ -226,7 +230,7 @@ class NodeWindow(NamedTuple):
 
 
 def windows(option: str, text: str) -> tuple[NodeWindow, ...]:
-    """From NODES@SECONDS-SECONDS, such as 0-3@600-1200,7@30 (no end: for good). Raises ForetraceError."""
+    """Parse NODES@SECONDS-SECONDS, such as 0-3@600-1200,7@30 (no end: for good). Raises ForetraceError."""
     made = []
     for word in text.split(",") if text else ():
         found = _WINDOW.fullmatch(word)
@@ -252,7 +256,7 @@ class Qos:
 
 
 def qos_of(text: str) -> dict[str, Qos]:
-    """From NAME:FIELD=VALUE:..., such as high:Priority=10:Preempt=low,low:MaxJobsPU=2. Raises ForetraceError."""
+    """Parse NAME:FIELD=VALUE:..., such as high:Priority=10:Preempt=low,low:MaxJobsPU=2. Raises ForetraceError."""
     made: dict[str, Qos] = {}
     for word in text.split(",") if text else ():
         name, *rest = word.split(":")
@@ -271,7 +275,7 @@ def qos_of(text: str) -> dict[str, Qos]:
 
 
 def tiers_of(text: str) -> dict[str, int]:
-    """PriorityTier by partition, from high=10,low=1. Raises ForetraceError."""
+    """Return PriorityTier by partition, from high=10,low=1. Raises ForetraceError."""
     made: dict[str, int] = {}
     for word in text.split(",") if text else ():
         name, _, value = word.partition("=")
@@ -295,7 +299,7 @@ class Preemption:
 
     @classmethod
     def parse(cls, mode: str, tiers: str, qos: str) -> Self:
-        """From the words of `preempt-mode`, `priority-tier` and `qos`. Raises ForetraceError."""
+        """Parse the words of `preempt-mode`, `priority-tier` and `qos`. Raises ForetraceError."""
         if (mode or "OFF").upper() not in MODES:
             raise ForetraceError(f"`preempt-mode` must be one of {', '.join(MODES).lower()}, got {mode!r}.")
         made = cls(mode=(mode or "OFF").upper(), tiers=tiers_of(tiers), qos=qos_of(qos))
@@ -319,7 +323,7 @@ class Preemption:
         return self.mode in ("REQUEUE", "CANCEL")
 
     def named(self, workload: Workload) -> list[str]:
-        """(n,) QOS of each job; "" where it has none. Raises ForetraceError for one that `qos` does not name."""
+        """Return (n,) QOS of each job; "" where it has none. Raises ForetraceError for one that `qos` does not name."""
         names = [str(each) for each in workload.details.get("qos", np.full(len(workload), "", object)).tolist()]
         for job, name in enumerate(names):
             if name and name not in self.qos and self.qos:
@@ -329,7 +333,7 @@ class Preemption:
         return names if self.qos else [""] * len(names)
 
     def ranks(self, workload: Workload) -> tuple[Int64, Int64]:
-        """(n,) who stands before whom, the largest first; (n,) who makes room first, the smallest."""
+        """Return (n,) who stands before whom, the largest first; (n,) who makes room first, the smallest."""
         if self.by_qos:
             depth: dict[str, int] = {}
             for _ in self.qos:  # a QOS stands before all that it preempts
@@ -341,7 +345,7 @@ class Preemption:
         return tiers, tiers
 
     def lines(self) -> tuple[str, ...]:
-        """The same in slurm.conf."""
+        """Return the same in slurm.conf."""
         shared = " OverSubscribe=FORCE:1" if self.mode == "SUSPEND" else ""
         made = [f"PartitionName={n} Nodes=ALL MaxTime=INFINITE PriorityTier={t}{shared}" for n, t in self.tiers.items()]
         if self.mode != "OFF":
@@ -351,7 +355,7 @@ class Preemption:
         return tuple(made)
 
     def accounting(self, users: Sequence[str]) -> tuple[str, ...]:
-        """The same for sacctmgr, and these users, all of one account and with the same share."""
+        """Return the same for sacctmgr, and these users, all of one account and with the same share."""
         made = ["add account foretrace"]
         for name, each in self.qos.items():
             said = {key + "=gres/gpu" * ("TRES" in key): getattr(each, known) for key, known in _QOS.items()}

@@ -65,7 +65,7 @@ def gittins(
 
 
 def gittins_table(samples: Float64, *, points: int = 256) -> tuple[Float64, Float64]:
-    """Service levels (GPU-seconds, from 0) and the Gittins index there, per GPU-second.
+    """Return service levels (GPU-seconds, from 0) and the Gittins index there, per GPU-second.
 
     G(a) = sup over Δ of P(S − a ≤ Δ | S > a) / E[min(S − a, Δ) | S > a], S the service a job needs in all, by the
     empirical distribution: the supremum is reached at one of the samples.

@@ -42,11 +42,11 @@ class StepModel:
     gamma: float
 
     def compute_s(self, local: npt.ArrayLike) -> Float64:
-        """Seconds of one pass over `local` samples."""
+        """Return seconds of one pass over `local` samples."""
         return self.alpha_c + self.beta_c * np.asarray(local, np.float64)
 
     def network_s(self, nodes: npt.ArrayLike, replicas: npt.ArrayLike) -> Float64:
-        """Seconds of synchronisation."""
+        """Return seconds of synchronisation."""
         across, several = np.asarray(nodes) > 1, np.asarray(replicas) > 1
         more = np.maximum(np.asarray(replicas) - 2, _LEAST)
         inside = np.where(several, self.alpha_r + self.beta_r * more, _LEAST)
@@ -55,7 +55,7 @@ class StepModel:
     def step_s(
         self, nodes: npt.ArrayLike, replicas: npt.ArrayLike, local: npt.ArrayLike, accumulation: npt.ArrayLike = 0
     ) -> Float64:
-        """Seconds of a step with its accumulation passes; arguments broadcast."""
+        """Return seconds of a step with its accumulation passes; arguments broadcast."""
         compute = self.compute_s(local)
         overlapped = (compute**self.gamma + self.network_s(nodes, replicas) ** self.gamma) ** (1 / self.gamma)
         return np.asarray(accumulation) * compute + overlapped
@@ -64,7 +64,7 @@ class StepModel:
 def fit_step_model(
     nodes: npt.ArrayLike, replicas: npt.ArrayLike, local: npt.ArrayLike, step_s: npt.ArrayLike, sync_s: npt.ArrayLike
 ) -> StepModel:
-    """The model nearest to measured rows, (rows,) each.
+    """Return the model nearest to measured rows, (rows,) each.
 
     Minimises the root mean square error of the logarithms of compute and of step seconds, plus 1e-3 (gamma - 1)^2 and
     1e-2 ((beta_n / alpha_n)^2 + (beta_r / alpha_r)^2). What the rows cannot tell stays at its lower bound, and across
@@ -105,7 +105,7 @@ def _loss(
     across: npt.NDArray[np.bool_], inside: npt.NDArray[np.bool_], more: Float64, m: Float64,
     log_compute: Float64, log_step: Float64,
 ) -> Callable[[Float64], tuple[float, Float64]]:  # fmt: skip
-    """Loss and its gradient by the seven parameters."""
+    """Return loss and its gradient by the seven parameters."""
     network_by = np.array([across, across * more, inside, inside * more])  # by alpha_n, beta_n, alpha_r, beta_r
     alone = np.where(across | inside, 0.0, _LEAST)
     compute_by = np.array([np.ones_like(m), m])
@@ -140,7 +140,9 @@ def _loss(
 
 
 def efficiency(sqr: float, var: float, scale: npt.ArrayLike) -> Float64:
-    """Worth of a sample in a batch `scale` times the smallest: 1 there, and less the less noise the gradient has."""
+    """Return worth of a sample in a batch `scale` times the smallest: 1 there, and less the less noise the gradient
+    has.
+    """
     scale = np.asarray(scale, np.float64)
     below = var / scale + sqr
     gain: Float64 = np.where(below > 0, (var + sqr) / np.where(below > 0, below, 1), 1.0)
@@ -159,7 +161,7 @@ class BatchLimits:
 
     @classmethod
     def of(cls, app: Application) -> BatchLimits:
-        """Those of a profiled application."""
+        """Return the limits of a profiled application."""
         return cls(app.init_batch, app.max_batch, app.min_local, app.max_local)
 
 
@@ -181,7 +183,7 @@ class Candidates:
 
     @classmethod
     def of(cls, limits: BatchLimits, nodes: npt.ArrayLike, replicas: npt.ArrayLike) -> Candidates:
-        """Total batches in geometric spacing, each divided among the replicas.
+        """Return total batches in geometric spacing, each divided among the replicas.
 
         One replica with more than the smallest batch accumulates at least once, as the noise of the gradient cannot be
         estimated from a single pass.
@@ -210,14 +212,16 @@ class Goodput:
     def at(
         self, nodes: npt.ArrayLike, replicas: npt.ArrayLike, local: npt.ArrayLike, accumulation: npt.ArrayLike
     ) -> Float64:
-        """Samples per second, each worth what it would be in the smallest batch."""
+        """Return samples per second, each worth what it would be in the smallest batch."""
         batch = np.asarray(replicas) * np.asarray(local) * (np.asarray(accumulation) + 1)
         worth = efficiency(self.sqr, self.var, batch / self.limits.init)
         rate: Float64 = batch / self.model.step_s(nodes, replicas, local, accumulation)
         return rate * worth
 
     def best(self, tried: Candidates) -> tuple[Float64, Int64, Int64]:
-        """(goodput, local batch, accumulation) of the best batch per allocation, (n,) each; goodput 0 if none fits."""
+        """Return (goodput, local batch, accumulation) of the best batch per allocation, (n,) each; goodput 0 if none
+        fits.
+        """
         rate = tried.batch / self.model.step_s(tried.nodes, tried.replicas, tried.local, tried.passes)
         found = np.where(tried.allowed, rate * efficiency(self.sqr, self.var, tried.scale), 0.0)
         which = np.argmax(found, axis=0), np.arange(len(tried.replicas))
@@ -225,7 +229,7 @@ class Goodput:
 
 
 def fit_application(app: Application) -> StepModel:
-    """The model fitted to all measured rows of a profile."""
+    """Return the model fitted to all measured rows of a profile."""
     return fit_step_model(*app.measured.T)
 
 
@@ -241,22 +245,24 @@ class GoodputSpeeds:
     def __init__(
         self, profiles: Profiles | Path, *, per_node: int = 4, adapt: bool = False, gpu_type: str = ""
     ) -> None:
-        """`per_node`: GPUs on each node of the allocation that a job's `work_s` refers to."""
+        """Take `per_node`: GPUs on each node of the allocation that a job's `work_s` refers to."""
         self.profiles = profiles if isinstance(profiles, Profiles) else Profiles(profiles)
         self.per_node, self.adapt, self.gpu_type = per_node, adapt, gpu_type
         self._goodputs: dict[str, Goodput] = {}
 
     def kinds(self, workload: Workload) -> Int64:
-        """Jobs of equal application, GPUs and batch size are equally fast."""
+        """Return jobs of equal application, GPUs and batch size are equally fast."""
         batch = np.nan_to_num(workload.batch, nan=-1.0)
         return codes(zip(workload.model.tolist(), workload.gpus.tolist(), batch.tolist(), strict=True))[0]
 
     def run_times(self, workload: Workload) -> Float64:
-        """(n,) seconds of each job from the measured steps and gradients, where `work_s` is nan (`with_work`)."""
+        """Return (n,) seconds of each job from the measured steps and gradients, where `work_s` is nan
+        (`with_work`).
+        """
         return with_work(workload, self.profiles, per_node=self.per_node).work_s
 
     def of(self, application: str) -> Goodput:
-        """The goodput of an application; raises ForetraceError where it has no profile."""
+        """Return the goodput of an application; raises ForetraceError where it has no profile."""
         if application not in self._goodputs:
             app = self.profiles.application(application)
             stats = app.grad_stats(app.init_batch, app.epochs // 2)
@@ -264,7 +270,7 @@ class GoodputSpeeds:
         return self._goodputs[application]
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
-        """As `Speeds.speed`; communication is the part of a step beyond its compute."""
+        """Return the speed as `Speeds.speed` does; communication is the part of a step beyond its compute."""
         name = str(workload.job[job])
         if shape.gpu_type != self.gpu_type:
             kind = f"measured on {self.gpu_type!r}" if self.gpu_type else "not said to be measured on any kind"
@@ -280,7 +286,7 @@ class GoodputSpeeds:
         return Speed(here / reference, communication)
 
     def _placed(self, workload: Workload, job: int, nodes: int, replicas: int, *, adapt: bool) -> tuple[float, float]:
-        """(goodput, part of a step that is communication) in one placement."""
+        """Return (goodput, part of a step that is communication) in one placement."""
         application, batch = str(workload.model[job]), float(workload.batch[job])
         given, app = self.of(application), self.profiles.application(application)
         own = np.isfinite(batch) and not adapt
@@ -302,7 +308,7 @@ class GoodputSpeeds:
 
 
 def with_work(workload: Workload, profiles: Profiles, *, per_node: int = 4) -> Workload:
-    """A copy with `work_s` where it is nan: seconds to the end of training by the measured steps and gradients.
+    """Return a copy with `work_s` where it is nan: seconds to the end of training by the measured steps and gradients.
 
     Meant is the job's own number of GPUs and batch size, consolidated and undisturbed. Raises ForetraceError for what
     is not profiled.

@@ -76,7 +76,7 @@ class Application:
         return len(self.ends)
 
     def split(self, batch: int, replicas: int, *, always_accumulate: bool = False) -> tuple[int, int]:
-        """(batch per replica and pass, accumulation steps) of a total batch on so many replicas.
+        """Return (batch per replica and pass, accumulation steps) of a total batch on so many replicas.
 
         One replica with more than the smallest batch accumulates at least once, as one pass alone cannot estimate
         the gradient's noise; with `always_accumulate` one replica does so whatever the batch.
@@ -89,11 +89,11 @@ class Application:
         return self.bounded(atomic, steps, replicas), steps
 
     def bounded(self, atomic: int, steps: int, replicas: int) -> int:
-        """The batch per replica and pass, cut so that the total stays within the largest batch."""
+        """Return the batch per replica and pass, cut so that the total stays within the largest batch."""
         return min(atomic, int(self.max_batch / (replicas * (steps + 1))))
 
     def step_seconds(self, placement: Sequence[int], local: int) -> tuple[float, float]:
-        """(step, sync) seconds with these GPUs per node and this batch per replica.
+        """Return (step, sync) seconds with these GPUs per node and this batch per replica.
 
         A measured placement (rotations count as equal) is interpolated between its local batches; any other linearly
         between all measured (nodes, replicas, local batch). Raises ForetraceError outside what was measured and
@@ -123,7 +123,7 @@ class Application:
 
     @staticmethod
     def _along(sizes: list[float], times: list[tuple[float, float]], local: int) -> tuple[float, float]:
-        """Between the two neighbours in local batch; nan outside them."""
+        """Interpolate between the two neighbours in local batch; nan outside them."""
         if not sizes[0] <= local <= sizes[-1]:
             return math.nan, math.nan
         if len(sizes) == 1:
@@ -149,7 +149,7 @@ class Application:
         return float(found[0]), float(found[1])
 
     def neighbours(self, batch: int) -> tuple[int, int]:
-        """The validated batch sizes at or below and at or above; raises ForetraceError outside their range."""
+        """Return the validated batch sizes at or below and at or above; raises ForetraceError outside their range."""
         if not self.init_batch <= batch <= self.max_batch:
             raise ForetraceError(
                 f"profile {self.name} is validated for total batches of {self.init_batch} to {self.max_batch}, "
@@ -158,7 +158,9 @@ class Application:
         return max(b for b in self.validation if b <= batch), min(b for b in self.validation if b >= batch)
 
     def grad_stats(self, batch: int, epoch: int) -> tuple[float, float]:
-        """(squared norm, variance) of the gradient in an epoch (from 0), linear between validated batch sizes."""
+        """Return (squared norm, variance) of the gradient in an epoch (from 0), linear between validated
+        batch sizes.
+        """
         key = (batch, epoch)
         if key not in self._stats:
             low, high = self.neighbours(batch)
@@ -170,13 +172,13 @@ class Application:
         return self._stats[key]
 
     def gain(self, batch: int, epoch: int) -> float:
-        """Progress per step with this total batch, in steps with the smallest batch."""
+        """Return progress per step with this total batch, in steps with the smallest batch."""
         sqr, var = self.grad_stats(batch, epoch)
         return (var + sqr) / (var / (batch / self.init_batch) + sqr)
 
 
 def linear(at: int, low: int, high: int, below: float, above: float) -> float:
-    """Between the values at two batch sizes."""
+    """Interpolate between the values at two batch sizes."""
     if low == high:
         return below
     return ((at - low) * above + (high - at) * below) / (high - low)
@@ -186,7 +188,7 @@ class Profiles:
     """A folder of profiles; applications are read when they are first asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ForetraceError where `folder` is no folder or holds no application."""
+        """Raise ForetraceError where `folder` is no folder or holds no application."""
         self.folder = folder
         if not folder.is_dir():
             raise ForetraceError(f"{folder} is not a folder; name the one with a folder of profiles per application.")
@@ -196,7 +198,7 @@ class Profiles:
         self._read: dict[str, Application] = {}
 
     def application(self, name: str) -> Application:
-        """Raises ForetraceError for an unknown application or a file that cannot be read."""
+        """Raise ForetraceError for an unknown application or a file that cannot be read."""
         if name not in self._read:
             if name not in self.names:
                 raise ForetraceError(
@@ -210,14 +212,14 @@ class Profiles:
 
 @lru_cache(maxsize=64)
 def _read_once(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> Application:
-    """Reading and triangulating take longer than a simulation: several in one process share them while the files stay
-    as they are.
+    """Return reading and triangulating take longer than a simulation: several in one process share them while the files
+    stay as they are.
     """
     return read_application(folder)
 
 
 def read_application(folder: Path) -> Application:
-    """The profile in one folder; raises ForetraceError naming the file, row and column that cannot be used."""
+    """Return the profile in one folder; raises ForetraceError naming the file, row and column that cannot be used."""
     placed = _rows(_found(folder, "placements.csv"), ("placement", "local_bsz", "step_time", "sync_time"))
     scaled = _rows(
         _found(folder, "scalability.csv"), ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
@@ -289,7 +291,7 @@ def _found(folder: Path, name: str) -> Path:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
-    """These columns of a CSV file as finite numbers, row by row."""
+    """Return these columns of a CSV file as finite numbers, row by row."""
     rows: list[tuple[float, ...]] = []
     try:
         lines = list(csv.reader(reading.read_text(path, mend="copy it again").splitlines()))

@@ -39,7 +39,7 @@ class Aim:
     kept: Float64
 
     def judge(self, states: State) -> Float64:
-        """(k, 2) values of (k, J, N) states, smaller is better."""
+        """Return (k, 2) values of (k, J, N) states, smaller is better."""
         used, replicas = _total(states > 0, 2), _total(states, 2)
         speed = self.speedup[np.arange(len(self.base)), used, replicas]
         share = len(self.nodes) / self.nodes.sum()
@@ -52,7 +52,7 @@ class Aim:
         return np.column_stack([-mean, -useful])
 
     def mutate(self, states: State, random: np.random.Generator) -> State:
-        """Changed copies: jobs put back to what they hold, nodes taken away, more given where GPUs are free."""
+        """Return changed copies: jobs put back to what they hold, nodes taken away, more given where GPUs are free."""
         k, j, n = states.shape
         reset = random.random((k, j, 1), np.float32) < _RESET
         states = np.where(reset, self.base, states)
@@ -91,13 +91,13 @@ class Aim:
 
 
 def _total(values: npt.NDArray[Any], axis: int) -> State:
-    """Sum in 16 bits, enough for GPUs of a cluster and several times as fast."""
+    """Return sum in 16 bits, enough for GPUs of a cluster and several times as fast."""
     total: State = np.add.reduce(values, axis=axis, dtype=np.int16)
     return total
 
 
 def search(aim: Aim, start: State, population: int, generations: int, random: np.random.Generator) -> State:
-    """The states of the first front after NSGA-II from `start`: (k, J, N)."""
+    """Return the states of the first front after NSGA-II from `start`: (k, J, N)."""
     states = aim.repair(start.copy(), random)
     states = states[_new(states, set())]
     values = aim.judge(states)
@@ -123,7 +123,7 @@ def search(aim: Aim, start: State, population: int, generations: int, random: np
 
 
 def _new(states: State, seen: set[bytes]) -> Int64:
-    """Positions of states that were not seen before, each once; adds them to `seen`."""
+    """Return positions of states that were not seen before, each once; adds them to `seen`."""
     fresh = []
     for at, state in enumerate(states):
         key = state.tobytes()
@@ -134,7 +134,7 @@ def _new(states: State, seen: set[bytes]) -> Int64:
 
 
 def _mate(states: State, values: Float64, crowd: Float64, wanted: int, random: np.random.Generator) -> State:
-    """Pairs won by binary tournaments (dominance, then crowding) exchange their first jobs."""
+    """Return pairs won by binary tournaments (dominance, then crowding) exchange their first jobs."""
     pairs = -(-wanted // 2)
     needed = 4 * pairs
     drawn = np.concatenate([random.permutation(len(states)) for _ in range(-(-needed // len(states)))])[:needed]
@@ -151,7 +151,7 @@ def _mate(states: State, values: Float64, crowd: Float64, wanted: int, random: n
 
 
 def _fronts(values: Float64) -> tuple[Int64, Float64]:
-    """(front, crowding) of (k, 2) values; front 0 is dominated by none.
+    """Return (front, crowding) of (k, 2) values; front 0 is dominated by none.
 
     Crowding is the width of the gap around a point inside its front, infinite at the ends, 0 for repetitions.
     """

@@ -156,7 +156,7 @@ def predicted(
 
 
 def interval_s(policy: Policy) -> float:
-    """The longest time between two passes of the scheduler that starts jobs."""
+    """Return the longest time between two passes of the scheduler that starts jobs."""
     if not isinstance(policy, SlurmPolicy):
         return on_ray.RETRY_S
     given = policy.parameters
@@ -167,7 +167,7 @@ def compared(
     work: Workload, setup: SlurmSetup, policy: Policy, ran: Sequence[RigRun],
     paces: Sequence[RigPace] = (), **known: Any,
 ) -> RigErrors:  # fmt: skip
-    """Errors of simulations of runs of the same jobs; paces: per run; known: as `predicted` has it."""
+    """Return errors of simulations of runs of the same jobs; paces: per run; known: as `predicted` has it."""
     return mean([
         errors(predicted(work, setup, policy, each, pace=pace, **known), each, setup, policy)
         for each, pace in zip(ran, paces or [IDLE] * len(ran), strict=True)
@@ -175,13 +175,13 @@ def compared(
 
 
 def between(ran: Sequence[RigRun], setup: SlurmSetup, policy: Policy) -> RigErrors | None:
-    """What runs of the same jobs differ by; None of one."""
+    """Return what runs of the same jobs differ by; None of one."""
     pairs = [errors(one, other, setup, policy) for one, other in itertools.combinations(ran, 2)]
     return mean(pairs) if pairs else None
 
 
 def errors(one: RigRun, other: RigRun, setup: SlurmSetup, policy: Policy) -> RigErrors:
-    """Differences of the first from the second. Raises ForetraceError where a job never ended."""
+    """Return differences of the first from the second. Raises ForetraceError where a job never ended."""
     late, apart = np.abs(one.start_s - other.start_s), np.abs(one.jct_s - other.jct_s)
     if not np.isfinite(apart).all():
         raise ForetraceError("a job that ran on the private Slurm did not end in the simulation.")
@@ -200,7 +200,7 @@ def errors(one: RigRun, other: RigRun, setup: SlurmSetup, policy: Policy) -> Rig
 
 
 def mean(found: Sequence[RigErrors]) -> RigErrors:
-    """Means over several comparisons; the worst is the worst of all."""
+    """Return means over several comparisons; the worst is the worst of all."""
 
     def over(said: Callable[[RigErrors], float]) -> float:
         return float(np.mean([said(each) for each in found]))
@@ -217,8 +217,9 @@ def mean(found: Sequence[RigErrors]) -> RigErrors:
 
 
 def synthetic(text: str, setup: SlurmSetup) -> Workload:
-    """Jobs from `synthetic jobs=40 seed=7 load=0.8 run-s=12000`: Poisson arrivals, sizes of powers of two, log-normal
-    run times of this mean, limits 1.1 to 5 times the run time; load: GPU-seconds asked for over those there are.
+    """Return jobs from `synthetic jobs=40 seed=7 load=0.8 run-s=12000`: Poisson arrivals, sizes of powers of two,
+    log-normal run times of this mean, limits 1.1 to 5 times the run time; load: GPU-seconds asked for over those there
+    are.
     """
     given = {key: float(default) for key, (default, _, _) in _KEYS.items()}
     for word in text.split()[1:]:

@@ -71,11 +71,11 @@ class SlurmSetup:
         return ClusterTree.of((self.racks, self.nodes // self.racks, self.gpus), levels=("rack", "node"), name="slurm")
 
     def node(self, at: int) -> str:
-        """What a node is called."""
+        """Return what a node is called."""
         return f"n{at:03d}"
 
     def listed(self, first: int, last: int) -> str:
-        """Neighbouring nodes as Slurm lists them."""
+        """Return neighbouring nodes as Slurm lists them."""
         return f"n[{first:03d}-{last:03d}]"
 
 
@@ -98,7 +98,7 @@ class PrivateSlurm:
         return self.folder / "completed"
 
     def run(self, program: str, *words: str, text: str | None = None) -> str:
-        """What a command of Slurm says. Raises ForetraceError with its complaint where it fails."""
+        """Return what a command of Slurm says. Raises ForetraceError with its complaint where it fails."""
         try:
             done = subprocess.run(
                 [_program(program) or program, *words], env=self.environment, input=text, text=True,
@@ -126,7 +126,7 @@ class PrivateSlurm:
 
 
 def missing(*, accounting: bool = False) -> str:
-    """Why this machine can have no private Slurm, or none with accounting, one sentence; "" where it can."""
+    """Return why this machine can have no private Slurm, or none with accounting, one sentence; "" where it can."""
     for names, what, packages in (
         (PROGRAMS, "Slurm", PACKAGES),
         (ACCOUNTING, "The accounting of Slurm", ACCOUNTING_PACKAGES),
@@ -145,7 +145,7 @@ def _program(name: str) -> str | None:
 
 @contextmanager
 def private(setup: SlurmSetup, *, under: Path | None = None) -> Iterator[PrivateSlurm]:
-    """A Slurm of this kind, ready for jobs; ended with the block, its folder (made below `under`) removed.
+    """Start a Slurm of this kind, ready for jobs; ended with the block, its folder (made below `under`) removed.
 
     Raises ForetraceError where Slurm is not installed or does not start.
     """
@@ -203,7 +203,7 @@ def _end(started: subprocess.Popen[bytes]) -> None:
 
 
 def _ports(count: int) -> tuple[list[socket.socket], int]:
-    """Sockets that hold blocks of ports that nobody uses, and the first port that is free for the daemons."""
+    """Return sockets that hold blocks of ports that nobody uses, and the first port that is free for the daemons."""
     blocks = -(-(count + 1) // (_BLOCK - 1))
     starts = range(_FIRST_PORT, _LAST_PORT - blocks * _BLOCK, _BLOCK)
     offset = secrets.randbelow(len(starts))
@@ -319,7 +319,7 @@ PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSu
 
 
 def _account(made: PrivateSlurm, port: int) -> str:
-    """Settings of a database below the folder; its lines of slurm.conf."""
+    """Return settings of a database below the folder; its lines of slurm.conf."""
     folder = made.folder
     folder.chmod(0o711)  # jobs of other users are started from below it; keys and settings are root's alone
     settings = folder / "slurmdbd.conf"
@@ -337,7 +337,9 @@ def _account(made: PrivateSlurm, port: int) -> str:
 
 
 def _wait(made: PrivateSlurm, pids: Sequence[int]) -> None:
-    """Until all nodes are idle. Raises ForetraceError with the last words of the controller where they never are."""
+    """Wait until all nodes are idle. Raises ForetraceError with the last words of the controller where they
+    never are.
+    """
     end = time.monotonic() + START_S
     while time.monotonic() < end and pids and all(Path(f"/proc/{pid}").exists() for pid in pids):
         with suppress(ForetraceError):

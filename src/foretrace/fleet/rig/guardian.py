@@ -83,7 +83,7 @@ def end_all() -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Processes below this one, whichever sessions they made."""
+    """Return processes below this one, whichever sessions they made."""
     children: dict[int, list[int]] = {}
     for each in Path("/proc").iterdir():
         if each.name.isdecimal():

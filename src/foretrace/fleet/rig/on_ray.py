@@ -40,7 +40,7 @@ _QUIET = (
 
 
 def missing() -> str:
-    """Why this machine can have no private Ray, one sentence; "" where it can."""
+    """Return why this machine can have no private Ray, one sentence; "" where it can."""
     if importlib.util.find_spec("ray") is None:
         return "Ray is not installed here; install it with: pip install ray."
     return ""

@@ -54,7 +54,8 @@ class RigRun:
 
 
 def for_rig(workload: Workload, setup: SlurmSetup, speedup: float) -> Workload:
-    """The jobs (tasks) on the rig's clock: whole seconds, limits in whole minutes, as many GPUs on every node of a job.
+    """Return the jobs (tasks) on the rig's clock: whole seconds, limits in whole minutes, as many GPUs on every node of
+    a job.
 
     Raises ForetraceError for jobs that the rig cannot hold or that would take hours.
     """
@@ -174,7 +175,7 @@ def _words(workload: Workload, at: int, limit: int, setup: SlurmSetup, policy: S
 
 
 def users() -> list[str]:
-    """Users of this machine, as whom jobs are submitted where there is accounting."""
+    """Return users of this machine, as whom jobs are submitted where there is accounting."""
     return [each.pw_name for each in pwd.getpwall() if each.pw_uid][:MOST_USERS]
 
 
@@ -186,8 +187,8 @@ def _script(workload: Workload, tasks: Sequence[int], suffixes: Sequence[str]) -
 
 
 def _rows(path: Path, ids: Sequence[str]) -> dict[int, dict[str, str]]:
-    """The last line about each job that ended for good, by its position (jobcomp/filetxt), with its first submission;
-    ids: what sbatch called them.
+    """Return the last line about each job that ended for good, by its position (jobcomp/filetxt), with its first
+    submission; ids: what sbatch called them.
     """
     try:
         lines = path.read_text(errors="replace").splitlines()
@@ -225,25 +226,27 @@ def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int, ids: Sequence[str]
 
 
 def _times(log: str, epoch: int, words: str) -> list[float]:
-    """When slurmctld wrote these words, seconds after time zero."""
+    """Return when slurmctld wrote these words, seconds after time zero."""
     lines = (line for line in log.splitlines() if words in line and line.startswith("[2"))
     return [datetime.fromisoformat(line[1 : line.index("]")]).timestamp() - epoch for line in lines]
 
 
 def _last(times: Sequence[float]) -> float:
-    """The last before time zero, or else the first after it; 0 where there is none."""
+    """Return the last before time zero, or else the first after it; 0 where there is none."""
     return max((each for each in times if each <= 0), default=min(times, default=0.0))
 
 
 def turn_s(passes: Sequence[float]) -> float:
-    """How long a turn of the background thread takes, from its passes, which lie whole numbers of turns apart."""
+    """Return how long a turn of the background thread takes, from its passes, which lie whole numbers of
+    turns apart.
+    """
     apart = np.diff(passes)
     apart = apart[(apart > 0.5) & (apart < 20)]  # beyond, who knows how many turns
     return float(apart.sum() / np.rint(apart).sum()) if len(apart) else BACKGROUND_S
 
 
 def slurm_setup(setup: SlurmSetup, policy: SlurmPolicy) -> SlurmSetup:
-    """The same cluster, with the scheduler that this policy is."""
+    """Return the same cluster, with the scheduler that this policy is."""
     policy.fits(setup.nodes)
     lines = [*(() if policy.weights is None else policy.weights.lines), *policy.preemption.lines()]
     parameters = {**setup.parameters, **asdict(policy.parameters)}
@@ -256,5 +259,5 @@ def slurm_setup(setup: SlurmSetup, policy: SlurmPolicy) -> SlurmSetup:
 
 
 def switches_of(nodes: Sequence[int] | Int64, setup: SlurmSetup) -> int:
-    """Number of racks that nodes lie in."""
+    """Return the number of racks that nodes lie in."""
     return len({int(each) // (setup.nodes // setup.racks) for each in nodes})

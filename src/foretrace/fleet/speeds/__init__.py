@@ -52,11 +52,11 @@ class Speeds(Protocol):
         ...
 
     def kinds(self, workload: Workload) -> Int64:
-        """(n,) small whole numbers: jobs with the same kind are equally fast in the same shape."""
+        """Return (n,) small whole numbers: jobs with the same kind are equally fast in the same shape."""
         ...
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
-        """Speed of the job at this position in `workload`, in a placement of this shape.
+        """Return the speed of the job at this position in `workload`, in a placement of this shape.
 
         Raises ForetraceError where the model does not know the job or the shape; it never guesses in silence.
         """
@@ -64,7 +64,8 @@ class Speeds(Protocol):
 
 
 def dimensions(shape: Shape) -> tuple[tuple[int, int], ...]:
-    """(level, size) of each dimension that an all-reduce over these GPUs has, innermost first; sizes are 2 or more.
+    """Return (level, size) of each dimension that an all-reduce over these GPUs has, innermost first; sizes are 2 or
+    more.
 
     GPUs that lie evenly make one dimension per level: GPUs per node, nodes per rack, ... Uneven ones make a flat ring
     of all of them at the widest level that they use (shared reference of ArtISt-sim; its hierarchy differs there).

@@ -35,11 +35,11 @@ class ConstantSpeeds:
     name: str = "constant"
 
     def kinds(self, workload: Workload) -> Int64:
-        """(n,) zeros: all jobs alike."""
+        """Return (n,) zeros: all jobs alike."""
         return np.zeros(len(workload), np.int64)
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
-        """1, nothing of it communication."""
+        """Return 1, nothing of it communication."""
         return Speed(1.0)
 
 
@@ -110,7 +110,7 @@ class ClosedFormSpeeds:
 
     @classmethod
     def on(cls, cluster: ClusterTree, **parameters: Any) -> ClosedFormSpeeds:
-        """With the bandwidths that a cluster gives (gbit_s). Raises ForetraceError where it gives none."""
+        """Return it with the bandwidths that a cluster gives (gbit_s). Raises ForetraceError where it gives none."""
         return cls(
             bandwidth_gb_s=tuple(each / 8 for each in cluster_gbit_s(cluster)), levels=cluster.levels, **parameters
         )
@@ -139,17 +139,19 @@ class ClosedFormSpeeds:
         return tuple(found)
 
     def kinds(self, workload: Workload) -> Int64:
-        """(n,) equal for jobs of the same profile and number of GPUs. Raises ForetraceError naming a job without."""
+        """Return (n,) equal for jobs of the same profile and number of GPUs. Raises ForetraceError naming a job
+        without.
+        """
         return codes(zip(self._which(workload).tolist(), workload.gpus.tolist(), strict=True))[0]
 
     def profiles_of(self, workload: Workload) -> Object:
-        """(n,) name of the profile that each job has, drawn ones too; "" where one GPU needs none."""
+        """Return (n,) name of the profile that each job has, drawn ones too; "" where one GPU needs none."""
         names = np.array(["", *(each.name for each in self.profiles)], object)
         given: Object = names[self._which(workload) + 1]
         return given
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
-        """S of the job's profile in this shape, times GPUs held over GPUs asked for."""
+        """Return S of the job's profile in this shape, times GPUs held over GPUs asked for."""
         alone(self.name, shape)
         share = shape.gpus / int(workload.gpus[job])
         if shape.gpus == 1:
@@ -163,7 +165,7 @@ class ClosedFormSpeeds:
         return Speed(s * share, 1 - s)
 
     def communication_s(self, profile: Profile, shape: Shape) -> float:
-        """Seconds that the gradients of one iteration take among these GPUs."""
+        """Return seconds that the gradients of one iteration take among these GPUs."""
         if len(shape.units) != len(self.bandwidth_gb_s):
             raise ForetraceError(
                 f"the cluster has {len(shape.units)} levels and bandwidth is given for {len(self.bandwidth_gb_s)} "
@@ -176,7 +178,7 @@ class ClosedFormSpeeds:
         return total
 
     def table(self, *, gpus: int = 8) -> tuple[SpeedRow, ...]:
-        """S of every profile at every level, to be looked at before a run."""
+        """Return S of every profile at every level, to be looked at before a run."""
         return speed_table(self, [each.name for each in self.profiles], gpus=gpus, levels=self.levels)
 
     def _scale(self, profile: Profile) -> float:
@@ -199,7 +201,7 @@ class ClosedFormSpeeds:
         return str(int(seed))
 
     def _profile_of(self, model: str, job: str) -> int:
-        """Position of a job's profile, −1 where it has none."""
+        """Return the position of a job's profile, −1 where it has none."""
         at = self._names.get(plain(model), -1)
         if at < 0 and self._seed is not None:
             drawn = blake2b(f"{self._seed}\n{job}".encode(), digest_size=8).digest()
@@ -207,7 +209,7 @@ class ClosedFormSpeeds:
         return at
 
     def _which(self, workload: Workload) -> Int64:
-        """(n,) position of every job's profile; −1 for jobs that never have more than one GPU and no profile."""
+        """Return (n,) position of every job's profile; −1 for jobs that never have more than one GPU and no profile."""
         pairs = zip(workload.model.tolist(), workload.job.tolist(), strict=True)
         which = np.array([self._profile_of(str(model), str(job)) for model, job in pairs], np.int64)
         without = (which < 0) & (np.maximum(workload.gpus, workload.max_gpus) > 1)
@@ -224,7 +226,8 @@ class ClosedFormSpeeds:
 
 
 def speed_table(speeds: Speeds, models: Sequence[str], *, gpus: int, levels: Sequence[str]) -> tuple[SpeedRow, ...]:
-    """Speed of each model on `gpus` GPUs at every level: all in one unit of it, no two in one unit of the level below.
+    """Return the speed of each model on `gpus` GPUs at every level: all in one unit of it, no two in one unit of the
+    level below.
 
     levels: names, innermost first. The jobs of a fleet may lie on several levels at once and are then slower still.
     """
@@ -245,7 +248,7 @@ def speed_table(speeds: Speeds, models: Sequence[str], *, gpus: int, levels: Seq
 
 
 def as_text(rows: Sequence[SpeedRow]) -> str:
-    """The table, one line per model and one column per level."""
+    """Return the table, one line per model and one column per level."""
     levels = list(dict.fromkeys(row.level for row in rows))
     at = {(row.model, row.level): row.progress for row in rows}
     width = max(len("model"), *(len(row.model) for row in rows))
@@ -256,7 +259,7 @@ def as_text(rows: Sequence[SpeedRow]) -> str:
 
 
 def cluster_gbit_s(cluster: ClusterTree) -> tuple[float, ...]:
-    """Bandwidth of every level of a cluster. Raises ForetraceError where it does not give one."""
+    """Return the bandwidth of every level of a cluster. Raises ForetraceError where it does not give one."""
     rates = cluster.gbit_s or (0.0,) * len(cluster.levels)
     missing = [level for level, rate in zip(cluster.levels, rates, strict=True) if not rate > 0]
     if missing:

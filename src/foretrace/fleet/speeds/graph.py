@@ -103,7 +103,7 @@ class GraphSpeeds:
         congestion: float = 1.0,
         **parameters: Any,
     ) -> GraphSpeeds:
-        """Over links with the bandwidths that a cluster gives (gbit_s), latency per level 0 unless stated.
+        """Return it over links with the bandwidths that a cluster gives (gbit_s), latency per level 0 unless stated.
 
         congestion divides the bandwidth of all levels above the innermost. Raises ForetraceError where a level has no
         bandwidth.
@@ -132,7 +132,9 @@ class GraphSpeeds:
         return (*found, *self._said)
 
     def kinds(self, workload: Workload) -> Int64:
-        """(n,) equal for jobs of the same recording and number of GPUs. Raises ForetraceError naming a job without."""
+        """Return (n,) equal for jobs of the same recording and number of GPUs. Raises ForetraceError naming a job
+        without.
+        """
         sources = {str(model): self._source(str(model)) for model in dict.fromkeys(workload.model.tolist())}
         most = np.maximum(workload.gpus, workload.max_gpus)
         keys = []
@@ -143,7 +145,7 @@ class GraphSpeeds:
         return codes(keys)[0]
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
-        """Recorded step over simulated step, times GPUs held over GPUs asked for."""
+        """Return recorded step over simulated step, times GPUs held over GPUs asked for."""
         alone(self.name, shape)
         share = shape.gpus / int(workload.gpus[job])
         kind = self._kind(shape)
@@ -163,7 +165,8 @@ class GraphSpeeds:
         return Speed(share * step_s / among_s, exposed)
 
     def interval(self, workload: Workload, job: int, shape: Shape) -> tuple[float, float]:
-        """Where the progress that `speed` says lies in eight of ten cases: noise, and what both kinds of change assume.
+        """Return where the progress that `speed` says lies in eight of ten cases: noise, and what both kinds of change
+        assume.
 
         Raises ForetraceError as `speed` does.
         """
@@ -178,20 +181,20 @@ class GraphSpeeds:
         return progress / high, progress / low if low > 0 else inf
 
     def step_s(self, model: str) -> float:
-        """Median step of the recording behind a model on one device, in seconds. Raises ForetraceError."""
+        """Return median step of the recording behind a model on one device, in seconds. Raises ForetraceError."""
         source = self._source(model)
         if source is None:
             raise ForetraceError(f"there is no recording of the model {model!r}; name a graph or a recording.")
         return self._step_alone_s(source, "")
 
     def run_times(self, workload: Workload) -> Float64:
-        """(n,) seconds of each job whose `iterations` are known, one recorded step each; nan else."""
+        """Return (n,) seconds of each job whose `iterations` are known, one recorded step each; nan else."""
         steps = {model: self.step_s(str(model)) for model in dict.fromkeys(workload.model.tolist())}
         times: Float64 = workload.iterations * np.array([steps[model] for model in workload.model.tolist()])
         return times
 
     def exchange(self, shape: Shape) -> Exchange:
-        """How gradients go around among the GPUs of this shape (2 or more)."""
+        """Return how gradients go around among the GPUs of this shape (2 or more)."""
         if len(shape.units) != len(self.networks):
             raise ForetraceError(
                 f"the cluster has {len(shape.units)} levels and networks are given for {len(self.networks)}; give one "
@@ -210,7 +213,7 @@ class GraphSpeeds:
         return self._alone_s[source, kind]
 
     def _step_among(self, source: str, kind: str, exchange: Exchange, model: str) -> tuple[float, float]:
-        """(step in seconds, share of it in which communication is exposed)."""
+        """Return (step in seconds, share of it in which communication is exposed)."""
         key = (source, kind, exchange)
         if key not in self._among:
             timeline = self._simulated(self._graph(source, kind), exchange, model)
@@ -242,7 +245,7 @@ class GraphSpeeds:
         return simulate(changed)
 
     def _note(self, model: str, changed: TaskGraph, known: int) -> None:
-        """What this prediction took for granted."""
+        """Note what this prediction took for granted."""
         buckets = changed.info.recording["distributed"]["buckets"]
         given = "stated" if self._options.get("gradient_mb") else "from the recording"
         what = f"{sum(buckets) / 1e6:.4g} MB of gradients in {len(buckets)} bucket{'s' * (len(buckets) != 1)}"
@@ -254,7 +257,7 @@ class GraphSpeeds:
     # --- recordings ------------------------------------------------------------------------------------------
 
     def _kind(self, shape: Shape) -> str:
-        """What tells graphs of different kinds of GPU apart; "" where all are the recorded one."""
+        """Return what tells graphs of different kinds of GPU apart; "" where all are the recorded one."""
         if self._types is None:
             return ""
         if shape.gpu_type not in self._types:
@@ -266,7 +269,9 @@ class GraphSpeeds:
         return shape.gpu_type
 
     def _source(self, model: str) -> str | None:
-        """What tells recordings apart: where each lies, or its name among those given as graphs; None unknown."""
+        """Return what tells recordings apart: where each lies, or its name among those given as graphs; None
+        unknown.
+        """
         given = self._graphs.get(model)
         if given is None:
             try:
@@ -281,7 +286,7 @@ class GraphSpeeds:
         return f"graph {id(given)}"
 
     def _graph(self, source: str, kind: str) -> TaskGraph:
-        """The recording on a kind of GPU; as it is for ""."""
+        """Return the recording on a kind of GPU; as it is for ""."""
         if (source, kind) not in self._on:
             if source not in self._loaded:
                 kept = (each for each in self._graphs.values() if not isinstance(each, str | Path))
@@ -303,13 +308,13 @@ class GraphSpeeds:
 
 
 def link_text(gbit_s: float, latency_us: float = 0.0) -> str:
-    """A link as `foretrace.cost.network.parse.network` reads it."""
+    """Return a link as `foretrace.cost.network.parse.network` reads it."""
     rate, late = (f"{each:.9f}".rstrip("0").rstrip(".") for each in (gbit_s, latency_us))
     return f"{rate}gbit/{late}us" if latency_us else f"{rate}gbit"
 
 
 def _load(path: Path) -> TaskGraph:
-    """A graph from its file, or built from a recording without the cost of having been recorded."""
+    """Return a graph from its file, or built from a recording without the cost of having been recorded."""
     from foretrace.graph.builder import build
     from foretrace.graph.store import MAGIC, load
     from foretrace.simulate.overhead import unprofiled

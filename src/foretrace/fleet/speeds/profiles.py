@@ -26,7 +26,9 @@ class Profile:
 
 
 def load_profiles(path: Path | None = None) -> tuple[Profile, ...]:
-    """Profiles from JSON, those that come with foretrace by default. Raises ForetraceError naming entry and key."""
+    """Return profiles from JSON, those that come with foretrace by default. Raises ForetraceError naming entry
+    and key.
+    """
     where = "model_profiles.json" if path is None else str(path)
     text = (
         files("foretrace.fleet").joinpath("model_profiles.json").read_text(encoding="utf-8")
@@ -58,5 +60,5 @@ def _profile(row: Any, where: str) -> Profile:
 
 
 def above_zero(value: object) -> bool:
-    """Whether a value that somebody wrote is a finite number above 0."""
+    """Return whether a value that somebody wrote is a finite number above 0."""
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value > 0

@@ -19,11 +19,11 @@ class ProportionalSpeeds:
     name: str = "in proportion to GPUs"
 
     def kinds(self, workload: Workload) -> Int64:
-        """(n,) the GPUs that jobs ask for."""
+        """Return (n,) the GPUs that jobs ask for."""
         return workload.gpus
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
-        """GPUs held over GPUs asked for. Jobs that share a GPU by parts leave each other theirs."""
+        """Return GPUs held over GPUs asked for. Jobs that share a GPU by parts leave each other theirs."""
         return Speed(shape.gpus / int(workload.gpus[job]))
 
 
@@ -44,15 +44,17 @@ class PairSpeeds:
         return f"{self.base.name} with pairs"
 
     def kinds(self, workload: Workload) -> Int64:
-        """(n,) those of the model for jobs alone."""
+        """Return (n,) those of the model for jobs alone."""
         return self.base.kinds(workload)
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
-        """As if the job were alone."""
+        """Return the speed as if the job were alone."""
         return self.base.speed(workload, job, replace(shape, sharers=0))
 
     def pair(self, workload: Workload, job: int, other: int) -> float:
-        """Part of its speed that a job keeps beside the other one. Raises ForetraceError for a pair not given."""
+        """Return the part of its speed that a job keeps beside the other one. Raises ForetraceError for a pair not
+        given.
+        """
         key = str(workload.model[job]), str(workload.model[other])
         if key not in self.left:
             raise ForetraceError(

@@ -78,7 +78,8 @@ class TableSpeeds:
 
     @classmethod
     def read(cls, path: Path | str, *, levels: Sequence[str] = (), **parameters: Any) -> TableSpeeds:
-        """From CSV with a header, or JSON (a list of objects): model, gpus, nodes or level, gpu_type, steps_per_s.
+        """Read it from CSV with a header, or JSON (a list of objects): model, gpus, nodes or level, gpu_type,
+        steps_per_s.
 
         A level is a number (0 one GPU, 1 inside one node, 2 above, ...) or, with `levels` (innermost first), a name.
         Raises ForetraceError naming the line of the file (of JSON: the entry, the first being 1).
@@ -108,14 +109,16 @@ class TableSpeeds:
         return tuple(found)
 
     def kinds(self, workload: Workload) -> Int64:
-        """(n,) equal for jobs of the same model and number of GPUs. Raises ForetraceError where the table has none."""
+        """Return (n,) equal for jobs of the same model and number of GPUs. Raises ForetraceError where the table has
+        none.
+        """
         keys = list(zip(workload.model.tolist(), workload.gpus.tolist(), strict=True))
         for model, gpus in dict.fromkeys(keys):
             self._reference(str(model), int(gpus))
         return codes(keys)[0]
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
-        """Steps per second here over those of the job's reference placement."""
+        """Return steps per second here over those of the job's reference placement."""
         alone(self.name, shape)
         model = str(workload.model[job])
         where = shape.units[0] if self.by == "nodes" else shape.level
@@ -130,7 +133,9 @@ class TableSpeeds:
         return Speed(rate / self._reference(model, int(workload.gpus[job])))
 
     def run_times(self, workload: Workload) -> Float64:
-        """(n,) seconds of each job whose `iterations` are known, at the tightest placement of the table; nan else."""
+        """Return (n,) seconds of each job whose `iterations` are known, at the tightest placement of the table; nan
+        else.
+        """
         pairs = zip(workload.model.tolist(), workload.gpus.tolist(), strict=True)
         rates = {each: self._reference(str(each[0]), int(each[1])) for each in dict.fromkeys(pairs)}
         jobs = zip(workload.model.tolist(), workload.gpus.tolist(), strict=True)
@@ -138,7 +143,7 @@ class TableSpeeds:
         return times
 
     def _reference(self, model: str, gpus: int) -> float:
-        """Rate at the tightest placement of the table."""
+        """Return the rate at the tightest placement of the table."""
         for where in sorted({place for name, place, _ in self._rates if name == model}):
             rate = self._rate(model, gpus, where, self.reference_type or "")
             if rate is not None:
@@ -159,7 +164,7 @@ class TableSpeeds:
 
 
 def _csv_rows(text: str, where: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    """(line, columns by name)."""
+    """Yield (line, columns by name)."""
     reader = csv.reader(text.splitlines())
     header: list[str] = []
     for row in reader:

@@ -77,7 +77,7 @@ class ThroughputTable:
         return cls(str(path), alone, shared, reference)
 
     def rate(self, gpu_type: str, model: str, gpus: int, *, together: bool = True) -> float:
-        """Steps per second alone on `gpus` devices of a type, all in one machine or each in its own.
+        """Return steps per second alone on `gpus` devices of a type, all in one machine or each in its own.
 
         Raises ForetraceError where the table does not have that.
         """
@@ -88,7 +88,7 @@ class ThroughputTable:
             raise self._missing(kind, model, gpus) from None
 
     def pair_rates(self, gpu_type: str, first: Job, second: Job, *, together: bool = True) -> tuple[float, float]:
-        """Steps per second of two jobs that share the same devices; raises as `rate` does."""
+        """Return steps per second of two jobs that share the same devices; raises as `rate` does."""
         kind = gpu_type if together or first[1] == 1 else gpu_type + SPREAD
         both = self.shared.get(kind, {}).get((first, second))
         if both is None:
@@ -102,17 +102,17 @@ class ThroughputTable:
         return both
 
     def kinds(self, workload: Workload) -> Int64:
-        """(n,) jobs of one model and size are equally fast."""
+        """Return (n,) jobs of one model and size are equally fast."""
         return codes(zip(workload.model.tolist(), workload.gpus.tolist(), strict=True))[0]
 
     def run_times(self, workload: Workload) -> Float64:
-        """(n,) seconds of each job whose `iterations` are known, together on the reference type; nan else."""
+        """Return (n,) seconds of each job whose `iterations` are known, together on the reference type; nan else."""
         jobs = zip(workload.model, workload.gpus.tolist(), strict=True)
         times: Float64 = workload.iterations / np.array([self.rate(self.reference, str(name), n) for name, n in jobs])
         return times
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
-        """Speed in a placement of this shape: together if all GPUs are in one innermost unit.
+        """Return the speed in a placement of this shape: together if all GPUs are in one innermost unit.
 
         Raises ForetraceError for a job, GPU type or size that was not measured, and for shared GPUs, whose speed
         depends on who shares them (`pair_rates`).

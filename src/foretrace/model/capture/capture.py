@@ -54,7 +54,7 @@ def capture(
     update: str = "",
     attention: str = "",
 ) -> OperatorGraph:
-    """The second step of a training: forward, backward and update.
+    """Return the second step of a training: forward, backward and update.
 
     `source` is a Training, or a function that makes one (see `foretrace.zoo.registry.job`), which is then called on
     fake tensors, so that a model larger than this machine's memory can be captured. `batch` is the number of samples of
@@ -84,7 +84,7 @@ def capture(
 
 
 def forward_only(training: Training) -> Training:
-    """The training with a step that only predicts: `eval()`, no gradients, no update."""
+    """Return the training with a step that only predicts: `eval()`, no gradients, no update."""
 
     def run(job: Training, batch: Any) -> Any:
         import torch
@@ -97,7 +97,7 @@ def forward_only(training: Training) -> Training:
 
 
 def precision_named(text: str) -> str:
-    """What a user means by a precision: "bfloat16" is bf16. Raises ForetraceError."""
+    """Return what a user means by a precision: "bfloat16" is bf16. Raises ForetraceError."""
     found = resolve(text, PRECISIONS, ALIASES)
     if found is None:
         every = f"choose {', '.join(PRECISIONS)}."
@@ -135,7 +135,7 @@ def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], like: Like) -> Opera
 
 
 def _batch(training: Training, samples: int | None) -> tuple[Any, int]:
-    """A batch of so many samples, and how many it has.
+    """Return a batch of so many samples, and how many it has.
 
     Tensors of two small batches tell which sizes grow with the samples, so that a large batch need not be loaded.
     """
@@ -159,7 +159,7 @@ def _first(training: Training, loader: Any) -> Any:
 
 
 def _grown(first: Any, second: Any, few: int, more: int, samples: int) -> Any:
-    """The batch whose sizes continue as those of two batches with `few` and `more` samples do."""
+    """Return the batch whose sizes continue as those of two batches with `few` and `more` samples do."""
     import torch
 
     others: list[Any] = []
@@ -180,7 +180,7 @@ def _grown(first: Any, second: Any, few: int, more: int, samples: int) -> Any:
 
 
 def _faked(training: Training, mode: Sizes, precision: str) -> Training:
-    """A copy whose tensors are fake, of the kind that watches its phases."""
+    """Return a copy whose tensors are fake, of the kind that watches its phases."""
     import torch
 
     tensors = [*training.model.parameters(), *training.model.buffers()]
@@ -245,7 +245,7 @@ def _logged(
     update: str,
     attention: str,
 ) -> OperatorGraph:
-    """Two steps, the second one logged."""
+    """Return two steps, the second one logged."""
     from foretrace.model.capture.known import as_if_real
     from foretrace.model.capture.like import operators_of
     from foretrace.model.capture.log import Log, Where
@@ -289,7 +289,7 @@ def _attention(how: str, nodes: Sequence[Node]) -> dict[str, str]:
 
 
 def _recipe(training: Training) -> dict[str, str]:
-    """What a reader of an estimate wants to know of the training and cannot see in its operators."""
+    """Return what a reader of an estimate wants to know of the training and cannot see in its operators."""
     import torch
 
     ways = []
@@ -309,7 +309,7 @@ def _recipe(training: Training) -> dict[str, str]:
 
 
 def _watching(where: Where, log: Log) -> list[Any]:
-    """Hooks on modules and optimizers."""
+    """Return hooks on modules and optimizers."""
     from torch.nn.modules import module as modules
     from torch.optim import optimizer as optimizers
 
@@ -338,7 +338,7 @@ def _watching(where: Where, log: Log) -> list[Any]:
 
 
 def _register(log: Log, training: Training, data: Any) -> None:
-    """What exists before the step, and what for."""
+    """Register what exists before the step, and what for."""
     import torch
 
     for name, weight in training.model.named_parameters():
@@ -357,7 +357,7 @@ def _register(log: Log, training: Training, data: Any) -> None:
 
 
 def _gradients(log: Log, training: Training) -> list[Any]:
-    """Gradients of weights are known by their hook."""
+    """Return gradients of weights are known by their hook."""
     return [
         weight.register_post_accumulate_grad_hook(lambda leaf, name=name: log.mark(leaf.grad, Role.GRADIENT, name))
         for name, weight in training.model.named_parameters()

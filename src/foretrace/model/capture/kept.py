@@ -34,7 +34,7 @@ MOST_BYTES = 200 << 20  # of all files; those used longest ago go first
 def kept(
     asked: Mapping[str, str | int | bool | None], packages: Sequence[str], make: Callable[[], OperatorGraph]
 ) -> OperatorGraph:
-    """What `make` captures for what was `asked`: read where it was captured before, else captured and kept.
+    """Return what `make` captures for what was `asked`: read where it was captured before, else captured and kept.
 
     `packages` are those whose code the model is made of, beside this one. Where no folder can be had, nothing is kept.
     """
@@ -56,7 +56,7 @@ def kept(
 
 
 def path_for(asked: Mapping[str, str | int | bool | None], packages: Sequence[str]) -> Path:
-    """The file of what was asked, whether it exists or not."""
+    """Return the file of what was asked, whether it exists or not."""
     torch = sys.modules.get("torch")
     decides = {
         "asked": dict(asked),
@@ -72,7 +72,7 @@ def path_for(asked: Mapping[str, str | int | bool | None], packages: Sequence[st
 
 
 def read(path: Path) -> OperatorGraph | None:
-    """The operators in a file; None where it is missing or damaged."""
+    """Return the operators in a file; None where it is missing or damaged."""
     try:
         return msgspec.msgpack.decode(zlib.decompress(path.read_bytes()), type=OperatorGraph)
     except (OSError, zlib.error, msgspec.MsgspecError):
@@ -81,7 +81,7 @@ def read(path: Path) -> OperatorGraph | None:
 
 @cache
 def _code() -> str:
-    """Digest of this package's code and tables; 20 ms."""
+    """Return the digest of this package's code and tables; 20 ms."""
     found = hashlib.sha256()
     for path in sorted(each for kind in ("*.py", "*.csv") for each in PACKAGE.rglob(kind)):
         found.update(b"%s\0%s\0" % (bytes(path.relative_to(PACKAGE)), path.read_bytes()))

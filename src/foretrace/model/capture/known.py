@@ -18,7 +18,7 @@ _VALUE, _SPOILED = "_foretrace_value", "_foretrace_spoiled"
 
 
 def values_of(tensor: Any) -> Any:
-    """The values of a tensor as numbers in lists, None if they are not known."""
+    """Return the values of a tensor as numbers in lists, None if they are not known."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     value = _real(tensor)
@@ -76,7 +76,7 @@ def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
 
 
 def _spoil(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """What a call wrote from something unknown is unknown, too, however it is looked at."""
+    """Mark what a call wrote from something unknown as unknown, however it is looked at."""
     import torch
 
     for i, each in enumerate(func._schema.arguments):
@@ -90,7 +90,7 @@ def _spoil(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
 
 @contextmanager
 def as_if_real() -> Iterator[None]:
-    """Libraries that treat fake tensors in another way than real ones treat them as real."""
+    """Let libraries that treat fake tensors in another way treat them as real ones."""
     home, name = sys.modules.get("transformers.utils.import_utils"), "is_fake_tensor"
     with replaced([(home, name, lambda _: False)] if hasattr(home, name) else []):
         yield

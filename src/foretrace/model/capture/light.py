@@ -33,7 +33,9 @@ class _StandIn(ModuleType):
         self.unmarked: list[Any] = []
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
-        """What to load in the place of a submodule: the compiler's own, with the compiler itself in its place again."""
+        """Return what to load in the place of a submodule: the compiler's own, with the compiler itself in its place
+        again.
+        """
         if not name.startswith(_COMPILER + "."):
             return None
         self.leave()
@@ -41,12 +43,12 @@ class _StandIn(ModuleType):
         return ModuleSpec(name, _Loaded(importlib.import_module(name)))
 
     def disable(self, function: Any = None, recursive: bool = True, **_: Any) -> Any:
-        """The function as it is."""
+        """Return the function as it is."""
         self.unmarked.append(function)
         return function
 
     def graph_break(self, *_: Any, **__: Any) -> None:
-        """Nothing: there is no compiled graph to break."""
+        """Do nothing: there is no compiled graph to break."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -77,11 +79,11 @@ class _Loaded(Loader):
         self._module, self._spec = module, module.__spec__
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module as it is."""
+        """Return the module as it is."""
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing but to undo what importing changed."""
+        """Undo what importing changed."""
         module.__spec__ = self._spec
 
 
@@ -104,7 +106,7 @@ def without_compiler() -> Iterator[None]:
 
 @contextmanager
 def replaced(places: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Attributes (of what, name, value) with other values for a while."""
+    """Set attributes (of what, name, value) with other values for a while."""
     before = [(home, name, getattr(home, name)) for home, name, _ in places]
     try:
         for home, name, value in places:

@@ -45,7 +45,7 @@ def operators_of(
     update: str = "",
     attention: str = "",
 ) -> Iterator[None]:
-    """Calls go to the operators of that kind of device. Not for several threads at once.
+    """Send calls to the operators of that kind of device. Not for several threads at once.
 
     With `meta` tensors, entering `torch.autocast` raises NeedsFake.
     """
@@ -93,7 +93,7 @@ def _implement(optimizer: Any, group: dict[str, Any], update: str) -> None:
 
 
 def _autocast_begun(original: Any) -> Any:
-    """`autocast.__init__` that takes the tensors of this capture for those of the device that is named."""
+    """Return `autocast.__init__` that takes the tensors of this capture for those of the device that is named."""
 
     def begun(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, **more: Any) -> None:
         import torch
@@ -147,7 +147,9 @@ def _separate(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """Attention as two products around a softmax, which scales and masks as well (Megatron-LM, before fused ones)."""
+    """Return attention as two products around a softmax, which scales and masks as well (Megatron-LM, before fused
+    ones).
+    """
     import torch
 
     if enable_gqa:
@@ -159,7 +161,7 @@ def _separate(
 
 
 def _repeated(query: Any, tensor: Any) -> Any:
-    """Every head of keys or values beside those queries that share it."""
+    """Return every head of keys or values beside those queries that share it."""
     return tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
 
 
@@ -174,7 +176,7 @@ def _dropout(input: Any, p: float, train: bool) -> Any:  # the name of the origi
 
 
 def _recurrent(kind: int) -> Any:
-    """`torch.lstm` and its kin by cuDNN; `kind` is cuDNN's number (0 ReLU, 1 tanh, 2 LSTM, 3 GRU)."""
+    """Return `torch.lstm` and its kin by cuDNN; `kind` is cuDNN's number (0 ReLU, 1 tanh, 2 LSTM, 3 GRU)."""
 
     def run(*arguments: Any) -> Any:
         import torch

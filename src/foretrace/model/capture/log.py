@@ -52,12 +52,12 @@ class Where:
         self._layers: list[str] = [""]
 
     def enter(self, module: Any) -> None:
-        """A module's forward begins."""
+        """Note that a module's forward begins."""
         self._stack.append(self.names.get(id(module), self._stack[-1] if self._stack else ""))
         self._moved()
 
     def leave(self) -> None:
-        """A module's forward ends."""
+        """Note that a module's forward ends."""
         if self._stack:
             self._stack.pop()
         self._moved()
@@ -67,7 +67,7 @@ class Where:
         self._layers.append(self._stack[-1] if self._stack else "")
 
     def now(self) -> tuple[Phase, str]:
-        """Phase and layer of a call made now."""
+        """Return phase and layer of a call made now."""
         inside = torch._C._current_graph_task_id() != -1
         if self._stack and (inside or self.phase == Phase.FORWARD):
             return (Phase.RECOMPUTE if inside else self.phase), self._stack[-1]
@@ -77,7 +77,7 @@ class Where:
         return Phase.BACKWARD, self._layer_of(node) if node is not None else ""
 
     def _layer_of(self, node: Any) -> str:
-        """The layer whose forward pass made this node of autograd's graph."""
+        """Return the layer whose forward pass made this node of autograd's graph."""
         weight = getattr(node, "variable", None)
         if weight is not None:
             return str(self._weights.get(id(weight), "")).rpartition(".")[0]
@@ -154,7 +154,7 @@ class Log(TorchDispatchMode):
         return out
 
     def _told(self, func: Any, error: Exception) -> Exception:
-        """The error as a sentence, if it is about what cannot be captured."""
+        """Return the error as a sentence, if it is about what cannot be captured."""
         from torch._subclasses import fake_tensor
 
         if isinstance(error, fake_tensor.DataDependentOutputException):
@@ -173,7 +173,7 @@ class Log(TorchDispatchMode):
     # --- storages
 
     def exists(self, tensor: Any, role: Role, name: str = "") -> None:
-        """A tensor that exists before the step."""
+        """Note a tensor that exists before the step."""
         for each in _parts(tensor):
             live = self._storage(each, born=BEFORE, role=role)
             row = self._rows[live.index]
@@ -218,7 +218,7 @@ class Log(TorchDispatchMode):
         return index
 
     def _read(self, tensor: Any) -> int:
-        """The value that a call reads."""
+        """Return the value that a call reads."""
         live = self._storage(tensor, born=BEFORE, role=Role.BUFFER)
         found = live.views.get(_view(tensor))
         if found is None:
@@ -274,7 +274,7 @@ class Log(TorchDispatchMode):
     # --- the end
 
     def result(self) -> tuple[tuple[Node, ...], tuple[Tensor, ...], tuple[Storage, ...]]:
-        """Nodes, tensors and storages; roles follow from when storages lived."""
+        """Return nodes, tensors and storages; roles follow from when storages lived."""
         for row in self._rows:
             row.dies = len(self.nodes) if row.dies < 0 else row.dies
         moved = self._summed_in_place()
@@ -290,7 +290,8 @@ class Log(TorchDispatchMode):
         return tuple(self.nodes), tuple(tensors), tuple(storages)
 
     def _summed_in_place(self) -> dict[int, int]:
-        """Sums of gradients as autograd makes them of ordinary tensors: on the memory of one that nobody else needs.
+        """Return sums of gradients as autograd makes them of ordinary tensors: on the memory of one that nobody else
+        needs.
 
         On fake tensors it makes them out of place (`can_accumulate_inplace` of torch/csrc/autograd/input_buffer.cpp).
         Gives the storages that are other ones in truth.
@@ -316,7 +317,7 @@ class Log(TorchDispatchMode):
 
 
 def _role(row: _Row, phases: Sequence[Phase]) -> Role:
-    """What a storage is for that nobody has named."""
+    """Return what a storage is for that nobody has named."""
     born = phases[row.born] if 0 <= row.born < len(phases) else Phase.NONE
     if born not in (Phase.FORWARD, Phase.RECOMPUTE) or row.dies <= row.born:
         return Role.TEMPORARY
@@ -335,7 +336,7 @@ def _view(tensor: Any) -> Any:
 
 
 def _parts(tensor: Any) -> Iterator[Any]:
-    """The dense tensors that a tensor is made of: itself, or indices and values of a sparse one."""
+    """Yield the dense tensors that a tensor is made of: itself, or indices and values of a sparse one."""
     if tensor.layout == torch.sparse_coo:
         yield tensor._indices()
         yield tensor._values()

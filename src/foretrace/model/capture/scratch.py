@@ -23,7 +23,7 @@ _CTC = frozenset([torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Ten
 
 
 def has_sizes(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a call of an operator whose result depends on the data in general does not do so here."""
+    """Return whether a call of an operator whose result depends on the data in general does not do so here."""
     if func in _CTC:  # see `instead`
         return True
     places = args[1] if func is torch.ops.aten.index.Tensor else [None]
@@ -33,7 +33,7 @@ def has_sizes(func: Any, args: Sequence[Any]) -> bool:
 
 
 def instead(func: Any, args: Sequence[Any]) -> Any:
-    """What a call returns whose sizes PyTorch does not work out without data; None for others.
+    """Return what a call returns whose sizes PyTorch does not work out without data; None for others.
 
     CTC loss keeps the logarithms of (samples, frames, 2 letters + 1), letters of the longest text.
     """
@@ -53,7 +53,7 @@ def instead(func: Any, args: Sequence[Any]) -> Any:
 
 
 def completed(func: Any, args: Sequence[Any], out: Any) -> Any:
-    """What the call returned, its work space with the size that it has in truth."""
+    """Return what the call returned, its work space with the size that it has in truth."""
     aten = torch.ops.aten
     if func is aten.mkldnn_rnn_layer.default:
         x, hidden = args[0], args[10]
@@ -87,7 +87,7 @@ def _onednn(
 
 
 def workspace(func: Any, args: Sequence[Any]) -> int:
-    """Bytes that a call has beside its inputs and results while it runs on a processor.
+    """Return bytes that a call has beside its inputs and results while it runs on a processor.
 
     oneDNN computes gradients of weights in layouts of its own, channels in eights: of a convolution from copies of
     input and gradient, and the result is copied to the ordinary layout after those are free (of a transposed one

@@ -21,14 +21,14 @@ class Sizes(ABC):
 
     @abstractmethod
     def of(self, tensor: Any) -> Any:
-        """The tensor without its data."""
+        """Return the tensor without its data."""
 
     @abstractmethod
     def entered(self) -> Any:
-        """A context in which whatever is made has no data."""
+        """Return a context in which whatever is made has no data."""
 
     def _like(self, tensor: Any) -> Any:
-        """A new tensor of the same sizes, without data."""
+        """Return a new tensor of the same sizes, without data."""
         import torch
 
         with self.entered(), torch.no_grad():
@@ -38,7 +38,7 @@ class Sizes(ABC):
         return made.requires_grad_(tensor.requires_grad)
 
     def made(self, source: Callable[[], Training]) -> Training:
-        """The training, its model without data; with data where its code looks at values."""
+        """Return the training, its model without data; with data where its code looks at values."""
         from torch._subclasses import fake_tensor
 
         try:

@@ -32,7 +32,7 @@ class _Unlike(Exception):
 
 
 def unrolled(graph: OperatorGraph, prefix: str, times: int) -> OperatorGraph:
-    """The graph with `times` blocks "prefix.0", "prefix.1", ... where the captured one has four.
+    """Return the graph with `times` blocks "prefix.0", "prefix.1", ... where the captured one has four.
 
     Raises ForetraceError where the two middle blocks are not alike, or do something that cannot be repeated.
     """
@@ -92,13 +92,13 @@ class _Unrolling:
         return self.names[key]
 
     def _number(self, block: int) -> int:
-        """A captured block's number among all."""
+        """Return a captured block's number among all."""
         return block if block <= _A else block + self.more
 
     # --- which block nodes and tensors are of
 
     def _label_updates(self) -> None:
-        """Calls outside of modules are of the block whose tensors they work on, or of several (`wide`)."""
+        """Label calls outside of modules with the block whose tensors they work on, or of several (`wide`)."""
         for i, node in enumerate(self.graph.nodes):
             blocks = [self.tensor_block[t] for t in node.inputs]
             if node.phase == Phase.OPTIMIZER and self.block[i] < 0:
@@ -199,7 +199,7 @@ class _Unrolling:
     # --- where everything comes to stand
 
     def _place(self) -> None:
-        """New index of every captured node, and of every node of every copy."""
+        """Assign a new index to every captured node, and of every node of every copy."""
         self.at: dict[int, int] = {}
         self.copy_at: dict[tuple[int, int], int] = {}  # (node of block 2, number of the copy)
         self.order: list[tuple[int, int]] = []  # (captured node, number of the copy, −1 for itself)
@@ -249,7 +249,7 @@ class _Unrolling:
         )
 
     def _kept(self, at: int, storage: Storage) -> Storage:
-        """A captured storage; what blocks 1 and 2 hand on goes to the copies between them."""
+        """Return a captured storage; what blocks 1 and 2 hand on goes to the copies between them."""
         name = self._moved(storage.name)
         two = self.later_storage.get(at, at)
         one = self.earlier_storage.get(two, two)
@@ -258,7 +258,7 @@ class _Unrolling:
         return self._placed(two, one, _A if at == one else self.last, name)
 
     def _placed(self, two: int, one: int, copy: int, name: str) -> Storage:
-        """What storages of blocks 2 and 1 are in block number `copy`."""
+        """Return what storages of blocks 2 and 1 are in block number `copy`."""
         second, first = self.graph.storages[two], self.graph.storages[one]
         born, dies = self._event(second.born, first.born, copy), self._event(second.dies, first.dies, copy)
         return replace(first if copy == _A else second, born=born, dies=dies, name=name)
@@ -273,13 +273,13 @@ class _Unrolling:
         return len(self.order) if node >= len(self.graph.nodes) else self.at[node]
 
     def _instance(self, node: int, copy: int) -> int:
-        """New index of what is `node` of block 2 in block number `copy`."""
+        """Return new index of what is `node` of block 2 in block number `copy`."""
         if copy == _A:
             return self.at[self.first_node[node]]
         return self.at[node] if copy == self.last else self.copy_at[node, copy]
 
     def _tensor(self, two: int, copy: int) -> int:
-        """What a tensor of block 2 is in block number `copy`."""
+        """Return what a tensor of block 2 is in block number `copy`."""
         if copy == self.last:
             return two
         if copy == _A:
@@ -302,7 +302,7 @@ class _Unrolling:
         return self.storage_copy[two, copy]
 
     def _event(self, two: int, one: int, copy: int) -> int:
-        """When a copy's storage is born or dies, from when those of blocks 2 and 1 do."""
+        """Return when a copy's storage is born or dies, from when those of blocks 2 and 1 do."""
         mine = one if copy == _A else two
         if two < 0 or two >= len(self.graph.nodes):
             return self._when(mine)
@@ -318,7 +318,7 @@ class _Unrolling:
         raise _Unlike("memory lives longer than to the next block")
 
     def _copied(self, second: int, first: int, copy: int) -> Node:
-        """What nodes `second` of block 2 and `first` of block 1 are in block number `copy`."""
+        """Return what nodes `second` of block 2 and `first` of block 1 are in block number `copy`."""
         node, like = self.graph.nodes[second], self.graph.nodes[first]
         inputs = []
         for two, one in zip(node.inputs, like.inputs, strict=True):
@@ -345,7 +345,7 @@ class _Unrolling:
         )
 
     def _widened(self, i: int, node: Node) -> Node:
-        """A call on lists, the copies' tensors put between those of blocks 1 and 2."""
+        """Return a call on lists, the copies' tensors put between those of blocks 1 and 2."""
         dims, types, concrete = msgspec.json.decode(node.text)
         blocks = self.wide[i]
         inputs: list[int] = []
@@ -384,7 +384,7 @@ class _Unrolling:
         )  # fmt: skip
 
     def _between(self, items: Sequence[int], labels: Sequence[int], *, copies: bool = True) -> list[int]:
-        """`items` with the copies of block 2's before them: tensors, or their places in the list."""
+        """Return `items` with the copies of block 2's before them: tensors, or their places in the list."""
         first = next((k for k, label in enumerate(labels) if label == _B), None)
         if first is None:
             return list(items)
@@ -397,7 +397,7 @@ class _Unrolling:
         return [*items[:first], *more, *items[first:]]
 
     def _blocks(self) -> tuple[RepeatedBlock, ...]:
-        """The copies as repeated blocks, which begin with block 1 or, in the backward pass, with block 2."""
+        """Return the copies as repeated blocks, which begin with block 1 or, in the backward pass, with block 2."""
         found = []
         for run, after in zip(self.runs, self.runs[1:], strict=False):
             if run.pair >= 0 and run.pair == after.pair:

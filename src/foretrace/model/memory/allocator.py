@@ -92,7 +92,7 @@ class _Pool:
 def reserved(
     nbytes: npt.NDArray[np.int64], born: npt.NDArray[np.int64], dies: npt.NDArray[np.int64], count: int
 ) -> int:
-    """Bytes that the allocator takes for pieces of memory with these lives (n rows), over `count` nodes."""
+    """Return bytes that the allocator takes for pieces of memory with these lives (n rows), over `count` nodes."""
     small, large = _Pool(small=True), _Pool(small=False)
     begins: list[list[int]] = [[] for _ in range(count + 1)]
     ends: list[list[int]] = [[] for _ in range(count + 1)]

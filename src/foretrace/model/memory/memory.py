@@ -86,7 +86,7 @@ class Lives:
 
     @classmethod
     def of(cls, graph: OperatorGraph) -> Lives:
-        """The storages of a graph as they are."""
+        """Return the storages of a graph as they are."""
         rows = graph.storages
         return cls(
             nbytes=np.array([each.nbytes for each in rows], dtype=np.int64),
@@ -99,7 +99,7 @@ class Lives:
         return len(self.nbytes)
 
     def timeline(self, count: int) -> Int64:
-        """Bytes by category during each of `count` nodes (categories x count)."""
+        """Return bytes by category during each of `count` nodes (categories x count)."""
         change = np.zeros((len(CATEGORIES), count + 1), dtype=np.int64)
         born = np.clip(self.born, 0, count)
         after = np.clip(self.dies + 1, 0, count)
@@ -150,7 +150,7 @@ class StepMemory:
         return dict(zip(CATEGORIES, self.timeline[:, self.at].tolist(), strict=True))
 
     def fits(self, device_bytes: float) -> MemoryFit:
-        """Whether it fits a device with so much memory."""
+        """Return whether it fits a device with so much memory."""
         least = self.peak_bytes + CONTEXT_BYTES[0]
         most = max(self.reserved_bytes, self.peak_bytes) * (1 + _GROWTH) + CONTEXT_BYTES[1]
         verdict = "fits" if most <= device_bytes else "does not fit" if least > device_bytes else "tight"
@@ -176,7 +176,7 @@ def peak(
     accumulate: int = 1,
     allocator: str = "cuda",
 ) -> StepMemory:
-    """The memory of a step. Every `recompute`-th block computes its activations again (0: none).
+    """Return the memory of a step. Every `recompute`-th block computes its activations again (0: none).
 
     `accumulate` is the number of micro-batches whose gradients are added up; `graph` is one of them. `allocator`
     "cuda" rounds blocks to 512 bytes and replays the caching allocator, "none" counts the bytes that were asked for, as
@@ -216,7 +216,7 @@ class Blocks:
 
     @classmethod
     def of(cls, graph: OperatorGraph) -> Blocks:
-        """The outermost modules with a number for a name, of lists with two members or more."""
+        """Return the outermost modules with a number for a name, of lists with two members or more."""
         layers = dict.fromkeys(node.layer for node in graph.nodes)
         names = {layer: block_of(layer) for layer in layers}
         lists: dict[str, set[str]] = {}
@@ -234,13 +234,13 @@ class Blocks:
         return cls(names=tuple(found), of_node=of_node, forward=spans[Phase.FORWARD], backward=spans[Phase.BACKWARD])
 
     def every(self, which: int) -> frozenset[int]:
-        """Every `which`-th block in the order of the forward pass; none for 0."""
+        """Return every `which`-th block in the order of the forward pass; none for 0."""
         order = sorted(self.forward, key=lambda block: self.forward[block][0])
         return frozenset(order[which - 1 :: which]) if which else frozenset()
 
 
 def block_of(layer: str) -> str:
-    """The block that a layer is in: "model.layers.3.mlp" is in "model.layers.3"; "" if in none."""
+    """Return the block that a layer is in: "model.layers.3.mlp" is in "model.layers.3"; "" if in none."""
     parts = layer.split(".")
     for i, part in enumerate(parts):
         if part.isdigit():
@@ -254,7 +254,7 @@ def block_of(layer: str) -> str:
 
 
 def _with(lives: Lives, rows: Iterable[tuple[int, int, int, int]]) -> Lives:
-    """The lives and more of them: (bytes, category, born, dies)."""
+    """Return the lives and more of them: (bytes, category, born, dies)."""
     table = np.array(list(rows), dtype=np.int64).reshape(-1, 4)
     return Lives(
         nbytes=np.concatenate([lives.nbytes, table[:, 0]]),
@@ -265,7 +265,7 @@ def _with(lives: Lives, rows: Iterable[tuple[int, int, int, int]]) -> Lives:
 
 
 def _recomputed(graph: OperatorGraph, lives: Lives, blocks: Blocks, chosen: frozenset[int]) -> Lives:
-    """What a block alone reads lives twice: in its forward and in its backward pass."""
+    """Return what a block alone reads lives twice: in its forward and in its backward pass."""
     readers: dict[int, set[int]] = {}
     for i, node in enumerate(graph.nodes):
         if node.phase == Phase.FORWARD:
@@ -288,7 +288,7 @@ def _recomputed(graph: OperatorGraph, lives: Lives, blocks: Blocks, chosen: froz
 
 
 def _accumulated(lives: Lives, count: int) -> Lives:
-    """Gradients are there already; those that are made now are added to them and free."""
+    """Return gradients are there already; those that are made now are added to them and free."""
     rows = np.flatnonzero((lives.category == Role.GRADIENT) & (lives.born >= 0))
     dies, category = lives.dies.copy(), lives.category.copy()
     kept = [(int(lives.nbytes[row]), int(Role.GRADIENT), BEFORE, int(dies[row])) for row in rows.tolist()]
@@ -331,7 +331,7 @@ def _sharded(graph: OperatorGraph, lives: Lives, blocks: Blocks, sharding: Shard
 
 
 def _gathered(graph: OperatorGraph, lives: Lives, blocks: Blocks) -> list[tuple[int, int, int, int]]:
-    """Whole weights while they are needed."""
+    """Return whole weights while they are needed."""
     uses: dict[int, dict[Phase, list[int]]] = {}
     for i, node in enumerate(graph.nodes):
         phase: Phase = Phase.BACKWARD if node.phase == Phase.RECOMPUTE else node.phase
@@ -362,6 +362,6 @@ def _gathered(graph: OperatorGraph, lives: Lives, blocks: Blocks) -> list[tuple[
 
 
 def _before(spans: dict[int, tuple[int, int]]) -> dict[int, int]:
-    """Block -> first node of the block that runs before it."""
+    """Return block -> first node of the block that runs before it."""
     ordered = sorted(spans.items(), key=lambda item: item[1][0])
     return {after: span[0] for (_, span), (after, _) in pairwise(ordered)}

@@ -35,7 +35,7 @@ class Reuse:
     before: Float64  # [n] bytes that the call before it touched
 
     def far_shares(self, share: Callable[[Float64], Float64] | None = None) -> Float64:
-        """Per call, the share of its bytes that are not in a core's caches, 0 to 1 (n).
+        """Return per call the share of its bytes that are not in a core's caches, 0 to 1 (n).
 
         `share` says it of memory left so many bytes ago; by default none is kept beyond KEPT_BYTES.
         """
@@ -46,7 +46,7 @@ class Reuse:
 
 
 def reuse(graph: OperatorGraph) -> Reuse:
-    """Of a step that follows one like it."""
+    """Return the reuse of a step that follows one like it."""
     n = len(graph)
     node, block, nbytes = _touches(graph)
     names = Interner()
@@ -59,7 +59,7 @@ def reuse(graph: OperatorGraph) -> Reuse:
 
 
 def _touches(graph: OperatorGraph) -> tuple[Int64, Int64, Float64]:
-    """Node, piece of memory and bytes of everything touched in two steps."""
+    """Return node, piece of memory and bytes of everything touched in two steps."""
     n = len(graph)
     born, dying = defaultdict(list), defaultdict(list)
     for i, storage in enumerate(graph.storages):

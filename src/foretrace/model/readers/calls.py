@@ -40,7 +40,7 @@ class Called:
 def from_calls(
     rows: Sequence[Called], name: str, *, source: str, batch: int = 0, notes: Sequence[str] = ()
 ) -> OperatorGraph:
-    """The graph of these calls in their order."""
+    """Return the graph of these calls in their order."""
     linker = _Linker()
     for row in rows:
         linker.add(row)
@@ -57,7 +57,7 @@ class _Linker:
         self._weights: dict[tuple[str, int, str], list[int]] = {}  # by layer, too
 
     def add(self, row: Called) -> None:
-        """One more call."""
+        """Add one more call."""
         call = describe(row.op, row.text)
         base = row.op.removeprefix("aten::")
         inputs: list[int] = []
@@ -100,7 +100,7 @@ class _Linker:
 
 
 def _holds_weight(base: str, family: Family, position: int) -> bool:
-    """Whether an argument of a forward call is a weight in all but odd models."""
+    """Return whether an argument of a forward call is a weight in all but odd models."""
     if base == "addmm":
         return position != 1
     if base == "linear" or family in (Family.CONV, Family.NORM):
@@ -109,7 +109,7 @@ def _holds_weight(base: str, family: Family, position: int) -> bool:
 
 
 def outputs_of(op: str, text: str, call: Call | None = None) -> list[TensorType]:
-    """Sizes and types of what a call returns, as far as they follow from its inputs."""
+    """Return sizes and types of what a call returns, as far as they follow from its inputs."""
     call = call or describe(op, text)
     tensors = inputs_of(text)
     if not tensors or call.family == Family.NONE:
@@ -151,7 +151,7 @@ def outputs_of(op: str, text: str, call: Call | None = None) -> list[TensorType]
 
 
 def _reduced(dims: tuple[int, ...], text: str) -> tuple[int, ...]:
-    """Sizes after a sum over the axes among the arguments; all of them where none are given."""
+    """Return sizes after a sum over the axes among the arguments; all of them where none are given."""
     try:
         concrete = decode_shapes(text).concrete
         axes = [int(part) for part in concrete[1].strip("[]").split(",") if part.strip()] if len(concrete) > 1 else []

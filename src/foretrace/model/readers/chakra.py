@@ -35,7 +35,7 @@ _PIECE = re.compile(r"\((\d+)\)$")  # of an operator that kernels cut into piece
 
 
 def from_chakra(data: bytes, name: str, *, where: str = "the trace", step: int | None = None) -> OperatorGraph:
-    """The operators of one step of an execution trace, JSON or protocol buffers (not compressed).
+    """Return the operators of one step of an execution trace, JSON or protocol buffers (not compressed).
 
     `step` counts the training steps of the trace from 0; without it, the last whole one. Raises ForetraceError with the
     version found and those known, or the node and field that cannot be read.
@@ -82,7 +82,7 @@ def _json(data: bytes, where: str) -> tuple[str, list[ChakraNode]]:
 
 
 def _lenient(data: bytes, where: str) -> Any:
-    """Observers write names with control characters, and NaN."""
+    """Return observers write names with control characters, and NaN."""
     import json
 
     try:
@@ -94,7 +94,7 @@ def _lenient(data: bytes, where: str) -> Any:
 
 
 def _entry(node: Any, index: int, where: str) -> ChakraNode:
-    """One node of either JSON form."""
+    """Return one node of either JSON form."""
     try:
         attributes: dict[str, Any]
         if isinstance(node["inputs"], dict):
@@ -122,7 +122,7 @@ def _entry(node: Any, index: int, where: str) -> ChakraNode:
 
 
 def _arguments(part: dict[str, Any]) -> tuple[tuple[Any, Any, str], ...]:
-    """(value, shape, type) of every argument."""
+    """Return (value, shape, type) of every argument."""
     values, shapes, types = part["values"], part["shapes"], part["types"]
     if not (isinstance(values, list) and isinstance(shapes, list) and isinstance(types, list)):
         raise TypeError("values, shapes and types are lists")
@@ -133,7 +133,7 @@ def _arguments(part: dict[str, Any]) -> tuple[tuple[Any, Any, str], ...]:
 
 
 def _protobuf(data: bytes, where: str) -> tuple[str, list[ChakraNode]]:
-    """Global metadata first, then one message per node."""
+    """Return global metadata first, then one message per node."""
     try:
         parts = list(protobuf.messages(data))
         if not parts:
@@ -150,7 +150,7 @@ def _protobuf(data: bytes, where: str) -> tuple[str, list[ChakraNode]]:
 
 
 def _attribute(value: protobuf.Wire) -> tuple[str, Any]:
-    """Name and value: 3 double, 7 to 13 integers, 27 bool, 29 string."""
+    """Return name and value: 3 double, 7 to 13 integers, 27 bool, 29 string."""
     name = ""
     found: str | float | None = None
     if not isinstance(value, bytes):
@@ -168,7 +168,7 @@ def _attribute(value: protobuf.Wire) -> tuple[str, Any]:
 
 
 def _node(data: bytes, index: int, where: str) -> Iterator[ChakraNode]:
-    """The operator in a message; nothing for kernels and for later pieces of an operator.
+    """Yield the operator in a message; nothing for kernels and for later pieces of an operator.
 
     Its fields: 1 id, 2 name, 3 kind, 4 caller, 5 data it needs, 8 inputs, 9 outputs, 10 the rest.
     """
@@ -199,7 +199,7 @@ def _node(data: bytes, index: int, where: str) -> Iterator[ChakraNode]:
 
 
 def _literals(data: bytes, index: int, where: str) -> tuple[tuple[Any, Any, str], ...]:
-    """Arguments in a message of three strings: 1 values, 2 shapes, 3 types, each a list as Python writes it."""
+    """Return arguments in a message of three strings: 1 values, 2 shapes, 3 types, each a list as Python writes it."""
     found = {number: protobuf.text(value) for number, value in protobuf.fields(data)}
     part = {}
     for number, key in ((1, "values"), (2, "shapes"), (3, "types")):

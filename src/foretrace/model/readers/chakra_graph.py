@@ -53,7 +53,7 @@ class _Held:
 def build(
     entries: Sequence[ChakraNode], name: str, *, version: str, where: str, step: int | None = None
 ) -> OperatorGraph:
-    """The operators of one step. Raises ForetraceError where there are none."""
+    """Return the operators of one step. Raises ForetraceError where there are none."""
     tree = _Tree(entries)
     steps = tree.steps()
     notes = []
@@ -118,7 +118,7 @@ class _Tree:
         self._judge()
 
     def _judge(self) -> None:
-        """Which calls hand their work to those that they call: half of it must be found below."""
+        """Find which calls hand their work to those that they call: half of it must be found below."""
         below = [[0.0, 0.0] for _ in self.entries]
         for row in range(len(self.entries) - 1, -1, -1):
             nbytes, products = self._own[row]
@@ -140,7 +140,7 @@ class _Tree:
                 below[above][1] += done[1]
 
     def working(self) -> Iterator[int]:
-        """Calls that do their work themselves, in the order of their callers."""
+        """Yield calls that do their work themselves, in the order of their callers."""
         pending = [row for row, parent in reversed(list(enumerate(self.parent))) if parent < 0]
         while pending:
             row = pending.pop()
@@ -150,7 +150,9 @@ class _Tree:
                 yield row
 
     def steps(self) -> list[range]:
-        """Rows of each training step: up to the end of `Optimizer.step`; what comes after the last one is no step."""
+        """Return rows of each training step: up to the end of `Optimizer.step`; what comes after the last one is no
+        step.
+        """
         found: list[range] = []
         begin = 0
         for row, entry in enumerate(self.entries):
@@ -173,7 +175,7 @@ class _Tree:
 
 
 def _backward_threads(entries: Sequence[ChakraNode]) -> set[int]:
-    """Threads of the backward pass: all but the first one that run a backward operator."""
+    """Return threads of the backward pass: all but the first one that run a backward operator."""
     first = next((each.thread for each in entries if _OPERATOR.match(each.name)), 0)
     return {each.thread for each in entries if each.thread != first and "backward" in each.name.lower()}
 
@@ -189,14 +191,14 @@ class _Reader:
         self._foreign = Counter[str]()
 
     def notes(self) -> list[str]:
-        """What is not of ATen."""
+        """Return what is not of ATen."""
         if not self._foreign:
             return []
         named = ", ".join(f"{op[:60]} ({count})" for op, count in self._foreign.most_common(4))
         return [f"operators outside ATen are known by their bytes only: {named}."]
 
     def add(self, row: int) -> None:
-        """One call: a node, or memory that is allocated."""
+        """Add one call: a node, or memory that is allocated."""
         entry = _without_out(self._tree.entries[row])
         inputs, outputs = (list(self._tensors(each, entry)) for each in (entry.inputs, entry.outputs))
         if _ALLOCATES.match(entry.name):
@@ -228,7 +230,7 @@ class _Reader:
         self.draft.node(entry.name, read, made, text=_text(entry), phase=phase, layer=layer)
 
     def _read(self, held: _Held) -> int:
-        """The tensor that an input is; one that nobody made existed before."""
+        """Return the tensor that an input is; one that nobody made existed before."""
         known = self._tensor.get(held.key)
         if known is not None and self.draft.value(known) == held.value:
             return known
@@ -239,7 +241,9 @@ class _Reader:
         return tensor
 
     def _make(self, held: _Held, inputs: set[int]) -> int:
-        """A new tensor: on the storage of an input (a view, or in place), on one just allocated, or on its own."""
+        """Return a new tensor: on the storage of an input (a view, or in place), on one just allocated, or on
+        its own.
+        """
         number = held.key[1]
         if number not in self._storage or (number not in inputs and self._storage[number] not in self._blank):
             self._storage[number] = self.draft.storage(held.nbytes)
@@ -277,7 +281,9 @@ class _Reader:
 
 
 def _without_out(entry: ChakraNode) -> ChakraNode:
-    """Without the arguments that only say where the result goes, as in `mm(a, b, out=c)`; Triton's come last."""
+    """Return it without the arguments that only say where the result goes, as in `mm(a, b, out=c)`; Triton's
+    come last.
+    """
     if entry.name.startswith("triton_") and not entry.outputs:
         tensors = [at for at, each in enumerate(entry.inputs) if _TENSOR.match(each[2])]
         if not tensors:
@@ -296,7 +302,7 @@ def _without_out(entry: ChakraNode) -> ChakraNode:
 
 
 def _split(text: str) -> list[str]:
-    """The types in a list of types, which may hold lists themselves."""
+    """Return the types in a list of types, which may hold lists themselves."""
     parts, depth, begin = [], 0, 0
     for i, letter in enumerate(text):
         depth += (letter in "[(") - (letter in "])")
@@ -307,7 +313,7 @@ def _split(text: str) -> list[str]:
 
 
 def _text(entry: ChakraNode) -> str:
-    """Inputs as a recording has them."""
+    """Return inputs as a recording has them."""
     dims: list[Any] = []
     types, concrete = [], []
     for value, shape, kind in entry.inputs:
@@ -328,7 +334,7 @@ def _text(entry: ChakraNode) -> str:
 
 
 def _own_work(entry: ChakraNode, known: dict[tuple[str, str, str], tuple[float, float]]) -> tuple[float, float]:
-    """Bytes, and FLOPs of products. `known` keeps them for equal calls."""
+    """Return bytes, and FLOPs of products. `known` keeps them for equal calls."""
     if not entry.name.startswith("aten::") or not entry.inputs or family_of(entry.name) == Family.NONE:
         return 0.0, 0.0
     text = _text(entry)

@@ -123,7 +123,7 @@ def write(graph: OperatorGraph, path: Path) -> None:
 
 
 def dumps(graph: OperatorGraph) -> bytes:
-    """The JSON text of a graph, indented by one item a line."""
+    """Return the JSON text of a graph, indented by one item a line."""
     form = _File(
         format=FORMAT,
         version=VERSION,
@@ -158,7 +158,7 @@ def _lines(form: dict[str, object]) -> bytes:
 
 
 def loads(data: bytes, where: str = "the text") -> OperatorGraph:
-    """The graph in a JSON text. Raises ForetraceError with `where`, the field and what to do."""
+    """Return the graph in a JSON text. Raises ForetraceError with `where`, the field and what to do."""
     try:
         head = msgspec.json.decode(data, type=_Head)
         if head.format != FORMAT:
@@ -247,7 +247,7 @@ class _Reader:
                     self._fail(f"{field}.{key}", f"is {number}", "give a number from 0 on, or leave it out")
 
     def _of_storages(self, stated: tuple[_Storage, ...]) -> OperatorGraph:
-        """Where memory is stated, it is taken as it stands."""
+        """Return where memory is stated, it is taken as it stands."""
         form = self.form
         for i, each in enumerate(stated):
             field = f"storages[{i}]"
@@ -276,7 +276,7 @@ class _Reader:
         )
 
     def _draft(self) -> OperatorGraphDraft:
-        """Nodes with everything that follows from their tensors."""
+        """Return nodes with everything that follows from their tensors."""
         form, draft = self.form, OperatorGraphDraft()
         for i, tensor in enumerate(form.tensors):
             role = self._known(f"tensors[{i}].role", tensor.role, _ROLES, "role") if tensor.role else None
@@ -296,7 +296,7 @@ class _Reader:
         return tuple(RepeatedBlock(**structs.asdict(each)) for each in self.form.blocks)
 
     def _of_calls(self) -> OperatorGraph:
-        """A list of calls, with the sizes of their inputs."""
+        """Return a list of calls, with the sizes of their inputs."""
         form, rows = self.form, []
         if sum(call.times for call in form.calls) > _MOST_COPIES:
             self._fail("calls", f"are more than {_MOST_COPIES:,} with their times", "shorten the list")

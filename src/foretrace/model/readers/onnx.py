@@ -26,7 +26,7 @@ _MOST_GUESSES = 200  # of results of operators that ONNX does not know
 def from_onnx(
     data: bytes, name: str, *, where: str = "the model", dims: Mapping[str, int] | None = None
 ) -> OperatorGraph:
-    """The operators of one inference.
+    """Return the operators of one inference.
 
     `dims` gives sizes to the model's named dimensions, and to unnamed ones as "input.axis". Weights in other files are
     not read. Raises MissingExtraError without the package, ForetraceError with the node or dimension that cannot be
@@ -59,7 +59,7 @@ def from_onnx(
 
 
 def _texts(graph: Any) -> Iterator[object]:
-    """Names in a graph: of nodes, their operators, values and open dimensions."""
+    """Yield names in a graph: of nodes, their operators, values and open dimensions."""
     for node in graph.node:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
         yield from (each.name for each in node.attribute)
@@ -82,7 +82,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check_nodes(model: Any, where: str) -> None:
-    """No control flow, and nothing under ONNX's own name that ONNX does not know."""
+    """Refuse control flow, and what stands under ONNX's own name that ONNX does not know."""
     import onnx
 
     for i, node in enumerate(model.graph.node):
@@ -135,7 +135,7 @@ def _give_sizes(model: Any, dims: dict[str, int], where: str) -> None:
 
 
 def _inferred(model: Any, where: str) -> tuple[Any, list[str]]:
-    """The model with sizes of all results, and the results whose sizes were guessed."""
+    """Return the model with sizes of all results, and the results whose sizes were guessed."""
     import onnx
     from onnx import shape_inference
 
@@ -172,7 +172,7 @@ _MOST_ELEMENTS = 1 << 50  # of a tensor: petabytes
 
 
 def _values(model: Any) -> dict[str, TensorType]:
-    """Tensors of known sizes and type, by name."""
+    """Return tensors of known sizes and type, by name."""
     found = {}
     for entry in (*model.graph.input, *model.graph.value_info, *model.graph.output):
         tensor = entry.type.tensor_type
@@ -204,7 +204,7 @@ class _Reader:
         self._guessed = guessed
 
     def graph(self, name: str, source: str, batch: int) -> OperatorGraph:
-        """All nodes, and what could not be known as notes."""
+        """Return all nodes, and what could not be known as notes."""
         graph = self.model.graph
         for each in graph.initializer:
             self._constant.add(each.name)
@@ -277,7 +277,7 @@ class _Reader:
         self.draft.node(call.op, read, results, text=call.text, phase=Phase.FORWARD, layer=layer, flops=call.flops)
 
     def _input(self, name: str, statistics: bool = False) -> int:
-        """A tensor by name; a constant becomes a weight when it is first read."""
+        """Return a tensor by name; a constant becomes a weight when it is first read."""
         if name not in self._tensor:
             value = self._values[name]
             weight = len(value.dims) > 0 and "float" in value.dtype and not statistics

@@ -69,7 +69,7 @@ def mapped(
     *,
     table: bool = False,
 ) -> Mapped | None:
-    """The ATen call of an ONNX operator; None for one that is not known.
+    """Return the ATen call of an ONNX operator; None for one that is not known.
 
     `inputs` are those that are given, in their order; `table` says that the first one is a weight. Raises IndexError,
     ValueError or KeyError where sizes do not fit the operator.
@@ -93,7 +93,7 @@ def mapped(
 
 
 def _plain(op: str, inputs: Sequence[TensorType], concrete: Sequence[str] = (), flops: float | None = None) -> Mapped:
-    """A call of these tensors and, behind them, of arguments that are no tensors."""
+    """Return a call of these tensors and, behind them, of arguments that are no tensors."""
     return Mapped(op=op, text=text_of_values(inputs, concrete), flops=flops)
 
 
@@ -145,7 +145,9 @@ def _matmul(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attribu
 
 
 def _einsum(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped | None:
-    """A product of two tensors: labels in both and in the result are the batch, in both and not there, the sum."""
+    """Return a product of two tensors: labels in both and in the result are the batch, in both and not there,
+    the sum.
+    """
     equation = str(attributes.get("equation", "")).replace(" ", "")
     terms, _, result = equation.partition("->")
     parts = terms.split(",")
@@ -186,7 +188,9 @@ def _gather(inputs: Sequence[TensorType], attributes: Attributes, *, table: bool
 
 
 def _attention(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
-    """Of ONNX 23, and MultiHeadAttention of ONNX Runtime: [b, s, heads x width] or [b, heads, s, width]."""
+    """Map Attention of ONNX 23, and MultiHeadAttention of ONNX Runtime: [b, s, heads x width] or [b, heads, s,
+    width].
+    """
     heads = int(attributes.get("q_num_heads") or attributes.get("num_heads") or 1)
     shared = int(attributes.get("kv_num_heads") or heads)
     found = []

@@ -11,7 +11,7 @@ Wire = int | bytes
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and where it ends. Raises ForetraceError where the data end in it."""
+    """Return the number at a place, and where it ends. Raises ForetraceError where the data end in it."""
     value = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]
@@ -24,7 +24,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Wire]]:
-    """(field number, number or bytes) of a message. Raises ForetraceError where it is no message."""
+    """Yield (field number, number or bytes) of a message. Raises ForetraceError where it is no message."""
     at = 0
     while at < len(data):
         tag, at = varint(data, at)
@@ -47,7 +47,7 @@ def fields(data: bytes) -> Iterator[tuple[int, Wire]]:
 
 
 def messages(data: bytes) -> Iterator[bytes]:
-    """Messages that follow one another, each behind its length."""
+    """Yield messages that follow one another, each behind its length."""
     at = 0
     while at < len(data):
         size, at = varint(data, at)
@@ -58,18 +58,18 @@ def messages(data: bytes) -> Iterator[bytes]:
 
 
 def signed(value: Wire) -> int:
-    """A varint as the int64 that it stands for."""
+    """Return a varint as the int64 that it stands for."""
     number = value if isinstance(value, int) else int.from_bytes(value, "little")
     return number - 2**64 if number >= 2**63 else number
 
 
 def text(value: Wire) -> str:
-    """A string field."""
+    """Return a string field."""
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def numbers(value: Wire) -> list[int]:
-    """A repeated integer field: packed, or one of them."""
+    """Return a repeated integer field: packed, or one of them."""
     if isinstance(value, int):
         return [value]
     found, at = [], 0
@@ -80,7 +80,7 @@ def numbers(value: Wire) -> list[int]:
 
 
 def double(value: Wire) -> float:
-    """A fixed number of eight or four bytes."""
+    """Return a fixed number of eight or four bytes."""
     if isinstance(value, int):
         return float(value)
     if len(value) not in (4, 8):

@@ -21,7 +21,7 @@ _WITH_WORK = (TaskKind.OPERATOR, TaskKind.KERNEL, TaskKind.COPY, TaskKind.COLLEC
 
 
 def from_recording(graph: TaskGraph, name: str = "", *, step: int | None = None) -> OperatorGraph:
-    """The operators of one step of a recording.
+    """Return the operators of one step of a recording.
 
     `step` is its number as the recording counts; without it, the last one. Raises GraphError where there is no such
     step, or no operator with its inputs.
@@ -66,7 +66,7 @@ def from_recording(graph: TaskGraph, name: str = "", *, step: int | None = None)
 
 
 def _step(graph: TaskGraph, step: int | None) -> int:
-    """Index of the step."""
+    """Return the index of the step."""
     if step is None:
         return graph.n_steps - 1
     numbers = list(graph.info.steps)

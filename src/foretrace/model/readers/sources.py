@@ -53,7 +53,7 @@ def _is_json_form(_: str, head: bytes) -> bool:
 
 
 def _is_onnx(name: str, head: bytes) -> bool:
-    """A ModelProto begins with its version."""
+    """Return whether a ModelProto begins with its version."""
     return not _is_text(head) and (name.removesuffix(".gz").endswith(".onnx") or head.startswith(b"\x08"))
 
 
@@ -86,7 +86,7 @@ def load_operators(
     salvage: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> OperatorGraph:
-    """The operators in a file or folder.
+    """Return the operators in a file or folder.
 
     `dims` are sizes of open dimensions (ONNX), `step` the training step and `rank` the rank (recordings and execution
     traces); `batch` is the samples per step, where the file does not tell them. Raises ForetraceError (TraceError,
@@ -119,7 +119,7 @@ def load_operators(
 
 
 def reader_of(path: Path) -> Reader:
-    """The reader of a file, by its first bytes and its name. Raises ForetraceError where there is none."""
+    """Return the reader of a file, by its first bytes and its name. Raises ForetraceError where there is none."""
     if path.is_dir():
         return KINETO
     head, name = first_bytes(path), path.name
@@ -143,7 +143,7 @@ def reader_of(path: Path) -> Reader:
 
 
 def first_bytes(path: Path) -> bytes:
-    """What a file begins with, unpacked. Raises ForetraceError where it cannot be read or is empty."""
+    """Return what a file begins with, unpacked. Raises ForetraceError where it cannot be read or is empty."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)

@@ -54,7 +54,9 @@ class CodesignedPlan:
         return min(self.under_s), max(self.under_s)
 
     def over(self, best: CodesignedPlan) -> tuple[float, float, float]:
-        """How many times longer than `best` it takes, and the least and the most under one assumption for both."""
+        """Return how many times longer than `best` it takes, and the least and the most under one assumption
+        for both.
+        """
         ratios = [mine / others for mine, others in zip(self.under_s, best.under_s, strict=True)]
         return ratios[0], min(ratios), max(ratios)
 
@@ -127,7 +129,7 @@ class Codesign:
 
 
 def forward_graph(pace_s: float, head_s: float, hop_s: float, stages: int, count: int) -> TaskGraph:
-    """`count` micro-batches through stages that only compute forward; what they send takes time of the link."""
+    """Return `count` micro-batches through stages that only compute forward; what they send takes time of the link."""
     info = GraphInfo(source="forward pipeline", platform="cuda", world_size=stages, steps=(0,))
     writer = GraphWriter(
         (Lane(rank=r, kind=LaneKind.GPU, device=r, stream=0, label=f"stage {r}") for r in range(stages)), info
@@ -226,7 +228,7 @@ def _front(space: CodesignSpace, priced: PricedDesigns, like: Accelerator) -> tu
 
 
 def stopping_rule(area: Float64, seconds: Float64) -> tuple[int, int]:
-    """The row that PHAZE's published search answers with, and how many designs it prices.
+    """Return the row that PHAZE's published search answers with, and how many designs it prices.
 
     Buckets of 10,000 µm² from the largest down, each in the order given; it stops behind a bucket where the best
     throughputs of the last five do not rise (Solver/solver.py of msr-fiddle/phaze).

@@ -73,7 +73,7 @@ def plan_facts(
 
 @inner
 def forward_s(s, machine, c, at, forward, messages, head, count):
-    """Seconds of a batch through a pipeline that computes no gradients; hops are times of links."""
+    """Return seconds of a batch through a pipeline that computes no gradients; hops are times of links."""
     pipeline = at[kernels.PIPELINE]
     pace = s[kernels.LAYERS] / pipeline * (forward + messages)
     hop = kernels.hop_s(s, machine, c, at) if pipeline > 1 else 0.0
@@ -183,7 +183,7 @@ def forward_parts(s: Float64, machine: Float64, c: Float64, at: Int64, decode: i
 
 @njit()
 def operator_s(row: Float64, machine: Float64) -> float:
-    """Seconds of one of `operator_rows`."""
+    """Return seconds of one of `operator_rows`."""
     if row[designed.KIND]:
         return designed.product_s(row[designed.BATCH], row[designed.M], row[designed.N], row[designed.K], machine)  # type: ignore[no-any-return]
     return designed.vector_s(row[designed.NUMBERS], row[designed.EACH], machine)  # type: ignore[no-any-return]

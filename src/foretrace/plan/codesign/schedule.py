@@ -64,11 +64,11 @@ class LayerSchedule:
         return max(begin + self.took(i) for i, begin in enumerate(self.begins))
 
     def took(self, row: int) -> int:
-        """Of an operator where it runs, ns."""
+        """Return ns of an operator where it runs."""
         return self.operators[row].all_ns if self.core[row] < 0 else self.operators[row].one_ns
 
     def lane(self, row: int) -> str:
-        """Where an operator runs, in words."""
+        """Return where an operator runs, in words."""
         kind = "tensor" if self.operators[row].tensor else "vector"
         return f"all {kind} cores" if self.core[row] < 0 else f"{kind} core {self.core[row]}"
 
@@ -88,7 +88,7 @@ class LayerSchedule:
         return self.bound_ns >= self.ns
 
     def graph(self) -> TaskGraph:
-        """As tasks, a lane per core that is used; an operator on all cores waits for all before it."""
+        """Return it as tasks, a lane per core that is used; an operator on all cores waits for all before it."""
         order = sorted(range(len(self.operators)), key=lambda i: (self.begins[i], self.core[i]))
         writer = GraphWriter((), GraphInfo(source="layer", platform="cuda", world_size=1, steps=(0,)))
         clock = writer.lane(Lane(rank=0, kind=LaneKind.CPU, label="layer"))
@@ -117,7 +117,7 @@ class LayerSchedule:
 def layer_operators(
     model: TransformerSizes, at: Parallelism, design: Accelerator, groups: int = GROUPS, decode: int = 0
 ) -> tuple[list[LayerOperator], list[LayerOperator]]:
-    """Operators of a layer, forward and backward, that one device with this plan runs for a micro-batch."""
+    """Return operators of a layer, forward and backward, that one device with this plan runs for a micro-batch."""
     model = replace(model, length=1) if decode else model
     heads = max((model.kv_heads if decode else model.heads) // at.tensor, 1)
     groups = next(each for each in range(min(groups, heads), 0, -1) if heads % each == 0)
@@ -180,7 +180,7 @@ NEEDS = {
 def layer_schedules(
     model: TransformerSizes, at: Parallelism, design: Accelerator, *, training: bool = True, decode: int = 0
 ) -> tuple[LayerSchedule, ...]:
-    """A layer forward and, of a training, backward. Raises MissingExtraError without OR-Tools."""
+    """Return a layer forward and, of a training, backward. Raises MissingExtraError without OR-Tools."""
     cores, phases = (design.tensor_cores, design.vector_cores), (Phase.FORWARD, Phase.BACKWARD)
     passes = layer_operators(model, at, design, decode=decode)[: 2 if training else 1]
     return tuple(schedule_layer(each, cores, phase) for each, phase in zip(passes, phases, strict=False))
@@ -189,7 +189,7 @@ def layer_schedules(
 def schedule_layer(
     operators: Sequence[LayerOperator], cores: tuple[int, int], phase: Phase = Phase.FORWARD, limit: float = LIMIT
 ) -> LayerSchedule:
-    """The shortest schedule that is found within `limit`; never longer than the serial one.
+    """Return the shortest schedule that is found within `limit`; never longer than the serial one.
 
     Raises MissingExtraError without OR-Tools.
     """
@@ -203,7 +203,7 @@ def schedule_layer(
 
 
 def _longest(rows: Rows) -> int:
-    """The longest chain of operators that need each other, ns: no schedule is shorter."""
+    """Return the longest chain of operators that need each other, ns: no schedule is shorter."""
     ends = list[int]()
     for _, one, every, needs in rows:
         ends.append(min(one, every) + max((ends[need] for need in needs), default=0))
@@ -267,7 +267,7 @@ def _solve(rows: Rows, cores: tuple[int, int], limits: SolverLimits, began: floa
 def _settled(
     rows: Rows, starts: Sequence[int], on_all: Sequence[bool], cores: tuple[int, int]
 ) -> tuple[list[int], list[int]]:
-    """Begins and cores of operators in this order, each as early as what it needs and its cores allow."""
+    """Return begins and cores of operators in this order, each as early as what it needs and its cores allow."""
     begins, ends, chosen = [0] * len(rows), [0] * len(rows), [-1] * len(rows)
     free = {True: [0] * cores[0], False: [0] * cores[1]}
     barrier = 0  # the end of the last one on all cores

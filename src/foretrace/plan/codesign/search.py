@@ -55,12 +55,12 @@ class DesignColumns:
         return len(self.area)
 
     def at(self, row: int, like: Accelerator) -> Accelerator:
-        """One of them, with memory, links and clock of another."""
+        """Return one of them, with memory, links and clock of another."""
         return replace(like, **dict(zip(SIZES, self.sizes[row].tolist(), strict=True)))
 
 
 def design_columns(area: float = 0.0) -> DesignColumns:
-    """All designs of at most this area (µm²; by default of `TPU_LIKE`, which are the 29,360 published ones).
+    """Return all designs of at most this area (µm²; by default of `TPU_LIKE`, which are the 29,360 published ones).
 
     Raises ForetraceError where there is none.
     """
@@ -186,7 +186,7 @@ class CodesignSpace:
                 arrays_of.ravel(), buffer_of.ravel(), lanes)  # fmt: skip
 
     def price(self, link_gb_s: float, only: Mask | None = None, lanes_rate: float = 1.0) -> PricedDesigns:
-        """Every design with its best plan, of `only` these plans; links of so many GB/s."""
+        """Return every design with its best plan, of `only` these plans; links of so many GB/s."""
         (rows, _), (s, c) = self.plans, self.arrays
         machine = on_design(replace(self.like, link_gb_s=link_gb_s)).array()
         facts = np.zeros((len(rows), 3))
@@ -203,11 +203,11 @@ class CodesignSpace:
         return PricedDesigns(seconds=seconds, chosen=np.flatnonzero(keep)[chosen], joules=counts @ np.array(PJ) * 1e-12)
 
     def plan(self, priced: PricedDesigns, row: int) -> Parallelism:
-        """Of a design."""
+        """Return the plan of a design."""
         return configuration_of(self.plans[0][priced.chosen[row]])
 
     def expert(self) -> Parallelism:
-        """The plan of the fewest devices for a replica, stages first, and the smallest micro-batch."""
+        """Return the plan of the fewest devices for a replica, stages first, and the smallest micro-batch."""
         rows = self.plans[0]
         tensor, pipeline, micro = (rows[:, at] for at in (plans_of.TENSOR, plans_of.PIPELINE, plans_of.MICRO))
         return configuration_of(rows[np.lexsort((micro, tensor, tensor * pipeline))[0]])
@@ -215,7 +215,8 @@ class CodesignSpace:
     def one(
         self, design: Accelerator, only: Parallelism | None = None, *, lanes_rate: float = 1.0
     ) -> tuple[float, Parallelism]:
-        """Seconds of a design with its links, which need not be among the designs, and its best plan, or `only` this.
+        """Return seconds of a design with its links, which need not be among the designs, and its best plan, or `only`
+        this.
 
         `lanes_rate`: of its vector cores, over what is assumed.
         """

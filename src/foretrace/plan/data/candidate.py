@@ -31,12 +31,12 @@ class DataCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def name_of(loader: str, parameters: Words) -> str:
-        """What to call it."""
+        """Return what to call it."""
         return " ".join([loader, *(f"{key}={value}" for key, value in parameters.items())])
 
 
 def ranked(candidates: Iterable[DataCandidate], memory_bytes: float) -> tuple[DataCandidate, ...]:
-    """Those that fit into the memory, the quickest epoch first; of equal ones that with less memory.
+    """Return those that fit into the memory, the quickest epoch first; of equal ones that with less memory.
 
     Those that hold less than half of a node's neighbours come last: their accuracy is lower than in memory.
     Raises ForetraceError where none fits, with the least memory that one of them needs.

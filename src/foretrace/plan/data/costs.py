@@ -58,7 +58,9 @@ class AccessCosts(msgspec.Struct, frozen=True, kw_only=True):
     commit_s: Cost  # of a table with `held` partitions
 
     def steps_s(self, items: float, steps: float) -> Cost:
-        """Of so many steps that have so many items in all: linear between the two sizes that were timed."""
+        """Return seconds of so many steps that have so many items in all: linear between the two sizes that
+        were timed.
+        """
         item = [max(a - b, 0) / (self.batch - self.few) for a, b in zip(self.step_s, self.few_s, strict=True)]
         value, low, high = (
             max(steps * (few - self.few * each), 0) + items * each
@@ -116,7 +118,7 @@ Call = Callable[[int], object]
 
 
 def _timed(call: Call, items: int, rows: RowsOnDisk) -> Cost:
-    """Seconds of a step: of the processor, and those that it waits for the disk."""
+    """Return seconds of a step: of the processor, and those that it waits for the disk."""
     found = []
     call(items)
     for _ in range(_STEPS):
@@ -127,7 +129,7 @@ def _timed(call: Call, items: int, rows: RowsOnDisk) -> Cost:
 
 
 def _linking(rows: Rows, random: np.random.Generator) -> tuple[Call, Cost]:
-    """A step on so many edges, and the cost of an edge's order."""
+    """Return a step on so many edges, and the cost of an edge's order."""
 
     def call(edges: int) -> None:
         heads, tails, others = random.integers(0, rows.count, (3, edges), np.int32)
@@ -143,7 +145,7 @@ def _linking(rows: Rows, random: np.random.Generator) -> tuple[Call, Cost]:
 
 
 def _classifying(probe: Probe, rows: Rows, random: np.random.Generator, folder: Path) -> tuple[Call, Cost]:
-    """The same for targets, whose neighbours are drawn from a random graph of the degree that a buffer leaves.
+    """Return the same for targets, whose neighbours are drawn from a random graph of the degree that a buffer leaves.
 
     The graph lies on the disk as that of a training does, but for the ends of its edges, which fit no bucket.
     """
@@ -173,7 +175,7 @@ def _classifying(probe: Probe, rows: Rows, random: np.random.Generator, folder: 
 
 
 def _levels(found: list[float]) -> Cost:
-    """The mean, as an epoch is a sum, and the range of most."""
+    """Return the mean, as an epoch is a sum, and the range of most."""
     times = np.array(found or [0.0])
     low, high = np.quantile(times, LEVELS).tolist()
     value = float(times.mean())

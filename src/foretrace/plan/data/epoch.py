@@ -21,7 +21,7 @@ def epoch_graph(
     compute_s: Sequence[float], fresh: Sequence[float], *, read_s: float = 0.0, write_s: float = 0.0, spare: int = 0,
     commit_s: float = 0.0,
 ) -> TaskGraph:  # fmt: skip
-    """States that are computed in `compute_s`, for each of which `fresh` partitions are read; then a commit.
+    """Return states that are computed in `compute_s`, for each of which `fresh` partitions are read; then a commit.
 
     `spare` partitions are read while the state before is computed, after what that state put out was written.
     """
@@ -52,7 +52,8 @@ def epoch_graph(
 
 
 def epochs(job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts) -> tuple[int, list[TaskGraph]]:
-    """Batches of an epoch with so many `training` nodes, and its graph with the costs, with low and with high ones.
+    """Return batches of an epoch with so many `training` nodes, and its graph with the costs, with low and with high
+    ones.
 
     Of links every state is told; of nodes all states are one, whose neighbours are put in order before they are
     trained, and nothing is read meanwhile.

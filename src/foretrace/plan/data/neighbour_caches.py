@@ -47,7 +47,7 @@ class WaitingRows(Rows):
         self.rows, self.waited_s = rows, 0.0
 
     def clock(self) -> float:
-        """Seconds since some time."""
+        """Return seconds since some time."""
         return process_time() + self.waited_s
 
     def _get(self, ids: Int64) -> Float32:
@@ -64,7 +64,7 @@ def candidates(
     lists: NeighbourLists, *, num_neighbors: tuple[int, ...], input_nodes: Int64, batch_size: int,
     among: Mapping[str, CachePolicy | None] | None = None, memory_bytes: float = inf, seed: int = 0,
 ) -> Iterator[DataCandidate]:  # fmt: skip
-    """Samplers with their memory and predicted seconds of an epoch of sampling alone.
+    """Yield samplers with their memory and predicted seconds of an epoch of sampling alone.
 
     `among` are policies by name, None for plain sampling; by default plain sampling and all of `policies`. What takes
     more than `memory_bytes` is not timed. Notes say what a cache changes: how few neighbours of the node with most an
@@ -94,7 +94,7 @@ def candidates(
 def _timed(
     lists: NeighbourLists, policy: CachePolicy | None, loader: Callable[[], NeighborLoader], batches: list[SampledBatch]
 ) -> tuple[float, float, float, float]:
-    """Seconds that a loader takes to fill, and of a batch with its share of a refresh: low, mean, high."""
+    """Return seconds that a loader takes to fill, and of a batch with its share of a refresh: low, mean, high."""
     clock = clock_of(lists)
 
     def seconds(call: Callable[[], object]) -> float:
@@ -122,7 +122,7 @@ def _mean(times: list[float]) -> float:
 
 
 def clock_of(lists: NeighbourLists) -> Callable[[], float]:
-    """What says the seconds of sampling from these lists: in memory CPU time, as nothing is waited for."""
+    """Return what says the seconds of sampling from these lists: in memory CPU time, as nothing is waited for."""
     if isinstance(lists.kept, WaitingRows):
         return lists.kept.clock
     return process_time if isinstance(lists.kept, np.ndarray) else perf_counter
@@ -132,7 +132,8 @@ def samplers(
     data: NodeData, *, memory_bytes: int, num_neighbors: tuple[int, ...], batch_size: int, folder: Path | None = None,
     seed: int = 0,
 ) -> tuple[DataCandidate, ...]:  # fmt: skip
-    """Ways to sample neighbours within a memory, the quickest first: lists in memory, or in a file with each cache.
+    """Return ways to sample neighbours within a memory, the quickest first: lists in memory, or in a file with each
+    cache.
 
     Batches are of training nodes, of all nodes where there are none. The file is made in `folder`, by default that of
     temporary files, to time reads from its disk, and removed. Seconds are those of the processor and of waiting for the
@@ -163,7 +164,7 @@ def samplers(
 
 
 def fan_outs(text: str) -> tuple[int, ...]:
-    """Numbers of neighbours per hop as a user writes them: `10,10`. Raises ForetraceError."""
+    """Return numbers of neighbours per hop as a user writes them: `10,10`. Raises ForetraceError."""
     found = tuple(int(each) for each in text.split(",") if re.fullmatch(r" *(-1|0*[1-9][0-9]*) *", each))
     if len(found) != text.count(",") + 1:
         raise ForetraceError(
@@ -173,7 +174,7 @@ def fan_outs(text: str) -> tuple[int, ...]:
 
 
 def _temporary_bytes(lists: NeighbourLists, policy: CachePolicy | None, batches: list[SampledBatch]) -> int:
-    """Bytes of the arrays of one batch, or of a part of a refresh where that is more."""
+    """Return bytes of the arrays of one batch, or of a part of a refresh where that is more."""
     edges = max(sum(batch.num_sampled_edges) for batch in batches)
     part = min(MOST_DRAWN, int(lists.starts[-1])) if policy else 0
     found = max(edges * _BATCH_BYTES, part * _REFRESH_BYTES)
@@ -186,7 +187,7 @@ def _temporary_bytes(lists: NeighbourLists, policy: CachePolicy | None, batches:
 def _notes(
     lists: NeighbourLists, policy: CachePolicy, num_neighbors: tuple[int, ...], batches: int, filled_s: float
 ) -> tuple[str, ...]:
-    """What a cache changes, in sentences."""
+    """Return what a cache changes, in sentences."""
     fan_out, degree = max(num_neighbors, default=0), int(np.diff(lists.starts).max(initial=0))
     alone = "every batch alone is drawn as without one" if policy.served == 1 else "a batch may draw a neighbour twice"
     seen, plain = policy.distinct(degree, fan_out, batches), distinct(degree, fan_out, batches)

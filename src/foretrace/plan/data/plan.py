@@ -66,7 +66,7 @@ class GraphSource:
 
     @staticmethod
     def of(text: str) -> GraphSource:
-        """A folder of partitions, an NPZ file, or `planted:...`. Raises ForetraceError."""
+        """Return a folder of partitions, an NPZ file, or `planted:...`. Raises ForetraceError."""
         if Path(text).is_dir():
             graph = partitions.read(Path(text))
             return GraphSource(name=text, data=None, sizes=graph.sizes, training=len(graph.train))
@@ -79,7 +79,7 @@ class GraphSource:
         return GraphSource(name=text, data=data, sizes=sizes, training=len(data.train))
 
     def partitioned(self, folder: Path, count: int, *, seed: int = 0) -> PartitionedGraph:
-        """It in so many partitions: in `folder`, unless it lies in partitions already."""
+        """Return it in so many partitions: in `folder`, unless it lies in partitions already."""
         if self.data is None:
             return partitions.read(Path(self.name))
         return partitions.write(self.data, folder, partitions=count, seed=seed)
@@ -89,7 +89,7 @@ def plan_data(
     source: GraphSource, *, memory_bytes: int, task: str = "", batch: int = 10_000, width: int = 32, seed: int = 0,
     tell: Tell | None = None,
 ) -> DataPlan:  # fmt: skip
-    """The candidates for a graph, with costs measured here.
+    """Return the candidates for a graph, with costs measured here.
 
     Args:
         source: the graph.
@@ -151,7 +151,7 @@ def plan_data(
 def candidate_jobs(
     base: TrainingJob, sizes: GraphSizes, training: int, memory_bytes: int
 ) -> Iterator[tuple[TrainingJob, GraphSizes]]:
-    """Every way that is tried: of buffers in one order the largest that fits, else the smallest there can be."""
+    """Yield every way that is tried: of buffers in one order the largest that fits, else the smallest there can be."""
     counts = (sizes.partitions,) if sizes.partitions else tuple(each for each in PARTITIONS if 2 * each <= sizes.nodes)
     whole = but(sizes, partitions=counts[0] if counts else 1)
     yield base, whole
@@ -171,7 +171,9 @@ def candidate_jobs(
 
 
 def memory_of(job: TrainingJob, sizes: GraphSizes, training: int) -> int:
-    """Bytes that a job takes at its peak, beyond interpreter and libraries: what is held, and what comes and goes."""
+    """Return bytes that a job takes at its peak, beyond interpreter and libraries: what is held, and what comes and
+    goes.
+    """
     linked, count = job.task == "links", sizes.partitions
     columns = job.width + 1 if linked else sizes.features
     part = partition_bytes(sizes.nodes, columns, count)
@@ -196,7 +198,7 @@ def memory_of(job: TrainingJob, sizes: GraphSizes, training: int) -> int:
 
 
 def untimed(job: TrainingJob, sizes: GraphSizes, training: int) -> DataCandidate:
-    """A candidate before its steps were timed."""
+    """Return a candidate before its steps were timed."""
     linked, count = job.task == "links", sizes.partitions
     columns, items = (job.width + 1, sizes.edges) if linked else (sizes.features, training)
     words: dict[str, int | float | str] = {"partitions": count, "buffer": job.buffer} if job.buffer else {}
@@ -229,7 +231,7 @@ def _probe(job: TrainingJob, sizes: GraphSizes, folder: str) -> Probe:
 def priced(
     each: DataCandidate, job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts
 ) -> DataCandidate:
-    """The candidate with its seconds."""
+    """Return the candidate with its seconds."""
     batches, graphs = epochs(job, sizes, training, costs)
     times = [simulate(graph).window_ns / 1e9 for graph in graphs]
     low_s, high_s = (1 - _MODEL[job.task]) * min(times), (1 + _MODEL[job.task]) * max(times)

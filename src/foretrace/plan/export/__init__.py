@@ -36,7 +36,7 @@ TARGETS = {
 
 
 def target(name: str) -> str:
-    """The target of this name. Raises ForetraceError with names that come near."""
+    """Return the target of this name. Raises ForetraceError with names that come near."""
     found = resolve(name, TARGETS)
     if not found:
         raise ForetraceError(f"`export=` must be one of {', '.join(TARGETS)}, got {name!r}; {question(name, TARGETS)}")
@@ -44,7 +44,7 @@ def target(name: str) -> str:
 
 
 def export(launch: LaunchedPlan, to: str) -> str:
-    """The text of a plan for a target. Raises ForetraceError, with targets that can, where this one cannot."""
+    """Return the text of a plan for a target. Raises ForetraceError, with targets that can, where this one cannot."""
     name = target(to)
     try:
         return _text(name, launch)
@@ -55,7 +55,7 @@ def export(launch: LaunchedPlan, to: str) -> str:
 
 
 def path_of(out: Path, to: str) -> Path:
-    """Where the file goes: `out`, or in it under its usual name where it is a folder."""
+    """Return where the file goes: `out`, or in it under its usual name where it is a folder."""
     return out / TARGETS[target(to)].file if out.is_dir() else out
 
 

@@ -8,7 +8,7 @@ from foretrace.plan.export.launch import InexpressiblePlanError, LaunchedPlan
 
 
 def write(launch: LaunchedPlan) -> str:
-    """Batch, ZeRO stage and AutoTP, as `deepspeed.initialize(config=...)` reads them."""
+    """Return batch, ZeRO stage and AutoTP, as `deepspeed.initialize(config=...)` reads them."""
     at = launch.at
     launch.without("pipeline", "virtual", at="stages are cut in code, by PipelineModule")
     launch.without("context", "sequence", at="its JSON splits no sequence")

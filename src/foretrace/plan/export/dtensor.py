@@ -57,7 +57,7 @@ _WRAPPER = "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper imp
 
 
 def write(launch: LaunchedPlan) -> str:
-    """The file. Linear layers go by the names that decoders of `transformers` have; tied weights stay whole."""
+    """Return the file. Linear layers go by the names that decoders of `transformers` have; tied weights stay whole."""
     model, at = launch.model, launch.at
     launch.without("pipeline", "virtual", at="stages need a schedule")
     launch.without("context", "sequence", at="its modules see whole sequences")

@@ -82,7 +82,7 @@ class LaunchedPlan:
 
 
 def options(values: Mapping[str, object], join: str = " ") -> list[str]:
-    """Options as a command line has them: True is a flag alone, False and None are left out."""
+    """Return options as a command line has them: True is a flag alone, False and None are left out."""
     return [
         f"--{name}" if value is True else f"--{name}{join}{value}"
         for name, value in values.items()

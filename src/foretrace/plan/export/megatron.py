@@ -11,7 +11,9 @@ _SHARDED = {2: "optim_grads", 3: "optim_grads_params"}  # ZeRO stage -> what Meg
 
 
 def _settings(launch: LaunchedPlan) -> list[tuple[str, str, object]]:
-    """Megatron-LM's option, fields of Megatron-Bridge's `ConfigContainer`, and their value; "" where there is none."""
+    """Return Megatron-LM's option, fields of Megatron-Bridge's `ConfigContainer`, and their value; "" where there is
+    none.
+    """
     at = launch.at
     if at.virtual > 1 and at.pipeline == 2 and not at.overlap:  # Megatron's own validation refuses it
         raise InexpressiblePlanError("virtual stages on pipeline=2 without overlap", "fix overlap=1")
@@ -52,7 +54,9 @@ def _settings(launch: LaunchedPlan) -> list[tuple[str, str, object]]:
 
 
 def write(launch: LaunchedPlan) -> str:
-    """Sizes, degrees and batch; data, tokenizer, position embedding, norms and optimizer stay the user's to give."""
+    """Return sizes, degrees and batch; data, tokenizer, position embedding, norms and optimizer stay the user's to
+    give.
+    """
     model, grouped = launch.model, launch.model.kv_heads < launch.model.heads
     sizes = {
         "num-layers": model.layers,
@@ -76,7 +80,7 @@ def write(launch: LaunchedPlan) -> str:
 
 
 def write_bridge(launch: LaunchedPlan) -> str:
-    """The same over a recipe, whose sizes of the model stay."""
+    """Return the same over a recipe, whose sizes of the model stay."""
     sections: dict[str, list[str]] = {}
     for _, fields, value in _settings(launch):
         for section, _, name in (each.partition(".") for each in fields.split()):

@@ -7,7 +7,9 @@ from foretrace.plan.export.torchrun import line
 
 
 def write(launch: LaunchedPlan) -> str:
-    """A script for sbatch, with the training script and its arguments behind it. Options as sbatch(1) names them."""
+    """Return a script for sbatch, with the training script and its arguments behind it. Options as sbatch(1) names
+    them.
+    """
     asked = options(
         {
             "job-name": launch.model.name,

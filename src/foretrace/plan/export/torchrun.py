@@ -6,13 +6,15 @@ from foretrace.plan.export.launch import LaunchedPlan, options
 
 
 def write(launch: LaunchedPlan) -> str:
-    """A script for Bash, to be started on every machine, with the training script and its arguments behind it."""
+    """Return a script for Bash, to be started on every machine, with the training script and its arguments
+    behind it.
+    """
     where = "" if launch.nodes == 1 else "# Start it on every machine, with MASTER_ADDR the name of the first.\n"
     return f"#!/bin/bash\n# {launch.title}\n{where}exec {line(launch)}\n"
 
 
 def line(launch: LaunchedPlan) -> str:
-    """The command, options as torch.distributed.run names them."""
+    """Return the command, options as torch.distributed.run names them."""
     meeting: dict[str, object] = {"standalone": True}
     if launch.nodes > 1:
         meeting = {

@@ -16,7 +16,7 @@ FLAVORS = {
 
 
 def write(launch: LaunchedPlan) -> str:
-    """Model, batch, degrees and recomputation; everything else has torchtitan's defaults."""
+    """Return model, batch, degrees and recomputation; everything else has torchtitan's defaults."""
     model, at = launch.model, launch.at
     flavor = FLAVORS.get((model.layers, model.hidden, model.heads, model.kv_heads, model.words))
     if not flavor or not model.gated or model.tied:

@@ -169,7 +169,9 @@ def _looked(
 
 
 def _corners(step: RowStep, conditions: Conditions) -> Iterator[tuple[RowStep, RowStep]]:
-    """The uncached and the looking-ahead step with the values of all that is uncertain, then with all extremes."""
+    """Yield the uncached and the looking-ahead step with the values of all that is uncertain, then with all
+    extremes.
+    """
     rates, computes = conditions.bytes_per_s, conditions.compute_s
     for rate, compute, host in [(0, 0, 0), *product((1, 2), repeat=3)]:
         base = replace(
@@ -183,7 +185,7 @@ def _corners(step: RowStep, conditions: Conditions) -> Iterator[tuple[RowStep, R
 
 
 def _unmeasured(question: CacheQuestion, moved: float) -> Conditions:
-    """What is known of a link's rate alone; `moved` bytes of an uncached step."""
+    """Return what is known of a link's rate alone; `moved` bytes of an uncached step."""
     rate = parse_link(question.link).bytes_per_s
     value, low, high = (2 * moved * each for each in HOST_S_PER_BYTE)
     compute: Range = COMPUTE_S if question.compute_s is None else (question.compute_s,) * 3
@@ -199,7 +201,7 @@ def _ranged(steps: list[float]) -> PredictedStep:
 
 
 def _after(moved: RowTraffic, batch: int) -> RowTraffic:
-    """The traffic of the batches from one on."""
+    """Return the traffic of the batches from one on."""
     return RowTraffic(**{name: getattr(moved, name)[batch:] for name in moved.__dataclass_fields__})
 
 

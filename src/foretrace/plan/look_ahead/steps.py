@@ -63,7 +63,7 @@ class RowStep:
 
 
 def traffic(plan: LookAheadPlan, step: RowStep, *, cached: bool) -> RowTraffic:
-    """The bytes of a plan, of the uncached training with `cached` False."""
+    """Return the bytes of a plan, of the uncached training with `cached` False."""
     batches, trainers = plan.end - plan.begin, plan.trainers
     row, gradient = NUMBER * (step.width + step.state), NUMBER * step.width
     dense = NUMBER * step.dense / trainers * (trainers - 1)
@@ -93,7 +93,7 @@ def traffic(plan: LookAheadPlan, step: RowStep, *, cached: bool) -> RowTraffic:
 
 
 def uncached_s(moved: RowTraffic, step: RowStep) -> Float64:
-    """Seconds of every batch: fetch, compute, push and exchange, one after the other."""
+    """Return seconds of every batch: fetch, compute, push and exchange, one after the other."""
     rate, latency = step.bytes_per_s, step.latency_s
     fetch = (moved.fetch_out + moved.fetch_in).max(1)
     fetch = np.maximum(fetch - step.burst_bytes, 0)
@@ -104,7 +104,7 @@ def uncached_s(moved: RowTraffic, step: RowStep) -> Float64:
 
 
 def cached_s(moved: RowTraffic, step: RowStep, *, ahead: int) -> Float64:
-    """Seconds of every batch; rows are fetched up to `ahead` batches before they are needed."""
+    """Return seconds of every batch; rows are fetched up to `ahead` batches before they are needed."""
     rate, batches = step.bytes_per_s, len(moved.later_out)
     soon = np.maximum(moved.gradients_out, moved.gradients_in).max(1)
     soon += np.maximum(moved.values_out, moved.values_in).max(1)
@@ -145,6 +145,6 @@ def cached_s(moved: RowTraffic, step: RowStep, *, ahead: int) -> Float64:
 
 
 def bound_s(moved: RowTraffic, step: RowStep) -> float:
-    """The least that a mean step can take: max(c + now / R, all / R), without a host or latencies."""
+    """Return the least that a mean step can take: max(c + now / R, all / R), without a host or latencies."""
     now, every = float(moved.now.max(1).mean()), float(moved.all.max(1).mean())
     return max(step.compute_s + now / step.bytes_per_s, every / step.bytes_per_s)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def trace(text: str) -> Lookups:
-    """From `zipf:...`, `reuse:FILE ...`, `recorded:MODEL ...`, or an NPZ or Parquet file. Raises ForetraceError."""
+    """Make lookups from `zipf:...`, `reuse:FILE ...`, `recorded:MODEL ...`, or an NPZ or Parquet file. Raises
+    ForetraceError.
+    """
     kind, colon, rest = text.partition(":")
     if colon and kind == "reuse":
         return parse_reuse(rest)
@@ -25,7 +27,8 @@ def trace(text: str) -> Lookups:
 
 
 def recorded(text: str) -> Lookups:
-    """From `dlrm size=tiny batches=32`: what each embedding of a zoo model or script reads of its loader's batches.
+    """Record, for `dlrm size=tiny batches=32`, what each embedding of a zoo model or script reads of its loader's
+    batches.
 
     Raises ForetraceError where the model has no embeddings, or its batches differ in size.
     """

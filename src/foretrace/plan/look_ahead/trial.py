@@ -95,7 +95,9 @@ def try_cache(
         plans: list[CachePlan] = []
 
         def step(arm: str, number: int) -> float:
-            """Seconds of a mean step in that block, after the batches that fill caches; the slowest trainer's."""
+            """Return seconds of a mean step in that block, after the batches that fill caches; the slowest
+            trainer's.
+            """
             found = run.train(arm, number * block, (number + 1) * block, seconds=10.0 * block)
             ends = np.array([each.ends_s for each in found]).max(0)
             return float(ends[-1] - ends[ideal.warm - 1]) / (block - ideal.warm)
@@ -139,7 +141,7 @@ def try_cache(
 
 
 def repeated(lookups: Lookups, batches: int, times: int) -> Lookups:
-    """The first batches of a trace, over and over."""
+    """Return the first batches of a trace, over and over."""
     tables = []
     for table in lookups.tables:
         offsets = table.offsets[: batches * lookups.samples + 1]
@@ -150,7 +152,9 @@ def repeated(lookups: Lookups, batches: int, times: int) -> Lookups:
 
 
 def _rate(times: Sequence[RowTimes], question: CacheQuestion) -> Range:
-    """Bytes per second of a link from two sizes: reads and writes together, and how far repetitions are apart."""
+    """Return bytes per second of a link from two sizes: reads and writes together, and how far repetitions
+    are apart.
+    """
     row = NUMBER * (question.width + row_optimizer(question.optimizer).state)
     small, large = _SIZES
     found = []
@@ -170,7 +174,7 @@ def _times(seconds: float, shares: Range) -> Range:
 
 
 def _middle(steps: Sequence[PredictedStep]) -> PredictedStep:
-    """The median over rounds, with the range of all and of what the model leaves out."""
+    """Return the median over rounds, with the range of all and of what the model leaves out."""
     return PredictedStep(
         step_s=median(each.step_s for each in steps), low_s=min(each.low_s for each in steps) * (1 - MODEL_RANGE),
         high_s=max(each.high_s for each in steps) * (1 + MODEL_RANGE),

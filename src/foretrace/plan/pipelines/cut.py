@@ -57,7 +57,8 @@ class CutModel:
 def stage_costs(
     model: PlaceableModel, placement: Placement, kernels_s: Float64, host_s: Float64
 ) -> tuple[StageCost, ...]:
-    """Times and sizes of every stage for one micro-batch, of kernels and of the host that launches them (n each).
+    """Return times and sizes of every stage for one micro-batch, of kernels and of the host that launches them (n
+    each).
 
     A pass takes as long as its kernels or as its host, whichever is longer.
     """
@@ -104,7 +105,9 @@ def stage_costs(
 
 
 def cost_graph(model: PlaceableModel, kernels_s: Float64, host_s: Float64) -> tuple[CostGraph, PlacementBlocks]:
-    """What planners with replicas read: blocks, each as slow as its kernels or its host; recomputed, inputs stay."""
+    """Return what planners with replicas read: blocks, each as slow as its kernels or its host; recomputed, inputs
+    stay.
+    """
     problem = model.problem()
     blocks = contract(problem)
     if lattice(blocks, _MOST_CUTS) is None:
@@ -141,7 +144,9 @@ def cost_graph(model: PlaceableModel, kernels_s: Float64, host_s: Float64) -> tu
 
 
 def _replicated(model: PlaceableModel, cost: StageCost, stage: ParallelStage, costs: NodeCosts) -> StageCost:
-    """A stage's cost on its replicas: each runs what is recomputed, and all exchange gradients with every update."""
+    """Return a stage's cost on its replicas: each runs what is recomputed, and all exchange gradients with every
+    update.
+    """
     again, d = list(stage.again), stage.data
     kept, forward = costs.kept_bytes[:, again], (costs.time[1] - costs.time[0])[again]
     return replace(
@@ -155,7 +160,7 @@ def _replicated(model: PlaceableModel, cost: StageCost, stage: ParallelStage, co
 def _stages(
     model: PlaceableModel, problem: PlacementProblem, planner: str, micro_batches: int
 ) -> tuple[Placement, tuple[ParallelStage, ...]]:
-    """The placement of a planner and, where it has replicas, its stages."""
+    """Return the placement of a planner and, where it has replicas, its stages."""
     if planner == "placement":
         return place(problem), ()
     graph, blocks = cost_graph(model, model.costs.seconds, model.host_s)

@@ -37,7 +37,7 @@ class StageCost:
     replicas: int = 1  # devices that take micro-batches in turns
 
     def of(self, kind: ActionKind) -> float:
-        """What an action takes, seconds; of replicas, until the next one ends its own."""
+        """Return what an action takes, seconds; of replicas, until the next one ends its own."""
         weight = self.backward_s / 2 if self.weight_s is None else self.weight_s
         times = {F: self.forward_s, B: self.backward_s, I: self.backward_s - weight, W: weight}
         return times[kind] / self.replicas if kind in times else self.update_s
@@ -58,7 +58,7 @@ class PipelinePrediction:
 def lower(
     schedule: PipelineSchedule, costs: Sequence[StageCost], *, clipped: bool = False, sync_s: float = 0.0
 ) -> TaskGraph:
-    """The task graph of a schedule; a step is a batch, which ends when every process has updated.
+    """Return the task graph of a schedule; a step is a batch, which ends when every process has updated.
 
     `clipped`: updates need the norm of all gradients, which is there `sync_s` after the last process has its own.
     Raises ForetraceError where the stages are others than the schedule's.
@@ -114,7 +114,7 @@ def _ns(seconds: float) -> int:
 def predict(
     schedule: PipelineSchedule, costs: Sequence[StageCost], *, clipped: bool = False, sync_s: float = 0.0
 ) -> PipelinePrediction:
-    """Time, bubble and memory of a schedule; arguments and errors as in `lower`.
+    """Return time, bubble and memory of a schedule; arguments and errors as in `lower`.
 
     Memory counts a second set of gradients where an update is `clipped` without a flush.
     """

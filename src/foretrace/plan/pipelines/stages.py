@@ -46,7 +46,9 @@ class NodeCosts:
     leaving: Mapping[tuple[int, int], float]  # and at its tail
 
     def held(self, flight: int) -> tuple[Float64, Float64, Int64]:
-        """Bytes with so many micro-batches in flight; what a node saves that is computed again; which ones first."""
+        """Return bytes with so many micro-batches in flight; what a node saves that is computed again; which ones
+        first.
+        """
         nbytes = self.kept_bytes * flight + self.fixed_bytes
         saved = nbytes[0] - nbytes[1]
         order = np.argsort((self.time[1] - self.time[0]) / np.where(saved > 0, saved, 1.0), kind="stable")
@@ -80,7 +82,8 @@ class ParallelStage:
 def plan_stages(
     graph: CostGraph, levels: Sequence[tuple[int, float]], *, memory_bytes: float = inf, micro_batches: int = 0
 ) -> tuple[ParallelStage, ...]:
-    """The stages with the least maximal load, on devices in `levels`, innermost first: (how many, bytes per second).
+    """Return the stages with the least maximal load, on devices in `levels`, innermost first: (how many, bytes per
+    second).
 
     With `micro_batches` of a batch as Piper, without as PipeDream; degrees of a stage are then of the outermost level.
     Raises ForetraceError for what is no network, where the graph cannot be cut and where nothing fits.
@@ -141,7 +144,7 @@ class StageLoads:
         self._weights = {t: self._of(costs.weight_bytes) for t, costs in self.graph.costs.items()}
 
     def loads(self, at: int, t: int, d: int, s: int) -> tuple[Int64, Float64]:
-        """Ideals that a stage behind ideal `at` can end with, and its load."""
+        """Return ideals that a stage behind ideal `at` can end with, and its load."""
         flight = max(-(-s // d), 1)
         if (t, flight) not in self._times:
             costs = self.graph.costs[t]
@@ -152,7 +155,7 @@ class StageLoads:
         return rows, time[rows] / d + (2 * self._sent[t][at, rows] / d + exchanged) / self.bandwidth
 
     def options(self, devices: int) -> list[tuple[int, int, int, int]]:
-        """Degrees t and d, s, and what is left of s behind the stage; s is 0 where memory has no limit."""
+        """Return degrees t and d, s, and what is left of s behind the stage; s is 0 where memory has no limit."""
         replicas = [d for d in range(1, devices + 1) if self.micro_batches % d == 0]
         split = [(t, d) for t in sorted(self.graph.costs) for d in replicas if t * d <= devices]
         if not isfinite(self.memory_bytes):
@@ -160,14 +163,16 @@ class StageLoads:
         return [(t, d, s, s - d) for t, d in split for s in range(d, devices + 1)]
 
     def _work(self, devices: int) -> int:
-        """How many options there are behind all ideals, or numbers to keep in units of that, whichever is more."""
+        """Return how many options there are behind all ideals, or numbers to keep in units of that, whichever
+        is more.
+        """
         limited, replicas = isfinite(self.memory_bytes), np.arange(1, devices + 1)
         replicas = replicas[self.micro_batches % replicas == 0]
         options = len(self.graph.costs) * int((devices - replicas + 1).sum() if limited else len(replicas))
         return len(self.sets) * max(options, (devices + 1) * (devices + 1 if limited else 1) // 250)
 
     def best(self, devices: int, ends: list[int]) -> Float64:
-        """R from every ideal to each of `ends` (ideals x ends x devices + 1 x values of s)."""
+        """Return R from every ideal to each of `ends` (ideals x ends x devices + 1 x values of s)."""
         n = len(self.sets)
         if self._work(devices) > MOST_WORK:
             most = devices
@@ -191,7 +196,7 @@ class StageLoads:
         return best
 
     def stages(self, devices: int) -> tuple[ParallelStage, ...]:
-        """The stages behind the empty ideal that have the least maximal load. Raises ForetraceError."""
+        """Return the stages behind the empty ideal that have the least maximal load. Raises ForetraceError."""
         best = self.best(devices, [len(self.sets) - 1])[:, 0]
         if not np.isfinite(best[0, -1, -1]):
             raise ForetraceError(
@@ -230,14 +235,16 @@ class StageLoads:
         return found
 
     def _again(self, inside: Mask, t: int, flight: int) -> tuple[int, ...]:
-        """Nodes that a stage computes again so that it fits."""
+        """Return nodes that a stage computes again so that it fits."""
         nbytes, saved, order = self.graph.costs[t].held(flight)
         order = order[inside[order]]
         left = nbytes[inside].sum() - np.cumsum([0.0, *saved[order]])
         return tuple(order[: int((left > self.memory_bytes * (1 + ROUNDING)).sum())].tolist())
 
     def _computing(self, costs: NodeCosts, flight: int) -> Float64:
-        """Time of every stage with as many nodes computed again as memory requires; infinite where none are enough."""
+        """Return the time of every stage with as many nodes computed again as memory requires; infinite where none are
+        enough.
+        """
         nbytes, saved, order = costs.held(flight)
         start = np.zeros((len(self.sets), 1))
         savings, losses = (

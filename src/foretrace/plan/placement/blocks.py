@@ -32,7 +32,7 @@ class PlacementBlocks:
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[int]], edges: Edges) -> PlacementBlocks:
-        """Blocks that are already in topological order."""
+        """Return blocks that are already in topological order."""
         held = tuple(tuple(sorted(each)) for each in rows)
         before: list[set[int]] = [set() for _ in held]
         after: list[set[int]] = [set() for _ in held]
@@ -42,15 +42,15 @@ class PlacementBlocks:
         return cls(rows=held, before=tuple(map(frozenset, before)), after=tuple(map(frozenset, after)))
 
     def members(self, mask: int) -> list[int]:
-        """Rows of the blocks in a bit mask."""
+        """Return rows of the blocks in a bit mask."""
         return [row for block, rows in enumerate(self.rows) if mask >> block & 1 for row in rows]
 
     def linear(self) -> PlacementBlocks:
-        """The same blocks with edges along their order: contiguous sets become intervals."""
+        """Return the same blocks with edges along their order: contiguous sets become intervals."""
         return PlacementBlocks.of(self.rows, {(at, at + 1) for at in range(len(self) - 1)})
 
     def reordered(self, *, deep: bool) -> PlacementBlocks:
-        """The same blocks in another topological order, depth first or breadth first."""
+        """Return the same blocks in another topological order, depth first or breadth first."""
         waiting = [len(each) for each in self.before]
         ready = [at for at, count in enumerate(waiting) if not count]
         order: list[int] = []
@@ -97,7 +97,7 @@ def contract(problem: PlacementProblem, *, contiguous: bool = True, whole: bool 
 
 
 def _components(count: int, edges: Edges) -> np.ndarray:
-    """Number of the strongly connected component of every node: such nodes reach the same ones."""
+    """Return the number of the strongly connected component of every node: such nodes reach the same ones."""
     reach = [1 << node for node in range(count)]
     changed = True
     while changed:
@@ -144,7 +144,7 @@ def _without_idle(problem: PlacementProblem, label: np.ndarray, edges: Edges) ->
 
 
 def crossing(problem: PlacementProblem, blocks: PlacementBlocks) -> tuple[list[int], list[list[int]], list[int]]:
-    """Rows whose output can cross a boundary: their own block and the distinct other blocks that read it."""
+    """Return rows whose output can cross a boundary: their own block and the distinct other blocks that read it."""
     of = {row: at for at, rows in enumerate(blocks.rows) for row in rows}
     found = []
     for row, block in of.items():
@@ -155,6 +155,6 @@ def crossing(problem: PlacementProblem, blocks: PlacementBlocks) -> tuple[list[i
 
 
 def flat(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Lists as one array and the offset where each begins (n + 1)."""
+    """Return lists as one array and the offset where each begins (n + 1)."""
     starts = np.concatenate([[0], np.cumsum([len(each) for each in lists], dtype=np.int64)]).astype(np.int64)
     return np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=int(starts[-1])), starts

@@ -38,7 +38,7 @@ class Contiguous:
 
 
 def lattice(blocks: PlacementBlocks, most: int = MOST_IDEALS) -> list[int] | None:
-    """All ideals as bit masks, smaller ones first; None where there are more than `most`."""
+    """Return all ideals as bit masks, smaller ones first; None where there are more than `most`."""
     needs = [sum(1 << each for each in before) for before in blocks.before]
     mask = 0
     while ready := [at for at, need in enumerate(needs) if not mask >> at & 1 and not need & ~mask]:
@@ -61,7 +61,7 @@ def lattice(blocks: PlacementBlocks, most: int = MOST_IDEALS) -> list[int] | Non
 
 
 def words(masks: Sequence[int], bits: int) -> Int64:
-    """Bit masks in words of 63 bits, the least first (n, words)."""
+    """Return bit masks in words of 63 bits, the least first (n, words)."""
     count = -(-max(bits, 1) // WORD)
     return np.array([[mask >> WORD * at & (1 << WORD) - 1 for at in range(count)] for mask in masks], dtype=np.int64)
 
@@ -71,7 +71,9 @@ def solve(
     blocks: PlacementBlocks,
     below: float = inf,
 ) -> Contiguous | None:
-    """The placement whose largest load is least and under `below`, exactly; None where there are too many ideals."""
+    """Return the placement whose largest load is least and under `below`, exactly; None where there are too many
+    ideals.
+    """
     masks = lattice(blocks)
     if masks is None:
         return None
@@ -104,7 +106,9 @@ def solve(
 
 
 def least_load(problem: PlacementProblem, blocks: PlacementBlocks, value: float) -> float:
-    """A load that no placement can beat: the time of all operators, shared out evenly; `value` is one that is known."""
+    """Return a load that no placement can beat: the time of all operators, shared out evenly; `value` is one that is
+    known.
+    """
     weights = _weights(problem, blocks)
     if not problem.accelerators:
         return float(weights[1].sum()) / problem.cpus
@@ -113,14 +117,16 @@ def least_load(problem: PlacementProblem, blocks: PlacementBlocks, value: float)
 
 
 def _weights(problem: PlacementProblem, blocks: PlacementBlocks) -> Float64:
-    """Time on an accelerator, time on a CPU, bytes, and rows that no accelerator can run, of every block (4, b)."""
+    """Return the time on an accelerator, time on a CPU, bytes, and rows that no accelerator can run, of every block (4,
+    b).
+    """
     able = np.isfinite(problem.accelerator_time)
     columns = [np.where(able, problem.accelerator_time, 0.0), problem.cpu_time, problem.nbytes, ~able]
     return np.array([[column[list(each)].sum() for each in blocks.rows] for column in columns])
 
 
 def _relief(time: Float64, cpu: Float64, budget: float) -> float:
-    """The most time that CPUs can take off accelerators within a budget of theirs (a fractional knapsack)."""
+    """Return the most time that CPUs can take off accelerators within a budget of theirs (a fractional knapsack)."""
     if not budget:
         return 0.0
     order = np.argsort(-time / np.maximum(cpu, 1e-300))
@@ -154,13 +160,13 @@ def _devices(
 
 @inner
 def has(masks: Int64, ideal: int, block: int) -> bool:
-    """Whether an ideal has a block; `masks` as `words` gives them."""
+    """Return whether an ideal has a block; `masks` as `words` gives them."""
     return bool(masks[ideal, block // WORD] >> (block % WORD) & 1)
 
 
 @inner
 def within(masks: Int64, lower: int, ideal: int) -> bool:
-    """Whether an ideal has all blocks of another."""
+    """Return whether an ideal has all blocks of another."""
     missing = 0
     for word in range(masks.shape[1]):
         missing |= masks[lower, word] & ~masks[ideal, word]
@@ -197,7 +203,9 @@ def note_cut(cut: Int32, held: Int32, end: int, size: Int64, inside: Int32) -> i
 
 @inner
 def cut_twice(cut: Int32, held: Int32, begin: int, end: int, size: Int64, transfer: Float64, inside: Int32) -> float:
-    """The last sum of the load above: of what a lower ideal cuts (`begin` to `end`), what the ideal cuts, too."""
+    """Return the last sum of the load above: of what a lower ideal cuts (`begin` to `end`), what the ideal
+    cuts, too.
+    """
     time = 0.0
     for at in range(begin, end):
         if 0 < inside[cut[at]] < size[cut[at]]:
@@ -219,7 +227,9 @@ def _best(
     limit: float,
     relief: Float64,  # time that 0, 1, ... CPUs can take off accelerators
 ) -> tuple[Float64, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
-    """Least largest load by CPUs, accelerators and ideal; what the last device is there, and the ideal below it."""
+    """Return the least largest load by CPUs, accelerators and ideal; what the last device is there, and the ideal below
+    it.
+    """
     n, blocks = len(masks), weights.shape[1]
     best = np.full((cpus + 1, accelerators + 1, n), np.inf)
     choice = np.zeros((cpus + 1, accelerators + 1, n), dtype=np.int8)

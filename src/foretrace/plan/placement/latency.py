@@ -18,7 +18,9 @@ from foretrace.plan.placement.series import in_series
 
 
 def latency(problem: PlacementProblem, devices: Sequence[DeviceLoad]) -> float:
-    """Time of one sample; inf where an accelerator's operators are too large for it or wait for themselves."""
+    """Return the time of one sample; inf where an accelerator's operators are too large for it or wait for
+    themselves.
+    """
     item = np.full(len(problem), -1)
     time: list[float] = []
     for each in devices:
@@ -74,7 +76,7 @@ def _placement(problem: PlacementProblem, held: Sequence[Sequence[int]], rest: I
 
 
 def candidates(problem: PlacementProblem, blocks: PlacementBlocks) -> Iterator[tuple[DeviceLoad, ...]]:
-    """Good placements: the greedy ones, CPUs alone, and the best where no two devices work at a time.
+    """Yield good placements: the greedy ones, CPUs alone, and the best where no two devices work at a time.
 
     The last come from dynamic programming over ideals where there are few, and over intervals of topological orders.
     """

@@ -64,7 +64,7 @@ class Placement:
 
 
 def value(problem: PlacementProblem, devices: Sequence[DeviceLoad], objective: str) -> float:
-    """What a placement is judged by. Raises ForetraceError where it is none of this problem."""
+    """Return what a placement is judged by. Raises ForetraceError where it is none of this problem."""
     load = problem.check(devices)
     return one_sample.latency(problem, devices) if objective == "latency" else load
 
@@ -115,13 +115,13 @@ Found = tuple[tuple[DeviceLoad, ...], float, float, str]
 
 
 def _intervals(problem: PlacementProblem, blocks: PlacementBlocks) -> list[tuple[DeviceLoad, ...]]:
-    """The best intervals of two topological orders by their largest load, where some fit."""
+    """Return the best intervals of two topological orders by their largest load, where some fit."""
     orders = [solve(problem, each.linear()) for each in (blocks, blocks.reordered(deep=False))]
     return [each.devices for each in orders if each is not None and each.devices is not None]
 
 
 def _throughput(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
-    """The least largest load of contiguous sets."""
+    """Return the least largest load of contiguous sets."""
     best = min(_intervals(problem, blocks), key=problem.check, default=None)
     value = inf if best is None else problem.check(best)
     exact = solve(problem, blocks, value * (1 - ROUNDING))
@@ -135,7 +135,7 @@ def _throughput(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
 
 
 def _latency(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
-    """The least latency that is found quickly."""
+    """Return the least latency that is found quickly."""
     found = [*one_sample.candidates(problem, blocks), *_intervals(problem, blocks)]
     able = [each for each in found if problem.cpus or all(device.kind == "accelerator" for device in each)]
     best = min(able, key=lambda each: one_sample.latency(problem, each), default=())
@@ -147,7 +147,7 @@ def _latency(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
 
 
 def _misfit(problem: PlacementProblem, blocks: PlacementBlocks) -> ForetraceError:
-    """Why nothing fits, and changes with which something does."""
+    """Return why nothing fits, and changes with which something does."""
     line, n, limit = blocks.linear(), problem.accelerators, problem.memory_limit
     each = [float(problem.nbytes[list(rows)].sum()) for rows in blocks.rows]
 

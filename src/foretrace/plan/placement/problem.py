@@ -94,7 +94,7 @@ class PlacementProblem:
     def changed(
         self, *, devices: int | None = None, memory_limit: float | None = None, progress: object = None, **others: Any
     ) -> PlacementProblem:
-        """The same operators on other accelerators; None leaves what there is.
+        """Return the same operators on other accelerators; None leaves what there is.
 
         `others` are of models. Raises ForetraceError for one that is given.
         """
@@ -109,16 +109,18 @@ class PlacementProblem:
         )
 
     def on(self, accelerators: int) -> PlacementProblem:
-        """The same operators on so many accelerators, with as many batches on their way in a pipeline of a model."""
+        """Return the same operators on so many accelerators, with as many batches on their way in a pipeline of a
+        model.
+        """
         more = 0.0 if self.saved is None else self.saved * (accelerators / self.accelerators - 1)
         return replace(self, accelerators=accelerators, nbytes=self.nbytes + more)
 
     def ends(self) -> tuple[PlacementProblem, ...]:
-        """The problem with every operator as fast as it may be, and as slow."""
+        """Return the problem with every operator as fast as it may be, and as slow."""
         return tuple(replace(self, accelerator_time=end) for end in self.accelerator_range or ())
 
     def device(self, kind: str, rows: Iterable[int]) -> DeviceLoad:
-        """A device that runs these rows, with its load and memory; its load is inf where it cannot."""
+        """Return a device that runs these rows, with its load and memory; its load is inf where it cannot."""
         chosen = sorted(rows)
         memory = float(self.nbytes[chosen].sum())
         if kind == "cpu":
@@ -133,7 +135,7 @@ class PlacementProblem:
         )
 
     def check(self, devices: Sequence[DeviceLoad]) -> float:
-        """The largest load of a placement. Raises ForetraceError where it is none of this problem."""
+        """Return the largest load of a placement. Raises ForetraceError where it is none of this problem."""
         kinds = Counter(each.kind for each in devices)
         for kind, most in (("accelerator", self.accelerators), ("cpu", self.cpus)):
             if kinds[kind] > most:
@@ -177,7 +179,7 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 def is_problem(path: Path) -> bool:
-    """Whether a file begins as a placement problem does."""
+    """Return whether a file begins as a placement problem does."""
     begin = first_bytes(path) if path.is_file() else b""
     return b'"maxFPGAs"' in begin or b'"fpgaLatency"' in begin
 
@@ -192,7 +194,7 @@ def load(path: Path) -> PlacementProblem:
 
 
 def of_file(found: _File, path: Path) -> PlacementProblem:
-    """The problem in the decoded content of a file; `path` is for errors."""
+    """Return the problem in the decoded content of a file; `path` is for errors."""
     row = {each.id: at for at, each in enumerate(found.nodes)}
     if not found.nodes or len(row) < len(found.nodes):
         what = "has no nodes" if not found.nodes else "gives an id to two nodes"

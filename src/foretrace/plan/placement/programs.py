@@ -147,7 +147,7 @@ def _finishes(
     most: Any,
     top: int,
 ) -> None:
-    """When every row is done: on a CPU after what it reads, on an accelerator with all that this one runs."""
+    """Compute when every row is done: on a CPU after what it reads, on an accelerator with all that this one runs."""
     block_of = {row: block for block, rows in enumerate(blocks.rows) for row in rows}
     accelerators = range(problem.accelerators)
     host = problem.accelerators

@@ -26,7 +26,8 @@ _HOST, _DEVICE, _BETWEEN = 0, 1, 2  # pieces: on CPUs; of an accelerator; of CPU
 
 
 def bound(problem: PlacementProblem, blocks: PlacementBlocks) -> float:
-    """A latency that no placement which keeps blocks together can beat; inf if nothing fits, 0 if nothing is known.
+    """Return a latency that no placement which keeps blocks together can beat; inf if nothing fits, 0 if nothing is
+    known.
 
     The longest path takes its time, and all operators that of an accelerator's share where there are no CPUs. For
     waists, rows may be left out: what is left waits as before, and sends as much. Those without time are; then, more
@@ -52,7 +53,7 @@ def bound(problem: PlacementProblem, blocks: PlacementBlocks) -> float:
 
 
 def _bound(problem: PlacementProblem, blocks: PlacementBlocks, behind: Mask, kept: Mask) -> float:
-    """The least sum of pieces of what is kept; 0 with too many ideals. `behind` (n x n): what rows reach."""
+    """Return the least sum of pieces of what is kept; 0 with too many ideals. `behind` (n x n): what rows reach."""
     numbers = [at for at, rows in enumerate(blocks.rows) if kept[list(rows)].any()]
     if problem.cpus:  # where every row runs by itself: all that is kept of a block has to reach all of the other
         own = np.zeros((len(numbers), len(problem)), dtype=np.float32)
@@ -76,7 +77,9 @@ def _bound(problem: PlacementProblem, blocks: PlacementBlocks, behind: Mask, kep
 
 
 def in_series(problem: PlacementProblem, blocks: PlacementBlocks) -> tuple[DeviceLoad, ...] | None:
-    """The best placement in which no two devices work at a time; None with too many ideals, or if nothing fits."""
+    """Return the best placement in which no two devices work at a time; None with too many ideals, or if
+    nothing fits.
+    """
     before = _reached(len(blocks), range(len(blocks)), blocks.after)
     found = _pieces(problem, blocks, blocks.rows, before, between=False)
     if found is None or found[0] == inf:
@@ -90,7 +93,7 @@ def _pieces(
     problem: PlacementProblem, blocks: PlacementBlocks, rows: Sequence[Sequence[int]], before: Mask, *,
     between: bool,
 ) -> tuple[float, list[tuple[int, list[int]]]] | None:  # fmt: skip
-    """The least sum of pieces, and the kind and rows of each; None with too many ideals.
+    """Return the least sum of pieces, and the kind and rows of each; None with too many ideals.
 
     `rows` of every block count on a CPU; `before` (b x b): what waits for what.
     """
@@ -133,7 +136,8 @@ def _pieces(
 
 
 def _sent(problem: PlacementProblem, blocks: PlacementBlocks) -> list[tuple[int, set[int], float]]:
-    """What crosses where a set of blocks ends: the block that makes it (-1: none of them), its readers, its time.
+    """Return what crosses where a set of blocks ends: the block that makes it (-1: none of them), its readers, its
+    time.
 
     Rows may be in none of the blocks. From one of the blocks to another, through such rows, at least the least transfer
     on the way has to cross. Every row is on the way from one maker, so that nothing counts twice; of what comes from a
@@ -163,7 +167,7 @@ def _sent(problem: PlacementProblem, blocks: PlacementBlocks) -> list[tuple[int,
 
 
 def _reached(count: int, order: Sequence[int], after: Sequence[Iterable[int]]) -> Mask:
-    """Which nodes (columns) lie behind which (rows)."""
+    """Return which nodes (columns) lie behind which (rows)."""
     found = np.zeros((count, count), dtype=np.bool_)
     for at in reversed(order):
         for each in after[at]:
@@ -173,13 +177,13 @@ def _reached(count: int, order: Sequence[int], after: Sequence[Iterable[int]]) -
 
 
 def _comparable(before: Mask) -> Mask:
-    """Blocks that come before or after every other one."""
+    """Return blocks that come before or after every other one."""
     found: Mask = (before | before.T).sum(axis=0) == len(before) - 1
     return found
 
 
 def _path(problem: PlacementProblem, rows: Sequence[int], time: Float64) -> float:
-    """The longest path through some rows that take these times (n)."""
+    """Return the longest path through some rows that take these times (n)."""
     inside, done = set(rows), dict.fromkeys(rows, 0.0)
     for row in (each for each in problem.order if each in inside):
         done[row] += float(time[row])
@@ -206,7 +210,7 @@ def _least(
     memory: float,
     between: bool,  # accelerators between two waists work beside other ones
 ) -> tuple[Float64, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
-    """The least sum by accelerators and ideal, what the last piece is, and the ideal below it."""
+    """Return the least sum by accelerators and ideal, what the last piece is, and the ideal below it."""
     n, blocks = len(masks), len(host)
     best = np.full((n, accelerators + 1), np.inf)
     kind = np.zeros((n, accelerators + 1), dtype=np.int8)

@@ -56,7 +56,7 @@ class PlaceableModel:
         return found
 
     def update_times(self, seconds: Float64) -> Float64:
-        """What the updates of the weights that a node holds take (n): updates shared out by bytes."""
+        """Return what the updates of the weights that a node holds take (n): updates shared out by bytes."""
         found = np.zeros(len(self.graph))
         for at in np.flatnonzero(self.updates).tolist():
             node = self.graph.nodes[at]
@@ -81,7 +81,8 @@ class PlaceableModel:
         return (self.costs.low_s, _HOST.low * self.host_s), (self.costs.high_s, _HOST.high * self.host_s)
 
     def problem(self) -> PlacementProblem:
-        """The placement of one batch: operators of a layer stay together, with those of its backward pass; seconds.
+        """Return the placement of one batch: operators of a layer stay together, with those of its backward pass;
+        seconds.
 
         An update runs where its weights are. Memory is what a layer keeps (weights, gradients, optimizer state) and, in
         training, what its forward pass saves, for as many batches as there are devices: as many are on their way in a
@@ -129,7 +130,7 @@ def of_model(
     size: str = "full",
     progress: Callable[[float], None] | None = None,
 ) -> PlaceableModel:
-    """A model for `devices` devices alike; memory and link as the catalog has them where not given.
+    """Return a model for `devices` devices alike; memory and link as the catalog has them where not given.
 
     Raises ForetraceError for what is not known of the device, where an operator has no time, and as `operators_of`.
     """
@@ -157,7 +158,8 @@ def of_model(
 
 
 def _colours(graph: OperatorGraph, backward: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """A number per run of forward operators of one layer; backward operators go with what they read of such a run.
+    """Return a number per run of forward operators of one layer; backward operators go with what they read of such a
+    run.
 
     One that reads nothing of its layer goes with the layer's last run, and without a layer with its last input.
     """

@@ -46,7 +46,7 @@ class PlainValue:
 
 
 def of_training(training: Training, batch: int | None = None) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """(model in eval mode, arguments, keyword arguments): how the loss of a training calls its model.
+    """Return (model in eval mode, arguments, keyword arguments): how the loss of a training calls its model.
 
     Raises ForetraceError where the loss does not call it, and NotApplicableError where the batch cannot be resized.
     """
@@ -113,7 +113,7 @@ class _SeenError(Exception):
 
 
 def capture(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, name: str) -> Model:
-    """The graph of `module(*args, **kwargs)` in eval mode.
+    """Return the graph of `module(*args, **kwargs)` in eval mode.
 
     Raises ForetraceError, naming operator or module, where the model's path depends on data, or it draws random
     numbers, or changes its own state.
@@ -178,7 +178,7 @@ def _exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 
 def _culprit(error: BaseException, module: nn.Module) -> str:
-    """Where in the model it happened: the innermost module's forward, by class and line."""
+    """Return where in the model it happened: the innermost module's forward, by class and line."""
     import traceback
 
     kinds = {type(each) for each in module.modules()}
@@ -208,7 +208,7 @@ def _branches(name: str, node: Any) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """PyTorch's own deprecations and dumps of graphs inside export are nobody's business here."""
+    """Silence PyTorch's own deprecations and dumps of graphs inside export."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

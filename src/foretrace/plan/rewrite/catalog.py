@@ -28,7 +28,7 @@ class Imported:
 
 
 def imported(path: Path, *, seed: int = 0, examples: int = 3) -> Imported:
-    """The rules of TASO's file, each held against numbers. Raises ForetraceError where the file is none."""
+    """Return the rules of TASO's file, each held against numbers. Raises ForetraceError where the file is none."""
     rules, verdicts, idle = [], [], []
     for pattern in taso.read(path):
         try:
@@ -47,7 +47,7 @@ def imported(path: Path, *, seed: int = 0, examples: int = 3) -> Imported:
 
 
 def _is_idle(rule: Rule, seed: int) -> bool:
-    """Whether a rule finds nothing even in its own examples."""
+    """Return whether a rule finds nothing even in its own examples."""
     for number in range(_TRIES):
         try:
             graph = rule.sample(Maker(Terms(), random.Random(seed + number)))
@@ -59,13 +59,13 @@ def _is_idle(rule: Rule, seed: int) -> bool:
 
 @cache
 def usable() -> tuple[tuple[Rule, ...], tuple[RuleVerdict, ...]]:
-    """Our rules that hold, and what the verifier says of all; held against numbers once per process."""
+    """Return our rules that hold, and what the verifier says of all; held against numbers once per process."""
     return verified(RULES)
 
 
 def verified(
     rules: Sequence[Rule], *, seed: int = 0, examples: int = 3
 ) -> tuple[tuple[Rule, ...], tuple[RuleVerdict, ...]]:
-    """(rules that hold, what the verifier says of all)."""
+    """Return (rules that hold, what the verifier says of all)."""
     verdicts = tuple(verify(rule, seed=seed, examples=examples) for rule in rules)
     return tuple(r for r, v in zip(rules, verdicts, strict=True) if v.holds), verdicts

@@ -35,7 +35,9 @@ _ATEN = {"concat": "cat", "mul_scalar": "mul", "add_scalar": "add", "avg_pool": 
 
 
 def signature(term: Term) -> str:
-    """Terms with the same one cost the same: operator, attributes, and sizes, strides and types of the inputs."""
+    """Return terms with the same one cost the same: operator, attributes, and sizes, strides and types of the
+    inputs.
+    """
     attributes = [[key, str(value)] for key, value in term.attributes]
     inputs = [[each.dims, each.strides, each.dtype] for each in term.inputs]
     return msgspec.json.encode([term.op, attributes, inputs]).decode()
@@ -65,18 +67,18 @@ class OperatorCosts(ABC):
             self.priced |= self.price(new)
 
     def of(self, graph: Graph) -> float:
-        """Seconds of a run: its operators one after another."""
+        """Return seconds of a run: its operators one after another."""
         self.learn((graph,))
         return sum(self.of_term(each) for each in graph.order())
 
     def of_term(self, term: Term) -> float:
-        """Seconds of one operator that was priced."""
+        """Return seconds of one operator that was priced."""
         if term not in self._of:
             self._of[term] = self.priced[signature(term)]
         return self._of[term]
 
     def way(self, term: Term) -> str:
-        """How to compute an operator."""
+        """Return how to compute an operator."""
         return ops.PLAIN
 
     @property
@@ -86,7 +88,7 @@ class OperatorCosts(ABC):
 
     @abstractmethod
     def price(self, new: dict[str, Term]) -> dict[str, float]:
-        """Seconds by signature of operators that differ."""
+        """Return seconds by signature of operators that differ."""
 
 
 class ModelCosts(OperatorCosts):
@@ -115,7 +117,7 @@ class ModelCosts(OperatorCosts):
 
 
 def operators(terms: list[Term], *, name: str) -> OperatorGraph:
-    """Operators, inputs before users, as an `OperatorGraph` with FLOPs and bytes; views have none."""
+    """Return operators, inputs before users, as an `OperatorGraph` with FLOPs and bytes; views have none."""
     tensors: list[Tensor] = []
     storages: list[Storage] = []
     index: dict[Term, int] = {}
@@ -150,12 +152,12 @@ def operators(terms: list[Term], *, name: str) -> OperatorGraph:
 
 
 def _addend_bytes(term: Term) -> float:
-    """Of a convolution or linear layer with an addend: those of the addend. An activation costs it nothing."""
+    """Return bytes of the addend of a convolution or linear layer. An activation costs it nothing."""
     return float(term.size * DTYPE_BYTES.get(term.dtype, 4)) if term.get("added") else 0.0
 
 
 def call(term: Term) -> tuple[str, str]:
-    """(operator, inputs as JSON) as a recording has them; an addend that is fused is left out."""
+    """Return (operator, inputs as JSON) as a recording has them; an addend that is fused is left out."""
     base = _ATEN.get(term.op, term.op)
     op = f"aten::{base}" if "target" not in term.lookup else term.op.replace(".", "::", 1)
     given = term.inputs
@@ -218,7 +220,7 @@ class MeasuredCosts(OperatorCosts):
         return dict(self.failed)
 
     def fresh(self, *graphs: Graph) -> MeasuredCosts:
-        """Timed again, longer, for these graphs only.
+        """Return timed again, longer, for these graphs only.
 
         A search picks the operators whose times came out low by chance, so what it says of its choice is too good.
         """
@@ -238,7 +240,7 @@ class MeasuredCosts(OperatorCosts):
 
 
 def timed(terms: dict[str, Term], failed: dict[str, str], *, target_s: float) -> dict[str, tuple[float, float, str]]:
-    """(seconds with far data, with near data, way) by signature; what cannot be timed is named in `failed`."""
+    """Return (seconds with far data, with near data, way) by signature; what cannot be timed is named in `failed`."""
     from foretrace.cost.operators import bench
 
     asked: dict[str, list[tuple[str, Operator]]] = {}
@@ -268,14 +270,14 @@ def timed(terms: dict[str, Term], failed: dict[str, str], *, target_s: float) ->
 
 
 def prepare(operator: Operator) -> BoundCall:
-    """The call to be timed."""
+    """Return the call to be timed."""
     term, way = _waiting[operator.text]
     tensors = tuple(_tensor(each) for each in term.inputs)
     return _Strided(function=_compiled(term, way), args=tensors, kwargs={})
 
 
 def _compiled(term: Term, way: str) -> Any:
-    """The calls of a term as a function without our own overhead, as the rewritten module has them."""
+    """Return the calls of a term as a function without our own overhead, as the rewritten module has them."""
     import torch
     from torch import fx
 
@@ -302,7 +304,7 @@ def _extent(dims: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _tensor(term: Term) -> torch.Tensor:
-    """Random positive numbers; zeros where integers are asked for, which are indices into anything."""
+    """Return random positive numbers; zeros where integers are asked for, which are indices into anything."""
     import torch
 
     dtype: torch.dtype = getattr(torch, term.dtype)

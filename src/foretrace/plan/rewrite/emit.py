@@ -19,7 +19,7 @@ Way = Callable[[Term], str]
 
 
 def plain(_: Term) -> str:
-    """Every operator as ATen has it."""
+    """Return every operator as ATen has it."""
     return ops.PLAIN
 
 
@@ -31,7 +31,7 @@ class Emitted:
     model: Model
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors that the module takes, of the arguments that the original takes."""
+        """Return the tensors that the module takes, of the arguments that the original takes."""
         import torch
         from torch.utils import _pytree as pytree
 
@@ -40,7 +40,7 @@ class Emitted:
         return [each for each, term in pairs if term is not None and isinstance(each, torch.Tensor)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the original would return."""
+        """Return what the original would return."""
         from torch.utils import _pytree as pytree
 
         found = self.module(*self.flat(args, kwargs))
@@ -49,7 +49,7 @@ class Emitted:
 
 
 def emit(model: Model, graph: Graph, *, way: Way = plain, double: bool = False) -> Emitted:
-    """The graph as a module. With `double`, in float64 throughout, as the check of equality wants it.
+    """Return the graph as a module. With `double`, in float64 throughout, as the check of equality wants it.
 
     Weights are folded in float64 and rounded once.
     """
@@ -96,12 +96,12 @@ def emit(model: Model, graph: Graph, *, way: Way = plain, double: bool = False) 
 
 
 def _shared(term: Term) -> bool:
-    """Whether the call of a term serves other terms, too: one call with several results."""
+    """Return whether the call of a term serves other terms, too: one call with several results."""
     return term.get("out") is not None
 
 
 def constants(graph: Graph, weights: Mapping[Term, torch.Tensor], *, double: bool) -> dict[Term, torch.Tensor]:
-    """What every constant that operators read holds: computed in float64, given in the type of the graph."""
+    """Return what every constant that operators read holds: computed in float64, given in the type of the graph."""
     import torch
 
     needed = {each for term in graph.order() for each in term.inputs if each.constant}
@@ -130,7 +130,7 @@ def constants(graph: Graph, weights: Mapping[Term, torch.Tensor], *, double: boo
 
 
 def evaluate(graph: Graph, values: Mapping[Term, torch.Tensor], *, double: bool = True) -> list[torch.Tensor]:
-    """The outputs from the values of leaves, operator by operator as ATen has them; constants included."""
+    """Return the outputs from the values of leaves, operator by operator as ATen has them; constants included."""
     import torch
 
     known: dict[Term, torch.Tensor] = dict(values)

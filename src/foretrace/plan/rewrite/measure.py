@@ -85,7 +85,7 @@ def check(model: Model, after: Graph, rewritten: Emitted, *, seed: int = 0, inpu
 
 
 def _random(value: Any, generator: torch.Generator) -> Any:
-    """Floating-point tensors drawn again with mean and deviation of those given, integers in another order."""
+    """Return floating-point tensors drawn again with mean and deviation of those given, integers in another order."""
     import torch
     from torch.utils import _pytree as pytree
 
@@ -166,7 +166,7 @@ def gain(
 
 
 def _block(run: Callable[[], object], count: int, clock: Callable[[], float]) -> float:
-    """Mean seconds of so many runs."""
+    """Return mean seconds of so many runs."""
     begin = clock()
     for _ in range(count):
         run()
@@ -174,7 +174,7 @@ def _block(run: Callable[[], object], count: int, clock: Callable[[], float]) ->
 
 
 def once(run: Callable[[], object], *, repeats: int = 9) -> float:
-    """Median seconds of a run, after two to warm up."""
+    """Return median seconds of a run, after two to warm up."""
     import torch
 
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter

@@ -25,7 +25,7 @@ CANCELLATIONS = {
 
 
 def simplified(make: Make, op: str, inputs: Sequence[Term], a: dict[str, Any]) -> Term | None:
-    """The simpler value; None where the operator is in normal form already."""
+    """Return the simpler value; None where the operator is in normal form already."""
     if op == "slice":
         return _slice(make, inputs[0], a["axis"], a["start"], a["length"])
     if op == "concat":
@@ -52,7 +52,9 @@ def _slice(make: Make, x: Term, axis: int, start: int, length: int) -> Term | No
 
 
 def _slice_of_concat(make: Make, x: Term, axis: int, start: int, length: int) -> Term | None:
-    """Only where it begins and ends with parts, or lies in one: else work would be added."""
+    """Replace a slice of a concatenation, only where it begins and ends with parts, or lies in one: else work would be
+    added.
+    """
     at, whole = 0, []
     for part in x.inputs:
         size = part.dims[axis]

@@ -43,7 +43,7 @@ class Step:
 
 
 def ways(term: Term) -> tuple[str, ...]:
-    """How this term can be computed on this back end, the plain one first."""
+    """Return how this term can be computed on this back end, the plain one first."""
     if term.op in ("conv2d", "linear") and term.dtype == "float32" and not term.constant:
         one_epilogue = not (term.op == "linear" and term["added"] and term["act"])
         if (term["act"] or term["added"]) and one_epilogue and _has_onednn():
@@ -59,7 +59,9 @@ def _has_onednn() -> bool:
 
 
 def steps(term: Term, way: str = PLAIN, *, double: bool = False) -> list[Step]:
-    """The calls that compute a term, the last one its value. With `double`, float32 in its arguments is float64."""
+    """Return the calls that compute a term, the last one its value. With `double`, float32 in its arguments is
+    float64.
+    """
     if term.op in ("conv2d", "linear"):
         return _fused(term) if way == FUSED else _plain(term)
     if "target" in term.lookup:
@@ -74,7 +76,7 @@ def steps(term: Term, way: str = PLAIN, *, double: bool = False) -> list[Step]:
 
 
 def compute(term: Term, inputs: Sequence[torch.Tensor], way: str = PLAIN, *, double: bool = False) -> torch.Tensor:
-    """The value of a term from those of its inputs."""
+    """Return the value of a term from those of its inputs."""
     made: list[Any] = []
     for step in steps(term, way, double=double):
         made.append(step.target(*filled(step.args, inputs, made), **filled(dict(step.kwargs), inputs, made)))
@@ -83,7 +85,7 @@ def compute(term: Term, inputs: Sequence[torch.Tensor], way: str = PLAIN, *, dou
 
 
 def filled(value: Any, inputs: Sequence[Any], made: Sequence[Any]) -> Any:
-    """Arguments with what `In` and `Made` stand for."""
+    """Return arguments with what `In` and `Made` stand for."""
     if isinstance(value, In):
         return inputs[value.at]
     if isinstance(value, Made):
@@ -96,7 +98,7 @@ def filled(value: Any, inputs: Sequence[Any], made: Sequence[Any]) -> Any:
 
 
 def _plain(term: Term) -> list[Step]:
-    """The product, then what follows it in place: nobody else sees the value between."""
+    """Return the product, then what follows it in place: nobody else sees the value between."""
     import torch
 
     aten = torch.ops.aten
@@ -150,7 +152,7 @@ def _opaque(term: Term, *, double: bool) -> list[Step]:
 
 
 def _lists(value: Any) -> Any:
-    """Tuples below the top as the lists that schemas want."""
+    """Return tuples below the top as the lists that schemas want."""
     if isinstance(value, tuple):
         return tuple(list(_lists(each)) if isinstance(each, tuple) else each for each in value)
     return value
@@ -165,7 +167,7 @@ def _doubled(value: Any) -> Any:
 
 
 def _call(term: Term) -> tuple[Any, ...]:
-    """(target, arguments…) of a known operator that is one call."""
+    """Return (target, arguments…) of a known operator that is one call."""
     import torch
 
     aten = torch.ops.aten
@@ -200,7 +202,7 @@ def _call(term: Term) -> tuple[Any, ...]:
 
 
 def _weights(term: Term) -> tuple[Any, ...]:
-    """What happens to weights when a model is made."""
+    """Return what happens to weights when a model is made."""
     import torch
 
     aten = torch.ops.aten
@@ -222,7 +224,7 @@ def _weights(term: Term) -> tuple[Any, ...]:
 
 
 def unit_kernel(channels: int, rows: int, columns: int, dtype: str) -> torch.Tensor:
-    """The kernel of a convolution that gives its input back; rows and columns are odd."""
+    """Return the kernel of a convolution that gives its input back; rows and columns are odd."""
     import torch
 
     found = torch.zeros(channels, channels, rows, columns, dtype=getattr(torch, dtype))
@@ -232,7 +234,9 @@ def unit_kernel(channels: int, rows: int, columns: int, dtype: str) -> torch.Ten
 
 
 def grouped_kernel(w: torch.Tensor, groups: int, into: int) -> torch.Tensor:
-    """Weights (o, c, h, w) of a convolution in `groups` groups as those of one in `into` groups, zero where apart."""
+    """Return weights (o, c, h, w) of a convolution in `groups` groups as those of one in `into` groups, zero where
+    apart.
+    """
     o, c, rows, columns = w.shape
     share = groups // into
     found = w.new_zeros(into, share, o // groups, share, c, rows, columns)
@@ -243,17 +247,17 @@ def grouped_kernel(w: torch.Tensor, groups: int, into: int) -> torch.Tensor:
 
 
 def chain_kernel(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """The kernel of a pointwise convolution with weights `first` and then one with weights `second`."""
+    """Return the kernel of a pointwise convolution with weights `first` and then one with weights `second`."""
     import torch
 
     return torch.einsum("omhw,mc->ochw", second, first[:, :, 0, 0])
 
 
 def sum_kernel(w: torch.Tensor) -> torch.Tensor:
-    """What a kernel makes of an image of ones, away from its borders."""
+    """Return what a kernel makes of an image of ones, away from its borders."""
     return w.flatten(1).sum(1)
 
 
 def rsqrt_eps(variance: torch.Tensor, eps: float) -> torch.Tensor:
-    """1 / standard deviation."""
+    """Return 1 / standard deviation."""
     return (variance + eps).rsqrt()

@@ -37,7 +37,9 @@ class Value:
 
 
 def as_rule(pattern: Pattern) -> Rule:
-    """The rule of a pattern. The verifier says whether it is right. Raises UnfitError where no sizes fit both sides."""
+    """Return the rule of a pattern. The verifier says whether it is right. Raises UnfitError where no sizes fit both
+    sides.
+    """
     sizes = SymbolicSizes.of(pattern)
 
     def find(view: GraphView) -> Iterator[RuleMatch]:
@@ -70,7 +72,7 @@ def as_rule(pattern: Pattern) -> Rule:
 def build(
     terms: Terms, ops: Sequence[PatternOp], given: Mapping[int, Term], groups: Sequence[int] = ()
 ) -> list[list[Value]]:
-    """Every operator's outputs on these inputs (by their negative numbers). Raises UnfitError.
+    """Return every operator's outputs on these inputs (by their negative numbers). Raises UnfitError.
 
     `groups`: of every operator that is a convolution, 1 where it says nothing.
     """
@@ -165,7 +167,7 @@ Matched = dict[tuple[int, int], Term]
 
 
 def _matches(pattern: Pattern, view: GraphView) -> Iterator[tuple[Matched, dict[int, Term]]]:
-    """(term of every source output, term of every input), each place once."""
+    """Yield (term of every source output, term of every input), each place once."""
     kinds = {each.kind for each in pattern.source}
     if any(not view.of("slice" if kind == "split" else kind) for kind in kinds):
         return
@@ -228,7 +230,7 @@ def _bound(
 
 
 def _suits(op: PatternOp, term: Term) -> bool:
-    """Whether an operator of a graph is one of this pattern."""
+    """Return whether an operator of a graph is one of this pattern."""
     if term.op != op.kind or len(term.inputs) != len(op.inputs) or (op.rank and term.rank != op.rank):
         return False
     if op.kind in ("add", "mul"):

@@ -51,20 +51,22 @@ class GraphView:
         return found
 
     def of(self, *ops: str) -> list[Term]:
-        """Operators of these kinds that run, in order."""
+        """Return operators of these kinds that run, in order."""
         found = [each for op in ops for each in self._by_op.get(op, ())]
         return found if len(ops) == 1 else sorted(found, key=lambda each: each.number)
 
     def runs(self, term: Term, *ops: str) -> bool:
-        """Whether a term is an operator of this graph that runs (no leaf, no constant), of one of these kinds."""
+        """Return whether a term is an operator of this graph that runs (no leaf, no constant), of one of
+        these kinds.
+        """
         return term in self._inside and (not ops or term.op in ops)
 
     def alone(self, term: Term) -> bool:
-        """Whether one operator reads it, and nobody outside."""
+        """Return whether one operator reads it, and nobody outside."""
         return term not in self._outputs and len(self.users.get(term, ())) == 1
 
     def private(self, term: Term, *ops: str) -> bool:
-        """Whether it is an operator of one of these kinds that can vanish with its only reader."""
+        """Return whether it is an operator of one of these kinds that can vanish with its only reader."""
         return self.runs(term, *ops) and self.alone(term)
 
 
@@ -85,7 +87,7 @@ class Rule:
     both: Callable[[Maker], tuple[Graph, Graph]] | None = None  # old and new, made without looking for a place
 
     def places(self, view: GraphView) -> Iterator[RuleMatch]:
-        """Where it fits, in the order of the graph. A place whose sizes do not fit after all is left out."""
+        """Yield where it fits, in the order of the graph. A place whose sizes do not fit after all is left out."""
         found = iter(self.find(view))
         while True:
             try:
@@ -108,19 +110,19 @@ class Maker:
     leaves: list[Term] = field(default_factory=list)
 
     def pick(self, *choices: Any) -> Any:
-        """One of these."""
+        """Return one of these."""
         return self.draw.choice(choices)
 
     def size(self, low: int = 1, high: int = 6) -> int:
-        """A random size."""
+        """Return a random size."""
         return self.draw.randint(low, high)
 
     def input(self, *dims: int) -> Term:
-        """A value that differs in every run."""
+        """Return a value that differs in every run."""
         return self._leaf("input", dims, constant=False)
 
     def weight(self, *dims: int) -> Term:
-        """A value of the model."""
+        """Return a value of the model."""
         return self._leaf("weight", dims, constant=True)
 
     def _leaf(self, kind: str, dims: Sequence[int], *, constant: bool) -> Term:
@@ -130,7 +132,7 @@ class Maker:
         return found
 
     def image(self, channels: int | None = None, low: int = 3) -> Term:
-        """A batch of images."""
+        """Return a batch of images."""
         return self.input(self.size(1, 2), channels or self.size(), self.size(low, 8), self.size(low, 8))
 
     def conv(
@@ -138,7 +140,7 @@ class Maker:
         stride: tuple[int, int] | None = None, padding: tuple[int, int] | None = None, bias: bool | None = None,
         act: str | None = None, same: bool = False, dilation: int = 1,
     ) -> Term:  # fmt: skip
-        """A convolution that fits, whatever is not given drawn at random."""
+        """Return a convolution that fits, whatever is not given drawn at random."""
         rows, columns = kernel or (self.pick(1, 3), self.pick(1, 3, 3))
         reach = tuple(dilation * (k - 1) // 2 for k in (rows, columns))
         if same:
@@ -155,7 +157,7 @@ class Maker:
         )  # fmt: skip
 
     def linear(self, x: Term, out: int | None = None, *, bias: bool | None = None, act: str = "") -> Term:
-        """A linear layer."""
+        """Return a linear layer."""
         n = out or self.size()
         with_bias = self.pick(True, False) if bias is None else bias
         w = self.weight(n, x.dims[-1])
@@ -163,12 +165,12 @@ class Maker:
         return self.terms.make("linear", inputs, bias=with_bias, added=False, act=act)
 
     def graph(self, *outputs: Term) -> Graph:
-        """The graph of these values."""
+        """Return the graph of these values."""
         return Graph(self.terms, outputs)
 
 
 def parts(term: Term) -> tuple[Term, Term, Term | None, Term | None]:
-    """(x, w, bias, addend) of a convolution or linear layer."""
+    """Return (x, w, bias, addend) of a convolution or linear layer."""
     rest = list(term.inputs[2:])
     bias = rest.pop(0) if term["bias"] else None
     return term.inputs[0], term.inputs[1], bias, rest.pop(0) if term["added"] else None
@@ -177,12 +179,12 @@ def parts(term: Term) -> tuple[Term, Term, Term | None, Term | None]:
 def remade(
     terms: Terms, term: Term, x: Term, w: Term, bias: Term | None, added: Term | None = None, **changes: Any
 ) -> Term:
-    """A convolution or linear layer like this one with other inputs and some other attributes."""
+    """Return a convolution or linear layer like this one with other inputs and some other attributes."""
     inputs = tuple(each for each in (x, w, bias, added) if each is not None)
     settings = {**term.lookup, "bias": bias is not None, "added": added is not None, **changes}
     return terms.make(term.op, inputs, **settings)
 
 
 def column(terms: Terms, vector: Term, rank: int) -> Term:
-    """A vector over the first dimension of something of this rank."""
+    """Return a vector over the first dimension of something of this rank."""
     return terms.make("reshape", (vector,), dims=(vector.dims[0], *(1,) * (rank - 1)))

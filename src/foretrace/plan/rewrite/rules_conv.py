@@ -15,7 +15,7 @@ _LARGEST = 7  # rows or columns of a kernel that is enlarged to
 
 
 def _affine(terms: Terms, conv: Term, scale: Term, shift: Term | None) -> Term:
-    """A convolution whose result is scaled and shifted by channel, as one convolution."""
+    """Return a convolution whose result is scaled and shifted by channel, as one convolution."""
     x, w, bias, _ = parts(conv)
     weight = terms.make("mul", (w, column(terms, scale, w.rank)))
     offset = terms.make("mul", (bias, scale)) if bias is not None else None
@@ -25,7 +25,7 @@ def _affine(terms: Terms, conv: Term, scale: Term, shift: Term | None) -> Term:
 
 
 def _linear(view: GraphView, term: Term) -> bool:
-    """A convolution that nothing follows yet, and that only one operator reads."""
+    """Return whether a convolution that nothing follows yet, and that only one operator reads."""
     return view.private(term, "conv2d") and not term["act"] and not term["added"]
 
 
@@ -127,7 +127,7 @@ def _add_sample(m: Maker) -> Graph:
 
 
 def _twins(view: GraphView) -> Iterator[list[Term]]:
-    """Convolutions of the same input and the same geometry; groups of at least two."""
+    """Yield convolutions of the same input and the same geometry; groups of at least two."""
     found: dict[tuple[object, ...], list[Term]] = {}
     for conv in view.of("conv2d"):
         _, w, _, _ = parts(conv)
@@ -138,7 +138,7 @@ def _twins(view: GraphView) -> Iterator[list[Term]]:
 
 
 def together(terms: Terms, convs: list[Term], axis: int) -> tuple[tuple[Term, Term], ...]:
-    """Layers of the same input as one with all weights, and slices of it; `axis` is that of the channels."""
+    """Return layers of the same input as one with all weights, and slices of it; `axis` is that of the channels."""
     weights = terms.make("concat", [each.inputs[1] for each in convs], axis=0)
     biases: Term | None = None
     if any(each["bias"] for each in convs):
@@ -154,7 +154,7 @@ def together(terms: Terms, convs: list[Term], axis: int) -> tuple[tuple[Term, Te
 
 
 def zeros(terms: Terms, w: Term) -> Term:
-    """A bias that changes nothing."""
+    """Return a bias that changes nothing."""
     return terms.make("mul_scalar", (terms.make("sum_kernel", (w,)),), value=0.0)
 
 
@@ -174,7 +174,7 @@ def _merge_sample(m: Maker) -> Graph:
 
 
 def _enlarge(view: GraphView) -> Iterator[RuleMatch]:
-    """To the kernel of a neighbour on the same input, so that both can be merged."""
+    """Enlarge a kernel to that of a neighbour on the same input, so that both can be merged."""
     for conv in view.of("conv2d"):
         x, w, bias, added = parts(conv)
         targets = {

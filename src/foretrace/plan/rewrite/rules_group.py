@@ -35,7 +35,7 @@ def _merge_groups_sample(m: Maker) -> Graph:
 
 
 def _group(view: GraphView) -> Iterator[RuleMatch]:
-    """Convolutions of all slices of a tensor, concatenated again, are one in groups."""
+    """Yield convolutions of all slices of a tensor, concatenated again, are one in groups."""
     for term in view.of("concat"):
         convs = list(term.inputs)
         if term["axis"] != 1 or not all(each.op == "conv2d" and view.private(each) for each in convs):
@@ -78,7 +78,7 @@ def _of(image: Term, channels: int) -> tuple[int, ...]:
 
 
 def _ungroup(view: GraphView) -> Iterator[RuleMatch]:
-    """A convolution in few groups as one for every slice of the channels."""
+    """Yield a convolution in few groups as one for every slice of the channels."""
     make = view.terms.make
     for conv in view.of("conv2d"):
         x, w, bias, added = parts(conv)
@@ -101,7 +101,7 @@ def _ungroup_sample(m: Maker) -> Graph:
 
 
 def _split_input(view: GraphView) -> Iterator[RuleMatch]:
-    """A convolution of a concatenation as a sum of convolutions of its parts."""
+    """Yield a convolution of a concatenation as a sum of convolutions of its parts."""
     make = view.terms.make
     for conv in view.of("conv2d"):
         x, w, bias, added = parts(conv)
@@ -123,7 +123,9 @@ def _split_input_sample(m: Maker) -> Graph:
 
 
 def _pool_after(view: GraphView) -> Iterator[RuleMatch]:
-    """Average pooling after a pointwise convolution instead of before it: fewer channels, and a neighbour to merge."""
+    """Yield average pooling after a pointwise convolution instead of before it: fewer channels, and a neighbour to
+    merge.
+    """
     make = view.terms.make
     for conv in view.of("conv2d"):
         pool, w, bias, added = parts(conv)
@@ -152,7 +154,7 @@ def _pool_after_sample(m: Maker) -> Graph:
 
 
 def _hoist(view: GraphView) -> Iterator[RuleMatch]:
-    """An elementwise operator on all slices of a tensor as one on the tensor."""
+    """Yield an elementwise operator on all slices of a tensor as one on the tensor."""
     make = view.terms.make
     for source, users in view.users.items():
         slices = [each for each in users if each.op == "slice"]
@@ -185,7 +187,7 @@ def _hoist_sample(m: Maker) -> Graph:
 
 
 def _after_concat(view: GraphView) -> Iterator[RuleMatch]:
-    """The same elementwise operator on all parts of a concatenation as one on the whole."""
+    """Yield the same elementwise operator on all parts of a concatenation as one on the whole."""
     for term in view.of("concat"):
         first = term.inputs[0]
         if first.op in UNARY and all(

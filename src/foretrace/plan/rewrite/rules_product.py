@@ -108,7 +108,7 @@ def _distribute_sample(m: Maker) -> Graph:
 
 
 def _as_product(view: GraphView) -> Iterator[RuleMatch]:
-    """A linear layer as a product and a sum, as rules on products want it."""
+    """Yield a linear layer as a product and a sum, as rules on products want it."""
     make = view.terms.make
     for term in view.of("linear"):
         x, w, bias, added = parts(term)
@@ -138,7 +138,7 @@ def _as_linear_sample(m: Maker) -> Graph:
 
 
 def _permute_unary(view: GraphView) -> Iterator[RuleMatch]:
-    """An elementwise operator before a view of its input instead of after it."""
+    """Yield an elementwise operator before a view of its input instead of after it."""
     for term in view.of(*UNARY):
         inner = term.inputs[0]
         if view.private(inner, "permute", "reshape"):
@@ -173,7 +173,7 @@ def _permute_binary_sample(m: Maker) -> Graph:
 
 
 def _product_of_permuted(view: GraphView) -> Iterator[RuleMatch]:
-    """A'B' = (BA)'."""
+    """Yield a'B' = (BA)'."""
     make = view.terms.make
     for term in view.of("matmul"):
         one, two = term.inputs
@@ -201,7 +201,7 @@ def _product_of_permuted_sample(m: Maker) -> Graph:
 
 
 def _slices_of_linear(view: GraphView) -> Iterator[RuleMatch]:
-    """Slices of a merged layer with one reader each as layers of their own again."""
+    """Yield slices of a merged layer with one reader each as layers of their own again."""
     make = view.terms.make
     for term, users in view.users.items():
         if not view.runs(term, "linear", "conv2d") or term["added"] or term.get("groups", 1) != 1:

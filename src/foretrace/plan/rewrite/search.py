@@ -64,7 +64,7 @@ def search(
     graph: Graph, rules: Sequence[Rule], costs: OperatorCosts, *, alpha: float = 1.05, budget: int = 100,
     until: Deadline | None = None,
 ) -> Found[Derivation]:  # fmt: skip
-    """The best graph that `budget` expansions reach.
+    """Return the best graph that `budget` expansions reach.
 
     Args:
         graph: where to begin.
@@ -82,7 +82,7 @@ def search(
 
 
 def neighbours(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[str, Graph]]:
-    """Every graph that one rule makes of this one, at one place or at all."""
+    """Yield every graph that one rule makes of this one, at one place or at all."""
     view = GraphView(graph)
     for rule in rules:
         count = 0
@@ -98,7 +98,7 @@ def neighbours(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[str, Graph
 
 
 def exhausted(graph: Graph, rule: Rule, *, most: int) -> tuple[Graph, int]:
-    """A graph with a rule applied again and again at its first place, at most so often; and how often it was."""
+    """Return a graph with a rule applied again and again at its first place, at most so often; and how often it was."""
     used = 0
     while used < most:
         view = GraphView(graph)

@@ -46,7 +46,7 @@ class RewriteRequest:
     rounds: int = 11
 
     def checked(self) -> RewriteRequest:
-        """Itself. Raises ForetraceError for values that mean nothing."""
+        """Return itself. Raises ForetraceError for values that mean nothing."""
         if not 1.0 <= self.alpha <= 10.0:
             raise ForetraceError(f"alpha {self.alpha:g} is not between 1 (greedy) and 10; try 1.05.")
         if self.budget < 1:
@@ -180,7 +180,7 @@ def rewrite(
 
 
 def again(model: Model, found: Rewriting, costs: OperatorCosts) -> tuple[Rewriting, OperatorCosts]:
-    """The prediction from times taken again, and what runs say of the choice.
+    """Return the prediction from times taken again, and what runs say of the choice.
 
     A search by measured costs believes some times that came out low by chance. So the graph as captured, that with the
     rules that always pay, and the one found run in turns for a moment, and the fastest is kept.
@@ -201,7 +201,7 @@ def again(model: Model, found: Rewriting, costs: OperatorCosts) -> tuple[Rewriti
 
 
 def fit(model: Model, costs: OperatorCosts) -> float | None:
-    """For measured costs, where the data of the operators lie, from a run of the captured model; returns it."""
+    """Fit, for measured costs, where the data of the operators lie, from a run of the captured model; returns it."""
     if not isinstance(costs, MeasuredCosts):
         return None
     plain = emit(model, model.graph)
@@ -212,7 +212,7 @@ def fit(model: Model, costs: OperatorCosts) -> float | None:
 def compared(
     model: Model, arms: dict[str, Emitted], *, rounds: int, tell: Callable[[float], None] | None = None
 ) -> measure.MeasuredGain:
-    """The original and rewritten models run in turns on the example inputs.
+    """Return the original and rewritten models run in turns on the example inputs.
 
     Beside them "captured" runs: the original's operators without its Python code, which is no merit of a rewriting.
     """
@@ -225,6 +225,6 @@ def compared(
 
 
 def running(each: Emitted, model: Model) -> Callable[[], object]:
-    """A run of an emitted graph on the example inputs of its model."""
+    """Return a run of an emitted graph on the example inputs of its model."""
     flat = each.flat(model.args, model.kwargs)
     return lambda: each.module(*flat)

@@ -28,7 +28,7 @@ class UnfitError(ForetraceError):
 
 
 def contiguous(dims: Sequence[int]) -> Dims:
-    """Strides of a tensor whose last dimension lies together."""
+    """Return strides of a tensor whose last dimension lies together."""
     found, step = [], 1
     for size in reversed(dims):
         found.append(step)
@@ -37,7 +37,7 @@ def contiguous(dims: Sequence[int]) -> Dims:
 
 
 def dense(dims: Dims, strides: Dims) -> bool:
-    """Whether a tensor has no holes, in whatever order its dimensions lie."""
+    """Return whether a tensor has no holes, in whatever order its dimensions lie."""
     pairs = sorted((step, size) for step, size in zip(strides, dims, strict=True) if size > 1)
     expected = 1
     for step, size in pairs:
@@ -48,7 +48,7 @@ def dense(dims: Dims, strides: Dims) -> bool:
 
 
 def infer(op: str, inputs: Sequence[Term], a: dict[str, Any]) -> tuple[Dims, Dims]:
-    """(dims, strides) of the result. Raises UnfitError."""
+    """Return (dims, strides) of the result. Raises UnfitError."""
     first = inputs[0] if inputs else None
     if op in UNARY and first is not None:
         return first.dims, first.strides if dense(first.dims, first.strides) else contiguous(first.dims)
@@ -72,7 +72,9 @@ def _view(op: str, x: Term, a: dict[str, Any]) -> tuple[Dims, Dims]:
 
 
 def _reshaped(x: Term, dims: Dims) -> Dims:
-    """Strides after a reshape: those of a view where its last dimensions alone are split or joined, else of a copy."""
+    """Return strides after a reshape: those of a view where its last dimensions alone are split or joined, else of a
+    copy.
+    """
     if x.strides == contiguous(x.dims):
         return contiguous(dims)
     shared = 0
@@ -129,7 +131,7 @@ def _dims(op: str, inputs: Sequence[Term], a: dict[str, Any]) -> Dims:
 
 
 def broadcast(one: Dims, other: Dims) -> Dims:
-    """Sizes of an elementwise operation on both."""
+    """Return sizes of an elementwise operation on both."""
     n = max(len(one), len(other))
     left, right = (1,) * (n - len(one)) + one, (1,) * (n - len(other)) + other
     _require(all(p == q or 1 in (p, q) for p, q in zip(left, right, strict=True)), f"{list(one)} beside {list(other)}")
@@ -158,7 +160,7 @@ def _convolution(inputs: Sequence[Term], a: dict[str, Any]) -> Dims:
 
 
 def _extras(inputs: Sequence[Term], a: dict[str, Any], channels: int, dims: Dims) -> None:
-    """Bias and addend of a convolution or linear layer."""
+    """Check bias and addend of a convolution or linear layer."""
     rest = list(inputs[2:])
     if a["bias"]:
         _require(bool(rest) and rest.pop(0).dims == (channels,), "a bias of another number of channels")
@@ -168,7 +170,7 @@ def _extras(inputs: Sequence[Term], a: dict[str, Any], channels: int, dims: Dims
 
 
 def pooled(x: Dims, a: dict[str, Any]) -> Dims:
-    """Sizes after a pooling of images."""
+    """Return sizes after a pooling of images."""
     found = []
     for i in (0, 1):
         span = x[i + 2] + 2 * a["padding"][i] - a["kernel"][i]

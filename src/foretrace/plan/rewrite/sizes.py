@@ -35,7 +35,7 @@ class SymbolicSizes:
 
     @classmethod
     def of(cls, pattern: Pattern) -> SymbolicSizes:
-        """With the fewest groups that let sizes fit. Raises UnfitError where none do, or no ranks."""
+        """Make it with the fewest groups that let sizes fit. Raises UnfitError where none do, or no ranks."""
         choices = [(1, 2) if op.kind == "conv2d" else (1,) for op in pattern.target]
         why = UnfitError("sizes do not fit.")
         for groups in sorted(product(*choices), key=sum):
@@ -48,7 +48,7 @@ class SymbolicSizes:
         raise why
 
     def drawn(self, draw: random.Random) -> dict[int, tuple[int, ...]]:
-        """Sizes of every input, drawn at random among those that fit."""
+        """Return sizes of every input, drawn at random among those that fit."""
         variables, pivots = self.variables, self.pivots
         free = [each for each in variables if each not in pivots]
         for _ in range(_TRIES):
@@ -109,7 +109,7 @@ class SymbolicSizes:
 
 
 def _ranks(pattern: Pattern) -> dict[int, int]:
-    """Dimensions of every input: 4 at convolutions, 2 at products, else what concatenations say, else 2."""
+    """Return dimensions of every input: 4 at convolutions, 2 at products, else what concatenations say, else 2."""
     found: dict[int, int] = {}
     changed = True
     sides = (pattern.source, pattern.target)
@@ -137,7 +137,7 @@ def _ranks(pattern: Pattern) -> dict[int, int]:
 
 
 def _eliminated(equations: Sequence[Sum]) -> dict[Variable, Row]:
-    """Variables that follow from others: each as a sum of variables that are free or eliminated later."""
+    """Return variables that follow from others: each as a sum of variables that are free or eliminated later."""
     rows: list[Row] = [{key: Fraction(value) for key, value in row.items() if value} for row in equations]
     pivots: dict[Variable, Row] = {}
     while rows:

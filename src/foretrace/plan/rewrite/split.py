@@ -27,14 +27,14 @@ class MaximumFlow:
         self.room: list[int] = []
 
     def add(self, source: int, target: int, capacity: int) -> None:
-        """An edge."""
+        """Add an edge."""
         for a, b, room in ((source, target, capacity), (target, source, 0)):
             self.edges[a].append(len(self.to))
             self.to.append(b)
             self.room.append(room)
 
     def run(self, source: int, sink: int) -> int:
-        """The most that can flow."""
+        """Return the most that can flow."""
         total = 0
         while (level := self._levels(source))[sink] >= 0:
             at = [0] * len(self.edges)
@@ -43,7 +43,7 @@ class MaximumFlow:
         return total
 
     def reached(self, source: int) -> list[bool]:
-        """After `run`: the nodes on the source's side of a minimum cut."""
+        """Return, after `run`, the nodes on the source's side of a minimum cut."""
         return [each >= 0 for each in self._levels(source)]
 
     def _levels(self, source: int) -> list[int]:
@@ -59,7 +59,7 @@ class MaximumFlow:
         return level
 
     def _push(self, source: int, sink: int, level: list[int], at: list[int]) -> int:
-        """One path of a blocking flow, found depth first without recursion."""
+        """Return one path of a blocking flow, found depth first without recursion."""
         path: list[int] = []
         node = source
         while node != sink:
@@ -83,7 +83,7 @@ class MaximumFlow:
 
 
 def by_level(graph: Graph) -> list[Term]:
-    """Operators in a topological order in which what is side by side stands together."""
+    """Return operators in a topological order in which what is side by side stands together."""
     level: dict[Term, int] = {}
     order = graph.order()
     for term in order:
@@ -92,7 +92,7 @@ def by_level(graph: Graph) -> list[Term]:
 
 
 def weights(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[Term, Term], int]:
-    """Of every edge (maker, reader): one more than the number of places that hold both."""
+    """Return of every edge (maker, reader) one more than the number of places that hold both."""
     view = GraphView(graph)
     found: dict[tuple[Term, Term], int] = {
         (source, term): 1 for term in view.order for source in term.inputs if view.runs(source)
@@ -110,7 +110,7 @@ def weights(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[Term, Term], int]
 
 
 def parts(graph: Graph, rules: Sequence[Rule], *, most: int = 30) -> list[list[Term]]:
-    """All operators in convex parts of at most so many, each part after those that it reads from."""
+    """Return all operators in convex parts of at most so many, each part after those that it reads from."""
     edges = weights(graph, rules)
     return _cut(by_level(graph), edges, most)
 
@@ -138,7 +138,7 @@ def _cut(order: list[Term], edges: dict[tuple[Term, Term], int], most: int) -> l
 
 
 def boundary(graph: Graph, inside: Iterable[Term]) -> tuple[list[Term], list[Term]]:
-    """(what a set of operators reads from outside, weights included; what others or the caller read of it)."""
+    """Return (what a set of operators reads from outside, weights included; what others or the caller read of it)."""
     members = set(inside)
     given: dict[Term, None] = {}
     for term in sorted(members, key=lambda each: each.number):

@@ -56,7 +56,7 @@ class _Run:
     complete: bool = True
 
     def improve(self, graph: Graph, inside: Sequence[Term], *, now: Graph | None = None) -> dict[Term, Term]:
-        """Old output of a set of operators -> new one, searched as a graph of its own."""
+        """Return old output of a set of operators -> new one, searched as a graph of its own."""
         given, wanted = boundary(graph, inside)
         part, real = abstract(graph, inside, given, wanted)
         best = self.known.get(part.key)
@@ -78,7 +78,7 @@ def substitute(
     graph: Graph, rules: Sequence[Rule], costs: OperatorCosts, *, alpha: float = 1.05, budget: int = 60,
     until: Deadline | None = None, most: int = PART, tell: Tell | None = None,
 ) -> Rewriting:  # fmt: skip
-    """The graph rewritten by these rules (verified ones) as far as the costs fall.
+    """Return the graph rewritten by these rules (verified ones) as far as the costs fall.
 
     Args:
         graph: what to rewrite.
@@ -124,7 +124,7 @@ def _late(until: Deadline | None) -> bool:
 
 
 def _joined(graph: Graph, table: dict[Term, Term]) -> Graph:
-    """With the parts done so far in the place of their old selves."""
+    """Return it with the parts done so far in the place of their old selves."""
     full = dict(table)
     for term in graph.order():
         if term not in full and any(each in full for each in term.inputs):
@@ -133,7 +133,7 @@ def _joined(graph: Graph, table: dict[Term, Term]) -> Graph:
 
 
 def moved_term(term: Term, table: dict[Term, Term], graph: Graph) -> Term:
-    """A new term of a part on what its inputs have become."""
+    """Return a new term of a part on what its inputs have become."""
     inner = Graph(graph.terms, (term,), frozenset(table))
     own: dict[Term, Term] = {}
     for each in inner.order(constants=False):
@@ -143,7 +143,7 @@ def moved_term(term: Term, table: dict[Term, Term], graph: Graph) -> Term:
 
 
 def _always(graph: Graph, rules: Sequence[Rule], used: list[str]) -> Graph:
-    """Rules that remove work wherever they fit, until they do not fit any more."""
+    """Return rules that remove work wherever they fit, until they do not fit any more."""
     changing = True
     while changing:
         changing = False
@@ -174,7 +174,7 @@ def _across(graph: Graph, count: int, run: _Run, most: int, tell: Callable[[floa
 def abstract(
     graph: Graph, inside: Sequence[Term], given: Sequence[Term], wanted: Sequence[Term]
 ) -> tuple[Graph, dict[Term, Term]]:
-    """A part written with numbered inputs and weights, and what these numbers stand for."""
+    """Return a part written with numbered inputs and weights, and what these numbers stand for."""
     terms = graph.terms
     table: dict[Term, Term] = {}
     for term in given:
@@ -188,7 +188,7 @@ def abstract(
 
 
 def rewritten(part: Graph, real: dict[Term, Term]) -> list[Term]:
-    """The outputs of a part with numbered inputs and weights on the real ones."""
+    """Return the outputs of a part with numbered inputs and weights on the real ones."""
     table = dict(real)
     for term in part.order(constants=True):
         table[term] = part.terms.again(term, [table[each] for each in term.inputs])

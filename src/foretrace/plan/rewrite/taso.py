@@ -69,7 +69,7 @@ def _written(ops: tuple[PatternOp, ...]) -> str:
 
 
 def read(path: Path) -> tuple[Pattern, ...]:
-    """The rules of a file. Raises ForetraceError where it cannot be read, or holds what no rule could mean."""
+    """Return the rules of a file. Raises ForetraceError where it cannot be read, or holds what no rule could mean."""
     data = reading.read_bytes(path, mend="give TASO's file")
     try:
         found = parse(data)
@@ -81,7 +81,7 @@ def read(path: Path) -> tuple[Pattern, ...]:
 
 
 def parse(data: bytes) -> tuple[Pattern, ...]:
-    """The rules in the bytes of a collection."""
+    """Return the rules in the bytes of a collection."""
     rules = [_message(value) for number, value in fields(data) if number == 1]
     return tuple(_pattern(each, f"taso-{i}") for i, each in enumerate(rules))
 
@@ -93,7 +93,7 @@ def _message(value: Wire) -> bytes:
 
 
 def _numbers(data: bytes) -> dict[int, int]:
-    """Field number -> value of a message of plain numbers."""
+    """Return field number -> value of a message of plain numbers."""
     return {number: signed(value) for number, value in fields(data)}
 
 

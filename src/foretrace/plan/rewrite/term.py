@@ -25,11 +25,11 @@ class Term:
     lookup: dict[str, Any] = field(repr=False)
 
     def __getitem__(self, name: str) -> Any:
-        """An attribute."""
+        """Return an attribute."""
         return self.lookup[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, or the default."""
+        """Return an attribute, or the default."""
         return self.lookup.get(name, default)
 
     @property

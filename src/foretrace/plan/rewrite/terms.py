@@ -40,12 +40,14 @@ class Terms:
         self, name: str, dims: Iterable[int], *, dtype: str = "float32", constant: bool = False,
         strides: Dims | None = None,
     ) -> Term:  # fmt: skip
-        """A value from outside: an input, or a weight (`constant`). The same name is the same value."""
+        """Return a value from outside: an input, or a weight (`constant`). The same name is the same value."""
         shape = tuple(dims)
         return self._intern("leaf", (), {"name": name}, shape, strides or shapes.contiguous(shape), dtype, constant)
 
     def make(self, op: str, inputs: Sequence[Term], **attributes: Any) -> Term:
-        """The value of a known operator, in normal form. Raises `shapes.UnfitError` where the inputs do not fit it."""
+        """Return the value of a known operator, in normal form. Raises `shapes.UnfitError` where the inputs do not fit
+        it.
+        """
         if op in COMMUTATIVE and len(inputs) == 2 and inputs[0].number > inputs[1].number:
             inputs = (inputs[1], inputs[0])
         simpler = normal.simplified(self.make, op, inputs, attributes)
@@ -63,12 +65,12 @@ class Terms:
     def opaque(
         self, op: str, inputs: Sequence[Term], attributes: dict[str, Any], dims: Dims, strides: Dims, dtype: str
     ) -> Term:
-        """The value of an operator that only PyTorch knows; its sizes come from the capture."""
+        """Return the value of an operator that only PyTorch knows; its sizes come from the capture."""
         constant = bool(inputs) and all(each.constant for each in inputs)
         return self._intern(op, tuple(inputs), attributes, dims, strides, dtype, constant)
 
     def again(self, term: Term, inputs: Sequence[Term]) -> Term:
-        """The same operator on other inputs of the same sizes."""
+        """Return the same operator on other inputs of the same sizes."""
         if all(a is b for a, b in zip(term.inputs, inputs, strict=True)):
             return term
         if term.op in shapes.KNOWN:
@@ -108,7 +110,7 @@ class Graph:
         return tuple(each.number for each in self.outputs)
 
     def order(self, *, constants: bool = False) -> list[Term]:
-        """Operators that run, inputs before users; with `constants` also what is computed once. No leaves."""
+        """Return operators that run, inputs before users; with `constants` also what is computed once. No leaves."""
         seen: set[Term] = set()
         stack = list(self.outputs)
         while stack:
@@ -120,7 +122,7 @@ class Graph:
         return sorted(seen, key=lambda each: each.number)
 
     def given(self) -> list[Term]:
-        """Leaves that the operators of `order` read, constants included; in order of their numbers."""
+        """Return leaves that the operators of `order` read, constants included; in order of their numbers."""
         found = {each for term in self.order() for each in term.inputs if self._is_given(each)}
         return sorted(found | {each for each in self.outputs if self._is_given(each)}, key=lambda each: each.number)
 
@@ -128,7 +130,9 @@ class Graph:
         return term.op == "leaf" or term in self.leaves or term.constant
 
     def replaced(self, pairs: Iterable[tuple[Term, Term]]) -> Graph | None:
-        """The graph with every first term of a pair replaced by the second; None where that would need itself."""
+        """Return the graph with every first term of a pair replaced by the second; None where that would need
+        itself.
+        """
         table = dict(pairs)
         old = list(table)
         for term in self.order():
@@ -139,7 +143,7 @@ class Graph:
         return None if any(each in left for each in old) else found
 
     def users(self) -> dict[Term, list[Term]]:
-        """Operators that read each term; a term read twice by one operator has it once."""
+        """Return operators that read each term; a term read twice by one operator has it once."""
         found: dict[Term, list[Term]] = {}
         for term in self.order():
             for each in dict.fromkeys(term.inputs):

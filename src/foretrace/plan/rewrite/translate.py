@@ -25,7 +25,7 @@ class NodeReader:
         self.unread: dict[Any, Unread] = {}  # nodes with several results that only PyTorch knows
 
     def term(self, node: Any) -> Term:
-        """The value of a node. Raises ForetraceError where it is none that a graph could hold."""
+        """Return the value of a node. Raises ForetraceError where it is none that a graph could hold."""
         found = self.made.get(node)
         if not isinstance(found, Term):
             raise ForetraceError(
@@ -35,7 +35,7 @@ class NodeReader:
         return found
 
     def leaf(self, node: Any, *, constant: bool, label: str) -> Term | None:
-        """An input or a weight; None where it is no tensor."""
+        """Return an input or a weight; None where it is no tensor."""
         import torch
 
         value = node.meta.get("val")
@@ -89,7 +89,7 @@ class NodeReader:
             raise ForetraceError(f"{self.name} changes a tensor in place ({base}); use {base.rstrip('_')} instead.")
 
     def _known(self, node: Any, base: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """The term of an operator that rules know; None for any other."""
+        """Return the term of an operator that rules know; None for any other."""
         import torch
 
         make = self.terms.make
@@ -224,12 +224,12 @@ class NodeReader:
 
 
 def dtype_name(value: Any) -> str:
-    """The type of a tensor as "float32"."""
+    """Return the type of a tensor as "float32"."""
     return str(value.dtype).removeprefix("torch.")
 
 
 def _fixed(node: Any) -> bool:
-    """Whether an operator that may draw random numbers does not here: no dropout, or not in training."""
+    """Return whether an operator that may draw random numbers does not here: no dropout, or not in training."""
     given = {each.name: each.default_value for each in node.target._schema.arguments if each.has_default_value()}
     given |= dict(zip((each.name for each in node.target._schema.arguments), node.args, strict=False))
     given |= node.kwargs
@@ -256,7 +256,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _with(given: list[Any], *defaults: Any) -> list[Any]:
-    """Arguments with the defaults of those that are not given."""
+    """Return arguments with the defaults of those that are not given."""
     return [*given, *defaults[len(given) :]]
 
 

@@ -60,7 +60,7 @@ def verify(rule: Rule, *, seed: int = 0, examples: int = 5) -> RuleVerdict:
 
 
 def _pairs(rule: Rule, maker: Maker) -> list[tuple[Graph, Graph]]:
-    """(old, new) of a random example."""
+    """Return (old, new) of a random example."""
     if rule.both is not None:
         return [rule.both(maker)]
     graph = rule.sample(maker)
@@ -69,7 +69,9 @@ def _pairs(rule: Rule, maker: Maker) -> list[tuple[Graph, Graph]]:
 
 
 def difference(one: Graph, other: Graph, *, seed: int = 0) -> float:
-    """The largest difference of their outputs on the same random leaves, as a share of the largest value; float64."""
+    """Return the largest difference of their outputs on the same random leaves, as a share of the largest value;
+    float64.
+    """
     from foretrace.plan.rewrite.emit import evaluate
 
     values = leaves((one, other), seed=seed)
@@ -85,7 +87,7 @@ def difference(one: Graph, other: Graph, *, seed: int = 0) -> float:
 
 
 def leaves(graphs: tuple[Graph, ...], *, seed: int = 0) -> dict[Term, torch.Tensor]:
-    """Random float64 values of all leaves of these graphs; those named variance are positive."""
+    """Return random float64 values of all leaves of these graphs; those named variance are positive."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

@@ -35,7 +35,7 @@ class Rewritten(torch.nn.Module):
 
 
 def checked(path: Path) -> Path:
-    """Itself. Raises ForetraceError for a name that says no format, or a folder that holds other things."""
+    """Return itself. Raises ForetraceError for a name that says no format, or a folder that holds other things."""
     if path.suffix not in (".pt2", ""):
         raise ForetraceError(f"`out={path}`: name a file that ends in .pt2, or a folder.")
     if path.suffix == "" and path.exists() and (not path.is_dir() or _strange(path)):

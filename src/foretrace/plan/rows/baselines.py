@@ -11,7 +11,7 @@ from foretrace.training.rows.placement import EVERYWHERE, Mode, PlacedTable, Row
 
 
 def baselines(costs: RowCosts, memory: float) -> dict[str, RowPlacement | None]:
-    """Placements by name; None for one that `memory` bytes of a device are too few for.
+    """Return placements by name; None for one that `memory` bytes of a device are too few for.
 
     `table-wise` puts whole tables where they keep loads equal; `column-wise` and `row-wise` divide each over all
     devices, `row-wise` with partial sums; `rows by number` divides rows regardless of who reads them and exchanges

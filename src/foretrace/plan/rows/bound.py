@@ -22,7 +22,8 @@ _CLOSE = 0.002  # of the bound: as near to the program's value as is asked for
 
 
 def bound(costs: RowCosts, memory: float, busiest: float = inf) -> float:
-    """Bytes that the busiest device exchanges at least; the search ends early at what `busiest` leaves no room below.
+    """Return bytes that the busiest device exchanges at least; the search ends early at what `busiest` leaves no room
+    below.
 
     Raises MissingExtraError without SciPy.
     """
@@ -57,7 +58,9 @@ def bound(costs: RowCosts, memory: float, busiest: float = inf) -> float:
 
 
 def cheapest(costs: RowCosts, prices: Float64, rents: Float64, memory: float) -> RowChoice:
-    """What every row and table chooses where a byte in or out of a device costs `prices`, and one kept `rents`."""
+    """Return what every row and table chooses where a byte in or out of a device costs `prices`, and one kept
+    `rents`.
+    """
     owned = _owners(costs.items, costs.item_memory, prices, rents)
     items, paid = owned.argmin(axis=1), owned.min(axis=1)
     if not costs.training:
@@ -76,6 +79,6 @@ def cheapest(costs: RowCosts, prices: Float64, rents: Float64, memory: float) ->
 
 
 def _owners(values: Float64, memory: Int64, prices: Float64, rents: Float64) -> Float64:
-    """What each thing pays with each device as its owner: (things, devices)."""
+    """Return what each thing pays with each device as its owner: (things, devices)."""
     at_owner = values.sum(axis=1)[:, None] - 2 * values
     return np.asarray((values @ prices)[:, None] + at_owner * prices + memory[:, None] * rents, np.float64)

@@ -57,15 +57,17 @@ class RowCosts:
         self.column_memory = FLOAT * np.outer(self.table_rows, columns)
 
     def per_table(self, values: Float64 | Mask) -> Float64:
-        """Sums over the items of every table: (tables,)."""
+        """Return sums over the items of every table: (tables,)."""
         return np.bincount(self.table, values, minlength=len(self.table_rows)).astype(np.float64)
 
     def counts_of(self, apart: Mask) -> Float64:
-        """Bytes (tables,) of the counts of each table by rows, on each device; none where no item is kept apart."""
+        """Return bytes (tables,) of the counts of each table by rows, on each device; none where no item is
+        kept apart.
+        """
         return np.where(self.per_table(apart) > 0, self.counts, 0.0)
 
     def loads(self, choice: RowChoice) -> Float64:
-        """Bytes in and out of every device: (devices,)."""
+        """Return bytes in and out of every device: (devices,)."""
         rows, pooled = choice.modes == ROWS, choice.modes == POOLED
         apart = rows[self.table] & (choice.items != EVERYWHERE)
         found = self.columns[choice.modes == COLUMNS].sum(axis=0) + self.counts_of(apart)[rows].sum()
@@ -73,7 +75,7 @@ class RowCosts:
         return np.asarray(np.maximum(found + _owned(self.pooled, choice.tables, pooled), 0.0), np.float64)
 
     def memory(self, choice: RowChoice) -> Int64:
-        """Bytes on every device: (devices,)."""
+        """Return bytes on every device: (devices,)."""
         rows = (choice.modes == ROWS)[self.table]
         everywhere = rows & (choice.items == EVERYWHERE)
         found = self.column_memory[choice.modes == COLUMNS].sum(axis=0) + self.item_memory[everywhere].sum()
@@ -83,7 +85,7 @@ class RowCosts:
         return np.asarray(found, np.int64)
 
     def placement(self, choice: RowChoice) -> RowPlacement:
-        """The placement that a choice means."""
+        """Return the placement that a choice means."""
         tables, starts = [], self.profile.starts.tolist()
         for at, (table, seen, item) in enumerate(
             zip(self.profile.tables, self.profile.seen, self.profile.item, strict=True)
@@ -101,7 +103,9 @@ class RowCosts:
 
 
 def _owned(values: Float64, owners: Int64, which: Mask) -> Float64:
-    """Loads (devices,) of some of the things whose readers exchange `values` (things, devices) with their owners."""
+    """Return loads (devices,) of some of the things whose readers exchange `values` (things, devices) with their
+    owners.
+    """
     values, owners = values[which], owners[which]
     own = values.sum(axis=1) - 2 * values[np.arange(len(owners)), owners]
     return np.asarray(values.sum(axis=0) + np.bincount(owners, own, minlength=values.shape[1]), np.float64)

@@ -63,7 +63,9 @@ def assign(
 
 
 def choose(costs: RowCosts, memory: float) -> RowChoice | None:
-    """The best choice found whose devices keep `memory` bytes each at most (inf: any); None where none was found."""
+    """Return the best choice found whose devices keep `memory` bytes each at most (inf: any); None where none was
+    found.
+    """
     saved = 2 * (costs.items.sum(axis=1) - costs.items.max(axis=1, initial=0)) / costs.item_memory  # of a byte copied
     none = np.zeros(len(saved), np.bool_)
     highest = 2 * float(saved.max(initial=0))
@@ -82,7 +84,7 @@ def choose(costs: RowCosts, memory: float) -> RowChoice | None:
 
 
 def _copied(costs: RowCosts, saved: Float64, modes: Int64, memory: float) -> Iterator[RowChoice | None]:
-    """Choices with these modes, where rows that save most per byte are copied as far as there is room."""
+    """Yield choices with these modes, where rows that save most per byte are copied as far as there is room."""
     none, copies = np.zeros(len(saved), np.bool_), np.zeros(0, np.int64)
     if not costs.training:
         copies = np.flatnonzero((modes == ROWS)[costs.table])
@@ -102,7 +104,7 @@ def _copied(costs: RowCosts, saved: Float64, modes: Int64, memory: float) -> Ite
 
 
 def _cheapest(costs: RowCosts, saved: Float64, copied: Mask, price: float, memory: float, *, room: Mask) -> Int64:
-    """The mode of every table that exchanges least in all, with copies that cost `price` per byte.
+    """Return the mode of every table that exchanges least in all, with copies that cost `price` per byte.
 
     Where pooled tables leave no room for all rows beside copies of those in `room`, those that lose least per byte take
     another mode.
@@ -134,7 +136,9 @@ def _has_room(costs: RowCosts, modes: Int64, copied: Mask, memory: float) -> boo
 
 
 def _pooled(costs: RowCosts, modes: Int64, copied: Mask, memory: float) -> tuple[Int64, Float64, Float64] | None:
-    """Owners of pooled tables (tables,), loads without what rows add to their owners, and free memory (devices,)."""
+    """Return owners of pooled tables (tables,), loads without what rows add to their owners, and free memory
+    (devices,).
+    """
     rows = (modes == ROWS)[costs.table]
     load = costs.columns[modes == COLUMNS].sum(axis=0) + costs.counts_of(~copied)[modes == ROWS].sum()
     load = load + costs.items[rows & ~copied].sum(axis=0) + costs.pooled[modes == POOLED].sum(axis=0)
@@ -145,7 +149,7 @@ def _pooled(costs: RowCosts, modes: Int64, copied: Mask, memory: float) -> tuple
 
 
 def whole_tables(costs: RowCosts, values: Float64, memory: float, *, chosen: Mask | None = None) -> Int64 | None:
-    """Devices (tables,) for whole tables, of all or of those `chosen`, that readers exchange `values` with."""
+    """Return devices (tables,) for whole tables, of all or of those `chosen`, that readers exchange `values` with."""
     every = np.ones(len(values), np.bool_) if chosen is None else chosen
     free = np.full(costs.profile.devices, memory, np.float64)
     return _dealt(costs, values, every, values[every].sum(axis=0), free)
@@ -160,7 +164,7 @@ def _dealt(costs: RowCosts, values: Float64, which: Mask, load: Float64, free: F
 
 
 def _owned(costs: RowCosts, modes: Int64, copied: Mask, memory: float) -> RowChoice | None:
-    """Owners for these modes and copies; None where they do not fit."""
+    """Return owners for these modes and copies; None where they do not fit."""
     base = _pooled(costs, modes, copied, memory)
     if base is None:
         return None
@@ -186,7 +190,7 @@ def _owned(costs: RowCosts, modes: Int64, copied: Mask, memory: float) -> RowCho
 
 
 def _cut(costs: RowCosts, modes: Int64, copied: Mask, memory: float) -> list[Int64]:
-    """The same with some pooled tables cut by columns, as far as whole ones cannot be dealt out evenly."""
+    """Return the same with some pooled tables cut by columns, as far as whole ones cannot be dealt out evenly."""
     pooled = np.flatnonzero(modes == POOLED)
     pooled = pooled[np.argsort(-costs.pooled[pooled].sum(axis=1), kind="stable")]
     found = []

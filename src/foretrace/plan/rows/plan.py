@@ -101,7 +101,7 @@ def plan_rows(
 
 
 def judge(exchanged: Float64, seed: int) -> Judged:
-    """The busiest device of the mean batch, of bytes (batches, devices); the interval resamples batches."""
+    """Return the busiest device of the mean batch, of bytes (batches, devices); the interval resamples batches."""
     drawn = np.random.default_rng(seed).integers(len(exchanged), size=(RESAMPLES, len(exchanged)))
     low, high = np.quantile(exchanged[drawn].mean(axis=1).max(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     found = float(exchanged.mean(axis=0).max())
@@ -109,7 +109,9 @@ def judge(exchanged: Float64, seed: int) -> Judged:
 
 
 def exchange(plan: RowPlan, lookups: Lookups, link: str) -> Timeline:
-    """The first held-out batch on a link of each device, whose busier direction decides: all-to-alls, one by one."""
+    """Return the first held-out batch on a link of each device, whose busier direction decides: all-to-alls, one by
+    one.
+    """
     placement, rate = plan.placement, parse_link(link).bytes_per_s
     lanes = [Lane(rank=r, kind=LaneKind.LINK, label=f"link of device {r}") for r in range(placement.devices)]
     writer = GraphWriter(
@@ -145,6 +147,6 @@ def run_rows(
 
 
 def rows_of(ran: Sequence[RanPlacement], source: str, devices: int, link: str) -> list[Row]:
-    """What the ledger keeps of a run: a row per placement whose seconds were predicted."""
+    """Return what the ledger keeps of a run: a row per placement whose seconds were predicted."""
     found = (each.row(f"{source}, {devices} workers, {link}", devices) for each in ran)
     return [row for row in found if row is not None]

@@ -79,7 +79,7 @@ def profile(lookups: Lookups, devices: int, batches: range) -> AccessProfile:
 
 
 def _alike(counts: Int64, parts: int) -> Int64:
-    """The item of each row (rows,): rows of the same counts (rows, devices), in `parts` items at most."""
+    """Return the item of each row (rows,): rows of the same counts (rows, devices), in `parts` items at most."""
     kind = np.zeros(len(counts), np.int64)
     for column in counts.T:
         kind = np.unique(kind * (1 + int(column.max(initial=0))) + column, return_inverse=True)[1]
@@ -93,7 +93,7 @@ def _alike(counts: Int64, parts: int) -> Int64:
 
 
 def _expected(counts: Float64, left: int) -> tuple[Float64, Float64]:
-    """Reads (rows, devices) to expect in as many batches again, and reads (devices,) of the `left` unread rows.
+    """Return reads (rows, devices) to expect in as many batches again, and reads (devices,) of the `left` unread rows.
 
     What is taken off every row, n1 / (n1 + 2 n2) with n1 rows read once and n2 twice, is the discount of Ney, Essen
     and Kneser (Computer Speech and Language 8, 1994). Readers of a row are taken as Dirichlet-multinomial around those

@@ -110,7 +110,7 @@ def _message(task: int, owner: int, src: int, dst: int, nbytes: int, m: ClusterF
 
 @inner
 def _device(part: int, first: int, stride: int, devices: int) -> int:
-    """Device of a part; two of at most as many parts as devices never share one."""
+    """Return the device of a part; two of at most as many parts as devices never share one."""
     at = part * stride
     return (first + at % devices + at // devices) % devices
 
@@ -206,7 +206,7 @@ def _run(count: int, m: ClusterFigures, free: Int64, tasks: Tasks) -> int:
 def simulate_strategy(
     point: Int64, model: Any, cluster: Any, sync: int, arrays: Any, held: Int64, counts: Int64
 ) -> int:  # fmt: skip
-    """Nanoseconds of one training step, 0 where `tasks` has too little room.
+    """Return nanoseconds of one training step, 0 where `tasks` has too little room.
 
     `model`, `cluster` and `arrays` are plain tuples of what `Columns`, `ClusterFigures` and `Tasks` hold: a kept
     compiled loop names the types that it was called with, and could not be read once a class had another name.

@@ -20,7 +20,7 @@ from foretrace.trace.trace import LaneKind
 
 
 def expand(problem: SoapProblem, point: Codes) -> TaskGraph:
-    """The tasks of a strategy, in the order of the compiled loop, between the marks of one step."""
+    """Return the tasks of a strategy, in the order of the compiled loop, between the marks of one step."""
     _, tasks = problem.simulated(point)
     operators, cluster = problem.model.operators, problem.cluster
     parts = sum(int(np.prod(problem.space.split(op, code).degrees)) for op, code in enumerate(point))
@@ -71,7 +71,7 @@ def _followers(tasks: Tasks, task: int) -> list[int]:
 
 
 def _resources(tasks: Tasks, task: int, cluster: Cluster) -> list[int]:
-    """What a task holds, as the compiled loop numbers devices, links and interfaces."""
+    """Return what a task holds, as the compiled loop numbers devices, links and interfaces."""
     ring, n, per_node = int(tasks.ring[task]), cluster.workers, cluster.per_node
     if not ring:
         return [int(each) for each in (tasks.first[task], tasks.second[task]) if each >= 0]
@@ -84,7 +84,7 @@ def _resources(tasks: Tasks, task: int, cluster: Cluster) -> list[int]:
 
 
 def _order(tasks: Tasks, followers: list[list[int]]) -> list[int]:
-    """All tasks as the loop took them: who is ready first, then the lower number."""
+    """Return all tasks as the loop took them: who is ready first, then the lower number."""
     waits = np.bincount([then for after in followers for then in after], minlength=len(followers)).tolist()
     heap = [(0, task) for task, left in enumerate(waits) if not left]
     heapify(heap)

@@ -94,9 +94,11 @@ class TimedSoapModel(SoapModel, ABC):
 
     @abstractmethod
     def times(self, op: int, ways: Sequence[Degrees]) -> tuple[Float64, Float64]:
-        """Seconds of the largest part in the forward and in the backward pass, for each way to split an operator."""
+        """Return seconds of the largest part in the forward and in the backward pass, for each way to split an
+        operator.
+        """
 
     def parts_of(self, op: int, ways: Sequence[Degrees]) -> Float64:
-        """Sizes of the largest part over those of the whole, for each way and dimension (ways x 4)."""
+        """Return sizes of the largest part over those of the whole, for each way and dimension (ways x 4)."""
         sizes = np.array(self.operators[op].sizes)
         return np.asarray(-(-sizes // np.array(ways)) / sizes, dtype=np.float64)

@@ -169,7 +169,7 @@ def plan_soap(
 
 
 def _searched(problem: SoapProblem, *, calls: int, seed: int, on: str) -> Found[Codes]:
-    """The search; costs are milliseconds. Raises ForetraceError where nothing fits."""
+    """Return the search; costs are milliseconds. Raises ForetraceError where nothing fits."""
     alone = (problem.alone(),)
     start = min(map(problem.cost, (problem.data_parallel(), problem.expert(), *alone)))
     scale = start if start < inf else problem.counted(problem.data_parallel()).milliseconds

@@ -73,7 +73,7 @@ class StepCounts(NamedTuple):
 
 
 def ways_of(operator: SoapOperator, devices: int) -> list[Degrees]:
-    """Powers of two per dimension that may be split, at most as many parts as devices."""
+    """Return powers of two per dimension that may be split, at most as many parts as devices."""
     powers = [1 << i for i in range(devices.bit_length())]
     choices = [
         [degree for degree in powers if degree <= size] if name in operator.splits else [1]
@@ -104,13 +104,13 @@ class SplitSpace(Space[Codes]):
         self._near = near
 
     def split(self, op: int, code: int) -> Split:
-        """What a number of a point means."""
+        """Return what a number of a point means."""
         rest, stride = divmod(code, len(self.strides))
         way, first = divmod(rest, self.devices)
         return Split(self.ways[op][way], first, self.strides[stride])
 
     def code(self, op: int, split: Split) -> int:
-        """The number of a configuration; raises ForetraceError where the operator cannot be split so."""
+        """Return the number of a configuration; raises ForetraceError where the operator cannot be split so."""
         way = self._index[op].get(split.degrees)
         if way is None or split.stride not in self.strides or not 0 <= split.first < self.devices:
             raise ForetraceError(f"operator {op} cannot be split as {split}; the ways are {self.ways[op]}.")
@@ -120,7 +120,9 @@ class SplitSpace(Space[Codes]):
         return tuple(map(rng.randrange, self.counts))
 
     def neighbour(self, point: Codes, rng: Random) -> Codes:
-        """A new configuration for an operator (for half), for its whole layer, or that of an operator next to it."""
+        """Return a new configuration for an operator (for half), for its whole layer, or that of an operator next to
+        it.
+        """
         op = rng.randrange(len(point))
         changed, kind = list(point), rng.random()
         if kind < 0.75 or not self._near[op]:
@@ -207,7 +209,7 @@ class SoapProblem(Problem[Codes]):
         self.columns = Columns(*(each.copy() for each in held["columns"]))
 
     def simulated(self, point: Codes) -> tuple[int, Tasks]:
-        """Nanoseconds of a step, and its tasks, which the next simulation overwrites."""
+        """Return nanoseconds of a step, and its tasks, which the next simulation overwrites."""
         codes, sync = np.array(point, dtype=np.int64), SYNCHRONISATIONS[self.synchronisation]
         model, cluster, own = tuple(self.columns), tuple(self.machine), self._room
         while True:
@@ -224,13 +226,13 @@ class SoapProblem(Problem[Codes]):
             own.tasks = room(2 * count, 2 * followers)
 
     def counted(self, point: Codes) -> StepCounts:
-        """What a step comes to, whether it fits or not."""
+        """Return what a step comes to, whether it fits or not."""
         found, _ = self.simulated(point)
         tasks, _, moved, exchanged = map(int, self._room.counts)
         return StepCounts(found / 1e6, tasks, moved, exchanged, tuple(map(int, self._room.held)))
 
     def cost(self, point: Codes) -> float:
-        """Milliseconds of one point."""
+        """Return milliseconds of one point."""
         found, _ = self.simulated(point)
         if self._room.held.max() > self.limit:
             return Infeasible("a device holds more than its memory")
@@ -251,15 +253,15 @@ class SoapProblem(Problem[Codes]):
         return 1 << (self.machine.devices.bit_length() - 1)
 
     def data_parallel(self) -> Codes:
-        """Every operator split by samples over all devices (the largest power of two of them)."""
+        """Return every operator split by samples over all devices (the largest power of two of them)."""
         return tuple(self._samples(op, self._most) for op in range(len(self.model.operators)))
 
     def alone(self) -> Codes:
-        """Everything on the first device."""
+        """Return everything on the first device."""
         return tuple(self._samples(op, 1) for op in range(len(self.model.operators)))
 
     def expert(self) -> Codes:
-        """What people do by hand (Krizhevsky, 2014; Wu et al., 2016).
+        """Return what people do by hand (Krizhevsky, 2014; Wu et al., 2016).
 
         Convolutional models: samples, but products of flat inputs split by channels. Recurrent models: nodes are data
         parallel, and each layer has a device of its node, in turns.
@@ -287,7 +289,9 @@ def best_strategy(
     problem: SoapProblem, *, calls: int, chains: int = 4, seed: int = 0, strategy: SearchStrategy | None = None,
     on: str | None = None, more: Sequence[Codes] = (),
 ) -> Found[Codes]:  # fmt: skip
-    """The fastest strategy found from the better baseline, or of `more` starts; by default by FlexFlow's search."""
+    """Return the fastest strategy found from the better baseline, or of `more` starts; by default by FlexFlow's
+    search.
+    """
     strategy = strategy or MCMC(beta=0.05, reset=min(1000, max(1, calls // chains // 100)))
     starts = (problem.data_parallel(), problem.expert(), *more)
     return minimise(problem, strategy=strategy, starts=starts, calls=calls, chains=chains, seed=seed, on=on)

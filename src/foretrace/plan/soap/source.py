@@ -98,7 +98,7 @@ class CapturedSoap(TimedSoapModel):
         ))  # fmt: skip
 
     def _input(self, group: _Group, source: int, family: Family) -> Input:
-        """What an operator needs of another one: windows where they are known, else all."""
+        """Return what an operator needs of another one: windows where they are known, else all."""
         have, want, graph = self.operators[source].sizes, group.sizes, self._model.graph
         node = graph.nodes[group.nodes[0]]
         found = [SAME if have[0] == want[0] else Needed(0, 0, have[0])]
@@ -126,13 +126,13 @@ class CapturedSoap(TimedSoapModel):
         return Input(source, (found[0], found[1], found[2], found[3]))
 
     def at_end(self, end: int) -> CapturedSoap:
-        """The same with every call as it is expected (0), as fast (1) or as slow (2) as it may be."""
+        """Return the same with every call as it is expected (0), as fast (1) or as slow (2) as it may be."""
         found = copy(self)
         found._end = end
         return found
 
     def times(self, op: int, ways: Sequence[Degrees]) -> tuple[Float64, Float64]:
-        """By the cost models: kernels or the host that launches them, whichever is slower.
+        """Return times by the cost models: kernels or the host that launches them, whichever is slower.
 
         A part's backward pass ends with the update of its share of the weights.
         """
@@ -155,7 +155,9 @@ class CapturedSoap(TimedSoapModel):
         return np.array([[each[[*group.nodes, *group.back]].sum() for group in self._groups] for each in ends])
 
     def _seconds(self, op: int, back: bool, shares: Float64) -> Float64:
-        """Of an operator's calls of one pass at shares of (rows, columns) (m x 2), as expected, fast, slow (3 x m)."""
+        """Return seconds of an operator's calls of one pass at shares of (rows, columns) (m x 2), as expected, fast,
+        slow (3 x m).
+        """
         if (op, back) in self._priced:
             return self._priced[op, back]
         graph, group = self._model.graph, self._groups[op]
@@ -174,7 +176,7 @@ class CapturedSoap(TimedSoapModel):
         return found
 
     def _part(self, group: _Group, calls: Calls, nodes: Int64, r: Float64, c: Float64) -> Calls:
-        """Calls at shares of rows and columns (n each)."""
+        """Return calls at shares of rows and columns (n each)."""
         whole = self._model.graph.calls
         m, n = (float(each[group.nodes[0]]) for each in (whole.m, whole.n))
         product = np.isin(calls.family, (Family.GEMM, Family.CONV))
@@ -196,7 +198,9 @@ class CapturedSoap(TimedSoapModel):
         return replace(calls, flops=calls.flops * r * c, **columns)
 
     def _shrunk(self, at: int, group: _Group) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-        """Shares of what a call reads, and writes, that shrink with rows and columns, with rows, and with columns."""
+        """Return shares of what a call reads, and writes, that shrink with rows and columns, with rows, and with
+        columns.
+        """
         graph, whole = self._model.graph, prod(group.sizes)
         node, found = graph.nodes[at], []
         product = graph.calls.family[at] in (Family.GEMM, Family.CONV)
@@ -218,7 +222,7 @@ def _element(graph: OperatorGraph, group: _Group) -> int:
 
 
 def _groups(graph: OperatorGraph, left_out: Mask) -> list[_Group]:
-    """The operators of the forward pass; what nothing of it precedes goes with who comes next."""
+    """Return the operators of the forward pass; what nothing of it precedes goes with who comes next."""
     families, batch = graph.calls.family.tolist(), graph.batch or _batch(graph)
     found: list[_Group] = []
     of: dict[int, int] = {}  # tensor -> group
@@ -266,13 +270,15 @@ def _groups(graph: OperatorGraph, left_out: Mask) -> list[_Group]:
 
 
 def _batch(graph: OperatorGraph) -> int:
-    """Samples where the source does not say: the first size of the first call's first input."""
+    """Return samples where the source does not say: the first size of the first call's first input."""
     dims = next((graph.tensors[node.inputs[0]].dims for node in graph.nodes if node.inputs), ())
     return dims[0] if dims else 1
 
 
 def _sizes(op: str, family: Family, dims: Sequence[int], batch: int, image: bool) -> Sizes:
-    """Samples, height, width and channels of an output; a part of attention has whole heads, so these are channels."""
+    """Return samples, height, width and channels of an output; a part of attention has whole heads, so these are
+    channels.
+    """
     if family == Family.ATTENTION and len(dims) == 4:
         heads, words = (dims[2], dims[1]) if work.heads_last(op.removeprefix("aten::")) else (dims[1], dims[2])
         return dims[0], words, dims[3], heads
@@ -288,7 +294,7 @@ def _sizes(op: str, family: Family, dims: Sequence[int], batch: int, image: bool
 
 
 def _windows(op: str, text: str) -> dict[int, Needed]:
-    """Windows of a convolution or a pooling by dimension; none where its arguments are not known."""
+    """Return windows of a convolution or a pooling by dimension; none where its arguments are not known."""
     try:
         shapes = decode_shapes(text)
         said = [msgspec.json.decode(each) if each.startswith("[") else each for each in shapes.concrete]
@@ -311,7 +317,7 @@ def _windows(op: str, text: str) -> dict[int, Needed]:
 
 
 def _depthwise(graph: OperatorGraph, group: _Group) -> bool:
-    """Whether channels of the output each read channels of their own."""
+    """Return whether channels of the output each read channels of their own."""
     return bool(graph.calls.family[group.nodes[0]] == Family.CONV and graph.calls.b[group.nodes[0]] > 1)
 
 
@@ -339,7 +345,7 @@ def _assign(graph: OperatorGraph, groups: Sequence[_Group], backward: Iterable[i
 
 
 def _layers(groups: Sequence[_Group]) -> list[tuple[str, frozenset[int]]]:
-    """A name for the weights of each operator, and their storages: operators that share one hold all of both."""
+    """Return a name for the weights of each operator, and their storages: operators that share one hold all of both."""
     of = list(range(len(groups)))
     first: dict[int, int] = {}
     for number, group in enumerate(groups):

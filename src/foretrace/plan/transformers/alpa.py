@@ -76,7 +76,8 @@ class UnequalPlan:
 def cut(
     paces: Float64, sizes: Int64, devices: int, limit: float, ceiling: float, best: Float64, choice: Int64
 ) -> float:
-    """Least sum of stages with all layers on all devices, none above `limit`; infinite at or above `ceiling`.
+    """Return the least sum of stages with all layers on all devices, none above `limit`; infinite at or above
+    `ceiling`.
 
     `paces` (micro-batches in flight + 1, meshes, layers + 1, 4): s of a stage, by kind as in `stage_columns`. `sizes`:
     devices of each mesh, ascending. `best` and `choice` (stages + 1, layers + 1, devices + 1) become the least sum of
@@ -185,7 +186,7 @@ class _Ways:
         return np.clip(np.nan_to_num(left, neginf=0.0), 0, most).astype(np.int64)
 
     def paces(self, sizes: Int64, limit: float) -> Float64:
-        """The quickest stages on meshes of these sizes with ends within `limit`, as `cut` reads them."""
+        """Return the quickest stages on meshes of these sizes with ends within `limit`, as `cut` reads them."""
         most = min(self.count, self.space.model.layers)
         found = np.full((most + 1, len(sizes), self.space.model.layers + 1, 4), inf)
         way, layers, kind = np.nonzero((self.columns[..., 1] <= limit) & (self.flights > 0))
@@ -194,7 +195,7 @@ class _Ways:
         return np.minimum.accumulate(found[::-1], axis=0)[::-1].copy()
 
     def stage(self, layers: int, size: int, kind: int, flight: int, limit: float) -> UnequalStage:
-        """The quickest stage with these properties."""
+        """Return the quickest stage with these properties."""
         flight = min(flight, self.count)
         pace, end, fixed, each = self.columns[:, layers, kind].T
         fit = (self.devices == size) & (end <= limit) & (self.flights[:, layers, kind] >= flight)
@@ -205,7 +206,8 @@ class _Ways:
 
 
 def unequal_stages(space: ParallelismSpace) -> UnequalPlan:
-    """The quickest pipeline of stages that may differ, by T to a thousandth; never slower than the best of equal ones.
+    """Return the quickest pipeline of stages that may differ, by T to a thousandth; never slower than the best of equal
+    ones.
 
     Schedules are 1F1B, and what is fixed holds in every stage. Raises ForetraceError for what stages cannot differ in,
     and where nothing fits.
@@ -246,7 +248,7 @@ def _equal_stages(space: ParallelismSpace, at: Parallelism) -> tuple[UnequalStag
 
 
 def _better(ways: _Ways, best: float) -> Iterator[tuple[UnequalStage, ...]]:
-    """Better and better stages: each gains on `best` and on the one before."""
+    """Yield better and better stages: each gains on `best` and on the one before."""
     if not len(ways.rows):
         return
     sizes, (layers, n) = np.unique(ways.devices), (ways.space.model.layers, ways.space.devices)
@@ -280,7 +282,7 @@ def _better(ways: _Ways, best: float) -> Iterator[tuple[UnequalStage, ...]]:
 
 
 def _traced(ways: _Ways, sizes: Int64, sums: Float64, choice: Int64, ends: float) -> tuple[UnequalStage, ...]:
-    """The stages of the least sum, first to last."""
+    """Return the stages of the least sum, first to last."""
     layers, n = ways.space.model.layers, ways.space.devices
     found = list[UnequalStage]()
     behind, done, used = int(np.argmin(sums[:, -1, -1])), layers, n
@@ -293,12 +295,12 @@ def _traced(ways: _Ways, sizes: Int64, sums: Float64, choice: Int64, ends: float
 
 
 def _step_s(stages: Sequence[UnequalStage], count: int) -> float:
-    """T above."""
+    """Return T above."""
     paces = [each.pace_s for each in stages]
     return sum(paces) + (count - 1) * max(paces) + max(each.cost.update_s for each in stages)
 
 
 def _simulated_s(stages: Sequence[UnequalStage], count: int) -> float:
-    """Of a step on the simulator, one device per stage."""
+    """Return seconds of a step on the simulator, one device per stage."""
     costs = [each.cost for each in stages]
     return simulate(lower(one_f_one_b_flush(len(costs), count, 1), costs)).window_ns / 1e9

@@ -20,7 +20,7 @@ from foretrace.training.pipeline.schedules import interleaved, one_f_one_b_flush
 
 
 def stage_cost(space: ParallelismSpace, at: Parallelism, layers: float, count: int, *, last: bool) -> StageCost:
-    """What a stage takes for one of `count` micro-batches, and its share of the update.
+    """Return what a stage takes for one of `count` micro-batches, and its share of the update.
 
     `layers`: of its device, which has `at.virtual` such stages; `last`: it computes the logits.
     """
@@ -33,14 +33,14 @@ def stage_cost(space: ParallelismSpace, at: Parallelism, layers: float, count: i
 
 
 def stage_costs(space: ParallelismSpace, at: Parallelism) -> list[StageCost]:
-    """What each virtual stage of a configuration takes."""
+    """Return what each virtual stage of a configuration takes."""
     stages, layers = at.pipeline * at.virtual, space.model.layers / at.pipeline
     count = space.batch // (at.data * at.micro)
     return [stage_cost(space, at, layers, count, last=each == stages - 1) for each in range(stages)]
 
 
 def expand(space: ParallelismSpace, at: Parallelism) -> TaskGraph:
-    """The step of a configuration; without a flush several, of which the first fill the pipeline."""
+    """Return the step of a configuration; without a flush several, of which the first fill the pipeline."""
     costs, count = stage_costs(space, at), space.batch // (at.data * at.micro)
     if at.virtual > 1:
         return lower(interleaved(len(costs), count, 1, chunks=at.virtual), costs)

@@ -36,14 +36,14 @@ GRADIENT, STATE = 4.0, 12.0  # bytes per weight: gradients added up in float32; 
 
 @inner
 def product_s(m, n, k, peak, c):
-    """Seconds of a matrix product of these sizes; `c`: constants. Small sides leave part of the tiles empty."""
+    """Return seconds of a matrix product of these sizes; `c`: constants. Small sides leave part of the tiles empty."""
     grain = (1 + c[GRAIN] / m) * (1 + c[GRAIN] / n) * (1 + c[GRAIN] / k)
     return 2 * m * n * k / (peak * c[MATRIX]) * grain + c[PRODUCT_US] * 1e-6
 
 
 @inner
 def moved_s(nbytes, ranks, machine, c, span):
-    """Seconds of a reduce-scatter or all-gather of `nbytes` over neighbours that are `span` ranks apart."""
+    """Return seconds of a reduce-scatter or all-gather of `nbytes` over neighbours that are `span` ranks apart."""
     if ranks < 2:
         return 0.0
     share = (ranks - 1) / ranks * nbytes
@@ -58,7 +58,7 @@ def moved_s(nbytes, ranks, machine, c, span):
 
 @inner
 def swapped_s(nbytes, ranks, machine, c, span):
-    """Seconds of an all-to-all of `nbytes` of each rank; the network's part leaves by the rank's own card."""
+    """Return seconds of an all-to-all of `nbytes` of each rank; the network's part leaves by the rank's own card."""
     if ranks < 2:
         return 0.0
     if ranks * span <= machine[NODE]:
@@ -69,7 +69,8 @@ def swapped_s(nbytes, ranks, machine, c, span):
 
 @inner
 def layer(s, machine, c, at):
-    """Of one layer and micro-batch: s of forward and backward arithmetic, what is recomputed, messages; bytes kept.
+    """Return, of one layer and micro-batch, s of forward and backward arithmetic, what is recomputed, messages; bytes
+    kept.
 
     Messages are: of tensors with what recomputation repeats, those behind gradients, of context, of experts.
     """
@@ -137,14 +138,14 @@ def layer(s, machine, c, at):
 
 @inner
 def _either(device, host):
-    """The longer of the two, smoothly: launching hides behind computing, or the reverse."""
+    """Return the longer of the two, smoothly: launching hides behind computing, or the reverse."""
     longest = max(device, host)
     return longest * ((device / longest) ** 6 + (host / longest) ** 6) ** (1 / 6)
 
 
 @inner
 def weights(s, at):
-    """Weights of a device, without biases and norms: of a layer but its experts, of these, of an embedding."""
+    """Return weights of a device, without biases and norms: of a layer but its experts, of these, of an embedding."""
     tensor = at[TENSOR]
     attention = 2 * s[HIDDEN] * s[HEAD] * (s[HEADS] / tensor + max(s[KV] / tensor, 1.0))
     feed = (3 if s[GATED] else 2) * s[HIDDEN] * s[INNER] / tensor
@@ -156,7 +157,7 @@ def weights(s, at):
 
 @inner
 def in_flight(at, stage, count, layers):
-    """Layers of a stage times micro-batches whose activations are there at most."""
+    """Return layers of a stage times micro-batches whose activations are there at most."""
     pipeline, virtual = at[PIPELINE], at[VIRTUAL]
     if virtual > 1:
         return min(2 * (pipeline - stage - 1) + (virtual - 1) * pipeline + 1, count * virtual) * layers / virtual
@@ -165,7 +166,7 @@ def in_flight(at, stage, count, layers):
 
 @inner
 def held(s, at, layers, flight, first, last, kept, working):
-    """Bytes of a device of a stage: weights, gradients, optimizer, activations in flight, what is in work."""
+    """Return bytes of a device of a stage: weights, gradients, optimizer, activations in flight, what is in work."""
     dense, expert, table = weights(s, at)
     shards, zero = at[DATA] * at[CONTEXT], at[ZERO]
     tables = first + last - (1 if first and last and s[TIED] else 0)
@@ -185,7 +186,7 @@ def held(s, at, layers, flight, first, last, kept, working):
 
 @inner
 def hop_s(s, machine, c, at):
-    """Seconds until the next stage has a micro-batch's activations, or the one before their gradients."""
+    """Return seconds until the next stage has a micro-batch's activations, or the one before their gradients."""
     nbytes = 2 * (at[MICRO] * s[LENGTH] / at[CONTEXT]) * s[HIDDEN] / at[TENSOR]  # each tensor rank sends its part
     if at[TENSOR] * at[CONTEXT] * at[DATA] * at[PIPELINE] <= machine[NODE]:
         return machine[LINK_S] * c[LINK_TIMES] + nbytes / (machine[LINK] * c[LINK_SHARE])
@@ -194,7 +195,8 @@ def hop_s(s, machine, c, at):
 
 @inner
 def exchanged_s(s, machine, c, at, layers, forward, backward, count):
-    """Seconds that a step waits for gradients shared out, for weights gathered, and of the update, for one stage.
+    """Return seconds that a step waits for gradients shared out, for weights gathered, and of the update, for one
+    stage.
 
     `forward`, `backward`: s of all layers of the stage for a micro-batch, behind which messages hide.
     """
@@ -228,7 +230,7 @@ def exchanged_s(s, machine, c, at, layers, forward, backward, count):
 
 @inner
 def step(s, machine, c, at, one, head, count):
-    """Seconds of the parts of a step, in the order of PARTS, and all of them; `one`: what `layer` gives."""
+    """Return seconds of the parts of a step, in the order of PARTS, and all of them; `one`: what `layer` gives."""
     forward, backward, again, messages, behind, rotated, swapped, _, _ = one
     pipeline, virtual, zero = at[PIPELINE], at[VIRTUAL], at[ZERO]
     layers = s[LAYERS] / pipeline
@@ -253,7 +255,7 @@ def step(s, machine, c, at, one, head, count):
 
 @inner
 def head_s(s, machine, c, at):
-    """Seconds of the logits of a micro-batch, forward and backward."""
+    """Return seconds of the logits of a micro-batch, forward and backward."""
     tokens, share = at[MICRO] * s[LENGTH] / at[CONTEXT], s[WORDS] / at[TENSOR]
     moved = 16 * tokens * share / (machine[MEMORY] * c[BANDWIDTH])
     if machine[designed.CORES]:
@@ -283,7 +285,7 @@ def evaluate(s: Float64, machine: Float64, c: Float64, at: Int64, batch: int, ou
 
 @inner
 def stage_s(s, machine, c, at, layers, count):
-    """Seconds of a stage of so many layers, as `step` counts them.
+    """Return seconds of a stage of so many layers, as `step` counts them.
 
     They are: a micro-batch's forward and backward pass, with what ZeRO 2 and 3 exchange with each of them; logits; what
     the stage waits for a hop to the next one, and what of it hides; update and exchange at the end of the step.
@@ -307,7 +309,7 @@ def stage_s(s, machine, c, at, layers, count):
 
 @njit()
 def passes(s: Float64, machine: Float64, c: Float64, at: Int64, layers: float, count: int) -> tuple[float, ...]:
-    """What `stage_s` gives."""
+    """Return what `stage_s` gives."""
     return stage_s(s, machine, c, at, layers, count)  # type: ignore[no-any-return]
 
 
@@ -334,7 +336,7 @@ def stage_columns(s: Float64, machine: Float64, c: Float64, ways: Int64, count: 
 
 @njit()
 def fits(s: Float64, tensor: int, context: int) -> bool:
-    """Whether heads, feed-forward part and words can be cut so."""
+    """Return whether heads, feed-forward part and words can be cut so."""
     if s[HEADS] % tensor or s[INNER] % tensor or s[LENGTH] % (2 * context if context > 1 else 1):
         return False
     return bool(s[KV] % tensor == 0 or tensor % s[KV] == 0)

@@ -84,14 +84,16 @@ class Software:
     rows: int  # that the constants were fitted on
 
     def range_on(self, device: str, *, scored: bool = True) -> tuple[float, float]:
-        """Logarithms of the ends of the 80 % range over the prediction; twice as wide for what no row was scored on."""
+        """Return logarithms of the ends of the 80 % range over the prediction; twice as wide for what no row was scored
+        on.
+        """
         low, high = (self.low, self.high) if device in self.devices else (self.other_low, self.other_high)
         return (low, high) if scored else (2 * low, 2 * high)
 
 
 @cache
 def softwares() -> dict[str, Software]:
-    """All stored fits by name."""
+    """Return all stored fits by name."""
     text = files("foretrace.plan.transformers").joinpath("software.json").read_bytes()
     return {each.name: each for each in msgspec.json.decode(text, type=list[Software])}
 
@@ -121,7 +123,7 @@ DESIGNED = Software(
 
 @cache
 def constants() -> tuple[FittedConstant, ...]:
-    """All constants in the order of `kernels`."""
+    """Return all constants in the order of `kernels`."""
     return shipped.rows("foretrace.plan.transformers", "constants.csv", FittedConstant)
 
 
@@ -140,14 +142,14 @@ class DeviceRates:
     design: tuple[float, ...] = (0.0,) * 7  # as `Accelerator.array` gives it; zeros for a device of the catalog
 
     def array(self) -> Float64:
-        """As `kernels` takes it."""
+        """Return it as `kernels` takes it."""
         *rates, design = astuple(self)[1:]
         return np.array([*rates, *design], dtype=np.float64)
 
 
 @lru_cache(maxsize=64)
 def machine(name: str, *, network_gb_s: float = 0.0, peak_tflops: float = 0.0) -> DeviceRates:
-    """A device of the catalog with its links: NCCL's own figures where it has some, otherwise the data sheet's.
+    """Return a device of the catalog with its links: NCCL's own figures where it has some, otherwise the data sheet's.
 
     The memory that counts is the data sheet's GB; what a device has beyond (GiB) is left to the context, to NCCL and to
     fragmentation. Raises ForetraceError for an unknown device and for one without 16-bit matrix units.
@@ -170,7 +172,7 @@ def machine(name: str, *, network_gb_s: float = 0.0, peak_tflops: float = 0.0) -
 
 
 def on_design(design: Accelerator) -> DeviceRates:
-    """A design whose devices are all alike far from each other."""
+    """Return a design whose devices are all alike far from each other."""
     return DeviceRates(
         device=str(design), peak=design.peak_flops, memory=design.hbm_gb_s * 1e9, node=1, link=design.link_gb_s * 1e9,
         link_s=0.0, network=design.link_gb_s * 1e9, capacity=design.hbm_gb * 1e9, design=design.array(),
@@ -187,7 +189,7 @@ def _link(device: Device, node: int) -> tuple[float, float]:
 
 
 def vector(model: TransformerSizes, software: Software) -> Float64:
-    """A transformer as `kernels` takes it."""
+    """Return a transformer as `kernels` takes it."""
     return np.array(
         [model.layers, model.hidden, model.heads, model.kv_heads, model.inner, model.words, model.length, model.head,
          model.gated, model.experts, model.active, model.tied, software.flash, model.causal], dtype=np.float64,
@@ -195,17 +197,17 @@ def vector(model: TransformerSizes, software: Software) -> Float64:
 
 
 def constant_vector(software: Software) -> Float64:
-    """Constants as `kernels` takes them."""
+    """Return constants as `kernels` takes them."""
     return np.array([software.constants[each.name] for each in constants()], dtype=np.float64)
 
 
 def fields_of(configuration: Parallelism) -> Int64:
-    """A configuration as `kernels` takes it."""
+    """Return a configuration as `kernels` takes it."""
     return np.array([getattr(configuration, name) for name in kernels.FIELDS], dtype=np.int64)
 
 
 def configuration_of(row: Int64) -> Parallelism:
-    """A configuration from a row of `kernels`."""
+    """Return a configuration from a row of `kernels`."""
     return Parallelism(**dict(zip(kernels.FIELDS, row.tolist(), strict=True)))
 
 
@@ -239,7 +241,7 @@ class StepCost:
 
 
 def cost(model: TransformerSizes, on: DeviceRates, software: Software, at: Parallelism, batch: int) -> StepCost:
-    """Time and memory of one configuration with `batch` samples per step; `valid` says which there can be."""
+    """Return time and memory of one configuration with `batch` samples per step; `valid` says which there can be."""
     out, stages = np.zeros(len(kernels.PARTS) + 2), np.zeros((at.pipeline, len(KINDS)))
     kernels.evaluate(vector(model, software), on.array(), constant_vector(software), fields_of(at), batch, out, stages)
     seconds = float(out[kernels.TIME])
@@ -255,12 +257,12 @@ def cost(model: TransformerSizes, on: DeviceRates, software: Software, at: Paral
 
 
 def scored(model: TransformerSizes, at: Parallelism) -> bool:
-    """Whether measured rows are of this kind: no mixture of experts, no ZeRO 2 and 3, a flush."""
+    """Return whether measured rows are of this kind: no mixture of experts, no ZeRO 2 and 3, a flush."""
     return model.experts == 1 and at.zero < 2 and at.versions == 1
 
 
 def software(name: str) -> Software:
-    """The stored fit of this name. Raises ForetraceError with names that come near."""
+    """Return the stored fit of this name. Raises ForetraceError with names that come near."""
     found = resolve(name, softwares())
     if not found:
         raise ForetraceError(f"`software=` must be one of the fitted ones, got {name!r}; {question(name, softwares())}")
@@ -268,5 +270,5 @@ def software(name: str) -> Software:
 
 
 def stored(found: list[Software]) -> bytes:
-    """Fits as they are stored."""
+    """Return fits as they are stored."""
     return msgspec.json.format(msgspec.json.encode([asdict(each) for each in found]), indent=1) + b"\n"

@@ -58,7 +58,7 @@ class TransformerPlan:
         return simulate(expand(self.space, self.configuration))
 
     def simulated_s(self, at: Parallelism) -> float | None:
-        """Seconds of a configuration's step on the simulator; None where its passes are more than 100,000."""
+        """Return seconds of a configuration's step on the simulator; None where its passes are more than 100,000."""
         if 2 * at.pipeline * at.virtual * self.space.batch // (at.data * at.micro) > _MOST_PASSES:
             return None
         timeline = self.simulated if at == self.configuration else simulate(expand(self.space, at))
@@ -70,7 +70,7 @@ class TransformerPlan:
         return self.space.batch * self.space.model.length / self.best.seconds
 
     def gpu_hours(self, tokens: float) -> float:
-        """Hours of devices to train on so many words. Raises ForetraceError for a number that is none."""
+        """Return hours of devices to train on so many words. Raises ForetraceError for a number that is none."""
         if not 0 < tokens < inf:
             raise ForetraceError(f"`tokens={tokens:g}` must be finite and above 0; give e.g. 300e9.")
         return tokens / self.tokens_per_s * self.space.devices / 3600
@@ -118,7 +118,7 @@ def plan_decoder(
 
 
 def why_slower(loser: StepCost, best: StepCost) -> str:
-    """By how much a configuration loses, and the part of the step that loses most."""
+    """Say by how much a configuration loses, and the part of the step that loses most."""
     more = {part: loser.parts[part] - best.parts[part] for part in kernels.PARTS}
     worst = max(more, key=lambda part: more[part])
     behind = loser.seconds / best.seconds - 1
@@ -138,7 +138,7 @@ def _too_large(loser: StepCost, on: DeviceRates) -> str:
 
 
 def _apart(best: StepCost | None, costs: list[StepCost]) -> list[StepCost]:
-    """The quickest of each split over devices (tensor, context, pipeline, data); not that of the best."""
+    """Return the quickest of each split over devices (tensor, context, pipeline, data); not that of the best."""
 
     def split(each: StepCost) -> tuple[int, ...]:
         at = each.configuration
@@ -153,7 +153,7 @@ def _apart(best: StepCost | None, costs: list[StepCost]) -> list[StepCost]:
 
 
 def _misfit(space: ParallelismSpace, found: SweptSpace) -> ForetraceError:
-    """Why nothing can be done, with the nearest number of devices or memory with which something can."""
+    """Return why nothing can be done, with the nearest number of devices or memory with which something can."""
     name, n = space.model.name, space.devices
     if not found.valid:
         near = next((each for each in sorted(range(1, 2 * n + 1), key=lambda each: (abs(each - n), each))[1:_TRIES]
@@ -175,7 +175,7 @@ def _misfit(space: ParallelismSpace, found: SweptSpace) -> ForetraceError:
 
 
 def _sweep(space: ParallelismSpace, **changes: Any) -> SweptSpace:
-    """What there is after a change; nothing where that breaks what is fixed."""
+    """Return what there is after a change; nothing where that breaks what is fixed."""
     try:
         return replace(space, **changes).sweep(1)
     except ForetraceError:
@@ -184,7 +184,7 @@ def _sweep(space: ParallelismSpace, **changes: Any) -> SweptSpace:
 
 
 def _least_memory(space: ParallelismSpace) -> float:
-    """Bytes per device that the configuration with the least memory needs, to a thousandth, rounded up."""
+    """Return bytes per device that the configuration with the least memory needs, to a thousandth, rounded up."""
     low, high = space.on.capacity, 2 * space.on.capacity
     while not _sweep(space, on=replace(space.on, capacity=high)).fitting:
         low, high = high, 2 * high

@@ -37,7 +37,7 @@ class Configurations(Space[Parallelism]):
         return self._built(rng.choice(self._splits), lambda _, options: rng.choice(options))
 
     def neighbour(self, point: Parallelism, rng: Random) -> Parallelism:
-        """Another value of one field, or another split, at random; the others as near as is valid."""
+        """Return another value of one field, or another split, at random; the others as near as is valid."""
         field = rng.choice(("split", *_LATER))
         if field == "split":
             return self._built(rng.choice(self._splits), self._nearest(self.encode(point)))
@@ -45,7 +45,7 @@ class Configurations(Space[Parallelism]):
         return self._with(point, field, rng.choice(others)) if others else self.neighbour(point, rng)
 
     def moves(self, point: Parallelism) -> Iterator[Parallelism]:
-        """Every other split over devices, and every other value of one other field."""
+        """Yield every other split over devices, and every other value of one other field."""
         now, pick = tuple(getattr(point, name) for name in _DEGREES), self._nearest(self.encode(point))
         yield from (self._built(split, pick) for split in self._splits if split != now)
         for field in _LATER:
@@ -95,7 +95,7 @@ class Configurations(Space[Parallelism]):
         return low <= value <= high
 
     def _options(self, name: str, at: Parallelism) -> list[int]:
-        """Values of a field that are valid beside those of the fields before it."""
+        """Return values of a field that are valid beside those of the fields before it."""
         model, share = self.of.model, self.of.batch // at.data
         if name in ("micro", "expert"):
             options = divisors(share) if name == "micro" else [
@@ -148,5 +148,5 @@ class ParallelismProblem(Problem[Parallelism]):
 
 @cache
 def divisors(number: int) -> list[int]:
-    """Of a whole number, in order."""
+    """Return the divisors of a whole number, in order."""
     return [int(each) for each in np.flatnonzero(number % np.arange(1, number + 1) == 0) + 1]

@@ -68,7 +68,7 @@ class TransformerSizes:
 
 
 def of_decoder(found: DecoderConfig, length: int = 0) -> TransformerSizes:
-    """What a plan needs of a decoder."""
+    """Return what a plan needs of a decoder."""
     return TransformerSizes(
         name=found.name, layers=found.layers, hidden=found.hidden, heads=found.heads, kv_heads=found.kv_heads,
         inner=found.inner, words=found.words, length=length or found.length, gated=found.gated, tied=found.tied,
@@ -80,7 +80,7 @@ OTHERS = {each.name: each for each in shipped.rows("foretrace.plan.transformers"
 
 
 def transformer(name: str, *, length: int = 0) -> TransformerSizes:
-    """The transformer of this name, or of a `config.json`; `length` words per sequence where it is not its own.
+    """Return the transformer of this name, or of a `config.json`; `length` words per sequence where it is not its own.
 
     Raises ForetraceError with names that come near.
     """

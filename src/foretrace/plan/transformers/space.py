@@ -74,14 +74,14 @@ class ParallelismSpace:
         return vector(self.model, self.software), self.on.array(), constant_vector(self.software)
 
     def bounds(self) -> tuple[Int64, Int64]:
-        """The least and the largest value of each field."""
+        """Return the least and the largest value of each field."""
         fixed = {"versions": 1, **self.fixed}
         pairs = [(fixed[name],) * 2 if name in fixed else ENDS.get(name, (1, _MOST)) for name in kernels.FIELDS]
         low, high = np.array(pairs, dtype=np.int64).T.copy()
         return low, high
 
     def search(self, top: int = 10) -> SweptSpace:
-        """The quickest configurations that fit and that do not, and by what all others lose to the best."""
+        """Return the quickest configurations that fit and that do not, and by what all others lose to the best."""
         first = self.sweep(top)
         if not len(first.rows):
             return first
@@ -89,7 +89,7 @@ class ParallelismSpace:
         return self.sweep(top, np.array([*best.parts.values(), best.seconds]))
 
     def sweep(self, top: int, best: Float64 | None = None) -> SweptSpace:
-        """All configurations once; `best`: the parts of the step that reasons are counted against."""
+        """Return all configurations once; `best`: the parts of the step that reasons are counted against."""
         low, high = self.bounds()
         rows, spill = (np.zeros((top, len(kernels.FIELDS)), dtype=np.int64) for _ in range(2))
         times, spill_times = (np.full(top, np.inf) for _ in range(2))
@@ -104,11 +104,11 @@ class ParallelismSpace:
         )  # fmt: skip
 
     def cost(self, at: Parallelism) -> StepCost:
-        """Time and memory of one configuration."""
+        """Return time and memory of one configuration."""
         return cost(self.model, self.on, self.software, at, self.batch)
 
     def _check_fixed(self) -> None:
-        """One sentence for each constraint that fixed degrees break, with the nearest change that keeps it."""
+        """Raise one sentence for each constraint that fixed degrees break, with the nearest change that keeps it."""
         m, n = self.model, self.devices
         layers, batch = (m.layers, "layers"), (self.batch, "samples of a batch")
         rules = {
@@ -141,12 +141,12 @@ class ParallelismSpace:
 
 
 def _divisor(number: int, near: int) -> int:
-    """The divisor of `number` that is nearest."""
+    """Return the divisor of `number` that is nearest."""
     return min((each for each in range(1, number + 1) if number % each == 0), key=lambda each: (abs(each - near), each))
 
 
 def _multiple(number: int, of: int) -> int:
-    """The multiple of `of` that is nearest, at least one of it."""
+    """Return the multiple of `of` that is nearest, at least one of it."""
     return max(round(number / of), 1) * of
 
 
@@ -161,9 +161,9 @@ class SweptSpace:
     lost: Mapping[str, int]  # part of the step -> configurations that lose most by it
 
     def configurations(self) -> list[Parallelism]:
-        """The quickest that fit."""
+        """Return the quickest that fit."""
         return [configuration_of(row) for row in self.rows]
 
     def spilled(self) -> list[Parallelism]:
-        """The quickest that do not."""
+        """Return the quickest that do not."""
         return [configuration_of(row) for row in self.spill]

@@ -42,7 +42,7 @@ STRATEGIES = {
 
 
 def named(name: str, devices: int, **given: int) -> Parallelism:
-    """The strategy of this name on so many devices; `given`: other fields of a `Parallelism`.
+    """Return the strategy of this name on so many devices; `given`: other fields of a `Parallelism`.
 
     Raises ForetraceError for an unknown name, and for degrees that do not divide the devices.
     """

@@ -61,7 +61,7 @@ class InterferenceLaw:
     def fit(
         cls, pairs: Sequence[tuple[PassWork, PassWork]], latency_s: Sequence[float], noise: Sequence[float] = ()
     ) -> InterferenceLaw:  # fmt: skip
-        """By ridge regression; how strong a ridge is what predicts each pair best from the others.
+        """Fit by ridge regression; how strong a ridge is what predicts each pair best from the others.
 
         `noise` is how far the latency of each pair may be off as it was measured, of its logarithm: which process the
         scheduler lets go first decides over short requests, so that a median may lie at either end. Raises
@@ -86,13 +86,15 @@ class InterferenceLaw:
         return cls(weights=np.array([best[1][0] - weights @ rows.mean(axis=0), *weights]), error=error)
 
     def latency_s(self, request: PassWork, step: PassWork) -> tuple[float, float, float]:
-        """Seconds of a request with that step in flight, and where they lie."""
+        """Return seconds of a request with that step in flight, and where they lie."""
         value = float(np.exp(np.array([1.0, *_features(request, step)]) @ self.weights))
         width = max(float(np.expm1(self.error)), _LEAST_RANGE)
         return value, value / (1 + width), value * (1 + width)
 
     def admitted(self, request: PassWork, steps: Sequence[PassWork], limit_s: float) -> PassWork | None:
-        """The largest step beside which the request keeps the limit even at the upper end; None where none is."""
+        """Return the largest step beside which the request keeps the limit even at the upper end; None where
+        none is.
+        """
         kept = [step for step in steps if self.latency_s(request, step)[2] <= limit_s]
         return max(kept, key=lambda step: step.batch, default=None)
 
@@ -124,7 +126,7 @@ class Colocation:
     alone_s: dict[int, float]  # by samples of a request
 
     def rows(self) -> list[Row]:
-        """What the ledger keeps, a row per pair that was held out."""
+        """Return what the ledger keeps, a row per pair that was held out."""
         return [
             trial.row(
                 f"energy-colocate latency.{request}+{step}", model=self.model, size=self.size,
@@ -201,7 +203,7 @@ def colocate(
             )
 
         def serve(arm: str, number: int) -> tuple[float, float, int]:
-            """Latency of a request, seconds until its step had ended, too, and samples of that."""
+            """Return the latency of a request, seconds until its step had ended, too, and samples of that."""
             best = law.admitted(requests[asked[number]], list(steps.values()), limit_s) if arm == "admitted" else None
             step = max(batches) if arm == "always" else best.batch if best else 0
             began = perf_counter()
@@ -229,7 +231,7 @@ def colocate(
 
 
 def work_of(model: str, batch: int, *, size: str, train: bool) -> PassWork:
-    """FLOPs and intensity of a step or forward pass, without running it."""
+    """Return FLOPs and intensity of a step or forward pass, without running it."""
     graph = operators_of(model, size=size, batch=batch, training=train, like="cpu")
     backward = sum(node.flops for node in graph.nodes if node.phase == Phase.BACKWARD)
     return PassWork(
@@ -248,7 +250,7 @@ def _features(request: PassWork, step: PassWork) -> tuple[float, ...]:
 
 @contextmanager
 def _sharing(model: str, tuned: str, size: str, batch: int, core: int) -> Iterator[tuple[ModelWorker, Workers]]:
-    """A process that answers requests and one that fine-tunes, on one core."""
+    """Run a process that answers requests and one that fine-tunes, on one core."""
     worker = ModelWorker(ModelSource(name=model, size=size), ModelInstance(1, batch), (core,), first=True)
     try:
         with alone(cores=(core,)) as tuner:

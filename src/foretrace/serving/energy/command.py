@@ -56,7 +56,7 @@ class CommandEnvironment(TunedEnvironment):
 
     @contextmanager
     def restored(self, journal: Path, root: Path = SYSFS) -> Iterator[None]:
-        """Settings of the machine are as they were afterwards."""
+        """Restore the settings of the machine afterwards."""
         if not self.setters:
             yield
             return
@@ -67,7 +67,7 @@ class CommandEnvironment(TunedEnvironment):
 def environment(
     command: Sequence[str], values: Mapping[str, tuple[float, ...]], *, root: Path = SYSFS
 ) -> CommandEnvironment:
-    """A command with these knobs; no values stand for all levels of the device.
+    """Return a command with these knobs; no values stand for all levels of the device.
 
     The command's own knobs begin at their first value, the machine's at what they are set to. Raises ForetraceError
     for what cannot be set, and for values out of its limits.
@@ -97,7 +97,7 @@ def environment(
 
 
 def journal(root: Path = SYSFS) -> Path:
-    """Where settings are noted while they are changed; what a killed process left changed is restored now."""
+    """Return where settings are noted while they are changed; what a killed process left changed is restored now."""
     store.make_folder(store.cache())
     path = store.cache() / "settings.json"
     recover(path, lambda name: setter(name, root))
@@ -105,7 +105,7 @@ def journal(root: Path = SYSFS) -> Path:
 
 
 def setter(name: str, root: Path = SYSFS) -> Setter:
-    """A setting of this machine by its name. Raises ForetraceError where it does not offer that."""
+    """Return a setting of this machine by its name. Raises ForetraceError where it does not offer that."""
     if name in nvml.GPU_KNOBS:
         return nvml.gpu_setter(nvml.library(), name)
     if name not in _CPU_KNOBS:
@@ -118,7 +118,7 @@ def setter(name: str, root: Path = SYSFS) -> Setter:
 
 
 def meters(root: Path = SYSFS) -> tuple[Meter, ...]:
-    """All counters of energy that this machine has."""
+    """Return all counters of energy that this machine has."""
     found = (machine.rapl_meter(root), nvml.gpu_meter())
     return tuple(each for each in found if each is not None)
 

@@ -39,7 +39,7 @@ class TunedEnvironment(ABC):
     only: tuple[Setting, ...] = ()  # the combinations that there are; empty: all of the levels
 
     def named(self, setting: Setting) -> dict[str, float]:
-        """Its values by the names of the knobs."""
+        """Return its values by the names of the knobs."""
         return {knob.name: value for knob, value in zip(self.knobs, setting, strict=True)}
 
     @abstractmethod
@@ -55,7 +55,7 @@ class EnergyProblem(Problem[Setting]):
         self.space = RatioChoices(tuple(knob.levels for knob in environment.knobs), environment.only)
 
     def costs(self, points: Sequence[Setting]) -> list[float]:
-        """Of every setting, with by how much it is above the limit."""
+        """Return the cost of every setting, with by how much it is above the limit."""
         for point in points:
             if point not in self.measured:
                 self.measured[point] = self.environment.measure(point)

@@ -81,7 +81,7 @@ def _locked(journal: Path) -> Iterator[None]:
 
 @contextmanager
 def _ending_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this thread by an exception; only the main thread hears of signals."""
+    """Let SIGTERM and SIGHUP end this thread by an exception; only the main thread hears of signals."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -97,7 +97,7 @@ def _ending_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Nothing but SIGKILL ends what is inside."""
+    """Ignore, inside, all signals but SIGKILL."""
     blocked = {*_SIGNALS, signal.SIGINT}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:

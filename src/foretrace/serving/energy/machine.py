@@ -30,11 +30,11 @@ class Setter(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """What it is set to."""
+        """Return what it is set to."""
 
     @abstractmethod
     def state(self) -> State:
-        """All that `restore` needs."""
+        """Return all that `restore` needs."""
 
     def set(self, value: float) -> None:
         """Set it. Raises ForetraceError for a value beyond its limits, before anything is written."""
@@ -44,7 +44,7 @@ class Setter(ABC):
 
     @abstractmethod
     def restore(self, state: State) -> None:
-        """As it was. Raises ForetraceError."""
+        """Restore it as it was. Raises ForetraceError."""
 
     @abstractmethod
     def _write(self, value: float) -> None: ...
@@ -58,11 +58,11 @@ class SysfsSetter(Setter):
     files: tuple[Path, ...]
 
     def now(self) -> float:
-        """Of the first file."""
+        """Return what the first file says."""
         return _number(self.files[0]) / self.scale
 
     def state(self) -> State:
-        """The text of every file."""
+        """Return the text of every file."""
         return {str(file): file.read_text().strip() for file in self.files}
 
     def _write(self, value: float) -> None:
@@ -70,7 +70,7 @@ class SysfsSetter(Setter):
             _write(file, str(round(value * self.scale)))
 
     def restore(self, state: State) -> None:
-        """Every file that is ours; all are tried."""
+        """Restore every file that is ours; all are tried."""
         errors = []
         for file in self.files:
             if (text := state.get(str(file))) is not None:
@@ -83,14 +83,14 @@ class SysfsSetter(Setter):
 
 
 def beyond(setter: Setter, value: float) -> ForetraceError:
-    """What is said of a value that the device does not take."""
+    """Return what is said of a value that the device does not take."""
     return ForetraceError(
         f"{setter.name} must be {setter.low:g} to {setter.high:g} {setter.unit}, got {value:g}; choose another one."
     )
 
 
 def cpu_frequency(root: Path = SYSFS) -> SysfsSetter | None:
-    """The highest frequency that cores may take (cpufreq); None where it cannot be set."""
+    """Return the highest frequency that cores may take (cpufreq); None where it cannot be set."""
     policies = sorted((root / "devices/system/cpu/cpufreq").glob("policy*"))
     policies = [each for each in policies if (each / "scaling_max_freq").exists()]
     if not policies:
@@ -107,7 +107,7 @@ def cpu_frequency(root: Path = SYSFS) -> SysfsSetter | None:
 
 
 def cpu_power_limit(root: Path = SYSFS) -> SysfsSetter | None:
-    """The long-term power limit of every package (RAPL); None where it cannot be set."""
+    """Return the long-term power limit of every package (RAPL); None where it cannot be set."""
     zones = [each for each in _packages(root) if (each / "constraint_0_power_limit_uw").exists()]
     most = [_number(path) / 1e6 for each in zones if (path := each / "constraint_0_max_power_uw").exists()]
     if not zones or len(most) < len(zones) or not min(most):
@@ -128,17 +128,17 @@ class RaplMeter:
     name = "processor packages (RAPL)"
 
     def read(self) -> list[float]:
-        """Of every package. Raises ForetraceError without permission."""
+        """Read every package. Raises ForetraceError without permission."""
         return [_number(each / "energy_uj") / 1e6 for each in self.zones]
 
     def between(self, before: Sequence[float], after: Sequence[float]) -> float:
-        """Of all packages."""
+        """Return the joules of all packages."""
         ranges = [_number(each / "max_energy_range_uj") / 1e6 for each in self.zones]
         return sum((b - a) % most for a, b, most in zip(before, after, ranges, strict=True))
 
 
 def rapl_meter(root: Path = SYSFS) -> RaplMeter | None:
-    """The meter of this machine's packages; None where there is none."""
+    """Return the meter of this machine's packages; None where there is none."""
     zones = tuple(each for each in _packages(root) if (each / "energy_uj").exists())
     return RaplMeter(zones) if zones else None
 

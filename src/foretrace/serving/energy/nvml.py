@@ -25,13 +25,13 @@ class NvmlSetter(Setter):
     handle: Any
 
     def now(self) -> float:
-        """The limit, or the highest clock."""
+        """Return the limit, or the highest clock."""
         if self.name != "gpu-power-limit":
             return self.high
         return float(_asked(self.library, "nvmlDeviceGetPowerManagementLimit", self.handle)) / _MW
 
     def state(self) -> State:
-        """The limit, where NVML tells it."""
+        """Return the limit, where NVML tells it."""
         return {"limit": f"{self.now():.3f}"} if self.name == "gpu-power-limit" else {}
 
     def _write(self, value: float) -> None:
@@ -41,7 +41,7 @@ class NvmlSetter(Setter):
             _asked(self.library, f"nvmlDeviceSet{self._clocks}LockedClocks", self.handle, round(self.low), round(value))
 
     def restore(self, state: State) -> None:
-        """The limit as it was; clocks unlocked."""
+        """Restore the limit as it was, and unlock clocks."""
         if self.name != "gpu-power-limit":
             _asked(self.library, f"nvmlDeviceReset{self._clocks}LockedClocks", self.handle)
         elif "limit" in state:
@@ -61,16 +61,16 @@ class NvmlMeter:
     name = "GPU (NVML)"
 
     def read(self) -> list[float]:
-        """Since the driver was loaded."""
+        """Read the energy since the driver was loaded."""
         return [float(_asked(self.library, "nvmlDeviceGetTotalEnergyConsumption", self.handle)) / 1e3]
 
     def between(self, before: Sequence[float], after: Sequence[float]) -> float:
-        """The difference."""
+        """Return the difference."""
         return after[0] - before[0]
 
 
 def library() -> Any:
-    """NVML, ready to be asked. Raises MissingExtraError without the package, ForetraceError without a driver."""
+    """Return NVML, ready to be asked. Raises MissingExtraError without the package, ForetraceError without a driver."""
     try:
         found = import_module("pynvml")
     except ImportError:
@@ -85,7 +85,7 @@ def library() -> Any:
 
 
 def gpu_setter(found: Any, name: str) -> NvmlSetter:
-    """One of `GPU_KNOBS` of GPU 0. Raises ForetraceError where the GPU does not offer it."""
+    """Return one of `GPU_KNOBS` of GPU 0. Raises ForetraceError where the GPU does not offer it."""
     handle = _asked(found, "nvmlDeviceGetHandleByIndex", 0)
     if name == "gpu-power-limit":
         low, high = (each / _MW for each in _asked(found, "nvmlDeviceGetPowerManagementLimitConstraints", handle))
@@ -100,7 +100,7 @@ def gpu_setter(found: Any, name: str) -> NvmlSetter:
 
 
 def gpu_meter() -> NvmlMeter | None:
-    """The meter of GPU 0; None where there is none, or no package to ask it."""
+    """Return the meter of GPU 0; None where there is none, or no package to ask it."""
     try:
         found = library()
     except ForetraceError:
@@ -109,7 +109,7 @@ def gpu_meter() -> NvmlMeter | None:
 
 
 def _asked(found: Any, function: str, *arguments: Any) -> Any:
-    """What NVML answers; raises ForetraceError with its reason."""
+    """Return what NVML answers; raises ForetraceError with its reason."""
     try:
         return getattr(found, function)(*arguments)
     except found.NVMLError as error:

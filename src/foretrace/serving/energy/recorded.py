@@ -35,7 +35,7 @@ class RecordedTraining(TunedEnvironment):
     points: Mapping[Setting, EnergyUse]
 
     def measure(self, setting: Setting) -> EnergyUse:
-        """As recorded."""
+        """Return the energy as recorded."""
         return self.points[setting]
 
     @property
@@ -44,13 +44,14 @@ class RecordedTraining(TunedEnvironment):
         return min(self.points, key=lambda at: self.points[at].time_s)
 
     def optimum(self, limit_s: float) -> Setting | None:
-        """The setting with the least energy within a time, by enumeration; None where there is none."""
+        """Return the setting with the least energy within a time, by enumeration; None where there is none."""
         kept = (at for at, each in self.points.items() if each.time_s <= limit_s)
         return min(kept, key=lambda at: self.points[at].energy_j, default=None)
 
 
 def read(words: Sequence[str]) -> RecordedTraining:
-    """From "zeus:PATH", "workload=NAME", "gpu=NAME", "target=X"; PATH is a folder of traces or its summary of one GPU.
+    """Read it from "zeus:PATH", "workload=NAME", "gpu=NAME", "target=X"; PATH is a folder of traces or its summary of
+    one GPU.
 
     Raises ForetraceError for what the traces do not have.
     """
@@ -102,7 +103,7 @@ def _power_file(path: Path, gpu: str) -> Path:
 
 
 def _one(name: str, given: str, known: list[str]) -> str:
-    """The one that is meant: by its name, the begin of it, or because there is no other."""
+    """Return the one that is meant: by its name, the begin of it, or because there is no other."""
     found = [each for each in known if each == given] or [each for each in known if each.startswith(given)]
     if len(found) == 1:
         return found[0]
@@ -112,7 +113,7 @@ def _one(name: str, given: str, known: list[str]) -> str:
 
 
 def _epochs(folder: Path, workload: str, target: float) -> dict[tuple[str, str], float]:
-    """The mean number of epochs to the target by (batch size, optimizer); only of runs that reached it."""
+    """Return the mean number of epochs to the target by (batch size, optimizer); only of runs that reached it."""
     files = (folder / "summary_train.csv.gz", folder / "summary_train.csv")
     path = next((each for each in files if each.exists()), None)
     if path is None:

@@ -35,7 +35,7 @@ class Tuned:
 
 
 def limit(text: str, reference_s: float) -> float:
-    """Seconds from "1.1x", of the reference, or "250ms", "2s". Raises ForetraceError."""
+    """Return seconds from "1.1x", of the reference, or "250ms", "2s". Raises ForetraceError."""
     units = {"ms": 1e-3, "x": reference_s, "s": 1.0}
     unit = next((each for each in units if text.endswith(each)), "")
     try:
@@ -82,7 +82,7 @@ def tune(
 
 
 def words(setting: Mapping[str, float]) -> str:
-    """As in "batch=8 gpu-power-limit=125"."""
+    """Return text such as "batch=8 gpu-power-limit=125"."""
     return " ".join(f"{name}={value:g}" for name, value in setting.items())
 
 

@@ -69,7 +69,7 @@ class EngineCalibration(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[CalibratedRun, ...]
 
     def applied(self, steps: StepTimes) -> StepTimes:
-        """The step times of this server. Raises ForetraceError where it is another one's."""
+        """Return the step times of this server. Raises ForetraceError where it is another one's."""
         mine, asked = ((self.model, self.device, self.devices, self.stages),
                        (steps.model, steps.device, steps.devices, steps.stages))  # fmt: skip
         if mine != asked:
@@ -85,7 +85,7 @@ class EngineCalibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_calibration(path: Path) -> EngineCalibration:
-    """What `save` wrote. Raises ForetraceError."""
+    """Return what `save` wrote. Raises ForetraceError."""
     try:
         return msgspec.json.decode(read_bytes(path), type=EngineCalibration)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -192,7 +192,7 @@ class _Saved(msgspec.Struct):
     request_rate: float | str | None = None  # "inf" or Infinity: all at once
 
     def run(self, where: str) -> MeasuredRun:
-        """The run, with lengths drawn where they were not saved."""
+        """Return the run, with lengths drawn where they were not saved."""
         count, clients = self.completed, max(self.max_concurrency or 0, 0)
         rate = 0.0 if clients or not isinstance(self.request_rate, float) else self.request_rate
         rate = rate if 0 < rate < inf else 0.0
@@ -231,7 +231,7 @@ class _Simulated(msgspec.Struct):
     tpot_s: _Latency
 
     def run(self, where: str) -> MeasuredRun:
-        """The run; its requests are drawn again."""
+        """Return the run; its requests are drawn again."""
         asked = requests(self.source if "requests=" in self.source else f"{self.source} requests={self.requests}")
         load = float(asked.concurrency) or len(asked) / max(float(asked.arrival_s[-1]), 1e-9)
         return MeasuredRun(source=where, load=load, requests=asked, ttft_s=self.ttft_s.mean.value,
@@ -239,7 +239,7 @@ class _Simulated(msgspec.Struct):
 
 
 def read_runs(path: Path) -> list[MeasuredRun]:
-    """The runs in a file: one JSON object, or one per line. Raises ForetraceError with what is missing."""
+    """Return the runs in a file: one JSON object, or one per line. Raises ForetraceError with what is missing."""
     text = read_text(path)
     try:
         try:

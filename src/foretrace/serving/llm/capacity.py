@@ -152,7 +152,9 @@ def capacities(
 
 
 def _ranked(found: Sequence[EngineCapacity], price: float) -> Iterator[EngineCapacity]:
-    """With costs, those first that serve most per device; those that no other one beats in both rates are marked."""
+    """Yield, with costs, those first that serve most per device; those that no other one beats in both rates are
+    marked.
+    """
     fastest = 0.0
     for one in sorted(found, key=lambda one: (-one.tokens_per_s_device, one.engine)):
         best = bool(one.requests_per_s) and one.tokens_per_s_user > fastest
@@ -162,7 +164,7 @@ def _ranked(found: Sequence[EngineCapacity], price: float) -> Iterator[EngineCap
 
 
 def deployments(devices: int) -> Iterator[Deployed]:
-    """All that are tried."""
+    """Yield all that are tried."""
     shared = [1 << k for k in range(devices.bit_length()) if 1 << k <= devices]
     for tp, pp, (policy, budget), sequences in product(shared, _STAGES, RULES, SEQUENCES):
         if tp * pp <= devices:
@@ -170,7 +172,7 @@ def deployments(devices: int) -> Iterator[Deployed]:
 
 
 def _paced(config: SimulationConfig) -> Requests:
-    """The requests, whose arrivals are then stretched. Raises ForetraceError for a closed loop."""
+    """Return the requests, whose arrivals are then stretched. Raises ForetraceError for a closed loop."""
     timed = config.asked.lower().startswith(("poisson", "gamma", "constant")) and "qps=" not in config.asked
     asked = requests(config.asked + " qps=1" if timed else config.asked, seconds=config.seconds, seed=config.seed)
     if asked.concurrency or not np.ptp(asked.arrival_s):
@@ -181,7 +183,7 @@ def _paced(config: SimulationConfig) -> Requests:
 
 
 def _capacity(item: tuple[SimulationConfig, Requests, Deployed, tuple[Limit, ...]]) -> EngineCapacity:
-    """What one deployment serves; in a worker."""
+    """Return what one deployment serves; in a worker."""
     config, asked, one, found_limits = item
     rules = replace(config.rules, policy=one.policy, token_budget=one.token_budget, sequences=one.sequences)
     try:
@@ -198,7 +200,7 @@ def _capacity(item: tuple[SimulationConfig, Requests, Deployed, tuple[Limit, ...
         return simulate(replace(asked, arrival_s=gaps * (own / rate)), steps, rules, end=end)
 
     def most(end: int) -> tuple[float, list[str]]:
-        """The highest rate that keeps the limits, 0 if none does, and what the next one breaks."""
+        """Return the highest rate that keeps the limits, 0 if none does, and what the next one breaks."""
         high = len(asked) / burst.seconds * {MIDDLE: 1.0, LOW: 1 / steps.low, HIGH: 1 / steps.high}[end]
         low, broken = high * _LEAST, _broken(run(high, end), found_limits)
         if not broken:  # the engine is always busy: at any higher rate the queue grows, if slowly
@@ -230,7 +232,7 @@ def _capacity(item: tuple[SimulationConfig, Requests, Deployed, tuple[Limit, ...
 
 
 def _broken(run: Served, found: Sequence[Limit]) -> list[str]:
-    """Which limits a run breaks, and "queue" where it grows as long as requests come."""
+    """Return which limits a run breaks, and "queue" where it grows as long as requests come."""
     names = []
     for limit in found:
         value = latency_statistic(run, limit.latency, limit.of)
@@ -248,7 +250,9 @@ def _price(device: str) -> tuple[float, str]:
 
 
 def read_state(state: Path | None, question: str) -> tuple[EngineCapacity, ...]:
-    """What a search has kept, nothing where there is no file. Raises ForetraceError for a file of another question."""
+    """Return what a search has kept, nothing where there is no file. Raises ForetraceError for a file of another
+    question.
+    """
     if state is None or not state.exists():
         return ()
     try:

@@ -57,7 +57,7 @@ def step_times(
     dtype: str = "bf16", engine: str = "vllm", tables: Path | OperatorTables | None = None, law: StepLaw | None = None,
     calibration: Path | None = None,
 ) -> StepTimes:  # fmt: skip
-    """Step times and memory of one engine.
+    """Return step times and memory of one engine.
 
     Args:
         model: a name, a `config.json`, or sizes.
@@ -119,7 +119,7 @@ def step_times(
 
 
 def memory(of: LawTimes) -> dict[str, float]:
-    """Bytes on a device of the fullest stage, as `StepTimes` names them; vendors count memory in 2^30 bytes."""
+    """Return bytes on a device of the fullest stage, as `StepTimes` names them; vendors count memory in 2^30 bytes."""
     model, layout, kept, everyone = of.model, of.layout, of.kept, of.layout.stage_devices
     experts = model.moe_layers * model.experts * model.expert_parameters * kept.experts / everyone
     fed = (model.dense * model.dense_parameters + model.moe_layers * model.shared_parameters) * kept.dense / everyone

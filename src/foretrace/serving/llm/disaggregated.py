@@ -75,7 +75,7 @@ def disaggregate(
 
 
 def _sent(ready_s: Float64, prompt: Int64, engine: Int64, steps: StepTimes) -> Float64:
-    """When keys and values have arrived that were ready then; each engine sends one after the other.
+    """Return when keys and values have arrived that were ready then; each engine sends one after the other.
 
     `engine` is whose they are: as round robin shares requests out, also where another router did.
     """
@@ -90,7 +90,7 @@ def _sent(ready_s: Float64, prompt: Int64, engine: Int64, steps: StepTimes) -> F
 
 
 def splits(engines: int) -> Sequence[tuple[int, int]]:
-    """All ways to share out engines over the two pools. Raises ForetraceError where there are none."""
+    """Return all ways to share out engines over the two pools. Raises ForetraceError where there are none."""
     if engines < 2:
         raise ForetraceError(f"two pools need two engines or more, got `replicas={engines}`.")
     return [(prefill, engines - prefill) for prefill in range(1, engines)]

@@ -26,7 +26,9 @@ HOST = (0.05, 0.3, 1.0)
 
 
 def read_draft(text: str, target: ServedModel) -> ServedModel:
-    """A draft by layers x width (2x2048), by name, or its config.json. Raises ForetraceError where it cannot be one."""
+    """Return a draft by layers x width (2x2048), by name, or its config.json. Raises ForetraceError where it cannot be
+    one.
+    """
     if shape := re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{1,5})", text):
         draft = draft_like(target, int(shape[1]), int(shape[2]))
     elif re.match(r"\d", text):  # no decoder's name begins so
@@ -40,7 +42,7 @@ def read_draft(text: str, target: ServedModel) -> ServedModel:
 
 
 def draft_like(target: ServedModel, layers: int, width: int) -> ServedModel:
-    """A dense draft of the target's kind and vocabulary."""
+    """Return a dense draft of the target's kind and vocabulary."""
     ratio = target.inner / target.hidden if target.inner else 8 / 3
     head = target.head if width % target.head == 0 and not target.latent else min(_HEAD, width)
     return ServedModel(
@@ -64,7 +66,7 @@ def checked_draft(target: ServedModel, draft: ServedModel) -> None:
 
 
 def pass_seconds(steps: StepTimes, batch: int, tokens: int, context: int) -> float:
-    """Seconds of the device for `tokens` more tokens of each of `batch` sequences."""
+    """Return seconds of the device for `tokens` more tokens of each of `batch` sequences."""
     t, all_tokens = steps.table, batch * tokens
     attention = across(t.batch, t.mean_context, t.decode_s, batch, context)
     if tokens > 1:  # the cache is read once for all of them, until arithmetic takes longer
@@ -74,7 +76,7 @@ def pass_seconds(steps: StepTimes, batch: int, tokens: int, context: int) -> flo
 
 
 def drafted_steps(target: StepTimes, draft: StepTimes, accepted: Acceptance, k: int, end: int = MIDDLE) -> StepTimes:
-    """Step times of an engine that decodes in rounds of k proposals.
+    """Return step times of an engine that decodes in rounds of k proposals.
 
     Args:
         target: without a draft, and without a pipeline.

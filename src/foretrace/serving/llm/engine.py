@@ -73,7 +73,9 @@ class EngineRules:
         return self.token_budget or _BUDGET.get(self.policy, _WHOLE_PROMPTS)
 
     def blocks(self, steps: StepTimes, longest: int) -> int:
-        """Blocks of the cache beside the largest step; `longest`: prompt that comes. Raises ForetraceError if none."""
+        """Return blocks of the cache beside the largest step; `longest`: prompt that comes. Raises ForetraceError if
+        none.
+        """
         step = self.budget if self.policy == "chunked" else max(self.budget, longest)
         found = int(steps.capacity_tokens(self.utilisation, step) // self.block)
         if found < 1:
@@ -206,7 +208,7 @@ class _Part:
 def engine_arrays(
     requests: Requests, rules: EngineRules, blocks: int, engines: int = 1, accepted: Sequence[float] = ()
 ) -> EngineArrays:
-    """What the scheduler knows at first; each array of engines has a leading dimension of `engines`.
+    """Return what the scheduler knows at first; each array of engines has a leading dimension of `engines`.
 
     `accepted` is as in `StepTimes`.
     For one engine that runs for real, take `one_engine` of it. Raises ForetraceError where hashes do not fit blocks.
@@ -275,7 +277,7 @@ def _play(part: _Part) -> Served:
 
 
 def merged(parts: Sequence[Served], rows: Sequence[Int64], replicas: int) -> Served:
-    """One answer about all replicas; `rows` are the requests of each part."""
+    """Return one answer about all replicas; `rows` are the requests of each part."""
     order = np.argsort(np.concatenate(rows), kind="stable")
     interval = max(each.interval_s for each in parts)
     columns: dict[str, Any] = {

@@ -102,7 +102,7 @@ def _decode(table: TimeTable, batch: int, context: int) -> float:
 
 @njit()
 def _beyond(table: TimeTable, e: Any) -> float:
-    """By which factor a step lies outside of the grids, prompts aside."""
+    """Return by which factor a step lies outside of the grids, prompts aside."""
     found = max(e.tokens / table.tokens[-1], e.outputs / table.sequences[-1])
     if e.decodes:
         found = max(found, e.decodes / table.batch[-1], e.context / e.decodes / table.mean_context[-1])
@@ -111,7 +111,7 @@ def _beyond(table: TimeTable, e: Any) -> float:
 
 @njit()
 def step_seconds(state: EngineArrays, table: TimeTable, end: int, swap: float) -> float:
-    """Of the step that was scheduled, on the first stage; `swap` seconds per token moved."""
+    """Return seconds of the step that was scheduled, on the first stage; `swap` seconds per token moved."""
     e = state.e[0]
     attention = 0.0
     beyond = _beyond(table, e)
@@ -150,7 +150,7 @@ def _begin(state: EngineArrays, run: RunArrays, table: TimeTable) -> None:
 
 @njit()
 def wake(run: RunArrays, now: float) -> None:
-    """Something has changed: try again to begin a step, now at the earliest."""
+    """React to a change: try again to begin a step, now at the earliest."""
     r = run.r[0]
     r.stuck, r.start = 0, max(r.start, now)
 
@@ -244,7 +244,7 @@ def advance(state: EngineArrays, run: RunArrays, table: TimeTable, mine: Int64, 
 
 @njit()
 def _chosen(engines: Any, router: int, found: Int64, prompt: int, block: int) -> int:
-    """Which engine gets a request; found: leading blocks of its prompt that each has in its prefix cache."""
+    """Return which engine gets a request; found: leading blocks of its prompt that each has in its prefix cache."""
     least = most = best = 0
     for k in range(len(engines)):
         load = engines[k].waiting + engines[k].running
@@ -262,7 +262,7 @@ def _chosen(engines: Any, router: int, found: Int64, prompt: int, block: int) ->
 
 @njit()
 def _of(states: EngineArrays, runs: RunArrays, k: int) -> tuple[EngineArrays, RunArrays]:
-    """What engine k of several knows: arrays of engines have one more dimension."""
+    """Return what engine k of several knows: arrays of engines have one more dimension."""
     run = RunArrays(
         runs.r[k : k + 1], runs.ends[k], runs.numbers[k], runs.stage_free[k], runs.residue, runs.samples, runs.log[k]
     )

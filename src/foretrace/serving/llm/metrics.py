@@ -87,7 +87,7 @@ class ServingFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(runs: Sequence[Served], steps: StepTimes, limits: Sequence[Limit] = ()) -> ServingFigures:
-    """The figures of the first run; the others give the ranges."""
+    """Return the figures of the first run; the others give the ranges."""
     found = [_figures(each, steps, limits) for each in runs]
 
     latencies: dict[str, Any] = {
@@ -110,12 +110,12 @@ def _ranged(values: Sequence[float | None]) -> RangedFigure:
 
 
 def answered(run: Served) -> Mask:
-    """(n,) which requests got all their tokens."""
+    """Return (n,) which requests got all their tokens."""
     return ~np.isnan(run.finish_s)
 
 
 def latencies_of(run: Served) -> dict[str, Float64]:
-    """Seconds of each answered request, by the name of the latency; TPOT is NaN of answers of one token."""
+    """Return seconds of each answered request, by the name of the latency; TPOT is NaN of answers of one token."""
     rows = answered(run)
     first, finish, arrival = run.first_s[rows], run.finish_s[rows], run.arrival_s[rows]
     gaps = run.output[rows] - 1
@@ -125,20 +125,22 @@ def latencies_of(run: Served) -> dict[str, Float64]:
 
 
 def latency_statistic(run: Served, latency: str, of: str) -> float | None:
-    """One figure of one simulation, seconds; None where nothing has it."""
+    """Return one figure of one simulation, seconds; None where nothing has it."""
     found = _of_gaps(run, answered(run)) if latency == "itl" else _statistics(latencies_of(run)[latency])
     return found[of]
 
 
 def falls_behind(run: Served) -> bool:
-    """Whether the last quarter of the requests waits much longer than the second one: the queue grows with them."""
+    """Return whether the last quarter of the requests waits much longer than the second one: the queue grows
+    with them.
+    """
     waits = latencies_of(run)["ttft"]
     quarter = len(waits) // 4
     return bool(quarter and waits[-quarter:].mean() > max(_FALLS_BEHIND * waits[quarter : 2 * quarter].mean(), 1.0))
 
 
 def goodput(run: Served, limits: Sequence[Limit]) -> float:
-    """Requests per second that keep every limit, each by itself; times between tokens by their mean."""
+    """Return requests per second that keep every limit, each by itself; times between tokens by their mean."""
     each = latencies_of(run)
     kept = np.ones(int(answered(run).sum()), np.bool_)
     for limit in limits:
@@ -148,7 +150,7 @@ def goodput(run: Served, limits: Sequence[Limit]) -> float:
 
 
 def distribution(run: Served, latency: str) -> tuple[Float64, Float64]:
-    """(seconds, share of the requests that took so long or less), `CURVE` points."""
+    """Return (seconds, share of the requests that took so long or less), `CURVE` points."""
     values = latencies_of(run)[latency]
     levels = np.linspace(0, 1, CURVE)
     values = values[~np.isnan(values)]
@@ -187,7 +189,7 @@ def _statistics(values: Float64) -> dict[str, float | None]:
 
 
 def _of_gaps(run: Served, rows: Mask) -> dict[str, float | None]:
-    """Percentiles from the histogram, whose bins are 0.5 to 0.8 % wide; the mean is exact."""
+    """Return percentiles from the histogram, whose bins are 0.5 to 0.8 % wide; the mean is exact."""
     count = int(run.gaps.sum())
     if not count:
         return dict.fromkeys(STATISTICS)
@@ -197,7 +199,9 @@ def _of_gaps(run: Served, rows: Mask) -> dict[str, float | None]:
 
 
 def bin_seconds(at: Any) -> Float64:
-    """The middle of bins of `scheduler.gap_bin`; of the first one, which holds tokens that came out together, 0."""
+    """Return the middle of bins of `scheduler.gap_bin`; of the first one, which holds tokens that came out
+    together, 0.
+    """
     at = np.minimum(at, GAP_BINS - 1)
     octave, within = at // BINS_PER_OCTAVE, at % BINS_PER_OCTAVE
     middle: Float64 = np.ldexp(0.5 + (within + 0.5) / (2 * BINS_PER_OCTAVE), octave - 23) * (at > 0)

@@ -35,7 +35,7 @@ class TimeGrid:
     seconds: Float64
 
     def at(self, *sizes: float | Float64) -> Float64:
-        """Seconds at sizes that are broadcast against each other; beyond an axis its last segment is continued.
+        """Return seconds at sizes that are broadcast against each other; beyond an axis its last segment is continued.
 
         A cell with a corner that was not measured has the time of its nearest measured corner.
         """
@@ -74,7 +74,7 @@ class OperatorTables:
     sources: Mapping[str, str] = field(default_factory=dict)  # kind of table -> engine and version
 
     def product(self, m: Float64, n: float, k: float, dtype: str) -> Float64:
-        """Seconds of [m x k] by [k x n]. Raises KeyError where this type was not measured."""
+        """Return seconds of [m x k] by [k x n]. Raises KeyError where this type was not measured."""
         grid = self.gemm[GEMM_DTYPES.get(dtype, dtype)]
         # Where n or k lies beyond the table, several products of its largest size are as much work.
         parts = max(1.0, n / grid.axes[1][-1]) * max(1.0, k / grid.axes[2][-1])
@@ -83,7 +83,9 @@ class OperatorTables:
 
 
 def nearest(grids: Mapping[_Key, TimeGrid], wanted: _Key) -> tuple[TimeGrid, float] | None:
-    """The grid of the nearest key and the factor on its times by the first size, the one that divides the work."""
+    """Return the grid of the nearest key and the factor on its times by the first size, the one that divides
+    the work.
+    """
     if not grids:
         return None
     key = min(grids, key=lambda each: float(np.abs(np.log(np.array(each) / np.array(wanted))).sum()))
@@ -165,7 +167,7 @@ class MeasuredTimes(LawTimes):
         return self.tables.product(rows, self.model.words / self.layout.tp, self.model.hidden, "bf16")
 
     def _grid(self, what: str) -> tuple[TimeGrid, float] | None:
-        """The grid of this attention, and the factor on it."""
+        """Return the grid of this attention, and the factor on it."""
         grids: Mapping[tuple[int, ...], TimeGrid] = getattr(self.tables, what)
         model, tp = self.model, self.layout.tp
         wanted = (max(model.heads // tp, 1), max(model.kv_heads // tp, 1), model.head)
@@ -250,7 +252,7 @@ def _columns(path: Path, most: int = 0) -> list[dict[str, Any]]:
 
 
 def _grid(rows: Iterator[tuple[_Key, float]]) -> TimeGrid:
-    """A grid of the sizes that occur; the median where one was measured more than once. Times in ms."""
+    """Return a grid of the sizes that occur; the median where one was measured more than once. Times in ms."""
     cells: dict[_Key, list[float]] = defaultdict(list)
     for sizes, latency in rows:
         if min(sizes) > 0 and 0 < latency < 1e9:
@@ -277,7 +279,7 @@ def _grouped(
 
 
 def _heads(row: dict[str, Any]) -> _Key | None:
-    """Heads and width of attention to all tokens in 16 bits; others are left out."""
+    """Return heads and width of attention to all tokens in 16 bits; others are left out."""
     if row.get("window_size") or row["kv_cache_dtype"] != "bfloat16" or row["attn_dtype"] != "bfloat16":
         return None
     return int(row["num_heads"]), int(row["num_key_value_heads"]), int(row["head_dim"])
@@ -291,7 +293,9 @@ def _expert_sizes(row: dict[str, Any]) -> tuple[str, _Key] | None:
 
 
 def _all_reduces(rows: list[dict[str, Any]]) -> dict[int, TimeGrid]:
-    """By devices. Sizes are elements of 16 bits; times in a graph count where both ways were measured."""
+    """Return all-reduces by devices. Sizes are elements of 16 bits; times in a graph count where both ways were
+    measured.
+    """
     graphs = [row for row in rows if "graph" in str(row.get("kernel_source", ""))] or rows
     found = _grouped(graphs, lambda row: int(row["num_gpus"]), ("message_size",))
     return {n: TimeGrid(axes=(2 * grid.axes[0],), seconds=grid.seconds) for n, grid in found.items()}

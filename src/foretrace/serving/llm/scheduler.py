@@ -40,7 +40,7 @@ GAP_BINS, BINS_PER_OCTAVE, _LEAST_OCTAVE = 6144, 128, -24  # of gaps: 60 ns to 4
 
 
 def record(integers: str, floats: str = "") -> np.dtype[Any]:
-    """A type of records with these fields."""
+    """Return a type of records with these fields."""
     fields = [(name, np.int64) for name in integers.split()] + [(name, np.float64) for name in floats.split()]
     return np.dtype(fields, align=True)
 
@@ -83,7 +83,9 @@ class EngineArrays(NamedTuple):
 
 @njit()
 def one_engine(states: EngineArrays, k: int = 0) -> EngineArrays:
-    """What engine k of several knows, as the functions below want it: arrays of engines have one more dimension."""
+    """Return what engine k of several knows, as the functions below want it: arrays of engines have one more
+    dimension.
+    """
     return EngineArrays(
         states.e[k : k + 1], states.seqs, states.running[k], states.entries[k], states.hashes, states.gaps,
         states.accepted,
@@ -92,13 +94,13 @@ def one_engine(states: EngineArrays, k: int = 0) -> EngineArrays:
 
 @njit()
 def blocks_of(e: Any, tokens: int) -> int:
-    """Blocks that hold so many tokens."""
+    """Return blocks that hold so many tokens."""
     return int((tokens + e.block - 1) // e.block)
 
 
 @njit()
 def reserves(e: Any) -> bool:
-    """Whether a sequence gets its whole cache at once."""
+    """Return whether a sequence gets its whole cache at once."""
     return bool(e.policy >= ORCA)
 
 
@@ -168,7 +170,7 @@ def _go_on(state: EngineArrays) -> None:
 
 @njit()
 def _youngest(state: EngineArrays, k: int) -> int:
-    """The place, k or behind it, of the last one let in that no step holds."""
+    """Return the place, k or behind it, of the last one let in that no step holds."""
     at = state.e[0].running - 1
     while at > k and state.seqs[state.running[at]].flight:
         at -= 1
@@ -213,7 +215,7 @@ def _admit(state: EngineArrays) -> None:
 
 @njit()
 def _join(state: EngineArrays, i: int, chunk: int, proposed: int) -> None:
-    """Sequence i takes part in the step with `chunk` tokens that it knows and `proposed` ones."""
+    """Let sequence i take part in the step with `chunk` tokens that it knows and `proposed` ones."""
     e, s = state.e[0], state.seqs[i]
     s.chunk, s.flight, s.proposed = chunk, e.number, proposed
     e.members += 1
@@ -230,7 +232,7 @@ def _join(state: EngineArrays, i: int, chunk: int, proposed: int) -> None:
 
 @njit()
 def _preempt(state: EngineArrays, k: int) -> None:
-    """The one at place k waits again, before all others: with its cache in host memory, or with none."""
+    """Let the one at place k wait again, before all others: with its cache in host memory, or with none."""
     e = state.e[0]
     i = state.running[k]
     s = state.seqs[i]
@@ -295,7 +297,7 @@ def complete(state: EngineArrays, number: int, now: float) -> int:
 
 @njit()
 def accepted(state: EngineArrays, i: int) -> int:
-    """How many of the tokens proposed to sequence i the target accepts in this round."""
+    """Return how many of the tokens proposed to sequence i the target accepts in this round."""
     s = state.seqs[i]
     if s.proposed == 0:
         return 0
@@ -310,7 +312,7 @@ def accepted(state: EngineArrays, i: int) -> int:
 
 @njit()
 def gap_bin(seconds: float) -> int:
-    """Which bin of a histogram a time falls into; exact, so that it is the same everywhere."""
+    """Return which bin of a histogram a time falls into; exact, so that it is the same everywhere."""
     share, octave = frexp(seconds)
     if octave <= _LEAST_OCTAVE or share <= 0.0:
         return 0
@@ -376,7 +378,9 @@ def _hold(state: EngineArrays, entry: int) -> None:
 
 @njit()
 def _matched(state: EngineArrays, i: int, most: int) -> tuple[int, int]:
-    """How many leading blocks of the prompt the prefix cache holds, at most `most`, and how many of them are unused."""
+    """Return how many leading blocks of the prompt the prefix cache holds, at most `most`, and how many of them are
+    unused.
+    """
     s = state.seqs[i]
     found = unused = 0
     while found < min(most, s.hash_n):
@@ -390,7 +394,7 @@ def _matched(state: EngineArrays, i: int, most: int) -> tuple[int, int]:
 
 @njit()
 def matched_blocks(state: EngineArrays, i: int) -> int:
-    """How many leading blocks of the prompt of request i are in the prefix cache."""
+    """Return how many leading blocks of the prompt of request i are in the prefix cache."""
     found, _ = _matched(state, i, state.seqs[i].hash_n)
     return found
 

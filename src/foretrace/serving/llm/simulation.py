@@ -117,7 +117,7 @@ def simulated(config: SimulationConfig) -> Simulated:
 
 
 def _steps(config: SimulationConfig, end: int, **more: int) -> StepTimes:
-    """Step times of an engine, with its draft at an end of the ranges of that; `more` of the layout."""
+    """Return step times of an engine, with its draft at an end of the ranges of that; `more` of the layout."""
     target, layout = served_model(config.model), config.layout | more
     steps = step_times(target, config.device, **layout)
     if not config.draft:
@@ -163,7 +163,7 @@ def _tried(
 
 
 def _would_fit(config: SimulationConfig, longest: int) -> str:
-    """Which number of tensor-parallel devices would hold the model."""
+    """Return which number of tensor-parallel devices would hold the model."""
     shared = 2 * int(config.layout.get("tp", 1))
     while shared <= _MOST_SHARED:
         try:

@@ -31,7 +31,9 @@ class Limit:
 
 
 def limits(text: str) -> tuple[Limit, ...]:
-    """Limits from NAME[.STATISTIC]=TIME, several with spaces; without a statistic it is p99. Raises ForetraceError."""
+    """Return limits from NAME[.STATISTIC]=TIME, several with spaces; without a statistic it is p99. Raises
+    ForetraceError.
+    """
     known = [*LATENCIES, *(f"{latency}.{of}" for latency in LATENCIES for of in STATISTICS)]
     found = []
     words = text.lower().split()

@@ -26,7 +26,7 @@ _HOST, _SEND, _STEP = "schedule", "send", "step"
 
 
 def steps_graph(run: Served, steps: StepTimes, rules: EngineRules) -> TaskGraph:
-    """The steps of the log of a run, which was simulated with the middle of the step times.
+    """Return the steps of the log of a run, which was simulated with the middle of the step times.
 
     Raises ForetraceError where no steps were kept.
     """
@@ -72,7 +72,9 @@ def steps_graph(run: Served, steps: StepTimes, rules: EngineRules) -> TaskGraph:
 
 
 def _ranged(graph: TaskGraph, run: Served, steps: StepTimes) -> TaskGraph:
-    """The graph with the range of the step times, wider for steps beyond the grids (prompts taken as one chunk)."""
+    """Return the graph with the range of the step times, wider for steps beyond the grids (prompts taken as one
+    chunk).
+    """
     log, t = run.log, steps.table
     beyond = np.maximum(log.tokens / t.tokens[-1], log.outputs / t.sequences[-1])
     beyond = np.maximum(
@@ -85,7 +87,7 @@ def _ranged(graph: TaskGraph, run: Served, steps: StepTimes) -> TaskGraph:
 
 
 def _parts(row: Any, steps: StepTimes, swap_s: float) -> list[float]:
-    """Seconds of `_PARTS` on one stage; the attention of prompts is what the others leave of the step."""
+    """Return seconds of `_PARTS` on one stage; the attention of prompts is what the others leave of the step."""
     t = steps.table
     linear, output = along(t.tokens, t.linear_s, row.tokens), along(t.sequences, t.output_s, row.outputs)
     decode = across(t.batch, t.mean_context, t.decode_s, row.decodes, row.context / row.decodes) if row.decodes else 0.0

@@ -100,7 +100,7 @@ LAWS = {each.engine: each for each in shipped.rows("foretrace.serving.llm", "law
 
 
 def law_of(engine: str) -> StepLaw:
-    """The fitted law of an engine. Raises ForetraceError."""
+    """Return the fitted law of an engine. Raises ForetraceError."""
     found = resolve(engine, LAWS, {"tensorrt-llm": "trtllm"})
     if not found:
         raise ForetraceError(f"`engine=` must be one of {', '.join(LAWS)}, got {engine!r}; {question(engine, LAWS)}")
@@ -111,7 +111,7 @@ _ACROSS = 2.5  # times the latency of a collective, where machines take part; of
 
 
 def number_format(name: str) -> NumberFormat:
-    """The format of this name. Raises ForetraceError."""
+    """Return the format of this name. Raises ForetraceError."""
     found = resolve(name, FORMATS, {"nvfp4": "fp4", "fp16": "bf16", "fp8_block": "fp8", "int4_wo": "int4"})
     if not found:
         raise ForetraceError(f"`dtype=` must be one of {', '.join(FORMATS)}, got {name!r}; {question(name, FORMATS)}")
@@ -119,7 +119,7 @@ def number_format(name: str) -> NumberFormat:
 
 
 def peak_flops(device: Device, kind: str) -> float:
-    """Dense peak in FLOP/s. Formats that the device has no units for are computed in the next larger one."""
+    """Return dense peak in FLOP/s. Formats that the device has no units for are computed in the next larger one."""
     fp8 = device.fp8_tflops or device.bf16_tflops or device.fp16_tflops
     known = {
         "bf16": device.bf16_tflops or device.fp16_tflops,
@@ -165,7 +165,7 @@ class LawTimes:
         return self.law.request_s + self.law.launch_s * self.kernels
 
     def linear(self, tokens: Float64) -> Float64:
-        """(T,) all products but the output's, norms and collectives, for `tokens` (T,) of the engine."""
+        """Return (T,) all products but the output's, norms and collectives, for `tokens` (T,) of the engine."""
         model, law, everyone = self.model, self.law, self.layout.stage_devices
         weights = model.attention_parameters
         total = self.kernels * law.kernel_s + model.layers * self._product(
@@ -182,7 +182,7 @@ class LawTimes:
         return found
 
     def experts(self, tokens: Float64) -> Float64:
-        """(T,) the experts of one layer, with those that every token meets."""
+        """Return (T,) the experts of one layer, with those that every token meets."""
         model, kept, everyone = self.model, self.kept, self.layout.stage_devices
         met = model.experts * (1 - (1 - model.active / model.experts) ** tokens)
         share = self.law.expert_flops_fp4 if kept.name == "fp4" else self.law.expert_flops
@@ -194,7 +194,7 @@ class LawTimes:
         return found + self._fed(model.shared_parameters, tokens) if model.shared_inner else found
 
     def _fed(self, weights: int, tokens: Float64) -> Float64:
-        """(T,) a dense feed-forward part with so many weights."""
+        """Return (T,) a dense feed-forward part with so many weights."""
         kept, everyone = self.kept, self.layout.stage_devices
         peak = kept.expert_peak if kept.name == "fp4" else kept.dense_peak
         return self._product(weights * kept.dense / everyone, weights * tokens / everyone, peak)
@@ -203,7 +203,9 @@ class LawTimes:
         self, nbytes: float | Float64, multiplied: Float64, peak: str, rate: float | None = None,
         flops: float | None = None,
     ) -> Float64:  # fmt: skip
-        """Products that read so many bytes and multiply and add so often, at shares of the peaks (the law's dense)."""
+        """Return products that read so many bytes and multiply and add so often, at shares of the peaks (the law's
+        dense).
+        """
         rate = self.law.weight_rate if rate is None else rate
         flops = self.law.dense_flops if flops is None else flops
         found: Float64 = np.hypot(
@@ -212,7 +214,7 @@ class LawTimes:
         return found
 
     def all_reduce(self, nbytes: Float64) -> Float64:
-        """One among the devices of a stage; across machines if need be."""
+        """Return one among the devices of a stage; across machines if need be."""
         everyone = self.layout.stage_devices
         within = everyone <= (self.device.node_devices or everyone)
         rate = (self.device.scaleup_gb_s / 2 if within else self.device.network_gb_s) * 1e9 * self.law.link_rate
@@ -220,7 +222,7 @@ class LawTimes:
         return latency_s + 2 * (everyone - 1) / everyone / rate * nbytes
 
     def output(self, sequences: Float64) -> Float64:
-        """(N,) the product with the vocabulary, in 16 bits."""
+        """Return (N,) the product with the vocabulary, in 16 bits."""
         weights = self.model.words * self.model.hidden / self.layout.tp
         return self._product(2 * weights, weights * sequences / self.layout.dp, "bf16")
 
@@ -245,14 +247,14 @@ class LawTimes:
         return self._attention(self.model.head + (self.model.value or self.model.head))
 
     def _attention(self, width: int) -> float:
-        """One token attending to another, with keys and values of this width together."""
+        """Return one token attending to another, with keys and values of this width together."""
         layout, peak = self.layout, peak_flops(self.device, "bf16") * self.law.attention_flops
         return 2 * self.model.heads / layout.tp * width * self.model.attending / layout.pp / layout.dp / peak
 
     def prefill(self, chunk: Float64, context: Float64) -> Float64:
-        """(C, X) attention of a chunk after a context."""
+        """Return (C, X) attention of a chunk after a context."""
         return self.prefill_per_pair * chunk[:, None] * (context + 0.5 * chunk[:, None])
 
     def decode(self, batch: Float64, context: Float64) -> Float64:
-        """(B, Y) attention of decoding sequences with this mean context."""
+        """Return (B, Y) attention of decoding sequences with this mean context."""
         return np.outer(batch, context) * self.decode_per_token

@@ -109,6 +109,8 @@ class StepTimes:
                          low=float(self.low), high=float(self.high))  # fmt: skip
 
     def capacity_tokens(self, utilisation: float, tokens_per_step: int) -> float:
-        """Tokens whose keys and values fit beside weights, activations of the largest step, and buffers; may be < 0."""
+        """Return tokens whose keys and values fit beside weights, activations of the largest step, and buffers; may be
+        < 0.
+        """
         free = self.memory_bytes * utilisation - self.weight_bytes - self.buffer_bytes
         return (free - self.activation_bytes_per_token * tokens_per_step) / self.kv_bytes_per_token

@@ -87,7 +87,7 @@ class ServerApp:
     # --- what surrounds every request
 
     def _guarded(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
-        """Who may ask, what a refusal looks like, and how long it took."""
+        """Return who may ask, what a refusal looks like, and how long it took."""
 
         async def guarded(request: Request) -> Response:
             began = perf_counter()
@@ -110,7 +110,9 @@ class ServerApp:
         return guarded
 
     def _authorise(self, request: Request) -> None:
-        """The token, where there is one; otherwise a name of this machine, which no foreign web page can claim."""
+        """Check the token, where there is one; otherwise a name of this machine, which no foreign web page
+        can claim.
+        """
         host = request.headers.get("host", "")
         if self.token:
             given = request.headers.get("authorization", "").encode()
@@ -121,7 +123,9 @@ class ServerApp:
 
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
-        """All of a body that is not too large and does not come too slowly; its bytes count until the block ends."""
+        """Read all of a body that is not too large and does not come too slowly; its bytes count until the
+        block ends.
+        """
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, "the body must not be compressed.")
         pieces, size = list[bytes](), 0
@@ -245,13 +249,13 @@ def _json(answer: Any, status: int = 200, headers: Mapping[str, str] | None = No
 
 
 def _error(status: int, reason: str, retry_s: int | None = None) -> Response:
-    """As Triton words it; `retry_s` becomes Retry-After."""
+    """Return an error as Triton words it; `retry_s` becomes Retry-After."""
     headers = {"retry-after": str(retry_s)} if retry_s is not None else {}
     return _json({"error": reason}, status, headers | ({"www-authenticate": "Bearer"} if status == 401 else {}))
 
 
 async def _as_error(_: Request, error: Exception) -> Response:
-    """A path or a method that does not exist."""
+    """Return a path or a method that does not exist."""
     assert isinstance(error, HTTPException)
     response = _error(error.status_code, f"{error.detail}.")
     response.headers.update(error.headers or {})

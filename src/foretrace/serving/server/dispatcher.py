@@ -53,7 +53,7 @@ class BatchRunner(Protocol):
         """Call `died` if the process dies while it is idle; None: no more."""
 
     def ended(self) -> str:
-        """How it died, in words."""
+        """Return how it died, in words."""
 
     async def close(self) -> None:
         """End the process."""
@@ -131,7 +131,7 @@ class Dispatcher:
         return self._changing.locked()
 
     async def infer(self, inputs: Mapping[str, Array], deadline_s: float) -> dict[str, Array]:
-        """Answers to samples, by name of the output. Raises RequestError.
+        """Return answers to samples, by name of the output. Raises RequestError.
 
         Whoever cancels this gives up the samples: those that wait leave the queue.
         """
@@ -196,7 +196,7 @@ class Dispatcher:
             future.set_result(self._next_parts(share, batch))
 
     def _next_parts(self, share: int, batch: int) -> list[Part]:
-        """The first parts in the queue with so many samples in all; a part that was tried before comes alone."""
+        """Return the first parts in the queue with so many samples in all; a part that was tried before comes alone."""
         given: list[Part] = []
         while self._parts and share > 0:
             part = self._parts[0]
@@ -268,7 +268,7 @@ class Dispatcher:
             self._put(part._replace(tries=part.tries + 1), first=True)
 
     async def _serve(self, generation: Generation, first: BatchRunner, cores: Sequence[int]) -> None:
-        """The life of one instance: a process, and another one whenever it dies, until the generation is retired."""
+        """Serve as one instance: start a process, and another one whenever it dies, until the generation is retired."""
         runner: BatchRunner | None = first
         while runner is not None:
             generation.alive.add(runner)
@@ -345,7 +345,7 @@ class Dispatcher:
         await asyncio.gather(*generation.tasks)
 
     async def _start_all(self, split: CoreSplit) -> list[tuple[BatchRunner, Sequence[int]]]:
-        """An instance after the other on consecutive cores, all at once; all or none."""
+        """Return an instance after the other on consecutive cores, all at once; all or none."""
         ends = list(accumulate(each.threads for each in split.instances))
         cores = [self.cores[end - each.threads : end] for each, end in zip(split.instances, ends, strict=True)]
         starting = [asyncio.create_task(self._start_one(*each)) for each in zip(split.instances, cores, strict=True)]
@@ -360,7 +360,7 @@ class Dispatcher:
             raise
 
     async def _start_one(self, instance: ModelInstance, cores: Sequence[int]) -> BatchRunner:
-        """A process with the model that the others have. Raises ForetraceError."""
+        """Return a process with the model that the others have. Raises ForetraceError."""
         runner = await self.start(instance, cores)
         self.facts = self.facts or runner.facts
         if runner.facts != self.facts:
@@ -373,7 +373,7 @@ class Dispatcher:
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[Result]) -> Result | None:
-    """What `work` returns; it is cancelled, and None, where the event comes first."""
+    """Return what `work` returns; it is cancelled, and None, where the event comes first."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)

@@ -36,7 +36,7 @@ class LatencyProfile:
     refused: tuple[ModelInstance, ...] = ()  # points that others disturbed too much; a search leaves them out
 
     def latency_s(self, quantile: float = 0.5) -> dict[ModelInstance, float]:
-        """A quantile of the latency at every point. Raises ForetraceError where samples are too few for it."""
+        """Return a quantile of the latency at every point. Raises ForetraceError where samples are too few for it."""
         found = {point: float(np.quantile(samples, quantile)) for point, samples in self.samples_s.items()}
         fewest = min((len(each) for each in self.samples_s.values()), default=1)
         if quantile > 0.5 and fewest < (needed := samples_for(quantile)):
@@ -47,7 +47,7 @@ class LatencyProfile:
         return found
 
     def alone_s(self, split: CoreSplit, quantile: float = 0.5) -> float:
-        """That quantile of the latency of a batch if instances do not disturb each other.
+        """Return that quantile of the latency of a batch if instances do not disturb each other.
 
         It is within x with this probability if each of n instances is with the n-th root of it: exact for equal
         instances, and an upper bound for others. Raises KeyError for an instance that was not measured.
@@ -70,12 +70,12 @@ class LatencyProfile:
 
 
 def samples_for(quantile: float) -> int:
-    """Latencies of which one at least is expected beyond the quantile."""
+    """Return latencies of which one at least is expected beyond the quantile."""
     return ceil(round(1 / (1 - quantile), 6))
 
 
 def read(path: Path) -> tuple[LatencyProfile, ...]:
-    """The profiles in a file, one per model. Raises ForetraceError with the line that is no point of one."""
+    """Return the profiles in a file, one per model. Raises ForetraceError with the line that is no point of one."""
     mend = f"give a CSV file with the columns {', '.join(COLUMNS)}"
     rows = csv.DictReader(io.StringIO(read_text(path, mend=mend)), restval="")
     if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
@@ -98,7 +98,7 @@ def read(path: Path) -> tuple[LatencyProfile, ...]:
 
 
 def _point(row: Mapping[str, str], where: str) -> tuple[ModelInstance, Float64]:
-    """The point of a row, its latencies sorted."""
+    """Return the point of a row, its latencies sorted."""
     try:
         point = ModelInstance(int(row["threads"]), int(row["batch"]))
         listed = (row.get("samples_ms") or "").split() or [row["latency_ms"]]

@@ -46,7 +46,7 @@ class LoadResult:
 
 
 def arrivals(pattern: str, *, rate: float, seconds: float, seed: int = 0) -> Float64:
-    """(requests,) seconds from the start at which requests are due.
+    """Return (requests,) seconds from the start at which requests are due.
 
     `pattern` is constant, poisson, diurnal (`rate` is the peak's) or a CSV file with a column of arrivals,
     of which the first `seconds` are used. Raises ForetraceError.
@@ -68,7 +68,7 @@ def arrivals(pattern: str, *, rate: float, seconds: float, seed: int = 0) -> Flo
 
 
 def _recorded(path: Path) -> Float64:
-    """Arrivals in a file, from 0 on. Raises ForetraceError."""
+    """Return arrivals in a file, from 0 on. Raises ForetraceError."""
     rows = read_rows(path)
     names = {each.strip().lower(): each for each in rows[0]}
     name = next((names[each] for each in _COLUMNS if each in names), None)
@@ -115,7 +115,7 @@ def load(
             bodies = _bodies(about, samples, seed)
 
             async def ask(number: int) -> str:
-                """The status of a request, once its answer is here."""
+                """Return the status of a request, once its answer is here."""
                 body, headers = bodies[number % len(bodies)]
                 try:
                     async with session.post(f"{base}/infer", data=body, headers=headers) as answered:
@@ -149,7 +149,7 @@ async def _load(
             latencies.append(loop.time() - due_s)
 
     async def waiting_client(share: float) -> None:
-        """A client of a closed loop, which is there for the parts of the day that need so many."""
+        """Run a client of a closed loop, which is there for the parts of the day that need so many."""
         while (now := loop.time()) < began + seconds and sent < _MOST:
             part = int((now - began) / seconds * len(_DAY))
             if diurnal and _DAY[part] <= share:
@@ -177,7 +177,7 @@ async def _load(
 
 
 async def _described(session: ClientSession, url: str) -> tuple[str, ModelMetadata]:
-    """Where the model is, and what it takes."""
+    """Return where the model is, and what it takes."""
     root, _, path = (url if "://" in url else f"http://{url}").rstrip("/").partition("/v2/models/")
     name = path.partition("/")[0]
     if not name:
@@ -194,7 +194,9 @@ async def _described(session: ClientSession, url: str) -> tuple[str, ModelMetada
 
 
 def _bodies(about: ModelMetadata, samples: int, seed: int) -> Sequence[tuple[bytes, Mapping[str, str]]]:
-    """Random samples as binary tensors: normal numbers, and zeros and ones for integers, which every table has."""
+    """Return random samples as binary tensors: normal numbers, and zeros and ones for integers, which every
+    table has.
+    """
     names, draws = {word: name for name, word in DATATYPES.items()}, np.random.default_rng(seed)
     found = list[tuple[bytes, Mapping[str, str]]]()
     for _ in range(_BODIES):

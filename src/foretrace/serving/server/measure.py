@@ -43,7 +43,7 @@ Tell = Callable[[str, float], None]
 
 
 def cores_for(threads: int | None) -> tuple[tuple[int, ...], str]:
-    """Cores for so many threads, by default all that the process may use; and a warning, where there is one.
+    """Return cores for so many threads, by default all that the process may use; and a warning, where there is one.
 
     Raises ForetraceError where the process may not run on so many.
     """
@@ -61,7 +61,7 @@ def cores_for(threads: int | None) -> tuple[tuple[int, ...], str]:
 
 
 def points(threads: int, batch: int, fixed: int | None = None) -> tuple[ModelInstance, ...]:
-    """What to profile: batches that are powers of two, and the equal shares of the batch where they are none.
+    """Return what to profile: batches that are powers of two, and the equal shares of the batch where they are none.
 
     `fixed` is the only batch that the model takes.
     """
@@ -77,7 +77,7 @@ def points(threads: int, batch: int, fixed: int | None = None) -> tuple[ModelIns
 
 
 def facts_of(source: ModelSource, cores: Sequence[int]) -> ModelFacts:
-    """What there is to know of a model. Raises ForetraceError where it cannot be loaded."""
+    """Return what there is to know of a model. Raises ForetraceError where it cannot be loaded."""
     with running(source, [ModelInstance(1, 1)], cores) as (worker,):
         return worker.facts
 
@@ -171,7 +171,7 @@ def run_in_turns(
 def running(
     source: ModelSource, instances: Sequence[ModelInstance], cores: Sequence[int], *, own: bool = False
 ) -> Iterator[tuple[ModelWorker, ...]]:
-    """A process for each instance, on consecutive cores, ready; ended with the block."""
+    """Start a process for each instance, on consecutive cores, ready; ended with the block."""
     workers, free = list[ModelWorker](), list(cores)
     try:
         for each in instances:
@@ -209,7 +209,7 @@ def run_batch(workers: Sequence[ModelWorker], sizes: Sequence[int]) -> float:
 
 
 def _latencies(worker: ModelWorker, size: int, samples: int) -> Float64:
-    """Latencies of batches of one size, sorted."""
+    """Return latencies of batches of one size, sorted."""
     with ahead():
         for _ in range(DISCARDED):
             run_batch([worker], [size])
@@ -224,18 +224,20 @@ def _latencies(worker: ModelWorker, size: int, samples: int) -> Float64:
 
 
 def _least(samples: int) -> int:
-    """Latencies that a point must have, however long they take; a tail needs all of them."""
+    """Return latencies that a point must have, however long they take; a tail needs all of them."""
     return LEAST_SAMPLES if samples <= SAMPLES else samples
 
 
 def _spread(samples: Float64) -> float:
-    """Interquartile range over median."""
+    """Return interquartile range over median."""
     low, median, high = np.quantile(samples, [0.25, 0.5, 0.75])
     return float((high - low) / median)
 
 
 def _origin(source: ModelSource, facts: ModelFacts) -> str:
-    """What a profile holds for: the content of the model, the processor and what may be used of it, and libraries."""
+    """Return what a profile holds for: the content of the model, the processor and what may be used of it, and
+    libraries.
+    """
     from importlib.metadata import version
 
     library = "onnxruntime" if facts.kind == "onnx" else "torch"

@@ -58,7 +58,7 @@ class TensorSpec:
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
-        """From "x=float32[3,224,224]": the sizes of one sample. Raises ForetraceError."""
+        """Parse "x=float32[3,224,224]": the sizes of one sample. Raises ForetraceError."""
         found = _SPEC.fullmatch(text.strip())
         if found is None:
             raise ForetraceError(
@@ -95,7 +95,7 @@ class LoadedModel:
     example: Mapping[str, Array] = field(repr=False)  # real samples, or made ones, a few of each input
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs for inputs of shape (samples, ...), each by name.
+        """Return outputs for inputs of shape (samples, ...), each by name.
 
         Raises what the model raises, and ForetraceError where the sizes of outputs depend on the data, or there are
         more samples than a model with a fixed batch takes; fewer are filled up with zeros.
@@ -119,7 +119,7 @@ class LoadedModel:
         return outputs
 
     def examples(self, samples: int) -> dict[str, Array]:
-        """So many samples of every input, those of `example` again and again."""
+        """Return so many samples of every input, those of `example` again and again."""
         return {name: array[np.arange(samples) % len(array)] for name, array in self.example.items()}
 
 
@@ -264,7 +264,7 @@ class ModelSource:
         self, name: str, kind: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         crc: int | None = None, fixed: int | None = None,
     ) -> LoadedModel:  # fmt: skip
-        """A module with the arguments of one call, of which all tensors are inputs."""
+        """Return a module with the arguments of one call, of which all tensors are inputs."""
         torch = import_torch()
         if kind != "exported":  # whose mode is part of the program
             module.eval()
@@ -312,7 +312,7 @@ class ModelSource:
 
 
 def import_torch() -> Any:
-    """PyTorch. Raises MissingExtraError."""
+    """Return pyTorch. Raises MissingExtraError."""
     try:
         import torch
     except ImportError:
@@ -321,7 +321,7 @@ def import_torch() -> Any:
 
 
 def _read(path: Path, load: Callable[[], Any]) -> Any:
-    """What `load` makes of a file, whose damage is the user's matter."""
+    """Return what `load` makes of a file, whose damage is the user's matter."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript, which files still are
@@ -332,7 +332,7 @@ def _read(path: Path, load: Callable[[], Any]) -> Any:
 
 
 def _named(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a call by the names that `forward` gives them."""
+    """Return arguments of a call by the names that `forward` gives them."""
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
     found = dict[str, Any]()
     for key, value in bound.arguments.items():
@@ -342,7 +342,9 @@ def _named(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _made(spec: TensorSpec, samples: int) -> Array:
-    """Numbers where nobody gave an example: zeros, which also every table of words has; normal ones for floats."""
+    """Return numbers where nobody gave an example: zeros, which also every table of words has; normal ones for
+    floats.
+    """
     shape = (samples, *spec.sizes)
     if not spec.dtype.startswith("float"):
         return np.zeros(shape, spec.dtype)
@@ -350,7 +352,9 @@ def _made(spec: TensorSpec, samples: int) -> Array:
 
 
 def _outputs(made: Any) -> dict[str, Array]:
-    """Tensors that a module returned, by name: keys of a mapping, numbers of a sequence; numpy has no bfloat16."""
+    """Return tensors that a module returned, by name: keys of a mapping, numbers of a sequence; numpy has no
+    bfloat16.
+    """
     import torch
 
     if torch.is_tensor(made):

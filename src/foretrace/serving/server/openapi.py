@@ -31,7 +31,7 @@ class Operation(NamedTuple):
 
 
 def description(facts: ModelFacts, operations: Sequence[Operation]) -> dict[str, Any]:
-    """An OpenAPI 3.1 document."""
+    """Return an OpenAPI 3.1 document."""
     kinds = [kind for each in operations for kind in (each.answer, each.body) if kind is not None]
     found, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schemas["InferRequest"]["properties"]["inputs"] |= {"minItems": len(facts.inputs)}
@@ -66,7 +66,7 @@ def description(facts: ModelFacts, operations: Sequence[Operation]) -> dict[str,
 
 
 def _nested(dtype: str, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Lists of lists of numbers, samples first."""
+    """Return lists of lists of numbers, samples first."""
     number: dict[str, Any] = {"type": "boolean" if dtype == "bool" else "number" if "float" in dtype else "integer"}
     if dtype.startswith("uint"):
         number["minimum"] = 0

@@ -85,7 +85,7 @@ class SplitPlan:
         return self.splits[0]
 
     def named(self, name: str) -> PlannedSplit | None:
-        """The split of this name; None where it could not be predicted."""
+        """Return the split of this name; None where it could not be predicted."""
         return next((each for each in self.splits if each.name == name), None)
 
 
@@ -149,7 +149,7 @@ def _plan_measured(
 
 
 def _planned(profile: LatencyProfile, batch: int, threads: int, quantile: float, most: int | None) -> SplitPlan:
-    """The best split for each number of instances, fat and thin, as the profile alone has them.
+    """Return the best split for each number of instances, fat and thin, as the profile alone has them.
 
     Points that were refused say what they can of fat and thin, which are what others are compared with.
     """
@@ -180,7 +180,7 @@ def _planned(profile: LatencyProfile, batch: int, threads: int, quantile: float,
 
 
 def _alone(name: str, split: CoreSplit, profile: LatencyProfile, quantile: float) -> PlannedSplit:
-    """What the latencies of single instances say of a split."""
+    """Return what the latencies of single instances say of a split."""
     low_s, alone, high_s = (profile.alone_s(split, each) for each in _around(quantile))
     if min(len(profile.samples_s[each]) for each in split.instances) == 1:
         low_s, high_s = low_s * (1 - NOISE), high_s * (1 + NOISE)
@@ -222,7 +222,7 @@ def _with_interference(found: SplitPlan, tell: Tell | None) -> SplitPlan:
 
 
 def _expected(latencies_s: Sequence[float], fat_s: Sequence[float]) -> Ratio:
-    """What another run may find for the ratio of two splits, from the rounds of this one.
+    """Return what another run may find for the ratio of two splits, from the rounds of this one.
 
     Its range is that of single rounds (p10 to p90), and not that of their median: what processes that are started again
     change, and neighbours on the machine, does not average out over the rounds of one run. LEAST_FLOOR comes on top.
@@ -232,6 +232,6 @@ def _expected(latencies_s: Sequence[float], fat_s: Sequence[float]) -> Ratio:
 
 
 def _around(quantile: float) -> tuple[float, float, float]:
-    """The quantile between those whose odds are _ODDS times lower and higher."""
+    """Return the quantile between those whose odds are _ODDS times lower and higher."""
     odds = quantile / (1 - quantile)
     return odds / _ODDS / (1 + odds / _ODDS), quantile, odds * _ODDS / (1 + odds * _ODDS)

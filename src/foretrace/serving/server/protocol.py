@@ -112,7 +112,7 @@ class Asked:
 
 
 def metadata(facts: ModelFacts) -> ModelMetadata:
-    """What the protocol tells of a model."""
+    """Return what the protocol tells of a model."""
 
     def tensors(specs: Sequence[TensorSpec]) -> list[TensorMetadata]:
         return [
@@ -126,7 +126,7 @@ def metadata(facts: ModelFacts) -> ModelMetadata:
 
 
 def read_infer(body: bytes, header_length: str | None, facts: ModelFacts) -> Asked:
-    """A request of the protocol. Raises RequestError (400) for one that is not, or does not fit the model."""
+    """Return a request of the protocol. Raises RequestError (400) for one that is not, or does not fit the model."""
     size = len(body)
     if header_length is not None:
         if not header_length.isdecimal() or len(header_length) > 18 or int(header_length) > size:
@@ -178,7 +178,7 @@ def read_infer(body: bytes, header_length: str | None, facts: ModelFacts) -> Ask
 
 
 def read_plain(body: bytes, facts: ModelFacts) -> Asked:
-    """Nested lists by name of the input, samples first. Raises RequestError (400)."""
+    """Return nested lists by name of the input, samples first. Raises RequestError (400)."""
     request = _decoded(body, PlainTensors)
     inputs = {}
     for spec in facts.inputs:
@@ -195,7 +195,9 @@ def read_plain(body: bytes, facts: ModelFacts) -> Asked:
 
 
 def write_infer(asked: Asked, found: Mapping[str, Array], facts: ModelFacts) -> tuple[bytes, dict[str, str]]:
-    """The answer in the protocol, and the headers that go with it. Raises RequestError (422) for what JSON lacks."""
+    """Return the answer in the protocol, and the headers that go with it. Raises RequestError (422) for what JSON
+    lacks.
+    """
     tensors, behind = list[ResponseTensor](), list[bytes]()
     for name in asked.outputs:
         array = found[name]
@@ -215,7 +217,7 @@ def write_infer(asked: Asked, found: Mapping[str, Array], facts: ModelFacts) -> 
 
 
 def write_plain(asked: Asked, found: Mapping[str, Array], _: ModelFacts) -> tuple[bytes, dict[str, str]]:
-    """Nested lists by name of the output. Raises RequestError (422)."""
+    """Return nested lists by name of the output. Raises RequestError (422)."""
     answer = {name: _listed(name, found[name]) for name in asked.outputs}
     return msgspec.json.encode(answer), {"content-type": "application/json"}
 
@@ -228,7 +230,7 @@ def _decoded(body: bytes, kind: type[Any]) -> Any:
 
 
 def _numbers(data: list[Any] | None, spec: TensorSpec) -> Array:
-    """Numbers of JSON in the type of an input; none is changed by that but for the precision of floats."""
+    """Return numbers of JSON in the type of an input; none is changed by that but for the precision of floats."""
     try:
         array = np.array(data if data is not None else [])
     except (ValueError, OverflowError):

@@ -27,7 +27,7 @@ _DRAIN_S = 30  # for requests that are being answered when it stops
 
 
 def usable() -> tuple[int, ...]:
-    """Numbers of the cores that this process may use, no more than its control group grants."""
+    """Return numbers of the cores that this process may use, no more than its control group grants."""
     return allowed_cores()[: cores()]
 
 
@@ -43,7 +43,7 @@ class _PlanFile(msgspec.Struct):
 
 
 def read_plans(files: Sequence[Path]) -> dict[int, CoreSplit]:
-    """Splits by batch size, from answers of `foretrace serve plan` in JSON. Raises ForetraceError."""
+    """Return splits by batch size, from answers of `foretrace serve plan` in JSON. Raises ForetraceError."""
     found = {}
     for file in files:
         try:
@@ -57,7 +57,7 @@ def read_plans(files: Sequence[Path]) -> dict[int, CoreSplit]:
 
 
 def read_token(file: Path | None) -> str:
-    """The bearer token in a file, else in the environment; "" for none. Raises ForetraceError."""
+    """Return the bearer token in a file, else in the environment; "" for none. Raises ForetraceError."""
     if file is None:
         return os.environ.get(TOKEN, "").strip()
     try:
@@ -179,7 +179,7 @@ def _listen(host: str, port: int, token: str) -> socket.socket:
 
 
 def _load_certificate(config: object) -> None:
-    """Raises ForetraceError where the certificate or its key cannot be used."""
+    """Raise ForetraceError where the certificate or its key cannot be used."""
     try:
         config.load()  # type: ignore[attr-defined]
     except (OSError, ssl.SSLError) as error:

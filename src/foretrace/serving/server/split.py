@@ -45,7 +45,7 @@ class CoreSplit:
 
     @classmethod
     def parse(cls, text: str) -> CoreSplit:
-        """From "2x1:4+1x2:8": two instances with 1 thread and batch 4, one with 2 threads and batch 8."""
+        """Parse "2x1:4+1x2:8": two instances with 1 thread and batch 4, one with 2 threads and batch 8."""
         found: list[ModelInstance] = []
         for part in text.split("+"):
             match = _GROUP.fullmatch(part.strip())
@@ -77,7 +77,7 @@ class CoreSplit:
         return sum(each.batch for each in self.instances)
 
     def __str__(self) -> str:
-        """As in "2 × (4 threads, batch 16) + 1 × (1 thread, batch 8)"."""
+        """Return text such as "2 × (4 threads, batch 16) + 1 × (1 thread, batch 8)"."""
         return " + ".join(
             f"{count} × ({threads} thread{'s' * (threads > 1)}, batch {batch})"
             for (threads, batch), count in Counter(self.instances).items()
@@ -85,12 +85,12 @@ class CoreSplit:
 
     @classmethod
     def fat(cls, threads: int, batch: int) -> CoreSplit:
-        """One instance with all threads."""
+        """Return one instance with all threads."""
         return cls((ModelInstance(threads, batch),))
 
     @classmethod
     def thin(cls, threads: int, batch: int) -> CoreSplit:
-        """An instance per thread, the batch shared out evenly; no more instances than samples."""
+        """Return an instance per thread, the batch shared out evenly; no more instances than samples."""
         count = min(threads, batch)
         return cls(tuple(ModelInstance(1, (batch + k) // count) for k in range(count)))
 
@@ -104,7 +104,7 @@ class SplitTable:
     chosen: npt.NDArray[np.int32]  # [instances, threads, batch] -> the point that its last instance is
 
     def split(self, instances: int, batch: int) -> CoreSplit | None:
-        """The best split of a batch among so many instances; None where there is none."""
+        """Return the best split of a batch among so many instances; None where there is none."""
         if not isfinite(self.latency[instances, batch]):
             return None
         found, threads = list[ModelInstance](), self.chosen.shape[1] - 1
@@ -114,7 +114,7 @@ class SplitTable:
         return CoreSplit(tuple(found))
 
     def splits(self, batch: int) -> tuple[CoreSplit, ...]:
-        """The best split of a batch for every number of instances that can have one, the quickest first."""
+        """Return the best split of a batch for every number of instances that can have one, the quickest first."""
         order = np.argsort(self.latency[:, batch], kind="stable")
         return tuple(split for count in order.tolist() if (split := self.split(count, batch)) is not None)
 
@@ -127,7 +127,7 @@ def split_table(
     instances: int | None = None,
     idle: bool = True,
 ) -> SplitTable:
-    """The splits of up to `batch` samples among up to `instances` (by default `threads`) with the least latency.
+    """Return the splits of up to `batch` samples among up to `instances` (by default `threads`) with the least latency.
 
     `latency` holds positive times of single instances in any unit; what it lacks is not used. Without `idle`, every
     thread belongs to an instance. Takes O(instances · threads · batch · points) steps, in array operations. Raises

@@ -45,7 +45,7 @@ class SplitTrial:
         return paired_ratio(self.arms[ALONE].blocks_s, self.arms[self.after.name].blocks_s)
 
     def row(self) -> Row:
-        """The row of the ledger: fat is the baseline, a batch is a step; `arms["serve"]` has all splits."""
+        """Return the row of the ledger: fat is the baseline, a batch is a step; `arms["serve"]` has all splits."""
         plan, split = self.plan, self.after.split
         assert plan.source is not None
         predicted = {each.name: each.latency_s for each in plan.splits if each.name in self.arms}

@@ -96,7 +96,7 @@ class ModelWorker:
             raise
 
     def _receive_facts(self) -> ModelFacts:
-        """The first answer of the process, once there is one; `inputs` and `outputs` are there then."""
+        """Return the first answer of the process, once there is one; `inputs` and `outputs` are there then."""
         try:
             said = self._pipe.recv()
             if not isinstance(said, str):
@@ -127,7 +127,7 @@ class ModelWorker:
         return run
 
     def ended(self) -> str:
-        """How the process ended, in words for a sentence; it is waited for."""
+        """Return how the process ended, in words for a sentence; it is waited for."""
         self._process.join(_END_S)
         return how_ended(self._process.exitcode)
 
@@ -147,7 +147,7 @@ class ModelWorker:
     async def started(
         cls, source: ModelSource, instance: ModelInstance, cores: Sequence[int], limit_s: float, one: asyncio.Lock
     ) -> ModelWorker:
-        """A process that is ready; with `one`, processes start one at a time and then load at the same time.
+        """Return a process that is ready; with `one`, processes start one at a time and then load at the same time.
 
         Raises ForetraceError with the reason where it cannot load the model and run it.
         """
@@ -175,7 +175,7 @@ class ModelWorker:
         return self.receive()
 
     def watch(self, died: Callable[[], None] | None) -> None:
-        """An idle process has nothing to say, so its pipe becomes readable when it dies; None: watch no more."""
+        """Watch an idle process, whose pipe becomes readable when it dies as it has nothing to say; None: no more."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._pipe.fileno())
         if died is not None:
@@ -197,7 +197,7 @@ class ModelWorker:
 
 @contextmanager
 def _passive_threads() -> Iterator[None]:
-    """Settings that libraries read once, when the fork server loads them: threads that wait shall sleep."""
+    """Change settings that libraries read once, when the fork server loads them: threads that wait shall sleep."""
     wanted = {"OMP_WAIT_POLICY": "passive"} | dict.fromkeys(THREAD_VARIABLES, "1")
     kept = {name: os.environ.get(name) for name in wanted}
     os.environ |= wanted
@@ -211,7 +211,7 @@ def _passive_threads() -> Iterator[None]:
 
 
 def _shared(facts: ModelFacts, batch: int, handle: int) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Arrays for inputs and outputs of a batch in the memory behind a file descriptor, which is closed."""
+    """Return arrays for inputs and outputs of a batch in the memory behind a file descriptor, which is closed."""
     places: list[tuple[TensorSpec, int]] = []
     total = 0
     for spec in (*facts.inputs, *facts.outputs):
@@ -269,7 +269,7 @@ def _run_instance(
 
 
 def _settled(source: ModelSource, instance: ModelInstance, cores: Sequence[int], own: bool) -> LoadedModel:
-    """The model on these cores with so many threads, warm."""
+    """Return the model on these cores with so many threads, warm."""
     if hasattr(os, "sched_setaffinity"):
         try:
             os.sched_setaffinity(0, cores)

@@ -81,7 +81,7 @@ class DraftSetting:
             checked_k(self.k)
 
     def steps(self, model: ServedModel) -> StepTimes:
-        """Step times of the target, or of a draft, which has one device."""
+        """Return step times of the target, or of a draft, which has one device."""
         layout = {
             key: value for key, value in self.layout.items() if model is self.target or key in ("dtype", "engine")
         }
@@ -90,7 +90,8 @@ class DraftSetting:
 
 @cache
 def published_law() -> tuple[float, float, float]:
-    """A line through `PUBLISHED_RATES`: rate at 1 parameter, more per e-fold, and how far another pair may be off.
+    """Return a line through `PUBLISHED_RATES`: rate at 1 parameter, more per e-fold, and how far another pair may be
+    off.
 
     The slope is that within series. Series differ by more than drafts within one, so the 80 % range is that of the
     level of another series; two temperatures of a pair count as one.
@@ -104,7 +105,7 @@ def published_law() -> tuple[float, float, float]:
 
 
 def published_rate(parameters: float) -> tuple[float, float]:
-    """The 80 % range of the rate at which targets accept what a draft of so many parameters proposes.
+    """Return the 80 % range of the rate at which targets accept what a draft of so many parameters proposes.
 
     Beyond the parameters of the published drafts it widens by the slope of the line on either side.
     """
@@ -116,7 +117,7 @@ def published_rate(parameters: float) -> tuple[float, float]:
 
 
 def modelled_rounds(target: StepTimes, draft: StepTimes, *, batch: int, context: int, most: int = MOST_K) -> RoundTimes:
-    """The parts of a round by step times; a pass of the draft takes a share of the host's time of a step."""
+    """Return the parts of a round by step times; a pass of the draft takes a share of the host's time of a step."""
     host = target.host_s + target.host_per_sequence_s * batch
     one = pass_seconds(draft, batch, 1, context)
     low, middle, high = (share * host for share in HOST)
@@ -131,7 +132,9 @@ def modelled_rounds(target: StepTimes, draft: StepTimes, *, batch: int, context:
 def timed_draft(
     setting: DraftSetting, draft: ServedModel, acceptance: str = "", steps: tuple[StepTimes, StepTimes] | None = None
 ) -> RankedDraft:
-    """What one draft gains; `steps`: of target and draft, if known. Raises ForetraceError where it can be none."""
+    """Return what one draft gains; `steps`: of target and draft, if known. Raises ForetraceError where it can
+    be none.
+    """
     checked_draft(setting.target, draft)
     target, small = steps or (setting.steps(setting.target), setting.steps(draft))
 
@@ -171,7 +174,7 @@ class ServedDraft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def served_draft(found: Simulated) -> ServedDraft | None:
-    """What the draft of a simulation gains, batch by batch; None without one."""
+    """Return what the draft of a simulation gains, batch by batch; None without one."""
     config, plain = found.config, found.plain
     if plain is None:
         return None
@@ -197,7 +200,7 @@ def served_draft(found: Simulated) -> ServedDraft | None:
 def search_drafts(
     setting: DraftSetting, *, acceptance: str = "", parameters: float = 0.0, latency_s: float = 0.0
 ) -> tuple[RankedDraft, ...]:
-    """Drafts within the budget, the quickest first.
+    """Return drafts within the budget, the quickest first.
 
     Args:
         setting: what they are for.

@@ -48,7 +48,7 @@ class RoundTimes:
         return self.verify_s[0] + self.token_s
 
     def round_seconds(self, k: int, accepted: Acceptance, end: int = 0) -> float:
-        """Seconds of a round; `end`: -1 and 1 are the ends of the range, 0 its middle."""
+        """Return seconds of a round; `end`: -1 and 1 are the ends of the range, 0 its middle."""
         if k >= len(self.verify_s):
             raise ForetraceError(
                 f"`k={k}` needs the time of verifying {k + 1} tokens, and {len(self.verify_s)} are known; measure more."
@@ -75,7 +75,7 @@ class Speculated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def speculated(times: RoundTimes, accepted: Acceptance, k: int) -> Speculated:
-    """What rounds of k proposals do. Raises ForetraceError for a k that cannot be."""
+    """Return what rounds of k proposals do. Raises ForetraceError for a k that cannot be."""
     tau = accepted.tokens(k)
     middle, quick, slow = (times.round_seconds(k, accepted, end) for end in (0, -1, 1))
     return Speculated(
@@ -86,7 +86,9 @@ def speculated(times: RoundTimes, accepted: Acceptance, k: int) -> Speculated:
 
 
 def best(times: RoundTimes, accepted: Acceptance) -> Speculated:
-    """The k with the largest speed-up, as far as times of verifying are known. Raises ForetraceError without any."""
+    """Return the k with the largest speed-up, as far as times of verifying are known. Raises ForetraceError without
+    any.
+    """
     most = min(MOST_K, len(times.verify_s) - 1)
     if most < 1:
         raise ForetraceError("no k can be chosen: only the time of one token is known; measure verifying several.")
@@ -94,7 +96,7 @@ def best(times: RoundTimes, accepted: Acceptance) -> Speculated:
 
 
 def break_even_draft_s(times: RoundTimes, accepted: Acceptance, k: int) -> float:
-    """How fast a draft must be: seconds of a pass at which rounds of k gain nothing; below 0: none is."""
+    """Return how fast a draft must be: seconds of a pass at which rounds of k gain nothing; below 0: none is."""
     checked_k(k)
     tau = accepted.tokens(k).value
     rest = times.round_seconds(k, accepted) - k * times.draft_s
@@ -104,7 +106,7 @@ def break_even_draft_s(times: RoundTimes, accepted: Acceptance, k: int) -> float
 def break_even_batch(
     times_of: Callable[[int], RoundTimes], accepted: Acceptance, k: int, batches: Sequence[int]
 ) -> int | None:
-    """From which of these batches on rounds of k proposals hurt; None where they never do."""
+    """Return from which of these batches on rounds of k proposals hurt; None where they never do."""
     hurts = None
     for batch in sorted(batches, reverse=True):
         if speculated(times_of(batch), accepted, k).speedup > 1:

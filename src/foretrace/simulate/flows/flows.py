@@ -81,7 +81,7 @@ class Flows:
 
     @classmethod
     def of(cls, transfers: Iterable[tuple[Sequence[int], Transfer]]) -> Flows:
-        """Flows from (rows of the graph, what they move together)."""
+        """Return flows from (rows of the graph, what they move together)."""
         pairs = list(transfers)
         length = [len(transfer.route) for _, transfer in pairs]
         return cls(
@@ -167,7 +167,7 @@ def _run(
 
 
 def _interfering(graph: TaskGraph, flow: Int32, interference: Interference | None) -> tuple[Mask, Mask, float]:
-    """Which tasks are slowed and which, beside flows, slow others; by how much."""
+    """Return which tasks are slowed and which, beside flows, slow others; by how much."""
     n = len(graph)
     if interference is None:
         return np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_), 1.0
@@ -248,7 +248,7 @@ FEWEST = 3  # kernels of each sort that a median needs
 
 
 def measured_interference(graph: TaskGraph, start: Int64, end: Int64) -> Interference | None:
-    """The slow-down that a run shows (`start`, `end`: n each, ns), None where it cannot be told.
+    """Return the slow-down that a run shows (`start`, `end`: n each, ns), None where it cannot be told.
 
     Kernels are compared with those of the same name, operator and input shapes: median beside collectives of the
     rank over median alone, averaged over the time beside. At least three kernels of each sort are needed. A factor

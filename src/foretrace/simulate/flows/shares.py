@@ -63,7 +63,9 @@ class Shares(NamedTuple):
 
     @classmethod
     def of(cls, route_ptr: Int64, route_link: Int32, route_times: Int64, capacity: Float64) -> tuple[Self, float]:
-        """No flow under way yet, and the unit of rates: a power of 2, so that the widest link has `BITS` bits."""
+        """Return shares with no flow under way yet, and the unit of rates: a power of 2, so that the widest link has
+        `BITS` bits.
+        """
         bits = BITS - int(np.frexp(capacity.max(initial=0.0))[1])
         entries, links = np.zeros(len(route_link), ENTRY), np.zeros(len(capacity), LINK)
         entries["link"], entries["times"] = route_link, route_times
@@ -124,7 +126,7 @@ def _seed(s: Shares, m: int) -> None:
 
 @inner
 def _gain(s: Shares, m: int, rate: int, n: int) -> None:
-    """A flow no longer has this rate on a link."""
+    """Count a flow that no longer has this rate on a link."""
     link = s.links[m]
     link.left += rate * n
     if rate >= link.above:
@@ -134,7 +136,7 @@ def _gain(s: Shares, m: int, rate: int, n: int) -> None:
 
 @inner
 def join(s: Shares, f: int) -> None:
-    """The flow begins to move bytes; its rate is known after `repair`."""
+    """Add a flow that begins to move bytes; its rate is known after `repair`."""
     s.flows[f].rate = 0
     for q in range(s.route_ptr[f], s.route_ptr[f + 1]):
         entry = s.entries[q]
@@ -151,7 +153,7 @@ def join(s: Shares, f: int) -> None:
 
 @inner
 def leave(s: Shares, f: int) -> None:
-    """The flow, which has a rate, is through."""
+    """Remove a flow that has a rate: it is through."""
     for q in range(s.route_ptr[f], s.route_ptr[f + 1]):
         entry = s.entries[q]
         link, listed = s.links[entry.link], s.listed[entry.at]
@@ -167,8 +169,8 @@ def leave(s: Shares, f: int) -> None:
 
 @inner
 def _earliest(s: Shares, m: int) -> int:
-    """A level that the one at which an open flow's link is full is not below, at once: those who do not count as rising
-    take a bit more than they have, the others this level, and together it is all the link has.
+    """Return a level that the one at which an open flow's link is full is not below, at once: those who do not count as
+    rising take a bit more than they have, the others this level, and together it is all the link has.
     """
     link = s.links[m]
     load = link.load + link.above_load
@@ -177,7 +179,7 @@ def _earliest(s: Shares, m: int) -> int:
 
 @inner
 def _level(s: Shares, m: int, level: int) -> int:
-    """The level at which a link is full, from one that is not above it (Newton's method, from below)."""
+    """Return the level at which a link is full, from one that is not above it (Newton's method, from below)."""
     link, listed = s.links[m], s.listed
     while True:
         load = link.load + link.above_load
@@ -214,7 +216,7 @@ def _mark(s: Shares, f: int) -> None:
 
 @inner
 def _open(s: Shares, f: int, now: int) -> None:
-    """A flow that stopped at this level may rise."""
+    """Let a flow that stopped at this level rise."""
     _mark(s, f)
     for q in range(s.route_ptr[f], s.route_ptr[f + 1]):
         entry = s.entries[q]
@@ -229,7 +231,7 @@ def _open(s: Shares, f: int, now: int) -> None:
 
 @inner
 def _stop(s: Shares, f: int, was: int, level: int, m: int) -> None:
-    """A flow that is open, or faster, has this level for a rate, because of link `m`."""
+    """Give a flow that is open, or faster, this level for a rate, because of link `m`."""
     _mark(s, f)
     s.flows[f].rate = level
     for q in range(s.route_ptr[f], s.route_ptr[f + 1]):

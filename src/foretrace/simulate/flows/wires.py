@@ -36,7 +36,7 @@ class Wires:
 
     @classmethod
     def of(cls, cluster: Cluster) -> Wires:
-        """All links of a cluster."""
+        """Return all links of a cluster."""
         if cluster.machines:
             sizes = [machine.per_node for machine in cluster.machines]
             inside = [machine.inside for machine in cluster.machines]
@@ -73,7 +73,7 @@ class Wires:
         return len(self.machine)
 
     def path(self, source: int, target: int) -> tuple[tuple[int, ...], float]:
-        """Links from one worker to another, and the seconds until a byte has crossed them."""
+        """Return links from one worker to another, and the seconds until a byte has crossed them."""
         for worker in (source, target):
             if not 0 <= worker < self.workers:
                 raise GraphError(
@@ -99,11 +99,11 @@ class Wires:
         return (base + 2 * a, *across, base + 2 * b + 1), self.cluster.between.latency_s
 
     def send(self, source: int, target: int, nbytes: float) -> Transfer:
-        """One worker sends to another."""
+        """Return one worker sends to another."""
         return self._transfer([(source, target)], nbytes, steps=1)
 
     def ring(self, workers: Sequence[int], nbytes: float, *, steps: int) -> Transfer:
-        """Every worker sends `nbytes` to the next one, in `steps` messages that wait for those before them.
+        """Return every worker sends `nbytes` to the next one, in `steps` messages that wait for those before them.
 
         The ring goes through the workers by number, so that it enters and leaves every machine once.
         """
@@ -112,12 +112,12 @@ class Wires:
         return self._transfer(pairs, nbytes, steps=steps)
 
     def all_to_all(self, workers: Sequence[int], nbytes: float) -> Transfer:
-        """Every worker sends a p-th of its buffer to every other one, to all of them at a time."""
+        """Return every worker sends a p-th of its buffer to every other one, to all of them at a time."""
         pairs = [(a, b) for a in workers for b in workers if a != b]
         return self._transfer(pairs, nbytes / len(workers) if workers else 0.0, steps=1)
 
     def _transfer(self, pairs: Iterable[tuple[int, int]], nbytes: float, *, steps: int) -> Transfer:
-        """Connections between the pairs, in lock step; a step takes as long as the slowest one's latency."""
+        """Return connections between the pairs, in lock step; a step takes as long as the slowest one's latency."""
         route, latency_s = Counter[int](), 0.0
         for source, target in pairs:
             links, seconds = self.path(source, target)

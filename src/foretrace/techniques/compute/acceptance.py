@@ -44,7 +44,7 @@ class Acceptance:
 
     @classmethod
     def of(cls, text: str | float) -> Acceptance:
-        """From text, as `_HOW` says. Raises ForetraceError."""
+        """Parse text, as `_HOW` says. Raises ForetraceError."""
         words = str(text).strip()
         try:
             if "/" in words:
@@ -64,7 +64,7 @@ class Acceptance:
         return cls(rate=rate, low=max(rate - ELSEWHERE, 0.0), high=min(rate + ELSEWHERE, 1.0))
 
     def survival(self, k: int) -> float:
-        """S(k): the probability that k proposals are all accepted."""
+        """Return s(k): the probability that k proposals are all accepted."""
         if not self.counts:
             return self.rate**k
         known = self._survivals()
@@ -72,7 +72,7 @@ class Acceptance:
         return known[k] if k < len(known) else known[-1] * last ** (k - len(known) + 1)
 
     def survivals(self, k: int, end: int = 0) -> tuple[float, ...]:
-        """S(1), ..., S(k); `end`: -1 and 1 are those at the ends of the range of tau(k)."""
+        """Return s(1), ..., S(k); `end`: -1 and 1 are those at the ends of the range of tau(k)."""
         tau = self.tokens(k)
         if not self.counts:
             rate = (self.low, self.rate, self.high)[end + 1]
@@ -81,7 +81,9 @@ class Acceptance:
         return tuple(min(more * self.survival(i), 1.0) for i in range(1, k + 1))
 
     def tokens(self, k: int) -> Prior:
-        """tau(k), the tokens that a round emits, with its range. Raises ForetraceError for k below 1 or above 64."""
+        """Return tau(k), the tokens that a round emits, with its range. Raises ForetraceError for k below 1 or above
+        64.
+        """
         checked_k(k)
         value = 1 + sum(self.survival(i) for i in range(1, k + 1))
         if not self.counts:

@@ -49,7 +49,7 @@ _TABLES = ("embedding", "index", "gather", "scatter", "fill_", "zero_", "arange"
 
 
 def stays_single(graph: TaskGraph) -> Mask:
-    """Tasks whose work autocast leaves in float32 (n rows): by operator, and everything outside forward and
+    """Return tasks whose work autocast leaves in float32 (n rows): by operator, and everything outside forward and
     backward.
 
     What has no ATen operator (custom kernels, communication) is left alone.

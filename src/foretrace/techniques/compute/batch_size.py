@@ -53,7 +53,7 @@ class OnSamples(Technique):
     filling: float | None = derived(unit="", doc="time of a kernel's data grows with (new batch / old batch) to this")
 
     def planned(self, graph: TaskGraph, plan: Rescaling) -> Rescaling:
-        """The plan; refuses one that no work of forward and backward is in."""
+        """Return the plan; refuses one that no work of forward and backward is in."""
         if not (plan.samples & (graph.kind != TaskKind.COPY)).any():
             raise self.refuse("the recording shows no forward or backward work on samples.")
         return plan
@@ -110,7 +110,7 @@ class BatchSize(OnSamples):
         return replace(training, loader=loader)
 
     def _resize(self, graph: TaskGraph) -> Resize | None:
-        """The sizes before and after; None where the recording does not tell and only a factor is asked for."""
+        """Return the sizes before and after; None where the recording does not tell and only a factor is asked for."""
         self._check()
         before = self.recorded or recorded_size(graph)
         if before > 0:
@@ -147,7 +147,7 @@ class BatchSize(OnSamples):
 
 
 def sample_twins(graph: TaskGraph, resize: Resize) -> Twins:
-    """Operators of forward and backward that count samples, beside the same calls on the other batch."""
+    """Return operators of forward and backward that count samples, beside the same calls on the other batch."""
     return Twins.of(graph, _operators(graph), resize.twin)
 
 
@@ -198,7 +198,7 @@ class Rescaling:
         return np.asarray(found)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
-        """The numbers that matter for this graph."""
+        """Return the numbers that matter for this graph."""
         step = max(float(graph.dur.sum()), 1.0)
 
         def share(mask: Mask) -> float:
@@ -216,7 +216,7 @@ class Rescaling:
         return found
 
     def durations(self, graph: TaskGraph, values: dict[str, float]) -> Float64:
-        """Time of every task on the other batch, ns."""
+        """Return the time of every task on the other batch, ns."""
         values = {name: each.value for name, each in _PRIORS.items()} | values
         old = graph.dur.astype(np.float64)
         dur = old.copy()
@@ -231,7 +231,7 @@ class Rescaling:
         return dur
 
     def on(self, graph: TaskGraph, values: dict[str, float]) -> TaskGraph:
-        """The graph on the other batch."""
+        """Return the graph on the other batch."""
         dur = self.durations(graph, values)
         touched = (self.samples | self.loading) & ~graph.gone
         what = f"let {{}} work on {self.factor:.4g} times as many samples"
@@ -243,13 +243,13 @@ class Rescaling:
 
 
 def _operators(graph: TaskGraph) -> Mask:
-    """ATen operators of forward and backward in a recording without kernels, those left out that hand on."""
+    """Return ATen operators of forward and backward in a recording without kernels, those left out that hand on."""
     own = np.array([name.startswith("aten::") and name not in HAND_ON for name in graph.names], dtype=np.bool_)
     return np.asarray(trained(graph) & (graph.kind == TaskKind.OPERATOR) & (graph.op >= 0) & own[graph.op])
 
 
 def _measured(graph: TaskGraph, twins: Twins) -> Float64:
-    """Ratios of `twins.rows`; NaN where a call was not measured, or measures work that other tasks do.
+    """Return ratios of `twins.rows`; NaN where a call was not measured, or measures work that other tasks do.
 
     Only pairs that were both timed count: what similar calls tell is about a type or a layout, not about a batch.
     """
@@ -268,7 +268,7 @@ def _measured(graph: TaskGraph, twins: Twins) -> Float64:
 
 
 def _fixed_classes(graph: TaskGraph, mask: Mask) -> dict[str, Mask]:
-    """The operators of `mask` by the name of their fixed share."""
+    """Return the operators of `mask` by the name of their fixed share."""
     table = np.array([_FIXED[_class(name)] for name in graph.names] or [""], dtype=object)
     kind = table[np.maximum(graph.op, 0)]
     return {name: np.asarray(mask & (kind == name)) for name in dict.fromkeys(_FIXED.values())}

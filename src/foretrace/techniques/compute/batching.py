@@ -65,7 +65,8 @@ _SIZED = frozenset((
 
 
 def recorded_size(graph: TaskGraph) -> int:
-    """Samples of a batch: told to the recorder, of the loader that is read, or as inputs of layers show; 0 if unknown.
+    """Return samples of a batch: told to the recorder, of the loader that is read, or as inputs of layers show; 0 if
+    unknown.
 
     Without a loader the initial state of a recurrent layer tells, or the leading dimension that layers of the forward
     pass are called with most often (parameters apart).
@@ -101,17 +102,17 @@ def recorded_size(graph: TaskGraph) -> int:
 
 
 def micro_batches(graph: TaskGraph) -> int:
-    """Parts that a batch is cut into, as far as predictions did it."""
+    """Return parts that a batch is cut into, as far as predictions did it."""
     return int(graph.info.recording.get("micro_batches", 1))
 
 
 def with_facts(graph: TaskGraph, **facts: Any) -> TaskGraph:
-    """The graph with these facts in the place of recorded ones."""
+    """Return the graph with these facts in the place of recorded ones."""
     return replace(graph, info=replace(graph.info, recording={**graph.info.recording, **facts}))
 
 
 def parameter_shapes(graph: TaskGraph) -> frozenset[tuple[int, ...]]:
-    """Shapes of the recorded parameters; matrices also transposed."""
+    """Return shapes of the recorded parameters; matrices also transposed."""
     shapes = {tuple(map(int, each["shape"])) for each in graph.info.recording.get("parameters", [])}
     return frozenset(shapes | {shape[::-1] for shape in shapes if len(shape) == 2})
 
@@ -130,7 +131,7 @@ class Resize:
         return self.after / self.before
 
     def twin(self, operator: Operator) -> Operator | None:
-        """The same call on the other batch; None where no input counts samples."""
+        """Return the same call on the other batch; None where no input counts samples."""
         dims = operator.dims
         if operator.name in _PRODUCTS:
             new = self._product(dims, _PRODUCTS[operator.name])
@@ -146,7 +147,9 @@ class Resize:
         return Operator.of(operator.name, new, operator.types, concrete, operator.layout)
 
     def _time_first(self, dims: list[Any]) -> list[Any]:
-        """Sequences are [time, batch, channels] and states [batch, channels], whatever else has the batch's size."""
+        """Return sequences are [time, batch, channels] and states [batch, channels], whatever else has the batch's
+        size.
+        """
         new = list(dims)
         for i, each in enumerate(dims):
             if tuple(each) in self.fixed or each[:1] == [] or not isinstance(each[0], int):
@@ -158,7 +161,9 @@ class Resize:
         return new
 
     def _product(self, dims: list[Any], left: int) -> list[Any]:
-        """Rows grow where the right operand is a weight; the inner dimension where the product is a weight gradient."""
+        """Return rows grow where the right operand is a weight; the inner dimension where the product is a weight
+        gradient.
+        """
         a, b = (dims[left], dims[left + 1]) if len(dims) > left + 1 else ([], [])
         if len(a) != 2 or not b:
             return dims
@@ -185,7 +190,7 @@ class Resize:
         return new
 
     def _aligned(self, dims: list[Any], table: int) -> list[Any]:
-        """The largest input that is no parameter tells where samples are counted; the others follow it."""
+        """Return the largest input that is no parameter tells where samples are counted; the others follow it."""
         tensors = [
             each
             for i, entry in enumerate(dims)
@@ -217,7 +222,9 @@ class Resize:
         ]
 
     def _place(self, dims: Dims) -> int:
-        """Which dimension counts samples: first, or second behind a sequence; a multiple in front; −1 if none."""
+        """Return which dimension counts samples: first, or second behind a sequence; a multiple in front; −1
+        if none.
+        """
         exact = [i for i, n in enumerate(dims) if n == self.before]
         multiple = [i for i, n in enumerate(dims) if self._counts(n)]
         if len(dims) <= 2:
@@ -235,7 +242,7 @@ class Resize:
         return size * self.after // self.before
 
     def _size(self, text: str) -> str:
-        """A list of sizes given as text."""
+        """Return a list of sizes given as text."""
         try:
             sizes = json.loads(text)
         except ValueError:
@@ -247,7 +254,7 @@ class Resize:
 
 
 def _same_place(dims: Dims, largest: Dims, place: int) -> int:
-    """Which dimension of a smaller input is dimension `place` of the largest one; −1 if there is none."""
+    """Return which dimension of a smaller input is dimension `place` of the largest one; −1 if there is none."""
     for mine in (place - len(largest) + len(dims), place):  # as broadcasting lines them up, or from the front
         if 0 <= mine < len(dims) and dims[mine] == largest[place]:
             return mine
@@ -255,6 +262,6 @@ def _same_place(dims: Dims, largest: Dims, place: int) -> int:
 
 
 def _broadcast(dims: Dims, largest: Dims) -> bool:
-    """Whether an input is spread over the largest one, which then has the samples alone."""
+    """Return whether an input is spread over the largest one, which then has the samples alone."""
     ends = zip(reversed(dims), reversed(largest), strict=False)
     return len(dims) <= len(largest) and all(mine in (1, theirs) for mine, theirs in ends)

@@ -34,14 +34,14 @@ _CASTS_STRAY = 2.5  # a cast that was not timed may take so many times as long o
 
 
 def cast_operator(dims: tuple[int, ...], source: str, target: str) -> Operator:
-    """One cast, as autocast makes it."""
+    """Return one cast, as autocast makes it."""
     sizes: list[list[int]] = [list(dims), *([] for _ in range(6))]
     concrete = ["", _CODES[target], "", "", "", "False", ""]
     return Operator.of("aten::_to_copy", sizes, [source, "Scalar", "", "", "", "Scalar", ""], concrete)
 
 
 def overhead_operators(half: str) -> tuple[Operator, ...]:
-    """What is timed of casts and layers to know their overhead, beside a small cast."""
+    """Return what is timed of casts and layers to know their overhead, beside a small cast."""
     calls = {"prepared_casts": ("forward", "both"), "prepared_layers": ("plain", "autocast")}
     return tuple(
         Operator.of(f"{__name__}:{function}", [[], []], ["", ""], [half, kind])
@@ -51,7 +51,7 @@ def overhead_operators(half: str) -> tuple[Operator, ...]:
 
 
 def wanted(graph: TaskGraph, reduced: Reduced, half: str) -> Iterator[Operator]:
-    """Operators to be timed: overheads, which are few; changed ones beside what they become, casts."""
+    """Yield operators to be timed: overheads, which are few; changed ones beside what they become, casts."""
     yield from overhead_operators(half)
     yield cast_operator((8,), SINGLE, half)
     yield from reduced.twins.wanted(graph)
@@ -59,7 +59,7 @@ def wanted(graph: TaskGraph, reduced: Reduced, half: str) -> Iterator[Operator]:
 
 
 def prepared_casts(operator: Operator) -> Callable[[], object]:
-    """Casts of small tensors that need gradients; "both": and their way back through autograd."""
+    """Return casts of small tensors that need gradients; "both": and their way back through autograd."""
     import torch
 
     half, kind = operator.concrete
@@ -77,7 +77,7 @@ def prepared_casts(operator: Operator) -> Callable[[], object]:
 
 
 def prepared_layers(operator: Operator) -> Callable[[], object]:
-    """Small 16-bit linear layers; "autocast": through autocast, which finds their weights in its cache."""
+    """Return small 16-bit linear layers; "autocast": through autocast, which finds their weights in its cache."""
     import torch
 
     half, kind = operator.concrete
@@ -107,7 +107,7 @@ class NewTimes:
 
     @classmethod
     def of(cls, graph: TaskGraph, reduced: Reduced, half: str) -> NewTimes:
-        """Measured ratios; where an operator was not measured, the mean of those with its name."""
+        """Return measured ratios; where an operator was not measured, the mean of those with its name."""
         twins = reduced.twins
         changed = np.array([each is not None for each in twins.after], dtype=np.bool_)[twins.index]
         measured = twins.ratios(Calibration.of(graph)).take(changed)
@@ -130,7 +130,9 @@ class NewTimes:
         )
 
     def on(self, graph: TaskGraph, fallback: Float64, values: Mapping[str, float]) -> TaskGraph:
-        """The graph with new durations; `fallback` are those of tasks of which no measurement tells (n rows, ns)."""
+        """Return the graph with new durations; `fallback` are those of tasks of which no measurement tells (n rows,
+        ns).
+        """
         dur = graph.dur.astype(np.float64)
         ratio = self.ratio * np.where(self.timed, values["measured"], values.get("untimed", 1.0))
         dur[self.rows] = np.where(np.isnan(ratio), fallback[self.rows], dur[self.rows] * ratio)
@@ -150,7 +152,9 @@ class Casts:
 
     @classmethod
     def of(cls, graph: TaskGraph, reduced: Reduced, half: str) -> Casts:
-        """Casts of sizes that were not timed take the time per element of the others, else bytes at _CAST_GB_S."""
+        """Return casts of sizes that were not timed take the time per element of the others, else bytes at
+        _CAST_GB_S.
+        """
         calibration = Calibration.of(graph)
         asked = (*overhead_operators(half), cast_operator((8,), SINGLE, half))
         overheads = [time_s for each in asked if (time_s := calibration.time_s(each))]
@@ -182,7 +186,7 @@ class Casts:
         return float(self.ns[~self.timed].sum()) + entries_ns
 
     def into(self, graph: TaskGraph, values: Mapping[str, float]) -> TaskGraph:
-        """The graph with a task for all casts of an operator, and autocast's dispatch."""
+        """Return the graph with a task for all casts of an operator, and autocast's dispatch."""
         measured, guess = values["measured"], values.get("untimed", 1.0)
         total: dict[tuple[int, bool], float] = defaultdict(float)
         for cast, ns in zip(

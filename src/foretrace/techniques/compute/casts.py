@@ -18,7 +18,7 @@ _SCALER_BYTES = 8  # per element: every gradient read and written
 
 
 def cast_tasks(graph: TaskGraph, matrix: Mask, *, casts: float, cast_us: float) -> New:
-    """Casts before every operator of `matrix` (tasks that do 16-bit work now), one task for all of an
+    """Return casts before every operator of `matrix` (tasks that do 16-bit work now), one task for all of an
     operator's.
 
     A step casts every parameter once forward and its gradient once backward. On a device a cast also is a
@@ -58,7 +58,7 @@ def cast_tasks(graph: TaskGraph, matrix: Mask, *, casts: float, cast_us: float) 
 
 
 def scaler_tasks(graph: TaskGraph) -> New:
-    """The gradient scaler before every optimizer step: unscale, test for infinities, and wait for the answer."""
+    """Return the gradient scaler before every optimizer step: unscale, test for infinities, and wait for the answer."""
     update = find_update(graph)
     previous = previous_on_lane(graph)
     copy_call = "hipMemcpyWithStream" if graph.info.platform == "rocm" else "cudaMemcpyAsync"
@@ -91,6 +91,8 @@ def scaler_tasks(graph: TaskGraph) -> New:
 
 
 def _bandwidth(graph: TaskGraph) -> float:
-    """GB/s at which large arrays stream; infinite where nothing tells, so that only the shortest kernel counts."""
+    """Return GB/s at which large arrays stream; infinite where nothing tells, so that only the shortest kernel
+    counts.
+    """
     found = update_bandwidth(graph)
     return np.inf if found is None else found.value

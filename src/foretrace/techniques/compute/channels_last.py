@@ -119,7 +119,7 @@ class ChannelsLast(Technique):
         return remove(faster, conversions) if conversions.any() else faster
 
     def _converted(self, graph: TaskGraph) -> list[HostTask]:
-        """The conversion of the batch, before the first convolution of every step."""
+        """Return the conversion of the batch, before the first convolution of every step."""
         calibration, previous = Calibration.of(graph), previous_on_lane(graph)
         new = []
         for row, operator in _inputs(graph):
@@ -139,12 +139,12 @@ class ChannelsLast(Technique):
 
 
 def conversion(operator: Operator) -> Operator:
-    """The first input of an operator, converted: something to be timed."""
+    """Return the first input of an operator, converted: something to be timed."""
     return Operator.of(f"{__name__}:prepared_conversion", operator.dims[:1], ["float"])
 
 
 def prepared_conversion(operator: Operator) -> Callable[[], object]:
-    """A batch converted to channels last."""
+    """Return a batch converted to channels last."""
     import torch
 
     batch = torch.ones(operator.dims[0])
@@ -152,7 +152,7 @@ def prepared_conversion(operator: Operator) -> Callable[[], object]:
 
 
 def _pictures(operator: Operator) -> bool:
-    """Whether an operator takes a four-dimensional tensor whose layout matters."""
+    """Return whether an operator takes a four-dimensional tensor whose layout matters."""
     pairs = zip(operator.dims, operator.types, strict=False)
     sizes = [size for size, kind in pairs if kind in FLOATS and len(size) == 4 and isinstance(size[0], int)]
     return any(size[1] > 1 and size[2] * size[3] > 1 for size in sizes)
@@ -165,7 +165,7 @@ def _twin(operator: Operator) -> Operator | None:
 
 
 def _twins(graph: TaskGraph) -> Twins:
-    """Operators on pictures, forward and backward, beside themselves in the other layout.
+    """Return operators on pictures, forward and backward, beside themselves in the other layout.
 
     Attention has four dimensions, too: only what runs in a step with convolutions counts, and no matrix products.
     """
@@ -182,7 +182,7 @@ def _changed(twins: Twins) -> Mask:
 
 
 def _inputs(graph: TaskGraph) -> list[tuple[int, Operator]]:
-    """The first convolution of every step: its task, and its operator."""
+    """Return the first convolution of every step: its task, and its operator."""
     twins = _twins(graph)
     first = select(graph, phase="forward") & (classify(graph).work == WorkClass.CONV) & (graph.step >= 0)
     mine = first[twins.rows] & _changed(twins)

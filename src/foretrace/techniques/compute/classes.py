@@ -83,7 +83,7 @@ class Classes:
 
 @per_graph
 def classify(graph: TaskGraph) -> Classes:
-    """Classes of kernels and, in CPU-only recordings, of operators; all other tasks are OTHER."""
+    """Return classes of kernels and, in CPU-only recordings, of operators; all other tasks are OTHER."""
     work, precision = np.zeros(len(graph), np.uint8), np.zeros(len(graph), np.uint8)
     lowered = (graph.kind == TaskKind.KERNEL) & (graph.name == graph.op) & (graph.shape >= 0)
     _classify_lowered(graph, np.flatnonzero(lowered), work, precision)
@@ -100,7 +100,7 @@ def classify(graph: TaskGraph) -> Classes:
 
 
 def holes(graph: TaskGraph) -> Mask:
-    """Stretches of the host (n) that are too long for the way from one operator to the next, or through one."""
+    """Return stretches of the host (n) that are too long for the way from one operator to the next, or through one."""
     host = np.isin(graph.kind, (TaskKind.CPU, TaskKind.PYTHON))
     return np.asarray(host & (graph.dur > _HOLE_NS) & ~graph.gone)
 
@@ -108,7 +108,7 @@ def holes(graph: TaskGraph) -> Mask:
 def _classify_lowered(
     graph: TaskGraph, rows: Int64, work: npt.NDArray[np.uint8], precision: npt.NDArray[np.uint8]
 ) -> None:
-    """Kernels of a graph that was lowered from operators are called as these; their inputs say the rest."""
+    """Classify kernels of a graph that was lowered from operators, whose names they have; their inputs say the rest."""
     known: dict[tuple[int, int], tuple[int, int]] = {}
     for row in rows.tolist():
         key = (int(graph.op[row]), int(graph.shape[row]))
@@ -123,7 +123,7 @@ def _classify_lowered(
 
 @lru_cache(maxsize=8192)
 def operator_class(name: str) -> tuple[WorkClass, TaskPrecision]:
-    """Class of an operator by its name; what hands work on or is not of ATen is OTHER."""
+    """Return the class of an operator by its name; what hands work on or is not of ATen is OTHER."""
     if not name.startswith("aten::") or name in _WRAPPERS:
         return WorkClass.OTHER, TaskPrecision.OTHER
     tests = ((_GEMM_OP, WorkClass.GEMM), (_CONV_OP, WorkClass.CONV), (_ATTENTION, WorkClass.ATTENTION))
@@ -133,7 +133,7 @@ def operator_class(name: str) -> tuple[WorkClass, TaskPrecision]:
 
 @lru_cache(maxsize=8192)
 def kernel_class(name: str, op: str) -> tuple[WorkClass, TaskPrecision]:
-    """Class of a kernel that the operator `op` launched ("" if unknown)."""
+    """Return the class of a kernel that the operator `op` launched ("" if unknown)."""
     if _HELPER.search(name):
         return WorkClass.MEMORY, _precision(name)
     if _ATTENTION.search(name):  # flash kernels exist for 16 bit only and do not always say so

@@ -113,7 +113,7 @@ class ClusteredHeads(Technique):
         return [int(word) for word in words]
 
     def _calls(self, graph: TaskGraph) -> list[DecodedAttention]:
-        """Attention of the layers whose heads are clustered; refuses where the recording shows none."""
+        """Return attention of the layers whose heads are clustered; refuses where the recording shows none."""
         counts, found = self._counts(), attentions(graph)
         if graph.on_device.any():
             raise self.refuse("one fused kernel becomes several, whose times are known on processors alone.")
@@ -152,7 +152,9 @@ class ClusteredHeads(Technique):
         return chosen
 
     def _seconds(self, graph: TaskGraph, call: DecodedAttention) -> tuple[float, float] | None:
-        """Attention and cache of one layer with all heads and with clusters, timed alone at about this context."""
+        """Return attention and cache of one layer with all heads and with clusters, timed alone at about this
+        context.
+        """
         own_s = sum(int(graph.dur[row]) for row in call.rows) / 1e9
         timed = Calibration.of(graph).times_s(call.timed(0), call.timed(call.clusters), own_s)
         by = call.tokens / call.rounded
@@ -186,14 +188,14 @@ class DecodedAttention:
         return max(round(self.tokens / unit) * unit, 2)
 
     def timed(self, clusters: int) -> Operator:
-        """The call with clusters, 0 for all heads, to be timed alone."""
+        """Return the call with clusters, 0 for all heads, to be timed alone."""
         shape = [self.batch, self.heads, 1, self.width]
         cached = [self.batch, self.heads, self.rounded, self.width]
         return Operator.of(_TIMED, [shape, cached, []], [self.type, self.type, ""], ["", "", str(clusters)])
 
 
 def attentions(graph: TaskGraph) -> list[DecodedAttention]:
-    """All calls of fused attention on processors, in program order."""
+    """Return all calls of fused attention on processors, in program order."""
     names = {name: i for i, name in enumerate(graph.names)}
     wanted = [names[each] for each in (_ATTENTION, _CAT) if each in names]
     found, copies = [], dict[int, list[tuple[int, list[int]]]]()

@@ -133,7 +133,7 @@ class Compiled(Technique):
         return result
 
     def _as_timed(self, graph: TaskGraph, factor: float) -> TaskGraph:
-        """Passes and update take what their kernels, framework and pages took where they were timed."""
+        """Return passes and update take what their kernels, framework and pages took where they were timed."""
         step = _timed_step(self.kernels)
         whole = (trained(graph) | (graph.phase == Phase.OPTIMIZER)) & ~graph.on_device
         recorded_s = graph.dur[whole].sum() / 1e9 / graph.n_steps
@@ -154,7 +154,9 @@ class Compiled(Technique):
         return training.compiled(self.mode)
 
     def _merge(self, graph: TaskGraph, merged: Mask, between: Mask, dur: Float64, values: dict[str, float]) -> Mask:
-        """New times of chains in `dur`, on their longest member; the others, which go. A chain ends at `between`."""
+        """Return new times of chains in `dur`, on their longest member; the others, which go. A chain ends at
+        `between`.
+        """
         gone = np.zeros(len(graph), dtype=np.bool_)
         order = np.lexsort((np.arange(len(graph)), graph.lane))
         order = order[(merged | between)[order]]
@@ -177,7 +179,7 @@ class Compiled(Technique):
         return gone
 
     def _calls(self, graph: TaskGraph, body: Mask, call_ns: float) -> list[HostTask]:
-        """What every step pays for calling the compiled function."""
+        """Return what every step pays for calling the compiled function."""
         previous = previous_on_lane(graph)
         host = np.flatnonzero(body & ~graph.on_device & (graph.phase == Phase.FORWARD) & (graph.step >= 0))
         _, place = np.unique(graph.step[host], return_index=True)
@@ -197,7 +199,7 @@ class _TimedStep(msgspec.Struct, frozen=True):
 
 @cache
 def _timed_step(file: str) -> _TimedStep:
-    """Raises NotApplicableError where the file is no such answer."""
+    """Raise NotApplicableError where the file is no such answer."""
     try:
         found = msgspec.convert(parse_json(read_text(Path(file)), file), _TimedStep)
     except (msgspec.ValidationError, ForetraceError) as error:
@@ -208,7 +210,7 @@ def _timed_step(file: str) -> _TimedStep:
 
 
 def compiler() -> str | None:
-    """The C++ compiler that PyTorch would use, None if there is none."""
+    """Return the C++ compiler that PyTorch would use, None if there is none."""
     named = os.environ.get("CXX")
     return next(
         (found for each in ([named] if named else ["g++", "clang++", "c++"]) if (found := shutil.which(each))), None
@@ -216,7 +218,7 @@ def compiler() -> str | None:
 
 
 def _dispatch(graph: TaskGraph, body: Mask) -> Mask:
-    """Host tasks around the work: the interpreter, autograd's nodes, views, operators that hand on to others."""
+    """Return host tasks around the work: the interpreter, autograd's nodes, views, operators that hand on to others."""
     python = np.isin(graph.kind, (TaskKind.PYTHON, TaskKind.CPU))
     operator = graph.kind == TaskKind.OPERATOR
     aten = select(graph, name="aten::*")

@@ -106,7 +106,7 @@ class CudaGraphs(Technique):
         return [word.strip() for word in self.phases.split(",") if word.strip()]
 
     def _region(self, graph: TaskGraph, known: _Known, launches: Mask, step: int) -> _Region | None:
-        """What a graph of one step holds; refuses where the host must wait or copy in the middle."""
+        """Return what a graph of one step holds; refuses where the host must wait or copy in the middle."""
         calls = np.flatnonzero(launches & (graph.step == step))
         if not len(calls):
             return None
@@ -225,12 +225,12 @@ class _Region:
 
 
 def _launches(graph: TaskGraph, mask: Mask) -> Mask:
-    """Calls in `mask` that launch device tasks."""
+    """Return calls in `mask` that launch device tasks."""
     calls = graph.mask(graph.src[(graph.edge_kind == EdgeKind.LAUNCH) & ~graph.gone[graph.dst]])
     return np.asarray(calls & mask & (graph.kind == TaskKind.CALL))
 
 
 def _where(graph: TaskGraph, row: int) -> str:
-    """A host task by its name and the operator around it."""
+    """Return a host task by its name and the operator around it."""
     name, op = graph.names[graph.name[row]], graph.op[row]
     return name if op < 0 or graph.names[op] == name else f"{name} in {graph.names[op]}"

@@ -72,7 +72,7 @@ class FasterDevice(Technique):
         return changed
 
     def priors(self, graph: TaskGraph) -> Mapping[str, Prior]:
-        """Beside the host's, how far predicted kernel times may be off; only where a device is named."""
+        """Return, beside the host's priors, how far predicted kernel times may be off; only where a device is named."""
         found = dict(super().priors(graph))
         if not self.device:
             return found
@@ -88,7 +88,7 @@ class FasterDevice(Technique):
         return found
 
     def _stated(self, field: str) -> float | None:
-        """What the user said of the kernels of a field."""
+        """Return what the user said of the kernels of a field."""
         given = self.compute if field in ("products", "attention", "convolutions") else self.memory
         return given if given is not None else self.ratio
 
@@ -140,7 +140,7 @@ class FasterDevice(Technique):
         return changed
 
     def _devices(self, graph: TaskGraph) -> tuple[Device, Device]:
-        """(recorded, asked for)."""
+        """Return (recorded, asked for)."""
         target = named(self.device)
         if self.recorded:
             return named(self.recorded), target
@@ -180,12 +180,14 @@ def _elsewhere(graph: TaskGraph, source: Device, target: Device) -> Elsewhere:
 
 
 def _models() -> tuple[CostModel, ...]:
-    """Models that are asked before `scaled`: all that commands use but the roofline, which `scaled` is built on."""
+    """Return models that are asked before `scaled`: all that commands use but the roofline, which `scaled` is
+    built on.
+    """
     return tuple(model for model in standard().members if model.name != "roofline")
 
 
 def _sources(found: Elsewhere, source: Device, target: Device) -> list[str]:
-    """Sentences on where the times come from."""
+    """Return sentences on where the times come from."""
     shares = ", ".join(f"{name} {share:.0%}" for name, share in found.shares.items())
     lines = [f"kernel times by share of the recorded time: {shares}"]
     if found.guessed > 0.005:

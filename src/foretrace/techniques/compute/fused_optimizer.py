@@ -141,7 +141,7 @@ class FusedOptimizer(Technique):
             raise self.refuse("the recording does not tell how many parameters there are; record with shapes.")
 
     def _operators(self, graph: TaskGraph, update: Update) -> tuple[Operator, ...]:
-        """The recorded update and the one asked for, to be timed alone; empty where that cannot be known."""
+        """Return the recorded update and the one asked for, to be timed alone; empty where that cannot be known."""
         sizes = [list(each) for each in update.sizes]
         if graph.info.platform != "cpu" or update.fused or not sizes or update.optimizer not in _ON_CPU:
             return ()
@@ -162,7 +162,7 @@ class FusedOptimizer(Technique):
 def _fused(
     graph: TaskGraph, run: OptimizerRun, update: Update, values: dict[str, float]
 ) -> list[HostTask | DeviceTask]:
-    """What takes the place of one optimizer step."""
+    """Return what takes the place of one optimizer step."""
     anchor = int(run.host[0])
     if update.tensors:
         host_ns = 1e3 * (values["fixed_us"] + values["tensor_us"] * update.tensors)

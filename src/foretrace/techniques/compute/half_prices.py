@@ -13,7 +13,7 @@ from foretrace.techniques.base import Prior
 
 
 def half_prices(graph: TaskGraph, dtype: str) -> dict[str, Prior]:
-    """Priors of `mixed-precision` to `dtype` on the processor of a CPU recording.
+    """Return priors of `mixed-precision` to `dtype` on the processor of a CPU recording.
 
     Those of matrix work are missing where the recording does not say what its processor can do.
     """
@@ -32,7 +32,9 @@ def half_prices(graph: TaskGraph, dtype: str) -> dict[str, Prior]:
 
 
 def lacks_recurrent(graph: TaskGraph, dtype: str) -> str:
-    """Why 16-bit layers of oneDNN's LSTM cannot run where a CPU recording was made; empty if they can, or unknown."""
+    """Return why 16-bit layers of oneDNN's LSTM cannot run where a CPU recording was made; empty if they can, or
+    unknown.
+    """
     sets = recorded_sets(graph.info.recording)
     if trains_lstm(sets, dtype) is not False:
         return ""

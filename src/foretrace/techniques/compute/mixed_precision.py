@@ -76,7 +76,7 @@ class MixedPrecision(Technique):
         return found
 
     def _unmeasured(self, graph: TaskGraph) -> dict[str, Prior]:
-        """Priors of classes of work."""
+        """Return priors of classes of work."""
         cpu = graph.info.platform == "cpu"
         found = half_prices(graph, self.type_name(graph)) if cpu else dict(_ON_DEVICE)
         device = _device(graph)
@@ -93,7 +93,7 @@ class MixedPrecision(Technique):
         return {name: each for name, each in found.items() if name not in unused}
 
     def _lacking(self, graph: TaskGraph, kinds: list[WorkClass], values: dict[str, float]) -> NotApplicableError | None:
-        """Why there is no number for some kinds of matrix work; None if there are all."""
+        """Return why there is no number for some kinds of matrix work; None if there are all."""
         lacking = [kind.name.lower() for kind in kinds if kind.name.lower() not in values]
         if not lacking:
             return None
@@ -159,7 +159,7 @@ class MixedPrecision(Technique):
         return replace(training, around_forward=(*training.around_forward, context), scaler=scaler)
 
     def _times(self, graph: TaskGraph) -> NewTimes | None:
-        """New times from measured operators; None where the graph carries too few of them."""
+        """Return new times from measured operators; None where the graph carries too few of them."""
         if graph.info.platform != "cpu" or not Calibration.of(graph):
             return None
         half = HALF[self.type_name(graph)]
@@ -182,7 +182,7 @@ class MixedPrecision(Technique):
         return Casts.of(graph, reduced, half).into(faster, values)
 
     def _durations(self, graph: TaskGraph, classes: Classes, work: Mask, values: dict[str, float]) -> Float64:
-        """New durations of matrix work and of memory-bound work, ns."""
+        """Return new durations of matrix work and of memory-bound work, ns."""
         cpu, device = graph.info.platform == "cpu", _device(graph)
         dur = graph.dur.astype(np.float64)
         for kind in _present(graph, classes):
@@ -212,7 +212,7 @@ class MixedPrecision(Technique):
         return self.dtype == "bfloat16"
 
     def type_name(self, graph: TaskGraph) -> str:
-        """The type that autocast takes on the recorded device."""
+        """Return the type that autocast takes on the recorded device."""
         if graph.info.platform == "cpu":
             return "bfloat16" if self.dtype == "auto" else self.dtype
         return "bfloat16" if self._bfloat16(_device(graph)) else "float16"
@@ -223,31 +223,31 @@ def _device(graph: TaskGraph) -> Device | None:
 
 
 def _rate(device: Device | None, *, bfloat16: bool) -> float:
-    """Peak of 16-bit matrix units, TFLOP/s; 0 if unknown."""
+    """Return the peak of 16-bit matrix units, TFLOP/s; 0 if unknown."""
     return 0.0 if device is None else device.bf16_tflops if bfloat16 else device.fp16_tflops
 
 
 def _beyond_tf32(gain: float, device: Device | None, rate: float) -> float:
-    """What is left of a gain over float32 for work that uses tensor cores in TF32 (half the 16-bit rate)."""
+    """Return what is left of a gain over float32 for work that uses tensor cores in TF32 (half the 16-bit rate)."""
     if device is None or not device.tf32_tflops or rate <= device.fp32_tflops:
         return min(gain, 2.0)
     return float(gain ** (log(rate / device.tf32_tflops) / log(rate / device.fp32_tflops)))
 
 
 def _matrix(graph: TaskGraph, classes: Classes) -> Mask:
-    """Matrix work of forward and backward."""
+    """Return matrix work of forward and backward."""
     return np.asarray(np.isin(classes.work, MATRIX) & trained(graph))
 
 
 def _in_graphs(graph: TaskGraph, matrix: Mask) -> bool:
-    """Whether most of the matrix work comes from calls that launch several device tasks."""
+    """Return whether most of the matrix work comes from calls that launch several device tasks."""
     launch = (graph.edge_kind == EdgeKind.LAUNCH) & ~graph.gone[graph.dst]
     many = np.bincount(graph.src[launch], minlength=len(graph)) > 1
     return bool(2 * (launch & matrix[graph.dst] & many[graph.src]).sum() > matrix.sum())
 
 
 def _casts_already(graph: TaskGraph, matrix: Mask) -> bool:
-    """Whether a recording without kernels looks like autocast: as many casts as matrix operators, forward."""
+    """Return whether a recording without kernels looks like autocast: as many casts as matrix operators, forward."""
     forward = graph.phase == Phase.FORWARD
     casts = select(graph, kind="operator", name="aten::_to_copy") & forward
     for index in np.unique(graph.shape[casts & (graph.shape >= 0)]).tolist():
@@ -259,13 +259,13 @@ def _casts_already(graph: TaskGraph, matrix: Mask) -> bool:
 
 
 def _present(graph: TaskGraph, classes: Classes) -> list[WorkClass]:
-    """Kinds of matrix work that a graph has outside 16 bit."""
+    """Return kinds of matrix work that a graph has outside 16 bit."""
     single = _matrix(graph, classes) & (classes.precision != TaskPrecision.HALF)
     return [kind for kind in MATRIX if (single & (classes.work == kind)).any()]
 
 
 def _moving(graph: TaskGraph, classes: Classes) -> Mask:
-    """Memory-bound work whose data becomes 16 bit wide."""
+    """Return memory-bound work whose data becomes 16 bit wide."""
     moving = (classes.work == WorkClass.MEMORY) & (classes.precision == TaskPrecision.SINGLE) & ~graph.gone
     if graph.info.platform == "cpu":
         moving &= graph.dur >= _DISPATCH_NS

@@ -79,19 +79,19 @@ class Elsewhere:
 
 
 def field_of(sort: Sort, source: Device, target: Device) -> str:
-    """The field of `scaled.STEP_RANGES` that kernels of a kind fall into."""
+    """Return the field of `scaled.STEP_RANGES` that kernels of a kind fall into."""
     apart = APART.get(sort) if source.vendor != target.vendor else None
     return apart or ("products" if sort in PRODUCTS else "kernels")
 
 
 def recorded_on(graph: TaskGraph) -> Device | None:
-    """The device that a recording was made on; None where the catalog does not know its name, or has several."""
+    """Return the device that a recording was made on; None where the catalog does not know its name, or has several."""
     found = [find(name) for name in dict.fromkeys(graph.info.devices) if name]
     return found[0] if found and all(each is found[0] for each in found) else None
 
 
 def as_recorded(device: Device) -> str:
-    """A name under which a recording made on this device would be found again."""
+    """Return a name under which a recording made on this device would be found again."""
     return device.patterns[0].replace("*", "") if device.patterns else device.name
 
 
@@ -102,7 +102,7 @@ def elsewhere(
     models: Iterable[CostModel] = (),
     table: Sequence[Reached] = REACHED,
 ) -> Elsewhere:
-    """Seconds of every kernel of `graph` on `target`, recorded on `source`.
+    """Return seconds of every kernel of `graph` on `target`, recorded on `source`.
 
     `models` are asked in their order before `scaled` is: a model counts where it can answer for a call on both devices,
     and between devices of one vendor only, as the learned ones have seen no other. `table` is what `scaled` takes
@@ -159,7 +159,7 @@ def elsewhere(
 
 
 def _kinds(graph: TaskGraph, rows: Int64, calls: Calls, wide: Mask) -> npt.NDArray[np.uint8]:
-    """`Sort` of each of these rows."""
+    """Return `Sort` of each of these rows."""
     found = np.full(len(rows), Sort.MEMORY, np.uint8)
     found[np.isin(calls.family, (Family.GEMM, Family.RECURRENT))] = Sort.PRODUCTS
     found[np.isin(calls.family, MATRIX) & (calls.flops <= 0)] = Sort.UNSIZED
@@ -174,7 +174,9 @@ def _kinds(graph: TaskGraph, rows: Int64, calls: Calls, wide: Mask) -> npt.NDArr
 
 
 def _calls(graph: TaskGraph, rows: Int64) -> tuple[Calls, Int64]:
-    """What each of these device tasks does (k rows), and the number of the kind of call that it belongs to (k rows)."""
+    """Return what each of these device tasks does (k rows), and the number of the kind of call that it belongs to (k
+    rows).
+    """
     kinds = classify(graph)
     keys = np.stack([kinds.work[rows], kinds.precision[rows], graph.op[rows], graph.shape[rows]])
     table, which = np.unique(keys, axis=1, return_inverse=True)
@@ -194,7 +196,7 @@ def _calls(graph: TaskGraph, rows: Int64) -> tuple[Calls, Int64]:
 
 
 def _as_kernel(call: Call, work: WorkClass, precision: classes.TaskPrecision) -> Call:
-    """A kernel of this work within a call: a product may bring kernels along that only move data."""
+    """Return a kernel of this work within a call: a product may bring kernels along that only move data."""
     if work not in _FAMILY:
         moves = call.family not in (*MATRIX, Family.NONE, Family.OTHER)
         return call if moves else replace(call, family=Family.ELEMENTWISE)
@@ -206,7 +208,7 @@ def _as_kernel(call: Call, work: WorkClass, precision: classes.TaskPrecision) ->
 
 
 def _own_flops(graph: TaskGraph, rows: Int64, product: Mask) -> tuple[Float64, Float64]:
-    """FLOPs of each task, and its share of its call (k rows each).
+    """Return FLOPs of each task, and its share of its call (k rows each).
 
     The graph gives the FLOPs of a call to its longest kernel. Here they are dealt out, by time, to all kernels of a
     run that compute: neighbours on a stream which calls of one operator with the same inputs launched.

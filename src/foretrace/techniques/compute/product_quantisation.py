@@ -53,12 +53,12 @@ class RecordedProduct:
         return round(operator_work(self.call.name, self.call.text)[1] / (2 * self.inputs * self.outputs))
 
     def timed(self, what: str) -> Operator:
-        """The layer, to be timed alone."""
+        """Return the layer, to be timed alone."""
         call = self.call
         return Operator.of(_TIMED, [*call.dims, []], [*call.types, ""], [*call.concrete, what], call.layout)
 
     def counted_ns(self, length: int, prototypes: int) -> float:
-        """What a look-up takes by the numbers that it touches."""
+        """Return what a look-up takes by the numbers that it touches."""
         spaces = -(-self.inputs // length)
         return _CALLED_NS + self.rows * (
             _COPIED_NS * self.inputs
@@ -128,7 +128,7 @@ class ProductQuantisation(Technique):
         return f"{self.length} {self.prototypes} {self.distance}"
 
     def _seconds(self, graph: TaskGraph, each: RecordedProduct) -> tuple[float, float] | None:
-        """Of the layer as it is, and looked up, each timed alone."""
+        """Return seconds of the layer as it is, and looked up, each timed alone."""
         known = Calibration.of(graph)
         plain, new = known.time_s(each.timed("plain")), known.time_s(each.timed(self._what))
         return None if plain is None or new is None else (plain, new)
@@ -190,7 +190,7 @@ class ProductQuantisation(Technique):
 
 
 def recorded_products(graph: TaskGraph) -> list[RecordedProduct]:
-    """Calls of modules Conv2d of one group and Linear, in program order."""
+    """Return calls of modules Conv2d of one group and Linear, in program order."""
     names = np.array(graph.names)
     outer = np.isin(graph.op, np.flatnonzero(np.isin(names, list(_CALLS)))) & (graph.shape >= 0)
     work = np.array([is_product(name) for name in graph.names], dtype=np.bool_)[graph.op] & (graph.op >= 0)

@@ -46,7 +46,7 @@ _CLASSES = [(label, re.compile(pattern, re.IGNORECASE)) for label, pattern in OP
 
 
 def operator_words(name: str) -> str:
-    """The class of a CPU operator in plain words, such as "convolutions"."""
+    """Return the class of a CPU operator in plain words, such as "convolutions"."""
     for label, pattern in _CLASSES:
         if pattern.search(name):
             return label
@@ -54,7 +54,8 @@ def operator_words(name: str) -> str:
 
 
 def peaks_of(graph: TaskGraph, *, gflops: float | None = None, gb_s: float | None = None) -> Peaks | None:
-    """Peaks of the device that a recording was made on: given, from the catalog, or measured when it was recorded.
+    """Return peaks of the device that a recording was made on: given, from the catalog, or measured when it was
+    recorded.
 
     None where nobody knows: a CPU that was not probed, a device that the catalog lacks.
     """
@@ -83,7 +84,7 @@ def peaks_of(graph: TaskGraph, *, gflops: float | None = None, gb_s: float | Non
 
 
 def rates(timeline: Timeline, peaks: Peaks | None) -> Utilisation:
-    """What a recorded step makes of a device with these peaks. Raises GraphError without step boundaries."""
+    """Return what a recorded step makes of a device with these peaks. Raises GraphError without step boundaries."""
     label, names = _classes(timeline.graph)
     limits = Limits(
         flops_per_s=_peak_of_tasks(timeline.graph, peaks),
@@ -93,7 +94,7 @@ def rates(timeline: Timeline, peaks: Peaks | None) -> Utilisation:
 
 
 def _classes(graph: TaskGraph) -> tuple[Int64, tuple[str, ...]]:
-    """Class of every task that is the device's work (−1 for others), and the classes' names."""
+    """Return the class of every task that is the device's work (−1 for others), and the classes' names."""
     on_cpu = graph.info.platform == "cpu" and not graph.on_device.any()
     kinds = (TaskKind.OPERATOR, TaskKind.COLLECTIVE) if on_cpu else _DEVICE_KINDS
     rows = np.flatnonzero(np.isin(graph.kind, kinds))
@@ -121,7 +122,7 @@ def _classes(graph: TaskGraph) -> tuple[Int64, tuple[str, ...]]:
 
 
 def _peak_of_tasks(graph: TaskGraph, peaks: Peaks | None) -> Float64:
-    """FLOP/s that the device can reach in each task's precision (n), NaN where unknown.
+    """Return FLOP/s that the device can reach in each task's precision (n), NaN where unknown.
 
     Products use the units of their precision, everything else the float32 ones.
     """

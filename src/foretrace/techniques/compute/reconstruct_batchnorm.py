@@ -126,7 +126,7 @@ class ReconstructBatchnorm(Technique):
         return training
 
     def _sizes(self, graph: TaskGraph) -> dict[int, list[int]]:
-        """Per forward batch norm (row): sizes of its float32 input."""
+        """Return per forward batch norm (row): sizes of its float32 input."""
         if not _on_cpu(graph):
             return {}
         found = {}
@@ -138,7 +138,7 @@ class ReconstructBatchnorm(Technique):
         return found
 
     def _gains(self, graph: TaskGraph) -> dict[int, float]:
-        """Per forward batch norm (row): measured seconds that restructuring gains, below 0 if it loses."""
+        """Return per forward batch norm (row): measured seconds that restructuring gains, below 0 if it loses."""
         sizes = self._sizes(graph)
         if not sizes or not Calibration.of(graph):
             return {}
@@ -159,17 +159,17 @@ def _on_cpu(graph: TaskGraph) -> bool:
 
 
 def _work(graph: TaskGraph) -> Mask:
-    """Tasks that do the work: operators of a processor, kernels of a device."""
+    """Return tasks that do the work: operators of a processor, kernels of a device."""
     return np.asarray(np.isin(graph.kind, (TaskKind.OPERATOR, TaskKind.KERNEL)) & ~graph.gone)
 
 
 def _training_norms(graph: TaskGraph) -> Mask:
-    """Batch norms of the forward pass."""
+    """Return batch norms of the forward pass."""
     return np.asarray(select(graph, op=_FORWARD, ignore_case=False, phase="forward") & _work(graph))
 
 
 def _relu_behind(graph: TaskGraph, norms: Mask) -> Mask:
-    """ReLU tasks that directly follow a batch norm on its lane, and as many of the backward pass."""
+    """Return ReLU tasks that directly follow a batch norm on its lane, and as many of the backward pass."""
     relu = select(graph, op=_RELU, ignore_case=False, phase="forward") & _work(graph)
     found = np.zeros(len(graph), dtype=np.bool_)
     for lane in np.unique(graph.lane[norms]).tolist():

@@ -75,7 +75,7 @@ class Reduced:
 
 @lru_cache(maxsize=2)
 def reduce(graph: TaskGraph, half: str) -> Reduced:
-    """Autocast to the recorded type `half` on the forward and backward pass of a CPU recording."""
+    """Return autocast to the recorded type `half` on the forward and backward pass of a CPU recording."""
     return _Walk(graph, half).run()
 
 
@@ -92,7 +92,7 @@ class _Walk:
         self._begin()
 
     def _begin(self) -> None:
-        """A new forward pass: autocast's cache is empty."""
+        """Begin a new forward pass: autocast's cache is empty."""
         self.state: dict[int, str] = {}
         self.stream: dict[int, str] = {}
         self.latest = ""
@@ -149,7 +149,7 @@ class _Walk:
         )
 
     def _twins(self) -> Twins:
-        """Changed operators, at the tasks that do their work: what only hands on to others is dispatch."""
+        """Return changed operators, at the tasks that do their work: what only hands on to others is dispatch."""
         pairs: dict[tuple[Operator, Operator | None], int] = {}
         index: list[int] = []
         for _, key, twin in self.found:
@@ -189,7 +189,7 @@ class _Walk:
         return call
 
     def _lower(self, row: int, call: _Call) -> None:
-        """An operator that autocast gives 16-bit inputs."""
+        """Lower an operator that autocast gives 16-bit inputs."""
         self.entered.append(row)
         call.lower, call.result = True, self.half
         dims = call.operator.dims
@@ -218,7 +218,7 @@ class _Walk:
         self._made(_output(call.operator), self.half)
 
     def _single(self, row: int, call: _Call) -> None:
-        """An operator that autocast gives float32 inputs."""
+        """Cast for an operator that autocast gives float32 inputs."""
         call.single = True
         for size, each in zip(call.operator.dims, call.operator.types, strict=True):
             if each == SINGLE and size and self._kind(tuple(size)) == self.half:
@@ -228,7 +228,7 @@ class _Walk:
         self._made(_output(call.operator), SINGLE)
 
     def _attention_in_single(self, row: int, call: _Call, outer: _Call) -> None:
-        """Attention without a kernel of its own: its inputs are cast back, and its result once more."""
+        """Cast for attention without a kernel of its own: its inputs are cast back, and its result once more."""
         call.single, call.result, call.given = True, SINGLE, self.half
         sizes = [tuple(size) for size in call.operator.dims[:3]]
         for size, source, target in [*((size, self.half, SINGLE) for size in sizes), (sizes[0], SINGLE, self.half)]:
@@ -236,7 +236,7 @@ class _Walk:
             outer.back.append((size, target, source))
 
     def _follow(self, call: _Call, parents: list[_Call]) -> None:
-        """An operator that runs on what it is given, or on what the operator around it was given."""
+        """Follow an operator that runs on what it is given, or on what the operator around it was given."""
         dims, types = call.operator.dims, call.operator.types
         tensors = [i for i, each in enumerate(types) if each == SINGLE and dims[i]]
         if call.name.startswith(_TABLES):
@@ -276,7 +276,7 @@ class _Walk:
                 self.stream[size] = call.result
 
     def _kind(self, size: tuple[int, ...]) -> str:
-        """Type of the latest tensor of this size."""
+        """Return the type of the latest tensor of this size."""
         if prod(size) in self.state:
             return self.state[prod(size)]
         return SINGLE if size in self.parameters else self.latest or SINGLE
@@ -291,7 +291,7 @@ class _Walk:
         return self.half if kind == SINGLE else f"{LIST}:{self.half}" if kind == LIST else kind
 
     def _node(self, name: str, layer: int) -> _Call | None:
-        """The forward call that a node of the backward pass belongs to, taken off the list."""
+        """Return the forward call that a node of the backward pass belongs to, taken off the list."""
         match = _NODE.match(name)
         plain = _plain(match.group(1)) if match else ""
         calls = self.calls.get(plain) or self.calls.get("_" + plain) or []
@@ -320,7 +320,7 @@ class _Walk:
         return call
 
     def _leave(self, node: tuple[_Call | None, int]) -> None:
-        """The end of a node of the backward pass: its gradients continue through the casts of its inputs."""
+        """Leave a node of the backward pass: its gradients continue through the casts of its inputs."""
         call, row = node
         if call is None or row < 0:
             return
@@ -331,7 +331,7 @@ class _Walk:
 
 
 def _to_float(operator: Operator) -> bool:
-    """Whether a script needs float32, which is what it has in the recording."""
+    """Return whether a script needs float32, which is what it has in the recording."""
     asked = operator.name.removeprefix("aten::") in _CASTS and operator.concrete[1:2] == [_FLOAT_CODE]
     return asked and operator.types[:1] == [SINGLE]
 
@@ -341,13 +341,13 @@ def _wider(kinds: list[str], half: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name as forward operators and backward nodes share it: "_log_softmax" and "LogSoftmaxBackward0"."""
+    """Return a name as forward operators and backward nodes share it: "_log_softmax" and "LogSoftmaxBackward0"."""
     inner = "_" if name.startswith("_") else ""
     return inner + name.replace("_", "").lower().removesuffix("forward")
 
 
 def _output(operator: Operator) -> int:
-    """Elements of the result, as far as inputs tell; 0 where they do not."""
+    """Return elements of the result, as far as inputs tell; 0 where they do not."""
     name, dims = operator.name.removeprefix("aten::"), operator.dims
     sizes: list[list[int]] = [each for each in dims if each and all(isinstance(n, int) for n in each)]
     if name == "cat" and dims and dims[0]:

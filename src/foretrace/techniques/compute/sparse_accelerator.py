@@ -64,7 +64,7 @@ class MaskFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> MaskFile:
-        """From a file. Raises ForetraceError."""
+        """Read it from a file. Raises ForetraceError."""
         mend = "write it again by foretrace sparsity --json"
         try:
             found = msgspec.convert(parse_json(read_text(path, mend=mend), str(path), mend=mend), cls)
@@ -94,7 +94,7 @@ class SparseAccelerator(Technique):
     cycles: float | None = derived(doc="cycles of the array relative to those simulated")
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
-        """How far masks of other steps, or real ones with the zeros that were stated, may be off."""
+        """Return how far masks of other steps, or real ones with the zeros that were stated, may be off."""
         if self.masks:
             steps = [sum(map(_summed, step.layers)) for step in self._read().samples]
             totals = [float(each[:, 1].sum() / each[:, 0].sum()) for each in steps]  # type: ignore[index]
@@ -138,7 +138,7 @@ class SparseAccelerator(Technique):
         return scale(graph, graph.mask(rows), factor).noted(*notes)
 
     def _stated(self, text: str) -> tuple[float, float, float]:
-        """(share, low, high) from "0.5±0.1"; 0 where nothing is said."""
+        """Return (share, low, high) from "0.5±0.1"; 0 where nothing is said."""
         match = _STATED.fullmatch(text or "0")
         share, around = (float(each or 0) for each in match.groups()) if match else (1.0, 0.0)
         if not 0 <= share < 1:
@@ -152,7 +152,7 @@ class SparseAccelerator(Technique):
             raise self.refuse(str(error)) from None
 
     def _measured(self, known: Collection[Sizes]) -> dict[Sizes, Cycles]:
-        """Cycles of every size of convolution, from the user's masks."""
+        """Return cycles of every size of convolution, from the user's masks."""
         if self.array:
             raise self.refuse("array= is that of the file given by masks=; ask foretrace sparsity --array for another.")
         found: dict[Sizes, Cycles] = {}
@@ -169,7 +169,7 @@ class SparseAccelerator(Technique):
         return {key: found[key] for key in known}
 
     def _drawn(self, known: Mapping[Sizes, _Place], values: Mapping[str, float], dense: bool) -> dict[Sizes, Cycles]:
-        """The same from stated zeros; the first convolution of the step reads pictures, which have none."""
+        """Return the same from stated zeros; the first convolution of the step reads pictures, which have none."""
         inputs = values.get("input_zeros", self._stated(self.inputs)[0])
         gradients = values.get("gradient_zeros", self._stated(self.gradients)[0])
         if dense and gradients > _COINCIDENCE:
@@ -196,7 +196,7 @@ class _Place:
 
 
 def _transposed(graph: TaskGraph, row: int) -> bool:
-    """Whether it is a transposed convolution, for which there is no such array."""
+    """Return whether it is a transposed convolution, for which there is no such array."""
     name = graph.names[graph.op[row]] if graph.op[row] >= 0 else ""
     at = {"aten::convolution": 6, "aten::_convolution": 6, "aten::convolution_backward": 7}.get(name)
     if at is None or graph.shape[row] < 0:
@@ -208,7 +208,9 @@ def _transposed(graph: TaskGraph, row: int) -> bool:
 
 
 def _place(graph: TaskGraph, row: int) -> _Place | None:
-    """What the recording tells of a task that is a convolution, forward or backward; None where it lacks sizes."""
+    """Return what the recording tells of a task that is a convolution, forward or backward; None where it
+    lacks sizes.
+    """
     if min(graph.shape[row], graph.op[row]) < 0:
         return None
     try:
@@ -229,7 +231,7 @@ def _place(graph: TaskGraph, row: int) -> _Place | None:
 
 @lru_cache(maxsize=4096)
 def _cycles(place: _Place, inputs: float, gradients: float, learns: bool, array: SparseArray) -> Cycles:
-    """Cycles of a convolution with so many zeros."""
+    """Return cycles of a convolution with so many zeros."""
     (outputs, of_group, *taps), (channels, *size) = place.sizes
     after = [-(-each // place.stride) for each in size]
     full = np.broadcast_to(np.True_, (place.batch, max(channels, outputs), *size))
@@ -244,7 +246,7 @@ def _cycles(place: _Place, inputs: float, gradients: float, learns: bool, array:
 
 
 def _summed(layer: LayerCycles) -> Cycles:
-    """Forward and backward cycles, dense and skipping."""
+    """Return forward and backward cycles, dense and skipping."""
     sides = (layer.dense, layer.sparse)
     return np.array([
         [sum(cycles for what, cycles in side.items() if (what == FORWARD) == forward) for side in sides]
@@ -253,13 +255,13 @@ def _summed(layer: LayerCycles) -> Cycles:
 
 
 def _shares(cycles: Any) -> tuple[float, float]:
-    """Skipping over dense cycles, forward and backward; 1 where nothing is computed."""
+    """Return skipping over dense cycles, forward and backward; 1 where nothing is computed."""
     (forward, skipping), (backward, skipping_back) = cycles.tolist()
     return skipping / forward, skipping_back / backward if backward else 1.0
 
 
 def _normalised(graph: TaskGraph, convolutions: int) -> bool:
-    """Whether as many batch norms as kinds of convolutions run forward: as good as every one has its own."""
+    """Return whether as many batch norms as kinds of convolutions run forward: as good as every one has its own."""
     norms = select(graph, op=_NORMS, ignore_case=False, phase="forward")
     norms &= np.isin(graph.kind, (TaskKind.OPERATOR, TaskKind.KERNEL))
     return int(norms.sum()) >= max(graph.n_steps, 1) * convolutions

@@ -115,7 +115,7 @@ class SpeculativeDecoding(Technique):
             raise self.refuse("no whole step was recorded.")
 
     def _pass_ms(self, graph: TaskGraph) -> Prior:
-        """One pass of the draft."""
+        """Return one pass of the draft."""
         if given := _TIME.fullmatch(self.draft):
             value = float(given[1]) * _SECONDS[given[2]] * 1e3
             if not (isfinite(value) and value > 0):
@@ -130,7 +130,9 @@ class SpeculativeDecoding(Technique):
         return _recorded(self.draft)
 
     def _like(self, graph: TaskGraph, layers: int, width: int) -> Prior:
-        """A draft of the target's kind: time goes with layers, and with width between not at all and its square."""
+        """Return a draft of the target's kind: time goes with layers, and with width between not at all and its
+        square.
+        """
         own, own_width, share = _layers(graph)
         if not own or not own_width:
             raise self.refuse(
@@ -156,7 +158,7 @@ def _step_ns(graph: TaskGraph) -> float:
 
 
 def _first(graph: TaskGraph, step: int, *, on_device: bool) -> int | None:
-    """The first task of a step on its thread, or on the busiest stream."""
+    """Return the first task of a step on its thread, or on the busiest stream."""
     rows = np.flatnonzero((graph.step == step) & (graph.on_device == on_device) & ~graph.gone)
     rows = rows[~np.isin(graph.kind[rows], (TaskKind.MARK, TaskKind.RETURN))]
     if not len(rows):
@@ -167,7 +169,7 @@ def _first(graph: TaskGraph, step: int, *, on_device: bool) -> int | None:
 
 @lru_cache(maxsize=16)
 def _recorded(path: str) -> Prior:
-    """The median step of a recording, with the range of its steps."""
+    """Return the median step of a recording, with the range of its steps."""
     from foretrace.graph.builder import build
     from foretrace.simulate.overhead import unprofiled
     from foretrace.trace.read import read
@@ -180,14 +182,15 @@ def _recorded(path: str) -> Prior:
 
 
 def _layers(graph: TaskGraph) -> tuple[int, int, float]:
-    """Layers, width, and the share of the recorded work that is in layers; zeros where the recording does not tell.
+    """Return layers, width, and the share of the recorded work that is in layers; zeros where the recording does not
+    tell.
 
     Layers are the modules that stand most often under one name with a number behind it.
     """
     parts = [[re.fullmatch(r"(.*?)[_.]?(\d+)", each) for each in name.split(".")] for name in graph.layers]
 
     def kinds(depth: int) -> dict[str, set[str]]:
-        """Numbers by name; below the first level only of modules that hold others."""
+        """Return numbers by name; below the first level only of modules that hold others."""
         found: dict[str, set[str]] = {}
         for each in parts:
             if len(each) > depth + (depth > 1) and (named := each[depth]) is not None:

@@ -141,7 +141,7 @@ class StructuredDropout(Technique):
             raise self.refuse(f"span={self.span} is below 0; give a number of time steps, or 0 for the whole sequence.")
 
     def _places(self, graph: TaskGraph) -> list[LstmCall]:
-        """Where the recording shows what shrinks; refuses where there is nothing."""
+        """Return where the recording shows what shrinks; refuses where there is nothing."""
         self._check()
         found = places(graph)
         if not found:
@@ -156,7 +156,7 @@ class StructuredDropout(Technique):
         return found
 
     def _pair(self, part: LayerPart) -> tuple[Operator, Operator]:
-        """The part with ordinary and with structured dropout, to be timed alone."""
+        """Return the part with ordinary and with structured dropout, to be timed alone."""
         return part.operator(self.p, None), part.operator(self.p, self.span)
 
     def _ratio(self, calibration: Calibration, part: LayerPart) -> float | None:
@@ -168,7 +168,7 @@ _ONLY_INPUT = "ask for connections=input."
 
 
 def _with(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """The model with another module of this dotted name; the module itself where the name is empty."""
+    """Return the model with another module of this dotted name; the module itself where the name is empty."""
     if not name:
         return module
     parent, _, last = name.rpartition(".")
@@ -202,7 +202,7 @@ class _Layer:
 
     @classmethod
     def of(cls, operator: Operator) -> _Layer | None:
-        """From the recorded arguments; None where they are not those of a layer with a mask."""
+        """Make it from the recorded arguments; None where they are not those of a layer with a mask."""
         dims = operator.dims
         if len(dims) <= _MASK_H or len(dims[_X]) != 3 or len(dims[_W_IH]) != 2:
             return None
@@ -231,7 +231,7 @@ class _Layer:
 
 
 def places(graph: TaskGraph) -> list[LstmCall]:
-    """All parts with ordinary dropout that structured dropout would change, in program order."""
+    """Return all parts with ordinary dropout that structured dropout would change, in program order."""
     found: list[LstmCall] = []
     names = {name: i for i, name in enumerate(graph.names)}
     marked = [names[each] for each in (_FORWARD, _BACKWARD) if each in names]
@@ -251,7 +251,9 @@ class _Thread:
         self.runs = [self.rows[begin:end] for begin, end in bounds.reshape(-1, 2).tolist()]
 
     def places(self) -> list[LstmCall]:
-        """Parts of all layers; a backward pass belongs to the last forward pass of its sizes that had none yet."""
+        """Return parts of all layers; a backward pass belongs to the last forward pass of its sizes that had
+        none yet.
+        """
         found: list[LstmCall] = []
         waiting: list[_Layer] = []
         drawn: list[Int64] = []
@@ -275,7 +277,7 @@ class _Thread:
         return found
 
     def _drawn(self, layer: _Layer, runs: list[Int64]) -> list[LstmCall]:
-        """Drawing the masks, which comes before the layer: three runs of operators for each."""
+        """Return drawing the masks, which comes before the layer: three runs of operators for each."""
         wanted = [(INPUT, layer.drops_input), (RECURRENT, layer.drops_recurrent)]
         connections = [connection for connection, drops in wanted if drops]
         mine = runs[len(runs) - 3 * len(connections) :] if len(runs) >= 3 * len(connections) else []
@@ -286,7 +288,9 @@ class _Thread:
         ]
 
     def _forward(self, layer: _Layer, run: Int64) -> list[LstmCall]:
-        """One product over all time steps, with the mask before it; then one per time step, each with its mask."""
+        """Return one product over all time steps, with the mask before it; then one per time step, each with
+        its mask.
+        """
         calls = self._calls(run)
         names = [name for name, _ in calls]
         if "aten::addmm" not in names:
@@ -304,7 +308,9 @@ class _Thread:
         return found
 
     def _backward(self, layer: _Layer, run: Int64) -> list[LstmCall]:
-        """One product per time step, each with its mask; then the input's gradient if wanted, and the weights'."""
+        """Return one product per time step, each with its mask; then the input's gradient if wanted, and the
+        weights'.
+        """
         calls = self._calls(run)
         products = [i for i, (name, _) in enumerate(calls) if name in ("aten::mm", "aten::addmm_")]
         steps, after = products[: layer.time_steps], products[layer.time_steps :]
@@ -325,7 +331,7 @@ class _Thread:
         return LstmCall(part=layer.part(what, connection), rows=np.array(rows, dtype=np.int64))
 
     def _calls(self, run: Int64) -> list[tuple[str, int]]:
-        """Operators inside the layer that compute, in their order, with their tasks."""
+        """Return operators inside the layer that compute, in their order, with their tasks."""
         found = [(self._op(row), int(row)) for row in run]
         return [(name, row) for name, row in found if name.startswith("aten::") and name not in _VIEWS]
 

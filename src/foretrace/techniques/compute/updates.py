@@ -49,13 +49,13 @@ class OptimizerRun:
 
 
 def step_tasks(graph: TaskGraph) -> Mask:
-    """Everything inside `Optimizer.step`, on host and device, without `zero_grad` and without step marks."""
+    """Return everything inside `Optimizer.step`, on host and device, without `zero_grad` and without step marks."""
     inside = select(graph, layer="Optimizer.step#*", ignore_case=False)
     return np.asarray(inside & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN)))
 
 
 def ends_by_step(graph: TaskGraph, mask: Mask) -> tuple[Int64, Int64]:
-    """The first and the last row of a mask in every step; -1 where it has none."""
+    """Return the first and the last row of a mask in every step; -1 where it has none."""
     rows = np.flatnonzero(mask & (graph.step >= 0) & (graph.step < graph.n_steps))
     first, last = np.full((2, graph.n_steps), -1, dtype=np.int64)
     first[graph.step[rows[::-1]]], last[graph.step[rows]] = rows[::-1], rows
@@ -64,7 +64,7 @@ def ends_by_step(graph: TaskGraph, mask: Mask) -> tuple[Int64, Int64]:
 
 @per_graph
 def find_update(graph: TaskGraph) -> Update | None:
-    """The optimizer that marks the steps, else the one seen most; None if the recording shows none."""
+    """Return the optimizer that marks the steps, else the one seen most; None if the recording shows none."""
     mask = step_tasks(graph)
     if not mask.any():
         return None
@@ -91,7 +91,7 @@ def find_update(graph: TaskGraph) -> Update | None:
 
 
 def runs(graph: TaskGraph, mask: Mask) -> list[OptimizerRun]:
-    """The optimizer steps in `mask`: runs of its tasks on a thread, whatever step marks lie in them."""
+    """Return the optimizer steps in `mask`: runs of its tasks on a thread, whatever step marks lie in them."""
     launch = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & mask[graph.src])
     launched = graph.dst[launch]
     found = []
@@ -111,7 +111,7 @@ def runs(graph: TaskGraph, mask: Mask) -> list[OptimizerRun]:
 
 @per_graph
 def update_bandwidth(graph: TaskGraph) -> Prior | None:
-    """Bandwidth that one pass over large arrays reaches, GB/s; None where nothing tells."""
+    """Return the bandwidth that one pass over large arrays reaches, GB/s; None where nothing tells."""
     if graph.info.platform == "cpu":
         large = (graph.nbytes >= _LARGE_BYTES) & (graph.phase == Phase.OPTIMIZER)
         shown = select(graph, kind="operator", name=_FIRST, ignore_case=False) & large
@@ -137,14 +137,16 @@ def update_bandwidth(graph: TaskGraph) -> Prior | None:
 
 
 def streaming(device: Device) -> Prior:
-    """Bandwidth that kernels which only move data reach on a device, GB/s."""
+    """Return the bandwidth that kernels which only move data reach on a device, GB/s."""
     low, value, high = (share * device.memory_gb_s for share in (0.6, 0.75, 0.9))
     why = f"60 to 90 % of the peak of {device.name}, as streaming kernels reach"
     return Prior(value, low, high, unit="GB/s", why=why)
 
 
 def _sizes(graph: TaskGraph, optimizer: str) -> tuple[tuple[int, ...], ...]:
-    """Sizes of the float32 parameters that optimizers of this class update; empty where others are among them."""
+    """Return sizes of the float32 parameters that optimizers of this class update; empty where others are
+    among them.
+    """
     recording = graph.info.recording
     mine = {i for i, each in enumerate(recording.get("optimizers", [])) if each.get("class") == optimizer}
     found = [each for each in recording.get("parameters", []) if each.get("optimizer") in mine and each.get("trained")]
@@ -154,7 +156,7 @@ def _sizes(graph: TaskGraph, optimizer: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _parameters(graph: TaskGraph, mask: Mask, recorded: list[dict[str, Any]]) -> tuple[int, int]:
-    """Number of parameter tensors and their bytes; 0 bytes if unknown."""
+    """Return the number of parameter tensors and their bytes; 0 bytes if unknown."""
     if recorded:
         sizes = recorded[0].get("tensors", {})
         elements = {dtype: each["elements"] for dtype, each in sizes.items()}

@@ -102,7 +102,7 @@ class Contention(Technique):
     # -- what the user gave ----------------------------------------------------------------------------------------
 
     def _check(self, graph: TaskGraph) -> float:
-        """The share of others; refuses what cannot be."""
+        """Return the share of others; refuses what cannot be."""
         background = self.values(graph)["background"]
         if not (isfinite(background) and 0 <= background < 1):
             raise self.refuse(f"background={background:g} is no share of a link; give 0 or more and less than 1.")
@@ -112,7 +112,7 @@ class Contention(Technique):
         return background
 
     def _factor(self) -> float | None:
-        """The slow-down that the user states; None for none, and where it is to be measured."""
+        """Return the slow-down that the user states; None for none, and where it is to be measured."""
         if self.interference in ("", MEASURED):
             return None
         try:
@@ -131,7 +131,7 @@ class Contention(Technique):
     def _found(
         self, graph: TaskGraph, before: Timeline, live: Mask, facts: dict[str, Any]
     ) -> tuple[Wires, PlacedTransfers]:
-        """The wires, and the transfers of the graph on them."""
+        """Return the wires, and the transfers of the graph on them."""
         if facts:
             messages = PutIn(facts=facts, groups=self.groups)
             wires = self._wires(self.network or self._text(facts), messages.workers)
@@ -152,7 +152,7 @@ class Contention(Technique):
         return wires, found
 
     def _text(self, facts: dict[str, Any]) -> str:
-        """The network that messages were put in for."""
+        """Return the network that messages were put in for."""
         levels = {text for _, text in facts.get("levels", ())} if facts.get("scheme") == HIERARCHICAL else set()
         if not facts.get("network") or len(levels) > 1:
             raise self.refuse("the messages take several networks; give the file of the cluster that has them "
@@ -189,7 +189,7 @@ class Contention(Technique):
         return Change(what=what, tasks=sum(len(each.rows) for each in run.moved))
 
     def _limits_notes(self, graph: TaskGraph, found: PlacedTransfers) -> list[Change]:
-        """What a recording of collectives leaves open."""
+        """Return what a recording of collectives leaves open."""
         what = (
             "recorded transfers are taken as alone on their links: what they shared there counts twice if they still do"
         )
@@ -253,7 +253,7 @@ class _Runs:
         self, graph: TaskGraph, before: Timeline, moved: Sequence[Moved], capacity: Float64, now: Float64,
         slowing: Interference | None, *, put_in: bool,
     ) -> None:  # fmt: skip
-        """`capacity` is what links (L, bytes per second) carry for a transfer alone, `now` what they carry."""
+        """Take `capacity`, what links (L, bytes per second) carry for a transfer alone, `now` what they carry."""
         self.moved = moved
         bare = graph if slowing is None or put_in else _lonely(graph, before, slowing)
         self.flows, links = as_flows(moved, capacity, now)
@@ -278,7 +278,7 @@ def _slowed(graph: TaskGraph, slowing: Interference) -> Mask:
 
 
 def _lonely(graph: TaskGraph, before: Timeline, slowing: Interference) -> TaskGraph:
-    """The graph with kernels as they would be without the collectives beside which they were recorded."""
+    """Return the graph with kernels as they would be without the collectives beside which they were recorded."""
     dur, rank, slowed = graph.dur.copy(), graph.rank, _slowed(graph, slowing)
     collective = (graph.kind == TaskKind.COLLECTIVE) & ~graph.gone & (before.end > before.start)
     for each in np.unique(rank):

@@ -41,7 +41,7 @@ class Fetches:
 
 
 def find_fetches(graph: TaskGraph) -> tuple[Fetches, ...]:
-    """One entry per thread that loads data. A batch is a run of DATA tasks, whatever step marks lie in it."""
+    """Return one entry per thread that loads data. A batch is a run of DATA tasks, whatever step marks lie in it."""
     loading = (graph.kind == TaskKind.DATA) & ~graph.gone
     apart = np.isin(graph.kind, HOST) & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN)) & ~loading
     apart &= graph.phase != Phase.DATA  # calls that a fetch makes
@@ -113,7 +113,7 @@ def add_workers(
 
 
 def cores(graph: TaskGraph) -> float | None:
-    """Cores that the recorded process could use, None if the recording does not say."""
+    """Return cores that the recorded process could use, None if the recording does not say."""
     machine = graph.info.recording.get("machine", {})
     counts = [len(machine["affinity"])] if machine.get("affinity") else []
     counts += [machine[key] for key in ("cores", "cpu_quota", "usable_cores") if machine.get(key)]
@@ -121,7 +121,7 @@ def cores(graph: TaskGraph) -> float | None:
 
 
 def free_workers(cores: float | None, threads: int) -> int:
-    """Worker processes that have a core of their own beside so many threads of training: 1 to MOST_WORKERS.
+    """Return worker processes that have a core of their own beside so many threads of training: 1 to MOST_WORKERS.
 
     Where the recording does not say how many cores there are, MOST_WORKERS.
     """
@@ -195,7 +195,7 @@ class PrefetchData(Technique):
         return self._pin(graph) if self.pinned else graph
 
     def _pin(self, graph: TaskGraph) -> TaskGraph:
-        """Copies from pinned memory: faster, and their calls return at once."""
+        """Return copies from pinned memory: faster, and their calls return at once."""
         copies = _pageable_copies(graph)
         if not copies.any():
             raise self.refuse("the recording shows no copies from pageable memory that pinning could speed up.")
@@ -211,11 +211,11 @@ class PrefetchData(Technique):
         return replace(training, loader=loader)
 
     def workers_for(self, graph: TaskGraph) -> int:
-        """Worker processes: as many as asked for, else those that the recorded process had cores for."""
+        """Return worker processes: as many as asked for, else those that the recorded process had cores for."""
         return free_workers(cores(graph), _threads(graph)) if self.workers is None else self.workers
 
     def _workers_here(self, training: Training) -> int:
-        """The same, of this process."""
+        """Return the same, of this process."""
         import torch
 
         threads = torch.get_num_threads() if training.device == "cpu" else 1
@@ -242,7 +242,7 @@ class PrefetchData(Technique):
         return self._contend(result, _period(alone, batches), float(batch.mean()), batches)
 
     def _preparation(self, graph: TaskGraph, fetches: Fetches, hand_over: float) -> Float64:
-        """Time to prepare each batch in the training process, ns."""
+        """Return the time to prepare each batch in the training process, ns."""
         if not fetches.processes:
             return fetches.ns.astype(np.float64)
         loaders = graph.info.recording.get("loaders", [])
@@ -261,7 +261,7 @@ class PrefetchData(Technique):
         return np.full(len(fetches.first), max(has * _period(graph, len(fetches.first)), busy))
 
     def _contend(self, graph: TaskGraph, alone_ns: float, batch_ns: float, batches: int) -> TaskGraph:
-        """Slow the training process, its copies and the workers by what they take from each other.
+        """Return slow the training process, its copies and the workers by what they take from each other.
 
         `alone_ns` is the step without loading, `batch_ns` what a batch costs a worker. With too few cores the
         work of all processes cannot be done faster than (step · threads + batch) / cores.
@@ -285,29 +285,29 @@ class PrefetchData(Technique):
 
 
 def _threads(graph: TaskGraph) -> int:
-    """Cores that the recorded process kept busy by itself."""
+    """Return cores that the recorded process kept busy by itself."""
     return int(graph.info.recording.get("threads", {}).get("intra_op", 1)) if graph.info.platform == "cpu" else 1
 
 
 def _inside(graph: TaskGraph, fetches: Fetches) -> int:
-    """Batches taken between the first and the last mark."""
+    """Return batches taken between the first and the last mark."""
     return int(((fetches.first > graph.marks[0]) & (fetches.first < graph.marks[-1])).sum())
 
 
 def _period(graph: TaskGraph, batches: int) -> float:
-    """Time per batch between the first and the last mark, ns."""
+    """Return the time per batch between the first and the last mark, ns."""
     _, end = replay(graph)
     return float(end[graph.marks[-1]] - end[graph.marks[0]]) / max(batches, 1)
 
 
 def _pageable_copies(graph: TaskGraph) -> Mask:
-    """Copies to the device that the processor stages."""
+    """Return copies to the device that the processor stages."""
     copies = select(graph, kind="copy", name=("*HtoD*", "*HostToDevice*")) & ~select(graph, name="*Pinned*")
     return np.asarray(copies & ((graph.nbytes < 0) | (graph.nbytes > _STAGED_BYTES)))
 
 
 def _staging(graph: TaskGraph) -> Mask:
-    """The calls of these copies."""
+    """Return the calls of these copies."""
     calls = np.zeros(len(graph), dtype=np.bool_)
     edges = (graph.edge_kind == EdgeKind.LAUNCH) & _pageable_copies(graph)[graph.dst]
     calls[graph.src[edges]] = True

@@ -64,7 +64,8 @@ class BucketFusion(Technique):
         return self._fused(graph, found)
 
     def _fused(self, graph: TaskGraph, found: RecordedAllReduces) -> TaskGraph:
-        """Neighbours on a lane joined until they hold `cap_mb` (0: all of a step), in the place of the last of them.
+        """Return neighbours on a lane joined until they hold `cap_mb` (0: all of a step), in the place of the last of
+        them.
 
         Work on the results of the former ones stays where it is and no longer waits; what follows the last one waits
         for the whole bucket. The bytes of a step are shared out by transfer times where the recording has no sizes.
@@ -122,7 +123,7 @@ class BucketFusion(Technique):
         }
 
     def _recorded(self, graph: TaskGraph) -> RecordedAllReduces | None:
-        """Messages of a recording of several workers; None where `data-parallel` put them in."""
+        """Return messages of a recording of several workers; None where `data-parallel` put them in."""
         if graph.info.recording.get("distributed"):
             return None
         return recorded_all_reduces(graph)
@@ -157,13 +158,13 @@ class RecordedAllReduces:
     optimizer_bytes: int  # of the parameters that are updated, 0 if unknown
 
     def total(self, given: float) -> float:
-        """Bytes of a step's gradients, as given, recorded, or as large as the parameters; 0 if unknown."""
+        """Return bytes of a step's gradients, as given, recorded, or as large as the parameters; 0 if unknown."""
         return given or (1.0 if np.all(self.nbytes > 0) else float(self.optimizer_bytes))
 
 
 @per_graph
 def recorded_all_reduces(graph: TaskGraph) -> RecordedAllReduces | None:
-    """The all-reduces of the recorded steps; None where there are fewer than two per step."""
+    """Return the all-reduces of the recorded steps; None where there are fewer than two per step."""
     named = np.array([bool(_ALL_REDUCE.search(name)) for name in graph.names], dtype=np.bool_)[graph.name]
     mask = (graph.kind == TaskKind.COLLECTIVE) & named & ~graph.gone & (graph.step >= 0)
     rows = np.flatnonzero(mask & (graph.step < graph.n_steps)).astype(np.int64)
@@ -186,7 +187,9 @@ def recorded_all_reduces(graph: TaskGraph) -> RecordedAllReduces | None:
 
 
 def _issuing(graph: TaskGraph, gone: Mask) -> Mask:
-    """Host work directly before and behind the launches of these collectives, up to the next calls of the runtime."""
+    """Return host work directly before and behind the launches of these collectives, up to the next calls of the
+    runtime.
+    """
     dst = graph.dst
     launch = (graph.edge_kind == EdgeKind.LAUNCH) & gone[dst]
     calls = graph.mask(graph.src[launch])

@@ -61,7 +61,9 @@ _BETWEEN = Prior(
 def timed(
     calibration: Calibration, settings: CompressionSettings, buckets: Sequence[Shapes], workers: int, device: str
 ) -> Coding | None:
-    """As hooks were timed on this machine: on these very buckets, else on others; None where neither was timed."""
+    """Return the coding as hooks were timed on this machine: on these very buckets, else on others; None where neither
+    was timed.
+    """
     found, how = [], TIMED
     for shapes in buckets:
         operators = [hook_operator(settings, list(shapes), workers, part, device) for part in (ENCODE, ALL)]
@@ -76,7 +78,7 @@ def timed(
 
 
 def _between(calibration: Calibration, operator: Operator) -> float | None:
-    """Seconds of a hook from those of the same hook on buckets of other sizes: a power law between two of them.
+    """Return seconds of a hook from those of the same hook on buckets of other sizes: a power law between two of them.
 
     Beyond the largest in proportion to the size; below the smallest as long as that.
     """
@@ -111,7 +113,7 @@ class CodingWork:
 
 
 def work(settings: CompressionSettings, shapes: Shapes, workers: int) -> tuple[CodingWork, CodingWork]:
-    """Encoding and decoding one bucket of float32 gradients of these shapes, for so many workers."""
+    """Return encoding and decoding one bucket of float32 gradients of these shapes, for so many workers."""
     n = sum(prod(shape) for shape in shapes)
     k = kept(n, settings.share)
     match settings.method:
@@ -147,7 +149,7 @@ def work(settings: CompressionSettings, shapes: Shapes, workers: int) -> tuple[C
 
 
 def _low_rank(settings: CompressionSettings, shapes: Shapes, n: int) -> tuple[CodingWork, CodingWork]:
-    """PyTorch's PowerSGD hook: error added and kept, per matrix Q and P orthogonal and three products.
+    """Return PyTorch's PowerSGD hook: error added and kept, per matrix Q and P orthogonal and three products.
 
     Up to two columns are made orthogonal by operators (Gram-Schmidt), more by a library, whose kernels are guessed.
     """
@@ -176,7 +178,9 @@ def _low_rank(settings: CompressionSettings, shapes: Shapes, n: int) -> tuple[Co
 
 
 def traffic_s(done: CodingWork, device: Device) -> tuple[float, float, float]:
-    """Seconds of `done` on a GPU: central, low (the host is ahead of it) and high (it waits for every launch)."""
+    """Return seconds of `done` on a GPU: central, low (the host is ahead of it) and high (it waits for every
+    launch).
+    """
     regular, other = share_of(Family.MOVE, Precision.FP32), share_of(Family.OTHER, Precision.FP32)
     start, rate = Roofline().start_s, 1e9 * device.memory_gb_s
     host = 1e-9 * (_HOST.backward_ns * done.operators + _HOST.call_ns * done.kernels)
@@ -191,7 +195,7 @@ def traffic_s(done: CodingWork, device: Device) -> tuple[float, float, float]:
 
 
 def by_traffic(settings: CompressionSettings, buckets: Sequence[Shapes], workers: int, device: Device) -> Coding:
-    """What the hooks' passes over memory take on a GPU that nobody timed them on.
+    """Return what the hooks' passes over memory take on a GPU that nobody timed them on.
 
     Published kernels were up to 70 times slower (top-k on V100), so the slow end is a quarter beyond what was quoted of
     them, whichever GPU it is.

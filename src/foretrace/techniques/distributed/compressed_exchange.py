@@ -30,13 +30,15 @@ class Compressed:
 
 
 def bucket_shapes(graph: TaskGraph, plan: ExchangePlan) -> list[tuple[tuple[int, ...], ...]]:
-    """Shapes of the gradients of every bucket."""
+    """Return shapes of the gradients of every bucket."""
     gradients = plan.gradients(graph)
     return [tuple(gradients[i].shape for i in part.gradients) for part in plan.parts]
 
 
 def compressible(graph: TaskGraph, technique: Technique) -> ExchangePlan:
-    """The plan of the messages in a graph; refuses, in the name of `technique`, where no hook could change them."""
+    """Return the plan of the messages in a graph; refuses, in the name of `technique`, where no hook could
+    change them.
+    """
     plan = plan_of(graph, technique, only_all_reduce=True)
     if plan.prioritised:
         raise technique.refuse("hooks of DistributedDataParallel send buckets in their order; leave priority out.")
@@ -63,7 +65,7 @@ def compressed(
     crowding: float = 0.0,
     in_turn: bool = False,
 ) -> TaskGraph:
-    """The graph with these messages instead of the plan's.
+    """Return the graph with these messages instead of the plan's.
 
     Encoding comes behind the gradient of a bucket that is ready last, on the lane of the backward pass, and the message
     behind it. Decoding belongs to the message: it holds one of the places in flight, not the link; the share
@@ -99,7 +101,7 @@ def compressed(
     old = len(base)
 
     def behind(rows: Any, i: int, *, of_device: bool) -> Any:
-        """New rows of these, or of the encoder that stands behind them."""
+        """Return new rows of these, or of the encoder that stands behind them."""
         moved = np.where(rows >= 0, new[np.maximum(rows, 0)], -1)
         for step in range(steps):
             if (at := place.get((i, step))) is not None:

@@ -28,7 +28,7 @@ class CompressedCollective:
 
 
 def parts(settings: CompressionSettings, shapes: Shapes, workers: int) -> tuple[CompressedCollective, ...]:
-    """The collectives of a bucket of float32 gradients, one after the other."""
+    """Return the collectives of a bucket of float32 gradients, one after the other."""
     elements = sum(prod(shape) for shape in shapes)
     match settings.method:
         case "fp16" | "bf16":
@@ -47,7 +47,7 @@ def parts(settings: CompressionSettings, shapes: Shapes, workers: int) -> tuple[
 
 
 def low_rank(shapes: Shapes, rank: int, min_rate: float) -> tuple[int, int, int]:
-    """Numbers that PowerSGD sends of tensors [n, m...]: uncompressed ones, P (n r), Q (m r).
+    """Return numbers that PowerSGD sends of tensors [n, m...]: uncompressed ones, P (n r), Q (m r).
 
     The rule of PyTorch's hook: r is at most n and m, and a tensor is sent as it is unless it shrinks by more than
     `min_rate` (Vogels et al., NeurIPS 2019, algorithm 1; `powerSGD_hook._should_compress`).
@@ -66,13 +66,13 @@ def low_rank(shapes: Shapes, rank: int, min_rate: float) -> tuple[int, int, int]
 
 
 def ratio(settings: CompressionSettings, shapes: Shapes, workers: int = 2) -> float:
-    """Bytes of float32 gradients relative to what one worker sends."""
+    """Return bytes of float32 gradients relative to what one worker sends."""
     elements = sum(prod(shape) for shape in shapes)
     return _BITS_32 * elements / sum(part.sent for part in parts(settings, shapes, workers))
 
 
 def wanted(settings: CompressionSettings, buckets: Sequence[Shapes], workers: int, device: str) -> tuple[Operator, ...]:
-    """The real hook on every bucket, to be timed alone: up to where it returns, and all of it."""
+    """Return the real hook on every bucket, to be timed alone: up to where it returns, and all of it."""
     pairs = [
         hook_operator(settings, list(shapes), workers, part, device) for shapes in buckets for part in (ENCODE, ALL)
     ]
@@ -80,7 +80,7 @@ def wanted(settings: CompressionSettings, buckets: Sequence[Shapes], workers: in
 
 
 def rates(settings: CompressionSettings, workers: int, *, cpu: bool) -> tuple[Prior, Prior]:
-    """Gradient bytes per second that a device encodes and decodes, before anyone timed it."""
+    """Return gradient bytes per second that a device encodes and decodes, before anyone timed it."""
     where = "one core" if cpu else "a data-centre GPU"
     why = f"{where} handles {settings.method} so fast, {'timed on one machine' if cpu else 'as was published for V100'}"
     encode, decode = (_CPU if cpu else _GPU)[settings.method]

@@ -58,11 +58,11 @@ class DataParallel(Technique):
         return lay_out(self.slowed(graph, gradients, plan), plan, self)
 
     def buckets(self, nbytes: Sequence[int], types: Sequence[object] | None = None) -> list[list[int]]:
-        """Gradients (in the order in which they become ready) that are sent together."""
+        """Return gradients (in the order in which they become ready) that are sent together."""
         return bucketed(nbytes, [int(cap * MIB) for cap in self._caps()], types)
 
     def _caps(self) -> tuple[float, ...]:
-        """Sizes (MiB) at which buckets are closed."""
+        """Return sizes (MiB) at which buckets are closed."""
         if self.buckets_mb:
             try:
                 caps = tuple(float(each) for each in self.buckets_mb.split(","))
@@ -105,7 +105,7 @@ class DataParallel(Technique):
         )
 
     def assigned(self, gradients: Sequence[Gradient]) -> list[list[int]]:
-        """Gradients per bucket, as the reducer assigns them from the second step on."""
+        """Return gradients per bucket, as the reducer assigns them from the second step on."""
         sizes, types = [each.nbytes for each in gradients], [each.itemsize for each in gradients]
         if not self.unused:
             return self.buckets(sizes, types)
@@ -139,7 +139,7 @@ class DataParallel(Technique):
         return found | one_worker.measured(graph, net)
 
     def slowed(self, graph: TaskGraph, gradients: Sequence[Gradient], plan: ExchangePlan) -> TaskGraph:
-        """Computing beside messages, and what the reducer adds to every gradient."""
+        """Return computing beside messages, and what the reducer adds to every gradient."""
         values = self.values(graph)
         first = np.min([each.ready for each in gradients], axis=0)
         last = np.max([each.ready for each in gradients], axis=0)

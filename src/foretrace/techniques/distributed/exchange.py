@@ -75,7 +75,7 @@ def exchange(
     ordered: bool = True,
     as_issued: bool = False,
 ) -> TaskGraph:
-    """The graph with these messages, in their order on every link, at most `in_flight` at a time.
+    """Return the graph with these messages, in their order on every link, at most `in_flight` at a time.
 
     With `as_issued` they are in the order of `after` in every step, which may differ between steps. Every message must
     wait at one of the `stops` (the same rows). In a recording of a device it is the first device task behind the stop
@@ -165,7 +165,7 @@ def exchange(
 
 
 def without_exchange(graph: TaskGraph) -> TaskGraph:
-    """The graph without the messages and waits that `exchange` put into it; as it is where there are none."""
+    """Return the graph without the messages and waits that `exchange` put into it; as it is where there are none."""
     links = np.array(
         [lane.kind == LaneKind.LINK and lane.label.split()[:1] == [LINK] for lane in graph.lanes], np.bool_
     )
@@ -180,7 +180,7 @@ def without_exchange(graph: TaskGraph) -> TaskGraph:
 
 
 def beside(graph: TaskGraph, company: float, stretch: float, delay_us: float = 0.0) -> TaskGraph:
-    """The graph of a worker that computes by `company` slower, and exchanges by `stretch`, while it does both.
+    """Return the graph of a worker that computes by `company` slower, and exchanges by `stretch`, while it does both.
 
     Every message that is wholly beside computing takes `delay_us` more.
 
@@ -194,7 +194,9 @@ def beside(graph: TaskGraph, company: float, stretch: float, delay_us: float = 0
 
 
 def apart(graph: TaskGraph, company: float, stretch: float) -> TaskGraph:
-    """The graph that `beside` was given, but for the rounding and for delays of messages, from the one that it made."""
+    """Return the graph that `beside` was given, but for the rounding and for delays of messages, from the one that it
+    made.
+    """
     return _times(graph, *(1 / each for each in _slower(graph, company, np.full(len(graph), stretch))))
 
 
@@ -204,7 +206,7 @@ def _times(graph: TaskGraph, factor: Float64, lags: Float64) -> TaskGraph:
 
 
 def _slower(graph: TaskGraph, company: float, stretches: Float64) -> tuple[Float64, Float64]:
-    """Factors of tasks (n), and of the times (m, lags of edges) that messages keep the link for themselves."""
+    """Return factors of tasks (n), and of the times (m, lags of edges) that messages keep the link for themselves."""
     message = (graph.kind == TaskKind.COLLECTIVE) & ~graph.gone
     work = ~graph.on_device & ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN, TaskKind.COLLECTIVE))
     (start, end), factor = replay(graph), np.ones(len(graph))
@@ -215,7 +217,7 @@ def _slower(graph: TaskGraph, company: float, stretches: Float64) -> tuple[Float
 
 
 def _shared(start: Int64, end: Int64, mine: Mask, others: Mask) -> Float64:
-    """The share of the time of each of `mine` in which one of `others` runs."""
+    """Return the share of the time of each of `mine` in which one of `others` runs."""
     order = np.flatnonzero(others & (end > start))
     if not len(order):
         return np.zeros(int(mine.sum()))
@@ -239,7 +241,7 @@ class _Launched:
         self._lane_of = graph.lane[self._src]
 
     def next_behind(self, row: int) -> int:
-        """The first device task launched behind a host row on its thread; −1 if there is none."""
+        """Return the first device task launched behind a host row on its thread; −1 if there is none."""
         lane = self._lane[row]
         first, last = np.searchsorted(self._lane_of, [lane, lane + 1])
         place = first + np.searchsorted(self._src[first:last], row, side="right")

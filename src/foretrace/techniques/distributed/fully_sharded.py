@@ -88,7 +88,7 @@ class FullySharded(Technique):
     def _messages(
         self, graph: TaskGraph, units: Sequence[ShardedUnit], plan: ExchangePlan, values: dict[str, float]
     ) -> tuple[list[Message], list[Stop]]:
-        """Gathers and scatters of a step, in the order in which they are issued."""
+        """Return gathers and scatters of a step, in the order in which they are issued."""
         net, ahead = plan.net(), plan.backend == "nccl"
         on_device = bool(graph.on_device.any())
         wait_ns, host_ns = round(values["waiting_ms"] * 1e6), round(values["unit_us"] * 1e3)
@@ -139,7 +139,7 @@ class FullySharded(Technique):
         return messages, made
 
     def _update(self, graph: TaskGraph, values: dict[str, float]) -> TaskGraph:
-        """The optimizer on a share of the parameters: as many operators on shorter arrays."""
+        """Return the optimizer on a share of the parameters: as many operators on shorter arrays."""
         own = step_tasks(graph) & ~graph.gone & np.isin(graph.kind, (TaskKind.OPERATOR, TaskKind.KERNEL))
         if not own.any():
             return graph
@@ -155,7 +155,7 @@ class FullySharded(Technique):
         return retime(result, first, (result.dur[first] + more).astype(np.float64), what="dispatch on shards in {}")
 
     def _memory(self, graph: TaskGraph, units: Sequence[ShardedUnit]) -> Change:
-        """What a worker still holds of parameters, gradients and optimizer state."""
+        """Return what a worker still holds of parameters, gradients and optimizer state."""
         update = find_update(graph)
         states = {"Adam": 2, "AdamW": 2, "SGD": 0, "Adagrad": 1}.get(update.optimizer if update else "", 0)
         if update and update.optimizer == "SGD" and update.settings.get("momentum"):
@@ -190,7 +190,7 @@ class FullySharded(Technique):
         return ExchangePlan(workers=self.workers, network=self.network, backend=backend, parts=(), transfer=transfer)
 
     def _units(self, graph: TaskGraph) -> list[ShardedUnit]:
-        """Units in the order of their forward passes."""
+        """Return units in the order of their forward passes."""
         if self.workers < 2:
             raise self.refuse("workers must be 2 or more.")
         one_worker.required(self, graph)
@@ -263,7 +263,7 @@ def _unit(name: str, gradients: Sequence[Gradient], forward: Int64, backward: In
 
 
 def _device_behind(graph: TaskGraph, rows: Int64) -> Int64:
-    """Per step the last device task launched at or before a host row; −1 where there is none."""
+    """Return per step the last device task launched at or before a host row; −1 where there is none."""
     launch = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & ~graph.gone[graph.dst])
     order = launch[np.argsort(graph.src[launch], kind="stable")]
     place = np.searchsorted(graph.src[order], rows, side="right") - 1

@@ -100,13 +100,13 @@ class GradientCompression(Technique):
         return changed.noted(Change(what=what, tasks=len(buckets) * graph.n_steps))
 
     def coding_s(self, graph: TaskGraph) -> tuple[float, float, str]:
-        """Seconds of encoding and of decoding all buckets of a step, and how they are known (`coding`)."""
+        """Return seconds of encoding and of decoding all buckets of a step, and how they are known (`coding`)."""
         plan = self._plan(graph)
         times, known = self._times(graph, plan, self.values(graph)), self._known(graph, plan)
         return sum(each for each, _ in times), sum(each for _, each in times), known.how if known else PRIOR
 
     def sent(self, graph: TaskGraph) -> tuple[float, float]:
-        """Bytes that a worker sends per step, and how many times fewer they are than its gradients."""
+        """Return bytes that a worker sends per step, and how many times fewer they are than its gradients."""
         plan = self._plan(graph)
         buckets = bucket_shapes(graph, plan)
         nbytes = sum(part.sent for each in buckets for part in parts(self.settings, each, plan.workers))
@@ -149,7 +149,9 @@ class GradientCompression(Technique):
             raise self.refuse(f"crowding={self.crowding} is no part; give 0 to 1.")
 
     def _known(self, graph: TaskGraph, plan: ExchangePlan) -> Coding | None:
-        """What coding every bucket takes, timed or by memory traffic; None where neither tells, or rates are given."""
+        """Return what coding every bucket takes, timed or by memory traffic; None where neither tells, or rates are
+        given.
+        """
         if self.encode_gb_s is not None or self.decode_gb_s is not None:
             return None
         shapes = bucket_shapes(graph, plan)
@@ -170,7 +172,9 @@ def _device(graph: TaskGraph) -> str:
 
 
 def _take_momentum(training: Training) -> float:
-    """Momentum of SGD, which DGC applies on every worker before it sends, taken out of the optimizers; else 0."""
+    """Return momentum of SGD, which DGC applies on every worker before it sends, taken out of the optimizers;
+    else 0.
+    """
     from torch.optim import SGD
 
     taken = 0.0

@@ -49,7 +49,7 @@ class Gradient:
 
 @per_graph
 def find_gradients(graph: TaskGraph) -> tuple[Gradient, ...]:
-    """Gradients in the order in which they become ready; empty where the recording does not show them.
+    """Return gradients in the order in which they become ready; empty where the recording does not show them.
 
     A recording with operators of the host shows when autograd hands a gradient over; else the times that foretrace's
     recorder observed in one step are laid over the backward pass. With micro-batches the last one counts.
@@ -62,7 +62,9 @@ def find_gradients(graph: TaskGraph) -> tuple[Gradient, ...]:
 
 
 def _accumulated(graph: TaskGraph) -> tuple[Gradient, ...]:
-    """From the operator that accumulates a gradient: a run of its tasks between two of the engine's around it."""
+    """Find gradients by the operator that accumulates them: a run of its tasks between two of the engine's
+    around it.
+    """
     table = {name: i for i, name in enumerate(graph.names)}
     inner, outer = table.get(_ACCUMULATE, -2), table.get(_EVALUATE, -2)
     rows = np.flatnonzero(np.isin(graph.name, (inner, outer)) & ~graph.gone)
@@ -104,7 +106,7 @@ def _accumulated(graph: TaskGraph) -> tuple[Gradient, ...]:
 
 
 def _order(graph: TaskGraph, shapes: list[tuple[int, ...]]) -> list[int]:
-    """Index of the parameter of every gradient, where the observed order has the same shapes; else empty."""
+    """Return the index of the parameter of every gradient, where the observed order has the same shapes; else empty."""
     parameters: list[dict[str, Any]] = graph.info.recording.get("parameters", [])
     order = [int(each[0]) for each in graph.info.recording.get("gradient_order", [])][-len(shapes) :]
     same = len(order) == len(shapes) and all(
@@ -115,7 +117,9 @@ def _order(graph: TaskGraph, shapes: list[tuple[int, ...]]) -> list[int]:
 
 
 def _observed(graph: TaskGraph) -> tuple[Gradient, ...]:
-    """From the times at which gradients became ready in one observed step, laid over every recorded backward pass."""
+    """Find gradients from the times at which they became ready in one observed step, laid over every recorded backward
+    pass.
+    """
     parameters: list[dict[str, Any]] = graph.info.recording.get("parameters", [])
     observed = graph.info.recording.get("gradient_order", [])
     if not observed or not parameters:
@@ -145,7 +149,7 @@ PIECES = 64  # of the gradients of a recording that does not show them
 
 
 def spread_gradients(graph: TaskGraph, nbytes: float, *, skew: float = 1.0) -> tuple[Gradient, ...]:
-    """Gradients of `nbytes` in all for a recording that does not show them; empty where it has no backward pass.
+    """Return gradients of `nbytes` in all for a recording that does not show them; empty where it has no backward pass.
 
     They come in 64 equal pieces of float32; a share x of them is ready after the share x ** skew of the pass.
     """
@@ -162,7 +166,7 @@ def spread_gradients(graph: TaskGraph, nbytes: float, *, skew: float = 1.0) -> t
 
 
 def first_uses(graph: TaskGraph, gradients: Sequence[Gradient]) -> Int64:
-    """Per gradient (rows) and step (columns) the host row that first uses its parameter in the forward pass.
+    """Return per gradient (rows) and step (columns) the host row that first uses its parameter in the forward pass.
 
     Where the recording names the layers of modules, those tell; else the forward pass is taken to use parameters in
     the order opposite to that of the gradients, at mirrored times. −1 where a step shows no forward pass.
@@ -192,7 +196,7 @@ def first_uses(graph: TaskGraph, gradients: Sequence[Gradient]) -> Int64:
 
 
 def _layer_of_parameters(graph: TaskGraph, gradients: Sequence[Gradient]) -> list[list[int]]:
-    """Per gradient the indices of the layers of the module that holds its parameter; empty where unknown."""
+    """Return per gradient the indices of the layers of the module that holds its parameter; empty where unknown."""
     facts = graph.info.recording
     modules = {(each.root, each.path): each for each in recorded_modules(facts.get("modules", []))}
     paths = [each.name.rpartition(".")[0] for each in gradients]
@@ -203,12 +207,14 @@ def _layer_of_parameters(graph: TaskGraph, gradients: Sequence[Gradient]) -> lis
 
 
 def row_before(graph: TaskGraph, rows: Int64) -> Int64:
-    """The task ahead of each of these on its lane, that it starts behind; −1 for the first one."""
+    """Return the task ahead of each of these on its lane, that it starts behind; −1 for the first one."""
     return np.where(rows >= 0, previous_on_lane(graph)[rows], -1)
 
 
 def ahead_of(graph: TaskGraph, phase: Phase, layers: Sequence[int] | None = None) -> Int64 | None:
-    """Per step the host row ahead of the first work of a phase, or of its `layers`; None where a step has none."""
+    """Return per step the host row ahead of the first work of a phase, or of its `layers`; None where a step
+    has none.
+    """
     mine = (graph.phase == phase) & ~graph.on_device & ~graph.gone
     mine &= np.isin(graph.layer, layers) if layers is not None else True
     rows = [np.flatnonzero(mine & (graph.step == step))[:1] for step in range(graph.n_steps)]
@@ -219,7 +225,8 @@ def ahead_of(graph: TaskGraph, phase: Phase, layers: Sequence[int] | None = None
 
 
 def _places(graph: TaskGraph, phase: Phase, share: Float64) -> tuple[Int64, Int64] | None:
-    """Host and device rows (shares x steps) at whose end these shares of a phase are over; None where it is missing.
+    """Return host and device rows (shares x steps) at whose end these shares of a phase are over; None where it is
+    missing.
 
     With micro-batches it is the last run of that phase in a step.
     """

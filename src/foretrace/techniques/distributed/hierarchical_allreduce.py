@@ -42,7 +42,7 @@ class HierarchicalAllreduce(Technique):
         return {"groups": max(found, key=lambda each: each.high - each.low)}
 
     def _by_levels(self, graph: TaskGraph) -> ExchangePlan:
-        """The plan that stands in the graph, along the levels."""
+        """Return the plan that stands in the graph, along the levels."""
         plan = plan_of(graph, self, only_all_reduce=True)
         sizes = self._sizes(plan.workers)
         texts = self.networks.split(";") if self.networks else [plan.network] * len(sizes)

@@ -105,7 +105,7 @@ class Kfac(Technique):
         return with_facts(changed.noted(Change(what=what, tasks=len(tasks))), **{_FACT: str(self)})
 
     def layers(self, graph: TaskGraph) -> tuple[RecordedLayer, ...]:
-        """The layers that are preconditioned. Refuses a graph that has none, or too little to tell."""
+        """Return the layers that are preconditioned. Refuses a graph that has none, or too little to tell."""
         self._check()
         if graph.info.platform != "cpu":
             raise self.refuse("what its work takes on a device was never measured; record a step on a processor.")
@@ -119,7 +119,7 @@ class Kfac(Technique):
             raise self.refuse(str(error)) from None
 
     def shares(self, graph: TaskGraph) -> SecondOrderShares:
-        """The layers shared out over the workers of a graph, one where it is not data-parallel."""
+        """Return the layers shared out over the workers of a graph, one where it is not data-parallel."""
         plan = self._plan(graph)
         try:
             return share_out(
@@ -131,12 +131,16 @@ class Kfac(Technique):
     def _parts(
         self, graph: TaskGraph, layers: Sequence[RecordedLayer], plan: ExchangePlan | None
     ) -> tuple[tuple[str, float, float, float], ...]:
-        """Parts of it by name: seconds of work, of messages and their bytes in a step, of the worker with most."""
+        """Return parts of it by name: seconds of work, of messages and their bytes in a step, of the worker
+        with most.
+        """
         values, shares = self.values(graph), self.shares(graph)
         rate, calibration = 1e9 * values.get("gflops", 1.0), Calibration.of(graph)
 
         def shared(part: str) -> list[float]:
-            """Seconds by layer: what was timed for all together, or is known of the rate, by their operations."""
+            """Return seconds by layer: what was timed for all together, or is known of the rate, by their
+            operations.
+            """
             counts = [each.operations(part) for each in layers]
             timed_s = calibration.time_s(operator_of(layers, part))
             whole_s = values["work"] * (sum(counts) / rate if timed_s is None else timed_s)
@@ -158,7 +162,9 @@ class Kfac(Technique):
         )
 
     def _sent_s(self, graph: TaskGraph, shares: SecondOrderShares, plan: ExchangePlan) -> tuple[float, float, float]:
-        """Seconds of messages each time they are due: factors, inverses, gradients; copies around them with them."""
+        """Return seconds of messages each time they are due: factors, inverses, gradients; copies around them with
+        them.
+        """
         net, copy_s = plan.net(), 2 / (1e9 * one_worker.copying(graph).value)
         reduce, send = (
             partial(net.cost, kind) for kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST)
@@ -218,7 +224,7 @@ class Kfac(Technique):
             raise self.refuse(f"scaling must be sample or mean, got {self.scaling}; choose one.")
 
     def settings(self) -> SecondOrderSettings:
-        """What the preconditioner takes."""
+        """Return what the preconditioner takes."""
         from foretrace.training.second_order.preconditioner import SecondOrderSettings
 
         names = SecondOrderSettings.__dataclass_fields__
@@ -250,7 +256,7 @@ class Kfac(Technique):
 
 
 def _rate(graph: TaskGraph) -> Prior:
-    """Rate of the recorded matrix products; those of K-FAC are alike."""
+    """Return the rate of the recorded matrix products; those of K-FAC are alike."""
     named = np.array([is_product(name) for name in graph.names], dtype=np.bool_)[graph.name]
     mine = named & ~graph.gone & (graph.flops > 0) & (graph.dur > 0)
     if not mine.any():

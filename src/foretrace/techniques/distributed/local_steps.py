@@ -102,7 +102,9 @@ class LocalSteps(Technique):
         return with_facts(result.noted(Change(what=what, tasks=len(rows))), distributed=facts)
 
     def _exchanged(self, nbytes: int, values: dict[str, float]) -> tuple[CollectiveKind, float, float]:
-        """The collective of one exchange, its bytes as `cost.network` counts them, and seconds of host work beside."""
+        """Return the collective of one exchange, its bytes as `cost.network` counts them, and seconds of host work
+        beside.
+        """
         copied_s = nbytes / (values["copy_gb_s"] * 1e9)
         if self.updates == "all":
             return CollectiveKind.ALL_REDUCE, nbytes, PASSES * copied_s
@@ -149,7 +151,7 @@ class LocalSteps(Technique):
             raise self.refuse(f"parameter_mb must be 0 to 1e9, got {self.parameter_mb:g}; it is MB of all parameters.")
 
     def _nbytes(self, graph: TaskGraph) -> int:
-        """Bytes of all parameters that are trained."""
+        """Return bytes of all parameters that are trained."""
         if self.parameter_mb:
             return round(self.parameter_mb * 1e6)
         update = find_update(graph)
@@ -159,7 +161,7 @@ class LocalSteps(Technique):
         return found
 
     def _ends(self, graph: TaskGraph) -> tuple[Int64, Int64 | None]:
-        """Per step the last host task of the update, and the last device task there."""
+        """Return per step the last host task of the update, and the last device task there."""
         live = ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN))
         update = step_tasks(graph) & live
         update = update if update.any() else (graph.phase == Phase.OPTIMIZER) & live

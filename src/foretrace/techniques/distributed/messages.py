@@ -87,22 +87,22 @@ class ExchangePlan:
         return IN_FLIGHT[self.backend]
 
     def net(self, text: str = "", workers: int = 0) -> Network:
-        """The network between all workers, or another one."""
+        """Return the network between all workers, or another one."""
         return network(text or self.network, workers or self.workers, in_flight=self.in_flight)
 
     def gradients(self, graph: TaskGraph) -> tuple[Gradient, ...]:
-        """The gradients that the parts count, as they stand in this graph."""
+        """Return the gradients that the parts count, as they stand in this graph."""
         if self.gradient_mb:
             return spread_gradients(graph, self.gradient_mb * 1e6, skew=self.skew)
         return find_gradients(graph)
 
     def legs(self, number: int) -> list[Leg]:
-        """The messages that one part takes, one after the other."""
+        """Return the messages that one part takes, one after the other."""
         nbytes = self.parts[number].nbytes
         return _SCHEMES[self.scheme](self, number, nbytes)
 
     def collective(self, kind: CollectiveKind, nbytes: float, net: Network, name: str, link: str = LINK) -> Leg:
-        """One collective; what does not depend on its size leaves the link free for others in flight."""
+        """Return one collective; what does not depend on its size leaves the link free for others in flight."""
         seconds = net.cost(kind, nbytes).seconds * self.transfer
         one, two = (net.cost(kind, n).seconds * self.transfer for n in (1, 2))
         nothing = max(2 * one - two, 0.0)
@@ -115,7 +115,7 @@ class ExchangePlan:
 
 
 def plan_of(graph: TaskGraph, technique: Technique, *, only_all_reduce: bool = False) -> ExchangePlan:
-    """The plan that stands in a graph; refuses, in the name of `technique`, where there is none to change."""
+    """Return the plan that stands in a graph; refuses, in the name of `technique`, where there is none to change."""
     facts = dict(graph.info.recording.get("distributed") or {})
     if not facts:
         raise technique.refuse('no messages are exchanged yet; put `do="data-parallel workers=... network=..."` first.')
@@ -131,12 +131,12 @@ def plan_of(graph: TaskGraph, technique: Technique, *, only_all_reduce: bool = F
 
 
 def replanned(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskGraph:
-    """The graph with the messages of this plan in the place of those that it has."""
+    """Return the graph with the messages of this plan in the place of those that it has."""
     return lay_out(without_exchange(apart(graph, plan.company, plan.stretch)), plan, technique)
 
 
 def lay_out(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskGraph:
-    """The graph with the messages of this plan."""
+    """Return the graph with the messages of this plan."""
     gradients = plan.gradients(graph)
     if not gradients:
         raise technique.refuse("the graph no longer shows when gradients become ready.")
@@ -189,7 +189,7 @@ def lay_out(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskG
 
 
 def buffer_messages(graph: TaskGraph, plan: ExchangePlan) -> tuple[list[Message], list[Stop]]:
-    """Buffers (running statistics) that are sent before the forward pass and waited for at once."""
+    """Return buffers (running statistics) that are sent before the forward pass and waited for at once."""
     if not plan.buffer_bytes:
         return [], []
     rows = ahead_of(graph, Phase.FORWARD)
@@ -213,7 +213,7 @@ def buffer_messages(graph: TaskGraph, plan: ExchangePlan) -> tuple[list[Message]
 
 
 def by_size(nbytes: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[MessagePart, ...]:
-    """Parts of whole gradients."""
+    """Return parts of whole gradients."""
     return tuple(MessagePart(gradients=tuple(each), nbytes=sum(nbytes[i] for i in each)) for each in parts)
 
 
@@ -222,7 +222,9 @@ def _ring(plan: ExchangePlan, number: int, nbytes: int) -> list[Leg]:
 
 
 def _hierarchical(plan: ExchangePlan, number: int, nbytes: int) -> list[Leg]:
-    """Reduce-scatter along every level but the outermost, all-reduce there, all-gather back (BlueConnect, 2019)."""
+    """Return reduce-scatter along every level but the outermost, all-reduce there, all-gather back
+    (BlueConnect, 2019).
+    """
     scatter, gather = list[Leg](), list[Leg]()
     share = float(nbytes)
     for i, (size, text) in enumerate(plan.levels[:-1]):
@@ -243,7 +245,7 @@ def _hierarchical(plan: ExchangePlan, number: int, nbytes: int) -> list[Leg]:
 
 
 def _link(plan: ExchangePlan, level: int) -> str:
-    """The lane of a level; levels on the same network share it."""
+    """Return the lane of a level; levels on the same network share it."""
     texts = [text for _, text in plan.levels]
     return f"{LINK} level {texts.index(texts[level])}"
 
@@ -276,5 +278,5 @@ _SCHEMES: dict[str, Callable[[ExchangePlan, int, int], list[Leg]]] = {
 
 
 def level_count(levels: Sequence[tuple[int, str]]) -> int:
-    """Workers of all levels together."""
+    """Return workers of all levels together."""
     return prod(size for size, _ in levels)

@@ -89,7 +89,7 @@ class ModelParallelCompression(Technique):
         return self._replaced(graph, rows) if len(rows) else self._put_in(graph)
 
     def _replaced(self, graph: TaskGraph, rows: Int64) -> TaskGraph:
-        """Recorded messages with compressed ones in their places, coding included: the step waits for either."""
+        """Return recorded messages with compressed ones in their places, coding included: the step waits for either."""
         chosen = self._chosen(graph, rows)
         values = self.values(graph)
         scale = values.get("transfer", 1.0)
@@ -111,7 +111,9 @@ class ModelParallelCompression(Technique):
         return retime(graph, mask, np.array(after), what=what)
 
     def _put_in(self, graph: TaskGraph) -> TaskGraph:
-        """Messages of stated sizes at equal distances in the forward pass, of pipelines in the backward pass, too."""
+        """Return messages of stated sizes at equal distances in the forward pass, of pipelines in the backward pass,
+        too.
+        """
         if not (self.rows and self.hidden and self.layers and self.network):
             raise self.refuse(
                 f"the recording shows no {self.where}-parallel exchange of activations; record one worker of such a "
@@ -159,7 +161,7 @@ class ModelParallelCompression(Technique):
         return with_facts(result.noted(change), distributed={"model_parallel": str(self), "workers": self.workers})
 
     def _recorded(self, graph: TaskGraph) -> Int64:
-        """Rows of the recorded messages of this kind."""
+        """Return rows of the recorded messages of this kind."""
         kinds = (graph.kind == TaskKind.COLLECTIVE) & (graph.nbytes > 0) & ~graph.gone & (graph.step >= 0)
         words = _NAMES[self.where]
         named = np.array([any(word in name.lower() for word in words) for name in graph.names], dtype=np.bool_)
@@ -169,7 +171,7 @@ class ModelParallelCompression(Technique):
         return np.flatnonzero(kinds)
 
     def _chosen(self, graph: TaskGraph, rows: Int64) -> Int64:
-        """Of those the ones in the depth: the last half of a forward pass. A pipeline stage has one boundary."""
+        """Return those in the depth: the last half of a forward pass. A pipeline stage has one boundary."""
         if self.depth == "all" or self.where == PIPELINE:
             return rows
         found: list[int] = []
@@ -179,7 +181,7 @@ class ModelParallelCompression(Technique):
         return np.array(sorted(found), dtype=np.int64)
 
     def _sizes(self, graph: TaskGraph) -> tuple[int, ...]:
-        """Bytes of the activations that are exchanged."""
+        """Return bytes of the activations that are exchanged."""
         self._check()
         rows = self._recorded(graph)
         if len(rows):
@@ -192,7 +194,7 @@ class ModelParallelCompression(Technique):
         return CollectiveKind.ALL_REDUCE if self.where == TENSOR else CollectiveKind.SEND
 
     def _sent(self, nbytes: float) -> tuple[CollectiveKind, float]:
-        """The message of a compressed activation, its bytes as `cost.network` counts them."""
+        """Return the message of a compressed activation, its bytes as `cost.network` counts them."""
         elements = round(nbytes / _FLOAT)
         chosen = kept(elements, self.share)
         tensor, plain = self.where == TENSOR, self._plain
@@ -211,7 +213,7 @@ class ModelParallelCompression(Technique):
         return plain, nbytes
 
     def _moved(self, kind: CollectiveKind, nbytes: float) -> float:
-        """Bytes that cross a link of a ring."""
+        """Return bytes that cross a link of a ring."""
         part = (self.workers - 1) / self.workers
         return nbytes * {CollectiveKind.ALL_REDUCE: 2 * part, CollectiveKind.ALL_GATHER: part}.get(kind, 1.0)
 
@@ -223,7 +225,7 @@ class ModelParallelCompression(Technique):
         return coding_operators(self.boundary, max(nbytes // _FLOAT // hidden, 1), hidden, answers)
 
     def _timed(self, graph: TaskGraph) -> Calibration | None:
-        """The calibration of a graph, if it holds all codings."""
+        """Return the calibration of a graph, if it holds all codings."""
         if self.encode_gb_s is not None or self.decode_gb_s is not None or graph.info.platform != "cpu":
             return None
         found = Calibration.of(graph)
@@ -231,7 +233,7 @@ class ModelParallelCompression(Technique):
         return found if wanted and all(found.time_s(each) is not None for each in wanted) else None
 
     def _coding_s(self, graph: TaskGraph, nbytes: int, values: dict[str, float]) -> tuple[float, float]:
-        """Seconds of encoding and decoding one activation."""
+        """Return seconds of encoding and decoding one activation."""
         if self.method == "none":
             return 0.0, 0.0
         calibration = self._timed(graph)
@@ -270,7 +272,7 @@ class ModelParallelCompression(Technique):
 
 
 def _places(graph: TaskGraph, phase: Phase, count: int) -> Sequence[Int64] | None:
-    """Host rows (one per step) at equal shares of the time of a phase; None where a step has fewer tasks."""
+    """Return host rows (one per step) at equal shares of the time of a phase; None where a step has fewer tasks."""
     found = np.zeros((count, graph.n_steps), dtype=np.int64)
     for step in range(graph.n_steps):
         rows = np.flatnonzero((graph.phase == phase) & (graph.step == step) & ~graph.on_device & ~graph.gone)

@@ -84,7 +84,7 @@ class PutIn:
         return self.facts.get("scheme") == SERVERS
 
     def found(self, graph: TaskGraph, live: Mask, wires: Wires) -> PlacedTransfers:
-        """The transfers `live` (n, a mask of tasks), each a flow of its own."""
+        """Return the transfers `live` (n, a mask of tasks), each a flow of its own."""
         fixed_ns, result = _fixed_ns(graph), []
         for row in np.flatnonzero(live).tolist():
             one, route = self._transfer(graph.names[graph.name[row]], int(graph.nbytes[row]), wires)
@@ -113,7 +113,7 @@ class PutIn:
         return [worker * self.groups + group for worker in workers]
 
     def _teams(self, level: int) -> list[list[int]]:
-        """Workers that exchange with each other: all, or those that differ in their place along one level."""
+        """Return workers that exchange with each other: all, or those that differ in their place along one level."""
         workers = int(self.facts["workers"])
         if level < 0:
             return [list(range(workers))]
@@ -123,7 +123,7 @@ class PutIn:
         return [[worker + stride * i for i in range(size)] for worker in first]
 
     def _served(self, wires: Wires, group: int, server: int, *, push: bool) -> Transfer:
-        """Every worker sends to its servers, or they to it; how many bytes follows from the time."""
+        """Return every worker sends to its servers, or they to it; how many bytes follows from the time."""
         workers, servers = int(self.facts["workers"]), range(int(self.facts["servers"]))
         begin = 0 if self.facts["colocated"] else workers
         ends = [
@@ -137,7 +137,7 @@ class PutIn:
 
 
 def _fixed_ns(graph: TaskGraph) -> Int64:
-    """Per lane, what a message takes beside the time in which it keeps the link for itself; −1 if unknown.
+    """Return per lane what a message takes beside the time in which it keeps the link for itself; −1 if unknown.
 
     Messages of one link are in the graph one after the other already, but for this time.
     """
@@ -154,12 +154,12 @@ def _fixed_ns(graph: TaskGraph) -> Int64:
 
 
 def recorded_workers(graph: TaskGraph) -> int:
-    """Workers that a cluster must have for the ranks of a recording; 0 if it does not tell."""
+    """Return workers that a cluster must have for the ranks of a recording; 0 if it does not tell."""
     return max([graph.info.world_size, *(lane.rank + 1 for lane in graph.lanes)]) if graph.info.world_size > 1 else 0
 
 
 def recorded(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) -> PlacedTransfers:
-    """The collectives `live` (n, a mask of tasks) of one or several ranks; rank r is worker r of the cluster."""
+    """Return the collectives `live` (n, a mask of tasks) of one or several ranks; rank r is worker r of the cluster."""
     if len(graph.ranks) > 1:
         return _of_ranks(graph, timeline, live, wires)
     calls, result = collective_calls(graph), []
@@ -179,7 +179,7 @@ def recorded(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) -> 
 
 
 def _of_ranks(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) -> PlacedTransfers:
-    """Members that wait for all others end together. One that may leave early, like a sender, keeps its time."""
+    """Return members that wait for all others end together. One that may leave early, like a sender, keeps its time."""
     meets = parts(timeline)
     into = graph.edge_kind == EdgeKind.COLLECTIVE
     src, dst = graph.src[into], graph.dst[into]
@@ -218,7 +218,7 @@ def _of_ranks(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) ->
 
 
 def _transfer(kind: str, workers: Sequence[int], nbytes: int, wires: Wires) -> Transfer:
-    """A collective in PyTorch's words. What is unknown takes the way of a ring and has 0 bytes."""
+    """Return a collective in PyTorch's words. What is unknown takes the way of a ring and has 0 bytes."""
     known = KINDS.get(kind)
     if kind in _SENDS:  # every stage of a pipeline to the next one
         return wires.ring(workers, max(nbytes, 0), steps=1)
@@ -236,7 +236,8 @@ def _together(routes: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 def as_flows(moved: Sequence[Moved], capacity: Float64, now: Float64, *, shared: bool = True) -> tuple[Flows, Float64]:
-    """Flows, and the capacities of all links with one more behind them for each flow; not `shared`: that one alone.
+    """Return flows, and the capacities of all links with one more behind them for each flow; not `shared`: that one
+    alone.
 
     Alone on links of `capacity`, the group of a transfer takes exactly its time: it is limited to the rate that it
     has in the graph, or to what the wires carry if that is less, with fewer bytes. `now` is what links carry.
@@ -259,7 +260,8 @@ def as_flows(moved: Sequence[Moved], capacity: Float64, now: Float64, *, shared:
 
 
 def sharing(flows: Flows, n_links: int, begin: Int64, end: Int64) -> tuple[Mask, Float64]:
-    """Which flows (F) cross one of the first `n_links` links at the same time as another one; bytes over each link.
+    """Return which flows (F) cross one of the first `n_links` links at the same time as another one; bytes over each
+    link.
 
     `begin` and `end` (F, ns) bound the time in which a flow moves bytes.
     """
@@ -279,7 +281,7 @@ def sharing(flows: Flows, n_links: int, begin: Int64, end: Int64) -> tuple[Mask,
 
 
 def without_background(wires: Wires, share: float) -> Wires:
-    """The wires with this share of every link between machines taken by others."""
+    """Return the wires with this share of every link between machines taken by others."""
     capacity = wires.capacity.copy()
     capacity[2 * wires.workers :] *= 1 - share
     return replace(wires, capacity=capacity)

@@ -21,7 +21,7 @@ IN_FLIGHT = {"gloo": 2, "nccl": 1}  # collectives at a time of one process group
 
 
 def back_end(graph: TaskGraph, given: str = "") -> str:
-    """What exchanges messages: as given, else what PyTorch takes on the recorded device."""
+    """Return what exchanges messages: as given, else what PyTorch takes on the recorded device."""
     return given or ("gloo" if graph.info.platform == "cpu" else "nccl")
 
 
@@ -32,13 +32,13 @@ def required(technique: Technique, graph: TaskGraph) -> None:
 
 
 def copying(graph: TaskGraph, net: Network | None = None) -> Prior:
-    """Bandwidth of copying into and out of buffers."""
+    """Return the bandwidth of copying into and out of buffers."""
     found = measured(graph, net).get("copy_gb_s") if net else None
     return found or update_bandwidth(graph) or Prior(500.0, 150.0, 1500.0, unit="GB/s", why="devices copy so much")
 
 
 def company(graph: TaskGraph) -> Prior:
-    """Slow-down of computing while messages are exchanged."""
+    """Return slow-down of computing while messages are exchanged."""
     if graph.info.platform == "cpu":
         return Prior(1.02, 1.0, 1.10, why="threads of the backend take memory bandwidth and cycles from computing")
     why = "NCCL's kernels occupy multiprocessors: 1.04 to 1.1 measured by Agarwal et al. (MLSys 2022)"
@@ -46,7 +46,7 @@ def company(graph: TaskGraph) -> Prior:
 
 
 def measured(graph: TaskGraph, net: Network) -> dict[str, Prior]:
-    """What the hosts of this network, processors, were measured to take beside collectives, by parameter."""
+    """Return what the hosts of this network, processors, were measured to take beside collectives, by parameter."""
     return {
         name: Prior(*ends, unit=_UNITS.get(name.rpartition("_")[2], "×"), why=f"measured on {net.name}")
         for name, ends in (net.hosts.items() if graph.info.platform == "cpu" else ())
@@ -54,14 +54,14 @@ def measured(graph: TaskGraph, net: Network) -> dict[str, Prior]:
 
 
 def transfer(net: Network, nbytes: float = 4 * MIB) -> Prior:
-    """How far the network's model may be off, at a typical size."""
+    """Return how far the network's model may be off, at a typical size."""
     typical = net.cost(CollectiveKind.ALL_REDUCE, nbytes)
     share = typical.seconds or 1.0
     return Prior(1.0, typical.low_s / share, typical.high_s / share, why=typical.why)
 
 
 def waiting(graph: TaskGraph, workers: int) -> Prior:
-    """The last of W workers relative to the mean, in steps made together or varying as the recorded ones do.
+    """Return the last of W workers relative to the mean, in steps made together or varying as the recorded ones do.
 
     With what steps that wait for each other compute longer, where that was measured.
     """
@@ -80,12 +80,12 @@ def waiting(graph: TaskGraph, workers: int) -> Prior:
 
 
 def network_between(graph: TaskGraph, text: str, workers: int, backend: str = "") -> Network:
-    """The network between these workers, with as many collectives at a time as the back end allows."""
+    """Return the network between these workers, with as many collectives at a time as the back end allows."""
     return network(text, workers, in_flight=IN_FLIGHT[back_end(graph, backend)])
 
 
 def slowed_beside(graph: TaskGraph, first: Int64, last: Int64, company: float, busy_s: float) -> TaskGraph:
-    """Backward work between two rows of every step slowed by messages that are under way for `busy_s` of it."""
+    """Return backward work between two rows of every step slowed by messages that are under way for `busy_s` of it."""
     start, end = replay(graph)
     step = np.clip(graph.step, 0, graph.n_steps - 1)
     rows = (graph.step == step) & (graph.phase == Phase.BACKWARD) & ~graph.gone

@@ -55,7 +55,7 @@ class PartialBackprop(Technique):
         return self.groups or self.workers
 
     def contributors(self, group: int) -> int:
-        """Workers that compute the gradients of a group, 0 at the output."""
+        """Return workers that compute the gradients of a group, 0 at the output."""
         return contributors(group, self.parts, self.workers)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
@@ -95,7 +95,7 @@ class PartialBackprop(Technique):
     def _messages(
         self, graph: TaskGraph, gradients: Sequence[Gradient], group: Int64, values: dict[str, float]
     ) -> tuple[list[Message], int]:
-        """One message per group behind the backward pass, and bytes that workers have computed in all."""
+        """Return one message per group behind the backward pass, and bytes that workers have computed in all."""
         last = np.max([each.ready for each in gradients], axis=0)
         device = np.max([each.device for each in gradients], axis=0) if graph.on_device.any() else None
         messages, sent, net = list[Message](), 0, self._network()
@@ -124,7 +124,7 @@ class PartialBackprop(Technique):
     def _memory(
         self, graph: TaskGraph, gradients: Sequence[Gradient], group: Int64, shares: Sequence[float]
     ) -> list[Change]:
-        """What the mean worker does not keep for its backward pass."""
+        """Return what the mean worker does not keep for its backward pass."""
         saved = [each for each in find_saved(graph).tensors if each.use >= 0 and graph.step[each.row] >= 0]
         if not saved:
             return []
@@ -201,7 +201,7 @@ class PartialBackprop(Technique):
 
 
 def backward_costs(graph: TaskGraph, gradients: Sequence[Gradient]) -> Float64:
-    """Backward time from one gradient to the next, ns per step, on the lane that computes."""
+    """Return backward time from one gradient to the next, ns per step, on the lane that computes."""
     cost = np.zeros(len(gradients))
     for step in range(graph.n_steps):
         rows, places = _between(graph, gradients, step, device=bool(gradients[0].device[step] >= 0))
@@ -210,7 +210,7 @@ def backward_costs(graph: TaskGraph, gradients: Sequence[Gradient]) -> Float64:
 
 
 def _between(graph: TaskGraph, gradients: Sequence[Gradient], step: int, *, device: bool) -> tuple[Int64, Int64]:
-    """Backward rows of a step on the lane of the gradients, and which gradient each works towards."""
+    """Return backward rows of a step on the lane of the gradients, and which gradient each works towards."""
     ends = np.array([(each.device if device else each.ready)[step] for each in gradients])
     lane = graph.lane[ends[0]]
     rows = np.flatnonzero((graph.lane == lane) & (graph.step == step) & (graph.phase == Phase.BACKWARD) & ~graph.gone)
@@ -220,7 +220,7 @@ def _between(graph: TaskGraph, gradients: Sequence[Gradient], step: int, *, devi
 
 
 def _scaled(graph: TaskGraph, gradients: Sequence[Gradient], group: Int64, shares: Sequence[float]) -> TaskGraph:
-    """Backward work of every group times the share of the workers that do it."""
+    """Return backward work of every group times the share of the workers that do it."""
     factors = np.ones(len(graph))
     share = np.array(shares)
     for step in range(graph.n_steps):

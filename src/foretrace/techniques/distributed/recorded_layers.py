@@ -49,7 +49,7 @@ class RecordedLayer:
         return round(BYTES * self.rows * (self.layer.inputs + self.layer.outputs))
 
     def operations(self, part: str) -> float:
-        """What a part takes, in operations of a matrix product that take as long."""
+        """Return what a part takes, in operations of a matrix product that take as long."""
         return _CALLED + self._operations(part)
 
     def _operations(self, part: str) -> float:
@@ -64,13 +64,13 @@ class RecordedLayer:
 
 
 def operator_of(layers: Sequence[RecordedLayer], part: str) -> Operator:
-    """A part of K-FAC on all of these layers, to be timed alone."""
+    """Return a part of K-FAC on all of these layers, to be timed alone."""
     reads = [each.forward.tensor(0) if each.forward else () for each in layers]
     return part_operator(part, reads, [each.weight for each in layers], [each.window for each in layers])
 
 
 def factored_layers(graph: TaskGraph, skip: str = "") -> tuple[RecordedLayer, ...]:
-    """The linear layers and convolutions of a recorded model that are trained, but those that `skip` names.
+    """Return the linear layers and convolutions of a recorded model that are trained, but those that `skip` names.
 
     Raises NotApplicableError where the recording names no parameters, has no such layer, or one without two factors.
     """
@@ -103,7 +103,7 @@ def factored_layers(graph: TaskGraph, skip: str = "") -> tuple[RecordedLayer, ..
 
 
 def _forward(graph: TaskGraph, name: str, weight: tuple[int, ...], inside: list[int]) -> Operator | None:
-    """The call of an operator with such a weight, of these layers of the graph where it names them."""
+    """Return the call of an operator with such a weight, of these layers of the graph where it names them."""
     rows = np.array([each == name for each in graph.names], dtype=np.bool_)[graph.name] & (graph.shape >= 0)
     rows &= np.isin(graph.layer, inside) if inside else True
     for text in dict.fromkeys(graph.shape[rows & ~graph.gone].tolist()):

@@ -16,7 +16,7 @@ MOST = 20_000  # slices of a step
 
 
 def slices(gradients: tuple[Gradient, ...], elements: int) -> tuple[MessagePart, ...]:
-    """Every gradient in slices of at most so many numbers, in the order in which gradients become ready."""
+    """Return every gradient in slices of at most so many numbers, in the order in which gradients become ready."""
     return tuple(
         MessagePart(gradients=(i,), nbytes=min(elements, each.elements - begin) * each.itemsize)
         for i, each in enumerate(gradients)

@@ -133,7 +133,7 @@ _LINK = Prior(
 def insert_copies(
     graph: TaskGraph, savings: Savings, times: dict[Saved, tuple[float, float]], hook_s: float, prefetch: int
 ) -> TaskGraph:
-    """The graph with a copy out after every saving kernel and one back before the kernel that asks.
+    """Return the graph with a copy out after every saving kernel and one back before the kernel that asks.
 
     A copy back is ordered when the backward pass has come within `prefetch` tensors of its use, so that only so many
     lie on the device again; on both lanes copies keep their order. Hooks cost host time at the end of the forward pass.

@@ -120,7 +120,7 @@ class ActivationRecomputation(Technique):
         return f"{where} has no module whose path or class fits blocks={self.blocks}."
 
     def _runs(self, graph: TaskGraph) -> list[_Run]:
-        """Every step's forward and backward of every block; refuses where no module can be one."""
+        """Return every step's forward and backward of every block; refuses where no module can be one."""
         facts = graph.info.recording
         modules = recorded_modules(facts.get("modules", []))
         if not modules:
@@ -141,7 +141,7 @@ class ActivationRecomputation(Technique):
         return found
 
     def _notes(self, graph: TaskGraph, found: list[_Run]) -> tuple[Change, ...]:
-        """What becomes of memory, and of statistics."""
+        """Return what becomes of memory, and of statistics."""
         notes = []
         rows = np.concatenate([run.forward for run in found])
         inside = set(rows.tolist())
@@ -172,7 +172,7 @@ class _Run:
 
 
 def _run(graph: TaskGraph, rows: Int64) -> _Run | None:
-    """The block whose tasks these are; None where forward or backward is missing."""
+    """Return the block whose tasks these are; None where forward or backward is missing."""
     forward = rows[graph.phase[rows] == Phase.FORWARD]
     backward = rows[(graph.phase[rows] == Phase.BACKWARD) & ~graph.on_device[rows]]
     if not len(forward) or not len(backward):
@@ -190,7 +190,7 @@ def _run(graph: TaskGraph, rows: Int64) -> _Run | None:
 
 
 def _launched_before(graph: TaskGraph, lane: int, host: int) -> int:
-    """The last task of a stream that was launched before a host task; −1 if there is none."""
+    """Return the last task of a stream that was launched before a host task; −1 if there is none."""
     launch = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & (graph.src <= host))
     launched = graph.dst[launch]
     mine = launched[graph.lane[launched] == lane]

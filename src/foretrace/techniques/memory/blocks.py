@@ -30,7 +30,7 @@ class Module:
 
 
 def modules_of(model: nn.Module) -> list[Module]:
-    """The modules of a model, in the order of `named_modules`."""
+    """Return the modules of a model, in the order of `named_modules`."""
     return [
         Module(path=path, kind=type(each).__name__, parameters=sum(p.numel() for p in each.parameters(recurse=False)))
         for path, each in model.named_modules()
@@ -38,7 +38,7 @@ def modules_of(model: nn.Module) -> list[Module]:
 
 
 def recorded_modules(facts: Iterable[dict[str, Any]]) -> list[Module]:
-    """The modules that a recorder stored, helpers without parameters left out."""
+    """Return the modules that a recorder stored, helpers without parameters left out."""
     return [
         Module(path=each["name"], kind=each["class"], parameters=int(each["parameters"]), root=int(each["root"]))
         for each in facts
@@ -47,7 +47,8 @@ def recorded_modules(facts: Iterable[dict[str, Any]]) -> list[Module]:
 
 
 def choose(modules: list[Module], pattern: str) -> list[Module]:
-    """The blocks: modules whose path or class fits a glob, or for "auto" the repeated class that holds most parameters.
+    """Return the blocks: modules whose path or class fits a glob, or for "auto" the repeated class that holds most
+    parameters.
 
     Only modules with modules inside can be blocks by "auto". Of chosen modules inside each other the outer one stays.
     Empty where none fits.
@@ -67,7 +68,7 @@ def choose(modules: list[Module], pattern: str) -> list[Module]:
 
 
 def _repeated(modules: list[Module], inside: dict[tuple[int, str], tuple[int, int]]) -> str:
-    """The class with several instances that hold most parameters together; "" if there is none."""
+    """Return the class with several instances that hold most parameters together; "" if there is none."""
     grouped: dict[str, list[Module]] = defaultdict(list)
     for each in modules:
         if each.path and each.kind not in _NO_CLASS and inside[each.root, each.path][0]:
@@ -80,7 +81,7 @@ def _repeated(modules: list[Module], inside: dict[tuple[int, str], tuple[int, in
 
 
 def _inside(modules: list[Module]) -> dict[tuple[int, str], tuple[int, int]]:
-    """Per module the number of modules inside it, and all parameters of both."""
+    """Return per module the number of modules inside it, and all parameters of both."""
     count: Counter[tuple[int, str]] = Counter()
     size: Counter[tuple[int, str]] = Counter()
     for each in modules:
@@ -102,7 +103,7 @@ def _outermost(chosen: list[Module]) -> list[Module]:
 
 
 def layer_prefixes(chosen: list[Module], facts: dict[str, Any], layers: tuple[str, ...]) -> list[list[int]]:
-    """Per chosen module the indices of the layers of a graph that lie in it.
+    """Return per chosen module the indices of the layers of a graph that lie in it.
 
     A recording calls modules `Class_number`, numbered within a class in the order in which they are first called.
     """

@@ -106,13 +106,13 @@ class GradientAccumulation(OnSamples):
         return Resize(before=samples // parts, after=samples // parts // self.steps, fixed=parameter_shapes(graph))
 
     def _plan(self, graph: TaskGraph) -> Rescaling:
-        """Forward and backward on a micro-batch; the batch is loaded and copied to the device as a whole."""
+        """Return forward and backward on a micro-batch; the batch is loaded and copied to the device as a whole."""
         resize = self._resize(graph)
         plan = Rescaling.of(graph, resize, 1 / self.steps)
         return replace(plan, loading=np.zeros_like(plan.loading), kernels=plan.kernels & ~_copies(graph))
 
     def _adding(self, graph: TaskGraph) -> tuple[float, int]:
-        """Time in ns to add all gradients once, and their number. Raises where their sizes are unknown."""
+        """Return the time in ns to add all gradients once, and their number. Raises where their sizes are unknown."""
         operators = _additions(graph)
         measured = _added_s(graph)
         if measured is not None:
@@ -128,7 +128,7 @@ class GradientAccumulation(OnSamples):
         return 3 * nbytes / rate, count
 
     def _repeated(self, graph: TaskGraph, plan: Rescaling) -> tuple[TaskGraph, int]:
-        """Forward and backward of every step run `steps` times; also the number of tasks that were added."""
+        """Return forward and backward of every step run `steps` times; also the number of tasks that were added."""
         again = trained(graph)
         again &= ~np.isin(graph.kind, _LEFT_OUT) & ~_copies(graph)
         copies: list[Copy] = []
@@ -144,7 +144,9 @@ class GradientAccumulation(OnSamples):
         return repeat(graph, copies, change=Change(what=what, tasks=count)), count
 
     def _gradients(self, graph: TaskGraph, added_ns: float, tensors: int) -> list[HostTask | DeviceTask]:
-        """What adding gradients and the loop over micro-batches take, at the end of every step's backward pass."""
+        """Return what adding gradients and the loop over micro-batches take, at the end of every step's
+        backward pass.
+        """
         more = self.steps - 1
         loop_ns = 1e3 * self.values(graph)["loop_us"]
         new: list[HostTask | DeviceTask] = []
@@ -178,14 +180,14 @@ _CALL_US = 8.0  # host time of one small kernel through autograd
 
 
 def _copies(graph: TaskGraph) -> Mask:
-    """Copies between host and device, and the calls that start them."""
+    """Return copies between host and device, and the calls that start them."""
     copies = graph.kind == TaskKind.COPY
     calls = np.array(["Memcpy" in name or "memcpy" in name for name in graph.names], dtype=np.bool_)
     return np.asarray(copies | (calls[graph.name] & np.isin(graph.kind, (TaskKind.CALL, TaskKind.RETURN))))
 
 
 def _additions(graph: TaskGraph) -> tuple[Operator, ...]:
-    """The addition of every trained parameter's gradient to the one before; empty where sizes are unknown."""
+    """Return the addition of every trained parameter's gradient to the one before; empty where sizes are unknown."""
     found = [each for each in graph.info.recording.get("parameters", []) if each.get("trained")]
     types = {"float32": "float", "bfloat16": "c10::BFloat16", "float16": "c10::Half", "float64": "double"}
     return tuple(
@@ -200,7 +202,7 @@ def _additions(graph: TaskGraph) -> tuple[Operator, ...]:
 
 
 def _added_s(graph: TaskGraph) -> float | None:
-    """Seconds to add all gradients once, None where that was not measured.
+    """Return seconds to add all gradients once, None where that was not measured.
 
     Of the two arrays of an addition one was just written, the other lies where the batch before left it: the time
     is the mean of those with data near and far.

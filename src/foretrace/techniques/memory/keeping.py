@@ -21,14 +21,14 @@ _SHORTEST_NS = 2_000  # of a kernel
 
 
 def keeping_operators(codec: str, chosen: Iterable[Saved]) -> tuple[Operator, ...]:
-    """What to time alone: both directions for every distinct size, and the hooks themselves."""
+    """Return what to time alone: both directions for every distinct size, and the hooks themselves."""
     sizes = dict.fromkeys((each.numel, each.dtype) for each in chosen)
     pairs = [make(codec, *size) for size in sizes for make in (store_operator, restore_operator)]
     return (*pairs, hooks_operator(hooked=False), hooks_operator(hooked=True)) if pairs else ()
 
 
 def keeping_times(graph: TaskGraph, codec: str, chosen: Iterable[Saved]) -> dict[Saved, tuple[float, float]] | None:
-    """Measured seconds for storing and restoring each; None unless all were measured."""
+    """Return measured seconds for storing and restoring each; None unless all were measured."""
     known = Calibration.of(graph)
     found: dict[Saved, tuple[float, float]] = {}
     for each in chosen:
@@ -41,14 +41,14 @@ def keeping_times(graph: TaskGraph, codec: str, chosen: Iterable[Saved]) -> dict
 
 
 def hook_time_s(graph: TaskGraph) -> float | None:
-    """Measured seconds that the hooks take per saved variable, both directions; None if not measured."""
+    """Return measured seconds that the hooks take per saved variable, both directions; None if not measured."""
     known = Calibration.of(graph)
     plain, hooked = (known.time_s(hooks_operator(hooked=each)) for each in (False, True))
     return None if plain is None or hooked is None else max(hooked - plain, 0.0) / HOOKED
 
 
 def hook_tasks(savings: Savings, hook_s: float, kind: TaskKind = TaskKind.CPU) -> list[HostTask]:
-    """The hooks of all saved variables, at the end of every forward pass."""
+    """Return the hooks of all saved variables, at the end of every forward pass."""
     rows = savings.last_forward[savings.last_forward >= 0].tolist()
     each_ns = round(1e9 * hook_s * savings.variables / max(len(rows), 1))
     return [HostTask(after=row, name="saved tensor hooks", dur_ns=each_ns, kind=kind) for row in rows]
@@ -62,7 +62,7 @@ def step_times(
     rates: tuple[str, str],
     moved: float = 1.0,
 ) -> tuple[dict[Saved, tuple[float, float]], float]:
-    """Seconds of storing and of restoring each in a step, and of the hooks per saved variable.
+    """Return seconds of storing and of restoring each in a step, and of the hooks per saved variable.
 
     As measured, unless the user says otherwise: then `moved` bytes per byte at the technique's two `rates`.
     """
@@ -83,9 +83,9 @@ def _stated(technique: Technique, *fields: str) -> bool:
 def insert_keeping(
     graph: TaskGraph, savings: Savings, times: dict[Saved, tuple[float, float]], hook_s: float, names: tuple[str, str]
 ) -> TaskGraph:
-    """The graph with every storing after the operator that saves, every restoring before the backward operator that
-    asks, and the hooks of all saved variables at the end of the forward pass; on a device each is a kernel with its
-    launch. `names` are those of the two kinds of tasks.
+    """Return the graph with every storing after the operator that saves, every restoring before the backward operator
+    that asks, and the hooks of all saved variables at the end of the forward pass; on a device each is a kernel with
+    its launch. `names` are those of the two kinds of tasks.
     """
     device = bool(graph.on_device.any())
     call, previous = launching_call(graph), previous_on_lane(graph)
@@ -116,7 +116,7 @@ def insert_keeping(
 
 
 def saved_note(graph: TaskGraph, savings: Savings, chosen: Iterable[Saved], kept_share: float, where: str) -> Change:
-    """What the step no longer keeps, per step, in bytes."""
+    """Return what the step no longer keeps, per step, in bytes."""
     tensors = list(chosen)
     steps = max(len({int(graph.step[each.row]) for each in tensors}), 1)
     nbytes = round(sum(each.nbytes for each in tensors) / steps)
@@ -131,7 +131,7 @@ def saved_note(graph: TaskGraph, savings: Savings, chosen: Iterable[Saved], kept
 
 
 def cast_bandwidth(graph: TaskGraph) -> Prior:
-    """Rate of casts, bytes read and written."""
+    """Return the rate of casts, bytes read and written."""
     device = find(graph.info.devices[0]) if graph.info.devices else None
     if graph.info.platform == "cpu" or device is None:
         low, value, high = (4.0, 10.0, 25.0) if graph.info.platform == "cpu" else (200.0, 600.0, 2500.0)

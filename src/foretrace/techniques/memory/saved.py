@@ -83,7 +83,7 @@ class Savings:
 
 
 def find_saved(graph: TaskGraph) -> Savings:
-    """Saved tensors of every forward pass in the order of saving; those of a step in its own backward pass."""
+    """Return saved tensors of every forward pass in the order of saving; those of a step in its own backward pass."""
     parameters = _parameters(graph)
     found: list[Saved] = []
     variables = unsized = 0
@@ -105,12 +105,14 @@ def find_saved(graph: TaskGraph) -> Savings:
 
 
 def _device(graph: TaskGraph) -> bool:
-    """Whether the work of this graph is done by device tasks."""
+    """Return whether the work of this graph is done by device tasks."""
     return bool(graph.on_device.any())
 
 
 def _calls(graph: TaskGraph) -> Int64:
-    """The forward operators, one task per call: of one cut into pieces (or kernels), the one that carries its work."""
+    """Return the forward operators, one task per call: of one cut into pieces (or kernels), the one that carries its
+    work.
+    """
     forward = (graph.phase == Phase.FORWARD) & (graph.op >= 0) & (graph.shape >= 0) & ~graph.gone & (graph.step >= 0)
     if not _device(graph):
         return np.flatnonzero(forward & (graph.nbytes >= 0))
@@ -122,8 +124,8 @@ def _calls(graph: TaskGraph) -> Int64:
 
 
 def _of_step(graph: TaskGraph, calls: Int64, parameters: set[tuple[int, ...]]) -> tuple[list[Saved], int, int]:
-    """Saved tensors of the forward pass of one step, how many variables were saved in all, how many calls save a tensor
-    of unknown size.
+    """Return saved tensors of the forward pass of one step, how many variables were saved in all, how many calls save a
+    tensor of unknown size.
     """
     found: list[Saved] = []
     held: set[int] = set()  # sizes whose last produced tensor is saved already
@@ -157,8 +159,8 @@ def _of_step(graph: TaskGraph, calls: Int64, parameters: set[tuple[int, ...]]) -
 
 
 def _known(saves: Iterator[tuple[str, int, str]]) -> tuple[list[tuple[str, int, str]], bool]:
-    """What is saved as far as the recorded inputs tell, and whether they tell it all: older profilers leave out values
-    and types, and other versions of an operator take other inputs.
+    """Return what is saved as far as the recorded inputs tell, and whether they tell it all: older profilers leave out
+    values and types, and other versions of an operator take other inputs.
     """
     found: list[tuple[str, int, str]] = []
     try:
@@ -172,7 +174,7 @@ def _known(saves: Iterator[tuple[str, int, str]]) -> tuple[list[tuple[str, int, 
 def _saves(
     name: str, operator: Operator, parameters: set[tuple[int, ...]], *, dropout: bool
 ) -> Iterator[tuple[str, int, str]]:
-    """(input, result or other, elements, type) of every tensor that is no parameter and no statistic."""
+    """Yield (input, result or other, elements, type) of every tensor that is no parameter and no statistic."""
     dims, types = operator.dims, operator.types
     first = prod(dims[0]) if dims and dims[0] and all(isinstance(each, int) for each in dims[0]) else 0
     if name == "clamp" and len(dims) > 3 and dims[3]:
@@ -215,7 +217,7 @@ def _saves(
 
 
 def _produced(name: str, operator: Operator) -> int:
-    """Elements of the result, where it is a new tensor whose size the inputs tell; −1 else."""
+    """Return elements of the result, where it is a new tensor whose size the inputs tell; −1 else."""
     dims = operator.dims
     try:
         if name in ("addmm", "_addmm_activation"):
@@ -246,7 +248,9 @@ def _convolved(operator: Operator) -> int:
 
 
 def _pooled(operator: Operator) -> int:
-    """Elements of a pooled tensor. Raises IndexError, TypeError or ValueError where its settings were not recorded."""
+    """Return elements of a pooled tensor. Raises IndexError, TypeError or ValueError where its settings were not
+    recorded.
+    """
     x = operator.dims[0]
     lists = [[int(part) for part in text.strip("[]").split(",") if part.strip()] for text in operator.concrete[1:5]]
     kernel, stride, padding, dilation = (each or [d] for each, d in zip(lists, (1, 0, 0, 1), strict=True))
@@ -259,12 +263,12 @@ def _pooled(operator: Operator) -> int:
 
 
 def _parameters(graph: TaskGraph) -> set[tuple[int, ...]]:
-    """Sizes of the recorded parameters, where the recorder stored them."""
+    """Return sizes of the recorded parameters, where the recorder stored them."""
     return {tuple(int(n) for n in each["shape"]) for each in graph.info.recording.get("parameters", [])}
 
 
 def _with_uses(graph: TaskGraph, tensors: list[Saved], backward: Int64) -> Iterator[Saved]:
-    """Each tensor with the task of the backward pass that needs it: as far from its end, by time, as the saving
+    """Yield each tensor with the task of the backward pass that needs it: as far from its end, by time, as the saving
     task is from the beginning of the forward pass (the backward pass walks back through the forward pass).
     """
     if not len(backward) or not tensors:

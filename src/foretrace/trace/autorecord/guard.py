@@ -47,7 +47,7 @@ def clear(folder: str) -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    """A process, its children, their children, and so on."""
+    """Return a process, its children, their children, and so on."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
@@ -60,7 +60,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def _parents() -> Iterable[tuple[int, int]]:
-    """All processes with the number of their parent."""
+    """Yield all processes with the number of their parent."""
     if not Path("/proc/self/stat").exists():
         listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
         for line in listing.splitlines():

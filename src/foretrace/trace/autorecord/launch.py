@@ -138,7 +138,7 @@ def _run(command: Sequence[str], environment: dict[str, str], *, guarded: tuple[
 
 @contextmanager
 def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """The command ends by itself after a signal; this process only waits for it."""
+    """Pass signals to the command, which ends by itself; this process only waits for it."""
     terminal = sys.stdin is not None and sys.stdin.isatty()
 
     def received(number: int, _frame: object) -> None:
@@ -177,7 +177,7 @@ def _is_python(program: str) -> bool:
 
 
 def _shebang(program: str) -> list[str]:
-    """The interpreter line of a script, [] for anything else."""
+    """Return the interpreter line of a script, [] for anything else."""
     path = shutil.which(program)
     if path is None:
         return []
@@ -188,7 +188,7 @@ def _shebang(program: str) -> list[str]:
 
 
 def _trouble(told: list[dict[str, Any]]) -> str:
-    """Why nothing was recorded, from what the processes of the command reported."""
+    """Return why nothing was recorded, from what the processes of the command reported."""
     for process in told:
         if process["sentence"]:
             return str(process["sentence"])

@@ -39,7 +39,7 @@ class Session:
         self._rank = 0
 
     def optimizer_stepped(self, optimizer: Any) -> None:
-        """To be called after every optimizer step. Ends the script with SystemExit if it was asked to."""
+        """Call this after every optimizer step. It ends the script with SystemExit if it was asked to."""
         if self._over or os.getpid() != self._pid:  # a fork inherits the hook
             return
         if self._recorder is None and _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -158,7 +158,7 @@ class Session:
 
     @contextlib.contextmanager
     def _signals_held(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM wait until the block is done, so that no file is left half written."""
+        """Hold Ctrl-C and SIGTERM until the block is done, so that no file is left half written."""
         if not _in_main_thread():
             yield
             return

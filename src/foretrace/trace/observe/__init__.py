@@ -10,7 +10,7 @@ from typing import Any
 
 
 def pytorch() -> Any:
-    """The `torch` package; untyped, because its annotations differ from version to version."""
+    """Return the `torch` package; untyped, because its annotations differ from version to version."""
     import torch
 
     return torch

@@ -51,7 +51,9 @@ class LoaderWatch:
             loader.sampler = None  # it holds the data set
 
     def take_step(self) -> dict[str, int]:
-        """Batches that the step's thread took since the last call; ns of wall, of its CPU, of waiting for a core."""
+        """Return batches that the step's thread took since the last call; ns of wall, of its CPU, of waiting for a
+        core.
+        """
         batches, wall, cpu, queued = self._step
         self._step = [0, 0, 0, 0]
         if not batches:
@@ -69,7 +71,7 @@ class LoaderWatch:
             loader.sampled = loader.batches
 
     def facts(self) -> list[dict[str, Any]]:
-        """One dictionary per loader, in the order in which they were first iterated."""
+        """Return one dictionary per loader, in the order in which they were first iterated."""
         return [loader.facts() for loader in self._loaders.values()]
 
     def _saw(self, iterator: Any, wall: int, cpu: int, queued: int) -> None:
@@ -134,7 +136,7 @@ class _Loader:
 
 
 def _iterator_class() -> Any:
-    """What all of PyTorch's loader iterators inherit `__next__` from."""
+    """Return what all of PyTorch's loader iterators inherit `__next__` from."""
     from torch.utils.data import dataloader
 
     return dataloader._BaseDataLoaderIter
@@ -146,12 +148,12 @@ def _start_method(process: Any) -> str:
 
 
 def _queued() -> int:
-    """Time that this thread waited for a core since it began, in ns; 0 where that is unknown (not Linux)."""
+    """Return the time that this thread waited for a core since it began, in ns; 0 where that is unknown (not Linux)."""
     return (_schedstat("thread-self") or (0, 0))[1]
 
 
 def _schedstat(pid: int | str) -> tuple[int, int] | None:
-    """CPU time and time waited for a core of a process's main thread, in ns; None if unknown."""
+    """Return CPU time and time waited for a core of a process's main thread, in ns; None if unknown."""
     try:
         cpu, queued, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):

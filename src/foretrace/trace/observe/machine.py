@@ -57,7 +57,7 @@ class Stamp(NamedTuple):
 
 
 def stamp() -> Stamp:
-    """Now, in about 2 µs."""
+    """Return now, in about 2 µs."""
     faults = switches = 0
     if resource is not None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -66,7 +66,9 @@ def stamp() -> Stamp:
 
 
 def machine() -> dict[str, Any]:
-    """Processor and what this process may use of it, memory, and what tells the clock; never the machine's name."""
+    """Return processor and what this process may use of it, memory, and what tells the clock; never the
+    machine's name.
+    """
     sets = processor.instruction_sets()
     affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     libc = " ".join(part for part in platform.libc_ver() if part)
@@ -92,7 +94,7 @@ def load() -> list[float] | None:
 
 
 def environment() -> dict[str, str]:
-    """Variables that change how fast the same program runs; paths are cut to their last part."""
+    """Return variables that change how fast the same program runs; paths are cut to their last part."""
     kept = {k: v for k, v in os.environ.items() if k.startswith(_PREFIXES) or k in _NAMES}
     if preload := os.environ.get("LD_PRELOAD"):  # an allocator, most often
         kept["LD_PRELOAD"] = ":".join(Path(part).name for part in re.split("[ :]", preload) if part)
@@ -100,7 +102,7 @@ def environment() -> dict[str, str]:
 
 
 def peak_rss_bytes() -> int | None:
-    """Largest resident memory of this process so far."""
+    """Return the largest resident memory of this process so far."""
     if resource is None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -108,7 +110,7 @@ def peak_rss_bytes() -> int | None:
 
 
 def torch_settings() -> dict[str, Any]:
-    """Versions, threads, libraries, numerics and device of the PyTorch in this process."""
+    """Return versions, threads, libraries, numerics and device of the PyTorch in this process."""
     torch = pytorch()
     cuda = torch.cuda.is_available()
     device: dict[str, Any] = {"type": "cpu", "name": _cpu_model(), "count": 1}
@@ -147,7 +149,7 @@ def torch_settings() -> dict[str, Any]:
 
 
 def device_memory() -> dict[str, int]:
-    """Peak device memory in bytes, empty without an accelerator."""
+    """Return peak device memory in bytes, empty without an accelerator."""
     torch = pytorch()
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return {}
@@ -158,7 +160,7 @@ def device_memory() -> dict[str, int]:
 
 
 def distributed() -> dict[str, Any]:
-    """Rank, world size and backend: from `torch.distributed`, else from the launcher, else a single rank."""
+    """Return rank, world size and backend: from `torch.distributed`, else from the launcher, else a single rank."""
     dist = pytorch().distributed
     if dist.is_available() and dist.is_initialized():
         return {
@@ -188,7 +190,7 @@ def _cpu_model() -> str:
 
 
 def _clock() -> str | None:
-    """Equal for processes that read the same clock: made of the random id of this boot, which Linux tells."""
+    """Return equal for processes that read the same clock: made of the random id of this boot, which Linux tells."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:

@@ -64,7 +64,7 @@ class ModelWatch:
         self._after_step.clear()
 
     def facts(self) -> dict[str, Any]:
-        """What was found, as plain JSON values."""
+        """Return what was found, as plain JSON values."""
         return {
             "optimizers": [{**seen.facts, "steps": seen.steps} for seen in self._optimizers],
             "modules": self._modules,
@@ -193,7 +193,7 @@ def _members(optimizer: Any) -> Iterable[Any]:
 
 
 def _roots(owner: dict[int, tuple[int, int]]) -> list[Any]:
-    """Outermost modules that hold an optimizer's parameter; without an optimizer, any parameter."""
+    """Return the outermost modules that hold an optimizer's parameter; without an optimizer, any parameter."""
     from torch.nn import Module
 
     # type(), not isinstance(): lazy proxies answer isinstance by loading whatever they stand for.

@@ -36,7 +36,7 @@ class ActivationCodec(nn.Module):
             self.decoder = nn.Parameter(basis[:, :code].T.clone())
 
     def extra_repr(self) -> str:
-        """As torch prints modules."""
+        """Return what torch prints of modules."""
         return f"{self.boundary.method}, hidden={self.hidden}"
 
 
@@ -48,7 +48,7 @@ class AllReduced(ActivationCodec):
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., hidden], this worker's part -> [..., hidden], the sum of all."""
+        """Return [..., hidden], this worker's part -> [..., hidden], the sum of all."""
         self.passes += 1
         match self.boundary.method:
             case "autoencoder":
@@ -145,7 +145,7 @@ class Sender(ActivationCodec):
         self.stage = to
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., hidden] -> []."""
+        """Return [..., hidden] -> []."""
         self.passes += 1
         code = x @ self.encoder if self.boundary.method == "autoencoder" else x
         end: Tensor = _Sent.apply(code, self.boundary, self.passes, self.stage)  # type: ignore[no-untyped-call]
@@ -191,7 +191,7 @@ class Receiver(ActivationCodec):
         self.handle = nn.Parameter(torch.zeros(()))  # so that the activation has a gradient to send back
 
     def forward(self, shape: torch.Size) -> Tensor:
-        """The activation of this shape that the stage before sends."""
+        """Return the activation of this shape that the stage before sends."""
         self.passes += 1
         if self.boundary.method == "autoencoder":
             shape = torch.Size((*shape[:-1], self.decoder.shape[0]))
@@ -218,7 +218,7 @@ class _Received(torch.autograd.Function):
 
 
 def _encoded(x: Tensor, boundary: Boundary, step: int) -> tuple[Tensor, ...]:
-    """What is sent of an activation or code."""
+    """Return what is sent of an activation or code."""
     flat = x.reshape(-1).contiguous()
     match boundary.method:
         case "quantise":
@@ -232,7 +232,7 @@ def _encoded(x: Tensor, boundary: Boundary, step: int) -> tuple[Tensor, ...]:
 
 
 def _received(shape: torch.Size, boundary: Boundary, step: int, sender: int) -> tuple[Tensor, Tensor | None]:
-    """What `_encoded` was made of, and which elements were sent."""
+    """Return what `_encoded` was made of, and which elements were sent."""
     elements = shape.numel()
     if boundary.method == "quantise":
         head, packed = torch.empty(2), torch.empty(ceil(elements * boundary.bits / 8), dtype=torch.uint8)
@@ -265,7 +265,7 @@ class ColumnParallelLinear(nn.Linear):
             self.bias = nn.Parameter(whole.bias.detach().chunk(workers)[rank].clone())
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out / workers]."""
+        """Return [..., in] -> [..., out / workers]."""
         return super().forward(Copied.apply(input, None))  # type: ignore[no-untyped-call]
 
 
@@ -281,13 +281,13 @@ class RowParallelLinear(nn.Linear):
         self.sum = AllReduced(boundary, weight.shape[0])
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in / workers] -> [..., out]."""
+        """Return [..., in / workers] -> [..., out]."""
         out: Tensor = self.sum(input @ self.weight.T)
         return out if self.bias is None else out + self.bias
 
 
 def coding(boundary: Boundary, rows: int, hidden: int, answers: int, *, encode: bool) -> Callable[[], object]:
-    """Encoding of an activation [rows, hidden], or decoding and adding up of so many, to be timed alone."""
+    """Return encoding of an activation [rows, hidden], or decoding and adding up of so many, to be timed alone."""
     torch.manual_seed(0)
     x = torch.randn(rows, hidden)
     codec = ActivationCodec(boundary, hidden)
@@ -319,7 +319,7 @@ PLAIN = Boundary(method="none")
 
 
 def divided(training: Training, boundary: Boundary, workers: int, *, all_layers: bool, name: str) -> Training:
-    """The training with its MLPs divided; sums of the last half of the layers are compressed, or of all.
+    """Return the training with its MLPs divided; sums of the last half of the layers are compressed, or of all.
 
     Raises NotApplicableError, in the name of a technique, where the model has no such layers or they cannot be divided.
     """
@@ -347,7 +347,7 @@ def divided(training: Training, boundary: Boundary, workers: int, *, all_layers:
 
 
 def _with(optimizer: torch.optim.Optimizer, gone: set[int], added: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer without some parameters and with others, which join its first group."""
+    """Return the optimizer without some parameters and with others, which join its first group."""
     for group in optimizer.param_groups:
         group["params"] = [each for each in group["params"] if id(each) not in gone]
     optimizer.param_groups[0]["params"] += added

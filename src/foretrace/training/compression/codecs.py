@@ -12,31 +12,31 @@ _PLACES = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
 
 def top_k(flat: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k elements of largest magnitude of [n]: values [k] and indices [k], int32."""
+    """Return the k elements of largest magnitude of [n]: values [k] and indices [k], int32."""
     indices = torch.topk(flat.abs(), k, sorted=False).indices
     return flat[indices], indices.to(torch.int32)
 
 
 def random_indices(elements: int, k: int, *, step: int, bucket: int, device: torch.device | str = "cpu") -> Tensor:
-    """K distinct indices below `elements`, the same on every worker for the same step and bucket; [k], int64."""
+    """Return K distinct indices below `elements`, the same on every worker for the same step and bucket; [k], int64."""
     generator = torch.Generator(device=device)
     generator.manual_seed((_SEED * (step + 1) + bucket) % (1 << 63))
     return torch.randperm(elements, generator=generator, device=device)[:k]
 
 
 def random_k(flat: Tensor, k: int, *, step: int, bucket: int) -> tuple[Tensor, Tensor]:
-    """K random elements of [n], the same ones on every worker: values [k] and indices [k]."""
+    """Return K random elements of [n], the same ones on every worker: values [k] and indices [k]."""
     indices = random_indices(flat.numel(), k, step=step, bucket=bucket, device=flat.device)
     return flat[indices], indices
 
 
 def scattered(values: Tensor, indices: Tensor, elements: int) -> Tensor:
-    """[n] with values added at their indices and 0 elsewhere."""
+    """Return [n] with values added at their indices and 0 elsewhere."""
     return values.new_zeros(elements).index_add_(0, indices, values)
 
 
 def pack_signs(flat: Tensor) -> Tensor:
-    """One bit per element of [n], set where it is not negative: [ceil(n / 8)], uint8."""
+    """Return one bit per element of [n], set where it is not negative: [ceil(n / 8)], uint8."""
     bits = flat >= 0
     short = -bits.numel() % 8
     if short:
@@ -45,7 +45,7 @@ def pack_signs(flat: Tensor) -> Tensor:
 
 
 def unpack_signs(packed: Tensor, elements: int) -> Tensor:
-    """−1 or 1 per element: [n], int8."""
+    """Return −1 or 1 per element: [n], int8."""
     bits = packed.unsqueeze(1).bitwise_and(_PLACES.to(packed.device)).ne_(0).to(torch.int8)
     return bits.view(-1)[:elements].mul_(2).sub_(1)
 
@@ -62,7 +62,9 @@ class Levels:
 
 
 def quantise(x: Tensor, bits: int) -> Levels:
-    """Every element as the nearest of 2^bits levels; no element is off by more than half a step. bits: 2, 4 or 8."""
+    """Return every element as the nearest of 2^bits levels; no element is off by more than half a step. bits: 2, 4 or
+    8.
+    """
     flat = x.reshape(-1)
     low, high = torch.aminmax(flat)
     step = (high - low) / (2**bits - 1)
@@ -72,7 +74,7 @@ def quantise(x: Tensor, bits: int) -> Levels:
 
 
 def dequantise(levels: Levels) -> Tensor:
-    """The values of the levels, in their shape."""
+    """Return the values of the levels, in their shape."""
     flat = _unpacked(levels.packed, levels.bits, levels.shape.numel())
     return flat.to(levels.step.dtype).mul_(levels.step).add_(levels.low).view(levels.shape)
 

@@ -64,7 +64,7 @@ class HookState:
         return self.group if self.group is not None else dist.group.WORLD
 
     def of(self, table: dict[int, Tensor], bucket: GradBucket) -> Tensor:
-        """The entry of a bucket, zeros where there is none of its size."""
+        """Return the entry of a bucket, zeros where there is none of its size."""
         buffer = bucket.buffer()
         found = table.get(bucket.index())
         if found is None or found.shape != buffer.shape:
@@ -109,7 +109,7 @@ class Registered:
 
 
 def make_hook(settings: CompressionSettings, group: Any = None) -> tuple[Any, Hook]:
-    """State and hook of a method."""
+    """Return state and hook of a method."""
     if settings.method == "powersgd":
         state = powerSGD_hook.PowerSGDState(
             group,
@@ -128,7 +128,7 @@ def make_hook(settings: CompressionSettings, group: Any = None) -> tuple[Any, Ho
 
 
 def top_k_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:
-    """The largest elements of gradient and memory together; two all-gathers, values and indices."""
+    """Return the largest elements of gradient and memory together; two all-gathers, values and indices."""
     flat = memory.of(memory.errors, bucket).add_(bucket.buffer())
     values, indices = top_k(flat, kept(flat.numel(), memory.settings.share))
     flat[indices] = 0
@@ -137,7 +137,7 @@ def top_k_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:
 
 
 def random_k_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:
-    """The same random elements on every worker, of gradient and memory together; one all-reduce."""
+    """Return the same random elements on every worker, of gradient and memory together; one all-reduce."""
     flat, members = memory.of(memory.errors, bucket).add_(bucket.buffer()), memory.members
     count = kept(flat.numel(), memory.settings.share)
     values, indices = random_k(flat, count, step=memory.step, bucket=bucket.index())
@@ -152,7 +152,8 @@ def random_k_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:
 
 
 def sign_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:
-    """Signs, decided by majority (Bernstein et al., ICLR 2019), times the mean magnitude so that learning rates hold.
+    """Return signs, decided by majority (Bernstein et al., ICLR 2019), times the mean magnitude so that learning rates
+    hold.
 
     One all-gather of a bit per element and the magnitude.
     """
@@ -174,7 +175,8 @@ def sign_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:
 
 
 def dgc_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:
-    """Deep Gradient Compression (Lin et al., ICLR 2018): momentum and its sum on every worker, the largest are sent.
+    """Return deep Gradient Compression (Lin et al., ICLR 2018): momentum and its sum on every worker, the largest are
+    sent.
 
     The optimizer must have no momentum of its own. Gradients are clipped by bucket to clip / sqrt(workers).
     """
@@ -191,7 +193,7 @@ def dgc_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:
 
 
 def _gathered(values: Tensor, indices: Tensor, elements: int, members: Any) -> Future[Tensor]:
-    """The average of everyone's few elements, as [elements]."""
+    """Return the average of everyone's few elements, as [elements]."""
     workers = members.size()
     all_values = [torch.empty_like(values) for _ in range(workers)]
     all_indices = [torch.empty_like(indices) for _ in range(workers)]
@@ -231,7 +233,7 @@ class InTurn:
         threading.Thread(target=self._run, name="compression", daemon=True).start()
 
     def __call__(self, state: Any, bucket: GradBucket) -> Future[Tensor]:
-        """As the hook, with a future that this object's thread completes."""
+        """Work as the hook does, with a future that this object's thread completes."""
         state.process_group = self.group
         future: Future[Tensor] = Future()
         self._work.put((state, bucket, future))
@@ -254,7 +256,7 @@ class _Waiting(_ProcessGroup):  # type: ignore[misc]  # of type Any
         self.group = group
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:
-        """As the group's own."""
+        """Reduce as the group's own function does."""
         asked = (tensors,) if options is None else (tensors, options)
         self.group.allreduce(*asked).wait()
         return work(tensors)
@@ -264,7 +266,7 @@ class _Waiting(_ProcessGroup):  # type: ignore[misc]  # of type Any
 
 
 def work(result: Any, *, done: bool = True) -> Any:
-    """Work that is finished, with its result; or one that never will be."""
+    """Return work that is finished, with its result; or one that never will be."""
     future: Future[Any] = Future()
     if done:
         future.set_result(result)

@@ -23,12 +23,12 @@ class CompressionSettings:
 
 
 def kept(elements: int, share: float) -> int:
-    """How many of so many elements a share is: at least one, at most all."""
+    """Return how many of so many elements a share is: at least one, at most all."""
     return min(max(ceil(elements * share), 1), elements)
 
 
 def share_at(settings: CompressionSettings, step: int) -> float:
-    """Share of the elements that DGC sends in a step: more of them while it warms up."""
+    """Return share of the elements that DGC sends in a step: more of them while it warms up."""
     if step >= settings.warm_steps:
         return settings.share
     return max(WARM_UP[len(WARM_UP) * step // settings.warm_steps], settings.share)

@@ -25,7 +25,7 @@ GATHERING = frozenset(("topk", "sign", "dgc"))
 def hook_operator(
     settings: CompressionSettings, shapes: Sequence[tuple[int, ...]], workers: int, part: str, device: str = "cpu"
 ) -> Operator:
-    """A hook on a bucket of float32 gradients of these shapes; `part` is ENCODE or ALL."""
+    """Return a hook on a bucket of float32 gradients of these shapes; `part` is ENCODE or ALL."""
     known = asdict(settings) | {"start": 2, "warm_steps": 0}  # the steady state, whenever it sets in
     known |= {"part": part, "workers": workers if settings.method in GATHERING else 1, "device": device}
     text = json.dumps(known, sort_keys=True)
@@ -34,7 +34,7 @@ def hook_operator(
 
 
 def prepared_hook(operator: Operator) -> Callable[[], object]:
-    """What `hook_operator` stands for, ready to be called."""
+    """Return what `hook_operator` stands for, ready to be called."""
     import torch
 
     from foretrace.training.compression.hooks import make_hook
@@ -52,7 +52,7 @@ def prepared_hook(operator: Operator) -> Callable[[], object]:
 
 
 def _bucket(buffer: Any, shapes: Sequence[Sequence[int]]) -> Any:
-    """A bucket of gradients of these shapes that no reducer made."""
+    """Return a bucket of gradients of these shapes that no reducer made."""
     parts = zip(buffer.split(list(map(prod, shapes))), shapes, strict=True)
     gradients = [part.view(shape) for part, shape in parts]
     return SimpleNamespace(buffer=lambda: buffer, gradients=lambda: gradients, index=lambda: 0, is_last=lambda: True)
@@ -84,7 +84,7 @@ def _stand_in(workers: int, *, answers: bool) -> Any:
 
 
 def coding_operators(boundary: Boundary, rows: int, hidden: int, answers: int) -> tuple[Operator, Operator]:
-    """Encoding and decoding of an activation [rows, hidden]; `answers` codes are decoded and added up."""
+    """Return encoding and decoding of an activation [rows, hidden]; `answers` codes are decoded and added up."""
     found = []
     for what in (ENCODE, DECODE):
         known = {"boundary": asdict(boundary), "rows": rows, "hidden": hidden, "answers": answers, "what": what}
@@ -94,7 +94,7 @@ def coding_operators(boundary: Boundary, rows: int, hidden: int, answers: int) -
 
 
 def prepared_coding(operator: Operator) -> Callable[[], object]:
-    """What `coding_operators` stand for, ready to be called."""
+    """Return what `coding_operators` stand for, ready to be called."""
     from foretrace.training.compression import boundaries
 
     known = json.loads(operator.concrete[1])

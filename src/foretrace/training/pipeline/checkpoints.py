@@ -31,7 +31,7 @@ def keep(folder: Path, worker: StageWorker) -> None:
 
 
 def latest(folder: Path, processes: int) -> int:
-    """The largest number of updates of which every process has kept its state; 0 where there is none."""
+    """Return the largest number of updates of which every process has kept its state; 0 where there is none."""
     found: dict[int, int] = {}
     for path in folder.glob("update-*.pt"):
         name = _FILE.fullmatch(path.name)
@@ -41,7 +41,7 @@ def latest(folder: Path, processes: int) -> int:
 
 
 def kept(folder: Path, job: PipelineJob, schedule: PipelineSchedule, rank: int) -> dict[str, Any]:
-    """The state of a process before the schedule's first batch.
+    """Return the state of a process before the schedule's first batch.
 
     Raises ForetraceError where a process kept none, or another job or schedule did.
     """

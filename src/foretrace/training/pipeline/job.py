@@ -28,7 +28,7 @@ class LossScaling:
     every: int = 2000  # updates without an overflow after which the scale grows
 
     def after(self, scale: float, since: int, *, overflow: bool) -> tuple[float, int]:
-        """The next scale and the updates since its last change, after one more update."""
+        """Return the next scale and the updates since its last change, after one more update."""
         if overflow:
             return scale * self.backoff, 0
         return (scale * self.growth, 0) if since + 1 == self.every else (scale, since + 1)
@@ -68,16 +68,16 @@ class PipelineJob:
                 )
 
     def layers_of(self, stage: int) -> range:
-        """Layers of a stage."""
+        """Return layers of a stage."""
         end = list(accumulate(self.cut))[stage]
         return range(end - self.cut[stage], end)
 
     def stage_of(self, layer: int) -> int:
-        """Stage of a layer."""
+        """Return stage of a layer."""
         return next(stage for stage, end in enumerate(accumulate(self.cut)) if layer < end)
 
     def built(self, layer: int) -> nn.Module:
-        """A layer with its first weights, the same whatever the cut; tied ones are those of the first holder."""
+        """Return a layer with its first weights, the same whatever the cut; tied ones are those of the first holder."""
         torch.manual_seed(seed_of(self.seed, -1, layer))
         module = self.layers[layer]()
         for group in self.tied:
@@ -90,7 +90,7 @@ class PipelineJob:
         return module
 
     def run(self, layers: Sequence[nn.Module], first: int, x: Tensor, micro_batch: int) -> Tensor:
-        """Forward pass of neighbouring layers, the first of them number `first`.
+        """Return forward pass of neighbouring layers, the first of them number `first`.
 
         Random numbers of a layer follow from the micro-batch alone, so neither a cut nor running it again changes them.
         """
@@ -101,6 +101,6 @@ class PipelineJob:
 
 
 def seed_of(seed: int, micro_batch: int, layer: int) -> int:
-    """The seed of random numbers of a layer in a micro-batch (−1: of its first weights)."""
+    """Return the seed of random numbers of a layer in a micro-batch (−1: of its first weights)."""
     mixed = ((seed * MULTIPLIER + micro_batch + 1) * MULTIPLIER + layer + 1) * MULTIPLIER % 2**64
     return mixed >> 1

@@ -47,7 +47,7 @@ def train_here(
     job: PipelineJob, schedule: PipelineSchedule, *, timeout_s: float = 60.0, folder: Path | None = None,
     every: int = 0, measure: bool = False, backend: str = "gloo", watch: Callable[[int, int, int], None] | None = None,
 ) -> tuple[Trained, ...]:  # fmt: skip
-    """What each process has in the end, one per row of the schedule.
+    """Return what each process has in the end, one per row of the schedule.
 
     With `folder`, every so many updates are kept there, and a schedule that begins later continues from what was kept.
     `watch(process, its process id, its updates)` is called whenever one says that it lives. No action may take
@@ -147,7 +147,7 @@ def _over(rank: int, how: str, updates: list[int], task: _Task) -> ForetraceErro
 
 
 def _work(rank: int, task: _Task, pipe: Any) -> None:
-    """What a process does."""
+    """Do the work of a process."""
     import torch
     from torch import distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

@@ -66,14 +66,14 @@ class _Update:
     sent: list[Tensor] = field(default_factory=list)  # kept until it has arrived
 
     def gradient(self, stage: int, parameter: int) -> Tensor:
-        """The gradient of a tied parameter. Raises ForetraceError where it has none."""
+        """Return the gradient of a tied parameter. Raises ForetraceError where it has none."""
         found = self.gradients[stage][parameter]
         if found is None:
             raise ForetraceError(f"a tied parameter of stage {stage} got no gradient; use it there, or do not tie it.")
         return found
 
     def own(self, borrowed: set[tuple[int, int]]) -> list[Tensor]:
-        """The gradients of all parameters that are not counted on another stage."""
+        """Return the gradients of all parameters that are not counted on another stage."""
         return [
             each
             for s, some in self.gradients.items()
@@ -89,7 +89,7 @@ class StageWorker:
         self, job: PipelineJob, schedule: PipelineSchedule, rank: int, *, device: str = "cpu", measure: bool = False,
         state: dict[str, Any] | None = None, after: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
-        """`state` is what a checkpoint kept, where the schedule does not begin with batch 0.
+        """Take `state`, what a checkpoint kept, where the schedule does not begin with batch 0.
 
         `after` is called with the number of updates made after each; `measure` counts what activations take.
         """
@@ -164,11 +164,11 @@ class StageWorker:
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this process after `done` updates."""
+        """Return what a checkpoint keeps of this process after `done` updates."""
         return {"scales": dict(self._scales), "stages": {s: each.state() for s, each in self.stages.items()}}
 
     def _places(self) -> tuple[dict[int, int], int]:
-        """Where the parameters of each own stage begin among those of all stages, and how many there are."""
+        """Return where the parameters of each own stage begin among those of all stages, and how many there are."""
         own = {s: len(each.names) - sum(stage == s for stage, _ in self._borrowed) for s, each in self.stages.items()}
         found: list[dict[int, int]] = [own]
         if len(self.schedule.rows) > 1:
@@ -204,7 +204,7 @@ class StageWorker:
         return x.requires_grad_(x.is_floating_point())
 
     def _run(self, s: int, i: int, x: Tensor) -> Tensor:
-        """Output of a stage; of the last one the loss."""
+        """Return output of a stage; of the last one the loss."""
         version = self.schedule.version(s, i // self.schedule.micro_batches)
         out = self.stages[s].run(version, x, i)
         if s + 1 < self.schedule.stages:
@@ -213,7 +213,7 @@ class StageWorker:
         return self.job.loss(out, target.to(self.device) if isinstance(target, Tensor) else target)
 
     def _gradient(self, action: Action, out: Tensor) -> tuple[Tensor, Tensor]:
-        """What the backward pass begins with, and its gradient: the share of the (scaled) loss, or what came."""
+        """Return what the backward pass begins with, and its gradient: the share of the (scaled) loss, or what came."""
         _, i, s = action
         if s + 1 < self.schedule.stages:
             return out, self._transport.receive(action)
@@ -285,7 +285,7 @@ class StageWorker:
     # -- updates -----------------------------------------------------------------------------------------------------
 
     def _scale(self, batch: int) -> float:
-        """The scale of a batch's loss: known to all stages when the last one begins with it."""
+        """Return the scale of a batch's loss: known to all stages when the last one begins with it."""
         return self._scales[max(batch - self.schedule.versions[-1] + 1, 0)][0]
 
     def _update(self, action: Action) -> float:
@@ -344,7 +344,7 @@ class StageWorker:
                     update.works.append(dist.isend(sent, self.schedule.process_of[s], tag=tag + 2 * at + 1))
 
     def _norms(self, update: _Update) -> Tensor:
-        """Norms of the own gradients at their places among all, which there are, and how many overflowed.
+        """Return norms of the own gradients at their places among all, which there are, and how many overflowed.
 
         Places of others are zero, so that adding up over processes changes no bit.
         """
@@ -384,7 +384,7 @@ class StageWorker:
                 self.after(self.done)
 
     def _clip(self, update: _Update, norms: Tensor) -> None:
-        """As torch.nn.utils.clip_grad_norm_ does over the parameters of all stages."""
+        """Clip as torch.nn.utils.clip_grad_norm_ does, over the parameters of all stages."""
         gradients = [each for some in update.gradients.values() for each in some if each is not None]
         if gradients:
             total = torch.linalg.vector_norm(norms[norms[:, 1] > 0, 0].to(gradients[0].dtype))

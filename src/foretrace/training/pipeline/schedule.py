@@ -101,21 +101,21 @@ class PipelineSchedule:
         return any(each.kind == I for row in self.rows for each in row)
 
     def version(self, stage: int, batch: int) -> int:
-        """Which version of its weights a stage runs a batch on."""
+        """Return which version of its weights a stage runs a batch on."""
         return max(batch - self.versions[stage] + 1, 0)
 
     def reader(self, action: Action) -> Action | None:
-        """The action of a neighbouring stage that reads what this one makes."""
+        """Return the action of a neighbouring stage that reads what this one makes."""
         stage = action.stage + _STEP.get(action.kind, 0)
         return action._replace(stage=stage) if action.kind in _STEP and 0 <= stage < self.stages else None
 
     def sender(self, action: Action) -> int | None:
-        """The process that sends what an action reads."""
+        """Return the process that sends what an action reads."""
         stage = action.stage - _STEP.get(action.kind, 0)
         return self.process_of[stage] if action.kind in _STEP and 0 <= stage < self.stages else None
 
     def needs(self, action: Action, *, clipped: bool = False, tied: Sequence[Sequence[int]] = ()) -> list[Action]:
-        """Actions, most of them of other processes, whose results this one uses.
+        """Return actions, most of them of other processes, whose results this one uses.
 
         `clipped`: an update needs the norm of all gradients. `tied`: stages that share a weight; the first adds up its
         gradients. An update stands for each process with the stage of that process that the rule is about.
@@ -142,7 +142,7 @@ class PipelineSchedule:
     def run_order(
         self, *, clipped: bool = False, tied: Sequence[Sequence[int]] = ()
     ) -> list[tuple[int, Action, list[tuple[int, int]]]]:
-        """(process, action, what it needs as (process, place in the row)) in an order in which all can run.
+        """Return (process, action, what it needs as (process, place in the row)) in an order in which all can run.
 
         Raises ForetraceError where processes would wait for each other without end.
         """
@@ -172,7 +172,9 @@ class PipelineSchedule:
         return found
 
     def in_flight(self, process: int, stage: int | None = None) -> int:
-        """Most micro-batches that a process holds at a time, forward done and backward not, of one stage or of all."""
+        """Return most micro-batches that a process holds at a time, forward done and backward not, of one stage or of
+        all.
+        """
         now = most = 0
         for each in self.rows[process]:
             if stage is not None and each.stage != stage:
@@ -188,7 +190,7 @@ class PipelineSchedule:
         )
 
     def _check_row(self, process: int) -> None:
-        """Rules that one process can break alone: each pass once, in order, on weights that exist."""
+        """Check rules that one process can break alone: each pass once, in order, on weights that exist."""
         m, seen, stages = self.micro_batches, set[Action](), self.stages_of[process]
         kinds = {each.kind for each in self.rows[process]} & {B, W}
         where = f"in the row of process {process}"
@@ -231,7 +233,8 @@ class PipelineSchedule:
 def parse(
     text: str, *, micro_batches: int, versions: int | Sequence[int] = 1, name: str = "table", first: int = 0
 ) -> PipelineSchedule:
-    """A table from its text: a line per process, actions between blanks; the stage is the line where none is named.
+    """Return a table from its text: a line per process, actions between blanks; the stage is the line where none is
+    named.
 
     `versions` is one number for all stages or one for each. Raises ForetraceError naming the line and the word.
     """
@@ -256,7 +259,7 @@ def parse(
 def table(
     name: str, rows: Iterable[Iterable[Action]], *, micro_batches: int, versions: Sequence[int], first: int
 ) -> PipelineSchedule:
-    """The schedule of these passes, with each update directly behind the last backward pass of its batch."""
+    """Return the schedule of these passes, with each update directly behind the last backward pass of its batch."""
     finished = []
     for row in rows:
         passes = list(row)

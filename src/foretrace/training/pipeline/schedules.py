@@ -14,25 +14,29 @@ from foretrace.training.pipeline.schedule import Action, B, F, I, PipelineSchedu
 
 
 def gpipe(stages: int, micro_batches: int, batches: int, *, first: int = 0) -> PipelineSchedule:
-    """All forward passes of a batch, then all its backward passes."""
+    """Return all forward passes of a batch, then all its backward passes."""
     return _flushing("gpipe", stages, micro_batches, batches, first, lambda stage: micro_batches)
 
 
 def one_f_one_b_flush(
     stages: int, micro_batches: int, batches: int, *, warmup: int = 1, first: int = 0
 ) -> PipelineSchedule:
-    """After p - s - 1 forward passes (times `warmup`) stage s does one forward, one backward; drained per batch."""
+    """Return the schedule in which, after p - s - 1 forward passes (times `warmup`), stage s does one forward, one
+    backward; drained per batch.
+    """
     return _flushing("1f1b-flush", stages, micro_batches, batches, first, lambda s: warmup * (stages - s - 1))
 
 
 def one_f_one_b(stages: int, micro_batches: int, batches: int, *, warmup: int = 1, first: int = 0) -> PipelineSchedule:
-    """PipeDream: never drained; each stage keeps as many versions of its weights as are in use."""
+    """Return pipeDream: never drained; each stage keeps as many versions of its weights as are in use."""
     versions = [1 - (-warmup * (stages - s - 1) // micro_batches) for s in range(stages)]
     return _endless("1f1b", stages, micro_batches, batches, first, warmup, versions)
 
 
 def two_bw(stages: int, micro_batches: int, batches: int, *, warmup: int = 1, first: int = 0) -> PipelineSchedule:
-    """PipeDream-2BW: never drained, two versions. Raises ForetraceError with the fewest micro-batches that work."""
+    """Return pipeDream-2BW: never drained, two versions. Raises ForetraceError with the fewest micro-batches
+    that work.
+    """
     least = max(warmup * (stages - 1), 1)
     if micro_batches < least:
         raise ForetraceError(
@@ -44,7 +48,7 @@ def two_bw(stages: int, micro_batches: int, batches: int, *, warmup: int = 1, fi
 
 
 def zero_bubble(stages: int, micro_batches: int, batches: int, *, first: int = 0) -> PipelineSchedule:
-    """ZB-H1: 1F1B with a flush, whose stage s puts off s gradients of weights into what would be its bubble."""
+    """Return ZB-H1: 1F1B with a flush, whose stage s puts off s gradients of weights into what would be its bubble."""
 
     def passes(stage: int) -> Iterator[Action]:
         for t in range(first, first + batches):
@@ -64,7 +68,7 @@ def zero_bubble(stages: int, micro_batches: int, batches: int, *, first: int = 0
 
 
 def interleaved(stages: int, micro_batches: int, batches: int, *, chunks: int = 2, first: int = 0) -> PipelineSchedule:
-    """1F1B with a flush on stages / chunks processes; process r has the stages r, r + p, r + 2 p, ..."""
+    """Return 1F1B with a flush on stages / chunks processes; process r has the stages r, r + p, r + 2 p, ..."""
     p = stages // max(chunks, 1)
     if chunks < 1 or p < 1 or p * chunks != stages or micro_batches % p:
         near = max(-(-micro_batches // max(p, 1)) * max(p, 1), 1)
@@ -124,7 +128,9 @@ def _least(stages: int) -> int:
 
 
 def _alternating(begin: int, count: int, warm: int, stage: int) -> Iterator[Action]:
-    """`warm` forward passes, then one forward and one backward in turns, then the backward passes that are left."""
+    """Yield `warm` forward passes, then one forward and one backward in turns, then the backward passes that
+    are left.
+    """
     warm = min(max(warm, 0), count)
     yield from (Action(F, begin + i, stage) for i in range(warm))
     for i in range(count):

@@ -43,5 +43,5 @@ class Storages:
             yield
 
     def release(self, key: Key) -> None:
-        """The backward pass of a stage's micro-batch is over."""
+        """Release a stage's micro-batch whose backward pass is over."""
         self._held.pop(key, None)

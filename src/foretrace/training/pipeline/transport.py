@@ -75,7 +75,7 @@ class Transport:
         self._sent[reader] = [(dist.isend(each, peer, group, tag), each) for each in messages]
 
     def receive(self, reader: Action) -> Tensor:
-        """What a neighbouring stage sent for `reader`. Raises LostError."""
+        """Return what a neighbouring stage sent for `reader`. Raises LostError."""
         peer = self._process[reader.stage + (-1 if reader.kind == F else 1)]
         if peer == self._rank:
             return self._local.pop(reader)
@@ -133,7 +133,7 @@ class Transport:
 
 
 def lost(rank: int, whom: str, where: str, error: RuntimeError) -> LostError:
-    """The error of a process that does not get what it needs."""
+    """Return the error of a process that does not get what it needs."""
     first = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
     return LostError(
         f"process {rank} got no answer from {whom} at {where}, which ended or took longer than the timeout ({first}); "

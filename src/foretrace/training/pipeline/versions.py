@@ -35,11 +35,13 @@ class StageVersions:
         self.statistics = any(isinstance(each, _BATCH_NORM) for each in newest.modules())
 
     def run(self, version: int, x: Tensor, micro_batch: int) -> Tensor:
-        """Forward pass on a version of the weights."""
+        """Return forward pass on a version of the weights."""
         return self.job.run(list(self.sets[version % len(self.sets)]), self.first, x, micro_batch)
 
     def take(self, version: int) -> list[Tensor | None]:
-        """The gradients of a version's set, which has none afterwards: the next batch may run on the same set."""
+        """Return the gradients of a version's set, which has none afterwards: the next batch may run on the
+        same set.
+        """
         mine = self.parameters[version % len(self.sets)]
         found = [each.grad for each in mine]
         for each in mine:
@@ -62,18 +64,18 @@ class StageVersions:
                 parameter.grad = None
 
     def weights(self, version: int) -> dict[str, Tensor]:
-        """Copies of a version's parameters by layer and name."""
+        """Return copies of a version's parameters by layer and name."""
         mine = self.parameters[version % len(self.sets)]
         return {name: each.detach().clone() for name, each in zip(self.names, mine, strict=True)}
 
     def nbytes(self) -> int:
-        """Bytes of the weights in all versions, and of the optimizer's state."""
+        """Return bytes of the weights in all versions, and of the optimizer's state."""
         states = (each for state in self.optimizer.state.values() for each in state.values())
         tensors = [p for some in self.parameters for p in some] + [each for each in states if isinstance(each, Tensor)]
         return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {"sets": [each.state_dict() for each in self.sets], "optimizer": self.optimizer.state_dict()}
 
     def restore(self, state: dict[str, Any], newest: int) -> None:

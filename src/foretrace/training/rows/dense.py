@@ -28,7 +28,9 @@ class DenseSample:
     places: Int64  # (sampled neighbours,)
 
     def next(self) -> DenseSample:
-        """Without the nodes that the next layer does not read, and the neighbours of those that it does not compute."""
+        """Return the sample without the nodes that the next layer does not read, and the neighbours of those that it
+        does not compute.
+        """
         gone, done = int(self.hops[1]), int(self.hops[2] - self.hops[1])
         starts = self.starts[done:] - self.starts[done]
         return DenseSample(

@@ -46,12 +46,12 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def partition_bytes(rows: int, width: int, partitions: int) -> int:
-    """Bytes of one partition on disk and in a buffer: whole blocks."""
+    """Return bytes of one partition on disk and in a buffer: whole blocks."""
     return -(-(-(-rows // partitions) * width * 4) // BLOCK) * BLOCK
 
 
 def read_whole(path: Path) -> Float32:
-    """All rows of a table, in memory once: (rows, width). Raises ForetraceError."""
+    """Return all rows of a table, in memory once: (rows, width). Raises ForetraceError."""
     head = _read_header(path)
     values = np.empty((head.rows, head.width), np.float32)
     size, stride = -(-head.rows // head.partitions), partition_bytes(head.rows, head.width, head.partitions)
@@ -227,13 +227,13 @@ class RowsOnDisk(Rows):
             yield each, where, ids[where] - each * self.size
 
     def _held(self, partition: int) -> Float32:
-        """The rows of a partition in the buffer."""
+        """Return the rows of a partition in the buffer."""
         self._wait(partition)
         values: Float32 = self._slot(self._slots[partition]).view(np.float32)
         return values[: self.size * self.width].reshape(self.size, self.width)
 
     def _row(self, partition: int, place: int) -> tuple[Float32, UInt8, int]:
-        """A row outside the buffer, the blocks that hold it, and where these begin in the file."""
+        """Return a row outside the buffer, the blocks that hold it, and where these begin in the file."""
         begin = self._offset(partition) + place * self.width * 4
         first = begin // BLOCK * BLOCK
         block = _aligned(-(-(begin + self.width * 4 - first) // BLOCK) * BLOCK)
@@ -318,7 +318,7 @@ class RowsOnDisk(Rows):
             self._written.add(partition)
 
     def _second(self) -> int:
-        """The file that takes the table's place: its room on the disk is taken when it is made."""
+        """Return the file that takes the table's place: its room on the disk is taken when it is made."""
         if self._next is None:
             with self._faults():
                 self._work.unlink(missing_ok=True)
@@ -335,7 +335,7 @@ class RowsOnDisk(Rows):
 
 @contextmanager
 def said(path: Path, more: str = "") -> Iterator[None]:
-    """What goes wrong with a disk in one sentence."""
+    """Say what goes wrong with a disk in one sentence."""
     try:
         yield
     except OSError as error:
@@ -348,7 +348,7 @@ def _header(head: _Header) -> bytes:
 
 
 def _read_header(path: Path) -> _Header:
-    """Raises ForetraceError for what is no table, or not a whole one."""
+    """Raise ForetraceError for what is no table, or not a whole one."""
     with said(path):
         with path.open("rb") as file:
             text = file.read(BLOCK)
@@ -364,7 +364,7 @@ def _read_header(path: Path) -> _Header:
 
 
 def _open(path: Path, flags: int, direct: bool) -> tuple[int, bool]:
-    """A file, past the page cache where wanted and where its file system can; whether it is."""
+    """Return a file, past the page cache where wanted and where its file system can; whether it is."""
     with said(path):
         if direct and _DIRECT:
             with suppress(OSError):
@@ -374,7 +374,7 @@ def _open(path: Path, flags: int, direct: bool) -> tuple[int, bool]:
 
 
 def _aligned(size: int) -> UInt8:
-    """Bytes that begin at a multiple of BLOCK."""
+    """Return bytes that begin at a multiple of BLOCK."""
     memory = np.empty(size + BLOCK, np.uint8)
     return memory[-memory.ctypes.data % BLOCK :][:size]
 

@@ -31,14 +31,16 @@ class Adjacency:
         return np.diff(self.starts)
 
     def edges(self) -> Int64:
-        """Every undirected edge once, u <= v: (edges, 2). Self loops and repeats stay."""
+        """Return every undirected edge once, u <= v: (edges, 2). Self loops and repeats stay."""
         source = np.repeat(np.arange(self.nodes), self.degrees)
         once = source <= self.neighbours
         return np.stack([source[once], self.neighbours[once]], axis=1)
 
     @staticmethod
     def of(edges: Int64, nodes: int, *, directed: bool = False) -> Adjacency:
-        """Edges (n, 2) as neighbours; each edge counts both ways unless directed. Self loops and repeats stay."""
+        """Return edges (n, 2) as neighbours; each edge counts both ways unless directed. Self loops and
+        repeats stay.
+        """
         if len(edges) and not 0 <= edges.min() <= edges.max() < nodes:
             wrong = int(edges.min() if edges.min() < 0 else edges.max())
             raise ForetraceError(f"Edges must join nodes from 0 to {nodes - 1}, got {wrong}.")
@@ -111,7 +113,8 @@ def planted(
 
 
 def parse(text: str) -> NodeData:
-    """A graph as a user writes it: an NPZ file, or `planted:nodes=10000 edges=100000 communities=10 features=16`.
+    """Return a graph as a user writes it: an NPZ file, or `planted:nodes=10000 edges=100000 communities=10
+    features=16`.
 
     Raises ForetraceError for what is neither.
     """
@@ -122,7 +125,7 @@ def parse(text: str) -> NodeData:
 
 
 def read(path: Path) -> NodeData:
-    """A graph from an NPZ file: `edges` (n, 2) of an undirected graph, and what is known of its nodes.
+    """Return a graph from an NPZ file: `edges` (n, 2) of an undirected graph, and what is known of its nodes.
 
     Features are dense (`x`) or compressed sparse rows (`x_data`, `x_indices`, `x_indptr`, `x_shape`); `label` is -1
     where unknown, `train_idx`, `val_idx` and `test_idx` are nodes; `nodes` says how many there are where neither

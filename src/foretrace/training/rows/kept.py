@@ -27,12 +27,12 @@ _Record = tuple[Int64, Float32, Float32]  # ids (n,), gradients (n, width), grad
 
 
 def file_of(folder: Path, what: str, batches: int) -> Path:
-    """Where `rows`, `dense` or the log of a rank (`log0`) after so many batches are."""
+    """Return where `rows`, `dense` or the log of a rank (`log0`) after so many batches are."""
     return folder / f"{what}-{batches}.f32"
 
 
 def read_floats(file: Path, shape: tuple[int, ...]) -> Float32:
-    """Numbers of a file. Raises ForetraceError where they are not so many."""
+    """Return numbers of a file. Raises ForetraceError where they are not so many."""
     data = read_bytes(file, mend="choose another folder")
     if len(data) != 4 * int(np.prod(shape)):
         raise ForetraceError(f"{file} must hold {int(np.prod(shape))} numbers for this training, got {len(data) // 4}.")
@@ -40,7 +40,7 @@ def read_floats(file: Path, shape: tuple[int, ...]) -> Float32:
 
 
 def latest(folder: Path) -> int:
-    """The most batches after which table and dense weights were both kept; -1 where there are none."""
+    """Return the most batches after which table and dense weights were both kept; -1 where there are none."""
     found = (re.fullmatch(r"rows-(\d+)\.f32", each.name) for each in folder.glob("rows-*.f32"))
     counts = [int(each[1]) for each in found if each]
     return max((each for each in counts if file_of(folder, "dense", each).exists()), default=-1)
@@ -79,7 +79,7 @@ class BatchLog:
 
 
 def logged(path: Path, width: int) -> Iterator[_Record]:
-    """The records of a log, as far as they are whole."""
+    """Yield the records of a log, as far as they are whole."""
     if not path.exists():
         return
     with said(path), path.open("rb") as file:
@@ -95,13 +95,13 @@ def logged(path: Path, width: int) -> Iterator[_Record]:
 
 
 def _batches(folder: Path, begin: int, trainers: int, width: int) -> Iterator[tuple[_Record, ...]]:
-    """What all trainers found in each batch from one on, as far as all have it."""
+    """Return what all trainers found in each batch from one on, as far as all have it."""
     logs = (logged(file_of(folder, f"log{rank}", begin), width) for rank in range(trainers))
     return zip(*logs, strict=False)
 
 
 def whole_batches(folder: Path, *, trainers: int, width: int) -> int:
-    """After how many batches `recover` would have the weights, of rows of so many weights."""
+    """Return after how many batches `recover` would have the weights, of rows of so many weights."""
     begin = max(latest(folder), 0)
     return begin + sum(1 for _ in _batches(folder, begin, trainers, width))
 

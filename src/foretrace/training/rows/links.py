@@ -23,7 +23,7 @@ _SPREAD = 0.1  # of first values, as Marius has it
 
 
 def first_values(width: int, seed: int, begin: int, end: int) -> Float32:
-    """Rows of a new table: (end - begin, width + 1)."""
+    """Return rows of a new table: (end - begin, width + 1)."""
     values = np.zeros((end - begin, width + 1), np.float32)
     random = np.random.default_rng([seed, begin])
     values[:, :width] = _SPREAD * random.standard_normal((end - begin, width), np.float32)
@@ -31,12 +31,12 @@ def first_values(width: int, seed: int, begin: int, end: int) -> Float32:
 
 
 def visited(rows: Rows, states: Sequence[State]) -> Iterator[State]:
-    """The states, which a table on disk with a buffer holds one after the other."""
+    """Return the states, which a table on disk with a buffer holds one after the other."""
     return rows.visit(states) if isinstance(rows, RowsOnDisk) and rows.buffer else iter(states)
 
 
 def draw(graph: PartitionedGraph, state: State, count: int, random: np.random.Generator) -> Int32:
-    """Nodes of the partitions of a state, uniform: (count,)."""
+    """Return nodes of the partitions of a state, uniform: (count,)."""
     bounds = np.array([graph.nodes_of(each) for each in state])
     sizes = np.cumsum(bounds[:, 1] - bounds[:, 0])
     at = random.integers(0, sizes[-1], count)
@@ -46,7 +46,7 @@ def draw(graph: PartitionedGraph, state: State, count: int, random: np.random.Ge
 
 
 def step(rows: Rows, heads: Int32, tails: Int32, others: Int32, rate: float) -> float:
-    """One update by edges head - tail against pairs head - other: (n,) each. The sum of their losses."""
+    """Return one update by edges head - tail against pairs head - other: (n,) each. The sum of their losses."""
     ids, inverse = np.unique(np.concatenate([heads, tails, others]), return_inverse=True)
     values = torch.from_numpy(rows.get(ids))
     table, squares = values[:, :-1], values[:, -1:]
@@ -66,7 +66,7 @@ def step(rows: Rows, heads: Int32, tails: Int32, others: Int32, rate: float) -> 
 
 
 def link_auc(graph: PartitionedGraph, rows: Rows, *, seed: int = 0) -> float:
-    """Probability that an edge kept apart scores higher than a random pair: 0.5 where nothing was learnt."""
+    """Return the probability that an edge kept apart scores higher than a random pair: 0.5 where nothing was learnt."""
     random = np.random.default_rng(seed)
     pairs = np.concatenate([graph.held_out, random.integers(0, graph.sizes.nodes, graph.held_out.shape)])
     ids, inverse = np.unique(pairs, return_inverse=True)
@@ -82,14 +82,14 @@ def link_auc(graph: PartitionedGraph, rows: Rows, *, seed: int = 0) -> float:
 
 
 def auc(good: Float64, bad: Float64) -> float:
-    """Share of pairs of a good and a bad score in which the good one is higher; equal ones count half."""
+    """Return share of pairs of a good and a bad score in which the good one is higher; equal ones count half."""
     ordered = np.sort(bad)
     below = np.searchsorted(ordered, good, "left") + np.searchsorted(ordered, good, "right")
     return float(below.sum() / 2 / max(len(good) * len(bad), 1))
 
 
 def batch_bytes(width: int, batch: int) -> int:
-    """Most bytes of what a step makes, which is gone after it.
+    """Return most bytes of what a step makes, which is gone after it.
 
     Rows of three nodes per edge and their gradients, heads, tails, others and a product: 10 x batch x width floats;
     ids, their order and places, and one number per edge here and there: 40 words per edge.
@@ -98,5 +98,5 @@ def batch_bytes(width: int, batch: int) -> int:
 
 
 def judging_bytes(width: int, pairs: int) -> int:
-    """Most bytes that `link_auc` takes: rows of both ends of `pairs` edges and as many random pairs."""
+    """Return most bytes that `link_auc` takes: rows of both ends of `pairs` edges and as many random pairs."""
     return 4 * pairs * (width + 1) * 6 + 8 * pairs * 24

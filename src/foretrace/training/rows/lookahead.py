@@ -62,7 +62,9 @@ class LookAheadPlan:
     soon: Mask  # that is in the next batch
 
     def turn(self, batch: int, trainer: int, *, soon: bool | None = None) -> TrainerTurn:
-        """What a trainer does in a batch; of exchanges only those needed at once (`soon`) or later, where asked for."""
+        """Return what a trainer does in a batch; of exchanges only those needed at once (`soon`) or later, where asked
+        for.
+        """
         at = slice(*self.starts[batch - self.begin : batch - self.begin + 2])
         rows, users, owner, after = self.rows[at], self.users[at], self.owner[at], self.next_users[at]
         wanted = np.ones(len(rows), np.bool_) if soon is None else self.soon[at] == soon
@@ -96,7 +98,7 @@ class LookAheadPlan:
 
 
 def numbered(lookups: Lookups, batch: int, trainer: int, trainers: int) -> tuple[Int64, Int64]:
-    """Ids (n,) and offsets of one trainer's part of a batch in one table that holds all: table after table.
+    """Return ids (n,) and offsets of one trainer's part of a batch in one table that holds all: table after table.
 
     Bag `table * samples + sample` reads the ids from its offset to the next one's.
     """
@@ -149,7 +151,7 @@ def plan_ahead(
 
 
 def _owners(users: Mask, next_users: Mask, turn: Int64) -> Int64:
-    """One of the users, one that reads the row next where there is such a one, each in its turn."""
+    """Return one of the users, one that reads the row next where there is such a one, each in its turn."""
     both = users & next_users
     may = np.where(both.any(1, keepdims=True), both, users)
     which = turn % may.sum(1)
@@ -238,7 +240,7 @@ class LookAheadRows(Rows):
         self.inner.close()
 
     def _at(self, ids: Int64) -> tuple[Mask, Int64]:
-        """Which of these rows are held, and where those are."""
+        """Return which of these rows are held, and where those are."""
         at = np.minimum(np.searchsorted(self._ids, ids), max(len(self._ids) - 1, 0))
         here = self._ids[at] == ids if len(self._ids) else np.zeros(len(ids), np.bool_)
         return here, self._places[at[here]]

@@ -79,7 +79,7 @@ class Lookups:
         return (len(self.tables[0].offsets) - 1) // self.samples
 
     def read(self, batch: int, worker: int = 0, workers: int = 1) -> list[tuple[Int64, Int64]]:
-        """Ids and offsets (samples of the worker + 1,) of every table, for one worker's part of a batch."""
+        """Return ids and offsets (samples of the worker + 1,) of every table, for one worker's part of a batch."""
         edges = np.linspace(0, self.samples, workers + 1).astype(np.int64) + batch * self.samples
         begin, end = int(edges[worker]), int(edges[worker + 1])
         found = []
@@ -132,7 +132,7 @@ def zipf(
 
 
 def parse(text: str) -> Lookups:
-    """Lookups as a user writes them: `zipf:1.05 tables=26 rows=100000 pooling=1 samples=512 batches=64 seed=0`.
+    """Return lookups as a user writes them: `zipf:1.05 tables=26 rows=100000 pooling=1 samples=512 batches=64 seed=0`.
 
     `rows=criteo` are the sizes of the tables of that data set; `locality=0.6 workers=4` are as of `zipf`.
     Raises ForetraceError for another kind and for words that mean nothing.
@@ -153,7 +153,7 @@ def parse(text: str) -> Lookups:
 
 
 def read(source: str | Path, *, samples: int = 0, rows: Mapping[str, int] | None = None) -> Lookups:
-    """Lookups of a file, or of a text that `parse` knows.
+    """Return lookups of a file, or of a text that `parse` knows.
 
     An NPZ file has int arrays `NAME.ids` (ids,) per table and, unless every sample reads one id, `NAME.offsets`
     (samples + 1,). A Parquet file has a column per table, of int or list<int>, and a row per sample.

@@ -28,7 +28,8 @@ MOST_DRAWN = 1 << 17  # positions drawn at once in a refresh
 
 
 def blocks(adjacency: Adjacency, width: int) -> Float32:
-    """All lists in a row as blocks (blocks, width), for a `Rows`: numbers of nodes as int32, whose bits float32 carry.
+    """Return all lists in a row as blocks (blocks, width), for a `Rows`: numbers of nodes as int32, whose bits float32
+    carry.
 
     A `Rows` only copies them. Raises ForetraceError for a graph of more than 2,139,095,040 nodes.
     """
@@ -50,7 +51,7 @@ class NeighbourLists:
 
     @classmethod
     def of(cls, adjacency: Adjacency) -> NeighbourLists:
-        """In memory, four bytes per neighbour."""
+        """Make it in memory, four bytes per neighbour."""
         return cls(adjacency.starts, blocks(adjacency, 1).view(np.int32).ravel())
 
     @property
@@ -59,11 +60,11 @@ class NeighbourLists:
         return self.starts.nbytes + (self.kept.nbytes if isinstance(self.kept, np.ndarray) else 0)
 
     def sizes(self, nodes: Int64) -> Int64:
-        """Number of neighbours of each node."""
+        """Return the number of neighbours of each node."""
         return self.starts[nodes + 1] - self.starts[nodes]
 
     def read(self, positions: Int64) -> Int32:
-        """The neighbours at `positions` (n,), each block read once: (n,)."""
+        """Return the neighbours at `positions` (n,), each block read once: (n,)."""
         if isinstance(self.kept, np.ndarray):
             return self.kept[positions]
         width = self.kept.width
@@ -108,7 +109,7 @@ class CachePolicy:
             )
 
     def size(self, fan_out: int) -> int:
-        """Neighbours that are kept of a node; raises ForetraceError where a batch would draw more of them."""
+        """Return neighbours that are kept of a node; raises ForetraceError where a batch would draw more of them."""
         if fan_out < 0:
             raise ForetraceError("A cache needs a fan-out of at least 0; draw all neighbours, -1, without a cache.")
         size = ceil(round(fan_out * self.kept, 9))
@@ -120,24 +121,26 @@ class CachePolicy:
         return size
 
     def drawn(self, fan_out: int) -> int:
-        """Neighbours that a batch draws from the cache, of a list that is longer than it."""
+        """Return neighbours that a batch draws from the cache, of a list that is longer than it."""
         return max(round(fan_out * self.served), 1) if fan_out else 0
 
     def replaced(self, fan_out: int) -> int:
-        """Neighbours of a node that a refresh replaces."""
+        """Return neighbours of a node that a refresh replaces."""
         return max(int(self.size(fan_out) * self.renewed), 1) if fan_out else 0
 
     def fan_outs(self, num_neighbors: tuple[int, ...]) -> tuple[int, ...]:
-        """The fan-out that each cache is made for."""
+        """Return the fan-out that each cache is made for."""
         return (max(num_neighbors),) if self.shared and num_neighbors else num_neighbors
 
     def memory_bytes(self, degrees: Int64, num_neighbors: tuple[int, ...]) -> int:
-        """Bytes of all caches: four per neighbour that is kept, eight per node; at most 4 f kept + 8 per node."""
+        """Return bytes of all caches: four per neighbour that is kept, eight per node; at most 4 f kept + 8
+        per node.
+        """
         sizes = [self.size(each) for each in self.fan_outs(num_neighbors)]
         return sum(4 * int(np.minimum(degrees, each).sum()) + 8 * (len(degrees) + 1) for each in sizes)
 
     def distinct(self, degree: int, fan_out: int, batches: int) -> float:
-        """Distinct neighbours that a node is expected to show in so many batches that all draw from it.
+        """Return distinct neighbours that a node is expected to show in so many batches that all draw from it.
 
         Exact for FCR; for OTF whether a neighbour is kept is taken to depend on the last refresh alone.
         """
@@ -158,12 +161,12 @@ class CachePolicy:
 
 
 def distinct(degree: int, fan_out: int, batches: int) -> float:
-    """Distinct neighbours that a node is expected to show in so many batches without a cache."""
+    """Return distinct neighbours that a node is expected to show in so many batches without a cache."""
     return degree * (1 - (1 - min(fan_out, degree) / max(degree, 1)) ** batches)
 
 
 def policies(every: int = 50) -> dict[str, CachePolicy]:
-    """FCR and OTF with the published parameters, by name: `otf-shared-partial-fetch-full-refresh` and so on."""
+    """Return FCR and OTF with the published parameters, by name: `otf-shared-partial-fetch-full-refresh` and so on."""
     found = {}
     for shared, partial, full in product((False, True), repeat=3):
         served = 0.6 if partial else 1.0

@@ -33,7 +33,7 @@ class Sage(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, values: Tensor, read: DenseSample) -> Tensor:
-        """Scores (targets, classes) from the rows of `read.nodes`."""
+        """Return scores (targets, classes) from the rows of `read.nodes`."""
         for k, (own, other) in enumerate(zip(self.own, self.other, strict=True)):
             read = read.next() if k else read
             values = self.dropout(values.relu() if k else values)
@@ -42,7 +42,7 @@ class Sage(nn.Module):
 
 
 def _mean(values: Tensor, read: DenseSample) -> Tensor:
-    """The mean of every computed node's neighbours; 0 where it has none."""
+    """Return the mean of every computed node's neighbours; 0 where it has none."""
     counts = np.diff(read.starts)
     into = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
     total = values.new_zeros(len(counts), values.shape[1]).index_add_(0, into, values[torch.from_numpy(read.places)])
@@ -50,7 +50,9 @@ def _mean(values: Tensor, read: DenseSample) -> Tensor:
 
 
 def node_states(graph: PartitionedGraph, buffer: int, random: np.random.Generator) -> list[State]:
-    """States of an epoch: training partitions with random others; several where training ones alone are too many."""
+    """Return states of an epoch: training partitions with random others; several where training ones alone are too
+    many.
+    """
     training = np.unique(graph.train // graph.size)
     others = random.permutation(np.setdiff1d(np.arange(graph.sizes.partitions), training))
     both = np.concatenate([random.permutation(training), others])
@@ -59,13 +61,13 @@ def node_states(graph: PartitionedGraph, buffer: int, random: np.random.Generato
 
 
 def neighbours_within(graph: PartitionedGraph, state: State) -> Adjacency:
-    """Neighbours of nodes in a state's partitions, among these."""
+    """Return neighbours of nodes in a state's partitions, among these."""
     pairs = np.stack(np.meshgrid(state, state, indexing="ij"), axis=-1).reshape(-1, 2)
     return Adjacency.of(graph.edges_of(pairs).astype(np.int64), graph.sizes.nodes)
 
 
 def step(labels: Int64, rows: Rows, model: Sage, optimizer: torch.optim.Optimizer, read: DenseSample) -> float:
-    """One update by what was sampled; the mean loss of its targets."""
+    """Return one update by what was sampled; the mean loss of its targets."""
     optimizer.zero_grad()
     scores = model(torch.from_numpy(rows.get(read.nodes)), read)
     loss = functional.cross_entropy(scores, torch.from_numpy(labels[read.nodes[read.hops[-2] :]]))
@@ -76,7 +78,7 @@ def step(labels: Int64, rows: Rows, model: Sage, optimizer: torch.optim.Optimize
 
 @torch.no_grad()
 def accuracy(graph: PartitionedGraph, rows: Rows, model: Sage, nodes: Int64) -> float:
-    """Share of `nodes` that a model of two layers classifies as labelled, with all neighbours of all nodes."""
+    """Return share of `nodes` that a model of two layers classifies as labelled, with all neighbours of all nodes."""
     model.eval()
     count = graph.sizes.nodes
     found: list[Tensor] = []
@@ -104,7 +106,7 @@ def accuracy(graph: PartitionedGraph, rows: Rows, model: Sage, nodes: Int64) -> 
 
 
 def batch_bytes(features: int, hidden: int, read: int) -> int:
-    """Most bytes of a step that reads `read` nodes.
+    """Return most bytes of a step that reads `read` nodes.
 
     Their rows, a copy without what dropout leaves out, its mask and gradient; both layers' values with theirs, twice.
     """
@@ -112,10 +114,14 @@ def batch_bytes(features: int, hidden: int, read: int) -> int:
 
 
 def graph_bytes(nodes: int, edges: int) -> int:
-    """Most bytes while the neighbours of a state are sorted: pairs of 32 and 64 bits, both ways, and their order."""
+    """Return most bytes while the neighbours of a state are sorted: pairs of 32 and 64 bits, both ways, and their
+    order.
+    """
     return edges * (8 + 16 + 32 + 32 + 16) + 8 * nodes * 6
 
 
 def judging_bytes(graph_nodes: int, hidden: int, partition: int, edges: int) -> int:
-    """Most bytes that `accuracy` takes: four values of width `hidden` per node, a partition, a row of buckets."""
+    """Return most bytes that `accuracy` takes: four values of width `hidden` per node, a partition, a row of
+    buckets.
+    """
     return 4 * graph_nodes * (4 * hidden + 2) + 3 * partition + 60 * edges + 8 * graph_nodes

@@ -19,7 +19,8 @@ from foretrace.training.rows.rows import distinct
 
 
 def add_up(parts: Sequence[tuple[Int64, Float32]]) -> tuple[Int64, Float32]:
-    """The sum of gradients per row, from distinct rows (n,) and gradients (n, width) of every rank, in their order.
+    """Return the sum of gradients per row, from distinct rows (n,) and gradients (n, width) of every rank, in their
+    order.
 
     A rank that did not touch a row adds nothing to it: not even a zero, which would change the sign of another one.
     """
@@ -56,7 +57,7 @@ class RowOptimizer:
         return int(self.kind == "adagrad")
 
     def apply(self, rows: Float32, gradients: Float32) -> Float32:
-        """The rows afterwards; each depends on its own numbers alone."""
+        """Return the rows afterwards; each depends on its own numbers alone."""
         if not self.state:
             return rows - np.float32(self.rate) * gradients
         found = rows.copy()
@@ -67,7 +68,7 @@ class RowOptimizer:
 
 
 def row_optimizer(text: str) -> RowOptimizer:
-    """From `sgd` or `adagrad rate=0.05`. Raises ForetraceError."""
+    """Parse `sgd` or `adagrad rate=0.05`. Raises ForetraceError."""
     kind, *words = text.split() or [""]
     if kind not in _RATES:
         raise ForetraceError(f"An optimizer of rows must be {' or '.join(_RATES)}, got {text!r}.")

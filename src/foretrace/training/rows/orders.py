@@ -18,7 +18,7 @@ State = tuple[int, ...]  # partitions in the buffer, ascending
 
 
 def beta(partitions: int, buffer: int, random: np.random.Generator) -> tuple[State, ...]:
-    """States in which every two of the partitions meet; each differs from the one before by a single partition.
+    """Return states in which every two of the partitions meet; each differs from the one before by a single partition.
 
     Raises ForetraceError for a buffer of one partition, or of more than there are.
     """
@@ -41,7 +41,8 @@ def beta(partitions: int, buffer: int, random: np.random.Generator) -> tuple[Sta
 
 
 def comet(partitions: int, buffer: int, random: np.random.Generator, *, group: int = 2) -> tuple[State, ...]:
-    """States of BETA over groups of `group` partitions, which are drawn again each time (MariusGNN, section 5.1).
+    """Return states of BETA over groups of `group` partitions, which are drawn again each time (MariusGNN, section
+    5.1).
 
     Raises ForetraceError where groups do not make up partitions and buffer, or fewer than two groups fit.
     """
@@ -57,7 +58,7 @@ ORDERS = {"beta": beta, "comet": comet}
 
 
 def assign(states: Sequence[State], partitions: int, random: np.random.Generator | None = None) -> list[Int64]:
-    """Which buckets (i, j) are trained in which state: (n, 2) per state, every ordered pair in one of them.
+    """Return which buckets (i, j) are trained in which state: (n, 2) per state, every ordered pair in one of them.
 
     Without `random` a bucket goes to the first state that holds both ends (BETA), with it to a uniformly random one of
     them (COMET). Raises ForetraceError where two partitions never meet.
@@ -75,12 +76,12 @@ def assign(states: Sequence[State], partitions: int, random: np.random.Generator
 
 
 def swaps(states: Sequence[State]) -> int:
-    """Partitions read after the first state."""
+    """Return partitions read after the first state."""
     return sum(len({*after} - {*before}) for before, after in pairwise(states))
 
 
 def swaps_bound(partitions: int, buffer: int) -> int:
-    """The least number of swaps in which all pairs can meet: each brings at most buffer - 1 new pairs."""
+    """Return the least number of swaps in which all pairs can meet: each brings at most buffer - 1 new pairs."""
     _check(partitions, buffer)
     pairs = partitions * (partitions - 1) // 2 - buffer * (buffer - 1) // 2
     return -(-pairs // (buffer - 1)) if pairs else 0

@@ -83,7 +83,7 @@ class TrainedGraph(msgspec.Struct, frozen=True, kw_only=True):
 def states_of(
     job: TrainingJob, graph: PartitionedGraph, random: np.random.Generator
 ) -> tuple[list[State], list[Int64]]:
-    """States of an epoch, and the buckets that are trained in each."""
+    """Return states of an epoch, and the buckets that are trained in each."""
     if job.loader != "partition buffer":
         whole = tuple(range(graph.sizes.partitions))
         return [whole], orders.assign([whole], len(whole))
@@ -93,7 +93,7 @@ def states_of(
 
 
 def link_states(job: TrainingJob, count: int, random: np.random.Generator) -> tuple[list[State], list[Int64]]:
-    """The same for edges among so many partitions, by the order of the job."""
+    """Return the same for edges among so many partitions, by the order of the job."""
     states = list(orders.ORDERS[job.order or "beta"](count, job.buffer, random))
     return states, orders.assign(states, count, random if job.order == "comet" else None)
 
@@ -201,7 +201,7 @@ class _Nodes:
 
 
 def _opened(job: TrainingJob, table: Path) -> tuple[Rows, int]:
-    """The rows of a table as a job reads them, and how often they were committed."""
+    """Return the rows of a table as a job reads them, and how often they were committed."""
     if job.loader == "in memory":
         return RowsInMemory(disk.read_whole(table)), 0
     buffer = job.buffer if job.loader == "partition buffer" else 0
@@ -210,12 +210,12 @@ def _opened(job: TrainingJob, table: Path) -> tuple[Rows, int]:
 
 
 def spare_of(job: TrainingJob) -> int:
-    """Partitions for which there is room beside the buffer: those that an order changes at a time."""
+    """Return partitions for which there is room beside the buffer: those that an order changes at a time."""
     return 2 if job.order == "comet" else 1
 
 
 def _resident(what: str = "VmRSS") -> int:
-    """Bytes of this process by a line of its status; 0 where there is none."""
+    """Return bytes of this process by a line of its status; 0 where there is none."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -68,16 +68,16 @@ class PartitionedGraph:
         return self.folder / "features.rows"
 
     def nodes_of(self, partition: int) -> tuple[int, int]:
-        """First node of a partition, and the one after its last."""
+        """Return the first node of a partition, and the one after its last."""
         return min(partition * self.size, self.sizes.nodes), min((partition + 1) * self.size, self.sizes.nodes)
 
     def bucket_edges(self, buckets: Int64) -> Int64:
-        """Edges of each of `buckets` (n, 2): (n,)."""
+        """Return edges of each of `buckets` (n, 2): (n,)."""
         found: Int64 = np.diff(self.starts)[buckets[:, 0] * self.sizes.partitions + buckets[:, 1]]
         return found
 
     def edges_of(self, buckets: Int64) -> Int32:
-        """The edges of some buckets, one bucket after the other: (n, 2). Raises ForetraceError."""
+        """Return the edges of some buckets, one bucket after the other: (n, 2). Raises ForetraceError."""
         counts = self.bucket_edges(buckets)
         edges = np.empty((int(counts.sum()), 2), np.int32)
         at = 0
@@ -96,7 +96,7 @@ class PartitionedGraph:
 
 
 def write(data: NodeData, folder: Path, *, partitions: int, seed: int = 0, hold_out: bool = True) -> PartitionedGraph:
-    """Partition a graph on disk; raises ForetraceError where that cannot be.
+    """Return partition a graph on disk; raises ForetraceError where that cannot be.
 
     With `hold_out` a share of the edges (2 %, at most 20,000) is kept apart to judge what was learnt by.
     """
@@ -143,7 +143,7 @@ def write(data: NodeData, folder: Path, *, partitions: int, seed: int = 0, hold_
 
 
 def read(folder: Path) -> PartitionedGraph:
-    """A folder of `write`; features and edges stay on disk. Raises ForetraceError for what is none."""
+    """Return a folder of `write`; features and edges stay on disk. Raises ForetraceError for what is none."""
     mend = "name a folder that foretrace partitioned"
     text = read_bytes(folder / "graph.json", mend=mend)
     try:
@@ -161,7 +161,7 @@ def read(folder: Path) -> PartitionedGraph:
 
 
 def _check(graph: PartitionedGraph) -> None:
-    """Raises ForetraceError where files do not fit together."""
+    """Raise ForetraceError where files do not fit together."""
     sizes, folder = graph.sizes, graph.folder
     good = sizes.kind == "foretrace graph" and 1 <= sizes.partitions <= sizes.nodes < 2**31
     good = good and graph.starts.shape == (sizes.partitions**2 + 1,) and graph.starts[0] == 0

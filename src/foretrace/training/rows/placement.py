@@ -49,7 +49,7 @@ class PlacedTable:
     rest: Int64 = field(default_factory=_none)
 
     def owners_of(self, ids: Int64) -> Int64:
-        """The device of every row (n,), EVERYWHERE where all have it."""
+        """Return the device of every row (n,), EVERYWHERE where all have it."""
         at = np.searchsorted(self.ids, ids)
         owners = np.empty(len(ids), np.int64)
         known = at < len(self.ids)
@@ -60,7 +60,7 @@ class PlacedTable:
         return owners
 
     def kept(self, devices: int) -> Int64:
-        """Rows on every device (devices,) of a table that is divided by rows."""
+        """Return rows on every device (devices,) of a table that is divided by rows."""
         sizes = part_sizes(self.rows - len(self.ids), len(self.rest))
         owners, sizes = np.concatenate([self.owners, self.rest]), np.concatenate([np.ones_like(self.owners), sizes])
         own = np.bincount(owners[owners >= 0], sizes[owners >= 0], minlength=devices).astype(np.int64)
@@ -79,18 +79,18 @@ class PlacedTable:
 
 
 def part_of_row(at: Int64, rows: int, parts: int) -> Int64:
-    """The part that each of `rows` rows is in, by a stride through all of them: neighbours are apart."""
+    """Return the part that each of `rows` rows is in, by a stride through all of them: neighbours are apart."""
     stride = next(each for each in (1_000_003, 999_983, 1) if gcd(each, rows) == 1)
     return at * stride % rows * parts // rows
 
 
 def part_sizes(rows: int, parts: int) -> Int64:
-    """Rows in each part: (parts,)."""
+    """Return rows in each part: (parts,)."""
     return np.diff(-(-np.arange(parts + 1, dtype=np.int64) * rows // max(parts, 1)))
 
 
 def column_shares(width: int, devices: int) -> Int64:
-    """Columns of a table that is divided by columns, on every device: (devices,)."""
+    """Return columns of a table that is divided by columns, on every device: (devices,)."""
     return np.diff(np.arange(devices + 1, dtype=np.int64) * width // devices)
 
 
@@ -109,7 +109,7 @@ class RowPlacement:
         return WORD + FLOAT * self.width * (1 + self.training)
 
     def memory(self) -> Int64:
-        """Bytes of the tables on every device: (devices,)."""
+        """Return bytes of the tables on every device: (devices,)."""
         columns, found = column_shares(self.width, self.devices), np.zeros(self.devices, np.int64)
         for table in self.tables:
             match table.mode:
@@ -124,7 +124,7 @@ class RowPlacement:
         return found * FLOAT
 
     def exchanged(self, lookups: Lookups, batches: Sequence[int]) -> Float64:
-        """Bytes that every device sends and receives in each batch: (batches, devices).
+        """Return bytes that every device sends and receives in each batch: (batches, devices).
 
         Ids, lengths and counts are included. Of a table in `rows`, an id that a device reads several times in a batch
         is asked for once. Raises ForetraceError where the tables are others.
@@ -140,7 +140,8 @@ class RowPlacement:
         return np.array(found, np.float64)
 
     def one_way(self, lookups: Lookups, batch: int) -> float:
-        """How uneven the directions are: from 1, where the busiest device sends what it gets, to 2, where all is sent.
+        """Return how uneven the directions are: from 1, where the busiest device sends what it gets, to 2, where all is
+        sent.
 
         What is asked for, rows and sums, and in training gradients are exchanged one after the other.
         """
@@ -149,12 +150,14 @@ class RowPlacement:
         return float(2 * ends / max(self.exchanged(lookups, [batch]).max(), 1.0))
 
     def check(self, lookups: Lookups) -> None:
-        """Raises ForetraceError for lookups of other tables."""
+        """Raise ForetraceError for lookups of other tables."""
         if [(each.name, each.rows) for each in lookups.tables] != [(each.name, each.rows) for each in self.tables]:
             raise ForetraceError("The placement is of other tables than the lookups; plan these first.")
 
     def pairs(self, lookups: Lookups, batch: int) -> tuple[Float64, Float64]:
-        """Bytes of ids, lengths and counts that readers send to owners, and of floats that come: (reader, owner)."""
+        """Return bytes of ids, lengths and counts that readers send to owners, and of floats that come: (reader,
+        owner).
+        """
         asked, sent = np.zeros((2, self.devices, self.devices))
         columns = column_shares(self.width, self.devices)
         for reader in range(self.devices):
@@ -194,7 +197,7 @@ class RowPlacement:
 
     @staticmethod
     def load(path: Path) -> RowPlacement:
-        """As `save` wrote it."""
+        """Load it as `save` wrote it."""
         with np.load(path, allow_pickle=False) as arrays:
             devices, width, training = arrays["placement"].tolist()
             tables = []

@@ -35,7 +35,7 @@ class ReuseHistogram:
 
 
 def read_reuse(path: Path) -> tuple[ReuseHistogram, ...]:
-    """The data sets of a file. Raises ForetraceError for what is no such file."""
+    """Return the data sets of a file. Raises ForetraceError for what is no such file."""
     text = read_text(path, mend=_MEND)
     found = list[ReuseHistogram]()
     for part in re.split(r"\n\s*\n", text.strip()):
@@ -51,7 +51,7 @@ def read_reuse(path: Path) -> tuple[ReuseHistogram, ...]:
 
 
 def parse_reuse(text: str) -> Lookups:
-    """From `FILE set=0 samples=512 batches=64 pooling=26 seed=0`: one table. Raises ForetraceError."""
+    """Parse `FILE set=0 samples=512 batches=64 pooling=26 seed=0`: one table. Raises ForetraceError."""
     words = text.split()
     given = numbers(words[1:], {"set": 0, "samples": 512, "batches": 64, "pooling": 26, "seed": 0}, "reuse")
     sets = read_reuse(Path(words[0] if words else ""))
@@ -62,7 +62,7 @@ def parse_reuse(text: str) -> Lookups:
 
 
 def reused(histogram: ReuseHistogram, *, samples: int, batches: int, pooling: int, seed: int = 0) -> Lookups:
-    """Look-ups of one table, in a random order, whose shares by bin are the histogram's to one row.
+    """Return look-ups of one table, in a random order, whose shares by bin are the histogram's to one row.
 
     A bin whose share is less than one of its rows goes to the bin below it. Raises ForetraceError for sizes below 1.
     """

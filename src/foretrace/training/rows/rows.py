@@ -54,7 +54,7 @@ class Rows(ABC):
         self.counters = RowCounters()
 
     def get(self, ids: Int64) -> Float32:
-        """The rows of `ids` (n,), as they are after all writes so far: (n, width)."""
+        """Return the rows of `ids` (n,), as they are after all writes so far: (n, width)."""
         return self._read(self._get, ids)
 
     def add(self, ids: Int64, values: Float32) -> None:
@@ -123,7 +123,7 @@ class Rows(ABC):
 
 
 def _recorded(what: str, ids: Int64, width: int) -> AbstractContextManager[object]:
-    """A range in the recording of this thread, if there is one: the graph has it as a task with this name."""
+    """Return a range in the recording of this thread, if there is one: the graph has it as a task with this name."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.autograd._profiler_enabled():
         return nullcontext()
@@ -132,7 +132,7 @@ def _recorded(what: str, ids: Int64, width: int) -> AbstractContextManager[objec
 
 
 def distinct(ids: Int64) -> Int64:
-    """The different numbers among `ids` (n,), sorted; np.unique, which hashes them, takes ten times as long."""
+    """Return the different numbers among `ids` (n,), sorted; np.unique, which hashes them, takes ten times as long."""
     ordered = np.sort(ids)
     first = np.ones(len(ids), np.bool_)
     first[1:] = ordered[1:] != ordered[:-1]

@@ -88,7 +88,7 @@ class NeighborLoader:
             yield self.sample(nodes[begin : begin + self.batch_size])
 
     def sample(self, seeds: Int64) -> SampledBatch:
-        """The batch of these distinct nodes."""
+        """Return the batch of these distinct nodes."""
         policy = self.policy if self.batches and self.policy and self.batches % self.policy.every == 0 else None
         self.batches += 1
         if policy and policy.all_nodes:

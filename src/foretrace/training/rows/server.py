@@ -84,7 +84,7 @@ def receive(
 
 
 def take(of: socket.socket, size: int) -> memoryview:
-    """Exactly so many bytes. Raises EOFError."""
+    """Return exactly so many bytes. Raises EOFError."""
     found = memoryview(bytearray(size))
     got = 0
     while got < size:
@@ -96,7 +96,7 @@ def take(of: socket.socket, size: int) -> memoryview:
 
 
 def number_type(count: int) -> type[np.generic]:
-    """How row numbers of a table of so many rows are sent."""
+    """Return how row numbers of a table of so many rows are sent."""
     return np.uint32 if count <= 1 << 32 else np.int64
 
 
@@ -265,7 +265,7 @@ class RemoteRows(Rows):
         self._numbers = number_type(count)
 
     def get_after(self, batches: int, ids: Int64) -> Float32:
-        """The rows of `ids` (n,) once so many batches are whole, and no earlier: (n, width)."""
+        """Return the rows of `ids` (n,) once so many batches are whole, and no earlier: (n, width)."""
         return self._read(partial(self._get, batches=batches), ids)
 
     def push(self, batch: int, ids: Int64, values: Float32, *, gradients: bool, width: int = 0) -> None:

@@ -50,7 +50,7 @@ class ShardedTables:
             self.weights.append(torch.from_numpy(kept.copy()))
 
     def forward(self, lookups: Lookups, batch: int) -> list[Tensor]:
-        """Sums (samples of this process, width) of every table."""
+        """Return sums (samples of this process, width) of every table."""
         tables = self.placement.tables
         own = lookups.read(batch, self.rank, len(self.peers))
         samples = [len(lookups.read(batch, peer, len(self.peers))[0][1]) - 1 for peer in self.peers]
@@ -80,7 +80,9 @@ class ShardedTables:
         return [self._summed(at, [each[at] for each in came]) for at in range(len(tables))]
 
     def backward(self, gradients: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Rows that are here (positions in `ids`) and their gradients, by table, of the sums of the last `forward`."""
+        """Return rows that are here (positions in `ids`) and their gradients, by table, of the sums of the last
+        `forward`.
+        """
         outgoing: list[list[Tensor]] = [[] for _ in self.peers]
         for at, (table, gradient) in enumerate(zip(self.placement.tables, gradients, strict=True)):
             if table.mode == "rows":
@@ -113,7 +115,7 @@ class ShardedTables:
         self, lookups: Lookups, batch: int, whole: Sequence[Tensor], sums: Sequence[Tensor],
         gradients: Sequence[tuple[Tensor, Tensor]], scale: float,
     ) -> tuple[bool, float]:  # fmt: skip
-        """Whether sums equal those of whole tables bit by bit, and how far gradients are off.
+        """Return whether sums equal those of whole tables bit by bit, and how far gradients are off.
 
         `gradients` are those of a loss whose gradient is `scale` times the sums; their largest difference is told over
         their largest value.
@@ -134,13 +136,13 @@ class ShardedTables:
         return equal, error
 
     def _asks(self, table: PlacedTable, reader: int, owner: int) -> bool:
-        """Whether a reader asks this owner anything of a table."""
+        """Return whether a reader asks this owner anything of a table."""
         if table.mode == "rows":
             return reader == owner or table.exchanges
         return owner == table.owner if table.mode == "pooled" else self.widths[owner] > 0
 
     def _answers(self, peer: int) -> list[Tensor]:
-        """Rows or sums of every table for one reader."""
+        """Return rows or sums of every table for one reader."""
         found = []
         for at, (table, weight) in enumerate(zip(self.placement.tables, self.weights, strict=True)):
             head, wanted = self._heads[peer][at], np.searchsorted(self.ids[at], self._wanted[peer][at])
@@ -153,7 +155,7 @@ class ShardedTables:
         return found
 
     def _shapes(self) -> list[list[int]]:
-        """How many floats come from every owner, by table."""
+        """Return how many floats come from every owner, by table."""
         mine, width = self._samples[self.rank], self.placement.width
         return [
             [
@@ -165,14 +167,14 @@ class ShardedTables:
         ]  # fmt: skip
 
     def _summed(self, at: int, came: list[Tensor]) -> Tensor:
-        """The sums of a table from what its owners sent."""
+        """Return the sums of a table from what its owners sent."""
         mode, samples = self.placement.tables[at].mode, self._samples[self.rank]
         if mode == "rows":
             return bag(torch.cat(came).reshape(-1, self.placement.width), *self._bags[at])
         return torch.cat([each.reshape(samples, -1) for each in came if len(each)], dim=1)
 
     def _exchanged(self, parts: list[list[Any]], sizes: list[list[int]]) -> list[list[Any]]:
-        """All to all: what every process sent this one, by process and table, each of so many numbers."""
+        """Return all to all: what every process sent this one, by process and table, each of so many numbers."""
         tensors = [torch.cat([torch.as_tensor(each).ravel() for each in to]) for to in parts]
         given, taken = [len(each) for each in tensors], [sum(each) for each in sizes]
         found = torch.empty(sum(taken), dtype=tensors[0].dtype)
@@ -187,7 +189,7 @@ class ShardedTables:
 
 
 def bag(weight: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
-    """Sums of rows by sample: (samples, width)."""
+    """Return sums of rows by sample: (samples, width)."""
     if not len(ids):
         return torch.zeros(len(offsets) - 1, weight.shape[1])
     return embedding_bag(ids, weight, offsets, mode="sum", include_last_offset=True)

@@ -52,7 +52,7 @@ class RowJob(Protocol):
         """The dense network."""
 
     def loss(self, batch: int, trainer: int, trainers: int, looked: Tensor) -> Tensor:
-        """Loss over `looked` (samples, tables, width), divided by the samples of *all* trainers."""
+        """Return the loss over `looked` (samples, tables, width), divided by the samples of *all* trainers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class RowTrainer:
             each.close()
 
     def uncached(self, begin: int, end: int) -> list[float]:
-        """Every batch fetches its rows, and the server applies the gradients that all push."""
+        """Return every batch fetches its rows, and the server applies the gradients that all push."""
         reads, ends = [self._reads(batch) for batch in range(begin, end)], [time.perf_counter()]
         for batch, read in enumerate(reads, begin):
             values = self.fetches[0].get_after(batch, read.ids)
@@ -122,7 +122,7 @@ class RowTrainer:
         return ends
 
     def ahead(self, begin: int, end: int, look_ahead: int, capacity: int = 0) -> list[float]:
-        """Rows stay with the trainers for as long as a plan says; `capacity` as of `LookAheadRows`."""
+        """Return rows stay with the trainers for as long as a plan says; `capacity` as of `LookAheadRows`."""
         plan = plan_ahead(self.lookups, trainers=self.trainers, look_ahead=look_ahead, begin=begin, end=end)
         self.cache = cache = LookAheadRows(self.pushes, plan, self.rank, capacity)
         reads = [self._reads(batch) for batch in range(begin, end)]
@@ -172,7 +172,7 @@ class RowTrainer:
         return _Reads(ids=ids, places=torch.from_numpy(places.reshape(-1)), offsets=torch.from_numpy(offsets))
 
     def _passes(self, batch: int, read: _Reads, values: Float32) -> tuple[Float32, Float32]:
-        """Gradients of rows (n, width) and of the dense network, flat; at least `compute_s` have passed."""
+        """Return gradients of rows (n, width) and of the dense network, flat; at least `compute_s` have passed."""
         until = time.perf_counter() + self.settings.compute_s
         weights = torch.from_numpy(np.ascontiguousarray(values[:, : self.settings.width])).requires_grad_()
         looked = functional.embedding_bag(read.places, weights, read.offsets, mode="sum")
@@ -187,7 +187,7 @@ class RowTrainer:
         return gradients, dense
 
     def _fetch(self, batch: int, after: int, ids: Int64) -> Float32:
-        """Rows of a later batch, piece by piece while nothing urgent is under way."""
+        """Return rows of a later batch, piece by piece while nothing urgent is under way."""
         table = self.fetches[batch % FETCHERS]
         found, rows = np.empty((len(ids), table.width), np.float32), max(CHUNK // (4 * table.width), 1)
         for at in range(0, len(ids), rows):
@@ -256,7 +256,7 @@ class RowTrainer:
         self.pushes.push(batch, ids, values, gradients=False)
 
     def _paced(self, kind: _Kind, batch: int) -> Callable[[], None]:
-        """What waits before every piece of a message: nothing does for one that is needed at once."""
+        """Return what waits before every piece of a message: nothing does for one that is needed at once."""
         return (lambda: self._pace.wait(batch + LAG)) if kind % 2 else (lambda: None)
 
 
@@ -268,7 +268,7 @@ class _Pace:
         self._urgent, self._batch = False, 0
 
     def at(self, batch: int) -> None:
-        """A batch begins."""
+        """Note that a batch begins."""
         with self._changed:
             self._batch = batch
             self._changed.notify_all()
@@ -280,7 +280,7 @@ class _Pace:
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """What is done meanwhile is urgent."""
+        """Treat what is done meanwhile as urgent."""
         self._set(True)
         try:
             yield

@@ -19,7 +19,8 @@ from foretrace.training.second_order.grid import FactoredLayer, factored, skips,
 
 
 def find_layers(model: nn.Module, skip: str = "") -> list[tuple[FactoredLayer, Any]]:
-    """Linear layers and convolutions that are trained, in the order of the model, without those that `skip` names.
+    """Return linear layers and convolutions that are trained, in the order of the model, without those that `skip`
+    names.
 
     Raises NotApplicableError for a convolution that has no two factors.
     """
@@ -37,7 +38,9 @@ def find_layers(model: nn.Module, skip: str = "") -> list[tuple[FactoredLayer, A
 
 
 def input_factor(module: Any, read: Tensor, scaling: str) -> Tensor:
-    """A of what a layer reads, (..., inputs) or (N, C, H, W): a symmetric matrix with `inputs` of the layer as side."""
+    """Return a of what a layer reads, (..., inputs) or (N, C, H, W): a symmetric matrix with `inputs` of the layer as
+    side.
+    """
     read = read.detach().float()
     positions = 1
     if type(module) is nn.Conv2d:
@@ -54,7 +57,9 @@ def input_factor(module: Any, read: Tensor, scaling: str) -> Tensor:
 
 
 def output_factor(module: Any, gradient: Tensor, scaling: str) -> Tensor:
-    """G of the gradients of what a layer writes, (..., outputs) or (N, outputs, H, W), by the mean loss of a batch."""
+    """Return G of the gradients of what a layer writes, (..., outputs) or (N, outputs, H, W), by the mean loss of a
+    batch.
+    """
     gradient = gradient.detach().float()
     positions = 1
     if isinstance(module, nn.Conv2d):
@@ -67,7 +72,7 @@ def output_factor(module: Any, gradient: Tensor, scaling: str) -> Tensor:
 
 
 def gradient_of(module: Any) -> Tensor:
-    """The gradient of weight and bias of a layer as one matrix, `outputs` x `inputs`."""
+    """Return the gradient of weight and bias of a layer as one matrix, `outputs` x `inputs`."""
     gradient: Tensor = module.weight.grad.flatten(1)
     return gradient if module.bias is None else torch.cat([gradient, module.bias.grad[:, None]], dim=1)
 

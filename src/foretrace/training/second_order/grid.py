@@ -56,27 +56,27 @@ class FactoredLayer:
 
 
 def unsupported(name: str, why: str) -> str:
-    """Why a layer cannot be preconditioned, without the name of the technique."""
+    """Return why a layer cannot be preconditioned, without the name of the technique."""
     return f"the convolution {name} has {why}, for which K-FAC has no factors; add {name} to what to skip."
 
 
 def skips(patterns: str, name: str) -> bool:
-    """Whether a layer is left out: by one of several globs, with commas between them."""
+    """Return whether a layer is left out: by one of several globs, with commas between them."""
     return any(fnmatchcase(name, each.strip()) for each in patterns.split(",") if each.strip())
 
 
 def factored(name: str, weight: tuple[int, ...], *, bias: bool) -> FactoredLayer:
-    """A layer by the shape of its weight, (outputs, inputs) or (outputs, channels, height, width)."""
+    """Return a layer by the shape of its weight, (outputs, inputs) or (outputs, channels, height, width)."""
     return FactoredLayer(name=name, inputs=prod(weight[1:]) + bias, outputs=weight[0])
 
 
 def triangle(side: int) -> int:
-    """Numbers in one half of a symmetric matrix with its diagonal."""
+    """Return numbers in one half of a symmetric matrix with its diagonal."""
     return side * (side + 1) // 2
 
 
 def fractions(workers: int) -> tuple[float, ...]:
-    """Every gradient-worker fraction of so many workers, memory-optimal first."""
+    """Return every gradient-worker fraction of so many workers, memory-optimal first."""
     return tuple(m / workers for m in range(1, workers + 1) if workers % m == 0)
 
 
@@ -114,28 +114,28 @@ class SecondOrderShares:
         return self.columns > 1
 
     def column(self, rank: int) -> tuple[int, ...]:
-        """Ranks that keep the same inverses as this one."""
+        """Return ranks that keep the same inverses as this one."""
         return tuple(range(rank % self.columns, self.workers, self.columns))
 
     def row(self, rank: int) -> tuple[int, ...]:
-        """Ranks that send each other preconditioned gradients."""
+        """Return ranks that send each other preconditioned gradients."""
         first = rank - rank % self.columns
         return tuple(range(first, first + self.columns))
 
     def decomposes(self, rank: int) -> tuple[int, ...]:
-        """Layers whose factors a rank decomposes, by number."""
+        """Return layers whose factors a rank decomposes, by number."""
         return tuple(i for i, each in enumerate(self.decomposing) if each == rank)
 
     def preconditions(self, rank: int) -> tuple[int, ...]:
-        """Layers whose gradient a rank preconditions, by number."""
+        """Return layers whose gradient a rank preconditions, by number."""
         return tuple(i for i, each in enumerate(self.decomposing) if each % self.columns == rank % self.columns)
 
     def held_bytes(self, rank: int) -> int:
-        """Bytes that a rank keeps between steps: all factors, and inverses of its layers."""
+        """Return bytes that a rank keeps between steps: all factors, and inverses of its layers."""
         return sum(each.factor_bytes for each in self.layers) + self._inverse_bytes(rank)
 
     def traffic(self, rank: int) -> SecondOrderTraffic:
-        """What a rank hands to collectives."""
+        """Return what a rank hands to collectives."""
         several = self.workers > 1
         return SecondOrderTraffic(
             factors=several * sum(each.packed_bytes for each in self.layers),
@@ -144,7 +144,7 @@ class SecondOrderShares:
         )
 
     def buckets(self) -> list[list[int]]:
-        """Sides of the factors (A then G of every layer) that are averaged together."""
+        """Return sides of the factors (A then G of every layer) that are averaged together."""
         found: list[list[int]] = []
         room = 0
         for side in (side for each in self.layers for side in (each.inputs, each.outputs)):
@@ -157,11 +157,11 @@ class SecondOrderShares:
         return found
 
     def bucket_bytes(self) -> list[int]:
-        """Bytes of the messages that average factors."""
+        """Return bytes of the messages that average factors."""
         return [sum(BYTES * triangle(side) for side in sides) for sides in self.buckets()]
 
     def passing_bytes(self, read_bytes: int) -> int:
-        """Bytes that come and go in a step at most, where the largest layer reads so much (as rows of a matrix).
+        """Return bytes that come and go in a step at most, where the largest layer reads so much (as rows of a matrix).
 
         The largest of four: taking new factors, averaging them, decomposing and sending, preconditioning.
         """
@@ -200,7 +200,7 @@ def share_out(layers: Iterable[FactoredLayer], *, workers: int, fraction: float)
 
 
 def gradient_workers(workers: int, fraction: float) -> int:
-    """Gradient workers of a layer. Raises ForetraceError where they do not divide the workers."""
+    """Return gradient workers of a layer. Raises ForetraceError where they do not divide the workers."""
     rows = max(round(workers * fraction), 1) if isfinite(fraction) else 0
     if not 0 <= fraction <= 1 or workers % rows or abs(rows - max(workers * fraction, 1.0)) > 1e-3 * rows:
         listed = ", ".join(f"{each:.4g}" for each in fractions(workers))

@@ -74,7 +74,7 @@ class Preconditioner:
         return sum(storages.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps, running factors, and the inverses that this worker keeps."""
+        """Return steps, running factors, and the inverses that this worker keeps."""
         return {"steps": self.steps, "factors": self.factors, "inverses": self.inverses}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -205,7 +205,9 @@ class Preconditioner:
         return int(flat.nbytes)
 
     def _group(self, ranks: tuple[int, ...]) -> Any:
-        """The process group of these ranks; all groups are made at the first call, by all workers in one order."""
+        """Return the process group of these ranks; all groups are made at the first call, by all workers in
+        one order.
+        """
         if not self._groups:
             every = range(self.shares.workers)
             for each in dict.fromkeys([*map(self.shares.column, every), *map(self.shares.row, every)]):
@@ -226,7 +228,7 @@ class Preconditioned:
         return self.optimizer.step(closure)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's, and the preconditioner's."""
+        """Return the optimizer's, and the preconditioner's."""
         return {**self.optimizer.state_dict(), "kfac": self.preconditioner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -241,7 +243,7 @@ class Preconditioned:
 
 
 def decompose(a: Tensor, g: Tensor, damping: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Eigenvectors of both factors, and 1 / (λ_g λ_a + damping) by output and input.
+    """Return eigenvectors of both factors, and 1 / (λ_g λ_a + damping) by output and input.
 
     Raises LinAlgError where a factor has no finite decomposition.
     """
@@ -252,12 +254,12 @@ def decompose(a: Tensor, g: Tensor, damping: float) -> tuple[Tensor, Tensor, Ten
 
 
 def precondition(gradient: Tensor, vectors_a: Tensor, vectors_g: Tensor, divisors: Tensor) -> Tensor:
-    """The gradient of a layer times the inverse of its curvature."""
+    """Return the gradient of a layer times the inverse of its curvature."""
     return vectors_g @ ((vectors_g.T @ gradient @ vectors_a) * divisors) @ vectors_a.T
 
 
 def pack(matrices: Sequence[Tensor]) -> Tensor:
-    """One half of each of these symmetric matrices, one after the other."""
+    """Return one half of each of these symmetric matrices, one after the other."""
     return torch.cat([each[_upper(len(each))] for each in matrices])
 
 

@@ -21,7 +21,7 @@ PARTS = (FACTORS, PACKING, INVERSES, GRADIENTS)
 def part_operator(
     part: str, reads: Sequence[Sequence[int]], weights: Sequence[Sequence[int]], windows: Sequence[Sequence[str]]
 ) -> Operator:
-    """A part of K-FAC on layers with these weights, of one step in which it is due.
+    """Return a part of K-FAC on layers with these weights, of one step in which it is due.
 
     `reads` has the sizes of what each layer reads, [] for one that does not run, and `windows` says whether it has a
     bias ("bias" or "") and, of a convolution, stride, padding and dilation as recorded. Only factors depend on them.
@@ -33,7 +33,7 @@ def part_operator(
 
 
 def prepared_part(operator: Operator) -> Callable[[], object]:
-    """What a `part_operator` stands for, done by the preconditioner itself."""
+    """Return what a `part_operator` stands for, done by the preconditioner itself."""
     import torch
     from torch import nn
 

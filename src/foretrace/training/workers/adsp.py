@@ -93,7 +93,9 @@ class AdspPace(Pace):
 
 
 def reward(seen: Sequence[tuple[float, float, int]]) -> float:
-    """How fast a loss falls: a of the best fit 1 / (a t + b) + c to (time, loss, weight); 0 where it does not fall."""
+    """Return how fast a loss falls: a of the best fit 1 / (a t + b) + c to (time, loss, weight); 0 where it does not
+    fall.
+    """
     if len(seen) < 3:
         return 0.0
     times, losses, weights = (np.array(column, dtype=np.float64) for column in zip(*seen, strict=True))

@@ -47,7 +47,7 @@ class Committing(Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, and what is this worker's own: updates that wait, the shared model, counts."""
+        """Return the inner optimizer's, and what is this worker's own: updates that wait, the shared model, counts."""
         own = {"steps": self.steps, "sent_bytes": self.sent_bytes, "shared": self.shared, "pending": self.pending}
         return {**self.inner.state_dict(), _OWN: own}
 

@@ -17,12 +17,12 @@ _TRIES = 10  # of drawing proportions, as Flower's
 
 
 def iid(labels: Int64, partitions: int, seed: int) -> list[Int64]:
-    """Random shares of equal size (`IidPartitioner`)."""
+    """Return random shares of equal size (`IidPartitioner`)."""
     return _split(np.random.default_rng(seed).permutation(len(labels)), np.ones(partitions))
 
 
 def pathological(labels: Int64, partitions: int, seed: int, *, classes: float = 1) -> list[Int64]:
-    """So many classes on each worker, each shared equally by those who have it (`PathologicalPartitioner`).
+    """Assign so many classes on each worker, each shared equally by those who have it (`PathologicalPartitioner`).
 
     Classes are assigned in order, as by class_assignment_mode="deterministic" where workers take all classes; where
     one class each would leave some out, every worker has the next so many. Raises ForetraceError where that loses any.
@@ -50,7 +50,7 @@ def pathological(labels: Int64, partitions: int, seed: int, *, classes: float = 
 def dirichlet(
     labels: Int64, partitions: int, seed: int, *, alpha: float = 0.5, least: float = 10, balanced: float = 1
 ) -> list[Int64]:
-    """Shares of every class drawn from a Dirichlet distribution (`DirichletPartitioner`).
+    """Return shares of every class drawn from a Dirichlet distribution (`DirichletPartitioner`).
 
     `least` samples on each worker, drawn again up to ten times; `balanced` 1: who has the mean number gets no more.
     """
@@ -75,7 +75,7 @@ def dirichlet(
 
 
 def quantity(labels: Int64, partitions: int, seed: int, *, power: float = 1) -> list[Int64]:
-    """Labels alike and sizes as 1, 2, 3, ... to a power: `LinearPartitioner` by 1, `SquarePartitioner` by 2."""
+    """Return labels alike and sizes as 1, 2, 3, ... to a power: `LinearPartitioner` by 1, `SquarePartitioner` by 2."""
     if not 0 <= power <= 100:
         raise ForetraceError(f"power must be 0 to 100, got {power:g}; 0 deals out evenly.")
     sizes = np.arange(1, partitions + 1, dtype=np.float64) ** power
@@ -88,7 +88,7 @@ PARTITIONS: dict[str, Callable[..., list[Int64]]] = {
 
 
 def partition(text: str, labels: Int64, partitions: int, *, seed: int = 0) -> list[Int64]:
-    """Samples of each worker, as written: "dirichlet alpha=0.1". labels: (samples). Raises ForetraceError."""
+    """Return samples of each worker, as written: "dirichlet alpha=0.1". labels: (samples). Raises ForetraceError."""
     name, *words = text.split() or ("",)
     found = resolve(name, PARTITIONS)
     if found is None:
@@ -104,6 +104,6 @@ def partition(text: str, labels: Int64, partitions: int, *, seed: int = 0) -> li
 
 
 def _split(numbers: Int64, shares: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[Int64]:
-    """Numbers cut in proportion to shares."""
+    """Return numbers cut in proportion to shares."""
     ends = (np.cumsum(shares / shares.sum()) * len(numbers)).astype(np.int64)
     return [np.sort(each) for each in np.split(numbers, ends[:-1])]

@@ -165,7 +165,9 @@ ALIASES = {
 
 
 def parse(text: str) -> SyncPolicy:
-    """A policy from its name and key=value words. Raises ForetraceError for what is no policy, or out of range."""
+    """Return a policy from its name and key=value words. Raises ForetraceError for what is no policy, or out
+    of range.
+    """
     name, *words = text.split() or ("",)
     found = resolve(name, POLICIES, ALIASES)
     if found is None:

@@ -24,7 +24,7 @@ _NOTHING = np.zeros(0, np.float32)
 
 
 def message_bytes(elements: int, kept: int) -> int:
-    """Bytes of so many of the elements: values with indices, or all values where that is less."""
+    """Return bytes of so many of the elements: values with indices, or all values where that is less."""
     return NUMBER * min(2 * kept, elements)
 
 
@@ -63,7 +63,7 @@ class Pace(ABC):
 
     @abstractmethod
     def steps(self, worker: int, now_s: float) -> int:
-        """Steps from now to the next commit of a worker, 1 at least."""
+        """Return steps from now to the next commit of a worker, 1 at least."""
 
     def saw(self, commit: Commit, now_s: float) -> None:  # noqa: B027  (most paces learn nothing)
         """Learn from a commit."""
@@ -91,15 +91,15 @@ class SyncPolicy(ABC):
     momentum: ClassVar[float] = 0.0  # of updates, on every worker
 
     def pace(self, workers: int) -> Pace:
-        """When workers commit: after every step, unless a policy says otherwise."""
+        """Return when workers commit: after every step, unless a policy says otherwise."""
         return Every(1)
 
     def chosen(self, pending: Float32, model: Float32, step: int) -> Int64:
-        """Which elements of a sparse policy's sum of updates are sent after a step."""
+        """Return which elements of a sparse policy's sum of updates are sent after a step."""
         raise NotImplementedError(f"{self.name} sends all elements")
 
     def with_knob(self, value: float) -> Self:
-        """The same policy with another knob."""
+        """Return the same policy with another knob."""
         kind = type(getattr(self, self.knob))
         return replace(self, **{self.knob: kind(value)})
 
@@ -122,13 +122,13 @@ class TrainedReplica(Protocol):
         """Statistics of batch norm."""
 
     def gradient(self) -> tuple[float, Float32]:
-        """Loss and gradient (elements) of the next mini-batch at `flat`."""
+        """Return loss and gradient (elements) of the next mini-batch at `flat`."""
 
     def update(self, gradient: Float32) -> Float32:
-        """What the gradient changes, at this worker's rate: a new array."""
+        """Return what the gradient changes, at this worker's rate: a new array."""
 
     def accuracy(self, state: Float32 | None = None) -> float:
-        """On some own samples: of the own model, or of another one's weights and buffers."""
+        """Return the accuracy on some own samples of the own model, or of another one's weights and buffers."""
 
 
 class SyncWorker:
@@ -200,7 +200,7 @@ class Server:
     """The shared model and who waits for whom. Workers that left are waited for no longer; what they sent counts."""
 
     def __init__(self, policy: SyncPolicy, model: Float32, *, weights: Sequence[float]) -> None:
-        """`weights` of the workers in a mean, in any unit: their samples, or all 1."""
+        """Take `weights` of the workers in a mean, in any unit: their samples, or all 1."""
         if not weights or not all(isfinite(each) and each > 0 for each in weights):
             raise ForetraceError("Workers must be one or more, each with samples; leave those without data out.")
         workers = len(weights)
@@ -215,7 +215,7 @@ class Server:
         self._changed = np.zeros((workers, len(model) if policy.sparse else 0), bool)  # since a worker's last answer
 
     def begin(self) -> dict[int, SyncAnswer]:
-        """The first answers: everyone has the model already."""
+        """Return the first answers: everyone has the model already."""
         return {worker: SyncAnswer(steps=self.pace.steps(worker, 0.0)) for worker in sorted(self.live)}
 
     def commit(self, commit: Commit, now_s: float) -> dict[int, SyncAnswer]:
@@ -232,17 +232,17 @@ class Server:
         return self.released(now_s)
 
     def leave(self, worker: int, now_s: float) -> dict[int, SyncAnswer]:
-        """A worker has gone; answers to those who waited for it alone."""
+        """Return a worker has gone; answers to those who waited for it alone."""
         self.live.discard(worker)
         self._waiting.discard(worker)
         return self.released(now_s)
 
     def waiting(self) -> tuple[int, ...]:
-        """Workers that wait for others."""
+        """Return workers that wait for others."""
         return tuple(sorted(self._waiting))
 
     def released(self, now_s: float) -> dict[int, SyncAnswer]:
-        """Answers to those who wait for nobody any more."""
+        """Return answers to those who wait for nobody any more."""
         slowest = min((self.commits[each] for each in self.live), default=0)
         free = [each for each in sorted(self._waiting) if self.commits[each] - slowest <= self.policy.lag]
         if not free:

@@ -22,7 +22,7 @@ class Replica:
         self, model: nn.Module, samples: Tensor, labels: Tensor, *, batch: int, rate: float, seed: int,
         loss: Loss = nn.functional.cross_entropy,
     ) -> None:  # fmt: skip
-        """The model is copied; samples (n, ...) and labels (n) are this worker's. Raises ForetraceError without any."""
+        """Copy the model; samples (n, ...) and labels (n) are this worker's. Raises ForetraceError without any."""
         if not len(samples):
             raise ForetraceError("A worker without samples cannot train; leave it out.")
         self.model = copy.deepcopy(model)
@@ -61,12 +61,14 @@ class Replica:
         return gradient * np.float32(-self.rate)
 
     def accuracy(self, state: Float32 | None = None) -> float:
-        """On up to 256 own samples, which stay the same."""
+        """Return the accuracy on up to 256 own samples, which stay the same."""
         return self.judged(state, self.samples[:256], self.labels[:256])[1]
 
     @torch.no_grad()
     def judged(self, state: Float32 | None, samples: Tensor, labels: Tensor) -> tuple[float, float]:
-        """Loss and accuracy on samples: of the own model, or of weights followed by buffers, which it then forgets."""
+        """Return loss and accuracy on samples: of the own model, or of weights followed by buffers, which it then
+        forgets.
+        """
         own = np.concatenate([self.flat, self.buffers]) if state is not None else None
         if state is not None:
             self._load(state)

@@ -49,7 +49,7 @@ class WorkerTimes:
             )
 
     def way_s(self, nbytes: int) -> float:
-        """Seconds of one way of a message."""
+        """Return seconds of one way of a message."""
         return self.commit_s / 2 + nbytes / self.bytes_per_s
 
 
@@ -119,7 +119,7 @@ def foresee(
     policy: SyncPolicy, times: WorkerTimes, *, elements: int = 0, share: float = 1.0, until_s: float = inf,
     commits: int = 0, steps: int = 0,
 ) -> SyncRun:  # fmt: skip
-    """The same without gradients: what a run of this policy takes and sends.
+    """Return the same without gradients: what a run of this policy takes and sends.
 
     `elements` are the model's; a sparse policy sends a `share` of them, chosen by each worker on its own. What a policy
     learns from losses it does not learn here. Errors as of `train`.

@@ -32,7 +32,7 @@ class Learned(CostModel):
     name: str = "learned"
 
     def predict(self, calls: Calls, device: Device) -> Prediction:
-        """Device seconds; ranges from devices that were left out in training."""
+        """Return device seconds; ranges from devices that were left out in training."""
         parts = [LearnedFp32().predict(calls, device)]
         if (np.isin(calls.precision, (Precision.FP16, Precision.BF16)) & (calls.family == Family.GEMM)).any():
             from foretrace.cost.devices.learned import gpu_products  # it stands on this package
@@ -58,7 +58,7 @@ class LearnedFp32(CostModel):
     name: str = "learned"
 
     def predict(self, calls: Calls, device: Device) -> Prediction:
-        """Device seconds; range from devices that were left out in training."""
+        """Return device seconds; range from devices that were left out in training."""
         n = len(calls)
         seconds, low, high = (np.full(n, np.nan) for _ in range(3))
         on = fp32.board(device)
@@ -96,7 +96,7 @@ class LearnedFp32(CostModel):
 
 
 def _operator(calls: Calls, row: int) -> int:
-    """The measured operator that a call is most like, as an index into `fp32.VECTOR_OPS`."""
+    """Return the measured operator that a call is most like, as an index into `fp32.VECTOR_OPS`."""
     family = calls.family[row]
     if family in (Family.SOFTMAX, Family.NORM):
         return fp32.VECTOR_OPS.index("softmax" if family == Family.SOFTMAX else "ln")

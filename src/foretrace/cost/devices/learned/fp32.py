@@ -85,7 +85,7 @@ class BoardFeatures:
 
 
 def board(device: Device) -> BoardFeatures | None:
-    """The board of a device; None where it is of a kind that the model says nothing about."""
+    """Return the board of a device; None where it is of a kind that the model says nothing about."""
     if device.vendor != "NVIDIA" or not (device.fp32_tflops and device.memory_gb_s and device.sms and device.tdp_w):
         return None
     energy = next((pj for arch, pj in _PJ_PER_FLOP.items() if device.arch.startswith(arch)), None)
@@ -106,7 +106,7 @@ def board(device: Device) -> BoardFeatures | None:
 
 
 def product_features(b: Float64, m: Float64, k: Float64, n: Float64, linear: Float64, sms: Float64 | float) -> Float32:
-    """[rows, 7] for b products of [m x k] by [k x n] (k summed over) on `sms` multiprocessors."""
+    """Return [rows, 7] for b products of [m x k] by [k x n] (k summed over) on `sms` multiprocessors."""
     rows, columns = np.ceil(m / TILE), np.ceil(n / TILE)
     waves = b * rows * columns / sms
     log_waves = np.log2(waves)
@@ -120,7 +120,9 @@ def product_features(b: Float64, m: Float64, k: Float64, n: Float64, linear: Flo
 
 
 def vector_features(op: npt.NDArray[np.integer], rows: Float64, width: Float64) -> Float32:
-    """[rows, 2 + operators]: size; width where the operator works on rows; which operator (index into VECTOR_OPS)."""
+    """Return [rows, 2 + operators]: size; width where the operator works on rows; which operator (index into
+    VECTOR_OPS).
+    """
     of_rows = op >= len(VECTOR_OPS) - len(ROW_OPS)
     found = np.zeros((len(op), 2 + len(VECTOR_OPS)), dtype=np.float32)
     found[:, 0] = np.log2(np.maximum(rows * width, 1.0))
@@ -143,7 +145,7 @@ class Fp32:
     def product_s(
         self, b: Float64, m: Float64, k: Float64, n: Float64, linear: Float64, on: BoardFeatures
     ) -> tuple[Float64, Float64]:
-        """(seconds with all power one wants, joules) of products."""
+        """Return (seconds with all power one wants, joules) of products."""
         out = self.product(product_features(b, m, k, n, linear, on.sms)).astype(np.float64)
         out += self.product_offset[on.generation]
         flops = 2.0 * b * m * k * n
@@ -157,37 +159,37 @@ class Fp32:
     def vector_s(
         self, op: npt.NDArray[np.integer], rows: Float64, width: Float64, nbytes: Float64, on: BoardFeatures
     ) -> tuple[Float64, Float64]:
-        """(seconds, joules) of vector operators that move `nbytes`."""
+        """Return (seconds, joules) of vector operators that move `nbytes`."""
         out = self.vector(vector_features(op, rows, width))[:, 0].astype(np.float64)
         share = log_sigmoid(out) + np.log(2.0) + self.vector_dram[on.dram]
         seconds = nbytes / on.bytes_per_s * np.exp(-share)
         return seconds, seconds * on.streaming_w
 
     def sustained_s(self, seconds: Float64, joules: Float64, on: BoardFeatures) -> Float64:
-        """Seconds of a kernel that runs for long: not faster than its energy over the power budget."""
+        """Return seconds of a kernel that runs for long: not faster than its energy over the power budget."""
         return np.exp(smooth_maximum(np.log(seconds), np.log(joules / on.budget_w), SHARPNESS))
 
 
 def regimes(seconds: Float64) -> npt.NDArray[np.int64]:
-    """Which regime each prediction falls into (n)."""
+    """Return which regime each prediction falls into (n)."""
     return np.searchsorted(np.array(REGIMES_S), seconds, side="right").astype(np.int64)
 
 
 def factors(
     of: Sequence[Sequence[Sequence[float]]], group: npt.NDArray[np.int64], seconds: Float64
 ) -> tuple[Float64, Float64]:
-    """(low, high) factors on predictions of these groups and seconds (n each)."""
+    """Return (low, high) factors on predictions of these groups and seconds (n each)."""
     values = np.asarray(of, dtype=np.float64)[group, regimes(seconds)]
     return values[:, 0], values[:, 1]
 
 
 def smooth_maximum(x: Float64, y: Float64, sharpness: float) -> Float64:
-    """(e^(px) + e^(py))^(1/p) as a logarithm: the maximum, rounded where both are close."""
+    """Return (e^(px) + e^(py))^(1/p) as a logarithm: the maximum, rounded where both are close."""
     return np.asarray(np.logaddexp(sharpness * x, sharpness * y) / sharpness)
 
 
 def of_arrays(arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> Fp32:
-    """The model from what `train_predictor.py` stores; raises KeyError where an array is missing."""
+    """Return the model from what `train_predictor.py` stores; raises KeyError where an array is missing."""
     wide = {key: np.asarray(value, dtype=np.float64) for key, value in arrays.items()}
     return Fp32(
         product=Ensemble.of(wide, "product"),
@@ -200,7 +202,7 @@ def of_arrays(arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) 
 
 
 def stored() -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, Any]]:
-    """(arrays, facts) that come with the package."""
+    """Return (arrays, facts) that come with the package."""
     folder = files("foretrace.cost.devices.learned")
     facts = json.loads(folder.joinpath(FACTS).read_text(encoding="utf-8"))
     with np.load(BytesIO(folder.joinpath(WEIGHTS).read_bytes())) as arrays:
@@ -209,5 +211,5 @@ def stored() -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, Any]]:
 
 @cache
 def shipped() -> Fp32:
-    """The model whose weights come with the package."""
+    """Return the model whose weights come with the package."""
     return of_arrays(*stored())

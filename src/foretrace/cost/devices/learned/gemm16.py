@@ -52,7 +52,7 @@ class MeasuredGpu:
     high: Floats
 
     def seconds(self, chip: Chip, m: Floats, n: Floats, k: Floats, b: Floats | None) -> Floats:
-        """The law times its correction; outside of what was measured, the correction of the nearest edge."""
+        """Return the law times its correction; outside of what was measured, the correction of the nearest edge."""
         found = seconds(self.theta, chip, m, n, k, b)
         at = [np.clip(x, *edges) for x, edges in zip((m, n, k), _MEASURED, strict=True)]
         same = b is None and all(np.array_equal(x, y) for x, y in zip(at, (m, n, k), strict=True))
@@ -64,7 +64,7 @@ class MeasuredGpu:
         return np.asarray(found * np.exp(factor))
 
     def _correction(self, inputs: Singles) -> Singles:
-        """Logarithm of the factor on the law, for features [inputs x rows]."""
+        """Return the logarithm of the factor on the law, for features [inputs x rows]."""
         total = np.zeros(inputs.shape[1], np.float32)
         for net in range(len(self.weights[0][0])):
             x = inputs
@@ -96,15 +96,17 @@ class Gemm16(CostModel):
 
     @classmethod
     def load(cls, path: Path | None = None) -> Gemm16:
-        """The shipped weights, or those of a file that `benchmarks/train_gemm16.py` wrote."""
+        """Return the shipped weights, or those of a file that `benchmarks/train_gemm16.py` wrote."""
         return _shipped() if path is None else _read(path)
 
     def unmeasured(self) -> Gemm16:
-        """The same model without what was measured in full on single GPUs: all of them are predicted from the law."""
+        """Return the same model without what was measured in full on single GPUs: all of them are predicted from the
+        law.
+        """
         return replace(self, known={}, adapted={})
 
     def seconds(self, device: Device, m: ArrayLike, n: ArrayLike, k: ArrayLike, b: ArrayLike | None = None) -> Floats:
-        """Seconds of products [m x k] by [k x n] (`b` of them each, if given) on a device.
+        """Return seconds of products [m x k] by [k x n] (`b` of them each, if given) on a device.
 
         Raises ForetraceError if the device's data sheet lacks a 16-bit peak, bandwidth or number of SMs, or a dimension
         is not a finite number of at least 1.
@@ -121,8 +123,8 @@ class Gemm16(CostModel):
         return np.exp(gemm16_shift.expected((self.theta, *self.laws), chip, rows, columns, height, times)[0])
 
     def predict(self, calls: Calls, device: Device) -> Prediction:
-        """Products of 16-bit numbers; NaN for other calls, where the device has no units for them, and for all where
-        the data sheet does not suffice.
+        """Return products of 16-bit numbers; NaN for other calls, where the device has no units for them, and for all
+        where the data sheet does not suffice.
         """
         units = {Precision.FP16: device.fp16_tflops, Precision.BF16: device.bf16_tflops}
         half = [precision for precision, peak in units.items() if peak > device.fp32_tflops]
@@ -141,7 +143,7 @@ class Gemm16(CostModel):
     def factors(
         self, device: Device, predicted_s: Floats, b: Floats | None = None, *, count: int | None = None
     ) -> tuple[Floats, Floats]:
-        """Factors of the 80 % range on predicted times; `count` in place of how many products were measured."""
+        """Return factors of the 80 % range on predicted times; `count` in place of how many products were measured."""
         part = np.digitize(predicted_s, EDGES_S)
         if device.short in self.known and device.short not in self.adapted:
             low, high = np.log(self.known[device.short].low), np.log(self.known[device.short].high)
@@ -160,7 +162,7 @@ class Gemm16(CostModel):
         return np.exp(low[part] * wide), np.exp(high[part] * wide)
 
     def few_shot(self, device: Device, m: ArrayLike, n: ArrayLike, k: ArrayLike, measured_s: ArrayLike) -> Gemm16:
-        """A model that knows a few products measured on `device`; `choose` says which ones are worth it.
+        """Return a model that knows a few products measured on `device`; `choose` says which ones are worth it.
 
         Raises ForetraceError if fewer than two were measured, or a time is not above 0.
         """
@@ -180,7 +182,7 @@ class Gemm16(CostModel):
         return replace(self, adapted={**self.adapted, device.short: shift})
 
     def choose(self, device: Device, count: int, among: ArrayLike | None = None) -> NDArray[np.int64]:
-        """The `count` products to measure on a device that was not measured, [products, 3]: m, n, k.
+        """Return the `count` products to measure on a device that was not measured, [products, 3]: m, n, k.
 
         They come in the order in which they are worth it, so the first few are the choice of fewer. `among`: other
         candidates, [n, 3], than those that fit the device's memory. Raises ForetraceError if its data sheet does not
@@ -199,14 +201,16 @@ class Gemm16(CostModel):
     def _places(
         self, chip: Chip, m: Floats, n: Floats, k: Floats, b: Floats | None
     ) -> tuple[Floats, Places, Floats]:  # fmt: skip
-        """Logarithm of the expected time, where products stand, and logarithm of what the shared law says."""
+        """Return the logarithm of the expected time, where products stand, and logarithm of what the shared
+        law says.
+        """
         middle, beside = gemm16_shift.expected((self.theta, *self.laws), chip, m, n, k, b)
         seen = features(np.exp(middle), chip, m, n, k)
         places = gemm16_shift.places_of(self.belief, chip, m, n, k, b, middle, beside, seen)
         return middle, places, middle + beside[:, 0]
 
     def why(self, device: Device) -> str:
-        """One sentence on where the numbers come from."""
+        """Return one sentence on where the numbers come from."""
         if device.short in self.adapted:
             return (
                 f"16-bit products: laws of tiles and waves from {', '.join(self.trained_on)}, shifted to "
@@ -224,7 +228,9 @@ class Gemm16(CostModel):
 
 
 def features(law_s: Floats, chip: Chip, m: Floats, n: Floats, k: Floats) -> Singles:
-    """What the nets of a known GPU see of products, [inputs x rows]: sizes, waves for six tiles, the law's answer."""
+    """Return what the nets of a known GPU see of products, [inputs x rows]: sizes, waves for six tiles, the law's
+    answer.
+    """
     law = np.log2(law_s * 1e6).astype(np.float32)
     return _columns(law, chip, *(np.asarray(x, np.float32) for x in (m, n, k)))
 
@@ -314,7 +320,8 @@ def _read(path: Any) -> Gemm16:
 
 
 def _folded(layers: list[tuple[Singles, Singles]]) -> tuple[tuple[Singles, Singles], ...]:
-    """Layers that need one pass less: max(x + bias, 0) = max(x, -bias) + bias, and the bias moves to the next layer.
+    """Return layers that need one pass less: max(x + bias, 0) = max(x, -bias) + bias, and the bias moves to the next
+    layer.
 
     So all layers but the last carry the least value of their outputs instead of a bias.
     """

@@ -90,7 +90,7 @@ class Chip:
 
     @classmethod
     def of(cls, device: Device) -> Chip:
-        """From a device of the catalog.
+        """Make it from a device of the catalog.
 
         Raises ForetraceError if it has no 16-bit peak, bandwidth or number of SMs.
         """
@@ -130,12 +130,12 @@ class Chip:
 
 
 def apart(traits: Floats, others: Floats) -> float:
-    """How far traits lie outside of what others [chips, traits] span; 0 within."""
+    """Return how far traits lie outside of what others [chips, traits] span; 0 within."""
     return float(np.linalg.norm(np.maximum(0.0, np.maximum(others.min(axis=0) - traits, traits - others.max(axis=0)))))
 
 
 def seconds(theta: Mapping[str, float], chip: Chip, m: Floats, n: Floats, k: Floats, b: Floats | None = None) -> Floats:
-    """Seconds of `b` products [m x k] by [k x n] on a chip."""
+    """Return seconds of `b` products [m x k] by [k x n] on a chip."""
     out = np.empty(len(m), np.float64)
     plan = _Plan.of(theta, chip)
     one = np.ones(min(len(m), _CHUNK), np.float32)

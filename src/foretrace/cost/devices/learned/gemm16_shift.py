@@ -55,7 +55,7 @@ class Places:
     leaf: Bytes  # [n, trees]
 
     def take(self, rows: NDArray[Any]) -> Places:
-        """Those of these rows."""
+        """Return those of these rows."""
         return Places(at=self.at[rows], like=self.like[rows], leaf=self.leaf[rows])
 
 
@@ -71,7 +71,7 @@ class Belief:
     cuts: Bytes  # [trees, depth, 2]: feature and edge; a tree makes the same cut in all nodes of a level
 
     def leaves(self, features: Singles) -> Bytes:
-        """[n, trees] from features [inputs, n]: the leaf of each tree that a product falls into."""
+        """Return [n, trees] from features [inputs, n]: the leaf of each tree that a product falls into."""
         bins = {f: np.searchsorted(self.edges[f], features[f]).astype(np.uint8) for f in np.unique(self.cuts[:, :, 0])}
         found = np.zeros((len(self.cuts), features.shape[1]), np.uint8)
         for tree, levels in enumerate(self.cuts):
@@ -80,7 +80,7 @@ class Belief:
         return np.ascontiguousarray(found.T)
 
     def covariance(self, one: Places, other: Places) -> Floats:
-        """[rows of one, rows of other], but for what the law's parameters do."""
+        """Return [rows of one, rows of other], but for what the law's parameters do."""
         found: Floats = smooth(self.hyper, one.at, one.like, other.at, other.like)
         if len(self.cuts):
             same = np.zeros(found.shape)
@@ -90,12 +90,14 @@ class Belief:
         return found
 
     def of_law(self, one: Floats, other: Floats) -> Floats:
-        """The same of slopes [n, parameters] and [m, parameters]."""
+        """Return the same of slopes [n, parameters] and [m, parameters]."""
         return np.asarray(np.exp(2 * self.hyper[LAW]) * (one * self.spread**2) @ other.T)
 
 
 def smooth(hyper: Any, at: Any, like: Any, at_other: Any, like_other: Any, exp: Callable[[Any], Any] = np.exp) -> Any:
-    """Covariance of smooth functions, a constant and the likeness to measured GPUs; numpy, or torch with its `exp`."""
+    """Return the covariance of smooth functions, a constant and the likeness to measured GPUs; numpy, or torch with its
+    `exp`.
+    """
     found = exp(2 * hyper[CONSTANT]) + exp(2 * hyper[LIKE]) * (like @ like_other.T)
     apart = [(at[:, i][:, None] - at_other[:, i][None, :]) ** 2 for i in range(5)]
     for i, group in enumerate(GROUPS):
@@ -105,7 +107,7 @@ def smooth(hyper: Any, at: Any, like: Any, at_other: Any, like_other: Any, exp: 
 
 
 def coordinates(chip: Chip, m: Floats, n: Floats, k: Floats, b: Floats | None, expected: Floats) -> Floats:
-    """[n, 5], see GROUPS, from logarithms of expected seconds."""
+    """Return [n, 5], see GROUPS, from logarithms of expected seconds."""
     waves = np.ceil(m / 128) * np.ceil(n / 128) / chip.sms * (1.0 if b is None else b)
     return np.stack(
         [np.log2(m), np.log2(n), np.log2(k), (expected + np.log(1e6)) / np.log(2), np.clip(np.log2(waves), -7, 12)],
@@ -116,14 +118,14 @@ def coordinates(chip: Chip, m: Floats, n: Floats, k: Floats, b: Floats | None, e
 def expected(
     laws: Sequence[Theta], chip: Chip, m: Floats, n: Floats, k: Floats, b: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """Logarithms of seconds: the median of all laws (n), and what each law says beside it [n, laws]."""
+    """Return logarithms of seconds: the median of all laws (n), and what each law says beside it [n, laws]."""
     each = np.stack([np.log(law.seconds(theta, chip, m, n, k, b)) for theta in laws], axis=1)
     middle = np.median(each, axis=1)
     return middle, each - middle[:, None]
 
 
 def slopes(theta: Theta, names: Sequence[str], chip: Chip, m: Floats, n: Floats, k: Floats) -> Floats:
-    """[n, names]: change of log seconds per unit of each parameter."""
+    """Return [n, names]: change of log seconds per unit of each parameter."""
     here = np.log(law.seconds(theta, chip, m, n, k))
     moved = [np.log(law.seconds({**theta, name: theta[name] + _SLOPE}, chip, m, n, k)) - here for name in names]
     return np.clip(np.stack(moved, axis=1) / _SLOPE, -_STEEPEST, _STEEPEST)
@@ -140,7 +142,9 @@ class LawShift:
     table: Singles  # [trees, leaves]: what the covariance by trees adds in each leaf
 
     def of(self, belief: Belief, places: Places, by_law: Floats) -> Floats:
-        """Logarithm of the factor on the expected time; `by_law` is that of the moved over the shared law (n rows)."""
+        """Return the logarithm of the factor on the expected time; `by_law` is that of the moved over the shared law (n
+        rows).
+        """
         total = by_law.copy()
         hyper, weights = belief.hyper.astype(np.float32), self.weights.astype(np.float32)
         at, like = self.places.at.astype(np.float32), self.places.like.astype(np.float32)
@@ -157,7 +161,7 @@ def places_of(
     belief: Belief, chip: Chip, m: Floats, n: Floats, k: Floats, b: Floats | None, middle: Floats, beside: Floats,
     features: Singles,
 ) -> Places:  # fmt: skip
-    """Places of products; `middle` and `beside` are what `expected` says, the shared law first."""
+    """Return places of products; `middle` and `beside` are what `expected` says, the shared law first."""
     return Places(
         at=coordinates(chip, m, n, k, b, middle),
         like=np.clip(beside[:, 1:], -_LIKENESS, _LIKENESS),
@@ -197,7 +201,9 @@ def learn(
 
 
 def choose(belief: Belief, places: Places, steep: Floats, count: int) -> NDArray[np.int64]:
-    """Rows to measure, in order: each lowers the posterior variance of all places most, given those before it."""
+    """Return rows to measure, in order: each lowers the posterior variance of all places most, given those
+    before it.
+    """
     left = belief.covariance(places, places) + belief.of_law(steep, steep)
     noise = float(np.exp(2 * belief.hyper[NOISE]))
     free = np.ones(len(left), bool)

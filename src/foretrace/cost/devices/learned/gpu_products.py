@@ -63,7 +63,7 @@ def calibrate(
     budget_s: float = inf,
     progress: Progress = None,
 ) -> GpuCalibration:
-    """The products that say most of a GPU: named in the file `plan`, read from `times`, or timed here and kept.
+    """Return the products that say most of a GPU: named in the file `plan`, read from `times`, or timed here and kept.
 
     `gpu` is a name of the catalog, or "here". Raises ForetraceError.
     """
@@ -88,7 +88,7 @@ def calibrate(
 
 
 def products(device: Device, count: int = COUNT) -> Ints:
-    """The products to measure, [count, 3]. Raises ForetraceError where measuring a few would say nothing new."""
+    """Return the products to measure, [count, 3]. Raises ForetraceError where measuring a few would say nothing new."""
     model = Gemm16.load()
     if device.short in model.known:
         raise ForetraceError(f"{device.name} was measured in full already; a few products more would not help.")
@@ -98,7 +98,7 @@ def products(device: Device, count: int = COUNT) -> Ints:
 
 
 def read_times(path: Path, device: Device) -> tuple[Ints, Floats]:
-    """Products and seconds of a table that was filled in.
+    """Return products and seconds of a table that was filled in.
 
     Raises ForetraceError where it is no such table, or has fewer than two 16-bit products of this device.
     """
@@ -114,7 +114,7 @@ def read_times(path: Path, device: Device) -> tuple[Ints, Floats]:
 
 
 def seconds(rows: Ints, device: str = "cuda", budget_s: float = inf, progress: Progress = None) -> Floats:
-    """Seconds of bfloat16 products [m x k] by [k x n] on this machine, each the median of several parts.
+    """Return seconds of bfloat16 products [m x k] by [k x n] on this machine, each the median of several parts.
 
     Those at the end that would not be done within `budget_s` are left out; two are always timed.
 
@@ -175,7 +175,7 @@ def _once(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, device: st
 
 
 def here() -> Device:
-    """The GPU of this machine. Raises ForetraceError where PyTorch sees none, or one that the catalog lacks."""
+    """Return the GPU of this machine. Raises ForetraceError where PyTorch sees none, or one that the catalog lacks."""
     from foretrace.hardware.devices import find
 
     try:
@@ -206,13 +206,13 @@ def keep(device: Device, rows: Ints, times: Floats) -> Path:
 
 
 def calibrated() -> Gemm16:
-    """The shipped predictor, with what was kept of GPUs that it does not know."""
+    """Return the shipped predictor, with what was kept of GPUs that it does not know."""
     found = kept()
     return _with(found) if found else Gemm16.load()
 
 
 def kept() -> tuple[tuple[str, int], ...]:
-    """The files of kept times, and when each was written: predictions made with other ones are out of date."""
+    """Return the files of kept times, and when each was written: predictions made with other ones are out of date."""
     try:
         return tuple(sorted((str(path), path.stat().st_mtime_ns) for path in store.folder().glob(f"{_PREFIX}*.csv")))
     except OSError as error:

@@ -40,7 +40,7 @@ class Ensemble:
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[np.floating]], prefix: str) -> Ensemble:
-        """From arrays as `train_predictor.py` stores them: w0 [nets, in, width], b0, w1, b1, w2, b2, mean, std.
+        """Make it from arrays as `train_predictor.py` stores them: w0 [nets, in, width], b0, w1, b1, w2, b2, mean, std.
 
         Raises KeyError where one is missing.
         """
@@ -61,7 +61,7 @@ class Ensemble:
         )
 
     def __call__(self, features: Float32) -> Float32:
-        """Mean outputs [rows, outputs] for features [rows, inputs]."""
+        """Return mean outputs [rows, outputs] for features [rows, inputs]."""
         out = np.empty((len(features), self.last.shape[1]), dtype=np.float32)
         nets, width = self.nets, self.hidden.shape[1]
         space = np.empty((3, min(_BLOCK, len(features)), nets * width), dtype=np.float32)
@@ -82,12 +82,12 @@ class Ensemble:
 
 
 def _silu(half: Float32, gate: Float32) -> None:
-    """SiLU of twice `half`, in place; `gate` is scratch of the same shape."""
+    """Compute SiLU of twice `half`, in place; `gate` is scratch of the same shape."""
     np.tanh(half, out=gate)
     gate += 1.0
     half *= gate
 
 
 def log_sigmoid(x: Float64) -> Float64:
-    """Logarithm of 1 / (1 + exp(-x)), without overflow."""
+    """Return the logarithm of 1 / (1 + exp(-x)), without overflow."""
     return np.asarray(-np.logaddexp(0.0, -x))

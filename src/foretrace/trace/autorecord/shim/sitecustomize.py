@@ -54,7 +54,7 @@ def _install(module: Any, config: dict[str, Any]) -> None:
 
 
 def _begin(config: dict[str, Any]) -> Any:
-    """A session, or None where there can be none: the script must continue in any case."""
+    """Return a session, or None where there can be none: the script must continue in any case."""
     try:
         if sys.version_info < (3, 11):
             version = ".".join(map(str, sys.version_info[:2]))
