@@ -94,9 +94,8 @@ class Run:
     def global_graph(self, *, alone: bool = False) -> Scenario:
         """Return what depends on what on all ranks of the recording, tied together by their collectives, on one clock.
 
-        The cost of having been recorded stays in; what is not the only step's is left out, as on one rank. With
-        `alone`, the lowest rank alone where no collective ties two ranks together; its notes say so. Raises GraphError
-        where the ranks cannot be of one job.
+        The cost of having been recorded stays in; what is not the only step's is left out, as on one rank. `alone`:
+        the lowest rank where no collective ties two together, as its notes say. Raises GraphError for unlike jobs.
         """
         return joined(self._rank_graphs(), alone=alone)
 
@@ -291,8 +290,7 @@ class Scenario:
     # --- 2b. calibrate: what operators take on the recorded machine, where that was measured -----------------
 
     def calibrated(self) -> Scenario:
-        """Return it with the operator times that `foretrace calibrate` stored for the recorded machine, threads and
-        allocator.
+        """Return it with the operator times that `foretrace calibrate` stored for the machine, threads and allocator.
 
         The same scenario where there are none. Raises ForetraceError where the stored file is damaged.
         """
