@@ -25,7 +25,7 @@ DOORS = {"read_bytes", "read_text", "sources", "parse_json", "parse_yaml"}
 OWN_FILES = re.compile(
     r"^(reading|files|shipped|executor|compiled|flow)\.py$|^(experiment/(links/(?!calibrate)|rows/|worker|forks|cores|runner|stalls|differential)|trace/(observe|autorecord|recorder|"
     r"recording_file)|cost/(network/collective_bench|operators/(local|machine)|devices/(learned|roofline))|report/|"
-    r"plan/|serving/server/models|fleet/(sweep|slurm/)|hardware/(devices|processor)|training/|testing/|cli/)"
+    r"plan/|serving/server/models|fleet/(sweep|rig/)|hardware/(devices|processor)|training/|testing/|cli/)"
 )
 
 
