@@ -289,7 +289,12 @@ def test_local_steps_spread_an_average_over_steps() -> None:
     assert every[100] == pytest.approx(4.04e-3, rel=1e-4)
     late = predicted(graph, f"{text} every=4".replace("waiting_ms=0", "waiting_ms=2")).step_time_s
     assert late - every[4] == pytest.approx(2e-3 * 2 / 4, rel=1e-3)  # twice as late after four steps, once in four
-    for wrong, said in (("every=0", "every must be 1 or more, got 0"), ("workers=1", "workers must be 2"), ("parameter_mb=-1", "no size")):
+    refused = {
+        "every=0": "every must be 1 or more",
+        "workers=1": "workers must be 2",
+        "parameter_mb=-1": "must be 0 to 1e9",
+    }
+    for wrong, said in refused.items():
         words = dict(word.split("=", 1) for word in text.split()[1:]) | dict([wrong.split("=")])
         with pytest.raises(NotApplicableError, match=said):
             predicted(graph, " ".join(["local-steps", *(f"{key}={value}" for key, value in words.items())]))
