@@ -74,7 +74,8 @@ def rates_table(own: Sequence[tuple[str, float, float]]) -> str:
     header = ("draft and target", "parameters of the draft", "range", "temperature 1", "temperature 0")
     return (
         "## Acceptance of drafts that nobody trained\n\n"
-        "`foretrace llm draft` takes a range by parameters where no rate is stated: a line through published rates, "
+        "`foretrace llm draft` takes a range by parameters where no rate is stated: a line through published rates "
+        "(as remembered, not checked against a copy of the paper), "
         f"{level + slope * log(1e8):.2f} at 100 M parameters and {slope:.3f} more per e-fold, ± {off:.2f}, the 80 % "
         "range of the level of another pair (Student's distribution, three pairs); beyond the published parameters it "
         f"widens. It holds {held} of the {published} published rates, which it was made from.{trained}\n\n"
