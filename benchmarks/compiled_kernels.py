@@ -70,7 +70,8 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
         "# Kernels of compiled steps\n\n"
         f"*{newest['date']}, {newest['machine']}, one thread, load {newest['load']}.*\n\n"
         "`foretrace kernels MODEL`: medians of plain steps, of every call of the generated code where it stands, and "
-        "of hollow steps, which are the framework with the loss and caches as kernels leave them; nothing is fitted. *Sum off*: kernels + "
+        "of hollow steps, which are the framework with the loss and caches as kernels leave them; nothing is fitted. "
+        "*Sum off*: kernels + "
         f"framework + pages over the plain step, less 1: median of its size {middle} %, worst {worst} %.\n\n"
         + table(header, lines)
     ) + "\n"
