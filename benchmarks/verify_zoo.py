@@ -103,7 +103,9 @@ def time_kernels(model: str, folder: str) -> None:
     """Keep the answer of `foretrace kernels` in the folder, where `compiled kernels=MODEL.json` looks for it."""
     command = [sys.executable, "-m", "foretrace", "kernels", model, "--seconds", "10", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    (Path(folder) / f"{model}.json").write_text(done.stdout, encoding="utf-8")
+    if done.returncode:
+        print(f"{model}: {done.stderr.strip()[-500:]}", flush=True)
+    (Path(folder) / f"{model}.json").write_text(done.stdout or "{}", encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -61,3 +61,4 @@ def test_parts_add_up_to_the_step() -> None:
     assert any(each.fused for each in found.kernels) and any(not each.fused for each in found.kernels)
     assert found.sum_s == pytest.approx(found.kernels_s + found.framework_s + found.pages_s)
     assert 0.3 < found.sum_s / found.step_s < 3 and found.steps >= 3
+    assert 0.1 < found.step_s / found.eager_s < 10

@@ -216,7 +216,7 @@ def _play_kernels(path: Path, way: int) -> Iterator[Figure]:
 
     compiled._timed_step.cache_clear()
     found = compiled._timed_step(str(path))
-    yield "step", [found.step_s, found.sum_s, *found.interval_s]
+    yield "step", [found.step_s, found.sum_s, found.eager_s, *found.interval_s]
     printed(found.model)
 
 
@@ -229,7 +229,8 @@ def _predictors() -> Samples:
 def cost_readers() -> Iterator[Reader]:
     """The readers of this file."""
     yield Reader(name="program-predictor", covers=("cost.programs.rank",), samples=_predictors, play=_play_predictor)
-    kernels = {"command": "kernels", "model": "m", "step_s": 0.01, "sum_s": 0.0098, "interval_s": [0.0097, 0.0103]}
+    kernels = {"command": "kernels", "model": "m", "step_s": 0.01, "sum_s": 0.0098, "eager_s": 0.012,
+               "interval_s": [0.0097, 0.0103]}  # fmt: skip
     yield Reader(name="kernels", covers=("techniques.compute.compiled",), play=_play_kernels,
                  samples=lambda: {"kernels.json": json.dumps(kernels).encode()})  # fmt: skip
     yield Reader(name="cluster", covers=("hardware.cluster_file",), samples=lambda: CLUSTERS, play=_play_network)

@@ -1,10 +1,11 @@
 """What `torch.compile` generated for a processor: every kernel timed within the real step, and what else the step is.
 
-Three kinds of steps run in turns. *Plain* steps are the truth. In *timed* ones a clock stands around every call of the
-generated modules, to fused kernels and to library ones: each is seen with the caches that the program leaves it and
-with the pages that its results touch first. In *hollow* ones these calls do nothing and earlier results stand in,
-which leaves the framework: guards, autograd, the loss, the optimizer. What neither holds, giving pages back, is counted
-by page faults and the price of one. Kernels + framework + pages is held against the plain step.
+Four kinds of steps run in turns. *Plain* steps are the truth, *eager* ones are those without the compiler. In *timed*
+ones a clock stands around every call of the generated modules, to fused kernels and to library ones: each is seen with
+the caches that the program leaves it and with the pages that its results touch first. In *hollow* ones these calls do
+nothing and earlier results stand in, which leaves the framework: guards, autograd, the loss, the optimizer. What
+neither holds, giving pages back, is counted by page faults and the price of one. Kernels + framework + pages is held
+against the plain step.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class CompiledStep:
     step_s: float
     low_s: float  # 10 and 90 % of plain steps
     high_s: float
+    eager_s: float  # without the compiler
     framework_s: float
     pages_s: float
     compile_s: float
@@ -182,19 +184,26 @@ def step_kernels(
         made.step(batch)
     modules = [each for each in _generated() if id(each) not in before]
     watch = _Watch()
-    plain: list[float] = []
-    hollow: list[float] = []
+    plain, eager, hollow = list[float](), list[float](), list[float]()
     timed: list[tuple[list[tuple[str, bool]], list[float], list[int]]] = []
     with _watched(modules, watch):
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or len(plain) < 3:
             # A step that is not timed comes first: the results that hollow ones kept have been given back.
-            for kind, into in (("plain", None), ("plain", plain), ("timed", None), ("kept", None), ("hollow", hollow)):
+            for kind, into in (
+                ("eager", None), ("eager", eager), ("plain", None), ("plain", plain), ("timed", None), ("kept", None),
+                ("hollow", hollow),
+            ):  # fmt: skip
                 watch.start(kind)
+                compiled_call = training.model._compiled_call_impl
+                if kind == "eager":  # both trainings have the same model; a call of it goes to what is set here
+                    training.model._compiled_call_impl = None
                 begin = time.perf_counter()
-                made.step(batch)
+                (training if kind == "eager" else made).step(batch)
+                taken = time.perf_counter() - begin
+                training.model._compiled_call_impl = compiled_call
                 if into is not None:
-                    into.append(time.perf_counter() - begin)
+                    into.append(taken)
             timed.append((watch.names, watch.seconds, watch.faults))
             if tell is not None:
                 tell(min(1.0, 1 - (end - time.perf_counter()) / seconds))
@@ -205,7 +214,8 @@ def step_kernels(
     low, step, high = np.quantile(plain, [0.1, 0.5, 0.9]).tolist()
     return CompiledStep(
         kernels=_kernels(timed[-1][0], times.tolist(), faults.tolist()), step_s=step, low_s=low, high_s=high,
-        framework_s=float(np.median(hollow)), pages_s=float(faults.sum()) * page_s(), compile_s=compiled_s,
+        eager_s=float(np.median(eager)), framework_s=float(np.median(hollow)),
+        pages_s=float(faults.sum()) * page_s(), compile_s=compiled_s,
         steps=len(plain), threads=torch.get_num_threads(), modules=tuple(str(each.__file__) for each in modules),
     )  # fmt: skip
 

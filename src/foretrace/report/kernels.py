@@ -19,6 +19,7 @@ class KernelsView(Report, frozen=True, kw_only=True):
     steps: int
     step_s: float
     interval_s: tuple[float, float]
+    eager_s: float
     kernels_s: float
     framework_s: float
     pages_s: float
@@ -60,5 +61,8 @@ def kernels(found: CompiledStep, model: str) -> KernelsView:
             f"framework, loss and optimizer {seconds(found.framework_s)}, pages {seconds(found.pages_s)}; their sum is "
             f"{signed(off)} off the step."
         ),
-        notes=(f"compiling took {seconds(found.compile_s)}; kernels are {share(found.kernels_s / step)} of the step.",),
+        notes=(
+            f"a step without the compiler takes {seconds(found.eager_s)}.",
+            f"compiling took {seconds(found.compile_s)}; kernels are {share(found.kernels_s / step)} of the step.",
+        ),
     )  # fmt: skip

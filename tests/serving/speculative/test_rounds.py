@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,12 +44,47 @@ def test_published_expectations(rate: str, k: int, cost: float, speedup: float) 
 
 def test_counts_give_what_was_counted() -> None:
     found = Acceptance.of("30/12/8/50")
-    assert [found.survival(i) for i in range(4)] == pytest.approx([1, 0.7, 0.58, 0.5])
+    assert found.survivals(3) == pytest.approx((0.7, 0.58, 0.5))
+    assert found.survival(0) == 1 and found.survival(3) == 0.5
     assert found.tokens(3).value == pytest.approx(2.78)
     beyond = found.tokens(5)
     assert beyond.low < 2.78 < beyond.value < beyond.high <= 6
     assert Acceptance.of("0.6-0.8").tokens(2).low == pytest.approx(1.96)
     assert Acceptance.of("1").tokens(4).value == 5 and Acceptance.of("0").tokens(4).value == 1
+
+
+def play(known: npt.NDArray[np.bool_], k: int) -> list[int]:
+    """Rounds of k proposals on a text, by how many each accepted: where the draft knows the next token, and not."""
+    counts, at = [0] * (k + 1), 0
+    while at + k < len(known):
+        accepted = int(np.argmin(np.append(known[at : at + k], False)))
+        counts[accepted] += 1
+        at += accepted + 1  # the target's own token behind them
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("easy", "hard", "stay"), [(0.9, 0.2, 0.9), (0.8, 0.8, 0.5), (0.98, 0.05, 0.95), (0.6, 0.3, 0.7)]
+)
+def test_rounds_of_many_proposals_tell_those_of_few(easy: float, hard: float, stay: float) -> None:
+    """Text that is easy for a while and hard for a while, and text that is alike all over."""
+    random = np.random.default_rng(1)
+    state = np.cumsum(random.random(200_000) > stay) % 2
+    known = random.random(len(state)) < np.where(state == 0, easy, hard)
+    found = Acceptance(counts=tuple(play(known, 8)))
+    for k in range(1, 9):
+        counts = play(known, k)
+        tau = 1 + sum(i * each for i, each in enumerate(counts)) / sum(counts)
+        assert found.tokens(k).value == pytest.approx(tau, rel=0.025)
+        assert found.survival(k) == pytest.approx(counts[-1] / sum(counts), rel=0.1)
+
+
+@given(counts=st.lists(st.integers(0, 50), min_size=2, max_size=10).filter(any), k=st.integers(1, 9))
+def test_cutting_runs_anew_keeps_their_tokens(counts: list[int], k: int) -> None:
+    found = Acceptance(counts=tuple(counts)).rounds_of(k)
+    emitted = [sum((i + 1) * each for i, each in enumerate(these)) for these in (counts, found)]
+    assert emitted[0] == pytest.approx(emitted[1])
+    assert len(found) == min(k, len(counts) - 1) + 1
 
 
 @pytest.mark.parametrize("text", ["1.2", "-0.1", "nan", "a", "1/x", "5", "0/0", "3/-1", "0.1-0.2-0.3", ""])

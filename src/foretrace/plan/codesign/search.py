@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from math import inf
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def design_columns(area: float = 0.0) -> DesignColumns:
 
     Raises ForetraceError where there is none.
     """
-    if not area >= 0:
+    if not 0 <= area < inf:
         raise ForetraceError(f"`area=` must be a number of mm² from 0, got {area / 1e6:g}; leave it out for 279.")
     limit, terms = area or TPU_LIKE.area, area_terms()
     sizes = np.array(list(product(_POWERS[::-1], _POWERS[::-1], _SIDES, _SIDES, _BUFFERS)), dtype=np.int64)

@@ -6,6 +6,10 @@ S(i) is the probability that the first i proposals of a round are accepted. A ro
 
 tokens: those accepted and one of the target's own. With the same rate a for every proposal S(i) = a^i, so tau is
 (1 - a^(k+1)) / (1 - a) (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, ICML 2023, eq. 1).
+
+What is accepted comes in runs: text that a draft knows and text that it does not. Rounds of many proposals begin behind
+a rejection most of the time, those of few also within runs. So counts of rounds of K proposals are cut anew for a
+smaller k (`Acceptance.rounds_of`); their own S(1) would be too low.
 """
 
 from __future__ import annotations
@@ -33,8 +37,9 @@ _HOW = "write a rate (0.7), a range (0.6-0.8), or how many rounds accepted 0, 1,
 class Acceptance:
     """What a target accepts: its middle, and the ends of an 80 % range.
 
-    A rate is taken for every proposal. Counts are rounds that accepted 0, 1, ..., K of K proposals; behind those the
-    last share continues, with a range from none to all.
+    A rate is taken for every proposal. Counts are rounds that accepted 0, 1, ..., K of K proposals: runs of accepted
+    tokens, which rounds of fewer proposals cut otherwise; behind K the last share continues, with a range from none to
+    all.
     """
 
     rate: float = 0.0
@@ -64,43 +69,60 @@ class Acceptance:
         return cls(rate=rate, low=max(rate - ELSEWHERE, 0.0), high=min(rate + ELSEWHERE, 1.0))
 
     def survival(self, k: int) -> float:
-        """Return s(k): the probability that k proposals are all accepted."""
-        if not self.counts:
-            return self.rate**k
-        known = self._survivals()
-        last = known[-1] / known[-2] if len(known) > 1 and known[-2] else known[-1]
-        return known[k] if k < len(known) else known[-1] * last ** (k - len(known) + 1)
+        """Return S(k) in rounds of k: the probability that all proposals are accepted."""
+        return self._survivals(k)[-1] if k else 1.0
 
     def survivals(self, k: int, end: int = 0) -> tuple[float, ...]:
-        """Return s(1), ..., S(k); `end`: -1 and 1 are those at the ends of the range of tau(k)."""
-        tau = self.tokens(k)
+        """Return S(1), ..., S(k) in rounds of k; `end`: -1 and 1 are those at the ends of the range of tau(k)."""
         if not self.counts:
             rate = (self.low, self.rate, self.high)[end + 1]
             return tuple(rate**i for i in range(1, k + 1))
+        tau = self.tokens(k)
         more = ((tau.low, tau.value, tau.high)[end + 1] - 1) / max(tau.value - 1, 1e-12)
-        return tuple(min(more * self.survival(i), 1.0) for i in range(1, k + 1))
+        return tuple(min(more * each, 1.0) for each in self._survivals(k))
 
     def tokens(self, k: int) -> Prior:
         """Return tau(k), the tokens that a round emits, with its range. Raises ForetraceError for k below 1 or above
         64.
         """
         checked_k(k)
-        value = 1 + sum(self.survival(i) for i in range(1, k + 1))
+        value = 1 + sum(self._survivals(k))
         if not self.counts:
             low, high = (sum(rate**i for i in range(k + 1)) for rate in (self.low, self.high))
             return Prior(value, low, high, unit="tokens", why=f"acceptance {self.low:.2g} to {self.high:.2g} of each")
-        n, measured = sum(self.counts), len(self.counts) - 1
-        kept = np.minimum(np.arange(measured + 1), k)
-        counts = np.array(self.counts, float)
-        mean = float(counts @ kept) / n
-        spread = _Z80 * sqrt(max(float(counts @ (kept - mean) ** 2) / n, 0.25) / (_INDEPENDENT * n))
-        beyond = max(k - measured, 0) * self._survivals()[-1]
+        n, counts = sum(self.counts), np.array(self.rounds_of(k))
+        shares, kept = counts / counts.sum(), np.arange(len(counts))
+        mean = float(shares @ kept)
+        spread = _Z80 * sqrt(max(float(shares @ (kept - mean) ** 2), 0.25) / (_INDEPENDENT * n))
+        beyond = max(k + 1 - len(counts), 0) * self._survivals(len(counts) - 1)[-1]
         return Prior(value, max(1 + mean - spread, 1.0), min(1 + mean + spread + beyond, 1.0 + k), unit="tokens",
                      why=f"{n} measured rounds")  # fmt: skip
 
-    def _survivals(self) -> list[float]:
-        n = sum(self.counts)
-        return [sum(self.counts[i:]) / n for i in range(len(self.counts))]
+    def rounds_of(self, k: int) -> tuple[float, ...]:
+        """Return how many rounds of k proposals, or of as many as were counted, accept 0, 1, ... on the same text.
+
+        A run of n accepted tokens and the token that ends it is cut into pieces of k + 1, of which the last may be
+        shorter; a run that outlasts its round, which is known to K + 1 tokens, into (K + 1) / (k + 1) full ones. Text
+        behind a run is taken not to depend on how rounds cut it.
+        """
+        if k + 1 >= len(self.counts):
+            return tuple(map(float, self.counts))
+        found = [0.0] * (k + 1)
+        for length, runs in enumerate(self.counts[:-1]):
+            full, rest = divmod(length, k + 1)
+            found[k] += full * runs
+            found[rest] += runs
+        found[k] += self.counts[-1] * len(self.counts) / (k + 1)
+        return tuple(found)
+
+    def _survivals(self, k: int) -> list[float]:
+        """Return S(1), ..., S(k) in rounds of k."""
+        if not self.counts:
+            return [self.rate**i for i in range(1, k + 1)]
+        counts = self.rounds_of(k)
+        known = [sum(counts[i:]) / sum(counts) for i in range(len(counts))]
+        last = known[-1] / known[-2] if known[-2] else known[-1]
+        return [known[i] if i < len(known) else known[-1] * last ** (i - len(known) + 1) for i in range(1, k + 1)]
 
 
 def checked_k(k: int) -> None:

@@ -133,13 +133,14 @@ class Compiled(Technique):
         return result
 
     def _as_timed(self, graph: TaskGraph, factor: float) -> TaskGraph:
-        """Return passes and update take what their kernels, framework and pages took where they were timed."""
+        """Return passes and update as much shorter as the sum of kernels, framework and pages was than the eager step
+        that took turns with it.
+        """
         step = _timed_step(self.kernels)
         whole = (trained(graph) | (graph.phase == Phase.OPTIMIZER)) & ~graph.on_device
-        recorded_s = graph.dur[whole].sum() / 1e9 / graph.n_steps
-        scale = factor * step.sum_s / recorded_s
-        what = f"compiled {{}}: as {step.model} did, {1e3 * step.sum_s:.3g} ms a step"
-        return retime(graph, whole, graph.dur[whole] * scale, what=what)
+        scale = step.sum_s / step.eager_s
+        what = f"compiled {{}}: {scale:.3g} of the step without the compiler, as {step.model} beside it"
+        return retime(graph, whole, graph.dur[whole] * factor * scale, what=what)
 
     def realise(self, training: Training) -> Training:
         import torch
@@ -194,6 +195,7 @@ class _TimedStep(msgspec.Struct, frozen=True):
     model: str
     step_s: float
     sum_s: float
+    eager_s: float
     interval_s: tuple[float, float]
 
 
@@ -204,7 +206,9 @@ def _timed_step(file: str) -> _TimedStep:
         found = msgspec.convert(parse_json(read_text(Path(file)), file), _TimedStep)
     except (msgspec.ValidationError, ForetraceError) as error:
         raise NotApplicableError(f"kernels={file} is no answer of foretrace kernels MODEL --json ({error})") from None
-    if not 0 < found.interval_s[0] <= found.step_s <= found.interval_s[1] < inf or not 0 < found.sum_s < inf:
+    if not 0 < found.interval_s[0] <= found.step_s <= found.interval_s[1] < inf or not (
+        0 < found.sum_s < inf and 0 < found.eager_s < inf
+    ):
         raise NotApplicableError(f"kernels={file} has times that cannot be; run foretrace kernels MODEL --json again")
     return found
 
