@@ -16,6 +16,7 @@ from foretrace.errors import spelled
 from foretrace.graph.alignment import ClockOffsets
 from foretrace.graph.matching import Matching
 from foretrace.graph.taskgraph import Assumption, EdgeKind, TaskGraph, TaskKind
+from foretrace.simulate.sharing import durations_alone, durations_together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +135,15 @@ def grown_transfers(graph: TaskGraph, found: Meetings, grows: Mask, ranks: int, 
     """Return durations of a graph whose collectives with `grows` (one per meeting) take place among `ranks`.
 
     A transfer of known size takes its recorded time x expected time among `ranks` / expected time among the recorded
-    group. Where the size was not recorded, it is the one whose expected time is the recorded one. Where the network
-    is plainly not that of the recording (times differ more than threefold), its own times are taken as they are.
+    group. Transfers of a rank that are in flight together share its link: what grows is the time of each alone. Where
+    the size was not recorded, it is the one whose expected time is the recorded one. Where the network is plainly not
+    that of the recording (times differ more than threefold), its own times are taken as they are.
     """
     ask = price or ring_share
-    recorded = _recorded_s(graph, found)
+    rank = graph.rank[found.transfer]
+    links = [found.transfer[grows[found.which] & (rank == each)] for each in np.unique(rank)]
+    alone = durations_alone(graph, links)
+    recorded = _alone_s(alone, found)
     rows = np.flatnonzero(grows)
     base, target = np.zeros(len(grows)), np.zeros((len(grows), 3))
     known = np.array([each.nbytes >= 0 for each in found.meetings], dtype=np.bool_)
@@ -160,12 +165,13 @@ def grown_transfers(graph: TaskGraph, found: Meetings, grows: Mask, ranks: int, 
     ratio = float(recorded[told].sum() / base[told].sum()) if price is not None and told.any() else None
     absolute = ratio is not None and not 1 / _FAR <= ratio <= _FAR
     priced = grows & (base > 0)
-    dur = np.tile(graph.dur, (3, 1))
+    dur = np.zeros((3, len(graph)), dtype=np.int64)
+    mine = priced[found.which]
+    rows, which = found.transfer[mine], found.which[mine]
     for end in range(3):
-        seconds = target[found.which, end]
-        factor = np.divide(seconds, base[found.which], out=np.ones(len(seconds)), where=priced[found.which])
-        new = seconds * 1e9 if absolute else graph.dur[found.transfer] * factor
-        dur[end, found.transfer] = np.where(priced[found.which], np.rint(new), graph.dur[found.transfer])
+        grown = alone.copy()
+        grown[rows] = target[which, end] * 1e9 if absolute else alone[rows] * target[which, end] / base[which]
+        dur[end] = durations_together(graph, links, grown)
     return Transfers(
         dur=dur[0],
         low=dur[1],
@@ -192,11 +198,11 @@ def _spread(total_ns: Int64) -> list[Assumption]:
     ]  # fmt: skip
 
 
-def _recorded_s(graph: TaskGraph, found: Meetings) -> Float64:
-    """Return mean transfer of every collective over its parts, seconds."""
+def _alone_s(alone: Float64, found: Meetings) -> Float64:
+    """Return mean transfer of every collective over its parts, seconds; `alone`: of all tasks, ns."""
     count = len(found.meetings)
     parts = np.maximum(np.bincount(found.which, minlength=count), 1)
-    return np.asarray(np.bincount(found.which, weights=graph.dur[found.transfer], minlength=count) / parts / 1e9)
+    return np.asarray(np.bincount(found.which, weights=alone[found.transfer], minlength=count) / parts / 1e9)
 
 
 def _size(price: Price, kind: str, workers: int, seconds: float) -> float:

@@ -1,0 +1,36 @@
+"""Transfers that share a link: shares are counted and given back, and buckets in flight wait longer for each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrace.simulate.sharing import alone_ns, shared_ends
+
+times = st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 5_000)), min_size=1, max_size=12)
+
+
+def test_a_link_that_two_share() -> None:
+    start = np.array([0.0, 10.0, 100.0])
+    ends = shared_ends(start, np.array([20.0, 20.0, 5.0]))
+    assert ends == pytest.approx([30, 40, 105])  # both halve their pace from 10 to 30; the third is alone
+    assert alone_ns(start, ends) == pytest.approx([20, 20, 5])
+
+
+@given(times)
+def test_work_that_is_counted_ends_as_it_did(each: list[tuple[int, int]]) -> None:
+    start, alone = np.array(each, dtype=np.float64).T
+    ends = shared_ends(start, alone)
+    assert np.all(ends >= start + alone - 1e-6)
+    assert shared_ends(start, alone_ns(start, ends)) == pytest.approx(ends, abs=0.1)
+    # The link is busy as long as anything is in flight, and everything takes part in it.
+    assert ends.max() <= start.max() + alone.sum() + 1e-6
+    assert alone_ns(start, ends).sum() == pytest.approx(alone.sum(), abs=0.1)
+
+
+@given(times, st.floats(1, 4))
+def test_longer_transfers_end_later(each: list[tuple[int, int]], factor: float) -> None:
+    start, alone = np.array(each, dtype=np.float64).T
+    assert np.all(shared_ends(start, factor * alone) >= shared_ends(start, alone) - 1e-3)
