@@ -19,7 +19,7 @@ from foretrace.files import write_bytes, write_text
 from tables import ROOT, load, machine, percent, table, today
 
 PAGE, DATA = ROOT / "docs" / "accuracy" / "compiled.md", ROOT / "benchmarks" / "data" / "compiled_kernels.json"
-MODELS = ("vgg11", "mobilenet-v2", "resnet50", "bert", "gpt2", "lstm-lm", "ncf", "dlrm")
+MODELS = ("vgg11", "mobilenet-v2", "resnet50", "bert", "gpt2", "llama", "transformer", "seq2seq", "ncf", "dlrm")
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
         "# Kernels of compiled steps\n\n"
         f"*{newest['date']}, {newest['machine']}, one thread, load {newest['load']}.*\n\n"
         "`foretrace kernels MODEL`: medians of plain steps, of every call of the generated code where it stands, and "
-        "of hollow steps, which are the framework with loss and optimizer; nothing is fitted. *Sum off*: kernels + "
+        "of hollow steps, which are the framework with the loss and caches as kernels leave them; nothing is fitted. *Sum off*: kernels + "
         f"framework + pages over the plain step, less 1: median of its size {middle} %, worst {worst} %.\n\n"
         + table(header, lines)
     ) + "\n"

@@ -110,9 +110,8 @@ def page(rows: Sequence[Row]) -> str:
         "them over the links as they were measured, and then four are run (`python benchmarks/scale_rig.py`). Layers "
         "sleep; DistributedDataParallel with buckets of 4 MiB, gloo and links are real. Milliseconds per step, error "
         f"predicted / measured − 1 in %: median of its size {percent(float(np.median(off)))}, worst "
-        f"{percent(float(off.max()))}. Buckets in flight beside computing share the link, and a third one waits for "
-        "one of two; each is scaled by itself, without the longer waits for each other, so that such steps are "
-        "predicted too short.\n\n"
+        f"{percent(float(off.max()))}. Buckets that are in flight together share the link, and wait longer for each "
+        "other among four ([transfers](#transfers)).\n\n"
         + table(("work, link", "two, recorded", "four, predicted", "80 %", "four, measured", "error", "verdict"), lines)
     )
 
