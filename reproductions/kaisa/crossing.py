@@ -24,7 +24,7 @@ from reproductions.kaisa.tasks import AUTO_ENCODER, LearningTask
 from reproductions.kept import Cell
 
 RECORDED, GIVEN = 250, (250, 1000)  # batch sizes
-CROSSED = {AUTO_ENCODER: ("kfac", "kfac 1/10"), "deep-tanh": ("kfac 2/10",)}  # frequencies by task
+CROSSED = {AUTO_ENCODER: ("kfac", "kfac 1/10"), "deep-tanh": ("kfac 2/10", "kfac 1/10")}  # frequencies by task
 SIZES = {AUTO_ENCODER: (32, 64, 125, 250, 500, 1000, 2000, 4000), "deep-tanh": (64, 125, 250, 1000, 2000)}
 _MOST = log(4)  # of a logarithm of times: how far off the target a size without an end counts
 _ENDS = (1 - LEVEL) / 2, (1 + LEVEL) / 2  # quantiles of an interval
