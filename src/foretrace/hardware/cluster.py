@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, GraphError
 from foretrace.hardware.fabric import Fabric
 from foretrace.hardware.wiring import Wiring
 
@@ -51,7 +52,7 @@ class Machine:
     wiring: Wiring | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """`nodes` machines of `per_node` workers each: `inside` joins workers of one machine, `between` the machines.
 
@@ -60,6 +61,9 @@ class Cluster:
     switch do not meet it among themselves (0: every transfer between machines does). With `wiring`, `inside` is one
     cable between two devices. `machines` and `fabric` are filled where a file lists them one by one; workers count
     through the machines in the order of the file, and `per_node` is then that of the largest machine.
+
+    `links` and `path` are the same as flows share it. Network cards are joined beside the links inside a machine: a
+    transfer between machines does not touch those.
     """
 
     name: str
@@ -92,21 +96,17 @@ class Cluster:
                 return number, most
         return len(self.machines) + -(-left // self.per_node), most  # more than there are: as if it went on so
 
-    def machine_of(self, worker: int) -> int:
-        """Return which machine a worker is on; workers count through the machines."""
-        if not self.machines:
-            return worker // self.per_node
-        for number, machine in enumerate(self.machines):
-            worker -= machine.per_node
-            if worker < 0:
-                return number
-        raise IndexError(f"the cluster has {self.workers} workers")
+    @cached_property
+    def machine(self) -> tuple[int, ...]:
+        """Machine of every worker."""
+        sizes = [each.per_node for each in self.machines] or [self.per_node] * self.nodes
+        return tuple(machine for machine, size in enumerate(sizes) for _ in range(size))
 
     def link_of(self, first: int, second: int) -> Link:
         """Return the link that a transfer from one worker to another goes over."""
-        if self.machine_of(first) != self.machine_of(second):
+        if self.machine[first] != self.machine[second]:
             return self.between_for(2)
-        return self.machines[self.machine_of(first)].inside if self.machines else self.inside
+        return self.machines[self.machine[first]].inside if self.machines else self.inside
 
     def inside_for(self, workers: int) -> Link:
         """Return what a ring through `workers` devices of one machine gets: the cables of a wiring together, else the
@@ -145,6 +145,59 @@ class Cluster:
             leaving = self.per_switch * (nodes - self.per_switch) / (nodes - 1) if everyone else 1.0
             share = min(1.0, up / leaving)
         return replace(self.between, gbit_s=self.between.gbit_s * share) if share < 1 else self.between
+
+    @cached_property
+    def links(self) -> tuple[tuple[str, float], ...]:
+        """Every link in one direction: its name, and payload bytes per second.
+
+        A worker has a link out and one in, a machine one up and one down. Between machines are the cables of the
+        fabric, or, where they carry less than the machines can send, a link up and one down of every switch, or one
+        core that all machines share.
+        """
+        inside = [each.inside for each in self.machines] or [self.inside_for(self.per_node)] * self.nodes
+        found = [(f"worker {w} {way}", inside[m].bytes_per_s) for w, m in enumerate(self.machine)
+                 for way in ("out", "in")]  # fmt: skip
+        if self.fabric is not None:
+            for cable in self.fabric.cables:
+                a, b = cable.ends
+                found += [(f"{a} to {b}", cable.gbit_s * 1e9 / 8), (f"{b} to {a}", cable.gbit_s * 1e9 / 8)]
+            return tuple(found)
+        rate = self.between.bytes_per_s
+        found += [(f"machine {m} {way}", rate) for m in range(self.nodes) for way in ("up", "down")]
+        if self.oversubscription > 1 and self.per_switch:
+            up = self.per_switch * rate / self.oversubscription
+            switches = range(-(-self.nodes // self.per_switch))
+            found += [(f"switch {s} {way}", up) for s in switches for way in ("up", "down")]
+        elif self.oversubscription > 1:
+            found.append(("core", self.nodes * rate / self.oversubscription))
+        return tuple(found)
+
+    def path(self, source: int, target: int) -> tuple[tuple[int, ...], float]:
+        """Return the positions in `links` from one worker to another, and the seconds until a byte has crossed them.
+
+        Raises GraphError for a worker that is not there.
+        """
+        workers = len(self.machine)
+        for worker in (source, target):
+            if not 0 <= worker < workers:
+                raise GraphError(f"worker {worker} is not in {self.name}, which has {workers}, counted from 0.")
+        a, b = self.machine[source], self.machine[target]
+        if source == target:
+            return (), 0.0
+        if a == b:
+            return (2 * source, 2 * target + 1), self.link_of(source, target).latency_s
+        base = 2 * workers
+        if self.fabric is not None:
+            steps = self.fabric.path(self.machines[a].name, self.machines[b].name)
+            latency_us = sum(self.fabric.cables[at].latency_us for at, _ in steps)
+            return tuple(base + 2 * at + (0 if forwards else 1) for at, forwards in steps), latency_us * 1e-6
+        across: tuple[int, ...] = ()
+        above, per_switch = base + 2 * self.nodes, self.per_switch
+        if self.oversubscription > 1 and not per_switch:
+            across = (above,)
+        elif self.oversubscription > 1 and a // per_switch != b // per_switch:
+            across = (above + 2 * (a // per_switch), above + 2 * (b // per_switch) + 1)
+        return (base + 2 * a, *across, base + 2 * b + 1), self.between.latency_s
 
 
 def parse_link(text: str, *, name: str = "link") -> Link:

@@ -1,4 +1,4 @@
-"""`Fabric`: machines and switches joined by links, and what machines get from it when several send at once."""
+"""`Fabric`: machines and switches joined by cables, and what machines get from it when several send at once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ class Cable:
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """Ends and the cables between them. Transfers take a path of fewest hops, always the same one."""
+    """Cables between machines and switches. Transfers take a path of fewest hops, always the same one."""
 
-    nodes: tuple[str, ...]
-    switches: tuple[str, ...]
     cables: tuple[Cable, ...] = field(repr=False)
 
     def path(self, source: str, target: str) -> tuple[tuple[int, bool], ...]:
