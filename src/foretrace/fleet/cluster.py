@@ -106,7 +106,7 @@ class ClusterTree:
         return f"{self.levels[level]}{unit}"
 
     @property
-    def machine(self) -> int:
+    def machine_level(self) -> int:
         """Position of the level called node (islands of NVLink lie below); 0, the innermost, where none is."""
         return self.levels.index("node") if "node" in self.levels else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -88,25 +89,21 @@ class Cluster:
         """Return machines that so many workers take, the first ones filled first, and most workers of one of them."""
         if not self.machines:
             return -(-workers // self.per_node), min(workers, self.per_node)
-        left, most = workers, 0
-        for number, machine in enumerate(self.machines, 1):
-            most = max(most, min(left, machine.per_node))
-            left -= machine.per_node
-            if left <= 0:
-                return number, most
-        return len(self.machines) + -(-left // self.per_node), most  # more than there are: as if it went on so
+        on = self.machine_of[:workers]
+        beyond = workers - len(on)  # more than there are: as if it went on so
+        return on[-1] + 1 + -(-beyond // self.per_node), max(Counter(on).values())
 
     @cached_property
-    def machine(self) -> tuple[int, ...]:
+    def machine_of(self) -> tuple[int, ...]:
         """Machine of every worker."""
         sizes = [each.per_node for each in self.machines] or [self.per_node] * self.nodes
         return tuple(machine for machine, size in enumerate(sizes) for _ in range(size))
 
     def link_of(self, first: int, second: int) -> Link:
         """Return the link that a transfer from one worker to another goes over."""
-        if self.machine[first] != self.machine[second]:
+        if self.machine_of[first] != self.machine_of[second]:
             return self.between_for(2)
-        return self.machines[self.machine[first]].inside if self.machines else self.inside
+        return self.machines[self.machine_of[first]].inside if self.machines else self.inside
 
     def inside_for(self, workers: int) -> Link:
         """Return what a ring through `workers` devices of one machine gets: the cables of a wiring together, else the
@@ -155,7 +152,7 @@ class Cluster:
         core that all machines share.
         """
         inside = [each.inside for each in self.machines] or [self.inside_for(self.per_node)] * self.nodes
-        found = [(f"worker {w} {way}", inside[m].bytes_per_s) for w, m in enumerate(self.machine)
+        found = [(f"worker {w} {way}", inside[m].bytes_per_s) for w, m in enumerate(self.machine_of)
                  for way in ("out", "in")]  # fmt: skip
         if self.fabric is not None:
             for cable in self.fabric.cables:
@@ -177,11 +174,11 @@ class Cluster:
 
         Raises GraphError for a worker that is not there.
         """
-        workers = len(self.machine)
+        workers = len(self.machine_of)
         for worker in (source, target):
             if not 0 <= worker < workers:
                 raise GraphError(f"worker {worker} is not in {self.name}, which has {workers}, counted from 0.")
-        a, b = self.machine[source], self.machine[target]
+        a, b = self.machine_of[source], self.machine_of[target]
         if source == target:
             return (), 0.0
         if a == b:

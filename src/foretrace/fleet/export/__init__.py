@@ -59,7 +59,7 @@ def export(
         raise ForetraceError(f"cannot export to {to!r}; there are {', '.join(writers)}.")
     if not wait_s >= 0:
         raise ForetraceError(f"a job waits 0 seconds or more, not {wait_s:g}; say inf to insist forever.")
-    machine = cluster.machine
+    machine = cluster.machine_level
     known = {each: f"cloud.provider.com/topology-{each}" for each in cluster.levels[machine + 1 : -1]}
     known |= dict.fromkeys(cluster.levels[: machine + 1], "kubernetes.io/hostname")
     for each in labels or {}:
@@ -114,7 +114,7 @@ def _ask(
                 f"no {level} of cluster {cluster.name!r} holds the {gpus} GPUs of job {job!r}; the smallest that does "
                 f"is {cluster.levels[smallest]!r}."
             )
-    machine = cluster.machine
+    machine = cluster.machine_level
     nodes = math.ceil(gpus / largest[machine])
     per_node = gpus // nodes if gpus % nodes == 0 else 0
     if held is not None and len(held) == gpus and cluster.around(held) <= max(chosen, machine):
