@@ -11,8 +11,8 @@ import pytest
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import TaskKind
+from foretrace.hardware.cables import Cable
 from foretrace.hardware.cluster import Cluster, Link, Machine
-from foretrace.hardware.fabric import Cable, Fabric
 from foretrace.simulate.flows.flows import Flows, Transfer, simulate_flows
 from foretrace.simulate.flows.routes import all_to_all, ring, send
 from tests.simulate.rates import engine_rates
@@ -84,14 +84,13 @@ def test_an_all_to_all_is_bound_by_what_leaves_a_machine() -> None:
     assert ends(on, [move]) == [10_000 + 4_000]
 
 
-def test_routes_follow_the_cables_of_a_fabric() -> None:
+def test_routes_follow_cables() -> None:
     machines = tuple(Machine(name=name, per_node=1, inside=FAST) for name in "abc")
     cables = tuple(
         Cable(ends=(name, "s"), gbit_s=gbit_s, latency_us=latency_us)
         for name, gbit_s, latency_us in (("a", 8, 2), ("b", 8, 2), ("c", 4, 3))
     )
-    fabric = Fabric(cables=cables)
-    on = replace(cluster(3, 1), machines=machines, fabric=fabric)
+    on = replace(cluster(3, 1), machines=machines, cables=cables)
     assert [on.links[link][0] for link in on.path(0, 2)[0]] == ["a to s", "s to c"]
     assert [on.links[link][0] for link in on.path(2, 1)[0]] == ["c to s", "s to b"]
     assert ends(on, [send(on, 0, 1, 1_000)]) == [5_000]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from foretrace.errors import ForetraceError, GraphError
-from foretrace.hardware.fabric import Fabric
+from foretrace.hardware.cables import Cable, exchange, ring, route
 from foretrace.hardware.wiring import Wiring
 
 # Rates as people write them: "100gbit", "100 Gbps", "100Gb/s", and bytes by their capital: "12.5 GB/s", "12.5GBps".
@@ -60,7 +60,7 @@ class Cluster:
     `between` is what one machine has to the others, all its network cards together. `oversubscription` is how many
     times the machines' links together exceed what the switch above them carries; the `per_switch` machines below one
     switch do not meet it among themselves (0: every transfer between machines does). With `wiring`, `inside` is one
-    cable between two devices. `machines` and `fabric` are filled where a file lists them one by one; workers count
+    cable between two devices. `machines` and `cables` are filled where a file lists them one by one; workers count
     through the machines in the order of the file, and `per_node` is then that of the largest machine.
 
     `links` and `path` are the same as flows share it. Network cards are joined beside the links inside a machine: a
@@ -78,7 +78,7 @@ class Cluster:
     nics: int = 1  # network cards of a machine, over which `between` is split
     wiring: Wiring | None = None
     machines: tuple[Machine, ...] = ()
-    fabric: Fabric | None = None
+    cables: tuple[Cable, ...] = ()  # between machines and switches by name
 
     @property
     def workers(self) -> int:
@@ -127,35 +127,31 @@ class Cluster:
 
         In a ring each sends to the next; with `everyone`, to all others evenly.
         """
-        if self.fabric is not None and nodes <= len(self.machines):
+        if self.cables and nodes <= len(self.machines):
             names = [each.name for each in self.machines[:nodes]]
-            rate, latency_us, where = self.fabric.exchange(names) if everyone else self.fabric.ring(names)
+            rate, latency_us, where = (exchange if everyone else ring)(self.cables, names)
             return replace(self.between, name=where, gbit_s=rate, latency_us=latency_us)
-        if self.oversubscription <= 1.0 or nodes <= max(self.per_switch, 1):
+        below = max(self.per_switch, 1)
+        if self.oversubscription <= 1.0 or nodes <= below:
             return self.between
-        if not self.per_switch:
-            share = 1 / self.oversubscription
-        else:
-            # A switch of s machines has s links' worth divided by the oversubscription upwards. A ring leaves it by
-            # one flow; evenly spread traffic by the share of machines that are elsewhere.
-            up = self.per_switch / self.oversubscription
-            leaving = self.per_switch * (nodes - self.per_switch) / (nodes - 1) if everyone else 1.0
-            share = min(1.0, up / leaving)
+        # A switch of s machines has s links' worth divided by the oversubscription upwards. A ring leaves it by one
+        # flow; evenly spread traffic by the share of machines that are elsewhere.
+        leaving = below * (nodes - below) / (nodes - 1) if everyone else 1.0
+        share = min(1.0, below / self.oversubscription / leaving)
         return replace(self.between, gbit_s=self.between.gbit_s * share) if share < 1 else self.between
 
     @cached_property
     def links(self) -> tuple[tuple[str, float], ...]:
         """Every link in one direction: its name, and payload bytes per second.
 
-        A worker has a link out and one in, a machine one up and one down. Between machines are the cables of the
-        fabric, or, where they carry less than the machines can send, a link up and one down of every switch, or one
-        core that all machines share.
+        A worker has a link out and one in. Between machines are the cables; or a link up and one down of every machine,
+        and, where those together exceed what is above them, of every switch, or one core that all machines share.
         """
         inside = [each.inside for each in self.machines] or [self.inside_for(self.per_node)] * self.nodes
         found = [(f"worker {w} {way}", inside[m].bytes_per_s) for w, m in enumerate(self.machine_of)
                  for way in ("out", "in")]  # fmt: skip
-        if self.fabric is not None:
-            for cable in self.fabric.cables:
+        if self.cables:
+            for cable in self.cables:
                 a, b = cable.ends
                 found += [(f"{a} to {b}", cable.gbit_s * 1e9 / 8), (f"{b} to {a}", cable.gbit_s * 1e9 / 8)]
             return tuple(found)
@@ -184,9 +180,9 @@ class Cluster:
         if a == b:
             return (2 * source, 2 * target + 1), self.link_of(source, target).latency_s
         base = 2 * workers
-        if self.fabric is not None:
-            steps = self.fabric.path(self.machines[a].name, self.machines[b].name)
-            latency_us = sum(self.fabric.cables[at].latency_us for at, _ in steps)
+        if self.cables:
+            steps = route(self.cables, self.machines[a].name, self.machines[b].name)
+            latency_us = sum(self.cables[at].latency_us for at, _ in steps)
             return tuple(base + 2 * at + (0 if forwards else 1) for at, forwards in steps), latency_us * 1e-6
         across: tuple[int, ...] = ()
         above, per_switch = base + 2 * self.nodes, self.per_switch

@@ -14,9 +14,9 @@ from typing import Any
 
 from foretrace import reading
 from foretrace.errors import ForetraceError
+from foretrace.hardware.cables import Cable, cycle_in, ring, route
 from foretrace.hardware.cluster import Cluster, Link, Machine, parse_link
 from foretrace.hardware.devices import Device, named
-from foretrace.hardware.fabric import Cable, Fabric, cycle_in
 from foretrace.hardware.wiring import KNOWN, Wiring
 from foretrace.names import near
 
@@ -109,9 +109,8 @@ def _explicit(found: Mapping[str, Any], where: str, name: str) -> Cluster:
         _cable(each, names, f"{where}, links[{number}]")
         for number, each in enumerate(_list(found.get("links", []), where, "links"), 1)
     )
-    fabric = Fabric(cables=cables)
     if len(names) > 1 or cables:
-        _check_joined(fabric, hosts, names, where)
+        _check_joined(cables, hosts, names, where)
     topology = found.get("topology", "tree")
     if topology not in ("tree", "mesh"):
         raise ForetraceError(f"{where}: topology {topology!r} is unknown; write tree or mesh.")
@@ -124,7 +123,7 @@ def _explicit(found: Mapping[str, Any], where: str, name: str) -> Cluster:
     most = max(machines, key=lambda each: each.per_node)
     between = most.inside
     if len(machines) > 1:
-        rate, latency_us, bottleneck = fabric.ring(hosts)
+        rate, latency_us, bottleneck = ring(cables, hosts)
         between = Link(name=bottleneck, gbit_s=rate, latency_us=latency_us, source="given")
     return Cluster(
         name=name,
@@ -135,7 +134,7 @@ def _explicit(found: Mapping[str, Any], where: str, name: str) -> Cluster:
         device=most.device,
         wiring=most.wiring,
         machines=tuple(machines),
-        fabric=fabric if len(machines) > 1 else None,
+        cables=cables if len(machines) > 1 else (),
     )
 
 
@@ -180,14 +179,14 @@ def _cable(given: Any, names: Sequence[str], place: str) -> Cable:
     return Cable(ends=ends, gbit_s=link.gbit_s * link.efficiency * count, latency_us=link.latency_us)
 
 
-def _check_joined(fabric: Fabric, hosts: Sequence[str], names: Sequence[str], where: str) -> None:
-    ends = {end for cable in fabric.cables for end in cable.ends}
+def _check_joined(cables: tuple[Cable, ...], hosts: Sequence[str], names: Sequence[str], where: str) -> None:
+    ends = {end for cable in cables for end in cable.ends}
     for name in names:
         if name not in ends:
             raise ForetraceError(f"{where}: {name} is joined to nothing; give it a link, or remove it.")
     for each in hosts[1:]:
         try:
-            fabric.path(hosts[0], each)
+            route(cables, hosts[0], each)
         except ForetraceError as error:
             raise ForetraceError(f"{where}: {error}") from None
 
