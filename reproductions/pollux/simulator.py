@@ -240,9 +240,7 @@ class _Rounds:
     def _level(self, taken: list[int]) -> int:
         if len(taken) == 1:
             return 0
-        first, last = (int(self.tree.starts[0][node]) for node in (min(taken), max(taken)))
-        inside = (self.tree.unit_of(i, first) == self.tree.unit_of(i, last) for i in range(len(self.tree.levels)))
-        return 1 + next(i for i, same in enumerate(inside) if same)
+        return 1 + self.tree.around([int(self.tree.starts[0][node]) for node in taken])
 
     def result(self, policy: str, cluster: str, facts: Mapping[str, object]) -> FleetResult:
         """What happened, in nanoseconds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.formats import read_cluster
 from foretrace.fleet.formats.slurm_cluster import expand
 
@@ -62,6 +63,37 @@ def sound(tree: ClusterTree) -> None:
     assert counts(tree)[-1] == 1
     for level, names in enumerate(tree.names):
         assert len(names) in (0, tree.units(level))
+
+
+def test_units_are_numbered_counted_and_found() -> None:
+    tree = parse_cluster("2x2x4@a+1x3x2@b")  # racks of 8, 8 and 6 GPUs
+    at, lo, hi, parent = (each.tolist() for each in tree.numbered())
+    assert at == [0, 7, 10, 11]
+    assert lo == [0, 4, 8, 12, 16, 18, 20, 0, 8, 16, 0] and hi == [4, 8, 12, 16, 18, 20, 22, 8, 16, 22, 22]
+    assert parent == [7, 7, 8, 8, 9, 9, 9, 10, 10, 10, -1]
+    assert tree.counts(1, tree.gpu_type == 1).tolist() == [0, 0, 6]
+    assert tree.largest().tolist() == [[4, 8, 16], [2, 6, 6]]
+    assert [tree.around(gpus) for gpus in ([3, 0], [4, 3], np.array([16, 21]), [7, 8], [5])] == [0, 1, 1, 2, 0]
+    assert parse_cluster("64").numbered()[3].tolist() == [-1] and parse_cluster("64").around([0, 63]) == 0
+
+
+def test_a_bigger_cluster_has_more_units_like_its_last() -> None:
+    tree = replace(parse_cluster("1x2x4@a+1x3x2@b"), quotas={"lab": 3})
+    more = tree.bigger(2)
+    sound(more)
+    assert counts(more) == [2 + 3 * 3, 1 + 3, 1] and more.gpus == 8 + 3 * 6 and more.quotas == {"lab": 3}
+    assert np.diff(more.starts[1]).tolist() == [8, 6, 6, 6] and more.counts(1, more.gpu_type == 1).tolist() == [
+        0,
+        6,
+        6,
+        6,
+    ]
+    assert more.name == "1x2x4@a+1x3x2@b + 2 rack"
+    for units, said in ((0, "by 0"), (2**24, "too large")):
+        with pytest.raises(ForetraceError, match=said):
+            tree.bigger(units)
+    with pytest.raises(ForetraceError, match="describe it as 1x64"):
+        parse_cluster("64").bigger(1)
 
 
 def put(folder: Path, name: str, text: str) -> Path:

@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
+from foretrace.hardware.cables import cycle_in
 from foretrace.hardware.cluster import parse_link
 from foretrace.hardware.cluster_file import load, parse
-from foretrace.hardware.fabric import cycle_in
 from foretrace.hardware.wiring import FULL_MESH, HYBRID_CUBE_MESH, Wiring
 
 SHORT = """

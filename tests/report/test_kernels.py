@@ -18,8 +18,8 @@ def test_parts_are_said_and_drawn() -> None:
     )
     found = kernels(
         CompiledStep(
-            kernels=rows, step_s=0.010, low_s=0.0095, high_s=0.011, framework_s=0.0024, pages_s=0.0001, compile_s=30.0,
-            steps=5, threads=1, modules=("/tmp/generated.py",),
+            kernels=rows, step_s=0.010, low_s=0.0095, high_s=0.011, eager_s=0.014, framework_s=0.0024, pages_s=0.0001,
+            compile_s=30.0, steps=5, threads=1, modules=("/tmp/generated.py",),
         ),
         "vgg11",
     )  # fmt: skip

@@ -14,6 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace import flow
+from foretrace.cost.network.link_network import LinkNetwork
+from foretrace.cost.network.network import Network
+from foretrace.cost.network.parse import network
 from foretrace.errors import GraphError, NotApplicableError
 from foretrace.graph.join import join
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
@@ -244,10 +247,13 @@ def test_never_faster_than_without(
     assert np.all(found.dur >= graph.dur)
     assert np.all(after.end >= before.end)
     with pytest.MonkeyPatch.context() as patch:  # the same cluster behind a core that carries less
-        from foretrace.simulate.flows.wires import Wires
 
-        plain = Wires.of
-        patch.setattr(Wires, "of", lambda each: plain(replace(each, oversubscription=float(over))))
+        def behind(text: str, workers: int) -> Network:
+            found = network(text, workers)
+            assert isinstance(found, LinkNetwork)
+            return replace(found, cluster=replace(found.cluster, oversubscription=float(over)))
+
+        patch.setattr("foretrace.techniques.data.contention.network", behind)
         assert np.all(parse(text).predict(graph).dur >= graph.dur)
 
 

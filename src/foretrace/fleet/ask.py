@@ -217,14 +217,11 @@ def _room(scene: Scene, segments: Segments, at: int, moment: int) -> tuple[Room,
     for segment in _open(segments, moment):
         busy[segments.devices_of(int(segment))] = True
     usable = np.array(tree.usable(str(scene.workload.gpu_type[at])))[tree.gpu_type]
-    count = np.concatenate([[0], np.cumsum(~busy & usable)])
     found = []
-    for level, starts in enumerate(tree.starts):
-        free = count[starts[1:]] - count[starts[:-1]]
+    for level, name in enumerate(tree.levels):
+        free = tree.counts(level, ~busy & usable)
         fits = int((free >= scene.workload.gpus[at]).sum())
-        found.append(
-            Room(level=tree.levels[level], units=len(free), free=int(free.sum()), most=int(free.max()), fits=fits)
-        )
+        found.append(Room(level=name, units=len(free), free=int(free.sum()), most=int(free.max()), fits=fits))
     return tuple(found)
 
 

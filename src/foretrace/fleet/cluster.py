@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from foretrace import reading
+from foretrace.arrays import Mask
 from foretrace.errors import ForetraceError
 from foretrace.fleet.workload import Int64
 
@@ -62,13 +63,30 @@ class ClusterTree:
         """Return (GPUs,) the unit of this level that holds each."""
         return np.asarray(np.searchsorted(self.starts[level], np.arange(self.gpus), side="right") - 1, np.int64)
 
+    def numbered(self) -> tuple[Int64, Int64, Int64, Int64]:
+        """Return all units, counted from the innermost level outwards: the first of each level and how many there are,
+        the first GPU of each unit, the GPU behind its last, and the unit around it (-1 around the cluster).
+        """
+        at = np.cumsum([0, *(self.units(level) for level in range(len(self.levels)))], dtype=np.int64)
+        lo = np.concatenate([starts[:-1] for starts in self.starts])
+        hi = np.concatenate([starts[1:] for starts in self.starts])
+        inside = zip(at[1:], self.starts[1:], self.starts[:-1], strict=False)
+        parent = [first + np.searchsorted(outer, inner[:-1], side="right") - 1 for first, outer, inner in inside]
+        return at, lo, hi, np.append(np.concatenate([np.zeros(0, np.int64), *parent]), -1)
+
+    def counts(self, level: int, gpus: Mask) -> Int64:
+        """Return how many of these GPUs, a mask, each unit of a level holds."""
+        return np.add.reduceat(gpus, self.starts[level][:-1], dtype=np.int64)
+
     def largest(self) -> Int64:
         """Return (kinds, levels) GPUs of a kind in the unit that has most of them."""
         kinds, levels = range(len(self.types)), range(len(self.levels))
-        units = [self.units_of(level) for level in levels]
-        return np.array(
-            [[np.bincount(units[i][self.gpu_type == kind]).max(initial=0) for i in levels] for kind in kinds]
-        )
+        return np.array([[self.counts(level, self.gpu_type == kind).max() for level in levels] for kind in kinds])
+
+    def around(self, gpus: Sequence[int] | Int64) -> int:
+        """Return the smallest level that has all these GPUs in one unit."""
+        first, last = int(np.min(gpus)), int(np.max(gpus))
+        return next(i for i in range(len(self.levels)) if self.unit_of(i, first) == self.unit_of(i, last))
 
     def usable(self, wanted: str) -> list[bool]:
         """Return which kinds of GPU a job may use that names these, joined by "|"; all where it names none."""
@@ -86,6 +104,11 @@ class ClusterTree:
         if self.names and self.names[level]:
             return self.names[level][unit]
         return f"{self.levels[level]}{unit}"
+
+    @property
+    def machine_level(self) -> int:
+        """Position of the level called node (islands of NVLink lie below); 0, the innermost, where none is."""
+        return self.levels.index("node") if "node" in self.levels else 0
 
     @property
     def per_node(self) -> int:
@@ -139,17 +162,10 @@ class ClusterTree:
                 f"cluster {self.name!r} has no units that could be added; describe it as 1x{self.gpus}."
             )
         first = int(self.starts[top][-2])
-        span = self.gpus - first
-        starts = []
-        for level in range(top + 1):
-            inside = self.starts[level][self.starts[level] > first] - first
-            added = [inside + self.gpus + i * span for i in range(more)]
-            starts.append(np.concatenate([self.starts[level], *added]))
-        starts.append(np.array([0, self.gpus + more * span], np.int64))
-        kinds = np.concatenate([self.gpu_type, *[self.gpu_type[first:]] * more])
-        return replace(
-            self, name=f"{self.name} + {more} {self.levels[top]}", starts=tuple(starts), gpu_type=kinds, names=()
-        )
+        starts = (*(each[each >= first] - first for each in self.starts[:-1]), np.array([0, self.gpus - first]))
+        last = replace(self, starts=starts, gpu_type=self.gpu_type[first:], names=())
+        made = side_by_side((self, *[last] * more), name=f"{self.name} + {more} {self.levels[top]}")
+        return replace(made, quotas=self.quotas)
 
 
 @dataclass(frozen=True, slots=True)

@@ -345,7 +345,7 @@ def measure(
     can = at[~result.never[at]]
     until = np.where(result.finished[can], result.end_ns[can], horizon_ns(result))
     so_far = (until - result.workload.submit_ns[can]) * 1e-9
-    machine = 1 if cluster is None or "node" not in cluster.levels else 1 + cluster.levels.index("node")
+    machine = 1 + (0 if cluster is None else cluster.machine_level)
     rho = fairness(result)
     return Metrics(
         coverage=coverage(result, at),

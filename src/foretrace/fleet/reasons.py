@@ -26,7 +26,7 @@ def decisions_of(log: Any, workload: Workload, cluster: ClusterTree) -> tuple[De
         elif what == engine.L_PREEMPT:
             why = preempted(a)
         elif what == engine.L_MIGRATE:
-            why = f"a {_unit(cluster, a)} became free that holds all its {gpus} GPUs, and it ends sooner there"
+            why = f"a {cluster.levels[a]} became free that holds all its {gpus} GPUs, and it ends sooner there"
         elif what == engine.L_FAIL:
             why = f"a machine under it broke; {minutes(a)} of work since its last checkpoint are lost"
         else:
@@ -40,13 +40,13 @@ def waiting(
 ) -> str:
     """Return why a job waits. `value`: GPUs that are free, or for a timer the time (ns) when it runs out."""
     ask = f"{gpus:,} GPU{'s' if gpus > 1 else ''}"
-    unit = _unit(cluster, widest)
+    unit = cluster.levels[widest]
     if cause == Cause.FULL:
         return f"it requests {ask}, {value:,} are free"
     if cause == Cause.SCATTERED:
         return f"waiting for a {unit} with {gpus:,} free: {value:,} are free, but no {unit} has them together"
     if cause == Cause.TIMER:
-        wider = _unit(cluster, min(widest + 1, len(cluster.levels) - 1))
+        wider = cluster.levels[min(widest + 1, len(cluster.levels) - 1)]
         ran, whole = (now - last) / SECOND / 60, (value - last) / SECOND / 60
         return f"waiting for a {unit} with {gpus:,} free: timer {ran:.3g} of {whole:.3g} min, then a {wider} will do"
     return {
@@ -80,7 +80,3 @@ def minutes(ns: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
-
-
-def _unit(cluster: ClusterTree, level: int) -> str:
-    return cluster.levels[level]

@@ -223,9 +223,7 @@ def _some(names: npt.NDArray[np.str_]) -> str:
 
 def waits_ns(policy: PolicyRules, cluster: ClusterTree) -> tuple[Int64, int]:
     """Return (levels,) wait before spreading over a unit of each level, and the widest level that needs none."""
-    machine = 0  # a cluster that calls nothing a node: its innermost units are taken for them
-    if policy.machine in cluster.levels or policy.machine != MACHINE:
-        machine = cluster.level(policy.machine)
+    machine = cluster.machine_level if policy.machine == MACHINE else cluster.level(policy.machine)
     waits = np.zeros(len(cluster.levels), np.int64)
     for level in range(machine + 1, len(cluster.levels)):
         if policy.place_rule == "strict":

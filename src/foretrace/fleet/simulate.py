@@ -201,24 +201,13 @@ def _state(played: Simulation) -> Any:
 
     workload, cluster, policy, facts = played.workload, played.cluster, played.policy, played.facts
     n, levels, kinds = len(workload), len(cluster.levels), len(cluster.types)
-    level_at = np.concatenate([[0], np.cumsum([cluster.units(level) for level in range(levels)])]).astype(np.int64)
-    units = int(level_at[-1])
-    lo = np.concatenate([starts[:-1] for starts in cluster.starts]).astype(np.int64)
-    hi = np.concatenate([starts[1:] for starts in cluster.starts]).astype(np.int64)
-    parent = np.full(units, -1, np.int64)
-    child = np.zeros(units + 1, np.int64)
-    for level in range(levels - 1):
-        inner = slice(level_at[level], level_at[level + 1])
-        above = cluster.units_of(level + 1)[lo[inner]]
-        parent[inner] = level_at[level + 1] + above
-        outer = np.arange(cluster.units(level + 1))
-        child[level_at[level + 1] + outer] = level_at[level] + np.searchsorted(above, outer)
-    # the children of the last unit of a level end where that level begins; the next one's begin there, too
-    child[units] = level_at[levels - 1] if levels > 1 else 0
-    free = np.zeros((kinds, units), np.int64)
-    for kind in range(kinds):
-        before = np.concatenate([[0], np.cumsum(cluster.gpu_type == kind)])
-        free[kind] = before[hi] - before[lo]
+    level_at, lo, hi, parent = cluster.numbered()
+    units = len(lo)
+    # the first child of each unit; those of the last unit of a level end where that level begins
+    child = np.searchsorted(parent[:-1], np.arange(units + 1))
+    free = np.array(
+        [np.concatenate([cluster.counts(i, cluster.gpu_type == kind) for i in range(levels)]) for kind in range(kinds)]
+    )
     sizes, size = np.unique(workload.gpus, return_inverse=True)
     waits, machine = setup.waits_ns(policy, cluster)
     floors = np.zeros(levels)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from foretrace.errors import ForetraceError
-from foretrace.hardware.fabric import Fabric
+from foretrace.errors import ForetraceError, GraphError
+from foretrace.hardware.cables import Cable, exchange, ring, route
 from foretrace.hardware.wiring import Wiring
 
 # Rates as people write them: "100gbit", "100 Gbps", "100Gb/s", and bytes by their capital: "12.5 GB/s", "12.5GBps".
@@ -51,15 +53,18 @@ class Machine:
     wiring: Wiring | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """`nodes` machines of `per_node` workers each: `inside` joins workers of one machine, `between` the machines.
 
     `between` is what one machine has to the others, all its network cards together. `oversubscription` is how many
     times the machines' links together exceed what the switch above them carries; the `per_switch` machines below one
     switch do not meet it among themselves (0: every transfer between machines does). With `wiring`, `inside` is one
-    cable between two devices. `machines` and `fabric` are filled where a file lists them one by one; workers count
+    cable between two devices. `machines` and `cables` are filled where a file lists them one by one; workers count
     through the machines in the order of the file, and `per_node` is then that of the largest machine.
+
+    `links` and `path` are the same as flows share it. Network cards are joined beside the links inside a machine: a
+    transfer between machines does not touch those.
     """
 
     name: str
@@ -73,7 +78,7 @@ class Cluster:
     nics: int = 1  # network cards of a machine, over which `between` is split
     wiring: Wiring | None = None
     machines: tuple[Machine, ...] = ()
-    fabric: Fabric | None = None
+    cables: tuple[Cable, ...] = ()  # between machines and switches by name
 
     @property
     def workers(self) -> int:
@@ -84,29 +89,21 @@ class Cluster:
         """Return machines that so many workers take, the first ones filled first, and most workers of one of them."""
         if not self.machines:
             return -(-workers // self.per_node), min(workers, self.per_node)
-        left, most = workers, 0
-        for number, machine in enumerate(self.machines, 1):
-            most = max(most, min(left, machine.per_node))
-            left -= machine.per_node
-            if left <= 0:
-                return number, most
-        return len(self.machines) + -(-left // self.per_node), most  # more than there are: as if it went on so
+        on = self.machine_of[:workers]
+        beyond = workers - len(on)  # more than there are: as if it went on so
+        return on[-1] + 1 + -(-beyond // self.per_node), max(Counter(on).values())
 
-    def machine_of(self, worker: int) -> int:
-        """Return which machine a worker is on; workers count through the machines."""
-        if not self.machines:
-            return worker // self.per_node
-        for number, machine in enumerate(self.machines):
-            worker -= machine.per_node
-            if worker < 0:
-                return number
-        raise IndexError(f"the cluster has {self.workers} workers")
+    @cached_property
+    def machine_of(self) -> tuple[int, ...]:
+        """Machine of every worker."""
+        sizes = [each.per_node for each in self.machines] or [self.per_node] * self.nodes
+        return tuple(machine for machine, size in enumerate(sizes) for _ in range(size))
 
     def link_of(self, first: int, second: int) -> Link:
         """Return the link that a transfer from one worker to another goes over."""
-        if self.machine_of(first) != self.machine_of(second):
+        if self.machine_of[first] != self.machine_of[second]:
             return self.between_for(2)
-        return self.machines[self.machine_of(first)].inside if self.machines else self.inside
+        return self.machines[self.machine_of[first]].inside if self.machines else self.inside
 
     def inside_for(self, workers: int) -> Link:
         """Return what a ring through `workers` devices of one machine gets: the cables of a wiring together, else the
@@ -130,21 +127,70 @@ class Cluster:
 
         In a ring each sends to the next; with `everyone`, to all others evenly.
         """
-        if self.fabric is not None and nodes <= len(self.machines):
+        if self.cables and nodes <= len(self.machines):
             names = [each.name for each in self.machines[:nodes]]
-            rate, latency_us, where = self.fabric.exchange(names) if everyone else self.fabric.ring(names)
+            rate, latency_us, where = (exchange if everyone else ring)(self.cables, names)
             return replace(self.between, name=where, gbit_s=rate, latency_us=latency_us)
-        if self.oversubscription <= 1.0 or nodes <= max(self.per_switch, 1):
+        below = max(self.per_switch, 1)
+        if self.oversubscription <= 1.0 or nodes <= below:
             return self.between
-        if not self.per_switch:
-            share = 1 / self.oversubscription
-        else:
-            # A switch of s machines has s links' worth divided by the oversubscription upwards. A ring leaves it by
-            # one flow; evenly spread traffic by the share of machines that are elsewhere.
-            up = self.per_switch / self.oversubscription
-            leaving = self.per_switch * (nodes - self.per_switch) / (nodes - 1) if everyone else 1.0
-            share = min(1.0, up / leaving)
+        # A switch of s machines has s links' worth divided by the oversubscription upwards. A ring leaves it by one
+        # flow; evenly spread traffic by the share of machines that are elsewhere.
+        leaving = below * (nodes - below) / (nodes - 1) if everyone else 1.0
+        share = min(1.0, below / self.oversubscription / leaving)
         return replace(self.between, gbit_s=self.between.gbit_s * share) if share < 1 else self.between
+
+    @cached_property
+    def links(self) -> tuple[tuple[str, float], ...]:
+        """Every link in one direction: its name, and payload bytes per second.
+
+        A worker has a link out and one in. Between machines are the cables; or a link up and one down of every machine,
+        and, where those together exceed what is above them, of every switch, or one core that all machines share.
+        """
+        inside = [each.inside for each in self.machines] or [self.inside_for(self.per_node)] * self.nodes
+        found = [(f"worker {w} {way}", inside[m].bytes_per_s) for w, m in enumerate(self.machine_of)
+                 for way in ("out", "in")]  # fmt: skip
+        if self.cables:
+            for cable in self.cables:
+                a, b = cable.ends
+                found += [(f"{a} to {b}", cable.gbit_s * 1e9 / 8), (f"{b} to {a}", cable.gbit_s * 1e9 / 8)]
+            return tuple(found)
+        rate = self.between.bytes_per_s
+        found += [(f"machine {m} {way}", rate) for m in range(self.nodes) for way in ("up", "down")]
+        if self.oversubscription > 1 and self.per_switch:
+            up = self.per_switch * rate / self.oversubscription
+            switches = range(-(-self.nodes // self.per_switch))
+            found += [(f"switch {s} {way}", up) for s in switches for way in ("up", "down")]
+        elif self.oversubscription > 1:
+            found.append(("core", self.nodes * rate / self.oversubscription))
+        return tuple(found)
+
+    def path(self, source: int, target: int) -> tuple[tuple[int, ...], float]:
+        """Return the positions in `links` from one worker to another, and the seconds until a byte has crossed them.
+
+        Raises GraphError for a worker that is not there.
+        """
+        workers = len(self.machine_of)
+        for worker in (source, target):
+            if not 0 <= worker < workers:
+                raise GraphError(f"worker {worker} is not in {self.name}, which has {workers}, counted from 0.")
+        a, b = self.machine_of[source], self.machine_of[target]
+        if source == target:
+            return (), 0.0
+        if a == b:
+            return (2 * source, 2 * target + 1), self.link_of(source, target).latency_s
+        base = 2 * workers
+        if self.cables:
+            steps = route(self.cables, self.machines[a].name, self.machines[b].name)
+            latency_us = sum(self.cables[at].latency_us for at, _ in steps)
+            return tuple(base + 2 * at + (0 if forwards else 1) for at, forwards in steps), latency_us * 1e-6
+        across: tuple[int, ...] = ()
+        above, per_switch = base + 2 * self.nodes, self.per_switch
+        if self.oversubscription > 1 and not per_switch:
+            across = (above,)
+        elif self.oversubscription > 1 and a // per_switch != b // per_switch:
+            across = (above + 2 * (a // per_switch), above + 2 * (b // per_switch) + 1)
+        return (base + 2 * a, *across, base + 2 * b + 1), self.between.latency_s
 
 
 def parse_link(text: str, *, name: str = "link") -> Link:

@@ -14,9 +14,9 @@ from typing import Any
 
 from foretrace import reading
 from foretrace.errors import ForetraceError
+from foretrace.hardware.cables import Cable, cycle_in, ring, route
 from foretrace.hardware.cluster import Cluster, Link, Machine, parse_link
 from foretrace.hardware.devices import Device, named
-from foretrace.hardware.fabric import Cable, Fabric, cycle_in
 from foretrace.hardware.wiring import KNOWN, Wiring
 from foretrace.names import near
 
@@ -57,44 +57,36 @@ def _short(found: Mapping[str, Any], where: str, name: str) -> Cluster:
     _known(found, _SHORT, where)
     nodes = _count(found.get("nodes", 1), where, "nodes", _MOST_NODES)
     device = _device(found, where)
-    usual = device.node_devices if device is not None and device.node_devices else 1
-    per_node = _count(found.get("per_node", usual), where, "per_node", _MOST_PER_NODE)
+    machine = _machine(found, device, where, name, usual=device.node_devices if device is not None else 0)
     nics = _count(found.get("nics", 1), where, "nics", _MOST_PER_NODE)
-    if "inside" not in found and per_node > 1:
-        raise ForetraceError(
-            f"{where}: {per_node} devices per machine need inside:, e.g. inside: 300gbit/2us or nvlink."
-        )
     if "between" not in found and nodes > 1:
         raise ForetraceError(f"{where}: {nodes} machines need between:, e.g. between: 100gbit/5us.")
-    wiring = _wiring(found, where, per_node)
-    between = None
+    between = Link(name="none", gbit_s=1.0, source="nothing to join")  # one machine with one device
     if found.get("between") == "usual":
-        between = _usual_network(device, per_node, where)
+        between = _usual_network(device, machine.per_node, where)
     elif "between" in found:
         between = _link(found["between"], where, "between", None, "network")
-    inside = _link(found["inside"], where, "inside", device, "inside", wiring) if "inside" in found else None
-    if between is not None and nics > 1 and found["between"] != "usual":
-        between = replace(between, name=f"{nics} × {between.name}", gbit_s=between.gbit_s * nics)
+        if nics > 1:
+            between = replace(between, name=f"{nics} × {between.name}", gbit_s=between.gbit_s * nics)
+    elif "inside" in found:
+        between = machine.inside
     oversubscription = _number(found.get("oversubscription", 1.0), where, "oversubscription")
     if oversubscription < 1:
         raise ForetraceError(
             f"{where}: oversubscription {oversubscription:g} is below 1; 1 means that nothing is shared."
         )
     per_switch = _count(found["per_switch"], where, "per_switch", _MOST_NODES) if "per_switch" in found else 0
-    only = inside or between
-    if only is None:  # one machine with one device
-        only = Link(name="none", gbit_s=1.0, source="nothing to join")
     return Cluster(
         name=name,
         nodes=nodes,
-        per_node=per_node,
-        inside=inside or only,
-        between=between or only,
-        device=device.short if device else "",
+        per_node=machine.per_node,
+        inside=machine.inside if "inside" in found else between,
+        between=between,
+        device=machine.device,
         oversubscription=oversubscription,
         per_switch=per_switch,
         nics=nics,
-        wiring=wiring,
+        wiring=machine.wiring,
     )
 
 
@@ -107,16 +99,18 @@ def _explicit(found: Mapping[str, Any], where: str, name: str) -> Cluster:
     if not isinstance(given, list) or not given:
         raise ForetraceError(f"{where}: with links: or switches:, nodes: is a list of one machine at least.")
     defaults = {key: found[key] for key in ("device", "per_node", "inside", "wiring") if key in found}
-    machines = [_machine(each, defaults, where, number) for number, each in enumerate(given, 1)]
+    machines = [_listed(each, defaults, f"{where}, nodes[{number}]") for number, each in enumerate(given, 1)]
     switches = tuple(_text(each, where, "switches") for each in _list(found.get("switches", []), where, "switches"))
-    names = [each.name for each in machines] + list(switches)
+    hosts = tuple(each.name for each in machines)
+    names = hosts + switches
     if twice := next((each for each in names if names.count(each) > 1), None):
         raise ForetraceError(f"{where}: {twice} is declared twice; give every machine and switch a name of its own.")
-    cables = [
-        _cable(each, names, where, number)
+    cables = tuple(
+        _cable(each, names, f"{where}, links[{number}]")
         for number, each in enumerate(_list(found.get("links", []), where, "links"), 1)
-    ]
-    _check_joined(machines, switches, cables, where)
+    )
+    if len(names) > 1 or cables:
+        _check_joined(cables, hosts, names, where)
     topology = found.get("topology", "tree")
     if topology not in ("tree", "mesh"):
         raise ForetraceError(f"{where}: topology {topology!r} is unknown; write tree or mesh.")
@@ -126,11 +120,10 @@ def _explicit(found: Mapping[str, Any], where: str, name: str) -> Cluster:
             f"{where}: the link from {cycle[0]} to {cycle[1]} closes a cycle; remove it, or write topology: mesh if "
             "that is meant. Parallel cables are one link with count:."
         )
-    fabric = Fabric(nodes=tuple(each.name for each in machines), switches=switches, cables=tuple(cables))
     most = max(machines, key=lambda each: each.per_node)
     between = most.inside
     if len(machines) > 1:
-        rate, latency_us, bottleneck = fabric.ring(fabric.nodes)
+        rate, latency_us, bottleneck = ring(cables, hosts)
         between = Link(name=bottleneck, gbit_s=rate, latency_us=latency_us, source="given")
     return Cluster(
         name=name,
@@ -141,12 +134,11 @@ def _explicit(found: Mapping[str, Any], where: str, name: str) -> Cluster:
         device=most.device,
         wiring=most.wiring,
         machines=tuple(machines),
-        fabric=fabric if len(machines) > 1 else None,
+        cables=cables if len(machines) > 1 else (),
     )
 
 
-def _machine(given: Any, defaults: Mapping[str, Any], where: str, number: int) -> Machine:
-    place = f"{where}, nodes[{number}]"
+def _listed(given: Any, defaults: Mapping[str, Any], place: str) -> Machine:
     if isinstance(given, str):
         given = {"name": given}
     if not isinstance(given, dict):
@@ -155,22 +147,22 @@ def _machine(given: Any, defaults: Mapping[str, Any], where: str, number: int) -
     if "name" not in given:
         raise ForetraceError(f"{place} has no name:, which links need.")
     both = {**defaults, **given}
-    per_node = _count(both.get("per_node", 1), place, "per_node", _MOST_PER_NODE)
-    device = _device(both, place)
-    wiring = _wiring(both, place, per_node)
-    if "inside" not in both and per_node > 1:
-        raise ForetraceError(f"{place}: {per_node} devices need inside:, e.g. inside: 300gbit/2us or nvlink.")
-    inside = (
-        _link(both["inside"], place, "inside", device, "inside", wiring)
-        if "inside" in both
-        else Link(name="none", gbit_s=1e6, source="one device")
-    )
-    name = _text(given["name"], place, "name")
+    return _machine(both, _device(both, place), place, _text(given["name"], place, "name"))
+
+
+def _machine(found: Mapping[str, Any], device: Device | None, where: str, name: str, *, usual: int = 0) -> Machine:
+    """Return a machine of `usual` devices (1 where 0), unless the file says how many."""
+    per_node = _count(found.get("per_node", usual or 1), where, "per_node", _MOST_PER_NODE)
+    if "inside" not in found and per_node > 1:
+        raise ForetraceError(f"{where}: {per_node} devices per machine need inside:, e.g. 300gbit/2us or nvlink.")
+    wiring = _wiring(found, where, per_node)
+    inside = Link(name="none", gbit_s=1e6, source="one device")
+    if "inside" in found:
+        inside = _link(found["inside"], where, "inside", device, "inside", wiring)
     return Machine(name=name, per_node=per_node, inside=inside, device=device.short if device else "", wiring=wiring)
 
 
-def _cable(given: Any, names: Sequence[str], where: str, number: int) -> Cable:
-    place = f"{where}, links[{number}]"
+def _cable(given: Any, names: Sequence[str], place: str) -> Cable:
     if not isinstance(given, dict):
         raise ForetraceError(f"{place} is no link; write from:, to: and rate:.")
     _known(given, _LINK, place)
@@ -187,18 +179,14 @@ def _cable(given: Any, names: Sequence[str], where: str, number: int) -> Cable:
     return Cable(ends=ends, gbit_s=link.gbit_s * link.efficiency * count, latency_us=link.latency_us)
 
 
-def _check_joined(machines: Sequence[Machine], switches: Sequence[str], cables: Sequence[Cable], where: str) -> None:
-    if len(machines) == 1 and not cables and not switches:
-        return
+def _check_joined(cables: tuple[Cable, ...], hosts: Sequence[str], names: Sequence[str], where: str) -> None:
     ends = {end for cable in cables for end in cable.ends}
-    for name in (*(each.name for each in machines), *switches):
+    for name in names:
         if name not in ends:
             raise ForetraceError(f"{where}: {name} is joined to nothing; give it a link, or remove it.")
-    first = machines[0].name
-    fabric = Fabric(nodes=tuple(each.name for each in machines), switches=tuple(switches), cables=tuple(cables))
-    for each in machines[1:]:
+    for each in hosts[1:]:
         try:
-            fabric.path(first, each.name)
+            route(cables, hosts[0], each)
         except ForetraceError as error:
             raise ForetraceError(f"{where}: {error}") from None
 

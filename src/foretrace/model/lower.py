@@ -270,7 +270,7 @@ def _send(draft: _Draft, operators: OperatorGraph, rows: Int64, place: Int64, cl
             continue
         way = (int(place[made]), int(place[target]))
         if (value, way[1]) not in sent:
-            machine, other = (cluster.machine_of(each) for each in way)
+            machine, other = (cluster.machine_of[each] for each in way)
             over = way if machine == other else (machine,)
             if over not in links:
                 links[over] = len(draft.lanes)

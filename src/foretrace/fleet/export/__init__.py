@@ -59,7 +59,7 @@ def export(
         raise ForetraceError(f"cannot export to {to!r}; there are {', '.join(writers)}.")
     if not wait_s >= 0:
         raise ForetraceError(f"a job waits 0 seconds or more, not {wait_s:g}; say inf to insist forever.")
-    machine = _machine(cluster)
+    machine = cluster.machine_level
     known = {each: f"cloud.provider.com/topology-{each}" for each in cluster.levels[machine + 1 : -1]}
     known |= dict.fromkeys(cluster.levels[: machine + 1], "kubernetes.io/hostname")
     for each in labels or {}:
@@ -98,8 +98,7 @@ def _ask(
     job, gpus = str(workload.job[at]), int(workload.gpus[at])
     kinds = [kind for kind in str(workload.gpu_type[at]).split("|") if kind]
     usable = np.isin(cluster.gpu_type, [code for code, kind in enumerate(cluster.types) if not kinds or kind in kinds])
-    before = np.concatenate([[0], np.cumsum(usable)])
-    largest = [int((before[starts[1:]] - before[starts[:-1]]).max()) for starts in cluster.starts]
+    largest = [int(cluster.counts(each, usable).max()) for each in range(len(cluster.levels))]
     if (result is not None and result.never[at]) or gpus > largest[-1]:
         of = f" of kind {' or '.join(kinds)}" if kinds else ""
         raise ForetraceError(
@@ -107,7 +106,7 @@ def _ask(
         )
     smallest = next(each for each, most in enumerate(largest) if most >= gpus)
     held = _held(result, at)
-    chosen = _level_of(cluster, held) if held is not None and len(held) == gpus else smallest
+    chosen = cluster.around(held) if held is not None and len(held) == gpus else smallest
     if level is not None:
         chosen = cluster.level(level)
         if chosen < smallest:
@@ -115,10 +114,10 @@ def _ask(
                 f"no {level} of cluster {cluster.name!r} holds the {gpus} GPUs of job {job!r}; the smallest that does "
                 f"is {cluster.levels[smallest]!r}."
             )
-    machine = _machine(cluster)
+    machine = cluster.machine_level
     nodes = math.ceil(gpus / largest[machine])
     per_node = gpus // nodes if gpus % nodes == 0 else 0
-    if held is not None and len(held) == gpus and _level_of(cluster, held) <= max(chosen, machine):
+    if held is not None and len(held) == gpus and cluster.around(held) <= max(chosen, machine):
         _, counts = np.unique(np.searchsorted(cluster.starts[machine], held, side="right"), return_counts=True)
         nodes, per_node = len(counts), int(counts[0]) if len(set(counts.tolist())) == 1 else 0
     return Ask(
@@ -130,13 +129,6 @@ def _ask(
     )  # fmt: skip
 
 
-def _machine(cluster: ClusterTree) -> int:
-    """Return the position of the level of machines: `node` where a level is called so (islands of NVLink lie below),
-    else 0.
-    """
-    return cluster.levels.index("node") if "node" in cluster.levels else 0
-
-
 def _held(result: FleetResult | None, at: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
     """Return GPUs of the job's first stretch, None where the result does not list them."""
     if result is None or result.segments is None:
@@ -146,14 +138,6 @@ def _held(result: FleetResult | None, at: int) -> np.ndarray[tuple[int], np.dtyp
         return None
     found = result.segments.devices_of(int(mine[np.argmin(result.segments.start_ns[mine])]))
     return found if len(found) else None
-
-
-def _level_of(cluster: ClusterTree, held: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-    """Return the position of the smallest level that has all these GPUs in one unit."""
-    first, last = int(held.min()), int(held.max())
-    return next(
-        each for each in range(len(cluster.levels)) if cluster.unit_of(each, first) == cluster.unit_of(each, last)
-    )
 
 
 def _names(jobs: list[str]) -> list[str]:

@@ -86,17 +86,13 @@ class Holdings:
     def _number_units(self) -> None:
         cluster = self.cluster
         self.levels = len(cluster.levels)
-        counts = [cluster.units(level) for level in range(self.levels)]
-        self.first_unit = [sum(counts[:level]) for level in range(self.levels + 1)]
-        self.lo = [int(each) for starts in cluster.starts for each in starts[:-1]]
-        self.hi = [int(each) for starts in cluster.starts for each in starts[1:]]
+        self.first_unit, self.lo, self.hi, parent = (each.tolist() for each in cluster.numbered())
         self.unit_at = [  # per level the unit that holds each GPU
             (first + cluster.units_of(level)).tolist() for level, first in enumerate(self.first_unit[:-1])
         ]
         self.children: list[list[int]] = [[] for _ in self.lo]
-        for level in range(self.levels - 1):
-            for unit in range(self.first_unit[level], self.first_unit[level + 1]):
-                self.children[self.unit_at[level + 1][self.lo[unit]]].append(unit)
+        for unit, above in enumerate(parent[:-1]):
+            self.children[above].append(unit)
         self.kind_of = cluster.gpu_type.tolist()
         self.around = list(zip(*self.unit_at, strict=True))  # per GPU its unit at every level
         self.free = [[0] * len(self.lo) for _ in cluster.types]  # GPUs that nobody holds, by kind and unit

@@ -42,7 +42,7 @@ class Packing(Policy):
         """Free GPUs, or those of a partner."""
         mine = view.gpus_of(job)
         if mine and any(view.jobs_on(gpu) for gpu in mine):  # it makes room below, to move out
-            return view.together(job, len(mine), widest=_level(view, mine)) or list(mine)
+            return view.together(job, len(mine), widest=view.cluster.around(mine)) or list(mine)
         found = view.placed(job)
         if not isinstance(found, Wait):
             return list(found)
@@ -57,7 +57,9 @@ class Packing(Policy):
         for job in view.running.tolist():
             gpus = view.gpus_of(job)
             others = {other for gpu in gpus for other in view.jobs_on(gpu)} - {job}
-            if not others or _share(view, job) < 1 or not view.together(job, len(gpus), widest=_level(view, gpus)):
+            if not others or _share(view, job) < 1:
+                continue
+            if not view.together(job, len(gpus), widest=view.cluster.around(gpus)):
                 continue
             left = min(what_is_left(view, job, other) for other in others)
             if left < 1 and (best is None or left < best[0]):
@@ -84,12 +86,6 @@ class Packing(Policy):
 
 def _share(view: View, job: int) -> float:
     return float(view.workload.share[job])
-
-
-def _level(view: View, gpus: tuple[int, ...]) -> int:
-    """Return the level of the smallest unit around these GPUs."""
-    tree = view.cluster
-    return next(level for level in range(len(tree.levels)) if len({tree.unit_of(level, gpu) for gpu in gpus}) == 1)
 
 
 def what_is_left(view: View, job: int, other: int) -> float:

@@ -8,7 +8,7 @@ tokens: those accepted and one of the target's own. With the same rate a for eve
 (1 - a^(k+1)) / (1 - a) (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, ICML 2023, eq. 1).
 
 What is accepted comes in runs: text that a draft knows and text that it does not. Rounds of many proposals begin behind
-a rejection most of the time, those of few also within runs. So counts of rounds of K proposals are cut anew for a
+a rejection most of the time, those of few also within runs. So counts of rounds of K proposals are cut again for a
 smaller k (`Acceptance.rounds_of`); their own S(1) would be too low.
 """
 

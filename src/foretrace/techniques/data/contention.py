@@ -1,8 +1,8 @@
 """`contention`: transfers that are under way at the same time share the links of a cluster, and slow kernels down.
 
-Every transfer of the graph becomes a flow over the wires of the cluster (`foretrace.simulate.flows.flows`). A flow
+Every transfer of the graph becomes a flow over the links of the cluster (`foretrace.simulate.flows.flows`). A flow
 alone takes exactly what the graph says: its rate is limited to what it reaches there, and where the graph is quicker
-than the wires, it moves fewer bytes. So sharing lengthens transfers and never shortens one.
+than the links, it moves fewer bytes. So sharing lengthens transfers and never shortens one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from foretrace.cost.network.link_network import LinkNetwork
 from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import Change, TaskGraph, TaskKind
+from foretrace.hardware.cluster import Cluster
 from foretrace.simulate.flows.flows import Interference, measured_interference, simulate_flows
-from foretrace.simulate.flows.wires import Wires
 from foretrace.simulate.overlap import covered
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.base import Technique, parameter, prior
 from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.distributed.messages import HIERARCHICAL
-from foretrace.techniques.distributed.on_wires import (
+from foretrace.techniques.distributed.on_links import (
     Moved,
     PlacedTransfers,
     PutIn,
@@ -34,7 +34,6 @@ from foretrace.techniques.distributed.on_wires import (
     recorded,
     recorded_workers,
     sharing,
-    without_background,
 )
 
 MEASURED = "measured"
@@ -76,15 +75,16 @@ class Contention(Technique):
                 "or record a run of several workers."
             )
         before = simulate(graph)
-        wires, found = self._found(graph, before, live, facts)
-        now = without_background(wires, background).capacity
+        cluster, capacity, found = self._found(graph, before, live, facts)
+        now = capacity.copy()
+        now[2 * cluster.workers :] *= 1 - background  # links between machines
         slowing = self._slowing(graph, before, put_in=bool(facts))
         try:
-            run = _Runs(graph, before, found.moved, wires.capacity, now, slowing, put_in=bool(facts))
+            run = _Runs(graph, before, found.moved, capacity, now, slowing, put_in=bool(facts))
         except GraphError as error:
             raise self.refuse(str(error)) from error
         dur = run.dur
-        noted = [self._transfers_note(run, wires, now, background)]
+        noted = [self._transfers_note(run, cluster, now, background)]
         if slowing is not None:
             noted.append(self._kernels_note(graph, dur, run.kernels & (dur != graph.dur), slowing))
         if not facts:
@@ -130,12 +130,12 @@ class Contention(Technique):
 
     def _found(
         self, graph: TaskGraph, before: Timeline, live: Mask, facts: dict[str, Any]
-    ) -> tuple[Wires, PlacedTransfers]:
-        """Return the wires, and the transfers of the graph on them."""
+    ) -> tuple[Cluster, Float64, PlacedTransfers]:
+        """Return the cluster, what its links carry (L, bytes per second), and the transfers of the graph on them."""
         if facts:
             messages = PutIn(facts=facts, groups=self.groups)
-            wires = self._wires(self.network or self._text(facts), messages.workers)
-            return wires, messages.found(graph, live, wires)
+            cluster, capacity = self._cluster(self.network or self._text(facts), messages.workers)
+            return cluster, capacity, messages.found(graph, live, cluster)
         workers = recorded_workers(graph)
         if not workers:
             raise self.refuse("the recording does not tell how many workers there are; record all ranks of the run.")
@@ -143,13 +143,13 @@ class Contention(Technique):
             raise self.refuse("groups= goes with messages that a technique put in; a recording has its groups itself.")
         if not self.network:
             raise self.refuse("the recording does not tell its network; give the file of its cluster (network=).")
-        wires = self._wires(self.network, workers)
-        found = recorded(graph, before, live, wires)
+        cluster, capacity = self._cluster(self.network, workers)
+        found = recorded(graph, before, live, cluster)
         if not found.moved:
             raise self.refuse(
                 "the recording does not tell who takes part in its transfers; record all ranks of the run."
             )
-        return wires, found
+        return cluster, capacity, found
 
     def _text(self, facts: dict[str, Any]) -> str:
         """Return the network that messages were put in for."""
@@ -160,11 +160,11 @@ class Contention(Technique):
                               "the messages do not tell their network; give network=.")  # fmt: skip
         return str(facts["network"])
 
-    def _wires(self, text: str, workers: int) -> Wires:
+    def _cluster(self, text: str, workers: int) -> tuple[Cluster, Float64]:
         try:
             found = network(text, workers)
             if isinstance(found, LinkNetwork):
-                return Wires.of(found.cluster)
+                return found.cluster, np.array([rate for _, rate in found.cluster.links], dtype=np.float64)
         except ForetraceError as error:
             raise self.refuse(f"network={text}: {error}") from error
         raise self.refuse(
@@ -172,17 +172,17 @@ class Contention(Technique):
             "or a link."
         )
 
-    def _transfers_note(self, run: _Runs, wires: Wires, now: Float64, background: float) -> Change:
+    def _transfers_note(self, run: _Runs, cluster: Cluster, now: Float64, background: float) -> Change:
         mask, load = sharing(run.flows, len(now), run.begin, run.finish)
         mask |= [each.joined for each in run.moved]
         count, total_ns = len(mask), sum(each.alone_ns for each in run.moved)
-        what = f"{int(mask.sum())} of {count} transfers share a link of {wires.cluster.name} with another one"
+        what = f"{int(mask.sum())} of {count} transfers share a link of {cluster.name} with another one"
         if self.groups > 1:
             what += f", of {self.groups} groups that send at the same time"
         if background:
             what += f", other jobs take {100 * background:.3g} % of links between machines"
         if longer_ns := int(run.longer_ns.sum()):
-            busiest = wires.names[int((load / now).argmax())]
+            busiest = cluster.links[int((load / now).argmax())][0]
             what += f": {total_ns / 1e6:.4g} -> {(total_ns + longer_ns) / 1e6:.4g} ms in all, most load on {busiest}"
         else:
             what += ": none takes longer"

@@ -1,4 +1,4 @@
-"""Transfers of a graph on the wires of a cluster: which workers take part in each, and which links it crosses.
+"""Transfers of a graph on the links of a cluster: which workers take part in each, and which links it crosses.
 
 Two sorts of graphs: messages that a technique put into the graph of one worker, which stands for all; and recorded
 collectives, of one rank or of several that were joined.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any
 
@@ -20,8 +20,9 @@ from foretrace.cost.network.link_network import ring_shape
 from foretrace.cost.network.network import KINDS, CollectiveKind
 from foretrace.graph.collectives import collective_calls, kind_of
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
+from foretrace.hardware.cluster import Cluster
 from foretrace.simulate.flows.flows import Flows, Transfer
-from foretrace.simulate.flows.wires import Wires
+from foretrace.simulate.flows.routes import all_to_all, ring, send
 from foretrace.simulate.ranks import parts
 from foretrace.simulate.timeline import Timeline
 from foretrace.techniques.distributed.messages import HIERARCHICAL, SERVERS
@@ -35,7 +36,7 @@ _BUCKET = re.compile(r" bucket (\d+)")
 class Moved:
     """A transfer of a graph: `rows` that end together, `alone_ns` after the last of them has begun.
 
-    Of that time, bytes are on the wires in all but the first `latency_ns`. `one` is what its own group of workers
+    Of that time, bytes are on the links in all but the first `latency_ns`. `one` is what its own group of workers
     moves, 0 bytes if unknown; `route` the links and connections of all groups that do the same at the same time.
     """
 
@@ -83,18 +84,18 @@ class PutIn:
     def _by_servers(self) -> bool:
         return self.facts.get("scheme") == SERVERS
 
-    def found(self, graph: TaskGraph, live: Mask, wires: Wires) -> PlacedTransfers:
+    def found(self, graph: TaskGraph, live: Mask, cluster: Cluster) -> PlacedTransfers:
         """Return the transfers `live` (n, a mask of tasks), each a flow of its own."""
         fixed_ns, result = _fixed_ns(graph), []
         for row in np.flatnonzero(live).tolist():
-            one, route = self._transfer(graph.names[graph.name[row]], int(graph.nbytes[row]), wires)
+            one, route = self._transfer(graph.names[graph.name[row]], int(graph.nbytes[row]), cluster)
             fixed = int(fixed_ns[graph.lane[row]])
             dur = int(graph.dur[row])
             latency = min(one.latency_ns if fixed < 0 else fixed, dur)
             result.append(Moved(rows=(row,), alone_ns=dur, latency_ns=latency, one=one, route=route))
         return PlacedTransfers(moved=tuple(result))
 
-    def _transfer(self, name: str, nbytes: int, wires: Wires) -> tuple[Transfer, Mapping[int, int]]:
+    def _transfer(self, name: str, nbytes: int, cluster: Cluster) -> tuple[Transfer, Mapping[int, int]]:
         level, bucket = _LEVEL.search(name), _BUCKET.search(name)
         at_level = int(level[1]) if level and self.facts.get("scheme") == HIERARCHICAL else -1
         kind = kind_of(name)
@@ -102,9 +103,9 @@ class PutIn:
         key = (kind, at_level, nbytes, server, name.split(maxsplit=1)[0])
         if key not in self._known:
             if self._by_servers and name.startswith(("push", "pull")):
-                every = [self._served(wires, g, server, push=name.startswith("push")) for g in range(self.groups)]
+                every = [self._served(cluster, g, server, push=name.startswith("push")) for g in range(self.groups)]
             else:
-                every = [_transfer(kind, self._at(team, g), nbytes, wires) for team in self._teams(at_level)
+                every = [_transfer(kind, self._at(team, g), nbytes, cluster) for team in self._teams(at_level)
                          for g in range(self.groups)]  # fmt: skip
             self._known[key] = every[0], _together(each.route for each in every)
         return self._known[key]
@@ -122,7 +123,7 @@ class PutIn:
         first = [worker for worker in range(workers) if worker // stride % size == 0]
         return [[worker + stride * i for i in range(size)] for worker in first]
 
-    def _served(self, wires: Wires, group: int, server: int, *, push: bool) -> Transfer:
+    def _served(self, cluster: Cluster, group: int, server: int, *, push: bool) -> Transfer:
         """Return every worker sends to its servers, or they to it; how many bytes follows from the time."""
         workers, servers = int(self.facts["workers"]), range(int(self.facts["servers"]))
         begin = 0 if self.facts["colocated"] else workers
@@ -131,7 +132,7 @@ class PutIn:
             for worker in range(workers)
             for each in (servers if self.facts["sharded"] else (server,))
         ]
-        sent = [wires.send(source, target, 0.0) for source, target in ends if source != target]
+        sent = [send(cluster, source, target, 0.0) for source, target in ends if source != target]
         latency_ns = max((each.latency_ns for each in sent), default=0)
         return Transfer(nbytes=0.0, route=_together(each.route for each in sent), latency_ns=latency_ns)
 
@@ -158,19 +159,19 @@ def recorded_workers(graph: TaskGraph) -> int:
     return max([graph.info.world_size, *(lane.rank + 1 for lane in graph.lanes)]) if graph.info.world_size > 1 else 0
 
 
-def recorded(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) -> PlacedTransfers:
+def recorded(graph: TaskGraph, timeline: Timeline, live: Mask, cluster: Cluster) -> PlacedTransfers:
     """Return the collectives `live` (n, a mask of tasks) of one or several ranks; rank r is worker r of the cluster."""
     if len(graph.ranks) > 1:
-        return _of_ranks(graph, timeline, live, wires)
+        return _of_ranks(graph, timeline, live, cluster)
     calls, result = collective_calls(graph), []
     for row, what in zip(calls.row.tolist(), calls.what, strict=True):
         if not live[row]:
             continue
         nbytes = int(graph.nbytes[row]) if graph.nbytes[row] > 0 else what.nbytes
         if what.peers:
-            one = wires.send(what.peers[0], what.peers[1], max(nbytes, 0))
+            one = send(cluster, what.peers[0], what.peers[1], max(nbytes, 0))
         elif what.members or what.group_size in (-1, graph.info.world_size):
-            one = _transfer(what.kind, what.members or range(graph.info.world_size), nbytes, wires)
+            one = _transfer(what.kind, what.members or range(graph.info.world_size), nbytes, cluster)
         else:
             continue
         dur = int(graph.dur[row])
@@ -178,7 +179,7 @@ def recorded(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) -> 
     return PlacedTransfers(moved=tuple(result), lost=int(live.sum()) - len(result))
 
 
-def _of_ranks(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) -> PlacedTransfers:
+def _of_ranks(graph: TaskGraph, timeline: Timeline, live: Mask, cluster: Cluster) -> PlacedTransfers:
     """Return members that wait for all others end together. One that may leave early, like a sender, keeps its time."""
     meets = parts(timeline)
     into = graph.edge_kind == EdgeKind.COLLECTIVE
@@ -198,9 +199,9 @@ def _of_ranks(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) ->
         kind = kind_of(graph.names[graph.name[rows[0]]])
         if len(ranks) == 2 and complete.sum() == 1:
             source, target = ranks if complete[1] else ranks[::-1]
-            one = wires.send(source, target, max(nbytes, 0))
+            one = send(cluster, source, target, max(nbytes, 0))
         else:
-            one = _transfer(kind, ranks, nbytes, wires)
+            one = _transfer(kind, ranks, nbytes, cluster)
         alone_ns = max(int(timeline.end[together].max() - timeline.start[together].max()), 0)
         result.append(
             Moved(
@@ -217,15 +218,15 @@ def _of_ranks(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) ->
 # -- flows ---------------------------------------------------------------------------------------------------------
 
 
-def _transfer(kind: str, workers: Sequence[int], nbytes: int, wires: Wires) -> Transfer:
+def _transfer(kind: str, workers: Sequence[int], nbytes: int, cluster: Cluster) -> Transfer:
     """Return a collective in PyTorch's words. What is unknown takes the way of a ring and has 0 bytes."""
     known = KINDS.get(kind)
     if kind in _SENDS:  # every stage of a pipeline to the next one
-        return wires.ring(workers, max(nbytes, 0), steps=1)
+        return ring(cluster, workers, max(nbytes, 0), steps=1)
     if known == CollectiveKind.ALL_TO_ALL:
-        return wires.all_to_all(workers, max(nbytes, 0))
+        return all_to_all(cluster, workers, max(nbytes, 0))
     steps, share = ring_shape(known or CollectiveKind.ALL_REDUCE, len(workers))
-    return wires.ring(workers, share * max(nbytes, 0) if known else 0.0, steps=steps)
+    return ring(cluster, workers, share * max(nbytes, 0) if known else 0.0, steps=steps)
 
 
 def _together(routes: Iterable[Mapping[int, int]]) -> dict[int, int]:
@@ -240,7 +241,7 @@ def as_flows(moved: Sequence[Moved], capacity: Float64, now: Float64, *, shared:
     alone.
 
     Alone on links of `capacity`, the group of a transfer takes exactly its time: it is limited to the rate that it
-    has in the graph, or to what the wires carry if that is less, with fewer bytes. `now` is what links carry.
+    has in the graph, or to what the links carry if that is less, with fewer bytes. `now` is what links carry.
     """
     limits: list[float] = []
     flows: list[tuple[Sequence[int], Transfer]] = []
@@ -278,10 +279,3 @@ def sharing(flows: Flows, n_links: int, begin: Int64, end: Int64) -> tuple[Mask,
         mask[rows[1:][begin[rows[1:]] < latest[:-1]]] = True
         mask[rows[:-1][end[rows[:-1]] > begin[rows[1:]]]] = True
     return mask, load
-
-
-def without_background(wires: Wires, share: float) -> Wires:
-    """Return the wires with this share of every link between machines taken by others."""
-    capacity = wires.capacity.copy()
-    capacity[2 * wires.workers :] *= 1 - share
-    return replace(wires, capacity=capacity)
