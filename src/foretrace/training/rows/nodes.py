@@ -67,7 +67,7 @@ def neighbours_within(graph: PartitionedGraph, state: State) -> Adjacency:
 
 
 def step(labels: Int64, rows: Rows, model: Sage, optimizer: torch.optim.Optimizer, read: DenseSample) -> float:
-    """Return one update by what was sampled; the mean loss of its targets."""
+    """Update a model by what was sampled; the mean loss of its targets."""
     optimizer.zero_grad()
     scores = model(torch.from_numpy(rows.get(read.nodes)), read)
     loss = functional.cross_entropy(scores, torch.from_numpy(labels[read.nodes[read.hops[-2] :]]))

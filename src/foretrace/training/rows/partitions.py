@@ -96,7 +96,7 @@ class PartitionedGraph:
 
 
 def write(data: NodeData, folder: Path, *, partitions: int, seed: int = 0, hold_out: bool = True) -> PartitionedGraph:
-    """Return partition a graph on disk; raises ForetraceError where that cannot be.
+    """Write a graph in partitions; raises ForetraceError where that cannot be.
 
     With `hold_out` a share of the edges (2 %, at most 20,000) is kept apart to judge what was learnt by.
     """

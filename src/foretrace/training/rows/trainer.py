@@ -109,7 +109,7 @@ class RowTrainer:
             each.close()
 
     def uncached(self, begin: int, end: int) -> list[float]:
-        """Return every batch fetches its rows, and the server applies the gradients that all push."""
+        """Train batches that each fetch their rows, and whose gradients the server applies."""
         reads, ends = [self._reads(batch) for batch in range(begin, end)], [time.perf_counter()]
         for batch, read in enumerate(reads, begin):
             values = self.fetches[0].get_after(batch, read.ids)
@@ -122,7 +122,7 @@ class RowTrainer:
         return ends
 
     def ahead(self, begin: int, end: int, look_ahead: int, capacity: int = 0) -> list[float]:
-        """Return rows stay with the trainers for as long as a plan says; `capacity` as of `LookAheadRows`."""
+        """Train batches whose rows stay with trainers as long as a plan says; `capacity` as of `LookAheadRows`."""
         plan = plan_ahead(self.lookups, trainers=self.trainers, look_ahead=look_ahead, begin=begin, end=end)
         self.cache = cache = LookAheadRows(self.pushes, plan, self.rank, capacity)
         reads = [self._reads(batch) for batch in range(begin, end)]
