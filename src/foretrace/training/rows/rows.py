@@ -39,6 +39,13 @@ class RowCounters:
     misses: int = 0  # rows that it had to ask for
     wait_s: float = 0.0  # seconds that callers waited, and did not compute
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count what this thread waits meanwhile."""
+        wall, own = perf_counter(), thread_time()
+        yield
+        self.wait_s += max(perf_counter() - wall - (thread_time() - own), 0.0)
+
 
 class Rows(ABC):
     """A table of `count` rows of `width` float32 numbers.
@@ -79,7 +86,7 @@ class Rows(ABC):
 
     def _read(self, how: Callable[[Int64], Float32], ids: Int64) -> Float32:
         ids = self._checked(ids)
-        with _recorded("rows.get", ids, self.width), self._waiting():
+        with _recorded("rows.get", ids, self.width), self.counters.waiting():
             found = how(ids)
         self.counters.gets += 1
         self.counters.rows_read += len(ids)
@@ -94,17 +101,11 @@ class Rows(ABC):
             )
         if len(distinct(ids)) != len(ids):
             raise ForetraceError("Rows of one write must be distinct; add up what belongs to the same row first.")
-        with _recorded("rows.put", ids, width), self._waiting():
+        with _recorded("rows.put", ids, width), self.counters.waiting():
             how(ids, np.asarray(values, np.float32))
         self.counters.writes += 1
         self.counters.rows_written += len(ids)
         self.counters.bytes_written += 4 * values.size
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        wall, own = perf_counter(), thread_time()
-        yield
-        self.counters.wait_s += max(perf_counter() - wall - (thread_time() - own), 0.0)
 
     def _checked(self, ids: Int64) -> Int64:
         ids = np.asarray(ids)
