@@ -82,7 +82,7 @@ def relaxed(
     devices, limited = costs.profile.devices, memory < inf
     prices, highest = np.full(devices, 1 / devices), 0.0
     rents, most = np.zeros(devices), _most(costs, memory)
-    planes, heights, paid = [], [], []
+    planes, paid = [], []
     for _ in range(_CUTS):
         by_rows, answer = cheapest(costs, most, prices, rents)
         if shares is not None:
@@ -93,10 +93,9 @@ def relaxed(
         highest = max(highest, float(prices @ load + (rents @ over if limited else 0.0)))
         # height <= prices · load + rents · over, with rents in bytes exchanged per unit kept
         planes.append(np.concatenate([[1.0], -load, *([-over / _UNIT] if limited else [])]))
-        heights.append(0.0)
         unknowns = len(planes[0]) - 1
         found = linprog(
-            np.concatenate([[-1.0], np.zeros(unknowns)]), A_ub=np.array(planes), b_ub=heights,
+            np.concatenate([[-1.0], np.zeros(unknowns)]), A_ub=np.array(planes), b_ub=np.zeros(len(planes)),
             A_eq=np.concatenate([[0.0], np.ones(devices), np.zeros(unknowns - devices)])[None], b_eq=[1.0],
             bounds=[(None, None), *[(0, 1)] * devices, *[(0, 1e9)] * (unknowns - devices)], method="highs",
         )  # fmt: skip
