@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.rows.baselines import baselines
-from foretrace.plan.rows.bound import bound, relaxed
+from foretrace.plan.rows.bound import bound, quiet, relaxed
 from foretrace.plan.rows.costs import RowChoice, RowCosts
 from foretrace.plan.rows.place import assign, choose, deal
 from foretrace.plan.rows.plan import plan_rows
@@ -245,6 +247,15 @@ def test_a_choice_keeps_memory_and_stands_between_its_bounds(
         tables = np.stack([each.shares for each in whole.tables])
         by_table = RowChoice(shares=tables, items=np.zeros(30, np.int64))
         assert busiest <= costs.loads(by_table).max() * (1 + 1e-9)
+
+
+def test_what_a_solver_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    with quiet():
+        ctypes.CDLL(None).printf(b"of the solver\n")  # is in C's buffer until it is flushed
+        os.write(1, b"of the solver\n")
+    print("the answer", flush=True)
+    ctypes.CDLL(None).fflush(None)
+    assert capfd.readouterr().out == "the answer\n"
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=8))

@@ -31,7 +31,7 @@ def baselines(costs: RowCosts, memory: float) -> dict[str, RowPlacement | None]:
 
     owners = whole_tables(costs, costs.pooled, memory)
     whole = costs.width * np.eye(devices, dtype=np.int64)
-    by_table = None if owners is None else alike("pooled", spread, whole[owners])
+    by_table = None if owners is None else alike("pooled", spread, list(whole[owners]))
     copies = alike("data-parallel" if costs.training else "rows", np.array([EVERYWHERE]))
     found = {
         "table-wise": by_table, "column-wise": alike("columns", spread), "row-wise": alike("row-wise", spread),

@@ -12,7 +12,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import inf, isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,11 +182,12 @@ def _whole_tables(costs: RowCosts, memory: float, paid: list[_Paid], unit: float
     if memory < inf:
         kept = sparse.kron(costs.column_memory[None] / room, device)
         limits.append(limit(-inf, 1, None, None, None, kept, None, of_device, np.ones((devices, tables))))
-    found = milp(
-        np.eye(1, sum(sizes))[0], constraints=limits, integrality=np.repeat([0, 1, 1, 0, 0, 0, 0], sizes),
-        bounds=Bounds(0, np.repeat([inf, 1, 1, costs.width, inf, inf, 0 if costs.training else inf], sizes)),
-        options={"node_limit": 1 + _WORK // (tables * devices) ** 2, "mip_rel_gap": _GAP, "presolve": False},
-    )  # fmt: skip
+    with quiet():
+        found = milp(
+            np.eye(1, sum(sizes))[0], constraints=limits, integrality=np.repeat([0, 1, 1, 0, 0, 0, 0], sizes),
+            bounds=Bounds(0, np.repeat([inf, 1, 1, costs.width, inf, inf, 0 if costs.training else inf], sizes)),
+            options={"node_limit": 1 + _WORK // (tables * devices) ** 2, "mip_rel_gap": _GAP, "presolve": False},
+        )  # fmt: skip
     least = found.mip_dual_bound
     lower = (1 - _SAFE) * unit * least if least is not None and isfinite(least) else 0.0
     if found.x is None:
@@ -190,6 +196,20 @@ def _whole_tables(costs: RowCosts, memory: float, paid: list[_Paid], unit: float
     shares = np.floor(kept + _SAFE).astype(np.int64)  # whole columns, and then those with the largest rest one more
     missing = kept.sum(axis=1).round() - shares.sum(axis=1)
     return lower, shares + ((shares - kept).argsort(axis=1).argsort(axis=1) < missing[:, None])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what HiGHS prints, whatever it is told, out of standard output, which is for answers."""
+    kept = os.dup(1)
+    with Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        try:
+            yield
+        finally:
+            ctypes.CDLL(None).fflush(None)  # what C has not written yet
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _owners(values: Float64, prices: Float64) -> Float64:

@@ -127,7 +127,7 @@ def choose(costs: RowCosts, memory: float, shares: Int64 | None = None) -> RowCh
     """
     saved = 2 * (costs.items.sum(axis=1) - costs.items.max(axis=1, initial=0)) / costs.item_memory  # of a byte copied
     if shares is not None:
-        return best(costs, _copied(costs, saved, ~shares.any(axis=1), memory, shares))
+        return best(costs, _copied(costs, saved, shares.sum(axis=1) == 0, memory, shares))
     highest = 2 * float(saved.max(initial=0))
     prices = [inf] if costs.training or not highest else [inf, *np.geomspace(highest, highest / 1e6, _PRICES)]
     every = {each.tobytes(): each for each in (_by_rows(costs, saved, price, memory) for price in prices)}
@@ -213,15 +213,15 @@ def _owned(costs: RowCosts, rows: Mask, copied: Mask, memory: float, shares: Int
     tight = costs.item_memory[order].sum() > _TIGHT * free.sum()
     found: list[RowChoice] = []
     for by_size in (False, True) if tight else (False,):
-        owners, loads, left, rows = items.copy(), load.copy(), free.copy(), order
+        owners, loads, left, rest = items.copy(), load.copy(), free.copy(), order
         if by_size:  # parts of many rows go where most room is left, whoever reads them
             many = costs.profile.size[order] > 1
-            parts, rows = order[many], order[~many]
+            parts, rest = order[many], order[~many]
             parts = parts[np.argsort(-costs.item_memory[parts], kind="stable")]
             if not assign(0 * costs.items, costs.item_memory, parts, loads, left, np.array(_SHARPNESS[:1]), owners):
                 continue
             own = costs.items[parts].sum(axis=1) - 2 * costs.items[parts, owners[parts]]
             loads += np.bincount(owners[parts], own, minlength=len(loads))
-        if assign(costs.items, costs.item_memory, rows, loads, left, np.array(_SHARPNESS), owners):
+        if assign(costs.items, costs.item_memory, rest, loads, left, np.array(_SHARPNESS), owners):
             found.append(RowChoice(shares=shares, items=owners))
     return best(costs, found)
