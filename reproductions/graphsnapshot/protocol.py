@@ -27,7 +27,7 @@ from foretrace.experiment.links import netns
 from foretrace.experiment.trial import figured, in_turns
 from foretrace.files import write_text
 from foretrace.hardware.cluster import parse_link
-from foretrace.plan.data.neighbour_caches import DISK_WIDTH, WaitingRows, candidates, clock_of
+from foretrace.plan.data.neighbour_caches import DISK_WIDTH, candidates
 from foretrace.training.rows import graphs
 from foretrace.training.rows.disk import RowsOnDisk, create
 from foretrace.training.rows.neighbours import CachePolicy, NeighbourLists, blocks, distinct, policies
@@ -106,25 +106,25 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure(lists: NeighbourLists, setting: Setting, store: str) -> list[Measured]:
     """Predict all samplers, each from a few batches of its own, and then run them in turns."""
-    arms, clock = setting.arms(), clock_of(lists)
+    arms = setting.arms()
     every, fan_out, size = np.arange(setting.nodes), setting.fan_out, setting.batch
     told = list(candidates(lists, num_neighbors=fan_out, input_nodes=every, batch_size=size, among=arms))
     loaders: dict[str, NeighborLoader] = {}
     filled: dict[str, float] = {}
     seeds = [np.random.default_rng(turn).permutation(setting.nodes) for turn in range(setting.rounds)]
     for name, policy in arms.items():
-        begin = clock()
+        begin = lists.clock()
         loaders[name] = NeighborLoader(lists, num_neighbors=fan_out, batch_size=size, cache=policy)
-        filled[name] = clock() - begin
+        filled[name] = lists.clock() - begin
         loaders[name].counters.rows_read = 0
         loaders[name].sample(every[:size])  # compiles; its refresh comes after `every` more
 
     def batch_s(name: str, turn: int) -> float:
         count = setting.every if arms[name] else max(setting.every // 10, 2)
-        begin = clock()
+        begin = lists.clock()
         for k in range(count):
             loaders[name].sample(seeds[turn][np.arange(k * size, (k + 1) * size) % setting.nodes])
-        return (clock() - begin) / count
+        return (lists.clock() - begin) / count
 
     taken = in_turns(NAMES, batch_s, setting.rounds)
     found = []
@@ -155,7 +155,7 @@ def on_disk(setting: Setting) -> list[Measured]:
         create(path, held.shape[0], held.shape[1], 1, lambda i, j: held[i:j])
         with RowsOnDisk(path, buffer=0, spare=0) as rows:
             store = "disk" if rows.direct else "disk, page cache given back"
-            return measure(NeighbourLists(adjacency.starts, WaitingRows(rows)), setting, store)
+            return measure(NeighbourLists(adjacency.starts, rows), setting, store)
 
 
 def over_link(setting: Setting, rate: str) -> list[Measured]:
@@ -201,7 +201,7 @@ def serve(setting: Setting) -> None:
 def connect(setting: Setting, host: str) -> None:
     """Be the loader, and print what was measured."""
     with RemoteRows((host, PORT), token=TOKEN) as rows:
-        found = measure(NeighbourLists(setting.graph().starts, WaitingRows(rows)), setting, "link")
+        found = measure(NeighbourLists(setting.graph().starts, rows), setting, "link")
     print(msgspec.json.encode(found).decode())
 
 

@@ -30,7 +30,7 @@ def torchrec(costs: RowCosts, memory: float) -> RowPlacement | None:
     devices, count = costs.profile.devices, len(costs.profile.tables)
     whole, rows, copies = _times(costs)  # seconds of the device of a table, and of every device otherwise
     best: tuple[float, RowPlacement | None] = inf, None
-    spread = np.arange(devices)
+    spread, alone_on = np.arange(devices), costs.width * np.eye(devices, dtype=np.int64)
     longest = np.argmin([whole, rows, copies], axis=0)
     summed = np.argmin([whole, devices * rows, devices * copies], axis=0)
     for ways in (*(np.full(count, way) for way in range(3)), longest, summed):
@@ -41,7 +41,7 @@ def torchrec(costs: RowCosts, memory: float) -> RowPlacement | None:
         load = np.bincount(owners[alone], whole[alone], minlength=devices)
         rating = float(load.max() + rows[ways == 1].sum() + copies[ways == 2].sum())
         tables = tuple(
-            PlacedTable(name=each.name, rows=each.rows, mode=_TORCHREC[way], owner=max(owner, 0), rest=spread)
+            PlacedTable(name=each.name, rows=each.rows, mode=_TORCHREC[way], shares=alone_on[owner], rest=spread)
             for each, way, owner in zip(costs.profile.tables, ways.tolist(), owners.tolist(), strict=True)
         )
         placement = RowPlacement(devices=devices, width=costs.width, training=costs.training, tables=tables)

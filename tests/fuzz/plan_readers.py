@@ -96,7 +96,7 @@ def _play_lookups(path: Path, way: int) -> Iterator[Figure]:
     for ids, offsets in found.read(0, way & 1, 2):
         yield "ids", ids
         yield "offsets", offsets
-    yield "tables", [[table.rows, table.pooling] for table in found.tables]
+    yield "tables", [[table.rows, len(table.ids)] for table in found.tables]
 
 
 def _play_reuse(path: Path, way: int) -> Iterator[Figure]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
 from foretrace.experiment.rows.placed import run
 from foretrace.training.rows.lookups import parse
@@ -13,10 +14,15 @@ from foretrace.training.rows.placement import Mode, PlacedTable, RowPlacement
 pytest.importorskip("torch")
 
 
+def shares(mode: Mode, at: int, devices: int) -> Int64:
+    """Columns by device of a table of ten: one device keeps them, or several do and the last has none."""
+    return np.eye(devices, dtype=np.int64)[at % devices] * 10 if mode == "pooled" else np.array([3, 7, 0])[:devices]
+
+
 def placement(training: bool, devices: int, modes: tuple[Mode, ...], copied: int = 0) -> RowPlacement:
     tables = tuple(
         PlacedTable(
-            name=f"table{i}", rows=200, mode=mode, owner=i % devices, ids=np.arange(20),
+            name=f"table{i}", rows=200, mode=mode, shares=shares(mode, i, devices), ids=np.arange(20),
             owners=np.where(np.arange(20) < copied, -1, np.arange(20) % devices), rest=np.arange(devices)[::-1],
         )
         for i, mode in enumerate(modes)

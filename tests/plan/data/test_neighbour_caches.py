@@ -12,10 +12,10 @@ import pytest
 from foretrace.arrays import Float32, Int64
 from foretrace.errors import ForetraceError
 from foretrace.plan.data.candidate import DataCandidate, ranked
-from foretrace.plan.data.neighbour_caches import WaitingRows, candidates, fan_outs, samplers
+from foretrace.plan.data.neighbour_caches import candidates, fan_outs, samplers
 from foretrace.training.rows.graphs import Adjacency, planted
 from foretrace.training.rows.neighbours import CachePolicy, NeighbourLists, blocks, policies
-from foretrace.training.rows.rows import RowsInMemory
+from foretrace.training.rows.rows import Rows, RowsInMemory
 from foretrace.training.rows.samplers import NeighborLoader
 
 NODES, FAN_OUT, BATCH, EVERY = 2000, (6, 4), 64, 5
@@ -27,15 +27,16 @@ def random_graph(degree: int = 30, nodes: int = NODES) -> Adjacency:
     return Adjacency.of(np.random.default_rng(0).integers(0, nodes, (nodes * degree // 2, 2)), nodes)
 
 
-class CountedRows(WaitingRows):
+class CountedLists(NeighbourLists):
     """A second for every block that is read, and nothing else takes time."""
 
     def clock(self) -> float:
-        return float(self.rows.counters.rows_read)
+        assert isinstance(self.kept, Rows)
+        return float(self.kept.counters.rows_read)
 
 
 def counted(adjacency: Adjacency, width: int = 16) -> NeighbourLists:
-    return NeighbourLists(adjacency.starts, CountedRows(RowsInMemory(blocks(adjacency, width))))
+    return CountedLists(adjacency.starts, RowsInMemory(blocks(adjacency, width)))
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -45,11 +46,10 @@ def test_what_is_predicted_is_what_a_loader_takes(name: str) -> None:
         lists, num_neighbors=FAN_OUT, input_nodes=NODE_SET, batch_size=BATCH, among={name: policy}, seed=1
     )
     loader = NeighborLoader(lists, num_neighbors=FAN_OUT, batch_size=BATCH, cache=policy, seed=2)
-    assert isinstance(lists.kept, CountedRows)
-    random, begin = np.random.default_rng(3), lists.kept.clock()
+    random, begin = np.random.default_rng(3), lists.clock()
     for _ in range(periods * EVERY + 1):  # the first refresh comes after as many
         loader.sample(random.permutation(NODES)[:BATCH])
-    taken = (lists.kept.clock() - begin) / (periods * EVERY)
+    taken = (lists.clock() - begin) / (periods * EVERY)
     assert found.epoch_s / found.batches == pytest.approx(taken, rel=0.08, abs=0.01)
     assert found.low_s / found.batches <= taken + 0.01 and taken <= found.high_s / found.batches + 0.01
     assert found.batches == len(NeighborLoader(lists, num_neighbors=FAN_OUT, batch_size=BATCH))
@@ -133,16 +133,14 @@ def test_what_is_no_fan_out_is_refused(text: str) -> None:
         fan_outs(text)
 
 
-def test_the_clock_of_waiting_rows_leaves_out_nothing_that_is_waited_for() -> None:
+def test_the_clock_of_lists_leaves_out_nothing_that_is_waited_for() -> None:
     class Slow(RowsInMemory):
         def _get(self, ids: Int64) -> Float32:
             sleep(0.05)
             return super()._get(ids)
 
-    held = np.arange(8, dtype=np.float32).reshape(4, 2)
-    rows = WaitingRows(Slow(held))
-    begin = rows.clock()
-    np.testing.assert_array_equal(rows.get(np.array([3, 0])), held[[3, 0]])
-    assert rows.waited_s >= 0.04 and rows.clock() - begin >= rows.waited_s
-    rows.put(np.array([1]), np.ones((1, 2), np.float32))
-    assert rows.rows.get(np.array([1])).tolist() == [[1, 1]]
+    lists = NeighbourLists(np.array([0, 8]), Slow(np.arange(8, dtype=np.int32).view(np.float32).reshape(4, 2)))
+    assert isinstance(lists.kept, Slow)
+    begin = lists.clock()
+    np.testing.assert_array_equal(lists.read(np.array([7, 0])), [7, 0])
+    assert lists.kept.counters.wait_s >= 0.04 and lists.clock() - begin >= lists.kept.counters.wait_s

@@ -137,7 +137,7 @@ def test_loaders_are_recorded(tmp_path: Path) -> None:
     from foretrace.plan.look_ahead.traces import trace
 
     found = trace("recorded:ncf batches=4")
-    assert [table.pooling for table in found.tables] == [1.0] * 4 and found.batches == 4
+    assert [len(table.ids) for table in found.tables] == [len(found.tables[0].offsets) - 1] * 4 and found.batches == 4
     for wrong in ("recorded:resnet50", "recorded:ncf batches=x", "recorded:nothing", "reuse:"):
         with pytest.raises(ForetraceError):
             trace(wrong)

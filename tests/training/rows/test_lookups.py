@@ -17,7 +17,7 @@ from foretrace.training.rows.rows import RowsInMemory
 def test_zipf_is_skewed_and_repeats_with_its_seed() -> None:
     lookups = parse("zipf:1.2 tables=3 rows=1000 pooling=2 samples=64 batches=5 seed=7")
     again = parse("zipf:1.2 tables=3 rows=1000 pooling=2 samples=64 batches=5 seed=7")
-    assert lookups.batches == 5 and [table.pooling for table in lookups.tables] == [2, 2, 2]
+    assert lookups.batches == 5 and [len(table.ids) for table in lookups.tables] == [2 * 64 * 5] * 3
     for one, other in zip(lookups.tables, again.tables, strict=True):
         np.testing.assert_array_equal(one.ids, other.ids)
         counts = np.sort(np.bincount(one.ids, minlength=1000))[::-1]
@@ -65,9 +65,9 @@ def test_files_are_read_as_what_samples_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     for name in ("a.parquet", "a.npz"):
         found = read(tmp_path / name, samples=2, rows={"items": 20})
-        assert [(table.name, table.rows, table.pooling) for table in found.tables] == [
-            ("users", 4, 1),
-            ("items", 20, 1),
+        assert [(table.name, table.rows, len(table.ids)) for table in found.tables] == [
+            ("users", 4, 3),
+            ("items", 20, 3),
         ]
         assert found.batches == 1
         assert [[each.tolist() for each in table] for table in found.read(0)] == [

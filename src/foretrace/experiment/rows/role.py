@@ -105,7 +105,7 @@ def connect(given: MeetRows, worker: Worker) -> None:
 
 
 def time_link(given: TimeRows, worker: Worker) -> RowTimes:
-    """Return time reads, writes and messages."""
+    """Time reads, writes and messages."""
     role = _trainer(worker)
     others = [each for each in range(role.setup.trainers) if each != role.rank]
     number = iter(range(1 << 30))

@@ -8,12 +8,11 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter, process_time
 
 import numpy as np
 from msgspec.structs import replace
 
-from foretrace.arrays import Float32, Int64
+from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
 from foretrace.plan.data.candidate import DataCandidate, ranked
 from foretrace.training.rows.disk import RowsOnDisk, create
@@ -27,37 +26,12 @@ from foretrace.training.rows.neighbours import (
     distinct,
     policies,
 )
-from foretrace.training.rows.rows import Rows
 from foretrace.training.rows.samplers import NeighborLoader, SampledBatch
 
 DISK_WIDTH = 1024  # neighbours of a block on disk: 4096 bytes, as a disk reads them
 _TIMED = 3  # batches, with a refresh and without
 _BATCH_BYTES, _REFRESH_BYTES = 144, 64  # of temporary arrays, per neighbour of a batch and of a part of a refresh
 _OFF = 0.2  # share by which so few batches were off where it was tried, beside what they differ by
-
-
-class WaitingRows(Rows):
-    """Rows whose waiting is known: `clock` says CPU seconds of this process and those that it waited for `rows`.
-
-    So what others compute on the same processor meanwhile is left out, which a clock on the wall counts.
-    """
-
-    def __init__(self, rows: Rows) -> None:
-        super().__init__(rows.count, rows.width)
-        self.rows, self.waited_s = rows, 0.0
-
-    def clock(self) -> float:
-        """Return seconds since some time."""
-        return process_time() + self.waited_s
-
-    def _get(self, ids: Int64) -> Float32:
-        wall, own = perf_counter(), process_time()
-        found = self.rows.get(ids)
-        self.waited_s += max(perf_counter() - wall - (process_time() - own), 0.0)
-        return found
-
-    def _put(self, ids: Int64, values: Float32) -> None:
-        self.rows.put(ids, values)
 
 
 def candidates(
@@ -95,12 +69,11 @@ def _timed(
     lists: NeighbourLists, policy: CachePolicy | None, loader: Callable[[], NeighborLoader], batches: list[SampledBatch]
 ) -> tuple[float, float, float, float]:
     """Return seconds that a loader takes to fill, and of a batch with its share of a refresh: low, mean, high."""
-    clock = clock_of(lists)
 
     def seconds(call: Callable[[], object]) -> float:
-        begin = clock()
+        begin = lists.clock()
         call()
-        return clock() - begin
+        return lists.clock() - begin
 
     made: list[NeighborLoader] = []
     filled_s = seconds(lambda: made.append(loader()))
@@ -119,13 +92,6 @@ def _timed(
 
 def _mean(times: list[float]) -> float:
     return sum(times) / len(times)
-
-
-def clock_of(lists: NeighbourLists) -> Callable[[], float]:
-    """Return what says the seconds of sampling from these lists: in memory CPU time, as nothing is waited for."""
-    if isinstance(lists.kept, WaitingRows):
-        return lists.kept.clock
-    return process_time if isinstance(lists.kept, np.ndarray) else perf_counter
 
 
 def samplers(
@@ -159,7 +125,7 @@ def samplers(
         path = Path(own) / "lists"
         create(path, held.shape[0], held.shape[1], 1, lambda i, j: held[i:j])
         with RowsOnDisk(path, buffer=0, spare=0) as rows:
-            add(NeighbourLists(adjacency.starts, WaitingRows(rows)), "disk", None, path.stat().st_size)
+            add(NeighbourLists(adjacency.starts, rows), "disk", None, path.stat().st_size)
     return ranked(found, memory_bytes)
 
 

@@ -102,7 +102,6 @@ class CachePlan:
     """The answer; batches from `warm` on count, before them caches fill."""
 
     question: CacheQuestion
-    conditions: Conditions
     batches: int
     warm: int
     uncached: PredictedStep
@@ -141,7 +140,7 @@ def plan_cache(
     )
     chosen = next(each for each in looked if each.look_ahead == question.look_ahead)
     return CachePlan(
-        question=question, conditions=conditions, batches=batches, warm=warm, uncached=_ranged(without),
+        question=question, batches=batches, warm=warm, uncached=_ranged(without),
         uncached_bytes=moved, chosen=chosen, others=tuple(each for each in looked if each is not chosen),
         notes=tuple(_notes(question, warm)),
     )  # fmt: skip

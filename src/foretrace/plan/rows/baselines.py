@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from foretrace.arrays import Int64
 from foretrace.plan.rows.costs import RowCosts
 from foretrace.plan.rows.place import whole_tables
-from foretrace.training.rows.placement import EVERYWHERE, Mode, PlacedTable, RowPlacement
+from foretrace.training.rows.placement import EVERYWHERE, Mode, PlacedTable, RowPlacement, column_shares
 
 
 def baselines(costs: RowCosts, memory: float) -> dict[str, RowPlacement | None]:
@@ -18,22 +20,21 @@ def baselines(costs: RowCosts, memory: float) -> dict[str, RowPlacement | None]:
     rows; `data-parallel` copies all.
     """
     devices, tables = costs.profile.devices, costs.profile.tables
-    spread, everywhere = np.arange(devices), np.array([EVERYWHERE])
-    none = np.zeros(len(tables), np.int64)
+    spread, even = np.arange(devices), column_shares(costs.width, devices)
 
-    def alike(mode: Mode, rest: Int64, owners: Int64) -> RowPlacement:
+    def alike(mode: Mode, rest: Int64, shares: Sequence[Int64] = (even,) * len(tables)) -> RowPlacement:
         placed = tuple(
-            PlacedTable(name=each.name, rows=each.rows, mode=mode, owner=owner, rest=rest)
-            for each, owner in zip(tables, owners.tolist(), strict=True)
+            PlacedTable(name=each.name, rows=each.rows, mode=mode, shares=share, rest=rest)
+            for each, share in zip(tables, shares, strict=True)
         )
         return RowPlacement(devices=devices, width=costs.width, training=costs.training, tables=placed)
 
     owners = whole_tables(costs, costs.pooled, memory)
-    by_table = None if owners is None else alike("pooled", spread, owners)
-    copies = alike("data-parallel" if costs.training else "rows", everywhere, none)
+    whole = costs.width * np.eye(devices, dtype=np.int64)
+    by_table = None if owners is None else alike("pooled", spread, list(whole[owners]))
+    copies = alike("data-parallel" if costs.training else "rows", np.array([EVERYWHERE]))
     found = {
-        "table-wise": by_table, "column-wise": alike("columns", spread, none),
-        "row-wise": alike("row-wise", spread, none), "rows by number": alike("rows", spread, none),
-        "data-parallel": copies,
+        "table-wise": by_table, "column-wise": alike("columns", spread), "row-wise": alike("row-wise", spread),
+        "rows by number": alike("rows", spread), "data-parallel": copies,
     }  # fmt: skip
     return {name: each if each and each.memory().max() <= memory else None for name, each in found.items()}

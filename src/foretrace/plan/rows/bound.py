@@ -1,31 +1,82 @@
-"""A lower bound on the busiest device's bytes: the linear program over all fractional choices, by its prices.
+"""A lower bound on the busiest device's bytes, which no placement is below, and columns of tables near to it.
 
-The program has a variable for every row and device. Its dual has a price for the bytes of every device (they sum to 1)
-and one for its memory; given the prices each row and table chooses for itself, and what they pay is a bound. The
-highest is found by cutting planes (Kelley 1960): each choice is a plane above the bound, and a small linear program
-takes the prices at which the lowest plane is highest.
+1. The linear program over all fractional choices, by its prices. It has a variable for every row and device, and for
+   every table and device: a device with a part of the columns for which it has room counts as asked that part of the
+   time. The dual has a price for the bytes of every device (they sum to 1) and one for its memory; given the prices
+   each row and table chooses for itself, and what they pay is a bound. The highest is found by cutting planes (Kelley
+   1960): each choice is a plane above the bound, and a small linear program takes the prices at which the lowest plane
+   is highest.
+2. Where few large tables fill the memory, fractions of them say little: a program in which a device is asked or not, by
+   branch and cut. Rows are in it by what they pay at least at the prices above (Benders 1962).
 """
 
 from __future__ import annotations
 
-from math import inf
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from foretrace.arrays import Float64, Int64
 from foretrace.errors import MissingExtraError
-from foretrace.plan.rows.costs import COLUMNS, POOLED, ROWS, RowChoice, RowCosts
+from foretrace.plan.rows.costs import RowChoice, RowCosts
+from foretrace.plan.rows.place import best, choose
 from foretrace.training.rows.placement import EVERYWHERE
 
+_Paid = tuple[Float64, Float64, Float64]  # prices and rents (devices,), and what each table pays by rows (tables,)
 _CUTS = 150
 _CLOSE = 0.002  # of the bound: as near to the program's value as is asked for
+_GOOD = 0.02  # of the bound, by which a placement may exceed it without whole tables being looked at
+_PRICES = 15  # of a linear program, at which rows pay there: the last ones
+_RENTS = 25  # a quarter of a decade apart
+_ROUNDS = 4  # of branch and cut, each with the prices at what the one before found
+_WORK, _GAP = 5_000_000, 0.01  # where branch and cut ends: nodes times the squared number of tables and devices
+_UNIT = 1e6  # bytes, in which the programs count: solvers want numbers near 1
+_SAFE = 1e-5  # of the bound: solvers keep constraints so well
 
 
-def bound(costs: RowCosts, memory: float, busiest: float = inf) -> float:
-    """Return bytes that the busiest device exchanges at least; the search ends early at what `busiest` leaves no room
-    below.
+def bound(costs: RowCosts, memory: float, choice: RowChoice | None) -> tuple[float, RowChoice | None]:
+    """Return bytes that the busiest device exchanges at least, and the best of this choice and those that are met.
 
     Raises MissingExtraError without SciPy.
+    """
+    busiest = _busiest(costs, choice)
+    lower, paid = relaxed(costs, memory, busiest)
+    paid = paid[-_PRICES:]
+    if busiest > lower * (1 + _GOOD) and memory < inf:  # what memory is worth to rows, up to a copy of the most read
+        even = np.full(costs.profile.devices, 1 / costs.profile.devices)
+        dearest = float((costs.items.sum(axis=1) / costs.item_memory).max(initial=0))
+        for rent in np.geomspace(dearest, dearest / 1e6, _RENTS) if dearest else ():
+            rents = np.full_like(even, rent)
+            paid.append((even, rents, cheapest(costs, _most(costs, memory), even, rents)[0]))
+    for _ in range(_ROUNDS):
+        if busiest <= lower * (1 + _GOOD):
+            break
+        whole, shares = _whole_tables(costs, memory, paid, max(lower, 1.0))
+        lower = max(lower, whole)
+        if shares is None:
+            break
+        choice = best(costs, (choice, choose(costs, memory, shares)))
+        busiest = _busiest(costs, choice)
+        paid += relaxed(costs, memory, busiest, shares)[1][-_PRICES:]  # what rows pay beside these columns
+    return min(lower, busiest), choice
+
+
+def _busiest(costs: RowCosts, choice: RowChoice | None) -> float:
+    return inf if choice is None else float(costs.loads(choice).max())
+
+
+def relaxed(
+    costs: RowCosts, memory: float, busiest: float = inf, shares: Int64 | None = None
+) -> tuple[float, list[_Paid]]:
+    """Return the value of the linear program, and what tables pay by rows at the prices that were tried.
+
+    The search ends early at what `busiest` leaves no room below. With `shares` (tables, devices) these are the columns.
     """
     try:
         from scipy.optimize import linprog
@@ -35,50 +86,133 @@ def bound(costs: RowCosts, memory: float, busiest: float = inf) -> float:
         ) from None
     devices, limited = costs.profile.devices, memory < inf
     prices, highest = np.full(devices, 1 / devices), 0.0
-    rents = np.zeros(devices)
-    planes, heights = [], []
+    rents, most = np.zeros(devices), _most(costs, memory)
+    planes, paid = [], []
     for _ in range(_CUTS):
-        answer = cheapest(costs, prices, rents, memory)
-        load, over = costs.loads(answer), costs.memory(answer) - (memory if limited else 0.0)
+        by_rows, answer = cheapest(costs, most, prices, rents)
+        if shares is not None:
+            answer = RowChoice(shares=shares, items=answer.items)
+        paid.append((prices, rents, by_rows))
+        load = costs.loads(answer, answer.shares / most if shares is None else None)
+        over = costs.memory(answer) - (memory if limited else 0.0)
         highest = max(highest, float(prices @ load + (rents @ over if limited else 0.0)))
-        # height <= prices · load + rents · over, with rents in bytes exchanged per MB kept
-        planes.append(np.concatenate([[1.0], -load, *([-over / 1e6] if limited else [])]))
-        heights.append(0.0)
+        # height <= prices · load + rents · over, with rents in bytes exchanged per unit kept
+        planes.append(np.concatenate([[1.0], -load, *([-over / _UNIT] if limited else [])]))
         unknowns = len(planes[0]) - 1
         found = linprog(
-            np.concatenate([[-1.0], np.zeros(unknowns)]), A_ub=np.array(planes), b_ub=heights,
+            np.concatenate([[-1.0], np.zeros(unknowns)]), A_ub=np.array(planes), b_ub=np.zeros(len(planes)),
             A_eq=np.concatenate([[0.0], np.ones(devices), np.zeros(unknowns - devices)])[None], b_eq=[1.0],
             bounds=[(None, None), *[(0, 1)] * devices, *[(0, 1e9)] * (unknowns - devices)], method="highs",
         )  # fmt: skip
         if found.status != 0 or -found.fun <= highest * (1 + _CLOSE) or highest >= busiest * (1 - 1e-9):
             break
-        prices = found.x[1 : devices + 1]
-        rents = found.x[devices + 1 :] / 1e6 if limited else rents
-    return min(highest, busiest)
+        prices = np.maximum(found.x[1 : devices + 1], 0)
+        prices /= prices.sum()  # to the last bit: what solvers leave would lift the bound
+        rents = np.maximum(found.x[devices + 1 :], 0) / _UNIT if limited else rents
+    return highest, paid
 
 
-def cheapest(costs: RowCosts, prices: Float64, rents: Float64, memory: float) -> RowChoice:
-    """Return what every row and table chooses where a byte in or out of a device costs `prices`, and one kept
-    `rents`.
+def _most(costs: RowCosts, memory: float) -> Int64:
+    """Return columns of every table for which a device has room, 1 where it has none: (tables, 1)."""
+    return np.clip(memory / costs.column_memory, 1, costs.width).astype(np.int64)[:, None]
+
+
+def cheapest(costs: RowCosts, most: Int64, prices: Float64, rents: Float64) -> tuple[Float64, RowChoice]:
+    """Return what every table pays by rows at least (tables,), and what every row and table chooses for itself, where
+    a byte in or out of a device costs `prices` and one kept `rents`; `most` (tables, 1) columns fit on a device.
     """
-    owned = _owners(costs.items, costs.item_memory, prices, rents)
+    owned = _owners(costs.items, prices) + costs.item_memory[:, None] * rents
     items, paid = owned.argmin(axis=1), owned.min(axis=1)
     if not costs.training:
         copied = costs.item_memory * rents.sum()
         items, paid = np.where(copied < paid, EVERYWHERE, items), np.minimum(copied, paid)
-    whole = _owners(costs.pooled, costs.table_memory, prices, rents)
-    whole[costs.table_memory > memory] = inf
-    columns = costs.columns @ prices + costs.column_memory @ rents
-    rows = costs.per_table(paid) + costs.counts_of(items >= 0)
+    by_rows = costs.per_table(paid) + costs.counts_of(items >= 0)
     if not costs.training:  # copies of all rows need no counts
         all_copied = costs.table_memory * rents.sum()
-        items = np.where((all_copied < rows)[costs.table], EVERYWHERE, items)
-        rows = np.minimum(rows, all_copied)
-    modes = np.array([POOLED, COLUMNS, ROWS])[np.argmin([whole.min(axis=1), columns, rows], axis=0)]
-    return RowChoice(modes=modes, tables=whole.argmin(axis=1), items=items)
+        items = np.where((all_copied < by_rows)[costs.table], EVERYWHERE, items)
+        by_rows = np.minimum(by_rows, all_copied)
+    columns = _owners(costs.asked / most + costs.column, prices) + costs.column_memory[:, None] * rents
+    shares = np.clip(costs.width - most * columns.argsort(axis=1).argsort(axis=1), 0, most)  # the cheapest first
+    summed = np.where(shares.sum(axis=1) < costs.width, inf, (shares * columns).sum(axis=1))
+    return by_rows, RowChoice(shares=np.where((by_rows < summed)[:, None], 0, shares), items=items)
 
 
-def _owners(values: Float64, memory: Int64, prices: Float64, rents: Float64) -> Float64:
-    """Return what each thing pays with each device as its owner: (things, devices)."""
-    at_owner = values.sum(axis=1)[:, None] - 2 * values
-    return np.asarray((values @ prices)[:, None] + at_owner * prices + memory[:, None] * rents, np.float64)
+def _whole_tables(costs: RowCosts, memory: float, paid: list[_Paid], unit: float) -> tuple[float, Int64 | None]:
+    """Return the bound of the program with whole tables, and columns (tables, devices) of the best that was found.
+
+    Its unknowns are the busiest device's bytes; by table, whether it is by rows, and memory of copies; and by table and
+    device, whether it is asked for sums, columns, bytes of rows, and memory of rows that it alone has.
+    """
+    from scipy import sparse
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    tables, devices = costs.asked.shape
+    room = memory if memory < inf else float(costs.table_memory.sum())  # unit of memory: solvers want numbers near 1
+    sizes = 1, tables, *[tables * devices] * 4, tables  # of the unknowns: first whether by rows, last copies
+
+    def limit(low: float | Int64, high: float | Int64, *blocks: Any) -> LinearConstraint:
+        height = next(each.shape[0] for each in blocks if each is not None)
+        full = (
+            sparse.csr_array((height, size)) if each is None else each for each, size in zip(blocks, sizes, strict=True)
+        )
+        return LinearConstraint(sparse.hstack(list(full), format="csr"), low, high)
+
+    def owners(values: Float64) -> Float64:
+        return values[:, None] + np.diag(values.sum() - 2 * values)  # what each device exchanges with each owner
+
+    table, device, all_tables = sparse.eye_array(tables), sparse.eye_array(devices), np.ones((1, tables))
+    of_table, of_device = sparse.kron(table, np.ones((1, devices))), sparse.kron(all_tables, device)
+    asked = np.hstack([owners(each) for each in costs.asked / unit])
+    columns = np.kron(all_tables, owners(costs.column / unit))
+    most = _most(costs, memory)[:, 0].astype(np.float64)
+    needed, full = np.ceil(costs.width / most), sparse.kron(sparse.diags_array(most), device)  # devices, columns
+    tables_kept = sparse.diags_array(costs.table_memory / room)
+    limits = [
+        limit(-inf, 0, -np.ones((devices, 1)), None, asked, columns, of_device, None, None),
+        limit(costs.width, costs.width, None, costs.width * table, None, of_table, None, None, None),
+        limit(needed, inf, None, sparse.diags_array(needed), of_table, None, None, None, None),
+        limit(-inf, 0, None, None, -full, sparse.eye_array(tables * devices), None, None, None),
+        limit(0, 0, None, -tables_kept, None, None, None, of_table, table),
+        *(
+            limit(0, inf, None, -sparse.diags_array(by_rows / unit), None, None, sparse.kron(table, prices[None]),
+                  sparse.kron(table, rents[None] * (room / unit)), rents.sum() * room / unit * table)
+            for prices, rents, by_rows in paid
+        ),
+    ]  # fmt: skip
+    if memory < inf:
+        kept = sparse.kron(costs.column_memory[None] / room, device)
+        limits.append(limit(-inf, 1, None, None, None, kept, None, of_device, np.ones((devices, tables))))
+    with quiet():
+        found = milp(
+            np.eye(1, sum(sizes))[0], constraints=limits, integrality=np.repeat([0, 1, 1, 0, 0, 0, 0], sizes),
+            bounds=Bounds(0, np.repeat([inf, 1, 1, costs.width, inf, inf, 0 if costs.training else inf], sizes)),
+            options={"node_limit": 1 + _WORK // (tables * devices) ** 2, "mip_rel_gap": _GAP, "presolve": False},
+        )  # fmt: skip
+    least = found.mip_dual_bound
+    lower = (1 - _SAFE) * unit * least if least is not None and isfinite(least) else 0.0
+    if found.x is None:
+        return lower, None
+    kept = np.split(found.x, np.cumsum(sizes))[3].reshape(tables, devices)
+    shares = np.floor(kept + _SAFE).astype(np.int64)  # whole columns, and then those with the largest rest one more
+    missing = kept.sum(axis=1).round() - shares.sum(axis=1)
+    return lower, shares + ((shares - kept).argsort(axis=1).argsort(axis=1) < missing[:, None])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what HiGHS prints, whatever it is told, out of standard output, which is for answers."""
+    kept = os.dup(1)
+    with Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        try:
+            yield
+        finally:
+            ctypes.CDLL(None).fflush(None)  # what C has not written yet
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def _owners(values: Float64, prices: Float64) -> Float64:
+    """Return what each thing pays with each device as its owner: (..., devices)."""
+    at_owner = values.sum(axis=-1, keepdims=True) - 2 * values
+    return np.asarray(np.expand_dims(values @ prices, -1) + at_owner * prices, np.float64)

@@ -81,7 +81,7 @@ def plan_rows(
         )
     if memory < inf:
         others = baselines(costs, memory)
-    choice = choose(costs, memory)
+    lower, choice = bound(costs, memory, choose(costs, memory))
     if choice is None:  # hardly any room is left: rows are dealt out evenly, whoever reads them
         placement, expected = even, float(even.exchanged(lookups, range(split)).mean(axis=0).max())
     else:
@@ -91,7 +91,7 @@ def plan_rows(
         others={name: each for name, each in others.items() if each is not None},
         busiest=judge(placement.exchanged(lookups, held), seed),
         expected_bytes=expected,
-        bound_bytes=bound(costs, memory, expected),
+        bound_bytes=min(lower, expected),
         baselines={
             name: None if each is None else judge(each.exchanged(lookups, held), seed) for name, each in others.items()
         },

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -31,18 +31,18 @@ from foretrace.training.rows.orders import State
 from foretrace.training.rows.rows import RowCounters, Rows
 
 BLOCK = 4096  # bytes; what direct reads and writes are multiples of
-KIND = "foretrace rows"
 _DIRECT = getattr(os, "O_DIRECT", 0)
+_Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _Header(msgspec.Struct, frozen=True):
     """The first block of a table."""
 
-    rows: int
-    width: int
-    partitions: int
+    rows: _Count
+    width: _Count
+    partitions: _Count
     commits: int
-    kind: str = KIND
+    kind: Literal["foretrace rows"] = "foretrace rows"
 
 
 def partition_bytes(rows: int, width: int, partitions: int) -> int:
@@ -134,10 +134,9 @@ class RowsOnDisk(Rows):
                 self._evict(partition)
             for partition in state:
                 self._load(partition)
-            begin = perf_counter()
-            for partition in state:
-                self._wait(partition)
-            self.disk.wait_s += perf_counter() - begin
+            with self.disk.waiting():
+                for partition in state:
+                    self._wait(partition)
             for partition in after:
                 if self._free:
                     self._load(partition)
@@ -145,10 +144,9 @@ class RowsOnDisk(Rows):
 
     def commit(self) -> None:
         """Make what was written the table, whole; without a write nothing is done. Raises ForetraceError."""
-        begin = perf_counter()
         for partition in sorted(self._dirty):
             self._write_back(partition, self._slots[partition])
-        with self._faults():
+        with self._faults(), self.disk.waiting():
             self._settle(all=True)
             if self._next is not None:
                 for partition in range(self.partitions):
@@ -166,7 +164,6 @@ class RowsOnDisk(Rows):
                 os.close(self._table)
                 self._table, self._next, self.commits = self._next, None, head.commits
                 self._written.clear()
-        self.disk.wait_s += perf_counter() - begin
 
     def discard(self) -> None:
         """Close the files without a commit: the table stays as of the last one. May be called again."""
@@ -212,10 +209,8 @@ class RowsOnDisk(Rows):
                 for row, place in zip(where.tolist(), at.tolist(), strict=True):
                     held, block, offset = self._row(partition, place)
                     held[:] = values[row]
-                    begin = perf_counter()
-                    with self._faults():
+                    with self._faults(), self.disk.waiting():
                         self._transfer(self._second(), block, offset, True)
-                    self.disk.wait_s += perf_counter() - begin
 
     def _by_partition(self, ids: Int64) -> Iterator[tuple[int, Int64, Int64]]:
         """Partition, places in `ids`, and rows within the partition."""
@@ -239,9 +234,8 @@ class RowsOnDisk(Rows):
         block = _aligned(-(-(begin + self.width * 4 - first) // BLOCK) * BLOCK)
         with self._faults():
             self._settle(all=True)
-            began = perf_counter()
-            self._transfer(self._second() if partition in self._written else self._table, block, first)
-            self.disk.wait_s += perf_counter() - began
+            with self.disk.waiting():
+                self._transfer(self._second() if partition in self._written else self._table, block, first)
         return block[begin - first :][: self.width * 4].view(np.float32), block, first
 
     def _slot(self, slot: int) -> UInt8:
@@ -357,8 +351,7 @@ def _read_header(path: Path) -> _Header:
         head = msgspec.json.decode(text.rstrip(), type=_Header)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ForetraceError(f"{path} is no table of rows; give one that foretrace wrote.") from None
-    good = head.kind == KIND and min(head.rows, head.width, head.partitions) >= 1
-    if not good or size != BLOCK + head.partitions * partition_bytes(head.rows, head.width, head.partitions):
+    if size != BLOCK + head.partitions * partition_bytes(head.rows, head.width, head.partitions):
         raise ForetraceError(f"{path} is no whole table of rows; copy it again.")
     return head
 

@@ -58,8 +58,7 @@ def place(kept: Int32, begins: Int64, sizes: Int64, renewed: Int64, slots: Int64
 
 @njit(_nrt=False)
 def relabel(nodes: Int32, local: Int32, n_id: Int64, known: int, labels: Int64) -> int:
-    """Return number `nodes` by first appearance, after the `known` of `n_id`, and append new ones to it; how many it
-    has then.
+    """Give `nodes` numbers by first appearance, after the `known` of `n_id`, and append new ones; how many it has.
 
     `local` holds the number of every node of the graph, -1 where it has none.
     """

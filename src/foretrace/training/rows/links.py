@@ -46,7 +46,7 @@ def draw(graph: PartitionedGraph, state: State, count: int, random: np.random.Ge
 
 
 def step(rows: Rows, heads: Int32, tails: Int32, others: Int32, rate: float) -> float:
-    """Return one update by edges head - tail against pairs head - other: (n,) each. The sum of their losses."""
+    """Update rows by edges head - tail against pairs head - other: (n,) each. The sum of their losses."""
     ids, inverse = np.unique(np.concatenate([heads, tails, others]), return_inverse=True)
     values = torch.from_numpy(rows.get(ids))
     table, squares = values[:, :-1], values[:, -1:]

@@ -53,11 +53,6 @@ class EmbeddingTable:
         if not len(self.offsets) or self.offsets[0] != 0 or self.offsets[-1] != len(self.ids) or (steps < 0).any():
             raise ForetraceError(f"Offsets of table {self.name} must rise from 0 to its {len(self.ids)} ids.")
 
-    @property
-    def pooling(self) -> float:
-        """Mean number of ids of a sample."""
-        return len(self.ids) / max(len(self.offsets) - 1, 1)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookups:

@@ -26,11 +26,11 @@ from foretrace.training.rows.rows import Rows
 class Sage(nn.Module):
     """Layers h <- own h + mean over neighbours of other h + bias, with dropout and rectifiers between them."""
 
-    def __init__(self, widths: Sequence[int], dropout: float = 0.5) -> None:
+    def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
         self.own = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(widths))
         self.other = nn.ModuleList(nn.Linear(i, o, bias=False) for i, o in pairwise(widths))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(0.5)
 
     def forward(self, values: Tensor, read: DenseSample) -> Tensor:
         """Return scores (targets, classes) from the rows of `read.nodes`."""
@@ -67,7 +67,7 @@ def neighbours_within(graph: PartitionedGraph, state: State) -> Adjacency:
 
 
 def step(labels: Int64, rows: Rows, model: Sage, optimizer: torch.optim.Optimizer, read: DenseSample) -> float:
-    """Return one update by what was sampled; the mean loss of its targets."""
+    """Update a model by what was sampled; the mean loss of its targets."""
     optimizer.zero_grad()
     scores = model(torch.from_numpy(rows.get(read.nodes)), read)
     loss = functional.cross_entropy(scores, torch.from_numpy(labels[read.nodes[read.hops[-2] :]]))

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -36,7 +37,7 @@ class GraphSizes(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     features: int  # width; 0 without any
     classes: int
-    kind: str = "foretrace graph"
+    kind: Literal["foretrace graph"] = "foretrace graph"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ class PartitionedGraph:
 
 
 def write(data: NodeData, folder: Path, *, partitions: int, seed: int = 0, hold_out: bool = True) -> PartitionedGraph:
-    """Return partition a graph on disk; raises ForetraceError where that cannot be.
+    """Write a graph in partitions; raises ForetraceError where that cannot be.
 
     With `hold_out` a share of the edges (2 %, at most 20,000) is kept apart to judge what was learnt by.
     """
@@ -163,7 +164,7 @@ def read(folder: Path) -> PartitionedGraph:
 def _check(graph: PartitionedGraph) -> None:
     """Raise ForetraceError where files do not fit together."""
     sizes, folder = graph.sizes, graph.folder
-    good = sizes.kind == "foretrace graph" and 1 <= sizes.partitions <= sizes.nodes < 2**31
+    good = 1 <= sizes.partitions <= sizes.nodes < 2**31
     good = good and graph.starts.shape == (sizes.partitions**2 + 1,) and graph.starts[0] == 0
     good = good and bool((np.diff(graph.starts) >= 0).all()) and graph.starts[-1] == sizes.edges
     good = good and graph.order.shape == graph.labels.shape == (sizes.nodes,) and sizes.features >= 0

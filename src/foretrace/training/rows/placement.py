@@ -1,7 +1,7 @@
 """`RowPlacement`: which device keeps which rows of embedding tables, and the bytes that batches then exchange.
 
 Every device reads its own part of a batch. In mode `pooled` the device that keeps the table adds up the rows of every
-sample and sends the sums; in `columns` every device does so for its share of the columns; in `rows` each row has an
+sample and sends the sums; in `columns` several do so, each for its share of the columns; in `rows` each row has an
 owner, which sends it once to every device that reads it in a batch, and that device adds up. `row-wise` (every owner of
 rows sends partial sums) and `data-parallel` (a copy on every device, gradients summed by a ring) are for comparison.
 """
@@ -26,6 +26,7 @@ Mode = Literal["pooled", "columns", "rows", "row-wise", "data-parallel"]
 EVERYWHERE = -1  # in place of an owner
 WORD = 8  # bytes of an id, and of a length or count
 FLOAT = 4
+_PARTS = ("shares", "ids", "owners", "rest")  # of a `PlacedTable`
 
 
 def _none() -> Int64:
@@ -36,14 +37,15 @@ def _none() -> Int64:
 class PlacedTable:
     """Where the rows of one table are.
 
-    `ids` (n,) rise; `owners` (n,) are their devices, EVERYWHERE for rows that each device has a copy of. All other
-    rows are spread over as many equal parts as `rest` has owners.
+    `shares` (devices,) are the columns on every device of a table in `pooled` or `columns`. `ids` (n,) rise; `owners`
+    (n,) are their devices, EVERYWHERE for rows that each device has a copy of. All other rows are spread over as many
+    equal parts as `rest` has owners.
     """
 
     name: str
     rows: int
     mode: Mode
-    owner: int = 0  # of a pooled table
+    shares: Int64 = field(default_factory=_none)
     ids: Int64 = field(default_factory=_none)
     owners: Int64 = field(default_factory=_none)
     rest: Int64 = field(default_factory=_none)
@@ -90,7 +92,7 @@ def part_sizes(rows: int, parts: int) -> Int64:
 
 
 def column_shares(width: int, devices: int) -> Int64:
-    """Return columns of a table that is divided by columns, on every device: (devices,)."""
+    """Return columns on every device where these are divided evenly: (devices,)."""
     return np.diff(np.arange(devices + 1, dtype=np.int64) * width // devices)
 
 
@@ -110,13 +112,11 @@ class RowPlacement:
 
     def memory(self) -> Int64:
         """Return bytes of the tables on every device: (devices,)."""
-        columns, found = column_shares(self.width, self.devices), np.zeros(self.devices, np.int64)
+        found = np.zeros(self.devices, np.int64)
         for table in self.tables:
             match table.mode:
-                case "pooled":
-                    found[table.owner] += table.rows * self.width
-                case "columns":
-                    found += table.rows * columns
+                case "pooled" | "columns":
+                    found += table.rows * table.shares
                 case "data-parallel":
                     found += table.rows * self.width
                 case _:
@@ -159,18 +159,14 @@ class RowPlacement:
         owner).
         """
         asked, sent = np.zeros((2, self.devices, self.devices))
-        columns = column_shares(self.width, self.devices)
         for reader in range(self.devices):
             read = lookups.read(batch, reader, self.devices)
             for table, (ids, offsets) in zip(self.tables, read, strict=True):
                 samples = len(offsets) - 1
                 match table.mode:
-                    case "pooled":
-                        asked[reader, table.owner] += WORD * (samples + len(ids))
-                        sent[reader, table.owner] += FLOAT * self.width * samples
-                    case "columns":
-                        asked[reader] += np.where(columns > 0, WORD * (samples + len(ids)), 0)
-                        sent[reader] += FLOAT * columns * samples
+                    case "pooled" | "columns":
+                        asked[reader] += np.where(table.shares > 0, WORD * (samples + len(ids)), 0)
+                        sent[reader] += FLOAT * table.shares * samples
                     case "row-wise":
                         own = np.bincount(table.owners_of(ids), minlength=self.devices)
                         asked[reader] += WORD * (samples + own)
@@ -188,9 +184,8 @@ class RowPlacement:
         """Write it as an NPZ file. Raises ForetraceError where that cannot be."""
         arrays: dict[str, Any] = {"placement": np.array([self.devices, self.width, self.training])}
         for each in self.tables:
-            head = np.array([each.rows, get_args(Mode).index(each.mode), each.owner])
-            arrays |= {f"{each.name}.table": head, f"{each.name}.ids": each.ids}
-            arrays |= {f"{each.name}.owners": each.owners, f"{each.name}.rest": each.rest}
+            arrays[f"{each.name}.table"] = np.array([each.rows, get_args(Mode).index(each.mode)])
+            arrays |= {f"{each.name}.{part}": getattr(each, part) for part in _PARTS}
         file = BytesIO()
         np.savez_compressed(file, **arrays)
         write_bytes(path, file.getvalue())
@@ -203,7 +198,7 @@ class RowPlacement:
             tables = []
             for key in (each for each in arrays.files if each.endswith(".table")):
                 name = key.removesuffix(".table")
-                rows, mode, owner = arrays[key].tolist()
-                own = {part: arrays[f"{name}.{part}"] for part in ("ids", "owners", "rest")}
-                tables.append(PlacedTable(name=name, rows=rows, mode=get_args(Mode)[mode], owner=owner, **own))
+                rows, mode = arrays[key].tolist()
+                own = {part: arrays[f"{name}.{part}"] for part in _PARTS}
+                tables.append(PlacedTable(name=name, rows=rows, mode=get_args(Mode)[mode], **own))
         return RowPlacement(devices=devices, width=width, training=bool(training), tables=tuple(tables))

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, thread_time
 from types import TracebackType
 from typing import Self
 
@@ -37,7 +37,14 @@ class RowCounters:
     bytes_written: int = 0
     hits: int = 0  # rows that a cache had
     misses: int = 0  # rows that it had to ask for
-    wait_s: float = 0.0  # seconds that callers waited
+    wait_s: float = 0.0  # seconds that callers waited, and did not compute
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count what this thread waits meanwhile."""
+        wall, own = perf_counter(), thread_time()
+        yield
+        self.wait_s += max(perf_counter() - wall - (thread_time() - own), 0.0)
 
 
 class Rows(ABC):
@@ -79,10 +86,8 @@ class Rows(ABC):
 
     def _read(self, how: Callable[[Int64], Float32], ids: Int64) -> Float32:
         ids = self._checked(ids)
-        begin = perf_counter()
-        with _recorded("rows.get", ids, self.width):
+        with _recorded("rows.get", ids, self.width), self.counters.waiting():
             found = how(ids)
-        self.counters.wait_s += perf_counter() - begin
         self.counters.gets += 1
         self.counters.rows_read += len(ids)
         self.counters.bytes_read += found.nbytes
@@ -96,10 +101,8 @@ class Rows(ABC):
             )
         if len(distinct(ids)) != len(ids):
             raise ForetraceError("Rows of one write must be distinct; add up what belongs to the same row first.")
-        begin = perf_counter()
-        with _recorded("rows.put", ids, width):
+        with _recorded("rows.put", ids, width), self.counters.waiting():
             how(ids, np.asarray(values, np.float32))
-        self.counters.wait_s += perf_counter() - begin
         self.counters.writes += 1
         self.counters.rows_written += len(ids)
         self.counters.bytes_written += 4 * values.size

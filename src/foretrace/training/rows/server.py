@@ -242,13 +242,13 @@ class RemoteRows(Rows):
 
     def __init__(
         self, address: Address, *, token: bytes, rank: int = -1, pace: Callable[[], object] = lambda: None,
-        urgent: bool = True, patience_s: float = PATIENCE_S + 10,
+        urgent: bool = True,
     ) -> None:  # fmt: skip
         self.address, self.rank, self._pace = address, rank, pace
         self._lock = threading.Lock()
         self._numbers: type[np.generic] = np.uint32
         try:
-            self._socket = socket.create_connection(address, timeout=patience_s)
+            self._socket = socket.create_connection(address, timeout=PATIENCE_S + 10)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not urgent:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)

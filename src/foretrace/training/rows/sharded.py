@@ -19,7 +19,7 @@ from torch.nn.functional import embedding_bag
 from foretrace.arrays import Float32, Int64
 from foretrace.errors import ForetraceError
 from foretrace.training.rows.lookups import Lookups
-from foretrace.training.rows.placement import EVERYWHERE, PlacedTable, RowPlacement, column_shares
+from foretrace.training.rows.placement import EVERYWHERE, PlacedTable, RowPlacement
 
 Parts = list[list[Int64]]  # by process and table
 
@@ -35,7 +35,6 @@ class ShardedTables:
             raise ForetraceError(f"Tables in mode {min(other)} are not run; choose pooled, columns or rows.")
         self.placement, self.rank, self.peers = placement, rank, range(placement.devices)
         self.bytes = 0  # sent to and received from other processes
-        self.widths = column_shares(placement.width, placement.devices).tolist()
         self.ids: list[Int64] = []  # rows that are here, rising, by table
         self.weights: list[Tensor] = []
         for table, values in zip(placement.tables, whole, strict=True):
@@ -44,8 +43,8 @@ class ShardedTables:
                 owners = table.owners_of(ids)
                 ids = ids[(owners == rank) | (owners == EVERYWHERE)]
             kept = values[ids if self._asks(table, rank, rank) else ids[:0]]
-            if table.mode == "columns":
-                kept = kept[:, sum(self.widths[:rank]) : sum(self.widths[: rank + 1])]
+            if table.mode != "rows" and table.shares[rank]:
+                kept = np.split(kept, np.cumsum(table.shares)[:-1], axis=1)[rank]
             self.ids.append(ids)
             self.weights.append(torch.from_numpy(kept.copy()))
 
@@ -91,10 +90,8 @@ class ShardedTables:
                 rows = torch.zeros(sum(counts), gradient.shape[1])
                 rows.index_add_(0, reads, gradient.repeat_interleave(offsets.diff(), dim=0))
                 parts = rows.split(counts)
-            elif table.mode == "columns":
-                parts = gradient.split(self.widths, dim=1)
             else:
-                parts = tuple(gradient if peer == table.owner else gradient[:0] for peer in self.peers)
+                parts = gradient.split(table.shares.tolist(), dim=1)
             for to, part in zip(outgoing, parts, strict=True):
                 to.append(part)
         came = self._exchanged(outgoing, [[each.numel() for each in self._answers(peer)] for peer in self.peers])
@@ -128,8 +125,8 @@ class ShardedTables:
             every, starts = (torch.from_numpy(each) for each in lookups.read(batch)[at])
             by_id = (scale * bag(whole[at], every, starts)).repeat_interleave(starts.diff(), dim=0)
             expected = torch.zeros_like(whole[at]).index_add_(0, every, by_id)[torch.from_numpy(self.ids[at])]
-            if self.placement.tables[at].mode == "columns":
-                expected = expected.split(self.widths, dim=1)[self.rank]
+            if (table := self.placement.tables[at]).mode != "rows":
+                expected = expected.split(table.shares.tolist(), dim=1)[self.rank]
             if len(self.weights[at]) and expected.numel():
                 full = torch.zeros_like(expected).index_add_(0, rows, found)
                 error = max(error, float((full - expected).abs().max() / expected.abs().max().clamp(min=1e-30)))
@@ -139,7 +136,7 @@ class ShardedTables:
         """Return whether a reader asks this owner anything of a table."""
         if table.mode == "rows":
             return reader == owner or table.exchanges
-        return owner == table.owner if table.mode == "pooled" else self.widths[owner] > 0
+        return bool(table.shares[owner] > 0)
 
     def _answers(self, peer: int) -> list[Tensor]:
         """Return rows or sums of every table for one reader."""
@@ -159,8 +156,7 @@ class ShardedTables:
         mine, width = self._samples[self.rank], self.placement.width
         return [
             [
-                width * len(self._asked[peer][at]) if table.mode == "rows" else
-                mine * self._asks(table, self.rank, peer) * (self.widths[peer] if table.mode == "columns" else width)
+                width * len(self._asked[peer][at]) if table.mode == "rows" else mine * int(table.shares[peer])
                 for at, table in enumerate(self.placement.tables)
             ]
             for peer in self.peers

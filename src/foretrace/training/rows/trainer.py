@@ -109,7 +109,7 @@ class RowTrainer:
             each.close()
 
     def uncached(self, begin: int, end: int) -> list[float]:
-        """Return every batch fetches its rows, and the server applies the gradients that all push."""
+        """Train batches that each fetch their rows, and whose gradients the server applies."""
         reads, ends = [self._reads(batch) for batch in range(begin, end)], [time.perf_counter()]
         for batch, read in enumerate(reads, begin):
             values = self.fetches[0].get_after(batch, read.ids)
@@ -121,10 +121,10 @@ class RowTrainer:
         self.fetches[0].get_after(end, np.empty(0, np.int64))
         return ends
 
-    def ahead(self, begin: int, end: int, look_ahead: int, capacity: int = 0) -> list[float]:
-        """Return rows stay with the trainers for as long as a plan says; `capacity` as of `LookAheadRows`."""
+    def ahead(self, begin: int, end: int, look_ahead: int) -> list[float]:
+        """Train batches whose rows stay with trainers as long as a plan says."""
         plan = plan_ahead(self.lookups, trainers=self.trainers, look_ahead=look_ahead, begin=begin, end=end)
-        self.cache = cache = LookAheadRows(self.pushes, plan, self.rank, capacity)
+        self.cache = cache = LookAheadRows(self.pushes, plan, self.rank)
         reads = [self._reads(batch) for batch in range(begin, end)]
         turns = [
             [plan.turn(batch, self.rank, soon=which) for which in (None, True, False)] for batch in range(begin, end)
