@@ -148,7 +148,7 @@ class _Events:
         return before, np.array(work, dtype=np.int64), np.array(plain, dtype=np.int64)
 
     def _before_collective(self, before: list[tuple[int, int]]) -> tuple[Int64, Int64]:
-        """Return the communication stream waits for what its caller's stream had been given so far."""
+        """Return edges by which the communication stream waits for what its caller's stream had been given so far."""
         host, device = self.host, self.device
         src, dst = [], []
         waits = np.array([w for w, _ in before], dtype=np.int64)

@@ -135,7 +135,7 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
 
 
 def unparted(text: str) -> str:
-    """Return a figure is not parted from its unit at the end of a line."""
+    """Return the text with figures that are not parted from their units at the end of a line."""
     return re.sub(r"(?<=\d) (?=(?:ns|µs|ms|s|%)\b|%)", "\N{NO-BREAK SPACE}", text)
 
 

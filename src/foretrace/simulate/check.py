@@ -122,7 +122,7 @@ def _finding(name: str, value: float, limit: float, says: str, warn: float | Non
 
 
 def _self_replay(graph: TaskGraph) -> Finding:
-    """Return recorded times are reproduced to the nanosecond; an edited graph has no recording to reproduce."""
+    """Check that recorded times are reproduced to the nanosecond; an edited graph has no recording to reproduce."""
     if graph.changes:
         return Finding(name="self-replay", verdict=CheckVerdict.SKIP, value=0, limit=0, says="the graph was edited")
     start, _ = run(graph)

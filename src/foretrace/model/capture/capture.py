@@ -357,7 +357,7 @@ def _register(log: Log, training: Training, data: Any) -> None:
 
 
 def _gradients(log: Log, training: Training) -> list[Any]:
-    """Return gradients of weights are known by their hook."""
+    """Register hooks by which the log knows gradients of weights, and return them."""
     return [
         weight.register_post_accumulate_grad_hook(lambda leaf, name=name: log.mark(leaf.grad, Role.GRADIENT, name))
         for name, weight in training.model.named_parameters()

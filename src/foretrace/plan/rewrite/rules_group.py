@@ -35,7 +35,7 @@ def _merge_groups_sample(m: Maker) -> Graph:
 
 
 def _group(view: GraphView) -> Iterator[RuleMatch]:
-    """Yield convolutions of all slices of a tensor, concatenated again, are one in groups."""
+    """Yield convolutions of all slices of a tensor that, concatenated again, are one convolution in groups."""
     for term in view.of("concat"):
         convs = list(term.inputs)
         if term["axis"] != 1 or not all(each.op == "conv2d" and view.private(each) for each in convs):

@@ -212,7 +212,7 @@ def fit(model: Model, costs: OperatorCosts) -> float | None:
 def compared(
     model: Model, arms: dict[str, Emitted], *, rounds: int, tell: Callable[[float], None] | None = None
 ) -> measure.MeasuredGain:
-    """Return the original and rewritten models run in turns on the example inputs.
+    """Run the original and rewritten models in turns on the example inputs.
 
     Beside them "captured" runs: the original's operators without its Python code, which is no merit of a rewriting.
     """
