@@ -63,12 +63,3 @@ def shared_data() -> Path:
     if not (path / "traces").is_dir():
         pytest.skip(f"shared data not found at {path}; set FORETRACE_SHARED_DATA to its folder")
     return path
-
-
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    """A real cluster on this machine."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
