@@ -60,7 +60,7 @@ test: $(VENV)/dev.stamp
 
 # What depends on the processor, once more as if it had AVX2 and no more. All tests: ONEDNN_MAX_CPU_ISA=AVX2 make test
 test-avx2: $(VENV)/dev.stamp
-	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m processor $(ARGS)
+	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m processor $(ARGS) $$(grep -rl --include='test_*.py' mark.processor tests reproductions)
 
 # What 118 commands answer, against the answers that are kept; ARGS="--write NAME" where one is meant to change.
 golden: $(VENV)/dev.stamp
