@@ -24,8 +24,10 @@ os.environ.setdefault("FORETRACE_POISON", "1")  # what a pass leaves unwritten s
 
 # A process has one server that others are forked from, and what it has imported is settled by whoever starts it. Here
 # it always has PyTorch: else, after a test of executor.py, each worker would import it by itself, for three seconds.
+# And numba, with what else executor.py is given most often.
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel", "foretrace.training.training",
-             "foretrace.training.pipeline.launch")  # fmt: skip
+             "foretrace.training.pipeline.launch", "foretrace.graph.ranks",
+             "foretrace.serving.llm.capacity")  # fmt: skip
 _preload = forkserver.set_forkserver_preload
 
 
