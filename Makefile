@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PACKAGE = pyproject.toml constraints.txt
-# PROCESSES with whole files each, in the order that tests/health.py gives them: those with slow tests first. Hundreds of
-# Python processes begin meanwhile: compiled once, whatever the environment says of bytecode.
-PROCESSES ?= 2
+# PROCESSES with whole files each, in the order that tests/health.py gives them: those with slow tests first. One more than
+# a machine of two cores has: some tests wait for links, schedulers and servers. Hundreds of Python processes begin
+# meanwhile: compiled once, whatever the environment says of bytecode.
+PROCESSES ?= 3
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 DEMO := demo-out
 
