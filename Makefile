@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PACKAGE = pyproject.toml constraints.txt
-# PROCESSES with whole files each, in the order that tests/health.py gives them: those with slow tests first. Hundreds of
-# Python processes begin meanwhile: compiled once, whatever the environment says of bytecode.
-PROCESSES ?= 2
+# PROCESSES with whole files each, in the order that tests/health.py gives them: those with slow tests first. One more than
+# a machine of two cores has: some tests wait for links, schedulers and servers. Hundreds of Python processes begin
+# meanwhile: compiled once, whatever the environment says of bytecode.
+PROCESSES ?= 3
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 DEMO := demo-out
 
@@ -60,7 +61,7 @@ test: $(VENV)/dev.stamp
 
 # What depends on the processor, once more as if it had AVX2 and no more. All tests: ONEDNN_MAX_CPU_ISA=AVX2 make test
 test-avx2: $(VENV)/dev.stamp
-	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m processor $(ARGS)
+	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m processor $(ARGS) $$(grep -rl --include='test_*.py' mark.processor tests reproductions)
 
 # What 118 commands answer, against the answers that are kept; ARGS="--write NAME" where one is meant to change.
 golden: $(VENV)/dev.stamp

@@ -24,8 +24,10 @@ os.environ.setdefault("FORETRACE_POISON", "1")  # what a pass leaves unwritten s
 
 # A process has one server that others are forked from, and what it has imported is settled by whoever starts it. Here
 # it always has PyTorch: else, after a test of executor.py, each worker would import it by itself, for three seconds.
+# And numba, with what else executor.py is given most often.
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel", "foretrace.training.training",
-             "foretrace.training.pipeline.launch")  # fmt: skip
+             "foretrace.training.pipeline.launch", "foretrace.graph.ranks",
+             "foretrace.serving.llm.capacity")  # fmt: skip
 _preload = forkserver.set_forkserver_preload
 
 
@@ -63,12 +65,3 @@ def shared_data() -> Path:
     if not (path / "traces").is_dir():
         pytest.skip(f"shared data not found at {path}; set FORETRACE_SHARED_DATA to its folder")
     return path
-
-
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    """A real cluster on this machine."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()

@@ -44,6 +44,14 @@ def die_once(mark: Path) -> str:
     return mark.name
 
 
+def meet(folder: Path) -> int:
+    """Wait for another process here, so that one does not do the work of two."""
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < 2:
+        time.sleep(0.01)
+    return os.getpid()
+
+
 @pytest.fixture
 def ranks(tmp_path: Path) -> Path:
     random = np.random.default_rng(1)
@@ -51,7 +59,7 @@ def ranks(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
+def no_cluster() -> Iterator[None]:
     """Ray is there and not running; nothing of it is left afterwards."""
     ray = pytest.importorskip("ray", reason="Ray is not installed")
     assert not ray.is_initialized()
@@ -98,6 +106,22 @@ def test_a_killed_worker_is_told() -> None:
 @pytest.mark.skipif(executor.cores() < 2, reason="one core: no pool is started")
 def test_an_item_whose_worker_died_is_begun_again(tmp_path: Path) -> None:
     assert executor.map(die_once, [tmp_path / "a", tmp_path / "b"], again=2) == ["a", "b"]
+
+
+def test_a_place_keeps_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "cores", lambda: 2)
+
+    def who(name: str) -> set[int]:
+        (tmp_path / name).mkdir()
+        return set(executor.map(meet, [tmp_path / name] * 2, pool=processes))
+
+    with executor.place("here") as processes:
+        first, second = who("first"), who("second")
+        with pytest.raises(ForetraceError, match="a worker process died after"):
+            executor.map(die, range(2), pool=processes)
+        third = who("third")
+    assert first == second and not third & first
+    assert not any(Path(f"/proc/{each}").exists() for each in first | third)
 
 
 def test_places_that_do_not_exist(monkeypatch: pytest.MonkeyPatch, ranks: Path) -> None:
@@ -151,30 +175,7 @@ def test_mistakes_in_sets_of_ranks(ranks: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Ray's own making
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_real_ray_cluster(ranks: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    try:
-        told: list[float] = []
-        assert executor.map(square, range(5), on="ray", progress=told.append) == [0, 1, 4, 9, 16]
-        assert told[-1] == 1.0 and len(told) == 5
-        on_ray = flow.rank_graphs(ranks, on="ray")
-        assert all(same(one, other) for one, other in zip(flow.rank_graphs(ranks), on_ray, strict=True))
-        assert on_ray[0].dur.flags.writeable  # not in the cluster's memory
-        with pytest.raises(TraceError, match=r"^file 2 is no recording: leave it out\.$"):
-            executor.map(refuse, range(4), on="ray")
-        with pytest.raises(ForetraceError, match="a worker process died after"):
-            executor.map(die, range(2), on="ray")
-        assert ray.is_initialized()  # what was running before stays
-    finally:
-        ray.shutdown()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of Ray's own making
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("no_cluster")
 def test_ray_is_started_for_the_call_and_leaves_standard_output_alone(capfd: pytest.CaptureFixture[str]) -> None:
     import ray
 
@@ -184,7 +185,7 @@ def test_ray_is_started_for_the_call_and_leaves_standard_output_alone(capfd: pyt
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("no_cluster")
 @pytest.mark.filterwarnings("ignore")  # of Ray's own making
 def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")

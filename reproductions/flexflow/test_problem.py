@@ -203,15 +203,6 @@ def test_a_search_is_never_worse_than_its_baselines_and_repeats_itself(name: str
     assert (again.best, again.cost, again.curve) == (found.best, found.cost, found.curve)
 
 
-@pytest.mark.slow("starts a Ray cluster")
-@pytest.mark.filterwarnings("ignore")  # of Ray's own making
-@pytest.mark.usefixtures("ray_cluster")
-def test_chains_on_a_ray_cluster_find_the_same_strategy() -> None:
-    problem = problem_of("recurrent", 2, 2, "gather")
-    here, there = (best_strategy(problem, calls=300, chains=3, seed=5, on=on) for on in (None, "ray"))
-    assert here == there and here.best is not None
-
-
 def test_memory_limits_are_kept() -> None:
     free = problem_of("convolutional", 2, 2, "all-reduce")
     limit = 1.02 * min(max(free.counted(point).held_bytes) for point in (free.data_parallel(), free.expert()))

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, redirect_stdout
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from multiprocessing import get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -49,7 +49,7 @@ def map(  # called as executor.map
     items: Sequence[Item],
     *,
     on: str = "here",
-    pool: bool = True,
+    pool: ProcessPool | bool = True,
     again: int = 0,
     progress: Progress = None,
 ) -> list[Result]:
@@ -60,7 +60,8 @@ def map(  # called as executor.map
         items: independent of each other.
         on: "here" uses a process per core, "ray" the Ray cluster that this process is connected to, else the one
             that RAY_ADDRESS names or that runs on this machine, else one that is started for this call.
-        pool: False where the work is too little to start processes for; "here" is then a plain loop.
+        pool: False where the work is too little to start processes for; "here" is then a plain loop. Those of
+            `place`, where several calls follow each other.
         again: how often an item is begun again whose worker died.
         progress: see above.
 
@@ -72,9 +73,9 @@ def map(  # called as executor.map
     check_place(on)
     if on == "ray":
         return _on_ray(function, items, again, progress)
-    workers = min(cores(), len(items))
-    if pool and workers > 1:
-        return _in_pool(function, items, workers, again, progress)
+    if pool and min(cores(), len(items)) > 1:
+        with nullcontext(pool) if isinstance(pool, ProcessPool) else closing(ProcessPool()) as processes:
+            return _in_pool(function, items, processes, again, progress)
     results = []
     for item in items:
         results.append(function(item))
@@ -83,14 +84,11 @@ def map(  # called as executor.map
 
 
 @contextmanager
-def place(on: str) -> Iterator[None]:
-    """Keep what several calls of `map` need: on "ray" the cluster, which each would start and stop by itself."""
+def place(on: str) -> Iterator[ProcessPool]:
+    """Keep what each call of `map` would start and stop by itself: processes, its `pool`; on "ray" the cluster."""
     check_place(on)
-    if on == "ray":
-        with _cluster():
-            yield
-    else:
-        yield
+    with _cluster() if on == "ray" else nullcontext(), closing(ProcessPool()) as processes:
+        yield processes
 
 
 def _tell(progress: Progress, done: int, total: int) -> None:
@@ -108,28 +106,49 @@ def _died(done: int, total: int, what: str) -> ForetraceError:
 # --- processes of this machine -------------------------------------------------------------------------------
 
 
+class ProcessPool:
+    """Processes, started when they are first needed, and again after one of them died."""
+
+    def __init__(self) -> None:
+        self._running: ProcessPoolExecutor | None = None
+
+    def started(self, module: str) -> ProcessPoolExecutor:
+        """Return the processes, with `module` imported where that comes at no cost."""
+        if self._running is None:
+            # A fork server forks from a process without threads; a plain fork may copy a lock that nobody will release.
+            method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+            context = get_context(method)
+            if method == "forkserver":
+                context.set_forkserver_preload([module])
+            self._running = ProcessPoolExecutor(cores(), mp_context=context, initializer=_end_with_caller)
+        return self._running
+
+    def close(self) -> None:
+        """Leave no process and no work behind."""
+        if self._running is not None:
+            self._running.shutdown(wait=True, cancel_futures=True)
+            self._running = None
+
+
 def _in_pool(
-    function: Callable[[Item], Result], items: Sequence[Item], workers: int, again: int, progress: Progress
-) -> list[Result]:
-    # A fork server forks from a process without threads; a plain fork may copy a lock that nobody will release.
-    method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
-    context = get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload([function.__module__])
+    function: Callable[[Item], Result], items: Sequence[Item], pool: ProcessPool, again: int, progress: Progress
+) -> list[Result]:  # fmt: skip
     results: dict[int, Result] = {}
     for left in range(again, -1, -1):
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_caller) as pool:
-            try:
-                place = {pool.submit(function, item): i for i, item in enumerate(items) if i not in results}
-                for future in as_completed(place):
-                    results[place[future]] = future.result()
-                    _tell(progress, len(results), len(items))
-                break
-            except BrokenProcessPool:
-                if not left:
-                    raise _died(len(results), len(items), "killed, or unable to start") from None
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        try:
+            submit = pool.started(function.__module__).submit
+            place = {submit(function, item): i for i, item in enumerate(items) if i not in results}
+            for future in as_completed(place):
+                results[place[future]] = future.result()
+                _tell(progress, len(results), len(items))
+            break
+        except BrokenProcessPool:
+            pool.close()
+            if not left:
+                raise _died(len(results), len(items), "killed, or unable to start") from None
+        except BaseException:
+            pool.close()
+            raise
     return [results[i] for i in range(len(items))]
 
 
@@ -189,7 +208,8 @@ def _on_ray(
 
 
 def _call(function: Callable[[Item], Result], item: Item) -> Result:
-    return function(item)
+    # Read-only arrays, as Ray hands them over, would be other types to `njit`: each loop would be compiled once more.
+    return function(copy.deepcopy(item))
 
 
 @contextmanager

@@ -46,7 +46,7 @@ HELD = {
     "plan place --memory-limit": ["tests/plan/placement/test_command.py::test_what_cannot_be"],
     "plan pipeline --memory-limit": ["tests/plan/pipelines/test_cut.py::test_what_does_not_fit_is_said"],
     "plan soap --memory-limit": ["tests/plan/soap/test_plan.py::test_memory_is_kept_or_what_it_takes_is_said"],
-    "plan soap --calls": ["tests/plan/soap/test_plan.py::test_same_plan_here_and_on_ray"],
+    "plan soap --calls": ["tests/test_on_ray.py::test_same_plan_here_and_on_ray"],
     "plan place --seconds": ["tests/plan/placement/test_small.py::test_integer_program_has_the_time_that_is_given"],
     "codesign --calls": ["tests/plan/codesign/test_searched.py::test_designs_are_those_that_are_enumerated"],
     "plan transformer --calls": ["tests/plan/codesign/test_searched.py::test_designs_are_those_that_are_enumerated"],

@@ -56,7 +56,7 @@ ASKED = {
     "plan rows": "'zipf:1.1 tables=3 rows=900 samples=64 batches=6' --devices 3 --memory 400KB --inference",
     "plan transformer": "gpt2-xl --device a100-80gb --devices 16 --batch 64",
     "codesign": "gpt2-medium --devices 8 --batch 64 --area 8",
-    "plan cache": "zipf:1.05 --link 50mbit",
+    "plan cache": "'zipf:1.05 samples=64 batches=16' --link 50mbit",
     "plan look-ups": "mobilenet-v2 --size tiny --setting 9/16/l1=0.75 --dense 0.76 --samples 5000",
     "plan sync": "100,100,300ms --commit-ms 20 --parameters 1000 --link 1gbit",
     "plan soap": "vgg11 --size tiny --device p100 --devices 4 --calls 60",
@@ -78,7 +78,7 @@ ASKED = {
     "fleet fit": f"{JOBS} --out T/like.json",
     "fleet generate": "T/like.json --jobs 200 --out T/more.csv",
     "fleet export": f"{JOBS} --to slurm --cluster 2x4x8 --job job20 --out T/slurm",
-    "fleet live": f"60 --from {ROOT / 'examples' / 'slurm'} --add-rack 1",
+    "fleet live": f"60 --from {ROOT / 'examples' / 'slurm'} --add-rack 1 --draws 20",
     "fleet policies": "",
 }
 # Commands that write files instead of an answer; all that they leave in W is compared.

@@ -11,6 +11,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,15 @@ def test_jobs_run_where_and_when_they_were_predicted() -> None:
 @needs_slurm
 @pytest.mark.slow("two private Slurms")
 def test_two_at_once_do_not_meet() -> None:
+    both = Barrier(2, timeout=60)
+
     def one(at: int) -> tuple[str, str]:
         with private(SlurmSetup(nodes=2 + at, gpus=1, racks=1)) as slurm:
             slurm.run("sbatch", "--output=/dev/null", text="#!/bin/sh\nexec sleep 30\n")
-            time.sleep(2)
-            return slurm.run("sinfo", "--noheader", "--format=%D").strip(), slurm.run("squeue", "--noheader")
+            both.wait()
+            seen = slurm.run("sinfo", "--noheader", "--format=%D").strip(), slurm.run("squeue", "--noheader")
+            both.wait()
+            return seen
 
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(one, range(2)))
@@ -78,7 +83,8 @@ def test_a_killed_one_leaves_nothing(tmp_path: Path) -> None:
         "from foretrace.fleet.rig.cluster import SlurmSetup, private\n"
         "with private(SlurmSetup(nodes=2, gpus=1, racks=1), under=Path(sys.argv[1])) as slurm:\n"
         "    slurm.run('sbatch', '--output=/dev/null', text='#!/bin/sh\\nexec sleep 4321\\n')\n"
-        "    time.sleep(2)\n"
+        "    while not slurm.run('squeue', '--noheader', '--states=R').strip():\n"
+        "        time.sleep(0.1)\n"
         "    print((slurm.folder / 'slurm.conf').read_text(), flush=True)\n"
         "    print('READY', flush=True)\n"
         "    time.sleep(60)\n"

@@ -183,18 +183,6 @@ def test_chains_are_the_same_on_other_processes(tmp_path: Path) -> None:
     assert (tmp_path / "died").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of Ray's own making
-@pytest.mark.usefixtures("ray_cluster")
-def test_chains_are_the_same_on_a_ray_cluster_whose_workers_are_killed(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"strategy": MCMC(beta=0.3), "calls": 403, "chains": 3, "seed": 2}
-    here = minimise(PROBLEM, **given)
-    assert minimise(PROBLEM, **given, on="ray") == here
-    dying = Numbers(PROBLEM.space, 7, 0.2, die_once=tmp_path / "died")
-    assert minimise(dying, **given, on="ray") == here
-    assert (tmp_path / "died").exists()
-
-
 class Answering(Problem[Any]):
     """Points on a line that answer with their square; the target is that of 0.5."""
 

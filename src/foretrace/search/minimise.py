@@ -415,7 +415,7 @@ def _elsewhere(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | No
     parts = [_Chain(replace(order, calls=0), until).part() for order in orders]
     running = SearchProgress(orders, lambda: parts)
     try:
-        with executor.place(on):
+        with executor.place(on) as processes:
             for share in _PARTS:
                 going = [i for i, part in enumerate(parts) if part.ended in ("", "calls", "seconds")]
                 left_s = share * total_s - until.spent if total_s < inf else inf
@@ -426,7 +426,7 @@ def _elsewhere(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | No
                     )
                     for i in going
                 ]  # fmt: skip
-                for i, part in zip(going, executor.map(_run, now, on=on, again=_AGAIN), strict=True):
+                for i, part in zip(going, executor.map(_run, now, on=on, pool=processes, again=_AGAIN), strict=True):
                     parts[i] = part
                 if tell is not None:
                     tell(running)

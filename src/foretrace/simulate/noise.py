@@ -219,6 +219,7 @@ def t_quantile(p: float, freedom: int) -> float:
     return (low + high) / 2
 
 
+@lru_cache
 def expected_max(count: int) -> float:
     """Return expected largest of so many independent standard normal numbers (David & Nagaraja, Order Statistics,
     2003).

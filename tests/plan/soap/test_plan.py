@@ -54,15 +54,6 @@ def test_memory_is_kept_or_what_it_takes_is_said() -> None:
         planned(memory_limit=0.02 * max(held))
 
 
-@pytest.mark.slow("starts a Ray cluster")
-@pytest.mark.filterwarnings("ignore")  # of Ray's own making
-@pytest.mark.usefixtures("ray_cluster")
-def test_same_plan_here_and_on_ray() -> None:
-    here, there = (planned(on=on).strategies for on in ("here", "ray"))
-    assert [each.found for each in here] == [each.found for each in there]
-    assert all(each.found.calls <= 200 for each in here)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -10,6 +10,7 @@ import pytest
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger
 from foretrace.report.energy import colocated
+from foretrace.serving.energy import colocate as module
 from foretrace.serving.energy.colocate import ARMS, UNKNOWN, InterferenceLaw, PassWork, colocate
 from foretrace.serving.server.run import usable
 
@@ -71,7 +72,7 @@ def test_too_few_pairs() -> None:
 
 
 @pytest.mark.slow("loads PyTorch in two processes and measures 18 pairs")
-def test_two_real_processes_share_a_core(tmp_path: Path) -> None:
+def test_two_real_processes_share_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     found = colocate("actor-critic", "ncf", slo="100x", seconds=0.5, core=usable()[0])
     assert {*found.pairs} == {(a, b) for a in UNKNOWN for b in UNKNOWN}
@@ -81,6 +82,7 @@ def test_two_real_processes_share_a_core(tmp_path: Path) -> None:
     view = colocated(found, str(ledger.path), ledger.add(found.rows()))
     assert view.rows == 4 == len(ledger.rows(model="actor-critic")) and view.headline
     assert all(each.low_s < each.predicted_s < each.high_s and each.measured_s > 0 for each in view.pairs)
+    monkeypatch.setattr(module, "_ROUNDS", 2)
     with pytest.raises(ForetraceError, match="kept by no request"):
         colocate("actor-critic", "ncf", slo="1e-6ms", seconds=0.1, core=usable()[0])
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from foretrace import executor
@@ -16,7 +15,7 @@ from foretrace.serving.llm.capacity import Deployed, capacities, deployments
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.metrics import falls_behind, latency_statistic
-from foretrace.serving.llm.simulation import SimulationConfig, simulated
+from foretrace.serving.llm.simulation import SimulationConfig
 from foretrace.serving.requests import requests
 
 ASK = SimulationConfig(
@@ -107,23 +106,6 @@ def test_limits_that_nothing_keeps() -> None:
 def test_what_cannot_be_asked(ask: SimulationConfig, how: dict[str, Any], said: str) -> None:
     with pytest.raises(ForetraceError, match=said):
         capacities(ask, **how)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of Ray's own making
-def test_a_ray_cluster_finds_the_same() -> None:
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
-    many = replace(ASK, asked="poisson qps=20 prompt=64-256 output=16-64", seconds=20, replicas=40, slo="")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    try:
-        found, played = capacities(replace(ASK, on="ray"), devices=1, seconds=60), simulated(replace(many, on="ray"))
-    finally:
-        ray.shutdown()
-    assert found.engines == capacities(ASK, devices=1, seconds=60).engines
-    assert any(one.requests_per_s for one in found.engines)
-    here = simulated(many)
-    np.testing.assert_array_equal(played.run.finish_s, here.run.finish_s)
-    assert played.figures.ttft_s == here.figures.ttft_s and played.run.replicas == 40
 
 
 def test_engines_are_counted() -> None:

@@ -21,6 +21,7 @@ from urllib.error import HTTPError, URLError
 import numpy as np
 import pytest
 
+from foretrace.cli.app import run
 from foretrace.serving.server.models import LoadedModel, ModelSource
 from tests.serving.server.conftest import Serve
 
@@ -244,8 +245,6 @@ def test_clients_that_left_and_a_stop_while_requests_are_here(serve: Serve, scri
         (["MODEL:net", "--host", "0.0.0.0"], "lets other machines ask, which needs a token; give --token-file FILE"),
         (["MODEL:net", "--host", "no.such.invalid"], "is no address"),
         (["MODEL:net", "--port", "TAKEN"], "cannot be had (Address already in use); give another one."),
-        (["MODEL:broken"], "no weights here"),
-        (["MODEL:unseeded", "--split", "2x1:1"], "must be the same model whenever it is loaded"),
         (["MODEL:net", "--split", "2x1"], "a split must be INSTANCESxTHREADS:BATCH"),
         (["MODEL:net", "--split", "999x1:1"], "cores that there are"),
         (["MODEL:net", "--certificate", "MODEL"], "go together"),
@@ -256,14 +255,27 @@ def test_clients_that_left_and_a_stop_while_requests_are_here(serve: Serve, scri
         (["resnet5o"], "did you mean resnet50?"),
     ],
 )
-def test_mistakes_are_one_sentence(script: Path, words: list[str], said: str) -> None:
-    if "2x1:1" in words and len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("needs two cores")
+def test_mistakes_are_one_sentence(
+    script: Path, words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         given = [each.replace("MODEL", str(script)).replace("TAKEN", port) for each in words]
-        more = [] if "--port" in words else ["--port", "0"]
-        command = ["-m", "foretrace", "serve", *given, *more]
-        found = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, check=False)
+        code = run(["serve", *given, *([] if "--port" in words else ["--port", "0"])])
+    found = capfd.readouterr()
+    assert (code, found.out) == (2, "") and said in found.err, found.err
+    assert len(found.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "split", "said"),
+    [("broken", "1x1:1", "no weights here"), ("unseeded", "2x1:1", "must be the same model whenever it is loaded")],
+)
+def test_mistakes_of_processes_are_one_sentence(script: Path, function: str, split: str, said: str) -> None:
+    """In a process of its own: also what those that load the model print is seen."""
+    if split.startswith("2") and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    command = [sys.executable, "-m", "foretrace", "serve", f"{script}:{function}", "--split", split, "--port", "0"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (found.returncode, found.stdout) == (2, "") and said in found.stderr, found.stderr
     assert len(found.stderr.strip().splitlines()) == 1

@@ -88,7 +88,7 @@ def play(queue: Queue, run_s: Float64, phases: Float64, held: list[Int64] | None
         if held is not None:
             held.append(args[6])
         _play(
-            *args, np.array(run_s[draw]), interval, given.bf_window * 60.0, depth, queue.backfill, queue.lag_s,
+            *args, np.array(run_s[draw], float), interval, given.bf_window * 60.0, depth, queue.backfill, queue.lag_s,
             float(phases[draw]) * interval, np.where(queue.running, HELD_, QUEUED_), starts[draw], rows[0],
             rows[1], queue.slots.copy(), np.zeros(queue.group.max(initial=-1) + 2, np.int64),
             np.zeros(queue.leaf.max(initial=-1) + 1, np.int64), np.empty(nodes, np.int64), np.empty(nodes, np.bool_),

@@ -95,7 +95,7 @@ def solve(
         problem.transfer[rows],
         cpus,
         accelerators,
-        problem.memory_limit,
+        float(problem.memory_limit),
         below,
         relief,
     )

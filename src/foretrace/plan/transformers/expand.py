@@ -25,7 +25,7 @@ def stage_cost(space: ParallelismSpace, at: Parallelism, layers: float, count: i
     `layers`: of its device, which has `at.virtual` such stages; `last`: it computes the logits.
     """
     share = at.virtual
-    forward, backward, logits, seen, hidden, update = kernels.passes(*space.arrays, fields_of(at), layers, count)
+    forward, backward, logits, seen, hidden, update = kernels.passes(*space.arrays, fields_of(at), float(layers), count)
     return StageCost(
         forward_s=forward / share + seen + (logits / 3 if last else 0.0),
         backward_s=backward / share + seen + (logits * 2 / 3 if last else 0.0), update_s=update / share, hop_s=hidden,

@@ -132,12 +132,13 @@ def capacities(
     order = np.random.default_rng(config.seed).permutation(len(every := list(deployments(devices))))
     todo = [every[i] for i in order if every[i] not in done]
     limit, step = Deadline(seconds), int(_TOGETHER * executor.cores())
-    with executor.place(config.on):
+    with executor.place(config.on) as processes:
         while todo and (limit.allows("round") or not done):
             batch, todo = todo[:step], todo[step:]
             with limit.part("round"):
                 items = [(config, asked, one, found_limits) for one in batch]
-                done |= {one.engine: one for one in executor.map(_capacity, items, on=config.on, again=1)}
+                played = executor.map(_capacity, items, on=config.on, pool=processes, again=1)
+                done |= {one.engine: one for one in played}
             if state is not None:
                 kept = _Kept(question=question, found=tuple(sorted(done.values(), key=lambda one: one.engine)))
                 write_text(state, msgspec.json.format(msgspec.json.encode(kept)).decode())

@@ -133,8 +133,14 @@ class ModelSource:
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Modules that take seconds to load and are needed for it: optimizers of trainings need PyTorch's compiler."""
-        return ("onnxruntime",) if self.name.endswith(".onnx") else ("torch", "torch._dynamo")
+        """Modules that take seconds to load and are needed for it.
+
+        PyTorch's compiler is what optimizers of the zoo's trainings and exported programs load; a script's modules do
+        not.
+        """
+        if self.name.endswith(".onnx"):
+            return ("onnxruntime",)
+        return ("torch",) if self.name.partition(":")[0].endswith(".py") else ("torch", "torch._dynamo")
 
     def load(self, *, threads: int = 1) -> LoadedModel:
         """Load it into this process; `threads` matters to ONNX Runtime alone, which has threads of its own.
