@@ -83,7 +83,7 @@ PQA (TRETS 2024) reports up to 3.1 times the performance per area of multipliers
 |---|---|---|
 | 3.1 × per area at (9, 16) | *free ports* below | ASIC areas; an FPGA's memories have ports anyway |
 | the same | columns behind it | ports, and traffic of tables of 16/9 the numbers of weights |
-| less than a point lost | 0.9 with L2 and little noise, *Accuracy* below | steps; noise, of which prototypes miss much |
+| less than a point lost | 0.9 with L2 and little noise, *Accuracy* below | steps; noise that prototypes miss |
 
 ResNet-8 (widths 16, 32, 64; the first convolution has a stride of 2 and, like the output layer, stays dense) on
 generated pictures of 16 × 16 pixels: strokes of ten classes, warped, coloured, in noise, drawn anew for every step.
