@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -62,20 +63,39 @@ def test_two_at_once_do_not_meet() -> None:
     assert [nodes for nodes, _ in found] == ["2", "3"] and all(queue.count("sbatch") == 1 for _, queue in found)
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose name leaves room for Slurm's sockets."""
+    with tempfile.TemporaryDirectory(prefix="ft-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@needs_slurm
+def test_a_folder_in_which_no_job_could_start(tmp_path: Path) -> None:
+    below = tmp_path / ("long" * 20)
+    below.mkdir()
+    with (
+        pytest.raises(ForetraceError, match=r"private Slurm must have at most 7\d characters, got"),
+        private(SlurmSetup(nodes=1, gpus=1, racks=1), under=below),
+    ):
+        pass
+    assert not any(below.iterdir())
+
+
 @pytest.mark.skipif(bool(cluster.missing(accounting=True)), reason=f"{cluster.missing(accounting=True)}")
 @pytest.mark.slow("a database of its own")
-def test_a_qos_is_accounted_for(tmp_path: Path) -> None:
+def test_a_qos_is_accounted_for(short: Path) -> None:
     policy = parse("priority slurm=yes qos=high:Priority=10:Preempt=low:GrpTRES=4,low:MaxJobsPU=2 preempt-mode=requeue")
     assert isinstance(policy, SlurmPolicy)
-    with private(slurm_setup(SlurmSetup(nodes=1, gpus=1, racks=1), policy), under=tmp_path) as slurm:
+    with private(slurm_setup(SlurmSetup(nodes=1, gpus=1, racks=1), policy), under=short) as slurm:
         said = slurm.run("sacctmgr", "show", "qos", "-nP", "format=name,priority,preempt,maxjobspu,grptres")
         assert {"high|10|low||gres/gpu=4", "low|0||2|"} <= set(said.splitlines())
-    assert not any(tmp_path.iterdir()) and not owned(tmp_path)
+    assert not any(short.iterdir()) and not owned(short)
 
 
 @needs_slurm
 @pytest.mark.slow("waits for what was killed")
-def test_a_killed_one_leaves_nothing(tmp_path: Path) -> None:
+def test_a_killed_one_leaves_nothing(short: Path) -> None:
     """Neither a process, nor a port, nor a file: also where the one who started it had no time to clean up."""
     code = (
         "import sys, time\n"
@@ -83,25 +103,27 @@ def test_a_killed_one_leaves_nothing(tmp_path: Path) -> None:
         "from foretrace.fleet.rig.cluster import SlurmSetup, private\n"
         "with private(SlurmSetup(nodes=2, gpus=1, racks=1), under=Path(sys.argv[1])) as slurm:\n"
         "    slurm.run('sbatch', '--output=/dev/null', text='#!/bin/sh\\nexec sleep 4321\\n')\n"
-        "    while not slurm.run('squeue', '--noheader', '--states=R').strip():\n"
+        "    for _ in range(600):\n"
+        "        if slurm.run('squeue', '--noheader', '--states=R').strip():\n"
+        "            break\n"
         "        time.sleep(0.1)\n"
         "    print((slurm.folder / 'slurm.conf').read_text(), flush=True)\n"
         "    print('READY', flush=True)\n"
         "    time.sleep(60)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as started:
+    with subprocess.Popen([sys.executable, "-c", code, str(short)], stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None
         said = []
         for line in started.stdout:
             said.append(line)
             if line == "READY\n":
                 break
-        assert said[-1:] == ["READY\n"] and len(owned(tmp_path)) >= 5
+        assert said[-1:] == ["READY\n"] and len(owned(short)) >= 6  # daemons, and a step of the job
         started.send_signal(signal.SIGKILL)
     end = time.monotonic() + 20
-    while time.monotonic() < end and (owned(tmp_path) or any(tmp_path.iterdir())):
+    while time.monotonic() < end and (owned(short) or any(short.iterdir())):
         time.sleep(0.1)
-    assert not owned(tmp_path) and not any(tmp_path.iterdir())
+    assert not owned(short) and not any(short.iterdir())
     ports = [int(word[5:]) for line in said for word in line.split() if word.startswith("Port=")]
     for port in ports:
         with socket.socket() as free:

@@ -36,6 +36,7 @@ MOST_NODES = 512  # 4 MB each; more would be a load test of this machine
 START_S, COMMAND_S = 90.0, 60.0
 PARTITION = "all"
 _BLOCK, _FIRST_PORT, _LAST_PORT = 256, 10240, 32768  # below the ports that the kernel gives out by itself
+_SOCKET = 108  # bytes of the path of a Unix socket, with the one that ends it
 _SYSTEM_FOLDERS = "/usr/sbin:/usr/local/sbin:/sbin"
 
 
@@ -236,6 +237,12 @@ def _write(made: PrivateSlurm, ports: Sequence[int]) -> tuple[list[list[str]], M
     setup, folder = made.setup, made.folder
     host = socket.gethostname().split(".")[0]
     (folder / "state").mkdir()
+    step = len(f"{folder}/spool/{setup.node(0)}/{setup.node(0)}_{10**7}.{2**32 - 1}")
+    if step >= _SOCKET:  # steps of jobs could not be reached, and no job would ever start
+        raise ForetraceError(
+            f"the folder of a private Slurm must have at most {len(str(folder)) + _SOCKET - 1 - step} characters, got "
+            f"{folder}; set TMPDIR to a folder with a shorter name, as /tmp."
+        )
     (folder / "spool").mkdir()
     key = folder / "munge.key"
     key.touch(mode=0o600)
