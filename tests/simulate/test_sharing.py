@@ -30,6 +30,11 @@ def test_work_that_is_counted_ends_as_it_did(each: list[tuple[int, int]]) -> Non
     assert alone_ns(start, ends).sum() == pytest.approx(alone.sum(), abs=0.1)
 
 
+def test_moments_too_large_for_a_fraction_of_a_nanosecond_end() -> None:
+    start = 1e16 + np.array([0.0, 4.0])
+    assert shared_ends(start, np.array([0.3, 0.0015])) == pytest.approx(start, abs=4)
+
+
 @given(times, st.floats(1, 4))
 def test_longer_transfers_end_later(each: list[tuple[int, int]], factor: float) -> None:
     start, alone = np.array(each, dtype=np.float64).T

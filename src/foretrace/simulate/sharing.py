@@ -41,12 +41,15 @@ def shared_ends(start: Float64, alone: Float64) -> Float64:
         now = now if flying else float(start[waiting[-1]])
         while waiting and start[waiting[-1]] <= now:
             flying.append(waiting.pop())
-        until = now + float(left[flying].min()) * len(flying)
-        until = min(until, float(start[waiting[-1]])) if waiting else until
-        left[flying] -= (until - now) / len(flying)
-        now = until
+        # Each has so much of the link until the first one is over, exactly, or another one begins.
+        each = float(left[flying].min())
+        now, before = now + each * len(flying), now
+        if waiting and start[waiting[-1]] < now:
+            now = float(start[waiting[-1]])
+            each = (now - before) / len(flying)
+        left[flying] -= each
         end[flying] = now
-        flying = [each for each in flying if left[each] > 1e-3]
+        flying = [at for at in flying if left[at] > 1e-3]
     return end
 
 
@@ -68,7 +71,7 @@ def durations_together(graph: TaskGraph, links: Sequence[Int64], alone: Float64)
     Starts are those of the replay with these durations, so that what waits for a transfer moves with its end.
     """
     plain = np.rint(alone).astype(np.int64)
-    dur = plain
+    before = dur = plain
     for _ in range(_ROUNDS):
         begin, _ = replay(graph.with_columns(dur=dur))
         new = plain.copy()
@@ -77,6 +80,6 @@ def durations_together(graph: TaskGraph, links: Sequence[Int64], alone: Float64)
             took = np.rint(shared_ends(start, alone[rows]) - start).astype(np.int64)
             new[rows] = np.where(took > plain[rows] + 1, took, plain[rows])
         if np.array_equal(new, dur):
-            break
-        dur = new
-    return dur
+            return dur
+        before, dur = dur, new
+    return np.maximum(before, dur)  # of ends that move each other to and fro, the later ones
