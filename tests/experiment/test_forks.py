@@ -61,7 +61,8 @@ def test_forks_are_as_if_started_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert len({each[3] for each in families}) == 1  # nothing of one is open in another
 
 
-def test_forks_end_with_their_server_and_the_next_has_another() -> None:
+def test_forks_end_with_their_server_and_the_next_has_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_OF_THIS_TEST", "one")  # a server of its own: no other test's workers end with it
     with alone() as workers:
         (server,) = workers.ask(parent, None, "asking")
         os.kill(server, signal.SIGKILL)

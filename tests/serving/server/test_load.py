@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -72,9 +73,10 @@ class SlowServer:
             time.sleep(0.01)
 
     async def _serve(self) -> None:
-        one = asyncio.Lock()
+        one, served = asyncio.Lock(), set[asyncio.Task[None] | None]()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            served.add(asyncio.current_task())
             while head := await reader.readline():
                 size = 0
                 while line := (await reader.readline()).strip():
@@ -88,11 +90,14 @@ class SlowServer:
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
                 await writer.drain()
             writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         await self.stop.wait()
         server.close()
+        await asyncio.gather(*(each for each in served if each))  # a loop that ends leaves open sockets behind
 
     def __enter__(self) -> str:
         return f"http://127.0.0.1:{self.port}"
