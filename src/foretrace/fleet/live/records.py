@@ -17,14 +17,12 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.formats import slurm
-from foretrace.fleet.formats.slurm_cluster import expand
+from foretrace.fleet.formats.slurm import gpus_in
+from foretrace.fleet.formats.slurm_cluster import expand, pairs
 from foretrace.fleet.formats.source import Source, split_line
 from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition
 from foretrace.fleet.policies.slurm_options import array_ranges
 
-_KEY = re.compile(r"(?:(?<=\s)|^)([A-Za-z][A-Za-z0-9_/:.]*)=")
-_FREE = re.compile(r"\b(JobName|Command|WorkDir|Comment|AdminComment|OS)=")  # their values may hold blanks
-_GPU = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][^:=,()]*))?(?:[:=](\d{1,7}))?(?=[,(\s]|$)")
 _NUMBER = re.compile(
     r"(\d{1,12})(?:_(?:(\d{1,9})|\[([^\]]*)\]?))?(?:\+\d+)?"
 )  # of a job, with a task or those that wait
@@ -74,40 +72,12 @@ def duration(text: str) -> float:
     return math.nan if text in NOTHING or text.upper() in slurm.NO_LIMIT else slurm.duration(text)
 
 
-def gpus_in(text: str) -> int:
-    """Return GPUs that a list of resources names: `gres:gpu:4`, `gpu:a100:2(IDX:0-1)`, `cpu=8,gres/gpu=4`."""
-    plain = typed = 0
-    for kind, number in _GPU.findall(re.sub(r"\([^)]*\)", "", text)):
-        count = int(number or 1)
-        plain, typed = (plain, typed + count) if kind else (plain + count, typed)
-    return max(plain, typed)
-
-
 def number(text: str, most: int = 10**9) -> int:
     """Return the first whole number of `8`, `8-16` or `1K`. Raises ValueError."""
     found = re.match(r"\s*(\d{1,12})([KMG]?)", text)
     if not found:
         raise ValueError(f"{text[:30]!r} is no number")
     return min(int(found[1]) * {"": 1, "K": 1024, "M": 1 << 20, "G": 1 << 30}[found[2]], most)
-
-
-def pairs(text: str, first: str) -> Iterator[dict[str, str]]:
-    """Yield records of Key=Value that each begin with the key `first`, with or without -o."""
-    begins = [found.start() for found in re.finditer(rf"^\s*{first}=", text, re.MULTILINE)]
-    for begin, end in zip(begins, [*begins[1:], len(text)], strict=False):
-        said: dict[str, str] = {}
-        lines = text[begin:end].strip().splitlines()
-        for line in lines:
-            marks = list(_KEY.finditer(line))
-            free = _FREE.search(line)
-            if free and len(lines) > 1:  # not -o, and not jobcomp: its value is the rest of the line
-                marks = [each for each in marks if each.start() <= free.start()]
-            for i, mark in enumerate(marks):
-                stop = marks[i + 1].start() if i + 1 < len(marks) else len(line)
-                said.setdefault(mark[1], line[mark.end() : stop].strip())
-                if mark[1] == "Nodes" and first == "JobId":  # one line for each group of nodes alike
-                    said["held"] = said.get("held", "") + "\n" + line.strip()
-        yield said
 
 
 @contextmanager
@@ -194,18 +164,6 @@ def partitions_of(text: str) -> dict[str, SlurmPartition]:
                 default_s=duration(known["DefaultTime"]), tier=number(known["PriorityTier"] or "1"),
                 up=known["State"] in ("", "UP"), whole=known["OverSubscribe"].startswith("EXCLUSIVE"),
             )  # fmt: skip
-    return found
-
-
-def leaves_of(text: str) -> dict[str, tuple[str, ...]]:
-    """Return leaf switches of `scontrol show topology` (blocks are leaves, too) and their nodes. Raises
-    ForetraceError.
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    for first in ("SwitchName", "BlockName"):
-        for said in pairs(text, first):
-            if said.get("Nodes") and said.get("Level", "0") == "0" and not said.get("Switches"):
-                found[said[first]] = tuple(expand(said["Nodes"]))
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
+from foretrace.fleet.formats.slurm_cluster import pairs, topology_conf
 from foretrace.fleet.formats.source import Source, decode, load
 from foretrace.fleet.live import records
 from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition, Snapshot
@@ -96,12 +97,12 @@ def read_slurm(said: Mapping[str, str], source: str = "Slurm") -> Snapshot:
 
 _JOBS = ("scontrol show job", "squeue --json", "squeue")  # the one that says most first
 _KINDS: tuple[tuple[str, str, Callable[[Source], list[Any]]], ...] = (  # what it is, how it begins, its records
-    (_JOBS[0], r"JobId=(?!.*ProcCnt=)", lambda each: list(map(records.job_of, records.pairs(each.text, "JobId")))),
+    (_JOBS[0], r"JobId=(?!.*ProcCnt=)", lambda each: list(map(records.job_of, pairs(each.text, "JobId")))),
     (_JOBS[2], r"(?=.*JOBID)(?=.*(STATE| ST ))", records.queue_table),
     ("no job", r"No jobs", lambda _: []),
-    ("node", r"NodeName=", lambda each: list(map(records.node_of, records.pairs(each.text, "NodeName")))),
+    ("node", r"NodeName=", lambda each: list(map(records.node_of, pairs(each.text, "NodeName")))),
     ("partition", r"PartitionName=", lambda each: list(records.partitions_of(each.text).items())),
-    ("leaf", r"(Switch|Block)Name=", lambda each: list(records.leaves_of(each.text).items())),
+    ("leaf", r"(Switch|Block)Name=", lambda each: topology_conf(each).leaves),
     ("setting", r"Configuration data as of", lambda each: list(records.settings_of(each.text).items())),
     ("nothing", r"$|There is no|slurm_load|JobID\||JobId=", lambda _: []),
 )
