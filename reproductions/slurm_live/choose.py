@@ -73,7 +73,9 @@ def moments(trace: Path, seed: int) -> Iterator[tuple[Snapshot, dict[str, float]
     lined = queue.line_up(_seen(0.0, whole))
     order = [int(each.job) - 1 for each in lined.jobs]
     submits = np.array([played[i].submit_s for i in order])
-    made = replace(lined, eligible=np.maximum(submits, 1e-3))
+    rows = lined.rows.copy()
+    rows["eligible"] = np.maximum(submits, 1e-3)
+    made = replace(lined, rows=rows)
     run = np.array([[played[i].run_s for i in order]])
     all_held: list[Any] = []
     found = forecast.play(made, run, np.zeros(1), all_held)
@@ -117,7 +119,7 @@ def _seen(now: float, shown: list[QueuedJob]) -> Snapshot:
     return Snapshot(
         source="simulated", now_s=now, version="", jobs=tuple(shown), parameters=SchedulerParameters.shown(told),
         nodes=tuple(SlurmNode(name=each, gpus=SETUP.gpus, cpus=SETUP.gpus, state="IDLE") for each in names),
-        partitions=(SlurmPartition(name="all", nodes=frozenset(names)),),
+        partitions={"all": SlurmPartition(nodes=frozenset(names))},
         leaves={f"rack{at}": tuple(names[at * size : (at + 1) * size]) for at in range(SETUP.racks)},
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet.formats.slurm import gpus_in
 from foretrace.fleet.formats.source import decode
 from foretrace.fleet.live import records
 from foretrace.fleet.live.snapshot import SlurmNode, Snapshot
@@ -38,10 +39,10 @@ def test_durations_come_back(seconds: int) -> None:
 @pytest.mark.parametrize(
     ("text", "gpus"),
     [("gres:gpu:4", 4), ("gres/gpu:a100:2", 2), ("gpu:a100:2(S:0-1),gpu:v100:2", 4), ("cpu=8,gres/gpu=4", 4),
-     ("cpu=8,gres/gpu=4,gres/gpu:a100=4", 4), ("gpu", 1), ("gpu:4(IDX:0-3)", 4), ("(null)", 0), ("gres:mps:100", 0)],
+     ("cpu=8,gres/gpu=4,gres/gpu:a100=4", 4), ("gpu:1g.5gb:7", 7), ("gpu", 1), ("gpu:4(IDX:0-3)", 4), ("(null)", 0), ("gres:mps:100", 0)],
 )  # fmt: skip
 def test_gpus_are_found_in_resources(text: str, gpus: int) -> None:
-    assert records.gpus_in(text) == gpus
+    assert gpus_in(text) == gpus
 
 
 def test_the_example_is_read() -> None:

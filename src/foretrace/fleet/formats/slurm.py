@@ -45,7 +45,7 @@ _TAKEN = {
     "jobid", "jobidraw", "submit", "start", "end", "state", "reqtres", "alloctres", "eligible", "elapsedraw",
     "timelimitraw", "timelimit", "user", "partition", "account", "qos", "priority", "nnodes",
 }  # fmt: skip
-_TRES = re.compile(r"gres/gpu(?::([^=,]+))?=(\d{1,9})")
+_GPU = re.compile(r"(?:^|[,\s])(?:gres[:/])?gpu(?::(?!\d+(?:[,\s]|$))([^:=,\s]+))?(?:[:=](\d{1,9}))?(?=[,\s]|$)")
 _TIME = re.compile(r"(?:(\d{1,6})-)?(\d{1,7})(?::(\d{1,2}))?(?::(\d{1,2}))?(?:\.\d*)?")
 
 
@@ -178,19 +178,24 @@ def read(
 def _devices(cells: list[str], at: dict[str, int], which: str) -> tuple[int, str]:
     """Return GPUs and their kinds joined by bars. The kind that was allocated is no wish and is not taken for one."""
     order = ("reqtres", "alloctres") if which == "requested" else ("alloctres", "reqtres")
-    kinds = (
-        ""
-        if "reqtres" not in at
-        else "|".join(sorted({k for k, n in _TRES.findall(cells[at["reqtres"]]) if k and int(n)}))
-    )
-    for name in order:
-        if name in at:
-            found = _TRES.findall(cells[at[name]])
-            plain = sum(int(count) for kind, count in found if not kind)
-            typed = sum(int(count) for kind, count in found if kind)
-            if plain or typed:  # Slurm counts typed ones in the plain count as well
-                return max(plain, typed), kinds
-    return 0, ""
+    counts = (gpus_in(cells[at[name]]) for name in order if name in at)
+    wishes = gpus_by_kind(cells[at["reqtres"]]) if "reqtres" in at else {}
+    return next(filter(None, counts), 0), "|".join(sorted(kind for kind in wishes if kind))
+
+
+def gpus_by_kind(text: str) -> dict[str, int]:
+    """Return GPUs by kind ("" where none is said): `gres:gpu:4`, `gpu:a100:2(IDX:0-1)`, `cpu=8,gres/gpu=4`."""
+    found: dict[str, int] = {}
+    for kind, count in _GPU.findall(re.sub(r"\([^)]*\)", "", text)):
+        found[kind] = found.get(kind, 0) + int(count or 1)
+    return {kind: count for kind, count in found.items() if count}
+
+
+def gpus_in(text: str) -> int:
+    """Return GPUs that a list of resources names."""
+    found = gpus_by_kind(text)
+    plain = found.pop("", 0)
+    return max(plain, sum(found.values()))  # Slurm counts typed ones in the plain count as well
 
 
 def state_of(text: str) -> str:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterNode, ClusterTree, tree
+from foretrace.fleet.formats.slurm import gpus_by_kind
 from foretrace.fleet.formats.source import Source
 
 _PAIR = re.compile(r"([A-Za-z_]+)=(\S*)")
-_GRES = re.compile(r"(?:^|,)gpu(?::([^:,()=]+?))?:(\d{1,9})(?:\([^)]*\))?(?=,|$)")
-_TRES = re.compile(r"gres/gpu(?::([^=,]+))?=(\d{1,9})")
-_RECORD = re.compile(r"^\s*NodeName=", re.MULTILINE)
+_KEY = re.compile(r"(?:(?<=\s)|^)([A-Za-z][A-Za-z0-9_/:.]*)=")
+_FREE = re.compile(r"\b(JobName|Command|WorkDir|Comment|AdminComment|OS)=")  # their values may hold blanks
 _NUMBERS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 DEEPEST = 32
 MOST = 1_000_000  # hosts of one expression; more is a slip of the pen
@@ -32,6 +32,11 @@ class Switches:
     children: dict[str, list[str]]
     nodes: dict[str, list[str]]
     word: str = "switch"
+
+    @property
+    def leaves(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Those with nodes and no switches below, and their nodes."""
+        return [(each, tuple(nodes)) for each, nodes in self.nodes.items() if nodes and not self.children[each]]
 
 
 def is_topology_conf(source: Source) -> bool:
@@ -53,7 +58,7 @@ def topology_conf(source: Source) -> Switches:
     """Return switches (or blocks) of a topology.conf; raises ForetraceError with the line that cannot be read."""
     found = Switches({}, {})
     for at, line in enumerate(source.lines, 1):
-        said = {key.lower(): value for key, value in _PAIR.findall(line.split("#", 1)[0])}
+        said = {key.lower(): value for key, value in _PAIR.findall(line.split("#", 1)[0]) if value != "(null)"}
         if not said:
             if line.split("#", 1)[0].strip():
                 raise source.fail(f"line {at} says nothing of the form Key=Value; correct it.")
@@ -114,27 +119,39 @@ def shown_nodes(source: Source) -> dict[str, ClusterNode]:
     """Return nodes by name as scontrol shows them; raises ForetraceError where a node has two kinds, or none stands
     there.
     """
-    text = source.text
-    begins = [found.start() for found in _RECORD.finditer(text)]
-    if not begins:
-        raise source.fail("shows no node; print it with scontrol show node -o.")
     devices: dict[str, ClusterNode] = {}
-    for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
-        said: dict[str, str] = {}
-        for key, value in _PAIR.findall(text[begin:end]):
-            said.setdefault(key, value)
-        name = said.get("NodeName", "")
-        gres = [(kind, int(count)) for kind, count in _GRES.findall(said.get("Gres", "")) if int(count)]
-        if not gres:  # sites that hide Gres still configure it as a trackable resource
-            tres = [(kind, int(count)) for kind, count in _TRES.findall(said.get("CfgTRES", "")) if int(count)]
-            gres = [each for each in tres if each[0]] or tres
-        if len({kind for kind, _ in gres}) > 1:
-            kinds = " and ".join(sorted({kind or "no kind" for kind, _ in gres}))
-            raise source.fail(f"node {name!r} has GPUs of {kinds}; describe it as two nodes, one for each kind.")
+    for said in pairs(source.text, "NodeName"):
+        name = said["NodeName"]
+        # sites that hide Gres still configure it as a trackable resource
+        found = gpus_by_kind(said.get("Gres", "")) or gpus_by_kind(said.get("CfgTRES", ""))
+        kinds = sorted(kind for kind in found if kind)
+        if len(kinds) > 1:
+            raise source.fail(f"node {name!r} has GPUs of {' and '.join(kinds)}; describe it as a node for each kind.")
         if name in devices:
             raise source.fail(f"node {name!r} stands twice; print every node once.")
-        devices[name] = ClusterNode(name, sum(count for _, count in gres), gres[0][0] if gres else "")
+        devices[name] = ClusterNode(name, max(found.values(), default=0), *kinds)
+    if not devices:
+        raise source.fail("shows no node; print it with scontrol show node -o.")
     return devices
+
+
+def pairs(text: str, first: str) -> Iterator[dict[str, str]]:
+    """Yield records of Key=Value that each begin with the key `first`, with or without -o."""
+    begins = [found.start() for found in re.finditer(rf"^\s*{first}=", text, re.MULTILINE)]
+    for begin, end in zip(begins, [*begins[1:], len(text)], strict=False):
+        said: dict[str, str] = {}
+        lines = text[begin:end].strip().splitlines()
+        for line in lines:
+            marks = list(_KEY.finditer(line))
+            free = _FREE.search(line)
+            if free and len(lines) > 1:  # not -o, and not jobcomp: its value is the rest of the line
+                marks = [each for each in marks if each.start() <= free.start()]
+            for i, mark in enumerate(marks):
+                stop = marks[i + 1].start() if i + 1 < len(marks) else len(line)
+                said.setdefault(mark[1], line[mark.end() : stop].strip())
+                if mark[1] == "Nodes" and first == "JobId":  # one line for each group of nodes alike
+                    said["held"] = said.get("held", "") + "\n" + line.strip()
+        yield said
 
 
 def grow(

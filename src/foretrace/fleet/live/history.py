@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.fleet.formats import read
+from foretrace.fleet.formats.slurm_cluster import pairs
 from foretrace.fleet.formats.source import load
-from foretrace.fleet.live.records import job_of, pairs, stamp
+from foretrace.fleet.live.records import job_of, stamp
 from foretrace.fleet.live.snapshot import QueuedJob
 from foretrace.fleet.workload import Float64
 

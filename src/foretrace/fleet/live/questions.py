@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,40 +99,23 @@ class PlayedQueue(NamedTuple):
         return self.starts[:, self.at[job.job]] if job.job in self.at else np.empty(0)
 
 
-class Forecast:
-    """One snapshot, played on `draws` times with the same run times and phases, as it is and with changes."""
-
-    def __init__(self, seen: Snapshot, past: Sequence[QueuedJob], *, draws: int = 200, seed: int = 0) -> None:
-        if draws < 20:
-            raise ForetraceError(f"`draws={draws}`: a range needs 20 draws or more.")
-        self.seen, self.draws, self.seed = seen, draws, seed
-        self.past = history.with_queue(past, seen.jobs)
-
-    def of(self, seen: Snapshot) -> PlayedQueue:
-        """Play on the queue of a snapshot."""
-        lined = queue.line_up(seen)
-        random = np.random.default_rng(self.seed)
-        phases = random.random(self.draws)
-        # by number, so that a change of one job leaves the draws of all others as they were
-        order = np.argsort([each.job for each in lined.jobs], kind="stable")
-        jobs = [lined.jobs[i] for i in order]
-        run = np.empty((self.draws, len(jobs)))
-        run[:, order] = history.drawn(jobs, lined.limit[order], self.past, self.draws, random)
-        at = {each.job: i for i, each in reversed(list(enumerate(lined.jobs)))}
-        return PlayedQueue(lined, play(lined, run, phases), at, lined.slots - lined.held[lined.running].sum(axis=0))
+def played(seen: Snapshot, past: Sequence[QueuedJob], draws: int, seed: int) -> PlayedQueue:
+    """Play on the queue of a snapshot, with the same run times and phases for the same seed."""
+    lined = queue.line_up(seen)
+    random = np.random.default_rng(seed)
+    phases = random.random(draws)
+    # by number, so that a change of one job leaves the draws of all others as they were
+    order = np.argsort([each.job for each in lined.jobs], kind="stable")
+    run = np.empty((draws, len(order)))
+    run[:, order] = history.drawn([lined.jobs[i] for i in order], lined.rows["limit"][order], past, draws, random)
+    at = {each.job: i for i, each in reversed(list(enumerate(lined.jobs)))}
+    return PlayedQueue(lined, play(lined, run, phases), at, lined.slots - lined.held.sum(axis=0))
 
 
 def ask(
-    seen: Snapshot,
-    past: Sequence[QueuedJob],
-    *,
-    job: str | None = None,
-    draws: int = 200,
-    seed: int = 0,
-    racks: int = 0,
-    settings: Sequence[str] = (),
-    progress: Callable[[float], None] | None = None,
-) -> QueueAnswer:
+    seen: Snapshot, past: Sequence[QueuedJob], *, job: str | None = None, draws: int = 200, seed: int = 0,
+    racks: int = 0, settings: Sequence[str] = (), progress: Callable[[float], None] | None = None,
+) -> QueueAnswer:  # fmt: skip
     """Return when waiting jobs start; for `job` also what would start it sooner; with `racks` or `settings` what these
     do.
 
@@ -139,31 +123,33 @@ def ask(
     """
     chosen = seen.find(job) if job is not None else None
     told = progress or (lambda _: None)
-    made = Forecast(seen, past, draws=draws, seed=seed)
-    here = made.of(seen)
+    past = history.with_queue(past, seen.jobs)
+    again = partial(played, past=past, draws=draws, seed=seed)
+    here = again(seen)
     told(0.3)
     found = [_start(each, here, seen) for each in seen.jobs if each.waiting]
     found.sort(key=lambda each: (each.start_s is None, each.start_s or 0.0))
     asked = _start(chosen, here, seen) if chosen is not None else None
     sooner: list[Sooner] = []
-    if chosen is not None and chosen.waiting and asked is not None and asked.start_s is not None:
-        tries = list(_tries(seen, chosen, made.past))
-        for i, each in enumerate(tries):
-            sooner.append(_tried(made, chosen, here.of(chosen), *each))
+    if chosen is not None and chosen.waiting and chosen.job in here.at and asked is not None:
+        tries = list(_tries(seen, chosen, past)) if asked.start_s is not None else []
+        for i, (change, command, fields, risk) in enumerate(tries):
+            then = again(queue.changed_job(seen, chosen.job, **fields)).of(chosen)
+            sooner.append(_sooner(here.of(chosen), then, change, command, risk))
             told(0.3 + 0.5 * (i + 1) / len(tries))
-    tried: dict[str, Snapshot] = {}
+    others: dict[str, Snapshot] = {}
     if racks:
-        tried[f"{racks} more rack{'s' if racks > 1 else ''}"] = queue.larger(seen, racks)
+        others[f"{racks} more rack{'s' if racks > 1 else ''}"] = queue.larger(seen, racks)
     for word in settings:
-        tried[word] = replace(seen, parameters=replace(seen.parameters, **numbers("set", [word], PARAMETERS)))
-    changes = [_operated(made, change, other, here) for change, other in tried.items()]
+        others[word] = replace(seen, parameters=replace(seen.parameters, **numbers("set", [word], PARAMETERS)))
+    changes = [_operated(change, here, again(other)) for change, other in others.items()]
     told(1.0)
     notes = [*seen.notes, *here.queue.notes]
-    if not made.past:
+    if not past:
         notes.append("no history of run times: jobs are taken to end anywhere below their limits")
     return QueueAnswer(
         seen=seen, starts=tuple(found), asked=asked, sooner=tuple(sooner), changes=tuple(changes), draws=draws,
-        past=len(made.past), left_out=here.queue.left_out, notes=tuple(notes),
+        past=len(past), left_out=here.queue.left_out, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -178,10 +164,10 @@ def spread_of(starts: Float64) -> tuple[float | None, float | None, float | None
     return float(mid), float(max(low, 0.0)), float(high) if high < HORIZON_S else None
 
 
-def _start(job: QueuedJob, played: PlayedQueue, seen: Snapshot) -> ForecastStart:
-    limit = queue.limit_of(job, {each.name: each for each in seen.partitions})
-    mid, low, high = (-job.ran_s,) * 3 if job.running else spread_of(played.of(job))
-    why = played.queue.left_out.get(job.job, "" if job.running else _why(job, played))
+def _start(job: QueuedJob, here: PlayedQueue, seen: Snapshot) -> ForecastStart:
+    limit = queue.limit_of(job, seen.partitions)
+    mid, low, high = (-job.ran_s,) * 3 if job.running else spread_of(here.of(job))
+    why = here.queue.left_out.get(job.job, "" if job.running else _why(job, here))
     slurm = job.start_s - seen.now_s if job.waiting and math.isfinite(job.start_s) else None
     return ForecastStart(
         job=job.job, user=job.user, partition=job.partition, name=job.name, nodes=job.nodes, gpus=job.gpus,
@@ -190,76 +176,65 @@ def _start(job: QueuedJob, played: PlayedQueue, seen: Snapshot) -> ForecastStart
     )  # fmt: skip
 
 
-def _why(job: QueuedJob, played: PlayedQueue) -> str:
+def _why(job: QueuedJob, here: PlayedQueue) -> str:
     """Return Slurm's reason, and what stands behind it in numbers."""
-    text, lined = queue.pending(job), played.queue
-    if job.job not in played.at:
-        return text
-    at = played.at[job.job]
-    ahead = sum(1 for each in lined.jobs[:at] if each.waiting and each.partition == job.partition)
-    fit = int((lined.may[at] & (played.free >= lined.each[at])).sum())
-    asks = f"it needs {lined.nodes[at]:,} node{'s' if lined.nodes[at] > 1 else ''} with {lined.each[at]:,} free each"
-    parts = [text, f"{asks}, {fit:,} {'has' if fit == 1 else 'have'} that now"]
+    if job.job not in here.at:
+        return queue.pending(job)
+    at = here.at[job.job]
+    row = here.queue.rows[at]
+    ahead = sum(each.waiting and each.partition == job.partition for each in here.queue.jobs[:at])
+    fit = int((here.queue.may[at] & (here.free >= row["each"])).sum())
+    asks = f"it needs {row['nodes']:,} node{'s' if row['nodes'] > 1 else ''} with {row['each']:,} free each"
+    parts = [queue.pending(job), f"{asks}, {fit:,} {'has' if fit == 1 else 'have'} that now"]
     if ahead:
         stand = "job of its partition stands" if ahead == 1 else "jobs of its partition stand"
         parts.append(f"{ahead:,} {stand} before it")
-    if lined.switches[at] and lined.insists[at] > 0:
-        parts.append(f"it insists on {lined.switches[at]} leaf switch for another {lined.insists[at]:.0f} s")
+    if job.switches and row["insists"] > 0:
+        parts.append(f"it insists on {job.switches} leaf switch for another {row['insists']:.0f} s")
     return "; ".join(parts)
 
 
-def _tries(seen: Snapshot, job: QueuedJob, past: Sequence[QueuedJob]) -> list[tuple[str, str, dict[str, object], str]]:
-    """Return changes of a job: name, Slurm's command, fields, and what it risks."""
-    parts = {each.name: each for each in seen.partitions}
-    limit = queue.limit_of(job, parts)
-    found: list[tuple[str, str, dict[str, object], str]] = []
+def _tries(seen: Snapshot, job: QueuedJob, past: Sequence[QueuedJob]) -> Iterator[tuple[str, str, dict[str, Any], str]]:
+    """Yield changes of a job: name, Slurm's command, fields, and what it risks."""
+    limit = queue.limit_of(job, seen.partitions)
     update = f"scontrol update JobId={job.job} "
     alike = [each.ran_s for each in past if each.user == job.user and history.stem(each.name) == history.stem(job.name)]
     for share in (0.5, 0.25):
         minutes = max(math.ceil(limit * share / 60), 1)
         if minutes * 60 < limit:
-            cut = sum(ran > minutes * 60 for ran in alike) / len(alike) if alike else math.nan
+            cut = np.mean([ran > minutes * 60 for ran in alike]) if alike else math.nan
             risk = f"{cut:.0%} of {len(alike)} such jobs ran longer" if alike else "no such job is in the history"
             change = f"time limit {minutes:,} min instead of {limit / 60:,.0f}"
-            found.append((change, update + f"TimeLimit={minutes}", {"limit_s": minutes * 60.0}, risk))
+            yield change, update + f"TimeLimit={minutes}", {"limit_s": minutes * 60.0}, risk
     if job.nodes > 1:
         nodes = job.nodes // 2
-        fields: dict[str, object] = {"nodes": nodes, "gpus": job.gpus * nodes // job.nodes}
         change = f"{nodes} node{'s' if nodes > 1 else ''} instead of {job.nodes}"
-        found.append((change, update + f"NumNodes={nodes}", fields, "it runs longer"))
+        fewer = {"nodes": nodes, "gpus": job.gpus * nodes // job.nodes}
+        yield change, update + f"NumNodes={nodes}", fewer, "it runs longer"
     if job.switches:
-        found.append(("no --switches", update + "Switches=0", {"switches": 0}, "it may be spread over leaf switches"))
-    for part in seen.partitions:
-        if part.up and part.name not in job.partition.split(",") and part.limit_s >= limit and part.nodes:
-            found.append((f"partition {part.name}", update + f"Partition={part.name}", {"partition": part.name}, ""))
-    return found
+        yield "no --switches", update + "Switches=0", {"switches": 0}, "it may be spread over leaf switches"
+    for name, part in seen.partitions.items():
+        if part.up and name not in job.partition.split(",") and part.limit_s >= limit and part.nodes:
+            yield f"partition {name}", update + f"Partition={name}", {"partition": name}, ""
 
 
-def _tried(
-    made: Forecast, job: QueuedJob, now: Float64, change: str, command: str, fields: dict[str, object], risk: str
-) -> Sooner:
-    then = made.of(queue.changed_job(made.seen, job.job, **fields)).of(job)
-    if not len(then):
-        return Sooner(
-            change=change, command=command, start_s=None, low_s=None, high_s=None, sooner_s=None, helps=False,
-            risk="it could not start at all",
-        )  # fmt: skip
+def _sooner(now: Float64, then: Float64, change: str, command: str, risk: str) -> Sooner:
     mid, low, high = spread_of(then)
-    gain = float(np.median(np.minimum(now, HORIZON_S) - np.minimum(then, HORIZON_S)))
+    gain = None
+    if len(then):
+        gain = float(np.median(np.minimum(now, HORIZON_S) - np.minimum(then, HORIZON_S)))
     return Sooner(
         change=change, command=command, start_s=mid, low_s=low, high_s=high, sooner_s=gain,
-        helps=gain > AT_LEAST_S, risk=risk,
+        helps=(gain or 0.0) > AT_LEAST_S, risk="it could not start at all" if gain is None else risk,
     )  # fmt: skip
 
 
-def _operated(made: Forecast, change: str, other: Snapshot, here: PlayedQueue) -> ClusterChange:
-    there = made.of(other)
+def _operated(change: str, here: PlayedQueue, there: PlayedQueue) -> ClusterChange:
     both = [each.job for each in here.queue.jobs if each.waiting and each.job in there.at]
     if not both:
-        raise ForetraceError(f"{made.seen.source} has no job that waits and could start; there is nothing to compare.")
+        raise ForetraceError("no job of this queue waits and could start; there is nothing to compare.")
     mine, theirs = (
-        np.minimum(played.starts[:, [played.at[job] for job in both]], HORIZON_S).mean(axis=1)
-        for played in (here, there)
+        np.minimum(each.starts[:, [each.at[job] for job in both]], HORIZON_S).mean(axis=1) for each in (here, there)
     )
     ratio = theirs / np.maximum(mine, 1e-9)
     low, high = np.percentile(ratio, [LOW, HIGH])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.live.forecast import Queue
+from foretrace.fleet.live.forecast import FOREVER, HELD_, QUEUED_, ROW, Queue
 from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition, Snapshot
-from foretrace.fleet.workload import Float64, Int64
+from foretrace.fleet.workload import Int64
 
 MOST_JOBS, MOST_CELLS = 20_000, 40_000_000
 # Reasons (squeue(1)) that no schedule answers: somebody has to act, or a limit that is not seen here must ease.
@@ -22,12 +22,12 @@ _NOBODY = re.compile(
     r"JobLaunchFailure|SystemFailure|NodeDown|OutOfMemory|BeginTimeUnknown|Federation|AdminHold|RequeueHold|Limit$"
 )
 _ANSWERED = ("JobArrayTaskLimit",)  # which the play knows
-_JOB = re.compile(r"(after\w*|singleton)(?::([\d_*+,:()\w]*))?")
+_JOB = re.compile(r"(?:after\w*|singleton)(?::([\d_*+,:()\w]*))?")
 
 
 def line_up(seen: Snapshot) -> Queue:
     """Return what is played on from a snapshot. Raises ForetraceError where it is too large, or no node takes jobs."""
-    parts, nodes, now = {each.name: each for each in seen.partitions}, seen.nodes, seen.now_s
+    parts, nodes, given = seen.partitions, seen.nodes, seen.parameters
     devices = any(each.gpus for each in nodes)
     left_out = {job.job: why for job in seen.jobs if job.waiting and (why := stuck(job, parts))}
     played = [
@@ -40,68 +40,63 @@ def line_up(seen: Snapshot) -> Queue:
         )
     played.sort(key=lambda job: _rank(job, parts))
     slots = np.array([(each.gpus if devices and each.gpus else each.cpus) if each.usable else 0 for each in nodes])
-    rows: list[tuple[QueuedJob, Int64, Int64, int, int]] = []  # job, where it may run, what it holds, nodes, slots
-    at, known = {node.name: i for i, node in enumerate(nodes)}, {job.job: 0 for job in played}
+    known = {job.job: 0 for job in played}
+    kept: list[tuple[QueuedJob, Int64, Int64, tuple[int, int]]] = []  # job, where it may run, what it holds, its shape
     for job in played:
         may, held, shape = np.zeros(len(nodes), np.int64), np.zeros(len(nodes), np.int64), (1, 1)
         if job.running:
-            for host, share in job.held.items():
-                if host in at:
-                    node = nodes[at[host]]
-                    used = share if node.gpus else -(-job.cpus // len(job.held))
-                    held[at[host]] = slots[at[host]] if job.exclusive else min(used, node.gpus or node.cpus)
+            for at, node in enumerate(nodes):
+                if node.name in job.held:
+                    used = job.held[node.name] if node.gpus else -(-job.cpus // len(job.held))
+                    held[at] = slots[at] if job.exclusive else min(used, node.gpus or node.cpus)
         else:
             may[:] = [_fits(job, node, parts) for node in nodes]
             largest = int(slots[may > 0].max(initial=0))
-            whole = job.exclusive or any(parts[name].whole for name in _partitions(job) if name in parts)
-            shape = _shape(job, largest, devices, whole=whole)
+            shape = _shape(job, largest, devices, whole=job.exclusive or any(part.whole for part in _of(job, parts)))
             if not largest or int((slots[may > 0] >= shape[1]).sum()) < shape[0]:
                 left_out[job.job] = "no set of nodes that are up now could hold it"
             if job.reason == "Dependency" and _awaited(job, known) < 0:
                 left_out[job.job] = f"it depends on {job.after}, whose end is not known here"
         if job.job not in left_out:
-            rows.append((job, may, held, *shape))
-    jobs = tuple(row[0] for row in rows)
-    strange = sum(not job.held for job in jobs if job.running)
-    note = f"where {strange} running jobs are is not said; their nodes are taken to be free"
+            kept.append((job, may, held, shape))
+    jobs = tuple(each[0] for each in kept)
     index = {job.job: i for i, job in enumerate(jobs)}
     groups = {name: i for i, name in enumerate(dict.fromkeys(job.array for job in jobs if job.array))}
-    first = {name: i for i, name in enumerate(dict.fromkeys(_partitions(job)[0] for job in jobs))}
+    first = {name: i for i, name in enumerate(dict.fromkeys(job.partition.split(",")[0] for job in jobs))}
     switch = {host: i for i, hosts in enumerate(seen.leaves.values()) for host in hosts}
-    given = seen.parameters
-
-    def column(said: Callable[[QueuedJob], float]) -> Float64:
-        return np.array([said(job) for job in jobs], np.float64)
-
-    def counts(said: Callable[[QueuedJob], int]) -> Int64:
-        return np.array([said(job) for job in jobs], np.int64)
-
-    shapes = np.array([row[3:] for row in rows], np.int64).reshape(-1, 2)
+    rows = [
+        (
+            HELD_ if job.running else QUEUED_, *shape, first[job.partition.split(",")[0]], job.switches,
+            _awaited(job, index), groups.get(job.array, -1), job.throttle, limit_of(job, parts),
+            _eligible(job, seen.now_s),
+            _submit(job) - seen.now_s + min(job.switch_wait_s, given.max_switch_wait),
+            -job.ran_s if job.running else FOREVER, 0.0, 0.0, 0.0,
+        )
+        for job, _, _, shape in kept
+    ]  # fmt: skip
+    strange = sum(not job.held for job in jobs if job.running)
+    note = f"where {strange} running jobs are is not said; their nodes are taken to be free"
     empty = np.zeros((0, len(nodes)), np.int64)
     return Queue(
         jobs=jobs, left_out=left_out, notes=(note,) * bool(strange), slots=slots.astype(np.int64),
         leaf=np.array([switch.get(node.name, len(seen.leaves)) for node in nodes], np.int64),
-        running=np.array([job.running for job in jobs], bool), nodes=shapes[:, 0], each=shapes[:, 1],
-        may=np.array([row[1] for row in rows] or empty).astype(bool),
-        held=np.array([row[2] for row in rows] or empty), limit=column(lambda job: limit_of(job, parts)),
-        began=column(lambda job: -job.ran_s if job.running else 0.0), eligible=column(lambda job: _eligible(job, now)),
-        part=counts(lambda job: first[_partitions(job)[0]]), switches=counts(lambda job: job.switches),
-        insists=column(lambda job: _submit(job) - now + min(job.switch_wait_s, given.max_switch_wait)),
-        waits_for=counts(lambda job: _awaited(job, index)), group=counts(lambda job: groups.get(job.array, -1)),
-        throttle=counts(lambda job: job.throttle), parameters=given, backfill=seen.backfill,
+        may=np.array([each[1] for each in kept] or empty).astype(bool),
+        held=np.array([each[2] for each in kept] or empty), rows=np.array(rows, ROW), parameters=given,
         # half of batch_sched_delay; the thread that makes passes wakes every second
-        lag_s=max(given.batch_sched_delay / 2, 1.0),
+        backfill=seen.backfill, lag_s=max(given.batch_sched_delay / 2, 1.0),
     )  # fmt: skip
 
 
 def _rank(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> tuple[float, ...]:
     """Return who is considered first, sorted ascending."""
-    tier = max((parts[name].tier if name in parts else 1 for name in _partitions(job)), default=1)
-    return (not job.running, -tier, -job.priority, _submit(job), _number(job.job))
+    tier = max((each.tier for each in _of(job, parts)), default=1)
+    number = re.match(r"\d{1,15}", job.job)
+    return (not job.running, -tier, -job.priority, _submit(job), float(number[0]) if number else 0.0)
 
 
-def _partitions(job: QueuedJob) -> list[str]:
-    return job.partition.split(",")
+def _of(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> list[SlurmPartition]:
+    """Return those of the partitions that it names which are known."""
+    return [parts[name] for name in job.partition.split(",") if name in parts]
 
 
 def stuck(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> str:
@@ -113,8 +108,8 @@ def stuck(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> str:
         return f"it waits for the reservation {job.reservation}, which is not read here"
     if job.priority == 0 and reason not in ("", "None", "Dependency", "BeginTime"):
         return "it is held (priority 0); scontrol release lets it go"
-    names = [name for name in _partitions(job) if name]
-    if names and all(name in parts and not parts[name].up for name in names):
+    named = _of(job, parts)
+    if named and len(named) == job.partition.count(",") + 1 and not any(each.up for each in named):
         return f"partition {job.partition} is not up"
     if reason == "Dependency" and not _on(job):
         return f"it depends on {job.after or 'other jobs'}, whose end is not known here"
@@ -160,9 +155,8 @@ def limit_of(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> float:
     """Return the time limit that Slurm plans with: the job's, its partition's default, or its partition's limit;
     seconds.
     """
-    given = [parts[name] for name in _partitions(job) if name in parts]
     limit = job.limit_s
-    for each in given:
+    for each in _of(job, parts):
         limit = each.default_s if math.isnan(limit) else limit
         limit = each.limit_s if math.isnan(limit) else limit
     return min(limit, 365 * 86400.0) if not math.isnan(limit) else 365 * 86400.0
@@ -176,36 +170,27 @@ def _submit(job: QueuedJob) -> float:
     return job.submit_s if math.isfinite(job.submit_s) else 0.0
 
 
-def _number(job: str) -> float:
-    found = re.match(r"\d{1,15}", job)
-    return float(found[0]) if found else 0.0
-
-
 def _eligible(job: QueuedJob, now: float) -> float:
-    if job.reason == "BeginTime":
-        later = [each - now for each in (job.eligible_s, job.start_s) if math.isfinite(each)]
-        return max([0.0, *later])
-    return 0.0
+    times = (job.eligible_s, job.start_s) if job.reason == "BeginTime" else ()
+    return max([0.0, *(each - now for each in times if math.isfinite(each))])
 
 
 def _on(job: QueuedJob) -> list[str]:
     """Return jobs that it depends on."""
-    found = []
-    for _, rest in _JOB.findall(job.after):
-        found += re.findall(r"\d+(?:_\d+)?", rest.split("(")[0])
-    return found
+    return [one for rest in _JOB.findall(job.after) for one in re.findall(r"\d+(?:_\d+)?", rest.split("(")[0])]
 
 
 def _awaited(job: QueuedJob, index: Mapping[str, int]) -> int:
     """Return the last in line of those it depends on, −1 where none is left."""
-    wanted = set(_on(job))
+    if not (wanted := set(_on(job))):
+        return -1
     return max((i for each, i in index.items() if {each, re.split(r"[+_]", each)[0]} & wanted), default=-1)
 
 
 def _fits(job: QueuedJob, node: SlurmNode, parts: Mapping[str, SlurmPartition]) -> bool:
     if not node.usable or node.name in job.without or (job.only and node.name not in job.only):
         return False
-    given = [parts[name] for name in _partitions(job) if name in parts]
+    given = _of(job, parts)
     if given and not any(node.name in part.nodes for part in given):
         return False
     wanted = [word for word in re.split(r"[&,]", job.features) if word]
@@ -236,12 +221,13 @@ def larger(seen: Snapshot, racks: int) -> Snapshot:
     """Return the snapshot with so many more leaf switches like the largest one, all free."""
     like = max(seen.leaves.values(), key=len) if seen.leaves else tuple(each.name for each in seen.nodes)
     known = {each.name: each for each in seen.nodes}
-    nodes, leaves, parts = list(seen.nodes), dict(seen.leaves), list(seen.partitions)
+    nodes, leaves, parts = list(seen.nodes), dict(seen.leaves), seen.partitions
     for i in range(racks):
         added = {host: f"{host}+{i + 1}" for host in like if host in known}
         nodes += [replace(known[host], name=name, state="IDLE") for host, name in added.items()]
         leaves[f"added{i + 1}"] = tuple(added.values())
-        parts = [
-            replace(each, nodes=each.nodes | {added[host] for host in each.nodes & added.keys()}) for each in parts
-        ]
-    return replace(seen, nodes=tuple(nodes), leaves=leaves, partitions=tuple(parts))
+        parts = {
+            name: replace(each, nodes=each.nodes | {added[host] for host in each.nodes & added.keys()})
+            for name, each in parts.items()
+        }
+    return replace(seen, nodes=tuple(nodes), leaves=leaves, partitions=parts)

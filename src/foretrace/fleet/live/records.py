@@ -10,27 +10,25 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.formats import slurm
-from foretrace.fleet.formats.slurm_cluster import expand
+from foretrace.fleet.formats.slurm import gpus_in
+from foretrace.fleet.formats.slurm_cluster import expand, pairs
 from foretrace.fleet.formats.source import Source, split_line
 from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition
 from foretrace.fleet.policies.slurm_options import array_ranges
 
-_Made = TypeVar("_Made")
-_KEY = re.compile(r"(?:(?<=\s)|^)([A-Za-z][A-Za-z0-9_/:.]*)=")
-_FREE = re.compile(r"\b(JobName|Command|WorkDir|Comment|AdminComment|OS)=")  # their values may hold blanks
-_GPU = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][^:=,()]*))?(?:[:=](\d{1,7}))?(?=[,(\s]|$)")
 _NUMBER = re.compile(
     r"(\d{1,12})(?:_(?:(\d{1,9})|\[([^\]]*)\]?))?(?:\+\d+)?"
 )  # of a job, with a task or those that wait
 NOTHING = frozenset({"", "(null)", "N/A", "None", "none", "Unknown", "NONE", "NOT_SET", "null"})
 SQUEUE = "%i|%T|%r|%S|%N|%D|%l|%M|%b|%Q|%P|%u|%a|%V|%C|%E|%f|%n|%x|%h|%j"  # names last: they may hold a bar
-# What columns of squeue and keys of its JSON are called by scontrol.
+# What columns of squeue and, beyond those, keys of its JSON are called by scontrol.
 _COLUMNS = {
     "jobid": "JobId", "state": "JobState", "st": "JobState", "reason": "Reason", "start_time": "StartTime",
     "nodelist": "NodeList", "nodelist(reason)": "NodeList", "nodes": "NumNodes", "time_limit": "TimeLimit",
@@ -39,14 +37,12 @@ _COLUMNS = {
     "dependency": "Dependency", "features": "Features", "req_nodes": "ReqNodeList", "exc_nodes": "ExcNodeList",
     "over_subscribe": "OverSubscribe", "oversubscribe": "OverSubscribe", "shared": "OverSubscribe", "name": "JobName",
 }  # fmt: skip
-_JSON = {
-    "job_id": "JobId", "job_state": "JobState", "state_reason": "Reason", "name": "JobName", "user_name": "UserId",
-    "account": "Account", "partition": "Partition", "priority": "Priority", "node_count": "NumNodes", "cpus": "NumCPUs",
-    "tasks": "NumTasks", "tres_per_node": "TresPerNode", "tres_per_job": "TresPerJob", "tres_per_task": "TresPerTask",
-    "tres_alloc_str": "TRES", "tres_req_str": "ReqTRES", "nodes": "NodeList", "time_limit": "TimeLimit",
-    "submit_time": "SubmitTime", "eligible_time": "EligibleTime", "start_time": "StartTime", "dependency": "Dependency",
-    "features": "Features", "required_nodes": "ReqNodeList", "excluded_nodes": "ExcNodeList",
-    "resv_name": "Reservation", "array_job_id": "ArrayJobId", "array_max_tasks": "ArrayTaskThrottle",
+_JSON = _COLUMNS | {
+    "job_id": "JobId", "job_state": "JobState", "state_reason": "Reason", "user_name": "UserId", "nodes": "NodeList",
+    "node_count": "NumNodes", "tasks": "NumTasks", "tres_per_job": "TresPerJob", "tres_per_task": "TresPerTask",
+    "tres_alloc_str": "TRES", "tres_req_str": "ReqTRES", "eligible_time": "EligibleTime",
+    "required_nodes": "ReqNodeList", "excluded_nodes": "ExcNodeList", "resv_name": "Reservation",
+    "array_job_id": "ArrayJobId", "array_max_tasks": "ArrayTaskThrottle",
 }  # fmt: skip
 _JSON_NODE = {
     "name": "NodeName", "gres": "Gres", "cpus": "CPUTot", "state": "State", "partitions": "Partitions",
@@ -76,15 +72,6 @@ def duration(text: str) -> float:
     return math.nan if text in NOTHING or text.upper() in slurm.NO_LIMIT else slurm.duration(text)
 
 
-def gpus_in(text: str) -> int:
-    """Return GPUs that a list of resources names: `gres:gpu:4`, `gpu:a100:2(IDX:0-1)`, `cpu=8,gres/gpu=4`."""
-    plain = typed = 0
-    for kind, number in _GPU.findall(re.sub(r"\([^)]*\)", "", text)):
-        count = int(number or 1)
-        plain, typed = (plain, typed + count) if kind else (plain + count, typed)
-    return max(plain, typed)
-
-
 def number(text: str, most: int = 10**9) -> int:
     """Return the first whole number of `8`, `8-16` or `1K`. Raises ValueError."""
     found = re.match(r"\s*(\d{1,12})([KMG]?)", text)
@@ -93,38 +80,18 @@ def number(text: str, most: int = 10**9) -> int:
     return min(int(found[1]) * {"": 1, "K": 1024, "M": 1 << 20, "G": 1 << 30}[found[2]], most)
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Return a list of hosts, () where there is none. Raises ForetraceError."""
-    return () if text.strip() in NOTHING else tuple(expand(text.strip()))
-
-
-def pairs(text: str, first: str) -> Iterator[dict[str, str]]:
-    """Yield records of Key=Value that each begin with the key `first`, with or without -o."""
-    begins = [found.start() for found in re.finditer(rf"^\s*{first}=", text, re.MULTILINE)]
-    for begin, end in zip(begins, [*begins[1:], len(text)], strict=False):
-        said: dict[str, str] = {}
-        lines = text[begin:end].strip().splitlines()
-        for line in lines:
-            marks = list(_KEY.finditer(line))
-            free = _FREE.search(line)
-            if free and len(lines) > 1:  # not -o, and not jobcomp: its value is the rest of the line
-                marks = [each for each in marks if each.start() <= free.start()]
-            for i, mark in enumerate(marks):
-                stop = marks[i + 1].start() if i + 1 < len(marks) else len(line)
-                said.setdefault(mark[1], line[mark.end() : stop].strip())
-                if mark[1] == "Nodes" and first == "JobId":  # one line for each group of nodes alike
-                    said["held"] = said.get("held", "") + "\n" + line.strip()
-        yield said
-
-
-def _checked(kind: str, name: str, make: Callable[[], _Made]) -> _Made:
+@contextmanager
+def _reading(kind: str, name: str) -> Iterator[None]:
     try:
-        return make()
-    except ForetraceError:
-        raise
+        yield
     except (ValueError, OverflowError, TypeError, KeyError, IndexError, AttributeError) as error:
         why = f"it says no {error.args[0]}" if isinstance(error, KeyError) else " ".join(str(error).split())[:100]
         raise ForetraceError(f"{kind} {name[:40]!r} cannot be read ({why}); is this the output of Slurm?") from None
+
+
+def _known(said: Mapping[str, str]) -> defaultdict[str, str]:
+    """Return what is said, "" for all else."""
+    return defaultdict(str, {key: value for key, value in said.items() if value.strip() not in NOTHING})
 
 
 def _tasks(text: str) -> tuple[int, int]:
@@ -137,97 +104,73 @@ def _tasks(text: str) -> tuple[int, int]:
 
 def job_of(said: Mapping[str, str]) -> QueuedJob:
     """Return one job, by the keys of `scontrol show job`. Raises ForetraceError."""
-    ident = said.get("JobId", "").split(" ")[0]
-
-    def make() -> QueuedJob:
-        def text(key: str) -> str:
-            value = said.get(key, "")
-            return "" if value in NOTHING else value
-
+    ident, known = said.get("JobId", "").split(" ")[0], _known(said)
+    with _reading("job", ident):
         state = slurm.state_of(said["JobState"])
         if not state:
             raise ValueError(f"its state is {said['JobState'][:30]!r}, which Slurm does not document")
         waits, runs = state in slurm.WAITING, state in slurm.RUNNING
-        nodes = max(number(said.get("NumNodes", "1")), 1)
-        task, tasks, throttle = text("ArrayTaskId"), 1, int(text("ArrayTaskThrottle") or 0)
+        nodes = max(number(known["NumNodes"] or "1"), 1)
+        task, tasks, throttle = known["ArrayTaskId"], 1, int(known["ArrayTaskThrottle"] or 0)
         if waits and task and not task.isdecimal():
             tasks, most = _tasks(task)
             throttle = most or throttle
-        per_node = gpus_in(text("TresPerNode"))
-        gpus = gpus_in(text("TresPerJob")) or per_node * nodes
-        gpus = gpus or gpus_in(text("TresPerTask")) * number(said.get("NumTasks", "1"))
-        gpus = gpus or gpus_in(text("TresPerSocket")) * nodes
-        gpus = gpus_in(said.get("JOB_GRES", "")) or gpus or gpus_in(text("ReqTRES")) or gpus_in(text("TRES"))
-        held = names(said.get("NodeList", "")) if runs else ()
+        per_node = gpus_in(known["TresPerNode"])
+        gpus = (
+            gpus_in(known["JOB_GRES"]) or gpus_in(known["TresPerJob"]) or per_node * nodes
+            or gpus_in(known["TresPerTask"]) * number(known["NumTasks"] or "1")
+            or gpus_in(known["TresPerSocket"]) * nodes or gpus_in(known["ReqTRES"]) or gpus_in(known["TRES"])
+        )  # fmt: skip
+        held = expand(known["NodeList"]) if runs else []
         holding = dict.fromkeys(held, -(-gpus // max(len(held), 1)))
-        for line in said.get("held", "").splitlines():
+        for line in known["held"].splitlines():
             found = re.match(r"Nodes=(\S+) .*?GRES=(\S*)", line)
             if found and held and gpus_in(found[2]):
-                holding |= dict.fromkeys(names(found[1]), gpus_in(found[2]))
-        switches, _, wait = text("Switches").partition("@")
-        array, over = text("ArrayJobId"), said.get("OverSubscribe", "")
+                holding |= dict.fromkeys(expand(found[1]), gpus_in(found[2]))
+        switches, _, wait = known["Switches"].partition("@")
+        array = known["ArrayJobId"]
         return QueuedJob(
             job=f"{array}_{task}" if array and task.isdecimal() else ident, state=state, reason=said.get("Reason", ""),
-            name=text("JobName"), user=re.sub(r"\(.*", "", text("UserId")), account=text("Account"),
-            partition=text("Partition"), priority=float(text("Priority") or 0), nodes=nodes, per_node=per_node,
-            gpus=gpus, cpus=number(said.get("NumCPUs", "1")), exclusive=over in ("NO", "EXCLUSIVE"),
-            limit_s=duration(said.get("TimeLimit", "")), submit_s=stamp(said.get("SubmitTime", "")),
-            eligible_s=stamp(said.get("EligibleTime", "")), start_s=stamp(said.get("StartTime", "")),
-            ran_s=duration(said.get("RunTime", "0")), held=holding, switches=number(switches) if switches else 0,
-            switch_wait_s=duration(wait) if wait else math.inf, after=text("Dependency"), features=text("Features"),
-            only=names(said.get("ReqNodeList", "")) if waits else (), without=names(said.get("ExcNodeList", "")),
-            tasks=tasks, throttle=throttle, array=array, reservation=text("Reservation"),
+            name=known["JobName"], user=re.sub(r"\(.*", "", known["UserId"]), account=known["Account"],
+            partition=known["Partition"], priority=float(known["Priority"] or 0), nodes=nodes, per_node=per_node,
+            gpus=gpus, cpus=number(known["NumCPUs"] or "1"), exclusive=known["OverSubscribe"] in ("NO", "EXCLUSIVE"),
+            limit_s=duration(known["TimeLimit"]), submit_s=stamp(known["SubmitTime"]),
+            eligible_s=stamp(known["EligibleTime"]), start_s=stamp(known["StartTime"]),
+            ran_s=duration(known["RunTime"] or "0"), held=holding, switches=number(switches or "0"),
+            switch_wait_s=duration(wait) if wait else math.inf, after=known["Dependency"], features=known["Features"],
+            only=tuple(expand(known["ReqNodeList"])) if waits else (), without=tuple(expand(known["ExcNodeList"])),
+            tasks=tasks, throttle=throttle, array=array, reservation=known["Reservation"],
         )  # fmt: skip
-
-    return _checked("job", ident, make)
 
 
 def node_of(said: Mapping[str, str]) -> SlurmNode:
     """Return one node, by the keys of `scontrol show node`. Raises ForetraceError."""
-    name = said.get("NodeName", "")
-
-    def make() -> SlurmNode:
-        parts, features = (said.get(key, "").split(",") for key in ("Partitions", "ActiveFeatures"))
+    name, known = said.get("NodeName", ""), _known(said)
+    with _reading("node", name):
+        parts, features = (filter(None, known[key].split(",")) for key in ("Partitions", "ActiveFeatures"))
         return SlurmNode(
-            name=name, gpus=gpus_in(said.get("Gres", "")) or gpus_in(said.get("CfgTRES", "")),
-            cpus=number(said.get("CPUTot", "1")), state=said["State"].split(" ")[0],
-            partitions=tuple(filter(None, parts)), features=tuple(each for each in features if each not in NOTHING),
+            name=name, gpus=gpus_in(known["Gres"]) or gpus_in(known["CfgTRES"]), cpus=number(known["CPUTot"] or "1"),
+            state=said["State"].split(" ")[0], partitions=tuple(parts), features=tuple(features),
         )  # fmt: skip
 
-    return _checked("node", name, make)
 
-
-def partition_of(said: Mapping[str, str]) -> SlurmPartition:
-    """Return one record of `scontrol show partition`. Raises ForetraceError."""
-    name = said.get("PartitionName", "")
-
-    def make() -> SlurmPartition:
-        limit = duration(said.get("MaxTime", "UNLIMITED"))
-        return SlurmPartition(
-            name=name, nodes=frozenset(names(said.get("Nodes", ""))), limit_s=math.inf if math.isnan(limit) else limit,
-            default_s=duration(said.get("DefaultTime", "NONE")), tier=number(said.get("PriorityTier", "1")),
-            up=said.get("State", "UP") == "UP", whole=said.get("OverSubscribe", "").startswith("EXCLUSIVE"),
-        )  # fmt: skip
-
-    return _checked("partition", name, make)
-
-
-def leaves_of(text: str) -> dict[str, tuple[str, ...]]:
-    """Return leaf switches of `scontrol show topology` (blocks are leaves, too) and their nodes. Raises
-    ForetraceError.
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    for first in ("SwitchName", "BlockName"):
-        for said in pairs(text, first):
-            if said.get("Nodes") and said.get("Level", "0") == "0" and not said.get("Switches"):
-                found[said[first]] = names(said["Nodes"])
+def partitions_of(text: str) -> dict[str, SlurmPartition]:
+    """Return `scontrol show partition` by name. Raises ForetraceError."""
+    found = {}
+    for known in map(_known, pairs(text, "PartitionName")):
+        with _reading("partition", known["PartitionName"]):
+            found[known["PartitionName"]] = SlurmPartition(
+                nodes=frozenset(expand(known["Nodes"])), limit_s=duration(known["MaxTime"] or "UNLIMITED"),
+                default_s=duration(known["DefaultTime"]), tier=number(known["PriorityTier"] or "1"),
+                up=known["State"] in ("", "UP"), whole=known["OverSubscribe"].startswith("EXCLUSIVE"),
+            )  # fmt: skip
     return found
 
 
 def settings_of(text: str) -> dict[str, str]:
-    """Return `scontrol show config` by key in lower case."""
-    rows = (line.partition("=") for line in text.splitlines() if "=" in line)
-    return {key.strip().lower(): value.strip() for key, _, value in rows if key.strip()}
+    """Return `scontrol show config` by key in lower case, and when it was printed as `as_of`."""
+    rows = (line.partition("=") for line in text.replace("Configuration data as of", "as_of =", 1).splitlines())
+    return {key.strip().lower(): value.strip() for key, equals, value in rows if equals and key.strip()}
 
 
 def queue_table(source: Source) -> list[QueuedJob]:
@@ -258,24 +201,24 @@ def queue_table(source: Source) -> list[QueuedJob]:
 
 def queue_json(whole: Mapping[str, Any], where: str) -> list[QueuedJob]:
     """Return `squeue --json` of any of its versions. Raises ForetraceError."""
-    rows = _rows(whole, "jobs", where)
-    return [job_of(_checked("job", str(row.get("job_id", "?")), partial(_job_said, row))) for row in rows]
-
-
-def _job_said(row: Mapping[str, Any]) -> dict[str, str]:
-    said = {key: _text(row[name]) for name, key in _JSON.items() if name in row}
-    said["JobState"] = said["JobState"].split(",")[0]
-    said["ArrayTaskId"] = _text(row.get("array_task_string")) or _text(row.get("array_task_id"))
-    said["ArrayJobId"] = said.get("ArrayJobId", "").removeprefix("0")  # 0: none
-    wait = number(_text(row.get("maximum_switch_wait_time")) or "0")
-    said["Switches"] = _text(row.get("required_switches")).removeprefix("0") + f"@{wait // 60}:{wait % 60}" * bool(wait)
-    if row.get("exclusive") is True or "none" in (row.get("shared") or ()):
-        said["OverSubscribe"] = "NO"
-    details, hosts = [str(each) for each in row.get("gres_detail") or ()], names(said.get("NodeList", ""))
-    said["JOB_GRES"] = f"gpu:{sum(map(gpus_in, details))}" * bool(details)
-    if len(details) == len(hosts):
-        said["held"] = "\n".join(f"Nodes={host} GRES={gpus}" for host, gpus in zip(hosts, details, strict=True))
-    return {key: value for key, value in said.items() if value}
+    found = []
+    for row in _rows(whole, "jobs", where):
+        with _reading("job", str(row.get("job_id", "?"))):
+            said = {key: _text(row[name]) for name, key in _JSON.items() if name in row}
+            said["JobState"] = said["JobState"].split(",")[0]
+            said["ArrayTaskId"] = _text(row.get("array_task_string")) or _text(row.get("array_task_id"))
+            said["ArrayJobId"] = said.get("ArrayJobId", "").removeprefix("0")  # 0: none
+            wait = number(_text(row.get("maximum_switch_wait_time")) or "0")
+            switches = _text(row.get("required_switches")).removeprefix("0")
+            said["Switches"] = switches + f"@{wait // 60}:{wait % 60}" * bool(wait)
+            if row.get("exclusive") is True or "none" in (row.get("shared") or ()):
+                said["OverSubscribe"] = "NO"
+            details, hosts = [str(each) for each in row.get("gres_detail") or ()], expand(said.get("NodeList", ""))
+            said["JOB_GRES"] = f"gpu:{sum(map(gpus_in, details))}" * bool(details)
+            if len(details) == len(hosts):
+                said["held"] = "\n".join(f"Nodes={host} GRES={on}" for host, on in zip(hosts, details, strict=True))
+        found.append(job_of(said))
+    return found
 
 
 def nodes_json(whole: Mapping[str, Any], where: str) -> list[SlurmNode]:
@@ -283,8 +226,8 @@ def nodes_json(whole: Mapping[str, Any], where: str) -> list[SlurmNode]:
     found = []
     for row in _rows(whole, "nodes", where):
         said = {key: _text(row[name]) for name, key in _JSON_NODE.items() if name in row}
-        flags = _text(row.get("state_flags"))
         if "State" in said:
+            flags = _text(row.get("state_flags"))
             said["State"] = f"{said['State']},{flags}".strip(",").replace(",", "+").upper()
         found.append(node_of(said))
     return found

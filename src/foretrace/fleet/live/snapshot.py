@@ -95,7 +95,6 @@ class SlurmNode:
 class SlurmPartition:
     """A partition: times in seconds (inf: no limit); `tier` as PriorityTier; whole: OverSubscribe=EXCLUSIVE."""
 
-    name: str
     nodes: frozenset[str]
     limit_s: float = math.inf
     default_s: float = math.nan
@@ -108,7 +107,7 @@ class SlurmPartition:
 class Snapshot:
     """The cluster at `now_s`. leaves: leaf switch → its nodes; backfill: False with SchedulerType=sched/builtin.
 
-    notes: what was not read, one sentence each.
+    partitions: by name. notes: what was not read, one sentence each.
     """
 
     source: str
@@ -116,7 +115,7 @@ class Snapshot:
     version: str
     jobs: tuple[QueuedJob, ...]
     nodes: tuple[SlurmNode, ...]
-    partitions: tuple[SlurmPartition, ...]
+    partitions: Mapping[str, SlurmPartition]
     leaves: Mapping[str, tuple[str, ...]]
     parameters: SchedulerParameters = field(default_factory=SchedulerParameters)
     backfill: bool = True

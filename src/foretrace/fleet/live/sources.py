@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +16,7 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
+from foretrace.fleet.formats.slurm_cluster import pairs, topology_conf
 from foretrace.fleet.formats.source import Source, decode, load
 from foretrace.fleet.live import records
 from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition, Snapshot
@@ -92,60 +95,48 @@ def read_slurm(said: Mapping[str, str], source: str = "Slurm") -> Snapshot:
     return snapshot([decode(name, text.encode()) for name, text in said.items()], source)
 
 
+_JOBS = ("scontrol show job", "squeue --json", "squeue")  # the one that says most first
+_KINDS: tuple[tuple[str, str, Callable[[Source], list[Any]]], ...] = (  # what it is, how it begins, its records
+    (_JOBS[0], r"JobId=(?!.*ProcCnt=)", lambda each: list(map(records.job_of, pairs(each.text, "JobId")))),
+    (_JOBS[2], r"(?=.*JOBID)(?=.*(STATE| ST ))", records.queue_table),
+    ("no job", r"No jobs", lambda _: []),
+    ("node", r"NodeName=", lambda each: list(map(records.node_of, pairs(each.text, "NodeName")))),
+    ("partition", r"PartitionName=", lambda each: list(records.partitions_of(each.text).items())),
+    ("leaf", r"(Switch|Block)Name=", lambda each: topology_conf(each).leaves),
+    ("setting", r"Configuration data as of", lambda each: list(records.settings_of(each.text).items())),
+    ("nothing", r"$|There is no|slurm_load|JobID\||JobId=", lambda _: []),
+)
+
+
 def snapshot(sources: list[Source], source: str) -> Snapshot:
     """Return what the outputs say together; each is known by its content. Raises ForetraceError."""
-    shown: dict[str, list[QueuedJob]] = {}  # by kind of output
-    nodes: dict[str, SlurmNode] = {}
-    partitions: list[SlurmPartition] = []
-    leaves: dict[str, tuple[str, ...]] = {}
-    settings: dict[str, str] = {}
+    found: dict[str, list[Any]] = {}  # records by what they are
     notes: list[str] = []
     for each in sources:
         notes += [f"{each.path}: {note}" for note in each.notes]
-        first, whole = each.first.lstrip(), each.json if each.first.lstrip().startswith("{") else {}
-        if not isinstance(whole, dict):
-            raise each.fail("is JSON that is cut or damaged; print it again.")
-        kind, jobs = "", list[QueuedJob]()
-        if "jobs" in whole:
-            kind, jobs = "squeue --json", records.queue_json(whole, each.path)
-        elif "nodes" in whole:
-            nodes |= {node.name: node for node in records.nodes_json(whole, each.path)}
-        elif first.startswith("JobId=") and "ProcCnt=" not in first:
-            kind, jobs = "scontrol show job", list(map(records.job_of, records.pairs(each.text, "JobId")))
-        elif first.startswith("NodeName="):
-            nodes |= {node.name: node for node in map(records.node_of, records.pairs(each.text, "NodeName"))}
-        elif first.startswith("PartitionName="):
-            partitions += map(records.partition_of, records.pairs(each.text, "PartitionName"))
-        elif first.startswith(("SwitchName=", "BlockName=")):
-            leaves |= records.leaves_of(each.text)
-        elif first.startswith("Configuration data as of"):
-            settings |= records.settings_of(each.text)
-            settings["as_of"] = first.removeprefix("Configuration data as of").strip()
-        elif "JOBID" in first and ("STATE" in first or " ST " in first):
-            kind, jobs = "squeue", records.queue_table(each)
-        elif first and not first.startswith(("No jobs", "There is no", "slurm_load", "JobID|", "JobId=")):
+        made = _records(each)
+        if not made:
             notes.append(f"{each.path} was not taken: it is no output of scontrol, squeue or sinfo that is read here")
-        if whole:
-            settings.setdefault("slurm_version", _version(whole))
-        if kind in shown:
-            raise each.fail(f"a second output of {kind} is beside another; leave the one of the nodes' moment.")
-        if len({job.job for job in jobs}) < len(jobs):
-            raise each.fail("a job stands twice; print every job once, without -r beside its array.")
-        shown |= {kind: jobs} if kind else {}
+        for kind, rows in made.items():
+            if kind in _JOBS and kind in found:
+                raise each.fail(f"a second output of {kind} is beside another; leave the one of the nodes' moment.")
+            if kind in _JOBS and len({job.job for job in rows}) < len(rows):
+                raise each.fail("a job stands twice; print every job once, without -r beside its array.")
+            found.setdefault(kind, []).extend(rows)
+    nodes: dict[str, SlurmNode] = {node.name: node for node in found.get("node", [])}
     if not nodes:
         raise ForetraceError(f"{source} says nothing of nodes; add the output of scontrol show node ({_SAVE}).")
-    if not shown and not any(each.first.startswith("No jobs") for each in sources):
+    if not any(kind in found for kind in (*_JOBS, "no job")):
         raise ForetraceError(f"{source} says nothing of jobs; add the output of scontrol show job ({_SAVE}).")
-    # the one that says most
-    jobs = next((shown[kind] for kind in ("scontrol show job", "squeue --json", "squeue") if kind in shown), [])
+    jobs: list[QueuedJob] = next((found[kind] for kind in _JOBS if kind in found), [])
+    partitions: dict[str, SlurmPartition] = dict(found.get("partition", []))
     if not partitions:
-        made: dict[str, list[str]] = {}
-        for node in nodes.values():
-            for name in node.partitions or ("",):
-                made.setdefault(name, []).append(node.name)
-        partitions = [SlurmPartition(name=name, nodes=frozenset(hosts)) for name, hosts in made.items()]
+        for name in dict.fromkeys(name for node in nodes.values() for name in node.partitions or ("",)):
+            hosts = (node.name for node in nodes.values() if name in (node.partitions or ("",)))
+            partitions[name] = SlurmPartition(nodes=frozenset(hosts))
         notes.append("limits of partitions are not known (no scontrol show partition)")
-    now = _now(jobs, settings.get("as_of", ""))
+    settings = defaultdict(str, found.get("version", []) + found.get("setting", []))
+    now = _now(jobs, settings["as_of"])
     # JSON does not say how long a job ran
     jobs = [
         replace(job, ran_s=max(now - job.start_s, 0.0))
@@ -153,17 +144,24 @@ def snapshot(sources: list[Source], source: str) -> Snapshot:
         for job in jobs
     ]  # fmt: skip
     return Snapshot(
-        source=source, now_s=now, version=settings.get("slurm_version", ""), jobs=tuple(jobs),
-        nodes=tuple(nodes.values()), partitions=tuple(partitions), leaves=leaves, notes=tuple(notes),
-        parameters=SchedulerParameters.shown(settings.get("schedulerparameters", "")),
-        backfill=settings.get("schedulertype", "") != "sched/builtin",
+        source=source, now_s=now, version=settings["slurm_version"], jobs=tuple(jobs), nodes=tuple(nodes.values()),
+        partitions=partitions, leaves=dict(found.get("leaf", [])), notes=tuple(notes),
+        parameters=SchedulerParameters.shown(settings["schedulerparameters"]),
+        backfill=settings["schedulertype"] != "sched/builtin",
     )  # fmt: skip
 
 
-def _version(whole: Mapping[str, Any]) -> str:
-    meta = whole.get("meta")
-    said = (meta.get("slurm") or meta.get("Slurm")) if isinstance(meta, dict) else None
-    return str(said.get("release", ""))[:40] if isinstance(said, dict) else ""
+def _records(each: Source) -> dict[str, list[Any]]:
+    """Return what an output says by what it is, {} where it is none that is read. Raises ForetraceError."""
+    first = each.first.lstrip()
+    if not first.startswith("{"):
+        return next(({kind: read(each)} for kind, begins, read in _KINDS if re.match(begins, first)), {})
+    if not isinstance(each.json, dict):
+        raise each.fail("is JSON that is cut or damaged; print it again.")
+    read = {"jobs": (_JOBS[1], records.queue_json), "nodes": ("node", records.nodes_json)}
+    made = {kind: rows(each.json, each.path) for key, (kind, rows) in read.items() if key in each.json}
+    release = re.search(r'"release"\s*:\s*"([^"]{1,40})"', each.text)
+    return made | ({"version": [("slurm_version", release[1])]} if made and release else {})
 
 
 def _now(jobs: list[QueuedJob], as_of: str) -> float:
