@@ -13,15 +13,9 @@ from foretrace.arrays import Float64, Int64
 from foretrace.hardware.devices import named
 from foretrace.serving.llm.deployment import memory, step_times
 from foretrace.serving.llm.operator_tables import OperatorTables
-from foretrace.serving.llm.pace import along
 from foretrace.serving.llm.served_model import served_model
-from foretrace.serving.llm.step_law import (
-    LawTimes,
-    Layout,
-    StepLaw,
-    law_of,
-    number_format,
-)
+from foretrace.serving.llm.step_law import LawTimes, Layout, StepLaw, law_of, number_format
+from foretrace.serving.llm.step_times import along
 from reproductions.aiconfigurator.closed_loop import OTHERS, SEQUENCES, TOKENS, play
 from reproductions.aiconfigurator.sample import SYSTEMS, Measured
 
@@ -112,7 +106,7 @@ def measured_components(one: Measured, law: StepLaw, tables: OperatorTables) -> 
     """The same from measured operators, attention at this row's batch and mean context."""
     found = components(times(one, one.layout, law))
     steps = step_times(one.architecture, SYSTEMS[one.system], tp=one.layout.tp, dp=one.layout.dp, ep=one.layout.ep,
-                       dtype=one.dtype, engine=one.engine, tables=tables, law=law)  # fmt: skip
+                       dtype=one.dtype, engine=one.engine, tables=tables, law=law).table  # fmt: skip
     batch, context = float(one.clients), one.prompt + one.output / 2
     decode = along(
         steps.mean_context, np.array([along(steps.batch, each, batch) for each in steps.decode_s.T]), context

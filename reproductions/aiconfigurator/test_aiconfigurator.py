@@ -65,14 +65,14 @@ def test_a_file_that_is_no_such_table_is_refused(tmp_path: Path, capsys: pytest.
 def test_the_closed_loop_agrees_with_the_engine(clients: int, prompt: int, output: int) -> None:
     """Means of TTFT and TPOT on the grids of a real deployment, whole chunks, a cache that holds all."""
     steps = replace(step_times("llama-3-8b", "h100"), request_s=0.0)  # the loop counts it by itself
-    random = np.random.default_rng(clients)
+    t, random = steps.table, np.random.default_rng(clients)
     prompts = np.round(prompt * random.uniform(0.8, 1, 6 * clients)).astype(np.int64)
     outputs = np.round(output * random.uniform(0.8, 1, 6 * clients)).astype(np.int64)
-    per_context = float(steps.decode_s[3, 9] / (steps.batch[3] * steps.mean_context[9]))
-    per_pair = float(steps.prefill_s[20, 0] / (steps.chunk[20] ** 2 / 2))
-    made = play(steps.tokens, steps.sequences, prompts, outputs, clients, 256, 1e9, 2048, True, 1, 1, 0, 1 / 6)
-    others = [per_context, per_pair, steps.host_s, steps.host_per_sequence_s]
-    tpot, ttft = made @ np.concatenate([steps.linear_s, steps.output_s, others])
+    per_context = float(t.decode_s[3, 9] / (t.batch[3] * t.mean_context[9]))
+    per_pair = float(t.prefill_s[20, 0] / (t.chunk[20] ** 2 / 2))
+    made = play(t.tokens, t.sequences, prompts, outputs, clients, 256, 1e9, 2048, True, 1, 1, 0, 1 / 6)
+    others = [per_context, per_pair, t.host_s, t.host_per_sequence_s]
+    tpot, ttft = made @ np.concatenate([t.linear_s, t.output_s, others])
     asked = of(np.zeros(len(prompts)), prompts, outputs, concurrency=clients)
     figures = measure([simulate(asked, steps, EngineRules(token_budget=2048))], steps)
     assert tpot == pytest.approx(figures.tpot_s.mean.value, rel=0.03)

@@ -18,7 +18,6 @@ from foretrace.errors import ForetraceError
 from foretrace.serving.llm import scheduler
 from foretrace.serving.llm.engine import EngineRules, Served, engine_arrays
 from foretrace.serving.llm.loop import STEP, step_seconds
-from foretrace.serving.llm.pace import MIDDLE
 from foretrace.serving.llm.step_times import StepTimes
 from foretrace.serving.requests import Requests
 from reproductions.live_engine.decoder import BLOCK, Chunk, DecoderSize, PagedDecoder
@@ -93,7 +92,7 @@ class LiveEngine:
             log.append((*row, start, now))
             used_s += (now - start) * (e.total - e.free)
             if steps is not None:
-                expected.append(step_seconds(state, steps.table, MIDDLE, 0.0))
+                expected.append(step_seconds(state, steps.table))
             for _ in range(min(scheduler.complete(state, e.number, now), len(requests) - coming)):
                 seqs[coming].arrival = now
                 coming += 1

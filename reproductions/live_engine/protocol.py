@@ -25,8 +25,7 @@ from foretrace.experiment.ledger import Ledger, Row
 from foretrace.experiment.statistics import paired_ratio
 from foretrace.experiment.trial import TriedPrediction, figured
 from foretrace.serving.llm.engine import EngineRules, Served, simulate
-from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
-from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.llm.step_times import HIGH, LOW, MIDDLE, StepTimes, TimeTable
 from foretrace.serving.requests import requests
 from reproductions import parser_of
 from reproductions.live_engine.decoder import BLOCK, Chunk, Decoding, prefill, slots_of
@@ -147,7 +146,8 @@ def calibrate(steps: StepTimes, run: LiveRun) -> StepTimes:
     """Add what steps took beyond their parts to the time of the host, and the spread of single steps as range."""
     more = max(0.0, float(np.median(run.step_s - run.expected_s)))
     low, high = np.quantile(run.step_s / (run.expected_s + more), [0.1, 0.9]).tolist()
-    return replace(steps, host_s=steps.host_s + more, low=min(1.0, low), high=max(1.0, high))
+    host_s = steps.table.host_s + more
+    return replace(steps, table=steps.table._replace(host_s=host_s, low=min(1.0, low), high=max(1.0, high)))
 
 
 def measure_steps(engine: LiveEngine, rules: EngineRules, *, longest: int) -> StepTimes:
@@ -187,12 +187,15 @@ def measure_steps(engine: LiveEngine, rules: EngineRules, *, longest: int) -> St
         for b, (first, *_) in zip(batch, decode, strict=True)
     ]
     per_token = float(cache.element_size() * 2 * size.layers * size.kv_heads * size.head_width)
-    return StepTimes(
-        model="a small decoder", device="this processor", tokens=_row(tokens), linear_s=_row(linear),
-        sequences=_row(batch), output_s=_row(output), chunk=_row(chunk), context=_row(context),
+    table = TimeTable(
+        tokens=_row(tokens), linear_s=_row(linear), sequences=_row(batch), output_s=_row(output), chunk=_row(chunk),
+        context=_row(context),
         prefill_s=np.array([[chunk_s(c, x) for x in context] for c in chunk]), batch=_row(batch),
         mean_context=_row([1, *context[1:]]),
         decode_s=np.array([[each[0], *each] for each in decode]),
+    )  # fmt: skip
+    return StepTimes(
+        table=table, model="a small decoder", device="this processor",
         memory_bytes=engine.blocks * BLOCK * per_token, weight_bytes=0.0, kv_bytes_per_token=per_token,
     )  # fmt: skip
 

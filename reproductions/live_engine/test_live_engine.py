@@ -65,7 +65,7 @@ def test_simulator_makes_the_same_steps(engine: LiveEngine) -> None:
         assert served.log[column].tolist() == real.served.log[column].tolist()
     assert len(real.expected_s) == len(real.step_s) == served.steps
     calibrated = calibrate(steps, real)
-    assert calibrated.low <= 1 <= calibrated.high
+    assert calibrated.table.low <= 1 <= calibrated.table.high
     assert set(figures_of(served)) == {"ttft.p50", "ttft.p90", "tpot.p50", "tpot.p90"}
 
 

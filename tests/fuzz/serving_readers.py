@@ -74,7 +74,8 @@ def _play_calibration(path: Path, way: int) -> Iterator[Figure]:
     from tests.serving.llm.step_cases import constant
 
     steps = read_calibration(path).applied(constant(0.01))
-    yield "steps", [*steps.linear_s, steps.host_s, steps.request_s, steps.low, steps.high]
+    table = steps.table
+    yield "steps", [*table.linear_s, table.host_s, steps.request_s, table.low, table.high]
 
 
 FOUND = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.serving.llm.slo import limits
+from foretrace.serving.llm.metrics import limits
 from foretrace.serving.requests import of, requests
 
 MOONCAKE = '{"timestamp": 2000, "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]}\n' * 2

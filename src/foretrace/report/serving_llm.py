@@ -16,9 +16,8 @@ from foretrace.report.power import EnergyView
 from foretrace.report.units import count, digits, seconds, share, span
 from foretrace.report.views import Report, taken
 from foretrace.serving.llm import metrics
-from foretrace.serving.llm.metrics import Latency, LimitMet, RangedFigure
+from foretrace.serving.llm.metrics import LATENCIES, STATISTICS, Latency, LimitMet, RangedFigure
 from foretrace.serving.llm.simulation import PoolSplit, Simulated
-from foretrace.serving.llm.slo import LATENCIES, STATISTICS
 from foretrace.serving.speculative.drafts import ServedDraft, served_draft
 
 POINTS = 128  # of curves over time

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from foretrace.serving import requests as served
 from foretrace.serving.llm.engine import EngineRules
-from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.llm.step_times import StepTimes, TimeTable
 from foretrace.serving.requests import Requests
 
 BYTES = 1000.0  # of a token's keys and values
@@ -20,12 +20,10 @@ def constant(seconds: float, *, cache: float = 1e9, **other: Any) -> StepTimes:
     grid, none = np.array([0.0, 1e9]), np.zeros((2, 2))
     fields: dict[str, Any] = {
         "tokens": grid, "linear_s": np.full(2, seconds), "sequences": grid, "output_s": np.zeros(2),
-        "chunk": grid, "context": grid, "prefill_s": none, "batch": grid,
-        "mean_context": grid, "decode_s": none,
-        "memory_bytes": cache * BYTES / 0.9,
-        "weight_bytes": 0.0, "kv_bytes_per_token": BYTES,
-    }  # fmt: skip
-    return StepTimes(**(fields | other))
+        "chunk": grid, "context": grid, "prefill_s": none, "batch": grid, "mean_context": grid, "decode_s": none,
+    } | {name: other.pop(name) for name in TimeTable._fields if name in other}  # fmt: skip
+    sizes = {"memory_bytes": cache * BYTES / 0.9, "weight_bytes": 0.0, "kv_bytes_per_token": BYTES} | other
+    return StepTimes(table=TimeTable(**fields), **sizes)
 
 
 @st.composite
@@ -38,10 +36,13 @@ def steps(draw: st.DrawFn, tokens: int) -> StepTimes:
     }
     for name, grid in grids.items():
         grid[0] = 0.0 if name == "context" else 1.0
-    return StepTimes(
+    table = TimeTable(
         **grids, linear_s=rng.random(3), output_s=rng.random(3) * 0.1, prefill_s=rng.random((3, 3)),
         decode_s=rng.random((3, 3)), host_s=float(rng.random() * 0.1), host_per_sequence_s=float(rng.random() * 0.01),
-        low=0.8, high=1.3, send_s=0.01, send_per_token_s=0.001, stages=draw(st.integers(1, 3)),
+        low=0.8, high=1.3,
+    )  # fmt: skip
+    return StepTimes(
+        table=table, send_s=0.01, send_per_token_s=0.001, stages=draw(st.integers(1, 3)),
         accepted=tuple(draw(st.sampled_from([(), (), (0.6,), (1.0, 0.5, 0.25, 0.1), (0.0, 0.0)]))),
         memory_bytes=tokens * BYTES / 0.9, weight_bytes=0.0, kv_bytes_per_token=BYTES,
     )  # fmt: skip

@@ -14,12 +14,10 @@ from foretrace.errors import ForetraceError
 from foretrace.report import page
 from foretrace.report.serving_llm import llm_simulated
 from foretrace.serving import requests as served
-from foretrace.serving.llm.disaggregated import disaggregate
-from foretrace.serving.llm.engine import EngineRules, simulate
-from foretrace.serving.llm.metrics import bin_seconds, measure
-from foretrace.serving.llm.scheduler import gap_bin
+from foretrace.serving.llm.engine import EngineRules, disaggregate, simulate
+from foretrace.serving.llm.metrics import limits, measure
+from foretrace.serving.llm.scheduler import bin_seconds, gap_bin
 from foretrace.serving.llm.simulation import SimulationConfig, simulated
-from foretrace.serving.llm.slo import limits
 from foretrace.serving.llm.step_graph import steps_graph
 from foretrace.simulate.timeline import simulate as replay
 from tests.serving.llm.step_cases import constant

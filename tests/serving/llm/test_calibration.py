@@ -45,13 +45,13 @@ def test_two_loads_tell_host_and_devices_apart(level: float, host_s: float) -> N
 
 
 def test_one_load_gives_the_level_alone_and_is_kept(tmp_path: Path) -> None:
-    found = calibrate(STEPS, [run_of(scaled(STEPS, 1.4, STEPS.host_s, 0.05, 1, 1), LOADS[0])], 0.8, 1.3)
-    assert found.host_s == STEPS.host_s and found.level == pytest.approx(1.4, rel=0.01)
+    found = calibrate(STEPS, [run_of(scaled(STEPS, 1.4, STEPS.table.host_s, 0.05, 1, 1), LOADS[0])], 0.8, 1.3)
+    assert found.host_s == STEPS.table.host_s and found.level == pytest.approx(1.4, rel=0.01)
     path = tmp_path / "server.json"
     found.save(path)
     assert read_calibration(path) == found
     again = step_times("llama-3-8b", "h100", calibration=path)
-    assert again.request_s == found.request_s and (again.linear_s == found.level * STEPS.linear_s).all()
+    assert again.request_s == found.request_s and (again.table.linear_s == found.level * STEPS.table.linear_s).all()
     with pytest.raises(ForetraceError, match="not of llama-3-8b on H100-SXM5-80GB \\(2 devices"):
         step_times("llama-3-8b", "h100", tp=2, calibration=path)
 

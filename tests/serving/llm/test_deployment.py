@@ -46,12 +46,12 @@ def test_cache_of_latent_and_grouped_attention() -> None:
 )  # fmt: skip
 def test_steps_of_any_model(name: str, dtype: str, engine: str, tp: int, pp: int, device: str) -> None:
     steps = step_times(name, device, tp=tp, pp=pp, dtype=dtype, engine=engine)
-    assert (np.diff(steps.linear_s) >= 0).all() and steps.linear_s[0] > 0
-    assert steps.low < 1 < steps.high and steps.whys
+    assert (np.diff(steps.table.linear_s) >= 0).all() and steps.table.linear_s[0] > 0
+    assert steps.table.low < 1 < steps.table.high and steps.whys
     more = step_times(name, device, tp=2 * tp if served_model(name).heads % (2 * tp) == 0 else tp, pp=pp, dtype=dtype,
                       engine=engine)  # fmt: skip
     assert more.weight_bytes <= steps.weight_bytes
-    assert more.linear_s[-1] <= steps.linear_s[-1] * 1.01, "many tokens gain by more devices of a machine"
+    assert more.table.linear_s[-1] <= steps.table.linear_s[-1] * 1.01, "many tokens gain by more devices of a machine"
 
 
 def test_a_token_reads_every_weight_that_it_meets() -> None:
@@ -73,7 +73,9 @@ def test_laws_are_within_physics() -> None:
 
 
 def test_links_that_the_law_was_not_fitted_to_widen_the_range() -> None:
-    assert step_times("llama-3-8b", "l40s", tp=2).high > step_times("llama-3-8b", "h100", tp=2).high, "PCIe: wider"
+    assert step_times("llama-3-8b", "l40s", tp=2).table.high > step_times("llama-3-8b", "h100", tp=2).table.high, (
+        "PCIe: wider"
+    )
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -102,11 +104,10 @@ def test_a_grid_is_linear_in_logarithms() -> None:
     assert np.isfinite(grid.at(np.array([1.0, 4.0]), 100.0)[0])
 
 
-def test_the_nearest_heads_are_scaled() -> None:
-    grid = TimeGrid(axes=(np.array([1.0, 2.0]),), seconds=np.array([1.0, 2.0]))
-    assert nearest({(32, 8, 128): grid}, (16, 8, 128)) == (grid, 0.5)
-    assert nearest({(32, 8, 128): grid}, (32, 8, 32 * 128)) is None, "too far"
-    assert nearest({}, (1, 1, 1)) is None
+def test_the_nearest_heads() -> None:
+    assert nearest([(32, 8, 128), (64, 8, 64)], (16, 8, 128)) == (32, 8, 128)
+    assert nearest([(32, 8, 128)], (32, 8, 32 * 128)) is None, "too far"
+    assert nearest([], (1, 1, 1)) is None
 
 
 def parquet(path: Path, **columns: list[Any]) -> None:
@@ -137,11 +138,11 @@ def test_the_newest_version_of_measured_operators_is_used(tables: Path) -> None:
     assert dict(read.sources) == {"gemm": "vllm 0.10.0"}
     steps, by_law = step_times("llama-3-8b", "h100", tables=read), step_times("llama-3-8b", "h100")
     ideal = 2 * served_model("llama-3-8b").active_parameters / 3.35e12
-    assert steps.linear_s[0] == pytest.approx(2 * ideal, rel=0.15)
-    assert (steps.decode_s == by_law.decode_s).all(), "attention was not measured"
+    assert steps.table.linear_s[0] == pytest.approx(2 * ideal, rel=0.15)
+    assert (steps.table.decode_s == by_law.table.decode_s).all(), "attention was not measured"
     assert "gemm: measured with vllm 0.10.0" in steps.whys
     other = step_times("llama-3-8b", "h100", tables=tables, engine="trtllm")
-    assert other.high / law_of("trtllm").high == pytest.approx(1.2), "another engine's: wider"
+    assert other.table.high / law_of("trtllm").high == pytest.approx(1.2), "another engine's: wider"
 
 
 def test_tables_of_another_device_are_refused(tables: Path, tmp_path: Path) -> None:
@@ -158,6 +159,6 @@ def test_published_tables_give_finite_steps(shared_data: Path) -> None:
     pytest.importorskip("pyarrow")
     dense = step_times("llama-3-8b", "h100", tp=2, tables=folder, engine="trtllm")
     assert {"gemm: measured with trtllm 1.2.0rc5", "decode: measured with trtllm 1.2.0rc5"} <= set(dense.whys)
-    assert (np.diff(dense.prefill_s, axis=0) >= 0).all() and (np.diff(dense.decode_s, axis=1) >= 0).all()
+    assert (np.diff(dense.table.prefill_s, axis=0) >= 0).all() and (np.diff(dense.table.decode_s, axis=1) >= 0).all()
     older = step_times("llama-3-8b", "a100", tables=folder)
-    assert older.linear_s[0] > step_times("llama-3-8b", "h100", tables=folder).linear_s[0]
+    assert older.table.linear_s[0] > step_times("llama-3-8b", "h100", tables=folder).table.linear_s[0]

@@ -16,9 +16,9 @@ from foretrace.serving import requests as served
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.drafted import drafted_steps, read_draft
 from foretrace.serving.llm.engine import EngineRules, simulate
-from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
 from foretrace.serving.llm.served_model import served_model
 from foretrace.serving.llm.simulation import SimulationConfig, simulated
+from foretrace.serving.llm.step_times import HIGH, LOW, MIDDLE
 from foretrace.serving.speculative.drafts import modelled_rounds
 from foretrace.serving.speculative.rounds import speculated
 from foretrace.techniques.compute.acceptance import Acceptance
@@ -77,7 +77,9 @@ def test_nothing_accepted_is_slower_than_no_draft(batch: int, k: int, context: i
 def test_ends_of_the_range_are_in_order() -> None:
     quick, middle, slow = (drafted_steps(LARGE, SMALL, Acceptance.of("0.6-0.8"), 4, end) for end in (LOW, MIDDLE, HIGH))
     assert quick.accepted > middle.accepted > slow.accepted
-    assert (quick.decode_s <= middle.decode_s).all() and (middle.decode_s <= slow.decode_s).all()
+    assert (quick.table.decode_s <= middle.table.decode_s).all() and (
+        middle.table.decode_s <= slow.table.decode_s
+    ).all()
     assert middle.kv_bytes_per_token > LARGE.kv_bytes_per_token and middle.weight_bytes > LARGE.weight_bytes
 
 

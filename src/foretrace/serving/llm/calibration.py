@@ -95,9 +95,11 @@ def read_calibration(path: Path) -> EngineCalibration:
 
 
 def scaled(steps: StepTimes, level: float, host_s: float, request_s: float, low: float, high: float) -> StepTimes:
-    grids = {name: level * getattr(steps, name) for name in ("linear_s", "output_s", "prefill_s", "decode_s")}
+    """Return the step times of a server that takes so many times the devices' time, and this of host and requests."""
+    grids = {name: level * getattr(steps.table, name) for name in ("linear_s", "output_s", "prefill_s", "decode_s")}
     why = f"calibrated: {level:.3g} times the devices' time, {1e3 * host_s:.3g} ms of host per step"
-    return replace(steps, **grids, host_s=host_s, request_s=request_s, low=low, high=high, whys=(*steps.whys, why))
+    table = steps.table._replace(**grids, host_s=host_s, low=low, high=high)
+    return replace(steps, table=table, request_s=request_s, whys=(*steps.whys, why))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +132,9 @@ def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: f
     def errors(found: Sequence[tuple[float, float]]) -> list[float]:
         return [log(run.tpot_s / tpot) for run, (_, tpot) in zip(runs, found, strict=True)]
 
-    at = [0.0, log(max(steps.host_s, _HOSTS[0]))]  # logarithms of level and host
+    at = [0.0, log(max(steps.table.host_s, _HOSTS[0]))]  # logarithms of level and host
     bounds = [(log(low_), log(high_)) for low_, high_ in (_LEVELS, _HOSTS)]
-    before = played(1.0, steps.host_s)
+    before = played(1.0, steps.table.host_s)
     for _ in range(_ROUNDS):
         off = np.array(errors(played(exp(at[0]), exp(at[1]))))
         slopes = np.empty((len(runs), free))
@@ -144,7 +146,7 @@ def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: f
             at[i] = min(max(at[i] + min(max(float(step[i]), -1.0), 1.0), bounds[i][0]), bounds[i][1])
         if np.abs(step).max() < 1e-4:
             break
-    level, host_s = exp(at[0]), exp(at[1]) if free > 1 else steps.host_s
+    level, host_s = exp(at[0]), exp(at[1]) if free > 1 else steps.table.host_s
     if not _LEVELS[0] * 1.01 < level < _LEVELS[1] * 0.99:
         raise ForetraceError(
             f"{runs[0].source}: no server of {steps.model} on {steps.device} takes {level:.2g} times that time; "

@@ -25,10 +25,9 @@ from foretrace.hardware.instances import instances
 from foretrace.reading import read_bytes
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import Served, simulate
-from foretrace.serving.llm.metrics import falls_behind, latency_statistic
-from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
+from foretrace.serving.llm.metrics import Limit, falls_behind, latency_statistic, limits
 from foretrace.serving.llm.simulation import SimulationConfig
-from foretrace.serving.llm.slo import Limit, limits
+from foretrace.serving.llm.step_times import HIGH, LOW, MIDDLE
 from foretrace.serving.requests import Requests, requests
 
 RULES = (("chunked", 512), ("chunked", 2048), ("chunked", 8192), ("prefill-first", 0))
@@ -202,7 +201,7 @@ def _capacity(item: tuple[SimulationConfig, Requests, Deployed, tuple[Limit, ...
 
     def most(end: int) -> tuple[float, list[str]]:
         """Return the highest rate that keeps the limits, 0 if none does, and what the next one breaks."""
-        high = len(asked) / burst.seconds * {MIDDLE: 1.0, LOW: 1 / steps.low, HIGH: 1 / steps.high}[end]
+        high = len(asked) / burst.seconds * {MIDDLE: 1.0, LOW: 1 / steps.table.low, HIGH: 1 / steps.table.high}[end]
         low, broken = high * _LEAST, _broken(run(high, end), found_limits)
         if not broken:  # the engine is always busy: at any higher rate the queue grows, if slowly
             return high, ["queue"]

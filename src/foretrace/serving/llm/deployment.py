@@ -22,7 +22,7 @@ from foretrace.serving.llm.calibration import read_calibration
 from foretrace.serving.llm.operator_tables import MeasuredTimes, OperatorTables, read_tables
 from foretrace.serving.llm.served_model import ServedModel, served_model
 from foretrace.serving.llm.step_law import LawTimes, Layout, StepLaw, law_of, number_format
-from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.llm.step_times import StepTimes, TimeTable
 
 _TOKENS = np.unique(np.round(np.geomspace(1, 32768, 31)))
 _SEQUENCES = np.unique(np.round(np.geomspace(1, 4096, 19)))
@@ -38,18 +38,16 @@ _SEND_S = 10e-6
 
 def checked(model: ServedModel, layout: Layout) -> None:
     """Raise ForetraceError where a model cannot be divided so."""
-    for name, value in (("tp", layout.tp), ("dp", layout.dp), ("ep", layout.ep), ("pp", layout.pp)):
-        if value < 1:
-            raise ForetraceError(f"`{name}=` must be 1 or more, got {value}.")
-    if model.heads % layout.tp:
-        raise ForetraceError(f"`tp=` must divide the {model.heads} heads of {model.name}, got {layout.tp}.")
-    if layout.pp > model.layers:
-        raise ForetraceError(f"`pp=` must be at most the {model.layers} layers of {model.name}, got {layout.pp}.")
-    if layout.ep > 1 and not model.experts:
-        raise ForetraceError(f"`ep=` divides experts, and {model.name} has none; leave it out.")
-    if layout.ep > 1 and (layout.stage_devices % layout.ep or model.experts % layout.ep):
-        many = f"the {model.experts} experts of {model.name} and {layout.stage_devices} devices"
-        raise ForetraceError(f"`ep=` must divide {many}, got {layout.ep}.")
+    everyone, experts = layout.stage_devices, model.experts
+    for name, good, wanted in (
+        ("tp", model.heads % layout.tp == 0, f"divide the {model.heads} heads of {model.name}"),
+        ("pp", layout.pp <= model.layers, f"be at most the {model.layers} layers of {model.name}"),
+        ("ep", layout.ep == 1 or experts, f"be 1, since {model.name} has no experts to divide"),
+        ("ep", everyone % layout.ep == 0 and (experts % layout.ep == 0),
+         f"divide the {experts} experts of {model.name} and {everyone} devices"),
+    ):  # fmt: skip
+        if not good:
+            raise ForetraceError(f"`{name}=` must {wanted}, got {getattr(layout, name)}.")
 
 
 def step_times(
@@ -93,20 +91,21 @@ def step_times(
     parts = LawTimes(**sizes) if tables is None else MeasuredTimes(**sizes, tables=tables)
     contexts = np.concatenate([[0.0], _CONTEXTS])
     fullest = ceil(model.layers / pp) / model.layers * pp  # layers of that stage over the mean
-    linear, output = fullest * parts.linear(_TOKENS), parts.output(_SEQUENCES)
-    prefill, decode = fullest * parts.prefill(_TOKENS, contexts), fullest * parts.decode(_SEQUENCES, _CONTEXTS)
+    grids: dict[str, Any] = {
+        "tokens": _TOKENS, "linear_s": fullest * parts.linear(_TOKENS),
+        "sequences": _SEQUENCES, "output_s": parts.output(_SEQUENCES),
+        "chunk": _TOKENS, "context": contexts, "prefill_s": fullest * parts.prefill(_TOKENS, contexts),
+        "batch": _SEQUENCES, "mean_context": _CONTEXTS, "decode_s": fullest * parts.decode(_SEQUENCES, _CONTEXTS),
+        "host_s": law.host_s, "host_per_sequence_s": law.host_per_sequence_s / dp,  # each group has a scheduler
+    }  # fmt: skip
     if isinstance(parts, MeasuredTimes):
         wide *= _OTHER_SHAPE if parts.scaled else 1.0
         wide *= _OTHER_ENGINE if any(not each.startswith(engine) for each in parts.used.values()) else 1.0
         whys += [f"{name.replace('_', '-')}: measured with {source}" for name, source in parts.used.items()]
         whys += dict.fromkeys(parts.left)
     found = StepTimes(
-        model=model.name, device=device.short, devices=layout.devices, stages=pp, tokens=_TOKENS, linear_s=linear,
-        sequences=_SEQUENCES, output_s=output, chunk=_TOKENS, context=contexts, prefill_s=prefill, batch=_SEQUENCES,
-        mean_context=_CONTEXTS, decode_s=decode,
-        host_s=law.host_s, host_per_sequence_s=law.host_per_sequence_s / dp,  # each group has a scheduler
-        request_s=parts.request_s,
-        low=law.low / wide, high=law.high * wide,
+        table=TimeTable(**grids, low=law.low / wide, high=law.high * wide), model=model.name, device=device.short,
+        devices=layout.devices, stages=pp, request_s=parts.request_s,
         send_s=_SEND_S if pp > 1 else 0.0,
         send_per_token_s=2 * model.hidden / (linked.scaleup_gb_s / 2 * 1e9 * law.link_rate) if pp > 1 else 0.0,
         **memory(parts),  # type: ignore[arg-type]  # floats by name

@@ -14,9 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.serving.llm.pace import MIDDLE, across, along
 from foretrace.serving.llm.served_model import ServedModel, served_model
-from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.llm.step_times import MIDDLE, StepTimes, along, decode_seconds, prefill_seconds
 from foretrace.techniques.compute.acceptance import Acceptance, checked_k
 
 _HEAD = 128  # width of a head of a draft, where the target's is no divisor
@@ -68,9 +67,9 @@ def checked_draft(target: ServedModel, draft: ServedModel) -> None:
 def pass_seconds(steps: StepTimes, batch: int, tokens: int, context: int) -> float:
     """Return seconds of the device for `tokens` more tokens of each of `batch` sequences."""
     t, all_tokens = steps.table, batch * tokens
-    attention = across(t.batch, t.mean_context, t.decode_s, batch, context)
+    attention = decode_seconds(t, batch, context)
     if tokens > 1:  # the cache is read once for all of them, until arithmetic takes longer
-        attention = max(attention, batch * across(t.chunk, t.context, t.prefill_s, tokens, context))
+        attention = max(attention, batch * prefill_seconds(t, tokens, context))
     linear = along(t.tokens, t.linear_s, all_tokens) + along(t.sequences, t.output_s, all_tokens)
     return float(linear + attention)
 
@@ -96,17 +95,17 @@ def drafted_steps(target: StepTimes, draft: StepTimes, accepted: Acceptance, k: 
     survival = accepted.survivals(k, -end)
     decode, prefill = np.empty_like(t.decode_s), np.empty_like(t.prefill_s)
     for i, n in enumerate(t.batch.tolist()):
-        host = share * (target.host_s + target.host_per_sequence_s * n)
+        host = share * (t.host_s + t.host_per_sequence_s * n)
         for j, context in enumerate(t.mean_context.tolist()):
-            attention = max(t.decode_s[i, j], n * across(t.chunk, t.context, t.prefill_s, k + 1, context))
+            attention = max(t.decode_s[i, j], n * prefill_seconds(t, k + 1, context))
             one, two = (pass_seconds(draft, n, tokens, context) for tokens in (1, 2))
             decode[i, j] = attention + k * (one + host) + survival[-1] * max(two - one, 0.0)
     for i, tokens in enumerate(t.chunk.tolist()):
         linear = along(d.tokens, d.linear_s, tokens)
         for j, context in enumerate(t.context.tolist()):
-            prefill[i, j] = t.prefill_s[i, j] + linear + across(d.chunk, d.context, d.prefill_s, tokens, context)
+            prefill[i, j] = t.prefill_s[i, j] + linear + prefill_seconds(d, tokens, context)
+    table = t._replace(decode_s=decode, prefill_s=prefill, low=min(t.low, d.low), high=max(t.high, d.high))
     return replace(
-        target, decode_s=decode, prefill_s=prefill, accepted=survival, low=min(target.low, draft.low),
-        high=max(target.high, draft.high), weight_bytes=target.weight_bytes + draft.weight_bytes,
+        target, table=table, accepted=survival, weight_bytes=target.weight_bytes + draft.weight_bytes,
         kv_bytes_per_token=target.kv_bytes_per_token + draft.kv_bytes_per_token,
     )  # fmt: skip

@@ -1,9 +1,16 @@
-"""`simulate`: requests served by engines of large language models. `EngineRules` say how, `Served` what came of it."""
+"""`simulate`: requests served by engines of large language models. `EngineRules` say how, `Served` what came of it.
+
+`disaggregate` has prompts on some engines and decoding on others, as DistServe (Zhong et al., OSDI 2024) and Splitwise
+(Patel et al., ISCA 2024): a request computes its prompt on an engine of the first pool, which gives the first token;
+its keys and values go to an engine of the second pool, whose scheduler lets it in as any other. Each device of an
+engine sends its own part, one request after the other; a transfer is not overlapped with the prompt, and does not slow
+the engines down.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,19 +20,11 @@ from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.names import question
 from foretrace.serving.llm import loop, scheduler
-from foretrace.serving.llm.pace import MIDDLE
-from foretrace.serving.llm.scheduler import EngineArrays
-from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.llm.loop import ROUTERS
+from foretrace.serving.llm.scheduler import POLICIES, PREEMPTIONS, EngineArrays
+from foretrace.serving.llm.step_times import MIDDLE, StepTimes
 from foretrace.serving.requests import Requests
 
-POLICIES = {
-    "prefill-first": scheduler.PREFILL_FIRST, "chunked": scheduler.CHUNKED, "orca": scheduler.ORCA,
-    "static": scheduler.STATIC,
-}  # fmt: skip
-ROUTERS = {
-    "round-robin": loop.ROUND_ROBIN, "least-outstanding": loop.LEAST_OUTSTANDING, "prefix-aware": loop.PREFIX_AWARE,
-}  # fmt: skip
-PREEMPTIONS = {"recompute": scheduler.RECOMPUTE, "swap": scheduler.SWAP}
 _BUDGET = {"chunked": 2048}  # vLLM's default; of policies that take whole prompts:
 _WHOLE_PROMPTS = 8192
 _INTERVAL_S = 1e-3  # of samples at first; it doubles when they are full
@@ -53,12 +52,12 @@ class EngineRules:
 
     def __post_init__(self) -> None:
         """Check the words and numbers."""
-        check_word("policy", self.policy, POLICIES)
-        check_word("preemption", self.preemption, PREEMPTIONS)
-        for name, least in (("token_budget", 0), ("sequences", 1), ("block", 1)):
-            if getattr(self, name) < least:
-                raise ForetraceError(f"`{name}=` must be {least} or more, got {getattr(self, name)}.")
+        for name, known in (("policy", POLICIES), ("preemption", PREEMPTIONS)):
+            check_word(name, getattr(self, name), known)
         for name, good, wanted in (
+            ("token_budget", self.token_budget >= 0, "0 or more"),
+            ("sequences", self.sequences >= 1, "1 or more"),
+            ("block", self.block >= 1, "1 or more"),
             ("utilisation", 0 < self.utilisation <= 1, "above 0 and at most 1"),
             ("watermark", 0 <= self.watermark < 1, "from 0 to below 1"),
             ("swap_bytes", self.swap_bytes >= 0, "0 or more"),
@@ -73,9 +72,7 @@ class EngineRules:
         return self.token_budget or _BUDGET.get(self.policy, _WHOLE_PROMPTS)
 
     def blocks(self, steps: StepTimes, longest: int) -> int:
-        """Return blocks of the cache beside the largest step; `longest`: prompt that comes. Raises ForetraceError if
-        none.
-        """
+        """Return blocks of the cache beside the largest step; `longest`: prompt that comes. Raises DoesNotFitError."""
         step = self.budget if self.policy == "chunked" else max(self.budget, longest)
         found = int(steps.capacity_tokens(self.utilisation, step) // self.block)
         if found < 1:
@@ -123,7 +120,11 @@ class Served:
     request_s: float = 0.0  # that each request takes beside the engines; in the latencies, in no other figure
 
 
-def check_word(name: str, word: str, known: dict[str, int]) -> None:
+_COLUMNS = ("arrival_s", "first_s", "finish_s", "prompt", "output", "preempted")
+_COUNTED = ("steps", "preemptions", "computed", "emitted", "hits")
+
+
+def check_word(name: str, word: str, known: Sequence[str]) -> None:
     """Raise ForetraceError unless the word is known."""
     if word not in known:
         raise ForetraceError(f"`{name}={word}` does not exist; {question(word, known)}")
@@ -169,7 +170,7 @@ def simulate(
         raise ForetraceError(f"`router={router}` needs open arrivals; clients of a closed loop keep their replica.")
     engines = min(replicas, requests.concurrency or len(requests))  # others would stay idle
     groups = 1
-    alone = ROUTERS[router] == loop.ROUND_ROBIN and not steps.accepted  # what is accepted is drawn by request
+    alone = router == "round-robin" and not steps.accepted  # what is accepted is drawn by request
     if alone and (len(requests) > _FEW or on == "ray"):
         groups = min(engines, _TOGETHER * executor.cores())
     group = np.arange(len(requests)) % engines % groups
@@ -179,14 +180,13 @@ def simulate(
             requests=requests.take(mine) if groups > 1 else requests,
             first=int((mine < (requests.concurrency or len(requests))).sum()),
             engines=len(range(g, engines, groups)),
-            steps=steps, rules=rules, blocks=blocks, router=ROUTERS[router], end=end,
+            steps=steps, rules=rules, blocks=blocks, router=router, end=end,
             begun_s=None if begun_s is None else begun_s[mine],
             log=log if g == 0 else 0,
         )
         for g, mine in enumerate(rows)
     ]  # fmt: skip
-    found = executor.map(_play, parts, on=on, pool=groups > 1)
-    return merged(found, rows, replicas)
+    return merged(executor.map(_play, parts, on=on, pool=groups > 1), rows, replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,30 +199,34 @@ class _Part:
     steps: StepTimes
     rules: EngineRules
     blocks: int
-    router: int
+    router: str
     end: int
     begun_s: Float64 | None
     log: int
 
 
 def engine_arrays(
-    requests: Requests, rules: EngineRules, blocks: int, engines: int = 1, accepted: Sequence[float] = ()
-) -> EngineArrays:
+    requests: Requests, rules: EngineRules, blocks: int, steps: StepTimes | None = None, *, engines: int = 1,
+    end: int = MIDDLE, log: int = 0,
+) -> EngineArrays:  # fmt: skip
     """Return what the scheduler knows at first; each array of engines has a leading dimension of `engines`.
 
-    `accepted` is as in `StepTimes`.
-    For one engine that runs for real, take `one_engine` of it. Raises ForetraceError where hashes do not fit blocks.
+    For one engine that runs for real, take `one_engine` of it; it has no `steps`. Raises ForetraceError where hashes do
+    not fit blocks.
     """
-    n = len(requests)
+    n, stages, accepted = len(requests), steps.stages if steps else 1, steps.accepted if steps else ()
     e = np.zeros(engines, scheduler.ENGINE).view(np.recarray)
-    e.policy, e.budget, e.slots, e.batch = POLICIES[rules.policy], rules.budget, rules.sequences, rules.sequences
+    e.policy, e.preemption = POLICIES.index(rules.policy), PREEMPTIONS.index(rules.preemption)
+    e.budget, e.slots, e.batch = rules.budget, rules.sequences, -(-rules.sequences // stages)
     e.block, e.total, e.free, e.watermark = rules.block, blocks, blocks, int(rules.watermark * blocks)
-    e.preemption, e.head, e.tail = PREEMPTIONS[rules.preemption], scheduler.NOBODY, scheduler.NOBODY
-    e.oldest = e.newest = scheduler.NOBODY
-    e.proposals = len(accepted)
+    e.proposals, e.stages, e.end, e.stuck = len(accepted), stages, end, 1
+    if steps:
+        e.swap = int(rules.swap_bytes // (steps.kv_bytes_per_token * rules.block))
+        e.swap_s = steps.kv_bytes_per_token / rules.swap_bytes_per_s
+        e.send_s, e.send_per_token_s = steps.send_s, steps.send_per_token_s
     seqs = np.zeros(n, scheduler.SEQUENCE).view(np.recarray)
-    seqs.prompt, seqs.output, seqs.arrival, seqs.nxt = requests.prompt, requests.output, requests.arrival_s, -1
-    seqs.first, seqs.finish = np.nan, np.nan
+    seqs.prompt, seqs.output, seqs.arrival = requests.prompt, requests.output, requests.arrival_s
+    seqs.first = seqs.finish = np.nan
     hashes, distinct = np.zeros(0, np.int64), 0
     if rules.prefix_cache and len(requests.hashes):
         if requests.hash_tokens % rules.block:
@@ -232,69 +236,114 @@ def engine_arrays(
         distinct = len(known)
         seqs.hash_at = requests.hash_first[:-1]
         seqs.hash_n = np.minimum(np.diff(requests.hash_first), requests.prompt // requests.hash_tokens)
+    entries = np.zeros((engines, distinct + 1), scheduler.ENTRY).view(np.recarray)
+    entries[:, -1].older = entries[:, -1].newer = distinct
+    samples = np.zeros((loop.SAMPLES + 1, 3))
+    samples[-1, 0] = _INTERVAL_S
     return EngineArrays(
-        e=e, seqs=seqs, running=np.zeros((engines, rules.sequences), np.int64),
-        entries=np.zeros((engines, distinct), scheduler.ENTRY).view(np.recarray), hashes=hashes.astype(np.int64),
-        gaps=np.zeros(scheduler.GAP_BINS, np.int64), accepted=np.array(accepted, np.float64),
+        e=e, seqs=seqs, running=np.zeros((engines, rules.sequences), np.int64), entries=entries,
+        hashes=hashes.astype(np.int64), gaps=np.zeros(scheduler.GAP_BINS, np.int64),
+        accepted=np.array(accepted, np.float64), ends=np.zeros((engines, stages)),
+        numbers=np.zeros((engines, stages), np.int64), stage_free=np.zeros((engines, stages)),
+        residue=np.zeros(rules.block, np.int64), samples=samples,
+        log=np.zeros((engines, log), loop.STEP).view(np.recarray),
     )  # fmt: skip
 
 
 def _play(part: _Part) -> Served:
     """Simulate the engines of a part."""
-    requests, rules, steps, engines = part.requests, part.rules, part.steps, part.engines
-    states = engine_arrays(requests, rules, part.blocks, engines, steps.accepted)
+    requests, engines = part.requests, part.engines
+    states = engine_arrays(
+        requests, part.rules, part.blocks, part.steps, engines=engines, end=part.end, log=part.log
+    )  # fmt: skip
     e, seqs = states.e, states.seqs
-    e.batch = -(-rules.sequences // steps.stages)
-    e.swap = int(rules.swap_bytes // (steps.kv_bytes_per_token * rules.block))
     if part.begun_s is not None:
         seqs.computed, seqs.generated, seqs.first, seqs.last = seqs.prompt, 1, part.begun_s, part.begun_s
-    need = -(-(requests.prompt + requests.output - 1) // rules.block)
-    fits = part.blocks - need >= e.watermark[0]
-    seqs.status[~fits] = scheduler.REFUSED
+    fits = part.blocks - -(-(requests.prompt + requests.output - 1) // part.rules.block) >= e.watermark[0]
     first = min(part.first, int(fits.sum()))
     e.following, e.stride = first + (np.arange(engines) - first) % engines, engines
-    r = np.zeros(engines, loop.RUN).view(np.recarray)
-    r.stages, r.stuck, r.end, r.send, r.send_per_token = steps.stages, 1, part.end, steps.send_s, steps.send_per_token_s
-    r.swap = steps.kv_bytes_per_token / rules.swap_bytes_per_s
-    samples = np.zeros((loop.SAMPLES + 1, 3))
-    samples[-1, 0] = _INTERVAL_S
-    runs = loop.RunArrays(
-        r=r, ends=np.zeros((engines, steps.stages)), numbers=np.zeros((engines, steps.stages), np.int64),
-        stage_free=np.zeros((engines, steps.stages)), residue=np.zeros(rules.block, np.int64), samples=samples,
-        log=np.zeros((engines, part.log), loop.STEP).view(np.recarray),
-    )  # fmt: skip
-    loop.play(states, runs, steps.table, np.flatnonzero(fits), first, part.router)
-    seconds = float(r.now.max())
+    loop.play(states, part.steps.table, np.flatnonzero(fits), first, ROUTERS.index(part.router))
+    counted: dict[str, Any] = {name: int(e[name].sum()) for name in _COUNTED}
     return Served(
         arrival_s=seqs.arrival, first_s=seqs.first, finish_s=seqs.finish, prompt=requests.prompt,
-        output=requests.output, preempted=seqs.preempted, gaps=states.gaps, over_time=samples[:-1],
-        interval_s=float(samples[-1, 0]), log=runs.log[0, : r.rows[0]], replicas=engines, blocks=part.blocks,
-        seconds=seconds, busy_s=float(r.busy.sum()), used_s=float(r.area.sum()),
-        kv_most=float(r.most_used.max()) / part.blocks,
-        steps=int(r.steps.sum()), preemptions=int(e.preemptions.sum()), computed=int(e.computed.sum()),
-        emitted=int(e.emitted.sum()), hits=int(e.hits.sum()), request_s=steps.request_s,
+        output=requests.output, preempted=seqs.preempted, gaps=states.gaps, over_time=states.samples[:-1],
+        interval_s=float(states.samples[-1, 0]), log=states.log[0, : e.rows[0]], replicas=engines, blocks=part.blocks,
+        seconds=float(e.now.max()), busy_s=float(e.busy.sum()), used_s=float(e.area.sum()),
+        kv_most=float(e.most_used.max()) / part.blocks, request_s=part.steps.request_s, **counted,
     )  # fmt: skip
 
 
 def merged(parts: Sequence[Served], rows: Sequence[Int64], replicas: int) -> Served:
     """Return one answer about all replicas; `rows` are the requests of each part."""
     order = np.argsort(np.concatenate(rows), kind="stable")
+    found: dict[str, Any] = {
+        name: np.concatenate([getattr(each, name) for each in parts])[order] for name in _COLUMNS
+    } | {name: sum(getattr(each, name) for each in parts) for name in ("gaps", "busy_s", "used_s", *_COUNTED)}
     interval = max(each.interval_s for each in parts)
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(each, name) for each in parts])[order]
-        for name in ("arrival_s", "first_s", "finish_s", "prompt", "output", "preempted")
-    }
-    summed: dict[str, Any] = {
-        name: sum(getattr(each, name) for each in parts)
-        for name in ("gaps", "busy_s", "used_s", "steps", "preemptions", "computed", "emitted", "hits")
-    }
     over_time = np.zeros((loop.SAMPLES, 3))
     for each in parts:
-        pieces = round(interval / each.interval_s)
-        pieces = min(pieces, loop.SAMPLES)  # of engines that idle all the time
+        pieces = min(round(interval / each.interval_s), loop.SAMPLES)  # of engines that idle all the time
         over_time[: loop.SAMPLES // pieces] += each.over_time.reshape(-1, pieces, 3).sum(1)
-    return Served(
-        **columns, **summed, over_time=over_time, interval_s=interval, log=parts[0].log, replicas=replicas,
-        blocks=parts[0].blocks, seconds=max(each.seconds for each in parts),
-        kv_most=max(each.kv_most for each in parts), request_s=parts[0].request_s,
+    return replace(
+        parts[0], **found, over_time=over_time, interval_s=interval, replicas=replicas,
+        seconds=max(each.seconds for each in parts), kv_most=max(each.kv_most for each in parts),
     )  # fmt: skip
+
+
+# --- pools apart -----------------------------------------------------------------------------------------------------
+
+
+def disaggregate(
+    requests: Requests, steps: StepTimes, rules: EngineRules | None = None, *, prefill: int, decode: int,
+    router: str = "round-robin", end: int = MIDDLE, on: str = "here",
+) -> Served:  # fmt: skip
+    """Serve requests with so many engines for prompts and so many for decoding; else as `simulate`.
+
+    Raises:
+        ForetraceError: as `simulate`, a pool is empty, the loop is closed, or nobody knows how fast caches travel.
+
+    """
+    if min(prefill, decode) < 1:
+        raise ForetraceError(f"each pool must have an engine, got `prefill={prefill}` and `decode={decode}`.")
+    if requests.concurrency:
+        raise ForetraceError("prompts and decoding on engines of their own need open arrivals, not a closed loop.")
+    if not steps.transfer_bytes_per_s > 0:
+        raise ForetraceError(
+            f"`transfer_bytes_per_s=` must be above 0 to send caches, got {steps.transfer_bytes_per_s}."
+        )
+    asked = replace(requests, output=np.ones_like(requests.output))
+    first = simulate(asked, steps, rules, replicas=prefill, router=router, end=end, on=on)
+    more = np.flatnonzero((requests.output > 1) & ~np.isnan(first.first_s))
+    if not len(more):
+        return replace(first, output=requests.output, replicas=prefill + decode)
+    arrival = _sent(first.first_s[more], requests.prompt[more], more % prefill, steps)
+    order = np.argsort(arrival, kind="stable")
+    more = more[order]
+    bare = replace(requests, hash_first=np.zeros_like(requests.hash_first), hashes=requests.hashes[:0])
+    second = simulate(
+        replace(bare.take(more), arrival_s=arrival[order]), steps, rules, replicas=decode,
+        router="round-robin" if router == "prefix-aware" else router, end=end, begun_s=first.first_s[more], on=on,
+    )  # fmt: skip
+    finish, preempted = np.where(requests.output > 1, np.nan, first.finish_s), first.preempted.copy()
+    finish[more] = second.finish_s
+    preempted[more] += second.preempted
+    both = merged([first, second], [np.arange(len(requests)), more], prefill + decode)
+    return replace(
+        both, arrival_s=requests.arrival_s, first_s=first.first_s, finish_s=finish, prompt=requests.prompt,
+        output=requests.output, preempted=preempted,
+    )  # fmt: skip
+
+
+def _sent(ready_s: Float64, prompt: Int64, engine: Int64, steps: StepTimes) -> Float64:
+    """Return when keys and values have arrived that were ready then; each engine sends one after the other.
+
+    `engine` is whose they are: as round robin shares requests out, also where another router did.
+    """
+    takes = prompt * steps.kv_bytes_per_token / steps.transfer_bytes_per_s
+    arrived = np.empty(len(ready_s))
+    for each in np.unique(engine):
+        rows = np.flatnonzero(engine == each)
+        rows = rows[np.argsort(ready_s[rows], kind="stable")]
+        work = np.cumsum(takes[rows])
+        arrived[rows] = work + np.maximum.accumulate(ready_s[rows] - (work - takes[rows]))
+    return arrived

@@ -15,33 +15,79 @@ Definitions:
 
 A range goes from the least to the largest of several simulations: with all step times at both ends of their 80 %
 range, and, where requests are drawn, with other draws of them.
+
+A `Limit` is what latency a service has promised, e.g. "ttft.p99=0.5s tpot.p99=50ms".
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from foretrace.arrays import Float64, Mask
+from foretrace.errors import ForetraceError
+from foretrace.names import keyed
 from foretrace.serving.llm.engine import Served
-from foretrace.serving.llm.scheduler import BINS_PER_OCTAVE, GAP_BINS
-from foretrace.serving.llm.slo import LATENCIES, STATISTICS, Limit
+from foretrace.serving.llm.scheduler import bin_seconds
 from foretrace.serving.llm.step_times import StepTimes
 
+LATENCIES = {
+    "ttft": "first token", "tpot": "per output token", "itl": "between tokens", "e2e": "whole answer",
+}  # fmt: skip
 _LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+STATISTICS = (*_LEVELS, "mean")
+_TIME = re.compile(r"(\d+\.?\d*|\.\d+)(e-?\d+)?(s|ms|us|)")
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
 _FALLS_BEHIND = 2.0  # times the wait of earlier requests
 CURVE = 64  # points of a distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A latency must be at most this. `of` says which statistic of it, of STATISTICS."""
+
+    latency: str  # of LATENCIES
+    of: str
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """As in "ttft.p99"."""
+        return f"{self.latency}.{self.of}"
+
+
+def limits(text: str) -> tuple[Limit, ...]:
+    """Return limits from NAME[.STATISTIC]=TIME, several with spaces; without a statistic it is p99. Raises
+    ForetraceError.
+    """
+    known = [*LATENCIES, *(f"{latency}.{of}" for latency in LATENCIES for of in STATISTICS)]
+    words = text.lower().split()
+    if bare := next((each for each in words if "=" not in each), ""):
+        raise ForetraceError(f"`slo=`: {bare!r} is no limit; write ttft.p99=0.5s or tpot=50ms.")
+    found = []
+    for name, value in keyed(words, known, "`slo=`").items():
+        match = _TIME.fullmatch(value)
+        seconds = float(match[1] + (match[2] or "")) * _UNITS[match[3]] if match else 0.0
+        if not 0 < seconds < 1e9:
+            raise ForetraceError(
+                f"`slo=`: {name}={value} must be a time above 0; write e.g. {name}=0.5s or {name}=50ms."
+            )
+        latency, _, of = name.partition(".")
+        found.append(Limit(latency=latency, of=of or "p99", seconds=seconds))
+    return tuple(found)
 
 
 class RangedFigure(msgspec.Struct, frozen=True, kw_only=True):
     """A figure and its range; None where nothing has it, e.g. TPOT of answers of one token."""
 
-    value: float | None
-    low: float | None
-    high: float | None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,23 +136,18 @@ def measure(runs: Sequence[Served], steps: StepTimes, limits: Sequence[Limit] = 
     """Return the figures of the first run; the others give the ranges."""
     found = [_figures(each, steps, limits) for each in runs]
 
-    latencies: dict[str, Any] = {
-        f"{name}_s": Latency(**{of: _ranged([each[name][of] for each in found]) for of in STATISTICS})
-        for name in LATENCIES
-    }
-    plain: dict[str, Any] = {
-        name: _ranged([each[name] for each in found]) for name in found[0] if name not in LATENCIES
-    }
+    def ranged(values: Sequence[float | None]) -> RangedFigure:
+        known = [each for each in values if each is not None]
+        return RangedFigure() if values[0] is None else RangedFigure(value=values[0], low=min(known), high=max(known))
+
+    figures: dict[str, Any] = {
+        name: Latency(**{of: ranged([each[name][of] for each in found]) for of in STATISTICS})
+        if name.removesuffix("_s") in LATENCIES else ranged([each[name] for each in found])
+        for name in found[0]
+    }  # fmt: skip
     asked, done = len(runs[0].prompt), int(answered(runs[0]).sum())
-    met = tuple(_met(each, getattr(latencies[f"{each.latency}_s"], each.of)) for each in limits)
-    return ServingFigures(requests=asked, answered=done, refused=asked - done, **latencies, **plain, limits=met)
-
-
-def _ranged(values: Sequence[float | None]) -> RangedFigure:
-    known = [each for each in values if each is not None]
-    if values[0] is None:
-        return RangedFigure(value=None, low=None, high=None)
-    return RangedFigure(value=values[0], low=min(known), high=max(known))
+    met = tuple(_met(each, getattr(figures[f"{each.latency}_s"], each.of)) for each in limits)
+    return ServingFigures(requests=asked, answered=done, refused=asked - done, limits=met, **figures)
 
 
 def answered(run: Served) -> Mask:
@@ -126,14 +167,11 @@ def latencies_of(run: Served) -> dict[str, Float64]:
 
 def latency_statistic(run: Served, latency: str, of: str) -> float | None:
     """Return one figure of one simulation, seconds; None where nothing has it."""
-    found = _of_gaps(run, answered(run)) if latency == "itl" else _statistics(latencies_of(run)[latency])
-    return found[of]
+    return (_of_gaps(run) if latency == "itl" else _statistics(latencies_of(run)[latency]))[of]
 
 
 def falls_behind(run: Served) -> bool:
-    """Return whether the last quarter of the requests waits much longer than the second one: the queue grows
-    with them.
-    """
+    """Return whether the queue grows: the last quarter of the requests waits much longer than the second one."""
     waits = latencies_of(run)["ttft"]
     quarter = len(waits) // 4
     return bool(quarter and waits[-quarter:].mean() > max(_FALLS_BEHIND * waits[quarter : 2 * quarter].mean(), 1.0))
@@ -159,13 +197,14 @@ def distribution(run: Served, latency: str) -> tuple[Float64, Float64]:
 
 def _figures(run: Served, steps: StepTimes, limits: Sequence[Limit]) -> dict[str, Any]:
     rows, seconds = answered(run), max(run.seconds, 1e-9)
-    values: dict[str, Any] = {name: _statistics(each) for name, each in latencies_of(run).items()}
-    values["itl"] = _of_gaps(run, rows)
+    latencies = {f"{name}_s": _statistics(each) for name, each in latencies_of(run).items()}
     prompt, output = run.prompt[rows].astype(float), run.output[rows].astype(float)
     needed = prompt + output - 1
     flops = steps.flops_per_token * (needed.sum() - run.hits) + steps.flops_per_pair * (needed * (needed + 1) / 2).sum()
     peak = steps.peak_flops * run.replicas * seconds
-    return values | {
+    return {
+        **latencies,
+        "itl_s": _of_gaps(run),
         "goodput": goodput(run, limits) if limits else None,
         "requests_per_s": float(rows.sum()) / seconds,
         "tokens_per_s": run.emitted / seconds,
@@ -188,24 +227,14 @@ def _statistics(values: Float64) -> dict[str, float | None]:
     return {**dict(zip(_LEVELS, found, strict=True)), "mean": float(values.mean())}
 
 
-def _of_gaps(run: Served, rows: Mask) -> dict[str, float | None]:
+def _of_gaps(run: Served) -> dict[str, float | None]:
     """Return percentiles from the histogram, whose bins are 0.5 to 0.8 % wide; the mean is exact."""
     count = int(run.gaps.sum())
     if not count:
         return dict.fromkeys(STATISTICS)
     share = np.cumsum(run.gaps) / count
     found = {name: float(bin_seconds(np.searchsorted(share, level))) for name, level in _LEVELS.items()}
-    return {**found, "mean": float((run.finish_s - run.first_s)[rows].sum()) / count}
-
-
-def bin_seconds(at: Any) -> Float64:
-    """Return the middle of bins of `scheduler.gap_bin`; of the first one, which holds tokens that came out
-    together, 0.
-    """
-    at = np.minimum(at, GAP_BINS - 1)
-    octave, within = at // BINS_PER_OCTAVE, at % BINS_PER_OCTAVE
-    middle: Float64 = np.ldexp(0.5 + (within + 0.5) / (2 * BINS_PER_OCTAVE), octave - 23) * (at > 0)
-    return middle
+    return {**found, "mean": float((run.finish_s - run.first_s)[answered(run)].sum()) / count}
 
 
 def _met(limit: Limit, found: RangedFigure) -> LimitMet:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
@@ -23,8 +23,20 @@ from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.hardware.devices import Device, find
 from foretrace.serving.llm.step_law import LawTimes
 
-GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
-_Key = tuple[int, ...]
+_Key = tuple[Any, ...]
+_HEADS = ("num_heads", "num_key_value_heads", "head_dim")
+_EXPERTS = ("moe_dtype", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+# Kind of table -> name of its file, the columns that say which table a row is of, and those of its sizes.
+_FILES = {
+    "gemm": ("gemm", ("gemm_dtype",), ("m", "n", "k")),
+    "prefill": ("context_attention", _HEADS, ("batch_size", "isl")),
+    "decode": ("generation_attention", _HEADS, ("batch_size", "step")),
+    "experts": ("moe", _EXPERTS, ("num_tokens",)),
+    "all_reduce": ("custom_allreduce", ("num_gpus",), ("message_size",)),
+}
+_BYTES = {"message_size": 2}  # of one in a column of sizes
+_GEMM_DTYPES = {"bf16": "bfloat16"}
+_EXPERT_DTYPES = {"fp8": ("fp8_block", "fp8"), "bf16": ("bfloat16",), "int4": ("int4_wo",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +45,14 @@ class TimeGrid:
 
     axes: tuple[Float64, ...]
     seconds: Float64
+
+    @classmethod
+    def of(cls, measured: Mapping[tuple[int, ...], list[float]]) -> TimeGrid:
+        """Return a grid of the sizes that occur; the median where one was measured more than once."""
+        found = [np.unique(column, return_inverse=True) for column in np.array(list(measured), np.float64).T]
+        seconds = np.full([len(axis) for axis, _ in found], np.nan)
+        seconds[tuple(at for _, at in found)] = [median(each) for each in measured.values()]
+        return cls(axes=tuple(axis for axis, _ in found), seconds=seconds)
 
     def at(self, *sizes: float | Float64) -> Float64:
         """Return seconds at sizes that are broadcast against each other; beyond an axis its last segment is continued.
@@ -63,35 +83,36 @@ class TimeGrid:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTables:
-    """Measured operators of one device, for one engine where they were. Seconds."""
+    """Measured operators of one device, for one engine where they were. Seconds.
 
-    device: str
-    gemm: Mapping[str, TimeGrid] = field(default_factory=dict)  # dtype -> (m, n, k)
-    prefill: Mapping[_Key, TimeGrid] = field(default_factory=dict)  # heads, heads of keys, width -> (batch, length)
-    decode: Mapping[_Key, TimeGrid] = field(default_factory=dict)  # the same -> (batch, step)
-    experts: Mapping[tuple[str, _Key], TimeGrid] = field(default_factory=dict)  # dtype, sizes -> (tokens,)
-    all_reduce: Mapping[int, TimeGrid] = field(default_factory=dict)  # devices -> (bytes,)
-    sources: Mapping[str, str] = field(default_factory=dict)  # kind of table -> engine and version
-
-    def product(self, m: Float64, n: float, k: float, dtype: str) -> Float64:
-        """Return seconds of [m x k] by [k x n]. Raises KeyError where this type was not measured."""
-        grid = self.gemm[GEMM_DTYPES.get(dtype, dtype)]
-        # Where n or k lies beyond the table, several products of its largest size are as much work.
-        parts = max(1.0, n / grid.axes[1][-1]) * max(1.0, k / grid.axes[2][-1])
-        found: Float64 = parts * grid.at(m, min(n, grid.axes[1][-1]), min(k, grid.axes[2][-1]))
-        return found
-
-
-def nearest(grids: Mapping[_Key, TimeGrid], wanted: _Key) -> tuple[TimeGrid, float] | None:
-    """Return the grid of the nearest key and the factor on its times by the first size, the one that divides
-    the work.
+    Grids by kind and key: gemm: (type) -> (m, n, k); prefill, decode: (heads, heads of keys, width) -> (batch, length);
+    experts: (type, sizes) -> (tokens); all_reduce: (devices) -> (bytes).
     """
-    if not grids:
-        return None
-    key = min(grids, key=lambda each: float(np.abs(np.log(np.array(each) / np.array(wanted))).sum()))
-    if key[1:] != wanted[1:] and np.abs(np.log(np.array(key) / np.array(wanted))).max() > np.log(4):
-        return None
-    return grids[key], 1.0 if key == wanted else wanted[0] / key[0]
+
+    grids: Mapping[str, Mapping[_Key, TimeGrid]]
+    sources: Mapping[str, str]  # kind of table -> engine and version
+
+    def of(self, kind: str) -> Mapping[_Key, TimeGrid]:
+        """Return the grids of a kind, none where it was not measured."""
+        return self.grids.get(kind, {})
+
+
+def product(grid: TimeGrid, m: Float64, n: float, k: float) -> Float64:
+    """Return seconds of [m x k] by [k x n]."""
+    # Where n or k lies beyond the table, several products of its largest size are as much work.
+    parts = max(1.0, n / grid.axes[1][-1]) * max(1.0, k / grid.axes[2][-1])
+    found: Float64 = parts * grid.at(m, min(n, grid.axes[1][-1]), min(k, grid.axes[2][-1]))
+    return found
+
+
+def nearest(keys: Iterable[_Key], wanted: _Key) -> _Key | None:
+    """Return the nearest heads and width; None where a factor of 4 lies between them, but for heads alone."""
+
+    def far(key: _Key) -> Float64:
+        return np.abs(np.log(np.array(key) / np.array(wanted)))
+
+    key = min(keys, key=lambda each: float(far(each).sum()), default=None)
+    return None if key is None or (key[1:] != wanted[1:] and far(key).max() > np.log(4)) else key
 
 
 @dataclass(kw_only=True)
@@ -103,27 +124,32 @@ class MeasuredTimes(LawTimes):
     used: dict[str, str] = field(default_factory=dict)
     scaled: bool = False
 
+    def _table(self, kind: str, *keys: _Key) -> TimeGrid | None:
+        """Return the first of these tables that was measured, and note which part comes from where."""
+        found = next((self.tables.of(kind)[key] for key in keys if key in self.tables.of(kind)), None)
+        if found is None:
+            self.left.append(f"{kind.replace('_', '-')}: by the law, it was not measured")
+        else:
+            self.used[kind] = self.tables.sources[kind]
+        return found
+
     def linear(self, tokens: Float64) -> Float64:
         """See `LawTimes`; what lies between products are bytes at the rate of weights, and a kernel each."""
         model, tp, everyone, dtype = self.model, self.layout.tp, self.layout.stage_devices, self.kept.name
-        lack = "" if GEMM_DTYPES.get(dtype, dtype) in self.tables.gemm else f"none of {dtype} were measured"
-        if model.latent or model.mixing or (self.kept.attention < 2 and dtype != "fp8"):
-            lack = "those of this attention were not measured"
-        if lack:  # all of them: the law's kernels are not those of some measured operators
-            self.left.append(f"products by the law: {lack}")
+        others = model.latent or model.mixing  # products that the widths below do not give
+        grid = self._table("gemm", *([] if others else [(_GEMM_DTYPES.get(dtype, dtype),)]))
+        if grid is None:  # all of them: the law's kernels are not those of some measured operators
             return LawTimes(**{each.name: getattr(self, each.name) for each in fields(LawTimes)}).linear(tokens)
-        self.used["gemm"] = self.tables.sources["gemm"]
-        own, product = np.maximum(tokens / self.layout.dp, 1.0), self.tables.product
+        own = np.maximum(tokens / self.layout.dp, 1.0)
         heads, kv = model.heads / tp, max(model.kv_heads / tp, 1)
         total = model.layers * (
-            product(own, (heads + 2 * kv) * model.head, model.hidden, dtype)
-            + product(own, model.hidden, heads * model.head, dtype)
+            product(grid, own, (heads + 2 * kv) * model.head, model.hidden)
+            + product(grid, own, model.hidden, heads * model.head)
         )
         if model.dense:
             wide = (2 if model.gated else 1) * model.inner / everyone
             total = total + model.dense * (
-                product(tokens, wide, model.hidden, dtype)
-                + product(tokens, model.hidden, model.inner / everyone, dtype)
+                product(grid, tokens, wide, model.hidden) + product(grid, tokens, model.hidden, model.inner / everyone)
             )
         if model.experts:
             total = total + model.moe_layers * self.experts(tokens)
@@ -140,51 +166,41 @@ class MeasuredTimes(LawTimes):
     def experts(self, tokens: Float64) -> Float64:
         """See `LawTimes`."""
         model, layout, name = self.model, self.layout, self.kept.name
-        key = (model.hidden, model.expert_inner, model.active, model.experts, layout.stage_devices // layout.ep,
-               layout.ep)  # fmt: skip
-        names = {"fp8": ("fp8_block", "fp8"), "bf16": ("bfloat16",), "int4": ("int4_wo",)}.get(name, (name,))
-        grid = next((self.tables.experts[each, key] for each in names if (each, key) in self.tables.experts), None)
-        if grid is None:
-            self.left.append("experts by the law: these sizes were not measured")
-            return super().experts(tokens)
-        self.used["experts"] = self.tables.sources["experts"]
-        return grid.at(tokens)
+        sizes = (model.hidden, model.expert_inner, model.active, model.experts, layout.stage_devices // layout.ep,
+                 layout.ep)  # fmt: skip
+        grid = self._table("experts", *((each, *sizes) for each in _EXPERT_DTYPES.get(name, (name,))))
+        return super().experts(tokens) if grid is None else grid.at(tokens)
 
     def all_reduce(self, nbytes: Float64) -> Float64:
         """See `LawTimes`."""
-        everyone = self.layout.stage_devices
-        if everyone not in self.tables.all_reduce:
-            self.left.append(f"collectives of {everyone} devices by the law: they were not measured")
-            return super().all_reduce(nbytes)
-        self.used["all_reduce"] = self.tables.sources["all_reduce"]
-        return self.tables.all_reduce[everyone].at(nbytes)
+        grid = self._table("all_reduce", (self.layout.stage_devices,))
+        return super().all_reduce(nbytes) if grid is None else grid.at(nbytes)
 
     def output(self, sequences: Float64) -> Float64:
         """See `LawTimes`."""
-        if GEMM_DTYPES["bf16"] not in self.tables.gemm:
+        grid = self.tables.of("gemm").get(("bfloat16",))
+        if grid is None:
             return super().output(sequences)
         rows = np.maximum(sequences / self.layout.dp, 1.0)
-        return self.tables.product(rows, self.model.words / self.layout.tp, self.model.hidden, "bf16")
+        return product(grid, rows, self.model.words / self.layout.tp, self.model.hidden)
 
-    def _grid(self, what: str) -> tuple[TimeGrid, float] | None:
-        """Return the grid of this attention, and the factor on it."""
-        grids: Mapping[tuple[int, ...], TimeGrid] = getattr(self.tables, what)
+    def _attention_table(self, kind: str) -> tuple[TimeGrid | None, float]:
+        """Return the grid of this attention, and the factor on it: heads divide the work."""
         model, tp = self.model, self.layout.tp
         wanted = (max(model.heads // tp, 1), max(model.kv_heads // tp, 1), model.head)
-        found = None if model.latent or self.kept.cache < 2 else nearest(grids, wanted)
-        if found is None:
-            self.left.append(f"attention ({what}) by the law: it was not measured")
-            return None
-        self.used[what] = self.tables.sources[what]
-        self.scaled |= wanted not in grids
-        return found[0], found[1] * model.attending / self.layout.pp
+        key = None if model.latent or self.kept.cache < 2 else nearest(self.tables.of(kind), wanted)
+        grid = self._table(kind, *([key] if key else []))
+        if not key:
+            return grid, 1.0
+        self.scaled |= key != wanted
+        return grid, (1.0 if key == wanted else wanted[0] / key[0]) * model.attending / self.layout.pp
 
     def decode(self, batch: Float64, context: Float64) -> Float64:
         """See `LawTimes`."""
         by_law = super().decode(batch, context)
-        if (found := self._grid("decode")) is None:
+        grid, scale = self._attention_table("decode")
+        if grid is None:
             return by_law
-        grid, scale = found
         seconds = scale * grid.at(np.maximum(batch / self.layout.dp, 1.0)[:, None], context)
         return np.maximum.accumulate(np.where(np.isfinite(seconds), seconds, by_law), axis=1)
 
@@ -192,9 +208,9 @@ class MeasuredTimes(LawTimes):
         """See `LawTimes`. A chunk costs what the whole prompt does more than the context alone, and never less than
         the chunk alone.
         """
-        if (found := self._grid("prefill")) is None:
+        grid, scale = self._attention_table("prefill")
+        if grid is None:
             return super().prefill(chunk, context)
-        grid, scale = found
         before = np.where(context > 0, grid.at(1.0, np.maximum(context, 1.0)), 0.0)
         seconds = np.maximum(grid.at(1.0, chunk[:, None] + context) - before, grid.at(1.0, chunk)[:, None])
         return scale * np.maximum.accumulate(seconds, axis=0)
@@ -202,39 +218,36 @@ class MeasuredTimes(LawTimes):
 
 def read_tables(folder: Path, device: Device, engine: str) -> OperatorTables:
     """Read the tables of this device under `folder`; those of the engine first. Raises ForetraceError."""
-    found: dict[str, dict[Path, tuple[bool, tuple[int, ...]]]] = defaultdict(dict)
     if not folder.is_dir():
         raise ForetraceError(f"`tables=` {folder} is no folder; give one with parquet files of measured operators.")
-    others = set()
+    found, others = defaultdict[str, list[Path]](list), set()
     for path in sorted(folder.rglob("*_perf.parquet")):
-        head = _columns(path, 1)
+        head = _rows(path, 1)
         name = str(head[0].get("device", "")) if head else ""
         on = find(name)
-        if on is None or on.short != device.short:
+        if on is not None and on.short == device.short:
+            found[path.name.removesuffix("_perf.parquet")].append(path)
+        else:
             others.add(name or path.parent.name)
-            continue
-        rank = path.parent.parent.name == engine, _version(path.parent.name)
-        found[path.name.removesuffix("_perf.parquet")][path] = rank
-    kinds = {"gemm": "gemm", "context_attention": "prefill", "generation_attention": "decode", "moe": "experts",
-             "custom_allreduce": "all_reduce"}  # fmt: skip
-    read: dict[str, Any] = {}
-    sources = {}
-    for file, name in kinds.items():
+    grids, sources = {}, {}
+    for kind, (file, names, sizes) in _FILES.items():
         if file in found:
-            path = max(found[file], key=lambda each: found[file][each])
-            read[name] = _READERS[name](_columns(path))
-            sources[name] = f"{path.parent.parent.name} {path.parent.name}"
-    if not read:
+            path = max(found[file], key=lambda each: (each.parent.parent.name == engine, _version(each.parent.name)))
+            grids[kind] = _grids(_rows(path), names, sizes)
+            sources[kind] = f"{path.parent.parent.name} {path.parent.name}"
+            if not grids[kind]:
+                raise ForetraceError(f"{path} holds no time above 0 that can be taken; copy it again.")
+    if not grids:
         there = ", ".join(sorted(others)[:4]) or "no such file"
         raise ForetraceError(f"{folder} holds no measured operators of {device.short} ({there}); give another folder.")
-    return OperatorTables(device=device.short, sources=sources, **read)
+    return OperatorTables(grids=grids, sources=sources)
 
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(each) for each in re.findall(r"\d+", text))
 
 
-def _columns(path: Path, most: int = 0) -> list[dict[str, Any]]:
+def _rows(path: Path, most: int = 0) -> list[dict[str, Any]]:
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -251,60 +264,19 @@ def _columns(path: Path, most: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def _grid(rows: Iterator[tuple[_Key, float]]) -> TimeGrid:
-    """Return a grid of the sizes that occur; the median where one was measured more than once. Times in ms."""
-    cells: dict[_Key, list[float]] = defaultdict(list)
-    for sizes, latency in rows:
-        if min(sizes) > 0 and 0 < latency < 1e9:
-            cells[sizes].append(latency * 1e-3)
-    if not cells:
-        raise ForetraceError("a table of operators holds no time above 0; copy its file again.")
-    axes = [sorted({key[i] for key in cells}) for i in range(len(next(iter(cells))))]
-    where = [{size: at for at, size in enumerate(axis)} for axis in axes]
-    seconds = np.full([len(axis) for axis in axes], np.nan)
-    for sizes, times in cells.items():
-        seconds[tuple(where[i][size] for i, size in enumerate(sizes))] = median(times)
-    return TimeGrid(axes=tuple(np.array(axis, np.float64) for axis in axes), seconds=seconds)
-
-
-def _grouped(
-    rows: list[dict[str, Any]], group: Callable[[dict[str, Any]], Any], sizes: tuple[str, ...]
-) -> dict[Any, TimeGrid]:
-    groups: dict[Any, list[tuple[_Key, float]]] = defaultdict(list)
-    for row in rows:
-        key = group(row)
-        if key is not None:
-            groups[key].append((tuple(int(row[size]) for size in sizes), float(row["latency"])))
-    return {key: _grid(iter(each)) for key, each in groups.items()}
-
-
-def _heads(row: dict[str, Any]) -> _Key | None:
-    """Return heads and width of attention to all tokens in 16 bits; others are left out."""
-    if row.get("window_size") or row["kv_cache_dtype"] != "bfloat16" or row["attn_dtype"] != "bfloat16":
-        return None
-    return int(row["num_heads"]), int(row["num_key_value_heads"]), int(row["head_dim"])
-
-
-def _expert_sizes(row: dict[str, Any]) -> tuple[str, _Key] | None:
-    if row["distribution"] == "balanced":
-        return None  # routers are not
-    names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-    return str(row["moe_dtype"]), tuple(int(row[name]) for name in names)
-
-
-def _all_reduces(rows: list[dict[str, Any]]) -> dict[int, TimeGrid]:
-    """Return all-reduces by devices. Sizes are elements of 16 bits; times in a graph count where both ways were
-    measured.
+def _grids(rows: list[dict[str, Any]], names: Iterable[str], sizes: Iterable[str]) -> dict[_Key, TimeGrid]:
+    """Return grids of the rows that count, by what is in the columns `names`. Times in a graph count where both ways
+    were measured.
     """
-    graphs = [row for row in rows if "graph" in str(row.get("kernel_source", ""))] or rows
-    found = _grouped(graphs, lambda row: int(row["num_gpus"]), ("message_size",))
-    return {n: TimeGrid(axes=(2 * grid.axes[0],), seconds=grid.seconds) for n, grid in found.items()}
+    measured: dict[_Key, dict[tuple[int, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in [row for row in rows if "graph" in str(row.get("kernel_source", ""))] or rows:
+        at, latency_ms = tuple(int(row[each]) * _BYTES.get(each, 1) for each in sizes), float(row["latency"])
+        if _counts(row) and min(at) > 0 and 0 < latency_ms < 1e9:
+            measured[tuple(row[name] for name in names)][at].append(latency_ms * 1e-3)
+    return {key: TimeGrid.of(each) for key, each in measured.items()}
 
 
-_READERS: Mapping[str, Callable[[list[dict[str, Any]]], Any]] = {
-    "gemm": lambda rows: _grouped(rows, lambda row: str(row["gemm_dtype"]), ("m", "n", "k")),
-    "prefill": lambda rows: _grouped(rows, _heads, ("batch_size", "isl")),
-    "decode": lambda rows: _grouped(rows, _heads, ("batch_size", "step")),
-    "experts": lambda rows: _grouped(rows, _expert_sizes, ("num_tokens",)),
-    "all_reduce": _all_reduces,
-}
+def _counts(row: dict[str, Any]) -> bool:
+    """Return whether a row is none of attention in 8 bits or a window, nor of experts that routers do not choose."""
+    in_16_bits = all(row.get(each, "bfloat16") == "bfloat16" for each in ("kv_cache_dtype", "attn_dtype"))
+    return in_16_bits and not row.get("window_size") and row.get("distribution") != "balanced"

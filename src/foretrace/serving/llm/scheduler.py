@@ -24,7 +24,6 @@ not matter. Nobody proposes beyond the last token that a sequence wants, so the 
 
 from __future__ import annotations
 
-from math import frexp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,11 +31,13 @@ import numpy as np
 from foretrace.arrays import Float64, Int64
 from foretrace.compiled import njit
 
-PREFILL_FIRST, CHUNKED, ORCA, STATIC = 0, 1, 2, 3
-RECOMPUTE, SWAP = 0, 1
-FUTURE, WAITING, RUNNING, DONE, REFUSED = 0, 1, 2, 3, 4
-NOBODY = -1
-GAP_BINS, BINS_PER_OCTAVE, _LEAST_OCTAVE = 6144, 128, -24  # of gaps: 60 ns to 4,600 h, each bin 0.5 to 0.8 % wide
+POLICIES = ("prefill-first", "chunked", "orca", "static")
+PREFILL_FIRST, CHUNKED, ORCA, STATIC = range(4)
+PREEMPTIONS = ("recompute", "swap")
+RECOMPUTE, SWAP = range(2)
+# Of gaps: each bin is a 128th of an octave, 60 ns to 4,600 h; of a float64, the exponent and 7 bits of the fraction.
+GAP_BINS, _SHIFT = 6144, 45
+_FIRST_BIN = (1023 - 24) << 7
 
 
 def record(integers: str, floats: str = "") -> np.dtype[Any]:
@@ -45,50 +46,65 @@ def record(integers: str, floats: str = "") -> np.dtype[Any]:
     return np.dtype(fields, align=True)
 
 
-# Rules: policy, budget (tokens of a step), slots (running sequences), batch (sequences of a step), block (tokens),
-# total (blocks), watermark (blocks that stay free when a sequence is let in), preemption, share (blocks of an entry of
-# the prefix cache; 0: none), following (closed loop: who comes when one is done, up to `last`), proposals (of a draft).
-# Blocks: free, idle (of entries that nobody uses), oldest and newest of these; swap: free blocks of host memory.
-# Queue: head, tail, waiting. The step: number, members (sequences), tokens, prompts (chunks), decodes, context (tokens
-# that decodes attend to), outputs (tokens that come out), evicted (sequences), moved (tokens swapped); news: the
-# next decision may let somebody in, though nothing is done until then.
-# So far: preemptions, done, refused, hits (tokens found in the prefix cache), computed and emitted tokens.
 ENGINE = record(
-    "policy budget slots batch block total watermark preemption share following stride proposals "
-    "free idle oldest newest swap head tail waiting running "
+    # Rules: budget (tokens of a step), slots (running sequences), batch (sequences of a step), block (tokens), total
+    # (blocks), watermark (blocks that stay free when a sequence is let in), share (blocks of an entry of the prefix
+    # cache; 0: none), following (closed loop: who comes when one is done; the next one is `stride` later), proposals
+    # (of a draft), stages, end (of the range of step times).
+    "policy budget slots batch block total watermark preemption share following stride proposals stages end "
+    # Blocks: free, idle (of entries that nobody uses), swap (free ones of host memory). The queue.
+    "free idle swap head tail waiting running "
+    # The step: prompts (chunks), context (tokens that decodes attend to), outputs (tokens that come out), evicted
+    # (sequences), moved (tokens swapped); news: the next decision may let somebody in, though nothing is done until
+    # then.
     "number members tokens prompts decodes context outputs news evicted moved "
-    "preemptions done refused hits computed emitted"
+    # The clock: steps under way, from place `oldest` of a ring on; stuck: nothing could be scheduled; rows of the log.
+    "flying oldest stuck rows most_used "
+    # So far: hits (tokens found in the prefix cache), computed and emitted tokens.
+    "preemptions done hits computed emitted steps",
+    # start: when the next step may begin; busy: seconds of the first stage; area: of used blocks over time; swap_s: of
+    # a token moved; send_s, send_per_token_s: from a stage to the next one.
+    "start busy area now swap_s send_s send_per_token_s",
 )
 # blocks: of its own; held: entries of the prefix cache; flight: number of the step that it is in; swapped: blocks in
 # host memory; nxt: behind it in the queue; hash_at, hash_n: its hashes; proposed: tokens of a draft in the step; last:
 # time of its last token.
 SEQUENCE = record(
-    "prompt output generated computed chunk flight blocks held swapped nxt hash_at hash_n preempted status proposed",
+    "prompt output generated computed chunk flight blocks held swapped nxt hash_at hash_n preempted proposed",
     "arrival first finish last",
 )
 ENTRY = record("users present older newer")
 
 
 class EngineArrays(NamedTuple):
-    """What the scheduler knows: n requests, of which an engine runs some. Records are read and written in place."""
+    """What engines know: n requests, of which each runs some. Records are read and written in place.
 
-    e: Any  # (1,) ENGINE
-    seqs: Any  # (n,) SEQUENCE, shared by engines
-    running: Int64  # (slots,) who runs, by when they were let in
-    entries: Any  # (distinct hashes,) ENTRY
+    Those of one engine; those of several have one more dimension where it is said, see `one_engine`.
+    """
+
+    e: Any  # (1,) ENGINE; of R engines (R,)
+    seqs: Any  # (n,) SEQUENCE
+    running: Int64  # (slots,) who runs, by when they were let in; (R, slots)
+    entries: Any  # (distinct hashes + 1,) ENTRY; the last one begins and ends the list of the idle; (R, ...)
     hashes: Int64  # places in `entries` of all prompts' blocks
     gaps: Int64  # (GAP_BINS,) times between tokens of a sequence
     accepted: Float64  # (proposals,) probability that so many of a round and all before are accepted
+    ends: Float64  # (stages,) of the steps under way; (R, stages)
+    numbers: Int64  # (stages,) theirs; (R, stages)
+    stage_free: Float64  # (stages,) when each stage has done what was begun; (R, stages)
+    residue: Int64  # (tokens of a block,) scratch
+    samples: Float64  # (SAMPLES + 1, 3) seconds times used blocks, running and waiting sequences of all engines; the
+    # last row begins with the seconds of a sample
+    log: Any  # (steps kept,) STEP; (R, ...)
 
 
 @njit()
 def one_engine(states: EngineArrays, k: int = 0) -> EngineArrays:
-    """Return what engine k of several knows, as the functions below want it: arrays of engines have one more
-    dimension.
-    """
+    """Return what engine k of several knows."""
     return EngineArrays(
         states.e[k : k + 1], states.seqs, states.running[k], states.entries[k], states.hashes, states.gaps,
-        states.accepted,
+        states.accepted, states.ends[k], states.numbers[k], states.stage_free[k], states.residue, states.samples,
+        states.log[k],
     )  # fmt: skip
 
 
@@ -105,21 +121,15 @@ def reserves(e: Any) -> bool:
 
 
 @njit()
-def push(state: EngineArrays, i: int) -> bool:
-    """Let request i wait; False where it can never fit and is refused."""
-    e, s = state.e[0], state.seqs[i]
-    if e.total - blocks_of(e, s.prompt + s.output - 1) < e.watermark:
-        s.status = REFUSED
-        e.refused += 1
-        return False
-    s.status, s.nxt = WAITING, NOBODY
+def push(state: EngineArrays, i: int) -> None:
+    """Let request i wait; all of it must fit into the cache beside the watermark."""
+    e = state.e[0]
     if e.waiting:
         state.seqs[e.tail].nxt = i
     else:
         e.head, e.news = i, 1
     e.tail = i
     e.waiting += 1
-    return True
 
 
 @njit()
@@ -147,25 +157,26 @@ def _go_on(state: EngineArrays) -> None:
     while k < e.running and e.members < e.batch and e.tokens < e.budget:
         i = state.running[k]
         s = state.seqs[i]
-        if s.flight == 0:
-            known = s.prompt + s.generated
-            chunk, proposed = min(known - s.computed, e.budget - e.tokens), 0
-            if s.generated and s.computed + 1 == known:
-                proposed = min(e.proposals, s.output - s.generated - 1, e.budget - e.tokens - 1)
-            short = 0
-            if not reserves(e):
-                short = max(blocks_of(e, s.computed + chunk + proposed) - s.held * e.share - s.blocks, 0)
-            while e.free + e.idle < short:
-                victim = _youngest(state, k)
-                _preempt(state, victim)
-                if victim == k:
-                    break
-            if s.status != RUNNING:
-                continue  # another one is at k now
+        if s.flight:
+            k += 1
+            continue
+        known = s.prompt + s.generated
+        chunk, proposed = min(known - s.computed, e.budget - e.tokens), 0
+        if s.generated and s.computed + 1 == known:
+            proposed = min(e.proposals, s.output - s.generated - 1, e.budget - e.tokens - 1)
+        short = 0
+        if not reserves(e):
+            short = max(blocks_of(e, s.computed + chunk + proposed) - s.held * e.share - s.blocks, 0)
+        while e.free + e.idle < short:
+            victim = _youngest(state, k)
+            _preempt(state, victim)
+            if victim == k:
+                break  # another one is at k now
+        else:
             take(state, short)
             s.blocks += short
             _join(state, i, chunk, proposed)
-        k += 1
+            k += 1
 
 
 @njit()
@@ -187,7 +198,7 @@ def _admit(state: EngineArrays) -> None:
         known = s.prompt + s.generated
         found, unused = 0, 0
         if s.computed == 0:
-            found, unused = _matched(state, i, (known - 1) // (e.share * e.block) if e.share else 0)
+            found, unused = matched(state, i, (known - 1) // (e.share * e.block) if e.share else 0)
         computed = s.computed + found * e.share * e.block
         chunk = known - computed
         if e.policy == CHUNKED:
@@ -199,13 +210,16 @@ def _admit(state: EngineArrays) -> None:
             break
         e.head, e.waiting = s.nxt, e.waiting - 1
         for at in range(s.hash_at, s.hash_at + found):
-            _hold(state, state.hashes[at])
+            entry = state.hashes[at]
+            if state.entries[entry].users == 0:
+                _unlink(state, entry)
+            state.entries[entry].users += 1
         if s.swapped:
             e.swap += s.swapped
             e.moved += s.computed
             s.swapped = 0
         take(state, need)
-        s.blocks, s.held, s.computed, s.status = need, found, computed, RUNNING
+        s.blocks, s.held, s.computed = need, found, computed
         e.hits += found * e.share * e.block
         state.running[e.running] = i
         e.running += 1
@@ -247,7 +261,7 @@ def _preempt(state: EngineArrays, k: int) -> None:
     e.running -= 1
     for at in range(k, e.running):
         state.running[at] = state.running[at + 1]
-    s.status, s.nxt = WAITING, e.head if e.waiting else NOBODY
+    s.nxt = e.head
     if e.waiting == 0:
         e.tail = i
     e.head = i
@@ -284,7 +298,7 @@ def complete(state: EngineArrays, number: int, now: float) -> int:
                 e.emitted += 1 + more
                 e.computed += more
                 if s.generated == s.output:
-                    s.finish, s.status = now, DONE
+                    s.finish = now
                     _release(state, i)
                     continue
         state.running[kept] = i
@@ -313,10 +327,14 @@ def accepted(state: EngineArrays, i: int) -> int:
 @njit()
 def gap_bin(seconds: float) -> int:
     """Return which bin of a histogram a time falls into; exact, so that it is the same everywhere."""
-    share, octave = frexp(seconds)
-    if octave <= _LEAST_OCTAVE or share <= 0.0:
-        return 0
-    return min((octave - _LEAST_OCTAVE - 1) * BINS_PER_OCTAVE + int((share - 0.5) * 2 * BINS_PER_OCTAVE), GAP_BINS - 1)
+    return min(max((np.float64(seconds).view(np.int64) >> _SHIFT) - _FIRST_BIN, 0), GAP_BINS - 1)
+
+
+def bin_seconds(at: Any) -> Float64:
+    """Return the middle of bins; of the first one, which holds tokens that came out together, 0."""
+    at = np.minimum(at, GAP_BINS - 1)
+    middle: Float64 = (((at + _FIRST_BIN) << _SHIFT) + (1 << (_SHIFT - 1))).view(np.float64) * (at > 0)
+    return middle
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------
@@ -327,7 +345,7 @@ def take(state: EngineArrays, count: int) -> None:
     """Take free blocks, of the entries unused for longest where there are too few."""
     e = state.e[0]
     while e.free < count:
-        entry = e.oldest
+        entry = state.entries[-1].newer
         _unlink(state, entry)
         state.entries[entry].present = 0
         e.free += e.share
@@ -339,47 +357,30 @@ def _release(state: EngineArrays, i: int) -> None:
     """Give back the blocks of sequence i; of its entries the last ones will be evicted first."""
     e, s = state.e[0], state.seqs[i]
     e.free += s.blocks
+    ends = state.entries[-1]
     for at in range(s.hash_at + s.held - 1, s.hash_at - 1, -1):
         entry = state.hashes[at]
         it = state.entries[entry]
         it.users -= 1
         if it.users == 0:
-            it.older, it.newer = e.newest, NOBODY
-            if e.newest == NOBODY:
-                e.oldest = entry
-            else:
-                state.entries[e.newest].newer = entry
-            e.newest = entry
+            it.older, it.newer = ends.older, len(state.entries) - 1
+            state.entries[it.older].newer = ends.older = entry
             e.idle += e.share
     s.blocks = s.held = 0
 
 
 @njit()
 def _unlink(state: EngineArrays, entry: int) -> None:
-    e, it = state.e[0], state.entries[entry]
-    if it.older == NOBODY:
-        e.oldest = it.newer
-    else:
-        state.entries[it.older].newer = it.newer
-    if it.newer == NOBODY:
-        e.newest = it.older
-    else:
-        state.entries[it.newer].older = it.older
-    e.idle -= e.share
-
-
-@njit()
-def _hold(state: EngineArrays, entry: int) -> None:
+    """Take an entry out of the list of those that nobody uses."""
     it = state.entries[entry]
-    if it.users == 0:
-        _unlink(state, entry)
-    it.users += 1
+    state.entries[it.older].newer, state.entries[it.newer].older = it.newer, it.older
+    state.e[0].idle -= state.e[0].share
 
 
 @njit()
-def _matched(state: EngineArrays, i: int, most: int) -> tuple[int, int]:
-    """Return how many leading blocks of the prompt the prefix cache holds, at most `most`, and how many of them are
-    unused.
+def matched(state: EngineArrays, i: int, most: int) -> tuple[int, int]:
+    """Return how many leading blocks of the prompt the prefix cache holds, at most `most`, and how many of them nobody
+    uses.
     """
     s = state.seqs[i]
     found = unused = 0
@@ -387,16 +388,9 @@ def _matched(state: EngineArrays, i: int, most: int) -> tuple[int, int]:
         it = state.entries[state.hashes[s.hash_at + found]]
         if it.present == 0:
             break
-        unused += 1 if it.users == 0 else 0
+        unused += it.users == 0
         found += 1
     return found, unused
-
-
-@njit()
-def matched_blocks(state: EngineArrays, i: int) -> int:
-    """Return how many leading blocks of the prompt of request i are in the prefix cache."""
-    found, _ = _matched(state, i, state.seqs[i].hash_n)
-    return found
 
 
 @njit()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,14 +13,11 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.serving.llm.deployment import step_times
-from foretrace.serving.llm.disaggregated import disaggregate, splits
 from foretrace.serving.llm.drafted import drafted_steps, read_draft
-from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, simulate
-from foretrace.serving.llm.metrics import ServingFigures, goodput, latency_statistic, measure
-from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
+from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, disaggregate, simulate
+from foretrace.serving.llm.metrics import Limit, ServingFigures, goodput, latency_statistic, limits, measure
 from foretrace.serving.llm.served_model import served_model
-from foretrace.serving.llm.slo import Limit, limits
-from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.llm.step_times import HIGH, LOW, MIDDLE, StepTimes
 from foretrace.serving.requests import Requests, of, requests
 from foretrace.techniques.compute.acceptance import Acceptance
 
@@ -43,7 +42,7 @@ class SimulationConfig:
     draft: str = ""  # of speculative decoding, as `drafted.read_draft` reads it; "": none
     k: int = 4  # tokens that it proposes in a round
     acceptance: str = "0.7"  # what the target accepts of them, as `Acceptance` reads it
-    slo: str = ""  # limits, as `slo.limits` reads them
+    slo: str = ""  # limits, as `metrics.limits` reads them
     seed: int = 0
     log: int = 0  # steps of the first engine to keep
     on: str = "here"  # or "ray"
@@ -99,7 +98,7 @@ def simulated(config: SimulationConfig) -> Simulated:
         _check_possible(config, asked, steps, found)
     tried = tuple(_tried(config, asked, steps, pools, found) for pools in _pools(config))
     best = max(tried, key=lambda each: (each.goodput, -each.ttft_p50_s), default=None)
-    pools = None if best is None else (best.prefill, best.decode)
+    pools = best and (best.prefill, best.decode)
     run = _run(config, asked, steps, pools, log=config.log)
     if np.isnan(run.finish_s).all():
         most = run.blocks * config.rules.block
@@ -131,25 +130,26 @@ def _run(
     config: SimulationConfig, asked: Requests, steps: StepTimes, pools: tuple[int, int] | None, end: int = MIDDLE,
     log: int = 0,
 ) -> Served:  # fmt: skip
+    how: dict[str, Any] = {"router": config.router, "end": end, "on": config.on}
     if pools is None:
-        return simulate(asked, steps, config.rules, replicas=config.replicas, router=config.router, end=end, log=log,
-                        on=config.on)  # fmt: skip
-    prefill, decode = pools
-    return disaggregate(asked, steps, config.rules, prefill=prefill, decode=decode, router=config.router, end=end,
-                        on=config.on)  # fmt: skip
+        return simulate(asked, steps, config.rules, replicas=config.replicas, log=log, **how)
+    return disaggregate(asked, steps, config.rules, prefill=pools[0], decode=pools[1], **how)
 
 
 def _pools(config: SimulationConfig) -> Sequence[tuple[int, int]]:
-    if not config.pools or config.pools == "best":
-        return splits(config.replicas) if config.pools else ()
-    first, _, second = config.pools.partition(":")
-    if not (first.isdecimal() and second.isdecimal() and len(config.pools) < 12 and int(first) and int(second)):
+    """Return the engines for prompts and for decoding that are tried."""
+    if not config.pools:
+        return ()
+    if config.pools == "best":
+        if config.replicas < 2:
+            raise ForetraceError(f"two pools need two engines or more, got `replicas={config.replicas}`.")
+        return [(prefill, config.replicas - prefill) for prefill in range(1, config.replicas)]
+    if not (found := re.fullmatch(r"(\d{1,6}):(\d{1,6})", config.pools)) or not int(found[1]) * int(found[2]):
         raise ForetraceError(f"`pools={config.pools}` must be engines for prompts and for decoding as 2:6, or best.")
-    if config.replicas not in (1, int(first) + int(second)):
-        raise ForetraceError(
-            f"`pools={config.pools}` are {int(first) + int(second)} engines, `replicas={config.replicas}`."
-        )
-    return [(int(first), int(second))]
+    prefill, decode = int(found[1]), int(found[2])
+    if config.replicas not in (1, prefill + decode):
+        raise ForetraceError(f"`pools={config.pools}` are {prefill + decode} engines, `replicas={config.replicas}`.")
+    return [(prefill, decode)]
 
 
 def _tried(
@@ -164,16 +164,12 @@ def _tried(
 
 def _would_fit(config: SimulationConfig, longest: int) -> str:
     """Return which number of tensor-parallel devices would hold the model."""
-    shared = 2 * int(config.layout.get("tp", 1))
-    while shared <= _MOST_SHARED:
-        try:
-            config.rules.blocks(_steps(config, MIDDLE, tp=shared), longest)
-        except DoesNotFitError:
-            shared *= 2
-        except ForetraceError:  # it cannot be divided so
-            break
-        else:
-            return f"`tp={shared}` is the smallest number of devices that holds it"
+    shared = int(config.layout.get("tp", 1))
+    with suppress(ForetraceError):  # until it cannot be divided so
+        while (shared := 2 * shared) <= _MOST_SHARED:
+            with suppress(DoesNotFitError):
+                config.rules.blocks(_steps(config, MIDDLE, tp=shared), longest)
+                return f"`tp={shared}` is the smallest number of devices that holds it"
     return "no number of tensor-parallel devices holds it: use more stages (`pp=`) or a device with more memory"
 
 

@@ -16,8 +16,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.graph.writer import GraphWriter
 from foretrace.serving.llm.engine import EngineRules, Served
-from foretrace.serving.llm.pace import across, along
-from foretrace.serving.llm.step_times import StepTimes
+from foretrace.serving.llm.step_times import StepTimes, along, beyond, decode_seconds
 from foretrace.simulate.doubt import doubted
 from foretrace.trace.trace import LaneKind
 
@@ -44,8 +43,7 @@ def steps_graph(run: Served, steps: StepTimes, rules: EngineRules) -> TaskGraph:
     writer.mark(clock, _STEP, release=round(log[0].start * 1e9))
     before, waited = -1.0, -1
     for row in log:
-        parts = _parts(row, steps, swap_s)
-        host_s = steps.host_s + steps.host_per_sequence_s * row.members
+        host_s = steps.table.host_s + steps.table.host_per_sequence_s * row.members
         idle = row.start > before + 1e-9  # then it waited for a request, else for the step before
         release = round(row.start * 1e9) if idle else NO_RELEASE
         before = row.end
@@ -58,6 +56,7 @@ def steps_graph(run: Served, steps: StepTimes, rules: EngineRules) -> TaskGraph:
                 link = writer.task(TaskKind.COPY, host + stage, _SEND, round(sent * 1e9))
                 writer.edge(last, link, EdgeKind.DATA)
                 last = link
+            parts = _parts(row, steps, row.end - row.start - host_s, swap_s * row.moved)
             whole = round((row.end - row.start) * 1e9) - round(host_s * 1e9)
             ends = np.round(np.cumsum(parts) / max(sum(parts), 1e-30) * whole).astype(np.int64)
             for name, took in zip(_PARTS, np.diff(ends, prepend=0).tolist(), strict=True):
@@ -75,22 +74,17 @@ def _ranged(graph: TaskGraph, run: Served, steps: StepTimes) -> TaskGraph:
     """Return the graph with the range of the step times, wider for steps beyond the grids (prompts taken as one
     chunk).
     """
-    log, t = run.log, steps.table
-    beyond = np.maximum(log.tokens / t.tokens[-1], log.outputs / t.sequences[-1])
-    beyond = np.maximum(
-        beyond, np.maximum(log.decodes / t.batch[-1], log.context / np.maximum(log.decodes, 1) / t.mean_context[-1])
-    )
-    beyond = np.maximum(np.maximum(beyond, (log.prompts > 0) * log.tokens / t.chunk[-1]), 1.0)
+    t = steps.table
+    far = [max(beyond(t, row), (row.prompts > 0) * row.tokens / t.chunk[-1], 1.0) for row in run.log]
     rows = np.flatnonzero(np.isin(graph.kind, (TaskKind.CPU, TaskKind.KERNEL)))
-    wider = beyond[graph.step[rows]]
-    return doubted(graph, rows, "step times", steps.low / wider, steps.high * wider, "; ".join(steps.whys))
+    wider = np.array(far)[graph.step[rows]]
+    return doubted(graph, rows, "step times", t.low / wider, t.high * wider, "; ".join(steps.whys))
 
 
-def _parts(row: Any, steps: StepTimes, swap_s: float) -> list[float]:
-    """Return seconds of `_PARTS` on one stage; the attention of prompts is what the others leave of the step."""
+def _parts(row: Any, steps: StepTimes, device_s: float, swap_s: float) -> list[float]:
+    """Return seconds of `_PARTS` on one stage; the attention of prompts is what the others leave of the device's."""
     t = steps.table
     linear, output = along(t.tokens, t.linear_s, row.tokens), along(t.sequences, t.output_s, row.outputs)
-    decode = across(t.batch, t.mean_context, t.decode_s, row.decodes, row.context / row.decodes) if row.decodes else 0.0
-    host = steps.host_s + steps.host_per_sequence_s * row.members
-    prompts = (row.end - row.start) - host - linear - output - decode - swap_s * row.moved
-    return [linear, max(prompts, 0.0) if row.prompts else 0.0, decode, output, swap_s * row.moved]
+    decode = decode_seconds(t, row.decodes, row.context / row.decodes) if row.decodes else 0.0
+    prompts = max(device_s - linear - output - decode - swap_s, 0.0) if row.prompts else 0.0
+    return [linear, prompts, decode, output, swap_s]

@@ -10,7 +10,7 @@ an expert that is met computes some rows more, since kernels work on tiles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import log2
 
 import numpy as np
@@ -25,7 +25,10 @@ from foretrace.serving.llm.served_model import ServedModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberFormat:
-    """Bytes of a weight or cached number by what it belongs to, and how products of experts and others compute."""
+    """Bytes of a weight or cached number by what it belongs to, and how products of experts and others compute.
+
+    Block scales are counted: 1/16 byte for each number of nvfp4, 1/32 of int4 in groups of 32 with 16-bit scales.
+    """
 
     name: str
     experts: float
@@ -36,18 +39,7 @@ class NumberFormat:
     dense_peak: str
 
 
-# Block scales are counted: 1/16 byte for each number of nvfp4, 1/32 of int4 in groups of 32 with 16-bit scales.
-FORMATS = {
-    each.name: each
-    for each in (
-        NumberFormat(name="bf16", experts=2, dense=2, attention=2, cache=2, expert_peak="bf16", dense_peak="bf16"),
-        NumberFormat(name="fp8", experts=1, dense=1, attention=1, cache=1, expert_peak="fp8", dense_peak="fp8"),
-        NumberFormat(name="fp4", experts=0.5625, dense=0.5625, attention=2, cache=1, expert_peak="fp4",
-                     dense_peak="bf16"),
-        NumberFormat(name="int4", experts=0.5625, dense=2, attention=2, cache=2, expert_peak="bf16",
-                     dense_peak="bf16"),
-    )
-}  # fmt: skip
+FORMATS = {each.name: each for each in shipped.rows("foretrace.serving.llm", "formats.csv", NumberFormat)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +50,12 @@ class Layout:
     dp: int = 1
     ep: int = 1
     pp: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ForetraceError(f"`{name}=` must be 1 or more, got {value}.")
 
     @property
     def stage_devices(self) -> int:

@@ -118,14 +118,15 @@ def published_rate(parameters: float) -> tuple[float, float]:
 
 def modelled_rounds(target: StepTimes, draft: StepTimes, *, batch: int, context: int, most: int = MOST_K) -> RoundTimes:
     """Return the parts of a round by step times; a pass of the draft takes a share of the host's time of a step."""
-    host = target.host_s + target.host_per_sequence_s * batch
+    t, d = target.table, draft.table
+    host = t.host_s + t.host_per_sequence_s * batch
     one = pass_seconds(draft, batch, 1, context)
     low, middle, high = (share * host for share in HOST)
     return RoundTimes(
         verify_s=tuple(host + pass_seconds(target, batch, m, context) for m in range(1, most + 2)),
         draft_s=one + middle, catch_up_s=max(pass_seconds(draft, batch, 2, context) - one, 0.0), batch=batch,
-        low=(draft.low * one + low) / (one + middle), high=(draft.high * one + high) / (one + middle),
-        verify_low=target.low, verify_high=target.high,
+        low=(d.low * one + low) / (one + middle), high=(d.high * one + high) / (one + middle),
+        verify_low=t.low, verify_high=t.high,
     )  # fmt: skip
 
 
