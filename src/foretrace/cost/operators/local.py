@@ -250,7 +250,7 @@ class Local(CostModel):
     def of(cls, seconds: Mapping[str, float], prices: Prices | None = None) -> Local:
         """Make it from times as a calibration stores them (by `Operator.key`, and by `near_key` with data near).
 
-        Only ATen calls count. Of more than MOST operators those that cover them best are taken.
+        Only ATen calls count; of more than MOST operators as many, evenly through all.
         """
         known = prices or shipped()
         rows, log_s, operators = _measured(seconds, known)
@@ -344,10 +344,8 @@ def _distinct(calls: Calls, place: Float64 | None) -> tuple[Calls, npt.NDArray[n
 def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[RegressionRows, Float64, int]:
     names = [key for key in seconds if key.startswith("aten::") and " " in key and "channels_last" not in key]
     calls = Calls.of([(name, text) for name, _, text in (key.partition(" ") for key in names)])
-    rows, known = rows_of(calls, prices, 0.0)
-    keep = np.flatnonzero(known)
-    if len(keep) > MOST:
-        keep = keep[choose(rows.take(keep), MOST)]
+    keep = np.flatnonzero(rows_of(calls, prices, 0.0)[1])
+    keep = keep[np.linspace(0, len(keep) - 1, min(len(keep), MOST)).round().astype(np.int64)]
     names = [names[i] for i in keep]
     calls = calls.take(keep)
     near = np.array([f"near {key}" in seconds for key in names], dtype=bool)
@@ -356,19 +354,6 @@ def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[RegressionR
     log_s = [seconds[key] for key in names]
     log_s += [seconds[f"near {key}"] for key, has in zip(names, near, strict=True) if has]
     return far_rows.with_more(near_rows), np.log(np.array(log_s, dtype=np.float64)), len(names)
-
-
-def choose(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:
-    """Return the k calls that say most about all of them: KMeans task sampling on what a call spends and how large it
-    is.
-    """
-    from foretrace.cost.operators.sampling import choose_tasks
-
-    total = rows.cost.sum(axis=1)
-    family = rows.family[:, None] == np.unique(rows.family)[None, :]
-    share = rows.cost / total[:, None]
-    return choose_tasks(np.concatenate([np.log2(total)[:, None], rows.size, 3 * share, 3 * family], axis=1), k,
-                        standardise=False)  # fmt: skip
 
 
 def choose_designed(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:
