@@ -61,7 +61,7 @@ def size_rows(name: str, series: CollectiveSeries, device: str) -> Iterator[Row]
     sizes, times = np.array(series.nbytes), np.array(series.seconds)
     for split, fitted in splits(sizes):
         held = ~fitted
-        plain, found = (fit(sizes[fitted], times[fitted]) for fit in (curves.line, curves.fit_table))
+        plain, found = curves.line(sizes[fitted], times[fitted]), curves.fit_table(sizes[fitted], times[fitted])
         yield Row(
             table=f"{name}{f', {series.system}' if series.system else ''}",
             workers=series.workers,

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from foretrace.cost.calls import Calls
 from foretrace.cost.operators.grid import ChosenCalls, Point
-from foretrace.cost.operators.local import choose_designed, rows_of, shipped
+from foretrace.cost.operators.local import NOISE, RegressionRows, covariance, rows_of, shipped
 from foretrace.cost.operators.operator import BFLOAT16, CHANNELS_LAST, Operator, call
 from foretrace.files import write_bytes
 from operator_pool import random_pool
@@ -39,6 +40,22 @@ def grid() -> list[Point]:
         for i, point in enumerate(sorted(members, key=lambda each: abs(members.index(each) - middle))):
             turn[point] = i
     return sorted(points, key=lambda each: turn[each])
+
+
+def choose_designed(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:
+    """The k calls after which least is left unknown of all rows: greedy, by the mean of the variances."""
+    total = rows.cost.sum(axis=1)
+    share = rows.cost / total[:, None]
+    among = covariance(rows, rows, share, share)
+    chosen: list[int] = []
+    free = np.ones(len(rows), dtype=bool)
+    for _ in range(min(k, len(rows))):
+        gain = (among**2).mean(axis=0) / (np.diag(among) + NOISE**2)
+        best = int(np.argmax(np.where(free, gain, -1.0)))
+        chosen.append(best)
+        free[best] = False
+        among = among - np.outer(among[:, best], among[best]) / (among[best, best] + NOISE**2)
+    return np.array(chosen, dtype=np.int64)
 
 
 def designed() -> list[Operator]:

@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family
-from foretrace.cost.operators.local import CLOCKED, Local, Prices, RegressionRows, choose_designed, rows_of
+from foretrace.cost.operators.local import CLOCKED, Local, Prices, RegressionRows, rows_of
 from foretrace.cost.operators.operator import Operator, call
 from foretrace.cost.operators.work_terms import NAMES, amounts
 from foretrace.files import write_bytes
+from operator_calls import choose_designed
 from operator_pool import Draw, Kinds, random_pool
 from reproductions.cdmpp.sampling import choose_tasks
 from tables import ROOT, machine

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from foretrace.cost.calls import Calls
 from foretrace.cost.operators.grid import chosen
-from foretrace.cost.operators.local import RESOURCES, Local, choose_designed, rows_of, shipped
+from foretrace.cost.operators.local import RESOURCES, Local, rows_of, shipped
 from foretrace.cost.operators.operator import Operator, call
 from foretrace.cost.operators.work_terms import NAMES, amounts
-from operator_calls import designed, grid
+from operator_calls import choose_designed, designed, grid
 from operator_pool import random_pool
 
 

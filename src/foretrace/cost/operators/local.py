@@ -36,7 +36,7 @@ _OF = np.array([[TERMS[name] == each for each in RESOURCES] for name in NAMES], 
 _CLOCK = 0.7  # all resources but bytes from afar
 _RESOURCE = np.array([0.4, 0.7, 0.5, 0.5, 0.8])  # of RESOURCES
 _FAMILY, _OPERATOR = 0.2, 0.15
-_NOISE = 0.06  # of one measurement
+NOISE = 0.06  # of one measurement
 _REACH = 2.5  # in factors of two of a size: how far what remains of one call tells of another of its operator
 _SMOOTH = 0.3  # share of what remains that such a call tells of; the rest is each call's own
 _SAME = 1e-6
@@ -164,7 +164,7 @@ class LocalFit:
         n = len(rows)
         change = np.zeros((n, len(RESOURCES)))
         among, rest = shared(rows, rows), remaining(rows, rows)
-        noise = np.full(n, _NOISE**2)
+        noise = np.full(n, NOISE**2)
         for turn in range(_ROUNDS):
             cost = rows.cost * np.exp(change)
             total = cost.sum(axis=1)
@@ -314,9 +314,9 @@ class Local(CostModel):
         among, spent = self.fit.among(rows.take(at[most]))[1], spent[most]
         first = np.unique(which, return_index=True)[1][at[most]]
         for _ in range(len(most)):
-            best = int(np.argmax((among @ spent) ** 2 / (np.diag(among) + _NOISE**2)))
+            best = int(np.argmax((among @ spent) ** 2 / (np.diag(among) + NOISE**2)))
             yield int(first[best])
-            among = among - np.outer(among[:, best], among[best]) / (among[best, best] + _NOISE**2)
+            among = among - np.outer(among[:, best], among[best]) / (among[best, best] + NOISE**2)
 
     def _rows(self, calls: Calls, place: Float64 | None) -> tuple[RegressionRows, npt.NDArray[np.bool_]]:
         given = np.full(len(calls), self.place) if place is None else place
@@ -354,19 +354,3 @@ def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[RegressionR
     log_s = [seconds[key] for key in names]
     log_s += [seconds[f"near {key}"] for key, has in zip(names, near, strict=True) if has]
     return far_rows.with_more(near_rows), np.log(np.array(log_s, dtype=np.float64)), len(names)
-
-
-def choose_designed(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:
-    """Return the k calls after which least is left unknown of all rows: greedy, by the mean of the variances."""
-    total = rows.cost.sum(axis=1)
-    share = rows.cost / total[:, None]
-    among = covariance(rows, rows, share, share)
-    chosen: list[int] = []
-    free = np.ones(len(rows), dtype=bool)
-    for _ in range(min(k, len(rows))):
-        gain = (among**2).mean(axis=0) / (np.diag(among) + _NOISE**2)
-        best = int(np.argmax(np.where(free, gain, -1.0)))
-        chosen.append(best)
-        free[best] = False
-        among = among - np.outer(among[:, best], among[best]) / (among[best, best] + _NOISE**2)
-    return np.array(chosen, dtype=np.int64)
