@@ -19,13 +19,13 @@ import numpy as np
 from foretrace import flow
 from foretrace.experiment.ledger import Row, import_lines, models_of
 from foretrace.experiment.statistics import Verdict
-from foretrace.experiment.tables import markdown, markdown_summary
 from foretrace.files import write_bytes, write_text
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.check import check, device_zero, host_zero, structural_error, swap_steps
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse_all
 from kernel_swap import swap
+from ledger_tables import markdown, markdown_summary
 from tables import ROOT, percent, shared_traces, table, today
 from verify_rig import HELD_OUT, UNSEEN
 

@@ -17,6 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,14 @@ def _common(source: System, target: System) -> tuple[Indices, Indices] | None:
     return both[:, 0], both[:, 1]
 
 
+def law_alone(model: Gemm16) -> Gemm16:
+    """The same model without what was measured in full on single GPUs."""
+    return replace(model, known={}, adapted={})
+
+
 def unseen(model: Gemm16, systems: Mapping[str, System], system: System) -> dict[str, Any]:
     """P2c of one GPU."""
-    plain = model.unmeasured()
+    plain = law_alone(model)
     pool = draw(system, 0)
     rest = np.setdiff1d(np.arange(len(system)), pool)
     rows: dict[str, Any] = {"few-shot": {}, "few-shot, random": {}, "ratio transfer": {}}
@@ -211,7 +217,7 @@ def run(gemm: Path, devices: Path | None, deep: Path | None, weights: Path | Non
             if each.device.short not in model.trained_on
         },
         "speed": speed(model),
-        "deepbench": deepbench(model.unmeasured(), deep) if deep is not None and deep.is_file() else {},
+        "deepbench": deepbench(law_alone(model), deep) if deep is not None and deep.is_file() else {},
     }
 
 

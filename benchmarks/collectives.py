@@ -4,7 +4,7 @@
     python benchmarks/collectives.py --tables FILE... [--fit 2,4,8] [--device V100-SXM2] [--json]
 
 Any file that `foretrace network check` reads can be scored: files of one folder belong together, and their numbers of
-workers are what is held out. Settings (number of pieces, windows, wiring) are chosen inside the rows fitted on; the
+workers are what is held out. Settings (windows, wiring) are chosen inside the rows fitted on; the
 rows reported on are never seen by a fit. Sizes: fit on every second size, report on the others; and, harder, fit on
 16 or 64 sizes at even logarithmic distances. Numbers of workers: fit on 4 and 8, on 2, 4, 8, on 2 to 6, and on all but
 one, report on the others. Tables of the same number of the same device are held against each other: by as much as they
@@ -16,9 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +33,6 @@ from foretrace.errors import ForetraceError
 
 FEW = (16, 64)
 MOST_POINTS = 256  # of a number of workers held out
-FITS: dict[str, Callable[[Floats, Floats], Fitted]] = {
-    "alpha-beta": partial(curves.fit_pieces, most=1),
-    "pieces": curves.fit_pieces,
-    "table": curves.fit_table,
-}
 COUNTS = ((4, 8), (2, 4, 8), (2, 3, 4, 5, 6))
 SMALL = 16 * 2**20  # bytes, below which times are mostly latency
 # The devices of public tables, by a word in the path: for NCCL's model, which takes nothing from the table.
@@ -56,7 +50,6 @@ class Row:
     split: str
     points: int  # reported on
     alpha_beta: float | None
-    pieces: float | None
     table_error: float | None
     nccl: float | None
     covered: float | None  # share of the points inside the table's 80 % range
@@ -68,7 +61,7 @@ def size_rows(name: str, series: CollectiveSeries, device: str) -> Iterator[Row]
     sizes, times = np.array(series.nbytes), np.array(series.seconds)
     for split, fitted in splits(sizes):
         held = ~fitted
-        found = {word: fit(sizes[fitted], times[fitted]) for word, fit in FITS.items()}
+        plain, found = curves.line(sizes[fitted], times[fitted]), curves.fit_table(sizes[fitted], times[fitted])
         yield Row(
             table=f"{name}{f', {series.system}' if series.system else ''}",
             workers=series.workers,
@@ -76,11 +69,10 @@ def size_rows(name: str, series: CollectiveSeries, device: str) -> Iterator[Row]
             kind=str(series.kind),
             split=split,
             points=int(held.sum()),
-            alpha_beta=mape(found["alpha-beta"].curve.seconds(sizes[held]), times[held]),
-            pieces=mape(found["pieces"].curve.seconds(sizes[held]), times[held]),
-            table_error=mape(found["table"].curve.seconds(sizes[held]), times[held]),
+            alpha_beta=mape(plain.at(sizes[held]), times[held]),
+            table_error=mape(found.curve.seconds(sizes[held]), times[held]),
             nccl=nccl_error(series, sizes[held], times[held], device),
-            covered=covered(found["table"], sizes[held], times[held]),
+            covered=covered(found, sizes[held], times[held]),
         )
 
 
@@ -119,11 +111,10 @@ def held_rows(
     most = max(each.workers for each in (*fitted, *held))
     for whole in held:
         per_node = whole.per_node if whole.nodes > 1 else 0
-        networks = {model: of_table(table_of(name, fitted), most, model=model, per_node=per_node)
-                    for model in ("pieces", "table")}  # fmt: skip
+        measured = of_table(table_of(name, fitted), most, per_node=per_node)
         each = thinned(whole)
         sizes, times = np.array(each.nbytes), np.array(each.seconds)
-        found = {model: costs(network, each) for model, network in networks.items()}
+        seconds, low, high = costs(measured, each)
         small = sizes < SMALL
         counts = ", ".join(str(one.workers) for one in fitted)
         yield Row(
@@ -134,11 +125,10 @@ def held_rows(
             split=f"fit on {counts}",
             points=len(sizes),
             alpha_beta=None,
-            pieces=mape(found["pieces"][0], times),
-            table_error=mape(found["table"][0], times),
+            table_error=mape(seconds, times),
             nccl=nccl_error(each, sizes, times, device),
-            covered=float(np.mean((found["table"][1] <= times) & (times <= found["table"][2]))),
-            small=mape(found["table"][0][small], times[small]) if small.any() else None,
+            covered=float(np.mean((low <= times) & (times <= high))),
+            small=mape(seconds[small], times[small]) if small.any() else None,
         )
 
 
@@ -260,11 +250,11 @@ def section(data: Path) -> str:
         line = [table, kind, f"{workers}/{per_node}"]
         for name in names:
             each = found.get(name)
-            line.append(_three(each) if each else "–")
+            line.append(_both(each) if each else "–")
         first = found[names[0]]
         lines.append([*line, percent(first.nccl), percent(first.covered)])
     held = [
-        [row.table, row.split, f"{row.workers}/{row.per_node}", percent(row.pieces), percent(row.table_error),
+        [row.table, row.split, f"{row.workers}/{row.per_node}", percent(row.table_error),
          percent(row.small), percent(row.nccl), percent(row.covered)]
         for row in rows if row.split.startswith("fit on")
     ]  # fmt: skip
@@ -272,8 +262,9 @@ def section(data: Path) -> str:
 
     return (
         "Mean absolute errors in %, on tables that others measured with NCCL. *Sizes*: a curve is fitted on some sizes "
-        "and held against the others; the three figures are one alpha-beta line / pieces / table. Number of pieces, "
-        "width of the median and kind of interpolation are chosen inside the sizes fitted on. With 16 sizes nobody can "
+        "and held against the others; the two figures are one alpha-beta line / table. "
+        "Width of the median and kind of interpolation are chosen inside the sizes fitted on. Up to eight "
+        "alpha-beta pieces were built, too, and are gone: as good as the table at best. With 16 sizes nobody can "
         "see where a library changes its algorithm (4/2 and 16/8 jump by a factor of two within a few per cent of "
         "size). *NCCL* is its own tuning model, which takes nothing from the table. *In range*: share of the held-out "
         "points inside the 80 % interval of the table fitted on every second size. `python benchmarks/collectives.py "
@@ -287,9 +278,7 @@ def section(data: Path) -> str:
         " no source for others either. How strongly the power of latency is pooled, and that forwarded rings are no"
         " source, was chosen "
         "by leaving one number out of these tables; the form was published with them in view.\n\n"
-        + markdown(
-            ("table", "fitted", "workers / per machine", "pieces", "table", "small", "NCCL", "in the 80 % range"), held
-        )
+        + markdown(("table", "fitted", "workers / per machine", "table", "small", "NCCL", "in the 80 % range"), held)
         + "\n\n## Tables of the same number on the same device\n\n"
         "The first table taken for the second: what machines and versions differ by, which nobody can predict from one "
         "of them. Rows of one file that give a size twice widen the range by what they differ.\n\n"
@@ -306,12 +295,12 @@ def as_twins(files: Sequence[Path]) -> str:
     return markdown(("one", "other", "collective, workers", "differ by", "in the range of the first"), lines)
 
 
-def _three(row: Row) -> str:
-    return f"{percent(row.alpha_beta)} / {percent(row.pieces)} / {percent(row.table_error)}"
+def _both(row: Row) -> str:
+    return f"{percent(row.alpha_beta)} / {percent(row.table_error)}"
 
 
 HEADER = (
-    "table", "workers / per machine", "kind", "held out", "points", "alpha-beta", "pieces", "table", "below 16 MiB",
+    "table", "workers / per machine", "kind", "held out", "points", "alpha-beta", "table", "below 16 MiB",
     "NCCL's model", "in the 80 % range",
 )  # fmt: skip
 
@@ -319,7 +308,7 @@ HEADER = (
 def cells(row: Row) -> list[str]:
     return [
         row.table, f"{row.workers}/{row.per_node}", row.kind, row.split, str(row.points), percent(row.alpha_beta),
-        percent(row.pieces), percent(row.table_error), percent(row.small), percent(row.nccl), percent(row.covered),
+        percent(row.table_error), percent(row.small), percent(row.nccl), percent(row.covered),
     ]  # fmt: skip
 
 

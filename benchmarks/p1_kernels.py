@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from foretrace.cost.devices.learned import fp32
 from foretrace.cost.devices.learned.fp32 import ROW_OPS, VECTOR_OPS, BoardFeatures
-from foretrace.cost.operators.sampling import choose_tasks
 from isolated import Isolated
 from kernel_table import Floats, Kernels, boards, read
+from reproductions.cdmpp.sampling import choose_tasks
 
 SHOTS = (0, 10, 20, 50)
 KINDS = ("bmm", "linear", "vector")

@@ -23,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family
-from foretrace.cost.operators.grid import call
-from foretrace.cost.operators.local import CLOCKED, Local, Prices, choose, choose_designed, rows_of
-from foretrace.cost.operators.operator import Operator
-from foretrace.cost.operators.pool import Draw, Kinds, random_pool
+from foretrace.cost.operators.local import CLOCKED, Local, Prices, RegressionRows, rows_of
+from foretrace.cost.operators.operator import Operator, call
 from foretrace.cost.operators.work_terms import NAMES, amounts
 from foretrace.files import write_bytes
+from operator_calls import choose_designed
+from operator_pool import Draw, Kinds, random_pool
+from reproductions.cdmpp.sampling import choose_tasks
 from tables import ROOT, machine
 
 TIMES = ROOT / "benchmarks" / "data" / "pool_times.json"
@@ -258,6 +259,15 @@ def seconds_of(rows: list[list[Any]]) -> dict[str, float]:
     """As a calibration stores them."""
     found = {f"{row[0]} {row[1]}": row[2] for row in rows}
     return found | {f"near {row[0]} {row[1]}": row[3] for row in rows if row[3] is not None}
+
+
+def choose(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:
+    """The k calls that KMeans task sampling takes, by what a call spends and how large it is."""
+    total = rows.cost.sum(axis=1)
+    family = rows.family[:, None] == np.unique(rows.family)[None, :]
+    share = rows.cost / total[:, None]
+    return choose_tasks(np.concatenate([np.log2(total)[:, None], rows.size, 3 * share, 3 * family], axis=1), k,
+                        standardise=False)  # fmt: skip
 
 
 def choose_check(rows: list[list[Any]]) -> str:

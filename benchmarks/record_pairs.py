@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.experiment.ledger import Ledger
+from foretrace.experiment.tables import write
 from foretrace.files import write_bytes
+from verify_zoo import concluded
 
 MODELS = ("resnet50", "bert", "gpt2")
 PLAN: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
@@ -119,7 +121,7 @@ def main() -> int:
                 text = " + ".join(techniques)
                 if given.parts and not any(part in f"{text} {model}" for part in given.parts):
                     continue
-                if ledger.has(techniques=techniques, model=model):
+                if concluded(ledger, techniques, model):
                     continue
                 if time.monotonic() - began > given.budget_s:
                     failed.append(f"{text} on {model}: no time was left")
@@ -135,7 +137,7 @@ def main() -> int:
                 name = "+".join(each.replace(" ", ",") for each in techniques)
                 if left_out := keep(folder, given.out, model, name):
                     failed.append(f"{text} on {model}: too large to keep: {left_out}")
-                ledger.export(rows)
+                write(ledger.rows(), rows)
                 print(f"{text} on {model}: {json.loads(done.stdout)['headline']}", flush=True)
     print(*failed, sep="\n", file=sys.stderr)
     return int(bool(failed))

@@ -29,6 +29,7 @@ from foretrace.experiment.links.judge import rows_of, setting
 from foretrace.experiment.links.measure import Find, completed, rig_for, verify
 from foretrace.experiment.processes import WorkerError
 from foretrace.experiment.statistics import Verdict
+from foretrace.experiment.tables import write
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan.optimise import Optimiser
 from foretrace.plan.result import OptimiseRequest
@@ -153,7 +154,7 @@ def main(arguments: Sequence[str]) -> int:
                     print(f"{1 + todo.index(each)}/{len(todo)} {each.name}", flush=True)
                     outcome = verify(each.job, on=rig, find=each.find)
                     ledger.add(rows_of(outcome))
-                    ledger.export(ROWS)
+                    write(ledger.rows(), ROWS)
                     print(summary(outcome), f"  {time.monotonic() - began:.0f} s", sep="\n", flush=True)
         except (ForetraceError, WorkerError) as error:
             failed += 1

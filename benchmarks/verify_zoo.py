@@ -25,6 +25,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from foretrace.experiment.ledger import Ledger
+from foretrace.experiment.statistics import Verdict
+from foretrace.experiment.tables import write
+from foretrace.techniques.arguments import parse
 from foretrace.zoo.registry import entries
 
 DATA = Path(__file__).parent / "data"
@@ -124,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
     failed = 0
     for number, (techniques, model) in enumerate(plan, start=1):
         text = " + ".join(techniques)
-        if not given.again and ledger.has(techniques=techniques, model=model):
+        if not given.again and concluded(ledger, techniques, model):
             continue
         began = time.monotonic()
         command = [sys.executable, "-m", "foretrace", "verify", *techniques, "--model", model, "--json"]
@@ -139,8 +142,17 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{number}/{len(plan)} {text} on {model}: {done.stderr.strip()[-500:]}", flush=True)
             continue
         print(f"{number}/{len(plan)} {text} on {model}: {summary(done.stdout)}, {took:.0f} s", flush=True)
-        ledger.export(ROWS)
+        write(ledger.rows(), ROWS)
     return int(failed > 0)
+
+
+def concluded(ledger: Ledger, techniques: Sequence[str], model: str) -> bool:
+    """Whether a conclusive row of these techniques together on this model exists."""
+    if not ledger.path.is_file():
+        return False
+    wanted = " + ".join(str(parse(text)) for text in techniques)
+    rows = ledger.rows(model=Path(model).name)
+    return any(row.techniques == wanted and row.verdict != Verdict.INCONCLUSIVE for row in rows)
 
 
 def summary(text: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost.operators.sampling import choose_tasks
 from foretrace.cost.programs.trees import boost
 from reproductions.cdmpp import data, learn
 from reproductions.cdmpp.ast import Encoded, encode
@@ -18,6 +17,7 @@ from reproductions.cdmpp.data import Recording
 from reproductions.cdmpp.learn import Settings
 from reproductions.cdmpp.predictor import ProgramPredictor, Shape, load
 from reproductions.cdmpp.prior import estimates, fit_costs
+from reproductions.cdmpp.sampling import choose_tasks
 from tables import ROOT, table, today
 
 Floats = NDArray[np.float64]

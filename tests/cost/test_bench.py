@@ -18,7 +18,7 @@ from torch import nn
 
 from foretrace.cost.operators.arguments import BoundCall, UnknownCallError, parse, prepare
 from foretrace.cost.operators.bench import lacks, measure
-from foretrace.cost.operators.grid import grid
+from foretrace.cost.operators.grid import chosen
 from foretrace.cost.operators.operator import BFLOAT16, CHANNELS_LAST, Operator
 from foretrace.hardware.processor import instruction_sets, trains_lstm
 
@@ -129,7 +129,7 @@ def test_the_tensors_of_a_call_have_the_recorded_sizes_and_types(
 
 
 def test_twins_in_bfloat16_and_channels_last() -> None:
-    points = {each.family: each for each in grid() if each.base.dims[0]}
+    points = {each.family: each for each in chosen().grid if each.base.dims[0]}
     convolution = points["convolution"].both
     assert convolution is not None
     x, weight = prepare(convolution).args[:2]
@@ -235,9 +235,9 @@ def test_a_larger_product_takes_longer() -> None:
 
 
 @pytest.mark.processor
-@pytest.mark.parametrize("family", sorted({each.family for each in grid()}))
+@pytest.mark.parametrize("family", sorted({each.family for each in chosen().grid}))
 def test_the_grid_can_be_called(family: str) -> None:
-    point = next(each for each in grid() if each.family == family)
+    point = next(each for each in chosen().grid if each.family == family)
     lstm = trains_lstm(instruction_sets(), "bfloat16")
     with torch.no_grad():
         for operator in point.operators:

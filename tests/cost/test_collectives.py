@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -165,29 +164,12 @@ def test_texts_that_are_no_network(text: str, says: str) -> None:
 # --- curves ---------------------------------------------------------------------------------------------------------
 
 
-def test_pieces_find_the_regimes() -> None:
-    """Two protocols: 10 us + 1 GB/s up to 1 MB, 50 us + 10 GB/s above."""
-    sizes = np.geomspace(1e3, 1e8, 60)
-    times = np.where(sizes <= 1e6, 1e-5 + sizes / 1e9, 5e-5 + sizes / 1e10)
-    fitted = curves.fit_pieces(sizes, times)
-    assert isinstance(fitted.curve, curves.Pieces)
-    lines = fitted.curve.lines
-    assert lines[0].alpha_s == pytest.approx(1e-5, rel=0.01) and lines[0].beta_s == pytest.approx(1e-9, rel=0.01)
-    assert lines[-1].alpha_s == pytest.approx(5e-5, rel=0.01) and lines[-1].beta_s == pytest.approx(1e-10, rel=0.01)
-    held = np.geomspace(2e3, 9e7, 41)
-    held = held[(held < 8e5) | (held > 1.3e6)]
-    truth = np.where(held <= 1e6, 1e-5 + held / 1e9, 5e-5 + held / 1e10)
-    assert np.abs(fitted.curve.seconds(held) / truth - 1).max() < 0.01
-    assert curves.fit_pieces(sizes, times, most=1).mape > 0.2
-
-
-def test_one_outlier_changes_no_piece() -> None:
+def test_a_line_is_not_moved_by_an_outlier() -> None:
     sizes = np.linspace(1e6, 1e8, 50)
     times = 1e-4 + sizes / 1e9
     times[20] *= 5
-    found = curves.fit_pieces(sizes, times).curve.seconds(sizes)
-    keep = np.arange(50) != 20
-    assert np.abs(found[keep] / (1e-4 + sizes[keep] / 1e9) - 1).max() < 0.02
+    found = curves.line(sizes, times)
+    assert np.abs(found.at(sizes) / (1e-4 + sizes / 1e9) - 1).max() < 0.02
 
 
 def test_tables_go_on_beyond_their_ends_as_lines() -> None:
@@ -205,11 +187,10 @@ def test_tables_go_on_beyond_their_ends_as_lines() -> None:
 def test_any_points_give_a_positive_finite_curve(points: dict[int, float], at: float) -> None:
     sizes = np.array(sorted(points), dtype=float)
     times = np.array([points[int(size)] for size in sizes])
-    for fit in (curves.fit_table, curves.fit_pieces):
-        fitted = fit(sizes, times)
-        seconds = float(fitted.curve.seconds(np.array([at]))[0])
-        low, high = fitted.factors(at)
-        assert np.isfinite(seconds) and seconds >= 0 and 0 < low <= 1 <= high
+    fitted = curves.fit_table(sizes, times)
+    seconds = float(fitted.curve.seconds(np.array([at]))[0])
+    low, high = fitted.factors(at)
+    assert np.isfinite(seconds) and seconds >= 0 and 0 < low <= 1 <= high
 
 
 # --- numbers of workers ---------------------------------------------------------------------------------------------
@@ -528,9 +509,8 @@ def error_of(predicted: list[float], measured: tuple[float, ...]) -> float:
 def test_sizes_held_out(shared_data: Path, file: str, most: float) -> None:
     for series in read(shared_data / "network" / "vidur" / f"{file}.csv.gz").series:
         sizes, times = np.array(series.nbytes), np.array(series.seconds)
-        for fit in (curves.fit_pieces, curves.fit_table):
-            curve = fit(sizes[::2], times[::2]).curve
-            assert float(np.mean(np.abs(curve.seconds(sizes[1::2]) / times[1::2] - 1))) < 1.1 * most
+        curve = curves.fit_table(sizes[::2], times[::2]).curve
+        assert float(np.mean(np.abs(curve.seconds(sizes[1::2]) / times[1::2] - 1))) < 1.1 * most
 
 
 def together(tables: list[CollectiveTable], name: str) -> CollectiveTable:
@@ -560,14 +540,3 @@ def test_two_workers_follow_from_more(shared_data: Path, device: str, most: floa
     assert error_of([each.seconds for each in found], series.seconds[::32]) < most
     inside = [each.low_s <= t <= each.high_s for each, t in zip(found, series.seconds[::32], strict=True)]
     assert np.mean(inside) >= 0.8
-
-
-def test_pieces_are_continuous(shared_data: Path) -> None:
-    table = read(shared_data / "network" / "vidur" / "a100_dgx_all_reduce.csv.gz")
-    series = next(each for each in table.series if (each.workers, each.per_node) == (8, 8))
-    curve = curves.fit_pieces(series.nbytes, series.seconds).curve
-    assert isinstance(curve, curves.Pieces) and len(curve.lines) > 1
-    for one, other in pairwise(curve.lines):
-        ends = np.array([one.last, one.last * (1 + 1e-9), other.first * (1 - 1e-9), other.first])
-        times = curve.seconds(ends)
-        assert times[0] == pytest.approx(times[1], rel=1e-5) and times[2] == pytest.approx(times[3], rel=1e-5)

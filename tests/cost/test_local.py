@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cost.calls import Calls
-from foretrace.cost.operators.grid import call
-from foretrace.cost.operators.local import RESOURCES, Local, choose, choose_designed, rows_of, shipped
-from foretrace.cost.operators.operator import Operator
-from foretrace.cost.operators.pool import random_pool
+from foretrace.cost.operators.grid import chosen
+from foretrace.cost.operators.local import RESOURCES, Local, rows_of, shipped
+from foretrace.cost.operators.operator import Operator, call
 from foretrace.cost.operators.work_terms import NAMES, amounts
+from operator_calls import choose_designed, designed, grid
+from operator_pool import random_pool
 
 
 def calls_of(operators: list[Operator]) -> Calls:
@@ -123,10 +124,14 @@ def test_more_than_it_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error(known, HELD, {"matrix": 2.0}) < 0.15
 
 
-@pytest.mark.parametrize("choice", [choose, choose_designed])
-def test_choices_are_distinct_and_the_same_again(choice: object) -> None:
+def test_shipped_choices_are_those_that_are_written() -> None:
+    assert chosen().grid == tuple(grid())
+    assert chosen().designed == tuple(designed())
+
+
+def test_choices_are_distinct_and_the_same_again() -> None:
     rows, _ = rows_of(calls_of(TRAINED), shipped(), 0.5)
-    found = [choice(rows, 20).tolist() for _ in range(2)]  # type: ignore[operator]
+    found = [choose_designed(rows, 20).tolist() for _ in range(2)]
     assert found[0] == found[1]
     assert len(set(found[0])) == 20
     assert len(np.unique(rows.family[np.array(found[0])])) >= 5

@@ -191,7 +191,7 @@ def test_what_is_drawn_on_a_part_stands_for_the_whole() -> None:
     [
         ("buffer_kib=1", "buffer_kib must hold one tile, which is 16 KiB"),
         ("lanes=0", "lanes must be above 0"),
-        ("lanes=x", "lanes must be a whole number"),
+        ("lanes=x", "lanes= must be a whole number"),
         ("dispatch=all", "dispatch must be one of unmasked, fixed, redistributed"),
         ("bitmaps=1", "bitmaps must be one of yes, no"),
         ("lane=3", "did you mean lanes=?"),

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import APPLICATION, Ledger, default_path, verified_on
-from foretrace.experiment.tables import csv
+from foretrace.experiment.tables import csv, write
 from tests.experiment.ledger_rows import make_row
+from verify_zoo import concluded
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = """
@@ -30,6 +31,7 @@ import sys
 from pathlib import Path
 from foretrace.experiment.ledger import Ledger
 from tests.experiment.ledger_rows import make_row
+from verify_zoo import concluded
 
 ledger = Ledger(Path(sys.argv[1]))
 for number in range(int(sys.argv[2])):
@@ -65,17 +67,16 @@ def test_rows_are_chosen_by_model_and_technique(tmp_path: Path) -> None:
     assert ledger.rows(model="gpt2") == ledger.rows(technique="b") == (other,)
     assert ledger.rows(technique="mixed-precision", model="bert") == (one,)
     assert ledger.rows(technique="c") == ()
-    assert ledger.has(techniques=["mixed-precision"], model="bert")
-    assert not ledger.has(techniques=["mixed-precision"], model="gpt2")
-    assert not ledger.has(techniques=["mixed-precision"], model="bert", torch="1.0")
-    assert not ledger.has(techniques=["mixed-precision"], model="llama")  # nothing was concluded there
+    assert concluded(ledger, ["mixed-precision"], "bert")
+    assert not concluded(ledger, ["mixed-precision"], "gpt2")
+    assert not concluded(ledger, ["mixed-precision"], "llama")  # nothing was concluded there
     assert verified_on(ledger.path) == {"mixed-precision": ("bert",)}
 
 
 def test_without_a_ledger(tmp_path: Path) -> None:
     nothing = tmp_path / "none.sqlite"
     assert verified_on(nothing) == {}
-    assert not Ledger(nothing).has(techniques=["mixed-precision"], model="bert")
+    assert not concluded(Ledger(nothing), ["mixed-precision"], "bert")
     with pytest.raises(ForetraceError, match="there is no ledger"):
         Ledger(nothing).rows()
     assert not nothing.exists()
@@ -84,7 +85,7 @@ def test_without_a_ledger(tmp_path: Path) -> None:
 def test_an_export_is_imported_once(tmp_path: Path) -> None:
     first, second, lines = Ledger(tmp_path / "a.sqlite"), Ledger(tmp_path / "b.sqlite"), tmp_path / "rows.jsonl"
     first.add([make_row(seed=i) for i in range(5)])
-    assert first.export(lines) == 5
+    write(first.rows(), lines)
     assert second.import_jsonl(lines) == 5
     assert second.import_jsonl(lines) == 0
     assert second.rows() == first.rows()
@@ -94,7 +95,7 @@ def test_an_export_is_imported_once(tmp_path: Path) -> None:
 def test_a_broken_line_is_named_and_nothing_is_added(tmp_path: Path) -> None:
     ledger, lines = Ledger(tmp_path / "a.sqlite"), tmp_path / "rows.jsonl"
     ledger.add([make_row()])
-    ledger.export(lines)
+    write(ledger.rows(), lines)
     lines.write_text(lines.read_text() + '{"id": 3}\n')
     other = Ledger(tmp_path / "b.sqlite")
     with pytest.raises(ForetraceError, match=r"rows\.jsonl, line 2 is no row"):
@@ -134,7 +135,7 @@ def test_a_number_that_no_ledger_can_hold_is_refused(tmp_path: Path, field: str,
     with pytest.raises(ForetraceError, match=reason):
         ledger.add([make_row(), row])
     with pytest.raises(ForetraceError, match=reason):
-        ledger.export(tmp_path / "rows.jsonl", [row])
+        write([row], tmp_path / "rows.jsonl")
     assert not ledger.path.exists()
     assert not (tmp_path / "rows.jsonl").exists()
 
@@ -156,7 +157,7 @@ def test_any_row_survives_storing_exporting_and_importing(
     with tempfile.TemporaryDirectory() as folder:
         first, second, lines = Ledger(Path(folder, "a")), Ledger(Path(folder, "b")), Path(folder, "rows.jsonl")
         assert first.add([row]) == 1
-        assert first.export(lines) == 1
+        write(first.rows(), lines)
         assert second.import_jsonl(lines) == 1
         (kept,) = second.rows()
         assert first.rows() == (kept,)

@@ -31,12 +31,11 @@ def test_rows_are_shown_and_chosen(cli: Cli, kept: Path) -> None:
 
 
 def test_exports(cli: Cli, kept: Path, tmp_path: Path) -> None:
-    for name in ("rows.csv", "rows.jsonl", "rows.md"):
+    for name in ("rows.csv", "rows.jsonl"):
         answer = cli("ledger", "--ledger", kept, "--model", "gpt2", "--export", tmp_path / name)
         assert answer.code == 0
         assert f"wrote {tmp_path / name}" in answer.out
     assert (tmp_path / "rows.csv").read_text().splitlines()[0].startswith("id,time,techniques,model")
-    assert (tmp_path / "rows.md").read_text().count("gpt2") == 2
     assert len([json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]) == 2
     other = tmp_path / "other.sqlite"
     for added in (2, 0):
@@ -49,7 +48,7 @@ def test_exports(cli: Cli, kept: Path, tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence(cli: Cli, kept: Path, tmp_path: Path) -> None:
     for arguments, part in (
         (("--ledger", tmp_path / "none.sqlite"), "there is no ledger"),
-        (("--ledger", kept, "--export", "rows.xls"), "ends in .csv, .jsonl or .md"),
+        (("--ledger", kept, "--export", "rows.xls"), "ends in .csv or .jsonl"),
         (("--ledger", kept, "--export", tmp_path / "none" / "rows.csv"), "cannot write"),
         (("--ledger", kept, "--import", tmp_path / "none.jsonl"), "cannot read"),
         (("--ledger", Path(__file__)), "no readable ledger"),

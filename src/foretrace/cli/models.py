@@ -248,7 +248,7 @@ def rewrite(
     device: str = option("", "NAME", "Costs by a roofline of this device instead of measured."),
     threads: int = option(1, "N", "Intra-op threads.", least=1),
     measure: bool = flag("--measure/--no-measure", "Run both models in turns on this machine.", default=True),
-    out: Path | None = option(None, "PATH", "Write the model: a .pt2 file, or a folder with code."),
+    out: Path | None = option(None, "FILE.pt2", "Write the model, as torch.export does."),
 ) -> Reply:
     """Rewrite a model into an equivalent one with faster operators.
 

@@ -62,7 +62,7 @@ def ledger(
     model: str = option("", "NAME", "Only rows of this model."),
     technique: str = option("", "NAME", "Only rows that apply this technique."),
     summary: bool = flag("--summary", "Only how well each technique was predicted."),
-    export: Path | None = option(None, "FILE", "Write the rows as .csv, .jsonl or .md."),
+    export: Path | None = option(None, "FILE", "Write the rows as .csv or .jsonl."),
     import_: Path | None = option(None, "FILE", "Add the rows of an exported .jsonl first.", "--import"),
     ledger: LedgerFile = None,
     top: options.Top = 12,

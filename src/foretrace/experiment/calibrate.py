@@ -12,7 +12,7 @@ from typing import Any
 
 from foretrace.cost.operators import bench, store
 from foretrace.cost.operators.calibration import Calibration
-from foretrace.cost.operators.grid import grid
+from foretrace.cost.operators.grid import chosen
 from foretrace.cost.operators.machine import ALLOCATOR, allocator_settings, differences, fingerprint, fingerprint_of
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError, MissingExtraError, NotApplicableError
@@ -41,7 +41,7 @@ def every_operator(threads: int | None, seconds: float, tell: Tell = None) -> Ke
     """Time the operators that training consists of, in all sizes and precisions."""
     with _threads(threads):
         machine = fingerprint()
-        wanted = [each for point in grid() for each in point.operators]
+        wanted = [each for point in chosen().grid for each in point.operators]
         found = bench.measure(wanted, budget_s=seconds, progress=tell)
     return KeptTimes(
         machine=machine, stored=store.save(machine, found.seconds), seconds=found.seconds, failed=found.failed

@@ -20,9 +20,8 @@ import msgspec
 
 from foretrace.errors import ForetraceError
 from foretrace.experiment.statistics import Verdict
-from foretrace.files import part_of, write_text
+from foretrace.files import part_of
 from foretrace.reading import home, read_text
-from foretrace.techniques.arguments import parse
 
 SCHEMA = 1
 APPLICATION = 0x466F5472  # "FoTr", so that `file` and we know what this is
@@ -146,30 +145,6 @@ class Ledger:
             found = base.execute(f"SELECT {', '.join(_COLUMNS)} FROM runs {where} ORDER BY time, rowid", values)
             rows = tuple(_row(each) for each in found)
         return tuple(row for row in rows if not technique or technique in row.names)
-
-    def has(self, *, techniques: Sequence[str], model: str, device: str = "", torch: str = "") -> bool:
-        """Return whether a conclusive row of these techniques together on this model exists (of one device, one
-        PyTorch).
-        """
-        if not self.path.is_file():
-            return False
-        wanted = " + ".join(str(parse(text)) for text in techniques)
-        return any(
-            row.techniques == wanted
-            and row.verdict != Verdict.INCONCLUSIVE
-            and device in ("", row.device)
-            and torch in ("", row.torch)
-            for row in self.rows(model=Path(model).name)
-        )
-
-    def export(self, path: Path, rows: Sequence[Row] | None = None) -> int:
-        """Write these rows (by default all) as JSON lines, the file whole or not at all; how many they were.
-
-        Raises ForetraceError where a row holds what an import would refuse.
-        """
-        chosen = self.rows() if rows is None else rows
-        write_text(path, export_lines(chosen))
-        return len(chosen)
 
     def import_jsonl(self, path: Path) -> int:
         """Add the rows of an export; how many were new. Raises ForetraceError, naming a line that is no row."""

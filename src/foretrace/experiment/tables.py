@@ -1,4 +1,4 @@
-"""Summaries and tables of ledger rows, for `foretrace ledger` and docs/accuracy/techniques.md."""
+"""Summaries and tables of ledger rows, for `foretrace ledger`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import JSON_COLUMNS, Row, export_lines
 from foretrace.experiment.statistics import Ratio, Verdict, floor
 from foretrace.files import write_text
-
-HEADER = (
-    "technique", "model", "step, ms", "predicted", "80 % interval", "measured", "error", "covered", "A/A floor",
-    "verdict",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,55 +57,13 @@ def floor_of(row: Row) -> float:
 
 def checked(path: Path) -> None:
     """Raise ForetraceError where the name of a file says no format that `write` knows."""
-    if path.suffix not in (".csv", ".jsonl", ".md"):
-        raise ForetraceError(f"`export={path}`: give a name that ends in .csv, .jsonl or .md.")
+    if path.suffix not in (".csv", ".jsonl"):
+        raise ForetraceError(f"`export={path}`: give a name that ends in .csv or .jsonl.")
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
     """Write rows in the format that the name of the file says."""
-    if path.suffix == ".jsonl":
-        write_text(path, export_lines(rows))
-    elif path.suffix == ".csv":
-        write_text(path, csv(rows))
-    else:
-        write_text(path, f"{markdown(rows)}\n{markdown_summary(rows)}")
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """Return one line per row, ordered by technique and model. Ratios are treated over baseline step."""
-    ordered = sorted(rows, key=lambda row: (len(row.names), row.techniques, row.model, row.time))
-    lines = [
-        "| " + " | ".join(HEADER) + " |",
-        "|---|---|" + "---:|" * 5 + "---|---:|---|",
-    ]
-    for row in ordered:
-        model = row.model if row.size in ("", "tiny") else f"{row.model} ({row.size})"
-        cells = (
-            row.techniques,
-            model,
-            f"{1e3 * row.before_s:.1f}",
-            f"{row.predicted:.3f}",
-            f"{row.predicted_low:.3f} – {row.predicted_high:.3f}",
-            f"{row.measured:.3f}",
-            _percent(row.error, signed=True),
-            "yes" if row.covered else "no",
-            _percent(floor_of(row)),
-            row.verdict,
-        )
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def markdown_summary(rows: Sequence[Row]) -> str:
-    """Return median and worst absolute error and coverage, per technique and over all rows."""
-    header = ("technique", "rows", "concluded", "median error", "worst error", "covered")
-    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
-    for each in summaries(rows):
-        name = f"**{each.name}**" if each.name == "all" else each.name
-        figures = (each.median_error, each.worst_error, each.coverage)
-        cells = (name, str(each.rows), str(each.concluded), *(_percent(figure) for figure in figures))
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    write_text(path, export_lines(rows) if path.suffix == ".jsonl" else csv(rows))
 
 
 def csv(rows: Sequence[Row]) -> str:
@@ -124,10 +77,3 @@ def csv(rows: Sequence[Row]) -> str:
     table.writerow(names)
     table.writerows([getattr(row, name) for name in names] for row in rows)
     return out.getvalue()
-
-
-def _percent(value: float | None, *, signed: bool = False) -> str:
-    if value is None:
-        return "–"
-    text = f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}"
-    return f"{text} %".replace("-", "−")

@@ -26,9 +26,10 @@ from foretrace.cost.model import CostModel, Prediction
 from foretrace.cost.operators import store
 from foretrace.cost.operators.arguments import callable_alone
 from foretrace.cost.operators.bench import OperatorTimings
-from foretrace.cost.operators.local import TENTH, Local, choose_designed, rows_of, shipped
+from foretrace.cost.operators.grid import chosen
+from foretrace.cost.operators.local import TENTH, Local
 from foretrace.cost.operators.machine import fingerprint
-from foretrace.cost.operators.operator import Operator
+from foretrace.cost.operators.operator import Operator, call
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
@@ -55,7 +56,6 @@ _USUAL, SLOWED = (  # keys of the calm machine's probe, and of how many times sl
     Operator.of(f"{__name__}:{each}", [[]], ["Scalar"]).key for each in ("calm", "slowed")
 )
 Progress = Callable[[float], None]
-_POOL, _POOL_SEED = 600, 1  # candidates: other calls than those that the shipped prices were fitted to
 TURNS = 7  # of the whole calibration
 ALIKE = 0.15  # logarithm: two probes that differ by less met the machine in the same state
 _PROBES, _CHUNK, _CALM = 300, 3, 0.2
@@ -69,20 +69,7 @@ def operators(k: int) -> list[Operator]:
     if k < LEAST:
         raise ForetraceError(f"{k} operators say too little of a machine; measure {LEAST} or more, 50 do well.")
     first = chains(kinds_of(k))
-    return [*_designed(k - len(first)), *first]
-
-
-@cache
-def _designed(k: int) -> tuple[Operator, ...]:
-    from foretrace.cost.operators.grid import grid
-    from foretrace.cost.operators.pool import random_pool
-
-    known = dict.fromkeys([*(point.base for point in grid()), *random_pool(_POOL, _POOL_SEED)])
-    pool = list(known)
-    calls = Calls.of([(each.name, each.text) for each in pool])
-    rows, said = rows_of(calls, shipped(), 0.5)
-    at = np.flatnonzero(said)
-    return tuple(pool[at[i]] for i in choose_designed(rows.take(at), k))
+    return [*chosen().designed[: k - len(first)], *first]
 
 
 def probe() -> float:
@@ -467,8 +454,6 @@ def _copies_of_transposed(graph: OperatorGraph) -> list[int]:
 
 @cache
 def _telling() -> tuple[Operator, ...]:
-    from foretrace.cost.operators.grid import call
-
     rest = ("[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1")
     return (
         call("mm", [512, 512], [512, 512]),

@@ -26,7 +26,7 @@ import numpy as np
 from foretrace.arrays import Array, Int64, Mask
 from foretrace.compiled import njit
 from foretrace.errors import ForetraceError
-from foretrace.names import keyed
+from foretrace.names import numbers
 
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "forward", "input gradient", "weight gradient"
 BACKWARD = (INPUT_GRADIENT, WEIGHT_GRADIENT)
@@ -82,15 +82,7 @@ class SparseArray:
     @classmethod
     def of(cls, text: str) -> SparseArray:
         """Parse words such as "lanes=8 dispatch=fixed"; what is not said is as usual. Raises ForetraceError."""
-        kinds: dict[str, Any] = {each.name: type(each.default) for each in fields(cls)}
-        given: dict[str, object] = {}
-        for name, value in keyed(text.split(), kinds, "array").items():
-            try:
-                given[name] = kinds[name](value)
-            except ValueError:
-                wanted = "a whole number" if kinds[name] is int else "a number"
-                raise ForetraceError(f"array: {name} must be {wanted}, got {value!r}; change it.") from None
-        return cls(**given)  # type: ignore[arg-type]  # of the types of the fields
+        return cls(**numbers(text.split(), {each.name: each.default for each in fields(cls)}, "array"))
 
     def __str__(self) -> str:
         """Return the text that `of` reads: what is not as usual."""

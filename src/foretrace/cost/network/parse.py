@@ -20,7 +20,7 @@ def network(text: str, workers: int, *, in_flight: int = 1) -> Network:
     - a link between all workers: "1gbit", "25gbit/10us";
     - a cluster: the path of a YAML file (docs/network.md);
     - measured collectives: the path of a table (JSON of `foretrace calibrate network`, CSV, output of nccl-tests), with
-      options behind commas: "table.csv,per-node=4", "table.csv,model=pieces";
+      options behind commas: "table.csv,per-node=4", "table.csv,wiring=none";
     - NCCL's own model: "nccl:H100-SXM5-80GB", with options: "nccl:h200,nodes=4,nics=8,nic=400gbit".
 
     Raises ForetraceError with the sentence that says what is wrong.

@@ -16,16 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrace.cost.network import curves, worker_counts
+from foretrace.cost.network import worker_counts
 from foretrace.cost.network.collective_files import read
 from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable, table_of
-from foretrace.cost.network.curves import Fitted
+from foretrace.cost.network.curves import Fitted, fit_table
 from foretrace.cost.network.network import NOTHING, CollectiveKind, Cost, Network, asked, bus_share, none_else, whole
 from foretrace.cost.network.worker_counts import MeasuredCount
 from foretrace.errors import ForetraceError
 from foretrace.hardware.wiring import KNOWN, Wiring
 
-MODELS = ("table", "pieces")
 _LEAST_OFF = 0.10  # relative error assumed at numbers of workers that were not measured, at least
 _CARDS = 1.25  # the same over several machines, whose workers use other network cards: a published table has 1.15
 _UNCHECKED = 0.25  # the same where no measured number can be left out to see
@@ -46,14 +45,13 @@ _DERIVED: Mapping[CollectiveKind, tuple[tuple[CollectiveKind, float], ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TableNetwork(Network):
-    """Measured collectives. `per_node` workers share a machine; `model` is "table" or "pieces"."""
+    """Measured collectives. `per_node` workers share a machine."""
 
     table: CollectiveTable
     workers: int
     per_node: int
     name: str = ""
     in_flight: int = 1
-    model: str = "table"
     wiring: Wiring | None = None
     known: dict[tuple[CollectiveKind, float, int], Cost] = field(default_factory=dict, repr=False, compare=False)
 
@@ -102,9 +100,7 @@ class TableNetwork(Network):
             low, high = fitted.factors(nbytes)
             spread = _spread(exact, nbytes)
             low, high = low / (1 + spread), high * (1 + spread)
-            pieces = isinstance(fitted.curve, curves.Pieces) and len(fitted.curve.lines)
-            how = f"{pieces} alpha-beta pieces" if pieces else "table"
-            why = f"{exact.title}, {how} of {self.table.name}"
+            why = f"{exact.title}, table of {self.table.name}"
             return Cost(seconds=seconds, low_s=seconds * low, high_s=seconds * high, why=why)
         seconds, why = self._between(family, kind, nbytes, workers)
         off = self._off(family, kind, nbytes, workers)
@@ -200,12 +196,12 @@ class TableNetwork(Network):
         return worst * (1 + abs(log(-(-workers // self.per_node) / family[0].nodes)))
 
     def _fit(self, series: CollectiveSeries) -> Fitted:
-        return _fitted(self.model, series.nbytes, series.seconds)
+        return _fitted(series.nbytes, series.seconds)
 
 
 @lru_cache(maxsize=512)
-def _fitted(model: str, nbytes: tuple[float, ...], seconds: tuple[float, ...]) -> Fitted:
-    return (curves.fit_pieces if model == "pieces" else curves.fit_table)(nbytes, seconds)
+def _fitted(nbytes: tuple[float, ...], seconds: tuple[float, ...]) -> Fitted:
+    return fit_table(nbytes, seconds)
 
 
 def _spread(series: CollectiveSeries, nbytes: float) -> float:
@@ -220,16 +216,16 @@ def _at(fitted: Fitted, nbytes: float) -> float:
 def table_network(path: Path, workers: int, options: dict[str, str], *, in_flight: int = 1) -> TableNetwork:
     """Return the network in a file of measured collectives. Raises ForetraceError.
 
-    Options: `per-node` workers of a machine (else as many as were measured on one), `model` table or pieces, `wiring`
+    Options: `per-node` workers of a machine (else as many as were measured on one), `wiring`
     a name or none (else found from the numbers), `system` one of several in the file, `kind` and `workers` that were
     measured where the file does not say.
     """
     measured = whole(options, "workers", 0)
     table = read(path, workers=measured, kind=options.pop("kind", ""))
-    system, model, wiring = options.pop("system", ""), options.pop("model", "table"), options.pop("wiring", "")
+    system, wiring = options.pop("system", ""), options.pop("wiring", "")
     per_node = whole(options, "per-node", 0)
-    none_else(options, str(path), "per-node, model, wiring, system, workers, kind")
-    return of_table(table, workers, per_node=per_node, model=model, wiring=wiring, system=system, in_flight=in_flight)
+    none_else(options, str(path), "per-node, wiring, system, workers, kind")
+    return of_table(table, workers, per_node=per_node, wiring=wiring, system=system, in_flight=in_flight)
 
 
 def of_table(
@@ -237,14 +233,11 @@ def of_table(
     workers: int,
     *,
     per_node: int = 0,
-    model: str = "table",
     wiring: str = "",
     system: str = "",
     in_flight: int = 1,
 ) -> TableNetwork:
     """Return the network that a table describes; arguments as the options of `table_network`. Raises ForetraceError."""
-    if model not in MODELS:
-        raise ForetraceError(f"model={model} is unknown; there are {' and '.join(MODELS)}.")
     if wiring not in ("", "none", *KNOWN):
         raise ForetraceError(f"wiring={wiring} is unknown; there are none, {', '.join(KNOWN)}.")
     systems = table.systems()
@@ -260,7 +253,6 @@ def of_table(
         per_node=per_node or (most if any(each.nodes > 1 for each in table.series) else max(most, workers)),
         name=table.name,
         in_flight=in_flight,
-        model=model,
         wiring=KNOWN[wiring] if wiring in KNOWN else None if wiring == "none" else wiring_of(table),
     )
 

@@ -36,7 +36,7 @@ _OF = np.array([[TERMS[name] == each for each in RESOURCES] for name in NAMES], 
 _CLOCK = 0.7  # all resources but bytes from afar
 _RESOURCE = np.array([0.4, 0.7, 0.5, 0.5, 0.8])  # of RESOURCES
 _FAMILY, _OPERATOR = 0.2, 0.15
-_NOISE = 0.06  # of one measurement
+NOISE = 0.06  # of one measurement
 _REACH = 2.5  # in factors of two of a size: how far what remains of one call tells of another of its operator
 _SMOOTH = 0.3  # share of what remains that such a call tells of; the rest is each call's own
 _SAME = 1e-6
@@ -164,7 +164,7 @@ class LocalFit:
         n = len(rows)
         change = np.zeros((n, len(RESOURCES)))
         among, rest = shared(rows, rows), remaining(rows, rows)
-        noise = np.full(n, _NOISE**2)
+        noise = np.full(n, NOISE**2)
         for turn in range(_ROUNDS):
             cost = rows.cost * np.exp(change)
             total = cost.sum(axis=1)
@@ -250,7 +250,7 @@ class Local(CostModel):
     def of(cls, seconds: Mapping[str, float], prices: Prices | None = None) -> Local:
         """Make it from times as a calibration stores them (by `Operator.key`, and by `near_key` with data near).
 
-        Only ATen calls count. Of more than MOST operators those that cover them best are taken.
+        Only ATen calls count; of more than MOST operators as many, evenly through all.
         """
         known = prices or shipped()
         rows, log_s, operators = _measured(seconds, known)
@@ -314,9 +314,9 @@ class Local(CostModel):
         among, spent = self.fit.among(rows.take(at[most]))[1], spent[most]
         first = np.unique(which, return_index=True)[1][at[most]]
         for _ in range(len(most)):
-            best = int(np.argmax((among @ spent) ** 2 / (np.diag(among) + _NOISE**2)))
+            best = int(np.argmax((among @ spent) ** 2 / (np.diag(among) + NOISE**2)))
             yield int(first[best])
-            among = among - np.outer(among[:, best], among[best]) / (among[best, best] + _NOISE**2)
+            among = among - np.outer(among[:, best], among[best]) / (among[best, best] + NOISE**2)
 
     def _rows(self, calls: Calls, place: Float64 | None) -> tuple[RegressionRows, npt.NDArray[np.bool_]]:
         given = np.full(len(calls), self.place) if place is None else place
@@ -344,10 +344,8 @@ def _distinct(calls: Calls, place: Float64 | None) -> tuple[Calls, npt.NDArray[n
 def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[RegressionRows, Float64, int]:
     names = [key for key in seconds if key.startswith("aten::") and " " in key and "channels_last" not in key]
     calls = Calls.of([(name, text) for name, _, text in (key.partition(" ") for key in names)])
-    rows, known = rows_of(calls, prices, 0.0)
-    keep = np.flatnonzero(known)
-    if len(keep) > MOST:
-        keep = keep[choose(rows.take(keep), MOST)]
+    keep = np.flatnonzero(rows_of(calls, prices, 0.0)[1])
+    keep = keep[np.linspace(0, len(keep) - 1, min(len(keep), MOST)).round().astype(np.int64)]
     names = [names[i] for i in keep]
     calls = calls.take(keep)
     near = np.array([f"near {key}" in seconds for key in names], dtype=bool)
@@ -356,32 +354,3 @@ def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[RegressionR
     log_s = [seconds[key] for key in names]
     log_s += [seconds[f"near {key}"] for key, has in zip(names, near, strict=True) if has]
     return far_rows.with_more(near_rows), np.log(np.array(log_s, dtype=np.float64)), len(names)
-
-
-def choose(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:
-    """Return the k calls that say most about all of them: KMeans task sampling on what a call spends and how large it
-    is.
-    """
-    from foretrace.cost.operators.sampling import choose_tasks
-
-    total = rows.cost.sum(axis=1)
-    family = rows.family[:, None] == np.unique(rows.family)[None, :]
-    share = rows.cost / total[:, None]
-    return choose_tasks(np.concatenate([np.log2(total)[:, None], rows.size, 3 * share, 3 * family], axis=1), k,
-                        standardise=False)  # fmt: skip
-
-
-def choose_designed(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:
-    """Return the k calls after which least is left unknown of all rows: greedy, by the mean of the variances."""
-    total = rows.cost.sum(axis=1)
-    share = rows.cost / total[:, None]
-    among = covariance(rows, rows, share, share)
-    chosen: list[int] = []
-    free = np.ones(len(rows), dtype=bool)
-    for _ in range(min(k, len(rows))):
-        gain = (among**2).mean(axis=0) / (np.diag(among) + _NOISE**2)
-        best = int(np.argmax(np.where(free, gain, -1.0)))
-        chosen.append(best)
-        free[best] = False
-        among = among - np.outer(among[:, best], among[best]) / (among[best, best] + _NOISE**2)
-    return np.array(chosen, dtype=np.int64)

@@ -92,3 +92,26 @@ class Operator:
     def near_key(self) -> str:
         """The same for a call that finds its data in a cache."""
         return f"near {self.key}"
+
+
+def call(name: str, *arguments: list[int] | list[list[int]] | str | tuple[str, list[int]] | None) -> Operator:
+    """Return an operator from float tensors (sizes), other tensors (type, sizes), values (text) and absent ones
+    (None).
+    """
+    dims: list[Any] = []
+    types: list[str] = []
+    concrete: list[str] = []
+    for each in arguments:
+        if isinstance(each, tuple):
+            dims.append(each[1])
+            types.append(each[0])
+            concrete.append("")
+        elif isinstance(each, list):
+            dims.append(each)
+            types.append("TensorList" if each and isinstance(each[0], list) else "float")
+            concrete.append("")
+        else:
+            dims.append([])
+            types.append("" if each is None else "ScalarList" if each.startswith("[") else "Scalar")
+            concrete.append(each or "")
+    return Operator.of(f"aten::{name}", dims, types, concrete)

@@ -35,11 +35,6 @@ def parameters(program: TensorProgram) -> tuple[str, ...]:
     return tuple(each.name for each in program.having(Purpose.INPUT, Purpose.OUTPUT, Purpose.TEMPORARY))
 
 
-def extents(program: TensorProgram) -> tuple[int, ...]:
-    """Return iterations of the outermost loop of every nest; 1 for a statement alone."""
-    return tuple(nest.extent if isinstance(nest, Loop) else 1 for nest in program.nests)
-
-
 @dataclass(frozen=True, kw_only=True)
 class WrittenModule:
     """LLVM IR, and how often its blocks run: per nest, by the number in a block's name, (loops entered, iterations)."""
@@ -55,8 +50,8 @@ def module(program: TensorProgram) -> WrittenModule:
     names = [f"%p{i}" for i in range(len(parameters(program)))]
     arguments = ", ".join(f"ptr {name}" for name in names)
     calls = [
-        f"  call void @nest{i}({', '.join([arguments, 'i64 0', f'i64 {extent}'])})"
-        for i, extent in enumerate(extents(program))
+        f"  call void @nest{i}({arguments}, i64 0, i64 {nest.extent if isinstance(nest, Loop) else 1})"
+        for i, nest in enumerate(program.nests)
     ]
     barrier = '  call void asm sideeffect "", "~{memory}"()'
     repeat = [

@@ -3,13 +3,13 @@
 Stages stand in groups. Stages of one group share outer loops over common spatial axes (fusion); inside, every stage
 splits what is left of its axes into loops (tiling), in any order. A reduction starts at the position of its outermost
 reduction loop, may be gathered in a local buffer that is written out at the end, or in one partial result per vector
-lane (`rfactor`). `draw` makes a random schedule that is legal, `apply` the program; whatever is not legal is refused.
+lane (`rfactor`). `drawing.draw` makes a random schedule that is legal, `apply` the program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from foretrace.cost.programs.program import (
@@ -24,7 +24,6 @@ from foretrace.cost.programs.program import (
     TensorProgram,
 )
 from foretrace.cost.programs.tasks import Definition, Fill, Index, Task
-from foretrace.errors import ForetraceError
 
 MAX_LOCAL = 8192
 """Elements of one local buffer."""
@@ -67,20 +66,14 @@ class LoopSchedule:
 
 
 def apply(task: Task, schedule: LoopSchedule, dtype: str = "float32") -> TensorProgram:
-    """Return the program that computes `task` in this way.
-
-    Raises ForetraceError where the schedule does not fit the task: factors that do not multiply to an extent, loops
-    that are missing, fusion over an axis that a stage reads elsewhere.
-    """
+    """Return the program that computes `task` in this way."""
     definition = task.define()
-    if sum(len(group.plans) for group in schedule.groups) != len(definition.stages):
-        raise ForetraceError(f"{task.name} has {len(definition.stages)} stages; give a plan for each.")
     buffers = {each.name: each for each in definition.buffers}
     nests: list[LoopNest] = []
     first = 0
     for number, group in enumerate(schedule.groups):
         stages = definition.stages[first : first + len(group.plans)]
-        builder = _Group(task.name, number, group, definition, stages, range(first, first + len(stages)))
+        builder = _Group(number, group, definition, stages, range(first, first + len(stages)))
         nests += builder.nests()
         buffers.update(builder.buffers)
         first += len(stages)
@@ -112,33 +105,20 @@ class _Group:
 
     def __init__(
         self,
-        task: str,
         number: int,
         group: Group,
         definition: Definition,
         stages: Sequence[Fill],
         ids: Sequence[int],
     ) -> None:
-        self.task, self.number, self.group, self.stages, self.ids = task, number, group, stages, ids
+        self.number, self.group, self.stages, self.ids = number, group, stages, ids
         self.shared = dict(group.shared)
         self.buffers = {each.name: each for each in definition.buffers}
-        allowed = shareable(definition, stages)
-        for axis, tile in group.shared:
-            extent = dict(stages[0].spatial).get(axis, 0)
-            if axis not in allowed or tile < 1 or extent % tile:
-                self.refuse(
-                    f"axis {axis} cannot be shared with tiles of {tile}; take one of {list(allowed)} and a divisor"
-                )
-        if len(self.shared) < len(group.shared):
-            self.refuse("an axis is shared twice; name it once")
         extents = dict(stages[0].spatial)
         self.inside = any(extents[axis] > tile for axis, tile in group.shared)
         self.shrunk: set[str] = set()
         if group.shrink and self.inside:
             self.shrink(definition)
-
-    def refuse(self, why: str) -> None:
-        raise ForetraceError(f"{self.task}, group {self.number}: {why}.")
 
     def shrink(self, definition: Definition) -> None:
         outside = [stage for stage in definition.stages if stage not in self.stages]
@@ -163,14 +143,9 @@ class _Group:
                 body = [loop]
         if not self.group.parallel:
             return body
-        root = body[0]
-        spatial = {axis for axis, _ in self.stages[0].spatial}
-        if len(body) > 1 or not isinstance(root, Loop) or root.kind is not LoopKind.SERIAL:
-            self.refuse("no single outermost serial loop can be parallel; share an axis or put a spatial one outermost")
-        assert isinstance(root, Loop)
-        if root.variable.split(".")[1] not in spatial:
-            self.refuse("the outermost loop is of a reduced axis and cannot be parallel; put a spatial one outermost")
-        return [Loop(variable=root.variable, extent=root.extent, kind=LoopKind.PARALLEL, body=root.body)]
+        (root,) = body
+        assert isinstance(root, Loop)  # a spatial one
+        return [replace(root, kind=LoopKind.PARALLEL)]
 
     def variable(self, axis: str) -> str:
         return f"g{self.number}.{axis}"
@@ -184,15 +159,8 @@ class _Stage:
         self.spatial = {axis for axis, _ in stage.spatial}
         self.left = {axis: group.shared.get(axis, extent) for axis, extent in (*stage.spatial, *stage.reduced)}
         self.splits = dict(plan.splits)
-        loops = {(axis, level) for axis, factors in plan.splits for level in range(len(factors))}
-        if set(self.splits) != set(self.left) or any(prod(self.splits[a]) != n for a, n in self.left.items()):
-            group.refuse(f"the factors of stage {number} do not multiply to {self.left}; mend its splits")
-        if set(plan.order) != loops or len(plan.order) != len(loops):
-            group.refuse(f"the order of stage {number} does not name every loop once; correct it")
         self.order = [each for each in plan.order if self.extent(each) > 1]
         self.lanes = self.order[-1] if plan.rfactor and self.order else None
-        if plan.rfactor and (self.lanes is None or self.lanes[0] in self.spatial or not stage.reduced):
-            group.refuse(f"the last loop of stage {number} is of no reduced axis; rfactor needs one")
 
     def extent(self, loop: tuple[str, int]) -> int:
         return self.splits[loop[0]][loop[1]]
@@ -235,11 +203,6 @@ class _Stage:
         gathered = target
         if plan.local or self.lanes:
             shape = tuple(self.extent(each) for each in kept) or (1,)
-            if prod(shape) > MAX_LOCAL or not (position or self.group.inside):
-                self.group.refuse(
-                    f"stage {self.number} would keep {prod(shape)} results in a local buffer; keep at most {MAX_LOCAL} "
-                    "and put a spatial loop outermost"
-                )
             local = Buffer(name=f"{stage.buffer}.local", shape=shape, role=Purpose.LOCAL)
             self.group.buffers[local.name] = local
             strides = tuple((self.variable(each), step) for each, step in zip(kept, local.strides, strict=False))

@@ -6,7 +6,8 @@ sums of axes, as in a tensor expression. Convolutions read inputs that are padde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ast
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -86,249 +87,138 @@ def _define(given: Task) -> Definition:
     if given.kind not in _KINDS:
         raise ForetraceError(f"task kind {given.kind!r} is unknown; take one of {', '.join(_KINDS)}.")
     try:
-        return _KINDS[given.kind](dict(given.sizes))
+        sizes = dict(given.sizes)
+        return _definition(_STORED.get((given.kind, sizes.get("t")), _KINDS[given.kind]), sizes)
     except KeyError as error:
         raise ForetraceError(f"task {given.name} lacks the size {error}; give it.") from None
 
 
-# --- expressions and indices -------------------------------------------------------------------------------------
+# --- stages as text: `y[i,j] = sum[k](a[i,k] * b[k,j])` -----------------------------------------------------------
+
+_AXES = {"i": "m", "j": "n", "y": "h", "x": "h", "u": "r", "v": "r"}  # the size of an axis that has another name
+_SIGNS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
+_FOLDS = {"sum": ("add", 0.0), "max": ("max", LOWEST)}
 
 
-def _r(i: int) -> Expression:
-    return ("read", i)
+def _definition(stages: Sequence[str], sizes: Mapping[str, int]) -> Definition:
+    fills = [_Stage(text, sizes).fill() for text in stages]
+    extent = {axis: size for fill in fills for axis, size in (*fill.spatial, *fill.reduced)}
+    shapes = {
+        read.buffer: tuple(1 + sum(step * (extent[axis] - 1) for axis, step in terms) for terms in read.index)
+        for fill in fills
+        for read in fill.reads
+    }
+    made = {fill.buffer: tuple(size for _, size in fill.spatial) for fill in fills}
+    output = fills[-1].buffer
+    groups = (
+        (Purpose.INPUT, {name: shape for name, shape in shapes.items() if name not in made}),
+        (Purpose.TEMPORARY, {name: shape for name, shape in made.items() if name != output}),
+        (Purpose.OUTPUT, {output: made[output]}),
+    )
+    buffers = (Buffer(name=n, shape=shape, role=role) for role, group in groups for n, shape in group.items())
+    return Definition(buffers=tuple(buffers), stages=tuple(fills))
 
 
-def _c(value: float) -> Expression:
-    return ("const", value)
+class _Stage:
+    """One stage, read from its text."""
+
+    def __init__(self, text: str, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+        self.reads: list[Read] = []
+        assign: Any = ast.parse(text).body[0]
+        self.target, self.right = assign.targets[0], assign.value
+
+    def fill(self) -> Fill:
+        reduced, combine, start = [], "", 0.0
+        if isinstance(self.right, ast.Call) and isinstance(self.right.func, ast.Subscript):
+            combine, start = _FOLDS[self.right.func.value.id]  # type: ignore[attr-defined]
+            reduced, self.right = _parts(self.right.func), self.right.args[0]
+        value = self.value(self.right)
+        spatial, reduced_axes = (
+            tuple((each.id, self.sizes[_AXES.get(each.id, each.id)]) for each in axes)
+            for axes in (_parts(self.target), reduced)
+        )
+        return Fill(buffer=self.target.value.id, spatial=spatial, reduced=reduced_axes, reads=tuple(self.reads),
+                    value=value, combine=combine, start=start)  # fmt: skip
+
+    def value(self, node: Any) -> Expression:
+        if isinstance(node, ast.Subscript):
+            read = Read(buffer=node.value.id, index=tuple(map(self.terms, _parts(node))))  # type: ignore[attr-defined]
+            if read not in self.reads:
+                self.reads.append(read)
+            return ("read", self.reads.index(read))
+        if isinstance(node, ast.Call):
+            return (node.func.id, *map(self.value, node.args))  # type: ignore[attr-defined]
+        if isinstance(node, ast.BinOp):
+            left, right = self.value(node.left), self.value(node.right)
+            if left[0] == right[0] == "const" and isinstance(node.op, ast.Div):
+                return ("const", left[1] / right[1])
+            return (_SIGNS[type(node.op)], left, right)
+        return ("const", self.number(node))
+
+    def terms(self, node: Any) -> tuple[tuple[str, int], ...]:
+        """Return the axes of `s*y + u`, each with its coefficient."""
+        if isinstance(node, ast.Name):
+            return ((node.id, 1),)
+        if isinstance(node.op, ast.Mult):
+            return ((node.right.id, int(self.number(node.left))),)
+        return (*self.terms(node.left), *self.terms(node.right))
+
+    def number(self, node: Any) -> float:
+        return float(self.sizes[node.id] if isinstance(node, ast.Name) else node.value)
 
 
-_PRODUCT: Expression = ("mul", _r(0), _r(1))
+def _parts(node: Any) -> list[Any]:
+    """Return what stands between the brackets."""
+    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
 
 
-def _at(*axes: str | Mapping[str, int]) -> Index:
-    """Return `_at("i", {"y": 2, "u": 1})`: dimension 0 is i, dimension 1 is 2 y + u."""
-    return tuple(((each, 1),) if isinstance(each, str) else tuple(each.items()) for each in axes)
+def _activated(kind: str, x: str) -> str:
+    forms = {"relu": "max({x}, 0)", "silu": "{x} * (1 / (1 + exp(0 - {x})))",
+             "gelu": "{x} * (1 / (1 + exp(0 - 1.702 * {x})))"}  # fmt: skip
+    return forms[kind].format(x=x)
 
 
-def _read(buffer: str, *axes: str | Mapping[str, int]) -> Read:
-    return Read(buffer=buffer, index=_at(*axes))
-
-
-def _sigmoid(x: Expression) -> Expression:
-    return ("div", _c(1.0), ("add", _c(1.0), ("exp", ("sub", _c(0.0), x))))
-
-
-_ACTIVATIONS: dict[str, Callable[[Expression], Expression]] = {
-    "relu": lambda x: ("max", x, _c(0.0)),
-    "silu": lambda x: ("mul", x, _sigmoid(x)),
-    "gelu": lambda x: ("mul", x, _sigmoid(("mul", _c(1.702), x))),
-}
-
-
-def _buffers(output: Mapping[str, tuple[int, ...]], *, temporary: Mapping[str, tuple[int, ...]] | None = None,
-             **inputs: tuple[int, ...]) -> tuple[Buffer, ...]:  # fmt: skip
-    groups = ((Purpose.INPUT, inputs), (Purpose.TEMPORARY, temporary or {}), (Purpose.OUTPUT, output))
-    return tuple(Buffer(name=n, shape=shape, role=role) for role, group in groups for n, shape in group.items())
-
-
-# --- products ------------------------------------------------------------------------------------------------------
-
-
-def _matmul(s: dict[str, int]) -> Definition:
-    """Return [m x k] @ [k x n]; with `t` = 1 the right side is stored as [n x k], with 2 the left side as [k x m]."""
-    m, n, k, t = s["m"], s["n"], s["k"], s.get("t", 0)
-    left, right = (_read("a", "k", "i") if t == 2 else _read("a", "i", "k")), (
-        _read("b", "j", "k") if t == 1 else _read("b", "k", "j")
-    )  # fmt: skip
-    stage = Fill(buffer="y", spatial=(("i", m), ("j", n)), reduced=(("k", k),), reads=(left, right), value=_PRODUCT,
-                  combine="add")  # fmt: skip
-    a, b = (k, m) if t == 2 else (m, k), (n, k) if t == 1 else (k, n)
-    return Definition(buffers=_buffers({"y": (m, n)}, a=a, b=b), stages=(stage,))
-
-
-def _dense(name: str) -> Callable[[dict[str, int]], Definition]:
+def _dense(kind: str) -> tuple[str, ...]:
     """Return a product with bias and activation."""
-
-    def define(s: dict[str, int]) -> Definition:
-        m, n, k = s["m"], s["n"], s["k"]
-        product = Fill(buffer="t", spatial=(("i", m), ("j", n)), reduced=(("k", k),),
-                        reads=(_read("a", "i", "k"), _read("b", "k", "j")), value=_PRODUCT, combine="add")  # fmt: skip
-        value = _ACTIVATIONS[name](("add", _r(0), _r(1)))
-        last = Fill(
-            buffer="y", spatial=(("i", m), ("j", n)), reads=(_read("t", "i", "j"), _read("c", "j")), value=value
-        )
-        return Definition(
-            buffers=_buffers({"y": (m, n)}, temporary={"t": (m, n)}, a=(m, k), b=(k, n), c=(n,)), stages=(product, last)
-        )
-
-    return define
+    return ("t[i,j] = sum[k](a[i,k] * b[k,j])", f"y[i,j] = {_activated(kind, '(t[i,j] + c[j])')}")
 
 
-def _batched(s: dict[str, int]) -> Definition:
-    b, m, n, k = s["b"], s["m"], s["n"], s["k"]
-    stage = Fill(buffer="y", spatial=(("b", b), ("i", m), ("j", n)), reduced=(("k", k),),
-                  reads=(_read("a", "b", "i", "k"), _read("w", "b", "k", "j")), value=_PRODUCT,
-                  combine="add")  # fmt: skip
-    return Definition(buffers=_buffers({"y": (b, m, n)}, a=(b, m, k), w=(b, k, n)), stages=(stage,))
+def _pointwise(kind: str) -> tuple[str, ...]:
+    """Return a scale and shift per column, an activation, and a residual."""
+    return ("t[i,j] = a[i,j] * g[j] + c[j]", f"u[i,j] = {_activated(kind, 't[i,j]')}", "y[i,j] = u[i,j] + d[i,j]")
 
 
-def _gemv(s: dict[str, int]) -> Definition:
-    m, k = s["m"], s["k"]
-    stage = Fill(buffer="y", spatial=(("i", m),), reduced=(("k", k),), reads=(_read("a", "i", "k"), _read("x", "k")),
-                  value=_PRODUCT, combine="add")  # fmt: skip
-    return Definition(buffers=_buffers({"y": (m,)}, a=(m, k), x=(k,)), stages=(stage,))
-
-
-# --- convolutions and pooling, stride `s`, kernel `r` x `r`, output `h` x `h` -----------------------------------------
-
-
-def _sides(s: dict[str, int]) -> tuple[int, int, int, int]:
-    return s["h"], s["r"], s["s"], (s["h"] - 1) * s["s"] + s["r"]
-
-
-def _conv2d(s: dict[str, int]) -> Definition:
-    """Return direct convolution, channels first."""
-    (h, r, step, side), c, f = _sides(s), s["c"], s["f"]
-    stage = Fill(
-        buffer="y", spatial=(("f", f), ("y", h), ("x", h)), reduced=(("c", c), ("u", r), ("v", r)),
-        reads=(_read("a", "c", {"y": step, "u": 1}, {"x": step, "v": 1}), _read("w", "f", "c", "u", "v")),
-        value=_PRODUCT, combine="add",
-    )  # fmt: skip
-    return Definition(buffers=_buffers({"y": (f, h, h)}, a=(c, side, side), w=(f, c, r, r)), stages=(stage,))
-
-
-def _conv2d_last(s: dict[str, int]) -> Definition:
-    """Return direct convolution, channels last, with a rectifier."""
-    (h, r, step, side), c, f = _sides(s), s["c"], s["f"]
-    product = Fill(
-        buffer="t", spatial=(("y", h), ("x", h), ("f", f)), reduced=(("u", r), ("v", r), ("c", c)),
-        reads=(_read("a", {"y": step, "u": 1}, {"x": step, "v": 1}, "c"), _read("w", "u", "v", "c", "f")),
-        value=_PRODUCT, combine="add",
-    )  # fmt: skip
-    last = Fill(buffer="y", spatial=(("y", h), ("x", h), ("f", f)), reads=(_read("t", "y", "x", "f"),),
-                 value=("max", _r(0), _c(0.0)))  # fmt: skip
-    return Definition(
-        buffers=_buffers({"y": (h, h, f)}, temporary={"t": (h, h, f)}, a=(side, side, c), w=(r, r, c, f)),
-        stages=(product, last),
-    )
-
-
-def _depthwise(s: dict[str, int]) -> Definition:
-    (h, r, step, side), c = _sides(s), s["c"]
-    stage = Fill(
-        buffer="y", spatial=(("c", c), ("y", h), ("x", h)), reduced=(("u", r), ("v", r)),
-        reads=(_read("a", "c", {"y": step, "u": 1}, {"x": step, "v": 1}), _read("w", "c", "u", "v")),
-        value=_PRODUCT, combine="add",
-    )  # fmt: skip
-    return Definition(buffers=_buffers({"y": (c, h, h)}, a=(c, side, side), w=(c, r, r)), stages=(stage,))
-
-
-def _pool(s: dict[str, int]) -> Definition:
-    (h, r, step, side), c = _sides(s), s["c"]
-    stage = Fill(buffer="y", spatial=(("c", c), ("y", h), ("x", h)), reduced=(("u", r), ("v", r)),
-                  reads=(_read("a", "c", {"y": step, "u": 1}, {"x": step, "v": 1}),), value=_r(0), combine="max",
-                  start=LOWEST)  # fmt: skip
-    return Definition(buffers=_buffers({"y": (c, h, h)}, a=(c, side, side)), stages=(stage,))
-
-
-# --- rows, columns and elements -----------------------------------------------------------------------------------
-
-
-def _rows(s: dict[str, int], combine: str, value: Expression = ("read", 0)) -> Fill:
-    start = LOWEST if combine == "max" else 0.0
-    return Fill(buffer="t", spatial=(("i", s["m"]),), reduced=(("j", s["n"]),), reads=(_read("a", "i", "j"),),
-                 value=value, combine=combine, start=start)  # fmt: skip
-
-
-def _row_sum(s: dict[str, int]) -> Definition:
-    stage = Fill(buffer="y", spatial=(("i", s["m"]),), reduced=(("j", s["n"]),), reads=(_read("a", "i", "j"),),
-                  value=("mul", _r(0), _r(0)), combine="add")  # fmt: skip
-    return Definition(buffers=_buffers({"y": (s["m"],)}, a=(s["m"], s["n"])), stages=(stage,))
-
-
-def _column_sum(s: dict[str, int]) -> Definition:
-    stage = Fill(buffer="y", spatial=(("j", s["n"]),), reduced=(("i", s["m"]),), reads=(_read("a", "i", "j"),),
-                  value=_r(0), combine="add")  # fmt: skip
-    return Definition(buffers=_buffers({"y": (s["n"],)}, a=(s["m"], s["n"])), stages=(stage,))
-
-
-def _softmax(s: dict[str, int]) -> Definition:
-    m, n = s["m"], s["n"]
-    both = (("i", m), ("j", n))
-    exps = Fill(buffer="e", spatial=both, reads=(_read("a", "i", "j"), _read("t", "i")),
-                 value=("exp", ("sub", _r(0), _r(1))))  # fmt: skip
-    total = Fill(buffer="z", spatial=(("i", m),), reduced=(("j", n),), reads=(_read("e", "i", "j"),), value=_r(0),
-                  combine="add")  # fmt: skip
-    last = Fill(buffer="y", spatial=both, reads=(_read("e", "i", "j"), _read("z", "i")), value=("div", _r(0), _r(1)))
-    return Definition(
-        buffers=_buffers({"y": (m, n)}, temporary={"t": (m,), "e": (m, n), "z": (m,)}, a=(m, n)),
-        stages=(_rows(s, "max"), exps, total, last),
-    )
-
-
-def _layer_norm(s: dict[str, int]) -> Definition:
-    """Return mean, variance about it, normalised and scaled."""
-    m, n = s["m"], s["n"]
-    share, both = _c(1.0 / n), (("i", m), ("j", n))
-    off: Expression = ("sub", _r(0), ("mul", _r(1), share))
-    spread = Fill(buffer="v", spatial=(("i", m),), reduced=(("j", n),), reads=(_read("a", "i", "j"), _read("t", "i")),
-                   value=("mul", off, off), combine="add")  # fmt: skip
-    scale: Expression = ("sqrt", ("add", ("mul", _r(2), share), _c(1e-5)))
-    last = Fill(
-        buffer="y", spatial=both, reads=(_read("a", "i", "j"), _read("t", "i"), _read("v", "i"), _read("g", "j")),
-        value=("mul", ("div", off, scale), _r(3)),
-    )  # fmt: skip
-    return Definition(
-        buffers=_buffers({"y": (m, n)}, temporary={"t": (m,), "v": (m,)}, a=(m, n), g=(n,)),
-        stages=(_rows(s, "add"), spread, last),
-    )
-
-
-def _rms_norm(s: dict[str, int]) -> Definition:
-    m, n = s["m"], s["n"]
-    scale: Expression = ("sqrt", ("add", ("mul", _r(1), _c(1.0 / n)), _c(1e-5)))
-    value: Expression = ("mul", ("div", _r(0), scale), _r(2))
-    reads = (_read("a", "i", "j"), _read("t", "i"), _read("g", "j"))
-    last = Fill(buffer="y", spatial=(("i", m), ("j", n)), reads=reads, value=value)
-    return Definition(
-        buffers=_buffers({"y": (m, n)}, temporary={"t": (m,)}, a=(m, n), g=(n,)),
-        stages=(_rows(s, "add", ("mul", _r(0), _r(0))), last),
-    )
-
-
-def _transpose(s: dict[str, int]) -> Definition:
-    """Swap the last two of three dimensions."""
-    b, m, n = s["b"], s["m"], s["n"]
-    stage = Fill(buffer="y", spatial=(("b", b), ("j", n), ("i", m)), reads=(_read("a", "b", "i", "j"),), value=_r(0))
-    return Definition(buffers=_buffers({"y": (b, n, m)}, a=(b, m, n)), stages=(stage,))
-
-
-def _pointwise(name: str) -> Callable[[dict[str, int]], Definition]:
-    """Return a scale and shift per column, an activation, and a residual: three stages."""
-
-    def define(s: dict[str, int]) -> Definition:
-        m, n = s["m"], s["n"]
-        both, whole = (("i", m), ("j", n)), (m, n)
-        first = Fill(buffer="t", spatial=both, reads=(_read("a", "i", "j"), _read("g", "j"), _read("c", "j")),
-                      value=("add", ("mul", _r(0), _r(1)), _r(2)))  # fmt: skip
-        second = Fill(buffer="u", spatial=both, reads=(_read("t", "i", "j"),), value=_ACTIVATIONS[name](_r(0)))
-        last = Fill(buffer="y", spatial=both, reads=(_read("u", "i", "j"), _read("d", "i", "j")),
-                     value=("add", _r(0), _r(1)))  # fmt: skip
-        return Definition(
-            buffers=_buffers({"y": whole}, temporary={"t": whole, "u": whole}, a=whole, g=(n,), c=(n,), d=whole),
-            stages=(first, second, last),
-        )
-
-    return define
-
-
-_KINDS: dict[str, Callable[[dict[str, int]], Definition]] = {
-    "matmul": _matmul, "dense-relu": _dense("relu"), "dense-gelu": _dense("gelu"), "batched-matmul": _batched,
-    "gemv": _gemv, "conv2d": _conv2d, "conv2d-last": _conv2d_last, "depthwise": _depthwise, "max-pool": _pool,
-    "row-sum": _row_sum, "column-sum": _column_sum, "softmax": _softmax, "layer-norm": _layer_norm,
-    "rms-norm": _rms_norm, "transpose": _transpose, "pointwise-relu": _pointwise("relu"),
+# Convolutions and pooling have stride `s`, kernel `r` x `r` and output `h` x `h`.
+_KINDS: dict[str, tuple[str, ...]] = {
+    "matmul": ("y[i,j] = sum[k](a[i,k] * b[k,j])",),
+    "dense-relu": _dense("relu"),
+    "dense-gelu": _dense("gelu"),
+    "batched-matmul": ("y[b,i,j] = sum[k](a[b,i,k] * w[b,k,j])",),
+    "gemv": ("y[i] = sum[k](a[i,k] * x[k])",),
+    "conv2d": ("y[f,y,x] = sum[c,u,v](a[c,s*y+u,s*x+v] * w[f,c,u,v])",),
+    "conv2d-last": ("t[y,x,f] = sum[u,v,c](a[s*y+u,s*x+v,c] * w[u,v,c,f])", "y[y,x,f] = max(t[y,x,f], 0)"),
+    "depthwise": ("y[c,y,x] = sum[u,v](a[c,s*y+u,s*x+v] * w[c,u,v])",),
+    "max-pool": ("y[c,y,x] = max[u,v](a[c,s*y+u,s*x+v])",),
+    "row-sum": ("y[i] = sum[j](a[i,j] * a[i,j])",),
+    "column-sum": ("y[j] = sum[i](a[i,j])",),
+    "softmax": (
+        "t[i] = max[j](a[i,j])", "e[i,j] = exp(a[i,j] - t[i])", "z[i] = sum[j](e[i,j])", "y[i,j] = e[i,j] / z[i]",
+    ),
+    "layer-norm": (
+        "t[i] = sum[j](a[i,j])",
+        "v[i] = sum[j]((a[i,j] - t[i] * (1 / n)) * (a[i,j] - t[i] * (1 / n)))",
+        "y[i,j] = (a[i,j] - t[i] * (1 / n)) / sqrt(v[i] * (1 / n) + 1e-5) * g[j]",
+    ),
+    "rms-norm": ("t[i] = sum[j](a[i,j] * a[i,j])", "y[i,j] = a[i,j] / sqrt(t[i] * (1 / n) + 1e-5) * g[j]"),
+    "transpose": ("y[b,j,i] = a[b,i,j]",),
+    "pointwise-relu": _pointwise("relu"),
     "pointwise-silu": _pointwise("silu"),
 }  # fmt: skip
+_STORED: dict[tuple[str, int | None], tuple[str, ...]] = {  # transposed, by the size `t`
+    ("matmul", 1): ("y[i,j] = sum[k](a[i,k] * b[j,k])",),
+    ("matmul", 2): ("y[i,j] = sum[k](a[k,i] * b[k,j])",),
+}
 KINDS = tuple(_KINDS)
 _M, _N, _ROWS = (16, 64, 128, 256), (32, 64, 128, 256, 512), (32, 64, 128, 256, 512, 1024)
 _SHAPES: dict[tuple[str, ...], dict[str, tuple[int, ...]]] = {

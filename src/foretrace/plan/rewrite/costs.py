@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from foretrace.cost.calls import Family, describe
+from foretrace.cost.calls import Call, Calls, Family, describe
 from foretrace.cost.model import CostModel
 from foretrace.cost.operators.arguments import BoundCall
 from foretrace.cost.operators.operator import Operator
-from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import Device
-from foretrace.model.operator_graph import BEFORE, DTYPE_BYTES, Node, OperatorGraph, Role, Storage, Tensor
+from foretrace.model.operator_graph import DTYPE_BYTES
 from foretrace.model.texts import RECORDED
 from foretrace.plan.rewrite import ops
 from foretrace.plan.rewrite.term import Term
@@ -105,7 +104,7 @@ class ModelCosts(OperatorCosts):
         return dict.fromkeys(self.unknown, "the cost model cannot say")
 
     def price(self, new: dict[str, Term]) -> dict[str, float]:
-        calls = operators(list(new.values()), name="priced").calls
+        calls = Calls.from_rows([work_of(each) for each in new.values()])
         found = self.model.predict(calls, self.device).seconds.copy()
         found[calls.family == Family.NONE] = 0.0
         seconds = {}
@@ -116,44 +115,12 @@ class ModelCosts(OperatorCosts):
         return seconds
 
 
-def operators(terms: list[Term], *, name: str) -> OperatorGraph:
-    """Return operators, inputs before users, as an `OperatorGraph` with FLOPs and bytes; views have none."""
-    tensors: list[Tensor] = []
-    storages: list[Storage] = []
-    index: dict[Term, int] = {}
-    last = {each: i for i, term in enumerate(terms) for each in term.inputs}
-    made = set(terms)
-
-    def tensor(term: Term, born: int) -> int:
-        if term not in index:
-            index[term] = len(tensors)
-            nbytes = term.size * DTYPE_BYTES.get(term.dtype, 4)
-            role = Role.TEMPORARY if term in made else Role.WEIGHT if term.constant else Role.INPUT
-            dies = last.get(term, len(terms)) if term in made else len(terms)
-            tensors.append(Tensor(dims=term.dims, dtype=term.dtype, storage=len(storages)))
-            storages.append(Storage(nbytes=nbytes, role=role, born=born, dies=dies, name=str(term.get("name", ""))))
-        return index[term]
-
-    nodes = []
-    for i, term in enumerate(terms):
-        inputs = tuple(tensor(each, BEFORE) for each in term.inputs)
-        op, text = call(term)
-        described = describe(op, text, (term.dims,))
-        nodes.append(
-            Node(
-                op=op, inputs=inputs, outputs=(tensor(term, i),), text=text, phase=Phase.FORWARD,
-                flops=described.flops, read_bytes=described.read_bytes + _addend_bytes(term),
-                written_bytes=described.written_bytes,
-            )
-        )  # fmt: skip
-    return OperatorGraph(
-        name=name, nodes=tuple(nodes), tensors=tuple(tensors), storages=tuple(storages), source="rewrite"
-    )
-
-
-def _addend_bytes(term: Term) -> float:
-    """Return bytes of the addend of a convolution or linear layer. An activation costs it nothing."""
-    return float(term.size * DTYPE_BYTES.get(term.dtype, 4)) if term.get("added") else 0.0
+def work_of(term: Term) -> Call:
+    """Return FLOPs and bytes of an operator; views have none. An addend is read, too, an activation costs nothing."""
+    op, text = call(term)
+    found = describe(op, text, (term.dims,))
+    added = float(term.size * DTYPE_BYTES.get(term.dtype, 4)) if term.get("added") else 0.0
+    return replace(found, read_bytes=found.read_bytes + added)
 
 
 def call(term: Term) -> tuple[str, str]:

@@ -62,7 +62,7 @@ def as_rule(pattern: Pattern) -> Rule:
         )
 
     return Rule(
-        name=pattern.name, what=str(pattern), source=_SOURCE, find=find, sample=lambda maker: both(maker)[0], both=both
+        name=pattern.name, what="imported", source=_SOURCE, find=find, sample=lambda maker: both(maker)[0], both=both
     )
 
 

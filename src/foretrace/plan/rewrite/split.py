@@ -7,79 +7,15 @@ Every part is convex: no path leaves it and comes back, so parts can be rewritte
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 from foretrace.plan.rewrite.rules import GraphView, Rule
 from foretrace.plan.rewrite.term import Term
 from foretrace.plan.rewrite.terms import Graph
 
-INFINITE = 1 << 40
 _PINNED = 0.3  # share of the operators, at either end, that a cut does not pass through
-
-
-class MaximumFlow:
-    """Maximum flow by Dinic's algorithm; capacities are whole numbers."""
-
-    def __init__(self, count: int) -> None:
-        self.edges: list[list[int]] = [[] for _ in range(count)]  # of each node, indices into `to` and `room`
-        self.to: list[int] = []
-        self.room: list[int] = []
-
-    def add(self, source: int, target: int, capacity: int) -> None:
-        """Add an edge."""
-        for a, b, room in ((source, target, capacity), (target, source, 0)):
-            self.edges[a].append(len(self.to))
-            self.to.append(b)
-            self.room.append(room)
-
-    def run(self, source: int, sink: int) -> int:
-        """Return the most that can flow."""
-        total = 0
-        while (level := self._levels(source))[sink] >= 0:
-            at = [0] * len(self.edges)
-            while pushed := self._push(source, sink, level, at):
-                total += pushed
-        return total
-
-    def reached(self, source: int) -> list[bool]:
-        """Return, after `run`, the nodes on the source's side of a minimum cut."""
-        return [each >= 0 for each in self._levels(source)]
-
-    def _levels(self, source: int) -> list[int]:
-        level = [-1] * len(self.edges)
-        level[source] = 0
-        waiting = deque([source])
-        while waiting:
-            node = waiting.popleft()
-            for edge in self.edges[node]:
-                if self.room[edge] > 0 and level[self.to[edge]] < 0:
-                    level[self.to[edge]] = level[node] + 1
-                    waiting.append(self.to[edge])
-        return level
-
-    def _push(self, source: int, sink: int, level: list[int], at: list[int]) -> int:
-        """Return one path of a blocking flow, found depth first without recursion."""
-        path: list[int] = []
-        node = source
-        while node != sink:
-            while at[node] < len(self.edges[node]):
-                edge = self.edges[node][at[node]]
-                if self.room[edge] > 0 and level[self.to[edge]] == level[node] + 1:
-                    path.append(edge)
-                    node = self.to[edge]
-                    break
-                at[node] += 1
-            else:
-                if not path:
-                    return 0
-                node = self.to[path.pop() ^ 1]
-                at[node] += 1
-        pushed = min(self.room[edge] for edge in path)
-        for edge in path:
-            self.room[edge] -= pushed
-            self.room[edge ^ 1] += pushed
-        return pushed
 
 
 def by_level(graph: Graph) -> list[Term]:
@@ -120,21 +56,30 @@ def _cut(order: list[Term], edges: dict[tuple[Term, Term], int], most: int) -> l
     if n <= most:
         return [order] if order else []
     place = {term: i for i, term in enumerate(order)}
-    flow = MaximumFlow(n + 2)
+    capacities: dict[tuple[int, int], float] = defaultdict(float)
     source, sink = n, n + 1
-    pinned = max(1, int(_PINNED * n))
-    for i in range(pinned):
-        flow.add(source, i, INFINITE)
-        flow.add(n - 1 - i, sink, INFINITE)
+    for i in range(max(1, int(_PINNED * n))):
+        capacities[source, i] = capacities[n - 1 - i, sink] = inf
     for (maker, reader), weight in edges.items():
         if maker in place and reader in place:
-            flow.add(place[maker], place[reader], weight)
-            flow.add(place[reader], place[maker], INFINITE)  # what a part reads is in it or before it
-    flow.run(source, sink)
-    before = flow.reached(source)
-    first = [term for i, term in enumerate(order) if before[i]]
-    second = [term for i, term in enumerate(order) if not before[i]]
+            capacities[place[maker], place[reader]] += weight
+            capacities[place[reader], place[maker]] = inf  # what a part reads is in it or before it
+    before = source_side(capacities, source, sink)
+    first = [term for i, term in enumerate(order) if i in before]
+    second = [term for i, term in enumerate(order) if i not in before]
     return [*_cut(first, edges, most), *_cut(second, edges, most)]
+
+
+def source_side(capacities: Mapping[tuple[int, int], float], source: int, sink: int) -> set[int]:
+    """Return the fewest nodes on the source's side of a minimum cut, by the capacities of edges (from, to)."""
+    import networkx  # PyTorch brings it along
+    from networkx.algorithms.flow import dinitz
+
+    graph = networkx.DiGraph()
+    graph.add_weighted_edges_from(((*edge, room) for edge, room in capacities.items()), weight="capacity")
+    left = dinitz(graph, source, sink).edges
+    free = networkx.DiGraph(edge for edge in left if left[edge]["flow"] < left[edge]["capacity"])
+    return {source, *networkx.descendants(free, source)} if source in free else {source}
 
 
 def boundary(graph: Graph, inside: Iterable[Term]) -> tuple[list[Term], list[Term]]:

@@ -52,21 +52,6 @@ class Pattern:
     target: tuple[PatternOp, ...]
     outputs: tuple[tuple[Ref, Ref], ...]
 
-    def __str__(self) -> str:
-        return f"{_written(self.source)} -> {_written(self.target)}"
-
-
-def _written(ops: tuple[PatternOp, ...]) -> str:
-    def ref(each: Ref) -> str:
-        return (
-            chr(ord("a") + (-each.op - 1) % 26) if each.op < 0 else f"{each.op}" + (f".{each.out}" if each.out else "")
-        )
-
-    lines = [
-        f"{i}={op.kind}{'+' + op.act if op.act else ''}({', '.join(map(ref, op.inputs))})" for i, op in enumerate(ops)
-    ]
-    return "; ".join(lines)
-
 
 def read(path: Path) -> tuple[Pattern, ...]:
     """Return the rules of a file. Raises ForetraceError where it cannot be read, or holds what no rule could mean."""

@@ -99,12 +99,6 @@ class Gemm16(CostModel):
         """Return the shipped weights, or those of a file that `benchmarks/train_gemm16.py` wrote."""
         return _shipped() if path is None else _read(path)
 
-    def unmeasured(self) -> Gemm16:
-        """Return the same model without what was measured in full on single GPUs: all of them are predicted from the
-        law.
-        """
-        return replace(self, known={}, adapted={})
-
     def seconds(self, device: Device, m: ArrayLike, n: ArrayLike, k: ArrayLike, b: ArrayLike | None = None) -> Floats:
         """Return seconds of products [m x k] by [k x n] (`b` of them each, if given) on a device.
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from foretrace.cost.operators.sampling import choose_tasks, cluster
 from foretrace.errors import ForetraceError
+from reproductions.cdmpp.sampling import choose_tasks, cluster
 
 
 def heaps() -> np.ndarray:

@@ -11,8 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from foretrace.cost.operators.grid import call
-from foretrace.cost.operators.operator import Operator
+from foretrace.cost.operators.operator import Operator, call
 
 _ELEMENTS = (32, 4 << 20)  # of a tensor that is gone over once: from what only dispatch decides to 16 MiB
 _FLOPS = 6e8  # of one product or convolution: some ten milliseconds of one core
