@@ -133,6 +133,16 @@ def test_a_delay_is_a_stretch_for_messages_of_one_length(company: float) -> None
     assert np.array_equal(delayed.dur, stretched.dur)
 
 
+def test_others_have_the_link_during_a_delay() -> None:
+    """A message begins every 2 ms, is on the link for 2, and is late by 1 while its worker computes, until 20 ms."""
+    graph = graph_of(6)
+    made, stop = plain(graph, 2, 2)
+    late = beside(exchange(graph, made, [stop], in_flight=2), 1.0, 1.0, delay_us=1000.0)
+    spans = [(round(begin, 3), round(end, 3)) for _, begin, end in messages(simulate(late))]
+    assert spans[:4] == [(8, 11), (10, 13), (12, 15), (14, 17)]
+    assert spans[5] == (18, 20)  # nothing is computed beside the last one
+
+
 @given(company=st.floats(1.0, 4.0), stretch=st.floats(1.0, 4.0))
 def test_meeting_never_makes_a_step_shorter(company: float, stretch: float) -> None:
     changed = MET.predict(Backward(elements=[250_000] * 4, steps=2).graph())

@@ -182,14 +182,15 @@ def without_exchange(graph: TaskGraph) -> TaskGraph:
 def beside(graph: TaskGraph, company: float, stretch: float, delay_us: float = 0.0) -> TaskGraph:
     """Return the graph of a worker that computes by `company` slower, and exchanges by `stretch`, while it does both.
 
-    Every message that is wholly beside computing takes `delay_us` more.
+    Every message that is wholly beside computing takes `delay_us` more, in which others may have the link: its thread
+    waits for the processor.
 
     Its tasks last longer by the share of their time that messages are in flight, and messages by the share that the
     worker computes, which depends on how long both last: worked out in turns.
     """
-    changed, stretches = graph, stretch + 1e3 * delay_us / np.maximum(graph.dur, 1)
+    changed, delays = graph, 1e3 * delay_us / np.maximum(graph.dur, 1)
     for _ in range(_MEETINGS):
-        changed = _times(graph, *_slower(changed, company, stretches))
+        changed = _times(graph, *_slower(changed, company, stretch, delays))
     return changed
 
 
@@ -197,7 +198,7 @@ def apart(graph: TaskGraph, company: float, stretch: float) -> TaskGraph:
     """Return the graph that `beside` was given, but for the rounding and for delays of messages, from the one that it
     made.
     """
-    return _times(graph, *(1 / each for each in _slower(graph, company, np.full(len(graph), stretch))))
+    return _times(graph, *(1 / each for each in _slower(graph, company, stretch, np.zeros(len(graph)))))
 
 
 def _times(graph: TaskGraph, factor: Float64, lags: Float64) -> TaskGraph:
@@ -205,15 +206,20 @@ def _times(graph: TaskGraph, factor: Float64, lags: Float64) -> TaskGraph:
     return graph.with_columns(dur=dur, lag=lag)
 
 
-def _slower(graph: TaskGraph, company: float, stretches: Float64) -> tuple[Float64, Float64]:
-    """Return factors of tasks (n), and of the times (m, lags of edges) that messages keep the link for themselves."""
+def _slower(graph: TaskGraph, company: float, stretch: float, delays: Float64) -> tuple[Float64, Float64]:
+    """Return factors of tasks (n), and of the times (m, lags of edges) that messages keep the link for themselves.
+
+    `delays` (n) are relative to durations.
+    """
     message = (graph.kind == TaskKind.COLLECTIVE) & ~graph.gone
     work = ~graph.on_device & ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN, TaskKind.COLLECTIVE))
-    (start, end), factor = replay(graph), np.ones(len(graph))
-    for mine, others, slower in ((work, message, company), (message, work, stretches[message])):
-        factor[mine] = 1 / (1 - (1 - 1 / slower) * _shared(start, end, mine, others))
+    (start, end), factor, wire = replay(graph), np.ones(len(graph)), np.ones(len(graph))
+    factor[work] = 1 / (1 - (1 - 1 / company) * _shared(start, end, work, message))
+    computing = _shared(start, end, message, work)
+    factor[message] = 1 / (1 - (1 - 1 / (stretch + delays[message])) * computing)
+    wire[message] = 1 / (1 - (1 - 1 / stretch) * computing)
     queue = (graph.edge_kind == EdgeKind.STREAM) & graph.from_start & message[graph.src]
-    return factor, np.where(queue, factor[graph.src], 1.0)
+    return factor, np.where(queue, wire[graph.src], 1.0)
 
 
 def _shared(start: Int64, end: Int64, mine: Mask, others: Mask) -> Float64:
