@@ -116,8 +116,8 @@ def page(folder: Path, *, epochs: int, seeds: int) -> str:
         "among the nodes in the buffer, judged with all of them.\n",
         table(("graph", "rows", "mean", "seeds"), citation_rows(folder, epochs=epochs, seeds=seeds)), "",
         "## Rows of the ledger\n",
-        "An epoch of the choice, by `foretrace plan data ... --run`; rows of 2026-11-28 beside other work (load 8 to "
-        "12).\n",
+        "An epoch of the choice, by `foretrace plan data ... --run`; rows of the morning of 2026-11-28 (the first "
+        "three of that day) beside other work (load 8 to 12).\n",
         predictions("plan-data"), "",
     ])  # fmt: skip
 
