@@ -140,7 +140,7 @@ def predict(folder: Path, seconds: float) -> None:
             data["refused"][case[0]] = graph
             continue
         wanted = general.telling(graph, OWN, known)
-        own = timed(wanted, turns=3, budget_s=8.0, usual_s=data["probe_s"])
+        own = timed(wanted, turns=3, budget_s=60.0, usual_s=data["probe_s"])
         processors = {
             "prices": Processor(local=nothing, host=HostOverhead.of({}, nothing)), "general": general,
             "own": Processor.of({**known, **own.measured.seconds, SLOWED: max(known[SLOWED], own.disturbed)}),

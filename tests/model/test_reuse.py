@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,20 @@ def test_what_was_just_made_is_near_and_what_was_left_long_ago_is_far() -> None:
     assert shares[1] == 1.0  # larger than what is kept
     assert shares[2] == 1.0  # 8 MiB were touched since
     assert shares[3] == 0.0
+
+
+def test_what_a_call_reads_again_and_again_is_near_however_large() -> None:
+    """As where it is timed again and again; what others touched in between drives it out."""
+    weight, small, large = 4096 * KIB, KIB, 1024 * KIB
+    made = graph([weight, small, large], [((0,), (1,)), ((0,), (1,)), ((2,), (2,)), ((0,), (1,))])
+
+    def share(nbytes: np.ndarray) -> np.ndarray:
+        return np.minimum(nbytes / large, 1.0)
+
+    found = reuse(made).far_shares(share)
+    assert found[1] == 0.0
+    assert found[3] == pytest.approx(1.0, abs=1e-3)
+    assert found[0] == 0.0  # the last call of the step before
 
 
 def test_a_small_step_stays_near_from_one_to_the_next() -> None:

@@ -216,7 +216,7 @@ class StepEffects:
         return found
 
     def far_share(self, since: Float64) -> Float64:
-        """Return the far share of data used so many bytes ago."""
+        """Return the far share of data between whose uses so many bytes of others were touched."""
         return _between(since, self.far)
 
     def beyond(self, graph: OperatorGraph, lies: Reuse) -> Float64:

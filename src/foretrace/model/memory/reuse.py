@@ -37,11 +37,13 @@ class Reuse:
     def far_shares(self, share: Callable[[Float64], Float64] | None = None) -> Float64:
         """Return per call the share of its bytes that are not in a core's caches, 0 to 1 (n).
 
-        `share` says it of memory left so many bytes ago; by default none is kept beyond KEPT_BYTES.
+        `share` says it of memory between whose uses so many bytes of others were touched: a call that is timed again
+        and again finds its data near, however much that is. By default none is kept beyond KEPT_BYTES.
         """
         n = len(self.code)
-        away = self.nbytes * ((self.since > KEPT_BYTES) if share is None else share(self.since))
         total = np.bincount(self.node, weights=self.nbytes, minlength=n)
+        others = np.maximum(self.since - total[self.node], 0.0)
+        away = self.nbytes * ((self.since > KEPT_BYTES) if share is None else share(others))
         return np.asarray(np.bincount(self.node, weights=away, minlength=n) / np.maximum(total, 1.0))
 
 
