@@ -52,7 +52,6 @@ class UnequalStage:
 
     @property
     def devices(self) -> int:
-        """Of the mesh."""
         return self.configuration.devices // self.configuration.pipeline
 
     @property
@@ -76,8 +75,7 @@ class UnequalPlan:
 def cut(
     paces: Float64, sizes: Int64, devices: int, limit: float, ceiling: float, best: Float64, choice: Int64
 ) -> float:
-    """Return the least sum of stages with all layers on all devices, none above `limit`; infinite at or above
-    `ceiling`.
+    """Return the least sum of stages of all layers on all devices, none above `limit`; infinite from `ceiling` on.
 
     `paces` (micro-batches in flight + 1, meshes, layers + 1, 4): s of a stage, by kind as in `stage_columns`. `sizes`:
     devices of each mesh, ascending. `best` and `choice` (stages + 1, layers + 1, devices + 1) become the least sum of
@@ -137,7 +135,6 @@ class _Ways:
 
     @cached_property
     def devices(self) -> Int64:
-        """Of each row."""
         return self.rows[:, kernels.TENSOR] * self.rows[:, kernels.CONTEXT] * self.rows[:, kernels.DATA]
 
     def _configurations(self) -> Iterator[Parallelism]:
@@ -206,8 +203,7 @@ class _Ways:
 
 
 def unequal_stages(space: ParallelismSpace) -> UnequalPlan:
-    """Return the quickest pipeline of stages that may differ, by T to a thousandth; never slower than the best of equal
-    ones.
+    """Return the quickest pipeline of stages that may differ, by T to a thousandth; never slower than equal ones.
 
     Schedules are 1F1B, and what is fixed holds in every stage. Raises ForetraceError for what stages cannot differ in,
     and where nothing fits.
@@ -217,7 +213,7 @@ def unequal_stages(space: ParallelismSpace) -> UnequalPlan:
         raise ForetraceError(f"stages that differ have no `{wrong[0]}=` in common; leave it out.")
     space = replace(space, fixed={**space.fixed, "virtual": 1})
     found = list[tuple[tuple[UnequalStage, ...], int]]()
-    for at in space.sweep(1).configurations():
+    for at in space.sweep(1).configurations:
         found.append((_equal_stages(space, at), space.batch // (at.data * at.micro)))
     equal = [_simulated_s(*each) for each in found]
     best, count = (_step_s(*found[0]), found[0][1]) if found else (inf, 1)
@@ -242,7 +238,7 @@ def unequal_stages(space: ParallelismSpace) -> UnequalPlan:
 def _equal_stages(space: ParallelismSpace, at: Parallelism) -> tuple[UnequalStage, ...]:
     memory, layers = space.cost(at).memory, space.model.layers // at.pipeline
     return tuple(
-        UnequalStage(layers=layers, configuration=at, cost=cost, nbytes=held.total)
+        UnequalStage(layers=layers, configuration=at, cost=cost, nbytes=sum(held.values()))
         for cost, held in zip(stage_costs(space, at), memory, strict=True)
     )
 
