@@ -33,7 +33,7 @@ from foretrace.plan.soap.engine import (
     room,
     simulate_strategy,
 )
-from foretrace.plan.soap.operators import DIMENSIONS, Degrees, SoapModel, SoapOperator, TimedSoapModel
+from foretrace.plan.soap.operators import DIMENSIONS, Degrees, SoapModel, SoapOperator
 from foretrace.search.minimise import Found, minimise
 from foretrace.search.space import Infeasible, Problem, Space
 from foretrace.search.strategies import MCMC
@@ -116,13 +116,16 @@ class SplitSpace(Space[Codes]):
             raise ForetraceError(f"operator {op} cannot be split as {split}; the ways are {self.ways[op]}.")
         return (way * self.devices + split.first) * len(self.strides) + self.strides.index(split.stride)
 
+    def places(self, split: Split) -> tuple[int, ...]:
+        """Return the devices of the parts of an operator."""
+        n, ats = self.devices, range(0, prod(split.degrees) * split.stride, split.stride)
+        return tuple((split.first + at % n + at // n) % n for at in ats)
+
     def random(self, rng: Random) -> Codes:
         return tuple(map(rng.randrange, self.counts))
 
     def neighbour(self, point: Codes, rng: Random) -> Codes:
-        """Return a new configuration for an operator (for half), for its whole layer, or that of an operator next to
-        it.
-        """
+        """Return a new configuration for an operator (for half), for its whole layer, or that of one next to it."""
         op = rng.randrange(len(point))
         changed, kind = list(point), rng.random()
         if kind < 0.75 or not self._near[op]:
@@ -144,7 +147,7 @@ class SoapProblem(Problem[Codes]):
     """Milliseconds of one training step on a cluster; infinite where a device's memory does not hold its share."""
 
     def __init__(
-        self, model: TimedSoapModel, cluster: Cluster, synchronisation: Synchronisation, *, memory_bytes: float = inf
+        self, model: SoapModel, cluster: Cluster, synchronisation: Synchronisation, *, memory_bytes: float = inf
     ) -> None:
         if synchronisation not in SYNCHRONISATIONS:
             raise ForetraceError(f"`synchronisation={synchronisation}` must be all-reduce or gather.")
@@ -154,8 +157,6 @@ class SoapProblem(Problem[Codes]):
                 f"operators can be split over 1 to {MOST_DEVICES} devices in machines alike, got {devices} in "
                 f"{cluster.name}; give that many."
             )
-        if min(inside.bytes_per_s, between.bytes_per_s) <= 0:
-            raise ForetraceError(f"links of {cluster.name} must have rates above 0; give them.")
         self.model, self.cluster, self.synchronisation, self.limit = model, cluster, synchronisation, memory_bytes
         self.space: SplitSpace = SplitSpace(model, devices)
         self.machine = ClusterFigures(
@@ -257,7 +258,6 @@ class SoapProblem(Problem[Codes]):
         return tuple(self._samples(op, self._most) for op in range(len(self.model.operators)))
 
     def alone(self) -> Codes:
-        """Return everything on the first device."""
         return tuple(self._samples(op, 1) for op in range(len(self.model.operators)))
 
     def expert(self) -> Codes:
@@ -289,9 +289,7 @@ def best_strategy(
     problem: SoapProblem, *, calls: int, chains: int = 4, seed: int = 0, strategy: SearchStrategy | None = None,
     on: str | None = None, more: Sequence[Codes] = (),
 ) -> Found[Codes]:  # fmt: skip
-    """Return the fastest strategy found from the better baseline, or of `more` starts; by default by FlexFlow's
-    search.
-    """
+    """Return the fastest strategy found from the baselines and `more` starts; by default by FlexFlow's search."""
     strategy = strategy or MCMC(beta=0.05, reset=min(1000, max(1, calls // chains // 100)))
     starts = (problem.data_parallel(), problem.expert(), *more)
     return minimise(problem, strategy=strategy, starts=starts, calls=calls, chains=chains, seed=seed, on=on)
