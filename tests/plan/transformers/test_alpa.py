@@ -57,7 +57,8 @@ def test_the_least_sum_is_that_of_all_ways_to_cut(
         if max(each) <= limit:
             best = min(best, sum(each))
     shape = min(layers, devices) + 1, layers + 1, devices + 1
-    found = cut(paces, np.array(sizes), devices, limit, inf, np.empty(shape), np.zeros(shape, dtype=np.int64))
+    least = min(float((paces[1:, mesh, n] * sizes[mesh] / n).min()) for mesh in range(3) for n in range(1, layers + 1))
+    found = cut(paces, np.array(sizes), devices, least, limit, inf, np.empty(shape), np.zeros(shape, dtype=np.int64))
     assert found == pytest.approx(best)
 
 

@@ -73,21 +73,16 @@ class UnequalPlan:
 
 @njit()
 def cut(
-    paces: Float64, sizes: Int64, devices: int, limit: float, ceiling: float, best: Float64, choice: Int64
+    paces: Float64, sizes: Int64, devices: int, least: float, limit: float, ceiling: float, best: Float64, choice: Int64
 ) -> float:
     """Return the least sum of stages of all layers on all devices, none above `limit`; infinite from `ceiling` on.
 
     `paces` (micro-batches in flight + 1, meshes, layers + 1, 4): s of a stage, by kind as in `stage_columns`. `sizes`:
-    devices of each mesh, ascending. `best` and `choice` (stages + 1, layers + 1, devices + 1) become the least sum of
-    so many stages at the end of the pipeline, and the foremost of them, layers × meshes + mesh.
+    devices of each mesh, ascending. `least`: device seconds of a layer. `best` and `choice` (stages + 1, layers + 1,
+    devices + 1) become the least sum of so many stages at the end of the pipeline, and the foremost of them,
+    layers × meshes + mesh.
     """
     layers, meshes = paces.shape[2] - 1, len(sizes)
-    least = np.inf  # device seconds of a layer
-    for flight in range(1, len(paces)):
-        for mesh in range(meshes):
-            for n in range(1, layers + 1):
-                for kind in range(4):
-                    least = min(least, paces[flight, mesh, n, kind] * sizes[mesh] / n)
     best[:] = np.inf
     best[0, 0, 0] = 0.0
     found = np.inf
@@ -253,14 +248,15 @@ def _better(ways: _Ways, best: float) -> Iterator[tuple[UnequalStage, ...]]:
     sums, choice = np.empty(shape), np.zeros(shape, dtype=np.int64)
     while True:
         paces = ways.paces(sizes, ends)
-        floor = layers * float((paces[1:, :, 1:] / np.arange(1, layers + 1)[:, None] * sizes[:, None, None]).min()) / n
-        least = limit = inf
+        layer = float((paces[1:, :, 1:] / np.arange(1, layers + 1)[:, None] * sizes[:, None, None]).min())
+        floor, least, limit = layers * layer / n, inf, inf
         sum_s = floor  # that no sum of stages is below
         while True:
             goal = min(best * (1 - _GAIN) - cheapest, least)
             room = goal - sum_s
             limit = min(limit, room / (ways.count - 1)) if ways.count > 1 else limit
-            if limit < floor or not cut(paces, sizes, n, limit, goal - (ways.count - 1) * floor, sums, choice) < inf:
+            ceiling = goal - (ways.count - 1) * floor
+            if limit < floor or not cut(paces, sizes, n, layer, limit, ceiling, sums, choice) < inf:
                 break
             stages = _traced(ways, sizes, sums, choice, ends)
             slowest = max(each.pace_s for each in stages)
