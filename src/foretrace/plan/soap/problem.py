@@ -11,7 +11,6 @@ apart the devices of parts are (1: neighbours; devices of a node: one per node f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import inf, prod
@@ -51,15 +50,6 @@ class Split(NamedTuple):
     degrees: Degrees  # parts per dimension
     first: int  # device of the first part
     stride: int  # between devices of parts
-
-
-@dataclass
-class _Room:
-    """What a simulation writes: tasks, bytes of each device, counts."""
-
-    tasks: Tasks
-    held: Int64
-    counts: Int64
 
 
 class StepCounts(NamedTuple):
@@ -163,6 +153,7 @@ class SoapProblem(Problem[Codes]):
             devices, cluster.per_node, float(inside.bytes_per_s), float(between.bytes_per_s), inside.latency_s,
             between.latency_s,
         )  # fmt: skip
+        self._make_room()
 
     @cached_property
     def columns(self) -> Columns:
@@ -195,47 +186,49 @@ class SoapProblem(Problem[Codes]):
             strides=whole(self.space.strides),
         )
 
-    @cached_property
-    def _room(self) -> _Room:
-        return _Room(room(1 << 12, 1 << 14), np.zeros(self.machine.devices, np.int64), np.zeros(4, np.int64))
+    def _make_room(self) -> None:
+        """Make what a simulation writes: tasks, bytes of each device, counts."""
+        self._tasks, devices = room(1 << 12, 1 << 14), self.machine.devices
+        self._held, self._counts = np.zeros(devices, np.int64), np.zeros(4, np.int64)
 
     def __getstate__(self) -> dict[str, object]:  # what prices parts stays here
         plain = SoapModel(self.model.name)
         plain.operators = self.model.operators
-        held = {name: value for name, value in vars(self).items() if name != "_room"}
+        held = {name: value for name, value in vars(self).items() if name not in ("_tasks", "_held", "_counts")}
         return held | {"model": plain, "columns": self.columns}
 
     def __setstate__(self, held: dict[str, Any]) -> None:
         vars(self).update(held)  # with arrays of its own: Ray's cannot be written to, so loops would be compiled again
         self.columns = Columns(*(each.copy() for each in held["columns"]))
+        self._make_room()
 
     def simulated(self, point: Codes) -> tuple[int, Tasks]:
         """Return nanoseconds of a step, and its tasks, which the next simulation overwrites."""
         codes, sync = np.array(point, dtype=np.int64), SYNCHRONISATIONS[self.synchronisation]
-        model, cluster, own = tuple(self.columns), tuple(self.machine), self._room
+        model, cluster = tuple(self.columns), tuple(self.machine)
         while True:
-            tasks = own.tasks
-            found = simulate_strategy(codes, model, cluster, sync, tuple(tasks), own.held, own.counts)
+            tasks = self._tasks
+            found = simulate_strategy(codes, model, cluster, sync, tuple(tasks), self._held, self._counts)
             if found >> (63 - ID_BITS):
                 raise ForetraceError(f"a step must end within half an hour, got {found / 1e9:.0f} s; give less work.")
             if found:
                 return found, tasks
             count, followers = (max(int(need), size) for need, size in
-                                zip(own.counts[:2], (len(tasks.takes), len(tasks.target)), strict=True))  # fmt: skip
+                                zip(self._counts[:2], (len(tasks.takes), len(tasks.target)), strict=True))  # fmt: skip
             if count >= 1 << ID_BITS:
                 raise ForetraceError(f"a step must have fewer than {1 << ID_BITS:,} tasks, got {count:,}.")
-            own.tasks = room(2 * count, 2 * followers)
+            self._tasks = room(2 * count, 2 * followers)
 
     def counted(self, point: Codes) -> StepCounts:
         """Return what a step comes to, whether it fits or not."""
         found, _ = self.simulated(point)
-        tasks, _, moved, exchanged = map(int, self._room.counts)
-        return StepCounts(found / 1e6, tasks, moved, exchanged, tuple(map(int, self._room.held)))
+        tasks, _, moved, exchanged = map(int, self._counts)
+        return StepCounts(found / 1e6, tasks, moved, exchanged, tuple(map(int, self._held)))
 
     def cost(self, point: Codes) -> float:
         """Return milliseconds of one point."""
         found, _ = self.simulated(point)
-        if self._room.held.max() > self.limit:
+        if self._held.max() > self.limit:
             return Infeasible("a device holds more than its memory")
         return found / 1e6
 
@@ -300,4 +293,4 @@ class LeastMemory(SoapProblem):
 
     def cost(self, point: Codes) -> float:
         self.simulated(point)
-        return float(self._room.held.max())
+        return float(self._held.max())
