@@ -31,6 +31,7 @@ from foretrace.training.pipeline.runtime import Trained
 from foretrace.training.pipeline.schedule import PipelineSchedule
 from foretrace.training.pipeline.schedules import SCHEDULES
 from pipeline_costs import batch_times_s, measured_costs
+from pipeline_storages import measured
 from tables import ROOT, machine, table, today
 
 PATH = Path(__file__).parent / "data" / "pipelines.jsonl"
@@ -138,7 +139,7 @@ def _row(
 ) -> Any:
     runs = [train_here(job, schedule) for _ in range(RUNS)]
     calm = min(runs, key=_work_s)
-    measured = median(batch_times_s(schedule, calm)[SKIP:-1])
+    took_s = median(batch_times_s(schedule, calm)[SKIP:-1])
     own = measured_costs(schedule, calm, skip=SKIP)
     if schedule.halves:  # what halves take is not in a run of whole passes
         costs = own
@@ -153,7 +154,7 @@ def _row(
     return {
         "stages": kind, "processes": len(schedule.rows), "micro_batches": schedule.micro_batches,
         "schedule": " ".join([schedule.name, *(f"{key}={value}" for key, value in options.items())]),
-        "predicted_s": predicted, "measured_s": measured, "error": predicted / measured - 1,
+        "predicted_s": predicted, "measured_s": took_s, "error": predicted / took_s - 1,
         "runs_s": [median(batch_times_s(schedule, each)[SKIP:-1]) for each in runs], "bubble": expected.bubble[0],
         "work_s": schedule.micro_batches * max(each.forward_s + each.backward_s for each in costs),
         "hop_s": max(each.hop_s for each in costs), "late": _work_s(calm) / alone - 1,
@@ -165,14 +166,14 @@ def _row(
 def memory() -> list[dict[str, Any]]:
     """Activations in flight, predicted from one micro-batch, against the storages that autograd kept."""
     job, rows = jobs("computing", 4), []
-    single = train_here(job, SCHEDULES["gpipe"](4, 1, 1), measure=True)
+    single = measured(job, SCHEDULES["gpipe"](4, 1, 1))
     costs = [
         StageCost(forward_s=1.0, backward_s=2.0, activation_bytes=each.peak_bytes, weight_bytes=each.fixed_bytes)
         for each in single
     ]
     for name in ("gpipe", "1f1b-flush", "2bw"):
         schedule = SCHEDULES[name](4, 4, 2)
-        found = train_here(job, schedule, measure=True)
+        found = measured(job, schedule)
         for process, (each, expected) in enumerate(zip(found, predict(schedule, costs).nbytes, strict=True)):
             gradients = sum(weight.nbytes for weight in each.weights.values())
             rows.append({

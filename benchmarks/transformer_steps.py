@@ -25,11 +25,12 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property
 from math import ceil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
@@ -37,6 +38,7 @@ from foretrace.files import write_bytes, write_text
 from foretrace.plan.transformers import kernels, model
 from foretrace.plan.transformers.model import DeviceRates, Parallelism, Software
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
+from foretrace.plan.transformers.space import ParallelismSpace
 from tables import ROOT, percent, shared_traces, table, today
 
 WORDS = 51_200
@@ -81,6 +83,31 @@ class Measured:
             s["stages"] = np.zeros((self.at.pipeline, 5))
         kernels.evaluate(s["shape"], s["on"], constants, s["at"], self.batch, s["out"], s["stages"])
         return float(s["out"][kernels.TIME])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedConstant:
+    """What is plausible for a constant before any row is seen: central value, deviation of its logarithm."""
+
+    name: str
+    central: float
+    spread: float
+    meaning: str
+
+
+@cache
+def constants() -> tuple[FittedConstant, ...]:
+    """All constants in the order of `kernels`."""
+    return tuple(
+        FittedConstant(name=row["name"], central=float(row["central"]), spread=float(row["spread"]),
+                       meaning=row["meaning"])
+        for row in _rows(Path(__file__).parent / "data" / "transformer_constants.csv")
+    )  # fmt: skip
+
+
+def stored(found: list[Software]) -> bytes:
+    """Fits as they are stored."""
+    return msgspec.json.format(msgspec.json.encode([asdict(each) for each in found]), indent=1) + b"\n"
 
 
 def _gpt(hidden: int, layers: int, heads: int, length: int) -> TransformerSizes:
@@ -231,24 +258,24 @@ def fit(rows: Sequence[Measured], *, start: dict[str, float] | None = None) -> d
 
     With `start`, that is what is plausible instead.
     """
-    known = model.constants()
+    known = constants()
     central = np.array([(start or {}).get(each.name, each.central) for each in known])
     spread = np.array([each.spread for each in known])
     weight = np.array([_FAR if row.at.devices > row.on.node and row.group != "A100" else 1.0 for row in rows])
     truth = np.log([row.seconds for row in rows])
 
     def misses(at: np.ndarray) -> np.ndarray:
-        constants = central * np.exp(at * spread)
-        predicted = np.log([row.predict(constants) for row in rows])
+        tried = central * np.exp(at * spread)
+        predicted = np.log([row.predict(tried) for row in rows])
         return np.concatenate([np.sqrt(weight) * (predicted - truth), np.sqrt(_WEIGHT) * at])
 
     found = least_squares(misses, np.zeros(len(known)), loss="soft_l1", f_scale=0.1, bounds=(-3, 3), max_nfev=40)
     return dict(zip((each.name for each in known), (central * np.exp(found.x * spread)).tolist(), strict=True))
 
 
-def errors(rows: Iterable[Measured], constants: dict[str, float]) -> dict[Measured, float]:
+def errors(rows: Iterable[Measured], fitted: dict[str, float]) -> dict[Measured, float]:
     """Predicted over measured minus 1."""
-    array = np.array([constants[each.name] for each in model.constants()])
+    array = np.array([fitted[each.name] for each in constants()])
     return {row: row.predict(array) / row.seconds - 1 for row in rows}
 
 
@@ -286,10 +313,10 @@ def score(rows: Sequence[Measured]) -> dict[str, dict[str, list[tuple[Measured, 
     """Errors by split and by fitted, held out, unseen."""
     found: dict[str, dict[str, list[tuple[Measured, float]]]] = {}
     for (name, fitted, held, unseen), start in splits(rows):
-        constants = fit(fitted, start=start)
+        by = fit(fitted, start=start)
         shown = [row for row in fitted if name != "several nodes" or row.group == name]
         for kind, some in (("fitted", shown), ("held out", held), ("unseen", unseen)):
-            found.setdefault(name, {}).setdefault(kind, []).extend(errors(some, constants).items())
+            found.setdefault(name, {}).setdefault(kind, []).extend(errors(some, by).items())
     return found
 
 
@@ -341,7 +368,7 @@ def choices(pairs: Sequence[tuple[Measured, float]]) -> list[tuple[str, int, Mea
 def memory_errors(folder: Path) -> dict[str, list[float]]:
     """Published bytes against the model's, the first stage, by metric; nothing is fitted."""
     by = Software(
-        name="", what="", flash=False, constants={each.name: each.central for each in model.constants()}, devices=(),
+        name="", what="", flash=False, constants={each.name: each.central for each in constants()}, devices=(),
         low=0, high=0, other_low=0, other_high=0, rows=0,
     )  # fmt: skip
     on, found = model.machine("A100-SXM4-80GB"), defaultdict(list)
@@ -349,11 +376,12 @@ def memory_errors(folder: Path) -> dict[str, list[float]]:
         if row["metric"] == "iteration_time":
             continue
         shape, at = calculon_shape(row), calculon_configuration(row)
-        kept = model.cost(shape, on, by, at, int(row["batch"])).memory[0].nbytes
+        space = ParallelismSpace(model=shape, on=on, software=by, devices=at.devices, batch=int(row["batch"]))
+        kept = space.cost(at).memory[0]
         if row["metric"] == "activation_memory":
             got = kept["activations"] / 2**30
         elif row["metric"] == "activation_memory_relative":
-            whole = model.cost(shape, on, by, replace(at, recompute=0, sequence=0), int(row["batch"])).memory[0].nbytes
+            whole = space.cost(replace(at, recompute=0, sequence=0)).memory[0]
             got = 100 * kept["activations"] / whole["activations"]
         else:  # the publication leaves out the embedding
             table_bytes = 18 * shape.words * shape.hidden / at.tensor
@@ -374,9 +402,9 @@ def main(words: Sequence[str]) -> int:
         return 2
     text, softwares = made(given.data)
     if given.write:
-        write_bytes(STORED, model.stored(softwares))
+        write_bytes(STORED, stored(softwares))
         write_text(PAGE, text)
-    print(json.dumps(json.loads(model.stored(softwares)), indent=1) if given.json else text)
+    print(json.dumps(json.loads(stored(softwares)), indent=1) if given.json else text)
     return 0
 
 

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from foretrace.arrays import Float64
-from foretrace.plan.soap.operators import SAME, Degrees, Input, Needed, Sizes, SoapModel, SoapOperator, TimedSoapModel
+from foretrace.plan.soap.operators import SAME, Degrees, Input, Needed, Sizes, SoapModel, SoapOperator
 from foretrace.plan.soap.problem import SoapProblem, Synchronisation
 from reproductions.flexflow.cluster import SoapCluster
 
@@ -150,7 +150,7 @@ class LayeredModel(SoapModel):
         )  # fmt: skip
 
 
-class TimedModel(TimedSoapModel):
+class TimedModel(SoapModel):
     """A layered model on a cluster's devices: the larger of operations and bytes, and the launches of its kernels."""
 
     def __init__(self, model: SoapModel, cluster: SoapCluster) -> None:

@@ -164,7 +164,7 @@ def plans(seed: int, each: int) -> Iterator[Target]:
         swept = problem.problems[0]
         assert isinstance(swept, ParallelismProblem)
         of = swept.space.of
-        yield Target(group=group, problem=problem, optimum=log(of.cost(of.search(1).configurations()[0]).seconds))
+        yield Target(group=group, problem=problem, optimum=log(of.cost(of.search(1).configurations[0]).seconds))
 
 
 PROBLEMS: dict[str, tuple[Callable[[int, int], Iterator[Target]], int, str]] = {

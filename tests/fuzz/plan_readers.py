@@ -56,9 +56,13 @@ def _play_latencies(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _play_state(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.reading import parse_json, read_bytes
     from foretrace.search.minimise import SearchState
 
-    yield "chains", len(SearchState.load(path).costs)
+    try:
+        yield "chains", len(SearchState.of_json(parse_json(read_bytes(path), str(path))).costs)
+    except ValueError as error:
+        raise ForetraceError(str(error)) from None
 
 
 def _play_arrivals(path: Path, way: int) -> Iterator[Figure]:

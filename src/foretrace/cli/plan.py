@@ -139,7 +139,7 @@ def soap(
             memory_limit=size_of(memory_limit), precision=precision, size=size, calls=calls, seed=seed, on=on,
             progress=tell,
         )  # fmt: skip
-    files = {perfetto: lambda path: timelines.write([track(source, found.strategies[0].simulated)], path)}
+    files = {perfetto: lambda path: timelines.write([track(source, found.simulated)], path)}
     return Reply(result=soap_view(found, source, grid), files=files)
 
 

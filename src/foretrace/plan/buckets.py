@@ -99,9 +99,7 @@ def best_buckets(evaluator: Evaluator, *, most: int = MOST_STATES) -> BucketPlan
 
 
 def least_end(evaluator: Evaluator) -> int:
-    """Return a time before which no exchange that the update waits for ends: compute, and the bytes of every tail of
-    the backward pass.
-    """
+    """Return when an exchange ends at the earliest: compute, and the bytes of every tail of the backward pass."""
     from foretrace.plan import engine
 
     problem, costs = evaluator.problem, evaluator.costs
@@ -157,9 +155,7 @@ def by_caps(evaluator: Evaluator, *, single: bool = False) -> tuple[Plan, int, i
 
 
 def operators_pay(*, both: float, second: float, gain: float) -> bool:
-    """Return whether operators and tensors of two neighbours are to be fused where the link waits for the second
-    operator.
-    """
+    """Return whether operators and tensors of two neighbours are to be fused if the link waits for the second."""
     return both - second <= gain
 
 

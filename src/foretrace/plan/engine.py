@@ -10,12 +10,27 @@ from __future__ import annotations
 import numpy as np
 
 from foretrace.arrays import Int64
-from foretrace.compiled import njit
+from foretrace.compiled import inner, njit
 
 NEVER = np.int64(2**62)
 
 
-@njit(error_model="numpy")
+@inner
+def _send(free: Int64, at: int, time: int, latency: int, count: int) -> None:
+    """Send `count` chunks that are ready `at`, each as soon as a slot and the wire are free; `free` as in `finish`."""
+    slots = len(free) - 1
+    for _ in range(count):
+        begin = max(free[0], free[slots], at)
+        end = begin + time
+        free[slots] = begin + max(time - latency, 0)
+        place = 0
+        while place + 1 < slots and free[place + 1] < end:
+            free[place] = free[place + 1]
+            place += 1
+        free[place] = end
+
+
+@njit()
 def finish(
     ready: Int64,
     cut: Int64,
@@ -33,25 +48,15 @@ def finish(
     the compute that boundaries before bucket `first` added. `times` is what one chunk of each bucket takes; it holds
     the wire for `latency` less.
     """
-    slots = len(free) - 1
     n = len(ready)
     for b in range(first, len(ends)):
-        at = ready[ends[b]] + extra
-        for _ in range(chunks[b]):
-            begin = max(free[0], free[slots], at)
-            end = begin + times[b]
-            free[slots] = begin + max(times[b] - latency, 0)
-            place = 0
-            while place + 1 < slots and free[place + 1] < end:
-                free[place] = free[place + 1]
-                place += 1
-            free[place] = end
+        _send(free, ready[ends[b]] + extra, times[b], latency, chunks[b])
         if ends[b] < n - 1:
             extra += cut[ends[b]]
     return extra
 
 
-@njit(error_model="numpy")
+@njit()
 def all_finish(
     ready: Int64, cut: Int64, ends: Int64, bounds: Int64, chunks: Int64, times: Int64, latency: int, slots: int,
     last: int, out: Int64,
@@ -69,7 +74,7 @@ def all_finish(
         out[p] = max(free[slots - 1], ready[len(ready) - 1] + extra + last)
 
 
-@njit(error_model="numpy")
+@njit()
 def least_work(table: Int64, counts: Int64, latency: int) -> Int64:
     """Return the least time (n + 1) for which the tensors from each on hold the wire, whatever the buckets."""
     kinds, n, _ = table.shape
@@ -83,7 +88,7 @@ def least_work(table: Int64, counts: Int64, latency: int) -> Int64:
     return left
 
 
-@njit(error_model="numpy")
+@njit()
 def best_buckets(
     ready: Int64, cut: Int64, table: Int64, counts: Int64, latency: int, slots: int, last: int, bound: int,
     most: int,
@@ -125,16 +130,7 @@ def best_buckets(
                     continue
                 for c in range(kinds):
                     now[:] = free[state]
-                    time = table[c, i, j - 1]
-                    for _ in range(counts[c]):
-                        sent = max(now[0], now[slots], at)
-                        end = sent + time
-                        now[slots] = sent + max(time - latency, 0)
-                        place = 0
-                        while place + 1 < slots and now[place + 1] < end:
-                            now[place] = now[place + 1]
-                            place += 1
-                        now[place] = end
+                    _send(now, at, table[c, i, j - 1], latency, counts[c])
                     made += 1
                     if max(now[slots - 1], now[slots] + left[j]) > bound:
                         continue
@@ -197,14 +193,14 @@ def best_buckets(
     return int(best), ends, kinds_of, made, complete
 
 
-@njit(error_model="numpy")
+@njit()
 def _grown(column: Int64) -> Int64:
     wider = np.zeros(2 * len(column), dtype=np.int64)
     wider[: len(column)] = column
     return wider
 
 
-@njit(error_model="numpy")
+@njit()
 def across_steps(
     first: int, forward: Int64, order: Int64, backward: Int64, last: int, update: Int64, rest: int, cut: Int64,
     ends: Int64, chunks: Int64, times: Int64, priority: Int64, latency: int, slots: int, steps: int,

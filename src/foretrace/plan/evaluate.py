@@ -60,9 +60,7 @@ class Evaluator:
         return out + problem.after_ns
 
     def ahead(self, plan: Plan) -> tuple[float, Int64]:
-        """Return the length of a step (ns) whose forward groups wait for their own weights; and how long, per
-        bucket.
-        """
+        """Return ns of a step whose forward groups wait for their own weights; and how long, per bucket."""
         from foretrace.plan import engine
 
         problem, marks = self.problem, np.empty(WARM_UP + MEASURED + 1, dtype=np.int64)

@@ -35,7 +35,7 @@ from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
 from foretrace.plan.recorded import Planned, alone
 from foretrace.plan.result import Answer, Candidate, Gain, OptimiseRequest, Overtaking
 from foretrace.plan.search import overtaking
-from foretrace.search.minimise import SearchProgress, SearchState
+from foretrace.search.minimise import Found, SearchState
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Technique
 from foretrace.techniques.compute.compiled import Compiled
@@ -186,9 +186,7 @@ class Optimiser:
         return self._predictions.range_seconds([*chosen, *exchange]) + (len(chosen) + 6) * once
 
     def _options(self, graph: TaskGraph) -> tuple[list[tuple[Technique, ...]], bool]:
-        """Return sets to look at, small ones first, and whether these are all; those that save memory only where there
-        is a limit.
-        """
+        """Return sets to look at, small ones first, and whether these are all; less memory only under a limit."""
         fits, whole = list[Technique](), True
         for each in () if self.wanted.only_buckets else FASTER:
             if not self._deadline.allows(_PREDICTION, then=self._closing(())):
@@ -293,9 +291,7 @@ class Optimiser:
         return best
 
     def _checked(self, changed: TaskGraph, best: Candidate) -> tuple[Candidate, CoarseStep]:
-        """Return the candidate with the best of a few plans by the whole graph, and the problem that it was
-        found in.
-        """
+        """Return the candidate with the best of a few plans by the whole graph, and its problem."""
         assert best.parallel is not None and best.found is not None
         problem = best.parallel.problem(changed)
         evaluator = Evaluator(problem=problem, costs=TransferCosts.of(problem, chunks=(1,)))
@@ -310,9 +306,7 @@ class Optimiser:
         return replace(best, found=found, parallel=options[plan], step_s=step_ns / 1e9), problem
 
     def _parallel(self) -> Planned:
-        """Return `data-parallel` with gradients as views of the buckets: no copies back, and no second place
-        for them.
-        """
+        """Return `data-parallel` with gradients as views of the buckets: no copies, no second place for them."""
         wanted = self.wanted
         return Planned(
             workers=wanted.workers,
@@ -382,10 +376,10 @@ class Optimiser:
         state = self.overtaking if self.overtakes == name else None
         self.overtakes = name
 
-        def heard(progress: SearchProgress[Plan]) -> None:
-            self.overtaking = progress.found.state
+        def heard(so_far: Callable[[], Found[Plan]]) -> None:
+            self.overtaking = so_far().state
             self._save()
-            self._say("messages that overtake", 1.0, min(best.step_s, progress.found.cost / 1e9))
+            self._say("messages that overtake", 1.0, min(best.step_s, so_far().cost / 1e9))
 
         found = overtaking(
             Evaluator.of(problem),

@@ -48,9 +48,7 @@ class Predictions:
         return sum(self._deadline.took(each.name) for each in chain)
 
     def range_seconds(self, chain: Sequence[Technique]) -> float:
-        """Return what `whatif` would take: the chain, and what is behind an assumption once for each of its
-        two ends.
-        """
+        """Return what `whatif` would take: the chain, and what is behind an assumption for both of its ends."""
         ends = (2 * self._assumptions.get(each.name, 0) * self.seconds(chain[i:]) for i, each in enumerate(chain))
         return self.seconds(chain) + sum(ends)
 
@@ -79,9 +77,7 @@ class Peak:
         return cls(recorded=split.peak_bytes, activations=split.at_peak_bytes.get("activations", 0))
 
     def after(self, graph: TaskGraph, *, since: int = 0) -> int:
-        """Return bytes at the peak of a graph whose changes from number `since` on are techniques applied to the
-        recording.
-        """
+        """Return bytes at the peak of a graph; its changes from `since` on are techniques on the recording."""
         left = float(self.activations)
         for change in graph.changes[since:]:
             if found := _NOT_KEPT.search(change.what):

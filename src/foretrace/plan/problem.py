@@ -82,9 +82,7 @@ class CoarseStep:
         return self
 
     def coarsened(self, most: int = MOST_TENSORS) -> CoarseStep:
-        """Return the step with at most `most` tensors: neighbours with the fewest bytes are taken together, times
-        added.
-        """
+        """Return the step with at most `most` tensors: neighbours with the fewest bytes become one."""
         if len(self) <= most:
             return self
         groups = [[i] for i in range(len(self))]

@@ -183,9 +183,7 @@ class _Step:
         )
 
     def all_ready(self) -> Int64:
-        """Return when the gradients (columns) of every step (rows) are ready, from the step's begin (ns), in their
-        order.
-        """
+        """Return when gradients (columns, in order) of every step (rows) are ready, ns from the step's begin."""
         end = self.timeline.end
         host = np.stack([end[each.ready] for each in self.gradients], axis=1)
         device = np.stack([np.where(each.device >= 0, end[each.device], 0) for each in self.gradients], axis=1)
@@ -194,9 +192,7 @@ class _Step:
         return found
 
     def _behind(self) -> Int64:
-        """Return when compute of every step is at the place at which it waits for the last message, from the step's
-        begin.
-        """
+        """Return when compute of every step waits for the last message, from the step's begin."""
         graph, found = self.graph, []
         waiting = (graph.name == graph.names.index(WAIT)) & ~graph.gone
         launch = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & ~graph.gone[graph.dst])
@@ -232,9 +228,7 @@ class _Step:
         return place
 
     def _forward(self, begin: int, until: int) -> tuple[int, Int64]:
-        """Return time before the forward pass, and forward time from the first use of each weight to that of
-        the next.
-        """
+        """Return time before the forward pass, and from the first use of each weight in it to that of the next."""
         uses = self._uses()
         order = np.argsort(self._place(), kind="stable")
         mine = np.flatnonzero(self._here() & (self.graph.phase == Phase.FORWARD))

@@ -34,9 +34,7 @@ def overtaking(evaluator: Evaluator, **given: Any) -> Found[Plan]:
 
 
 def simple(evaluator: Evaluator) -> list[Plan]:
-    """Return plans to begin with: the best without `ahead` and simple ones, in all numbers of parts; at last the
-    default.
-    """
+    """Return plans to begin with: the best without `ahead`, simple ones in all numbers of parts, the default."""
     first = [best_buckets(evaluator).plan, *seeds(evaluator.problem, evaluator.costs)]
     usual = default(evaluator.problem).ends
     return [
@@ -92,9 +90,7 @@ class Plans(Space[Plan]):
 
 
 def toggled(plan: Plan, boundary: int) -> Plan:
-    """Return the plan with the bucket boundary after a tensor where there was none, or the reverse; parts as in its
-    left.
-    """
+    """Return the plan with a boundary after a tensor, or without the one there was; parts as in the left bucket."""
     if boundary in plan.ends:
         b = plan.ends.index(boundary)
         return Plan(
@@ -132,9 +128,7 @@ def all_moves(plan: Plan) -> Iterator[Plan]:
 
 
 def around(plan: Plan, buckets: Sequence[int]) -> Iterator[Plan]:
-    """Yield moves that change these buckets: other parts, halves, one tensor given to a neighbour, fused with a
-    neighbour.
-    """
+    """Yield changes of these buckets: other parts, halves, one tensor to a neighbour, fused with a neighbour."""
     for b in buckets:
         begin, end, now = plan.begins[b], plan.ends[b], plan.chunks[b]
         at = CHUNKS.index(now)

@@ -39,8 +39,7 @@ class SolverLimits:
 
 
 def apart(module: str, given: tuple[Any, ...], limits: SolverLimits, what: str) -> Any | None:
-    """Return what `answer` of a module gives for these arguments, the limits and when it began; None where its time is
-    up.
+    """Return what `answer` of a module gives for these arguments, the limits and when it began; None after its time.
 
     Raises MissingExtraError without OR-Tools, naming `what` needs it, and ForetraceError where the solver fails.
     """

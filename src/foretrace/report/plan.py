@@ -96,13 +96,14 @@ def placed(found: Placement, source: str, device: str = "", grid: float | None =
     accelerators = sum(each.kind == "accelerator" for each in found.devices)
     goodness = "proven best" if found.proven else f"at most {share(found.gap)} from the best"
     what = "A batch leaves the pipeline every" if found.objective == "throughput" else "One batch takes"
+    time = (digits if problem.accelerator_range is None else seconds)(found.objective_value)
     hosts = [
         f"The host of device {at} takes {seconds(host)} to launch operators: a larger batch or CUDA graphs help."
         for at, host in found.launch_bound.items()
     ]
     return taken(
         PlacementView, found, source=source, energy=energy, notes=(*(() if sized else (UNSIZED,)), *hosts),
-        headline=f"{what} {_time(found, found.objective_value)} on {things(accelerators, 'accelerator')}: {goodness}.",
+        headline=f"{what} {time} on {things(accelerators, 'accelerator')}: {goodness}.",
         devices=tuple(
             taken(PlacedDeviceView, each, nodes=tuple(problem.ids[row] for row in each.nodes),
                   memory=each.memory if sized else None, layers=_layers(problem, each))
@@ -115,10 +116,6 @@ def _layers(problem: PlacementProblem, device: DeviceLoad) -> str:
     """Return the first and last of the forward pass."""
     rows = [row for row in device.nodes if not problem.backward[row]] or device.nodes
     return f"{problem.labels[rows[0]]} – {problem.labels[rows[-1]]}"
-
-
-def _time(found: Placement, time: float) -> str:
-    return digits(time) if found.problem.accelerator_range is None else seconds(time)
 
 
 class PipelineStageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +149,8 @@ class PipelineView(Result, frozen=True, kw_only=True):
     def shown(self, top: int) -> Iterator[Block]:
         cut = f"the cut{'' if self.planner == 'placement' else f' by {self.planner}'} is "
         cut += "proven best" if self.proven else "not proven best"
-        yield About((self.source, *_size(len(self.stages), self.micro_batches), cut))
+        sizes = things(len(self.stages), "stage"), things(self.micro_batches, "micro-batch")
+        yield About((self.source, *sizes, cut))
         columns: list[Column | str] = [
             "schedule", Column("batch", "time"), Column("range", right=True, least=70), Column("bubble", right=True),
             Column("in flight", right=True, least=80), Column("most memory", right=True), Column("", wide=True),
@@ -180,7 +178,7 @@ def pipelined(found: CutModel, source: str, device: str = "", grid: float | None
         boards = sum(each.replicas for each in found.stages)
         energy = power.energy(named(device), best.batch_s, best.interval_s, busy_s, boards, grid)
     if best.batch_s is not None and best.fits:
-        stages, batch = _size(len(found.stages), found.micro_batches)
+        batch, stages = things(found.micro_batches, "micro-batch"), things(len(found.stages), "stage")
         headline = f"{best.name} takes {seconds(best.batch_s)} for a batch of {batch} on {stages}."
     else:
         headline = f"No schedule fits: {best.why}"
@@ -192,10 +190,6 @@ def pipelined(found: CutModel, source: str, device: str = "", grid: float | None
             for each, cost, again in zip(found.placement.devices, found.stages, found.recomputed, strict=True)
         ),
     )  # fmt: skip
-
-
-def _size(stages: int, micro_batches: int) -> tuple[str, str]:
-    return things(stages, "stage"), things(micro_batches, "micro-batch")
 
 
 def _schedule_row(each: ScheduledPipeline) -> tuple[Any, ...]:
@@ -342,7 +336,7 @@ def planned(
         searched=None if by is None else search_view(
             by, None if by.found.best is None else asdict(by.found.best), best.seconds
         ),
-        parts_s=best.parts, memory_bytes=tuple(each.nbytes for each in best.memory),
+        parts_s=best.parts, memory_bytes=best.memory,
         memory_limit_bytes=on.capacity, gpu_hours=None if tokens is None else found.gpu_hours(tokens),
         runners_up=tuple(_candidate(each.cost, each.why, found) for each in found.runners_up),
         too_large=tuple(_candidate(each.cost, each.why) for each in found.too_large),

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-import msgspec
-
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.hardware.devices import named
 from foretrace.plan.soap.operators import DIMENSIONS
-from foretrace.plan.soap.plan import SoapPlan, SoapStrategy
+from foretrace.plan.soap.plan import SoapPlan, SoapStrategy, SplitOperator
 from foretrace.report import power
 from foretrace.report.blocks import About, Block, Column, Line, table
 from foretrace.report.power import EnergyView
@@ -24,30 +22,6 @@ NOTES = (
 )
 
 
-class SplitOperatorView(msgspec.Struct, frozen=True, kw_only=True):
-    """One operator, with what follows it alone."""
-
-    name: str
-    parts: tuple[int, int, int, int]  # by samples, height (or time), width, channels
-    devices: tuple[int, ...]  # of the parts
-
-
-class SoapStrategyView(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest strategy found for one way to exchange gradients."""
-
-    synchronisation: str  # all-reduce: a ring; gather: to the first holder and back
-    step_s: float
-    interval_s: tuple[float, float]  # with every operator as fast and as slow as it may be
-    baselines_s: dict[str, float | None]  # data parallel, expert, one device; null where it does not fit
-    gain: float | None  # over data parallelism
-    gain_interval: tuple[float, float] | None
-    moved_bytes: int  # activations and their gradients
-    exchanged_bytes: int  # gradients of weights, and weights
-    memory_bytes: tuple[int, ...]  # of every device
-    calls: int  # strategies that were simulated
-    operators: tuple[SplitOperatorView, ...]
-
-
 class SoapView(Report, frozen=True, kw_only=True):
     """`foretrace plan soap`: operators split by samples, attributes and parameters, their parts on any devices."""
 
@@ -58,7 +32,7 @@ class SoapView(Report, frozen=True, kw_only=True):
     per_node: int
     batch: int
     memory_limit_bytes: float
-    strategies: tuple[SoapStrategyView, ...]  # fastest first
+    strategies: tuple[SoapStrategy, ...]  # fastest first
     energy: EnergyView | None  # of a step by the first strategy, on all devices; null where there is no power model
     seconds: float  # CPU time of the search
 
@@ -92,41 +66,25 @@ class SoapView(Report, frozen=True, kw_only=True):
 
 def soap_view(found: SoapPlan, source: str, grid: float | None = None) -> SoapView:
     """Return the answer about strategies; `grid`: grams of CO2 per kWh."""
-    best, devices = found.strategies[0], found.cluster.workers
-    step, graph = best.counts.milliseconds / 1e3, best.simulated.graph
+    best, devices, graph = found.strategies[0], found.cluster.workers, found.simulated.graph
     busy_s = float(graph.dur[graph.kind == TaskKind.KERNEL].sum()) / devices / 1e9
-    unit = unit_for(step)
-    gain, faster = best.gain, "; data parallelism does not fit"
-    if gain is not None:
-        least, most = digits(gain[1]), digits(gain[2])
-        faster = f": {digits(gain[0])}× as fast as data parallelism ({least} – {most})"
-        if gain[0] <= 1.0005:
+    unit, faster = unit_for(best.step_s), "; data parallelism does not fit"
+    if best.gain is not None and best.gain_interval is not None:
+        least, most = map(digits, best.gain_interval)
+        faster = f": {digits(best.gain)}× as fast as data parallelism ({least} – {most})"
+        if best.gain <= 1.0005:
             faster = ", as data parallelism does: nothing faster was found"
     headline = (
-        f"A step takes {in_unit(step, unit)} {unit.name} ({between(*best.interval_s, unit)}) with gradients by "
+        f"A step takes {in_unit(best.step_s, unit)} {unit.name} ({between(*best.interval_s, unit)}) with gradients by "
         f"{best.synchronisation}{faster}."
     )
     return taken(
         SoapView, found, headline=headline, source=source, devices=devices,
-        energy=power.energy(named(found.device), step, best.interval_s, busy_s, devices, grid),
+        energy=power.energy(named(found.device), best.step_s, best.interval_s, busy_s, devices, grid),
         per_node=found.cluster.per_node, memory_limit_bytes=found.memory_limit, notes=(*NOTES, *found.notes),
-        strategies=tuple(map(_strategy, found.strategies)),
     )  # fmt: skip
 
 
-def _strategy(found: SoapStrategy) -> SoapStrategyView:
-    gain = found.gain
-    return taken(
-        SoapStrategyView, found.counts, found, step_s=found.counts.milliseconds / 1e3,
-        baselines_s={name: time for name, (_, time) in found.baselines.items()},
-        gain=None if gain is None else gain[0], gain_interval=None if gain is None else gain[1:],
-        memory_bytes=found.counts.held_bytes, calls=found.found.calls,
-        operators=tuple(
-            SplitOperatorView(name=name, parts=split.degrees, devices=devices) for name, split, devices in found.splits
-        ),
-    )  # fmt: skip
-
-
-def _words(each: SplitOperatorView) -> str:
+def _words(each: SplitOperator) -> str:
     parts = zip(_NAMES.values(), each.parts, strict=True)
     return ", ".join(f"{name} {degree}" for name, degree in parts if degree > 1) or "whole"

@@ -38,7 +38,6 @@ class ConstrainedBayes:
     most: int = 100  # points that the processes know: the best and the last ones
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Search point by point."""
         space, rng = context.space, context.rng
         first = {space.key(at): at for at in context.starts}
         for _ in range(_TRIES):
@@ -107,9 +106,7 @@ class ConstrainedBayes:
 def candidates(
     space: Space[Point], met: Container[Hashable], best: Point, rng: Random, many: int, near: int
 ) -> list[Point]:
-    """Return points not met yet: all of a space of up to `many`, else so many random ones and `near` neighbours of
-    `best`.
-    """
+    """Return points not met yet: all of a space of up to `many`, else `many` random ones and `near` to the best."""
     if space.size <= many:
         drawn = list(space.points())
     else:

@@ -57,9 +57,7 @@ class Hybrid:
         yield from self._in_turns(context, tuple(begins))
 
     def _in_turns(self, context: SearchContext[Point], begins: tuple[Point, ...]) -> Steps[Point]:
-        """Take turns of both refiners: always the one continues that has asked for less than its share of new
-        points.
-        """
+        """Take turns of both refiners: the one continues that has asked for less than its share of new points."""
         key, seen, spent = context.space.key, set[Hashable](), [0.0, 0.0]
         inner = [
             SearchContext(
@@ -143,9 +141,7 @@ class _Network:
             adam.step(self._net.backward(values, off)[0], _RATE * (1 - i / rounds))
 
     def inverted(self, begins: Float64, given: Float64, wanted: Float64) -> Float64:
-        """Return codes after descents, best first: whose answer is nearest to what is wanted, or least where nothing
-        is.
-        """
+        """Return codes after descents, best first: the answer nearest to what is wanted, or the least."""
         inside = np.clip(begins, 0.02, 0.98)
         free = np.log(inside / (1 - inside))
         rest = np.broadcast_to((given - self._given_center) / self._given_scale, (len(begins), len(given)))

@@ -12,26 +12,24 @@ the calls and the steps evenly; they are advanced side by side here, or each whe
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isnan
-from pathlib import Path
 from random import Random
-from typing import Any, Generic, Literal
+from typing import Any, Generic, Literal, cast
 from zlib import crc32
+
+import msgspec
 
 from foretrace import executor
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
-from foretrace.files import write_text
-from foretrace.reading import parse_json, read_bytes
 from foretrace.search.space import Constrained, Infeasible, Point, Problem, Responded
 from foretrace.search.strategy import LearnedStart, SearchContext, SearchStrategy
 
 # Of a new point, as it is kept: its cost, why it cannot be, `Constrained`, or `Responded` (whose cost may be None: inf)
-Cost = float | str | tuple[float, float] | tuple[float | None, tuple[float, ...]]
+KeptCost = float | str | tuple[float | None, float | tuple[float, ...]]
 Ended = Literal["", "proven", "finished", "nothing new", "calls", "steps", "seconds", "stopped"]
 
 _REPEATED = 30_000  # points in a row that were all priced before: the strategy is caught
@@ -44,39 +42,28 @@ _AGAIN = 3  # times that a chain is started again whose worker was killed
 _PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of the budget, after which chains elsewhere hand over what they have
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchState:
+class SearchState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a search stands; JSON holds all of it."""
 
     strategy: str
     seed: int
-    costs: tuple[tuple[Cost, ...], ...]  # of the new points of every chain, in order
+    costs: tuple[tuple[KeptCost, ...], ...]  # of the new points of every chain, in order
     best: tuple[int, ...]  # of every chain, a check sum of its best point
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
-        return {"strategy": self.strategy, "seed": self.seed, "costs": [*map(list, self.costs)], "best": [*self.best]}
+        return cast("dict[str, Any]", msgspec.to_builtins(self))
 
     @classmethod
-    def of_json(cls, held: dict[str, Any]) -> SearchState:
-        """Return the state that `to_json` gave; raises ValueError, KeyError or TypeError where it is none."""
-        costs = tuple(tuple(map(_read, row)) for row in held["costs"])
-        best = tuple(map(int, held["best"]))
-        if len(best) != len(costs):
-            raise ValueError("chains differ in number")
-        return cls(strategy=str(held["strategy"]), seed=int(held["seed"]), costs=costs, best=best)
-
-    def save(self, path: Path) -> None:
-        """Write a file, completely or not at all."""
-        write_text(path, json.dumps(self.to_json()))
-
-    @classmethod
-    def load(cls, path: Path) -> SearchState:
-        """Return the state in a file; raises ForetraceError where it holds none."""
+    def of_json(cls, held: Any) -> SearchState:
+        """Return the state that `to_json` gave; raises ValueError where it is none."""
         try:
-            return cls.of_json(parse_json(read_bytes(path), str(path)))
-        except (ForetraceError, ValueError, KeyError, TypeError, OverflowError):
-            raise ForetraceError(f"{path} is no state of a search; give the file that a search wrote.") from None
+            found = msgspec.convert(held, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"this is no state of a search: {error}") from None
+        if len(found.best) != len(found.costs):
+            raise ValueError("chains differ in number")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +95,7 @@ class _Order(Generic[Point]):
     calls: int
     steps: int
     gap: float
-    kept: tuple[Cost, ...]
+    kept: tuple[KeptCost, ...]
     check: int | None = None  # of the best point that an earlier part of the search met
     seconds: float = inf
 
@@ -149,9 +136,7 @@ class _Chain(Generic[Point]):
         return self.best is not None and self.cost <= bound + self.order.gap * abs(bound)
 
     def wanted(self, most: int) -> list[Point]:
-        """Return points to be priced next; none at the end of a step or of the search, or while known points are
-        repeated.
-        """
+        """Return points to be priced next; none at the end of a step or search, or while known points are repeated."""
         for _ in range(_LOOK):
             if self._open and not self.ended:
                 if self.calls < len(self.kept):  # of an earlier part of the search
@@ -227,12 +212,18 @@ class _Chain(Generic[Point]):
         known = self.known
         return [known[key] if cost is None else cost for key, cost in zip(self._keys, self._costs, strict=True)]
 
-    def part(self) -> _Part[Point]:
+    def found(self) -> Found[Point]:
         """Return what the search came to."""
-        return _Part(
-            best=self.best, cost=self.cost, steps=self.steps, gains=tuple(self.gains), bound=self.context.bound,
-            proven=self.proven, ended=self.ended, kept=tuple(self.kept), check=self.check,
+        met = map(_met, self.kept)
+        reasons = Counter(cost.why for cost in met if isinstance(cost, Infeasible | Constrained) and cost == inf)
+        order = self.order
+        return Found(
+            best=self.best, cost=self.cost, calls=len(self.kept), steps=self.steps, curve=tuple(self.gains),
+            bound=self.context.bound, proven=self.proven, infeasible=dict(reasons), ended=self.ended,
             learned=self.context.learned,
+            state=SearchState(
+                strategy=repr(order.strategy), seed=order.seed, costs=(tuple(self.kept),), best=(self.check,)
+            ),
         )  # fmt: skip
 
     @property
@@ -241,35 +232,7 @@ class _Chain(Generic[Point]):
         return 0 if self.best is None else crc32(repr(self._key(self.best)).encode())
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Part(Generic[Point]):
-    """What a chain came to, as it travels between processes."""
-
-    best: Point | None
-    cost: float
-    steps: int
-    gains: tuple[tuple[int, float], ...]
-    bound: float
-    proven: bool
-    ended: Ended
-    kept: tuple[Cost, ...]
-    check: int
-    learned: LearnedStart | None
-
-
-class SearchProgress(Generic[Point]):
-    """A search under way, as `tell` hears of it after every step."""
-
-    def __init__(self, orders: Sequence[_Order[Point]], parts: Callable[[], Sequence[_Part[Point]]]) -> None:
-        self._first, self._parts = orders[0], parts
-
-    @property
-    def found(self) -> Found[Point]:
-        """The answer so far, with the state."""
-        return _found(self._first, self._parts())
-
-
-Tell = Callable[[SearchProgress[Any]], None]
+Tell = Callable[[Callable[[], Found[Any]]], None]
 
 
 def minimise(
@@ -302,7 +265,8 @@ def minimise(
         seed: of the random numbers.
         on: None for this process, else a place of `executor.map`; the answer is the same, unless time decides it.
         state: of an earlier part of the same search.
-        tell: hears of every step; elsewhere only when chains hand over what they have, four times in all.
+        tell: is given a function that returns the answer so far, after every step; elsewhere only when chains hand over
+            what they have, four times in all.
 
     Raises ForetraceError for a budget that is none, and for the state of another search.
 
@@ -311,7 +275,9 @@ def minimise(
         if value is not None and value < 1:
             raise ForetraceError(f"`{name}={value}` allows no search; give 1 or more.")
     until = seconds if isinstance(seconds, Deadline) else Deadline(inf if seconds is None else seconds)
-    kept: Sequence[tuple[Cost, ...]] = [()] * chains if state is None else _kept(state, repr(strategy), seed, chains)
+    kept: Sequence[tuple[KeptCost, ...]] = (
+        [()] * chains if state is None else _kept(state, repr(strategy), seed, chains)
+    )
     orders = [
         _Order(
             problem=problem, strategy=strategy, starts=tuple(starts), seed=seed, index=i, kept=kept[i],
@@ -321,20 +287,10 @@ def minimise(
         for i in range(chains)
     ]  # fmt: skip
     parts = _here(orders, until, tell) if on is None else _elsewhere(orders, until, tell, on)
-    return _found(orders[0], parts)
+    return _joined(parts, gap)
 
 
-def _read(held: Any) -> Cost:
-    """Return a cost from JSON."""
-    if isinstance(held, list | tuple):
-        first, second = held
-        if isinstance(second, list | tuple):
-            return None if first is None else float(first), tuple(map(float, second))
-        return float(first), float(second)
-    return held if isinstance(held, str) else float(held)
-
-
-def _met(cost: Cost) -> float:
+def _met(cost: KeptCost) -> float:
     """Return a cost as the strategy met it."""
     if isinstance(cost, tuple):
         first, second = cost
@@ -349,7 +305,7 @@ def _share(total: int | None, chains: int, i: int) -> int:
     return _ENDLESS if total is None else total // chains + (i < total % chains)
 
 
-def _kept(state: SearchState, strategy: str, seed: int, chains: int) -> Sequence[tuple[Cost, ...]]:
+def _kept(state: SearchState, strategy: str, seed: int, chains: int) -> Sequence[tuple[KeptCost, ...]]:
     if (state.strategy, state.seed, len(state.costs)) != (strategy, seed, chains):
         raise ForetraceError(
             f"this state is of {state.strategy} with seed {state.seed} and {len(state.costs)} chains, not of "
@@ -358,10 +314,9 @@ def _kept(state: SearchState, strategy: str, seed: int, chains: int) -> Sequence
     return state.costs
 
 
-def _here(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None) -> list[_Part[Point]]:
+def _here(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None) -> list[Found[Point]]:
     """Return all chains side by side in this process: what they ask for is priced together."""
     chains = [_Chain(order, until) for order in orders]
-    running = SearchProgress(orders, lambda: [chain.part() for chain in chains])
     costs, clock, timed = orders[0].problem.costs, until.clock, until.left < inf
     longest = thought = 0.0  # seconds of the longest call and ask so far, less and less as time passes
     most = 1 if timed else _ENDLESS  # points that are priced before the clock is looked at
@@ -375,7 +330,7 @@ def _here(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None) -
                 points += asked
                 asking += [chain] * len(asked)
             if tell is not None and sum(chain.steps for chain in left) > steps:
-                tell(running)
+                tell(lambda: _joined([chain.found() for chain in chains], orders[0].gap))
             if timed:
                 now = clock()
                 thought = max(_FADE * thought, now - began)
@@ -400,69 +355,55 @@ def _here(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None) -
         ]
         for chain in chains:
             chain.ended = chain.ended or "stopped"
-    return [chain.part() for chain in chains]
+    return [chain.found() for chain in chains]
 
 
-def _run(order: _Order[Point]) -> _Part[Point]:
+def _run(order: _Order[Point]) -> Found[Point]:
     return _here([order], Deadline(order.seconds), None)[0]
 
 
-def _elsewhere(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None, on: str) -> list[_Part[Point]]:
-    """Return every chain where the executor puts it, in a few parts, so that what ends early leaves something
-    behind.
-    """
+def _elsewhere(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None, on: str) -> list[Found[Point]]:
+    """Return every chain where the executor puts it, in a few parts: what ends early leaves something behind."""
     total_s = until.left
-    parts = [_Chain(replace(order, calls=0), until).part() for order in orders]
-    running = SearchProgress(orders, lambda: parts)
+    parts = [_Chain(replace(order, calls=0), until).found() for order in orders]
     try:
         with executor.place(on) as processes:
             for share in _PARTS:
                 going = [i for i, part in enumerate(parts) if part.ended in ("", "calls", "seconds")]
                 left_s = share * total_s - until.spent if total_s < inf else inf
                 now = [
-                    replace(
-                        orders[i], kept=parts[i].kept, check=parts[i].check, seconds=left_s,
-                        calls=ceil(share * orders[i].calls),
-                    )
-                    for i in going
+                    replace(orders[i], kept=state.costs[0], check=state.best[0], seconds=left_s,
+                            calls=ceil(share * orders[i].calls))
+                    for i in going for state in [parts[i].state]
                 ]  # fmt: skip
                 for i, part in zip(going, executor.map(_run, now, on=on, pool=processes, again=_AGAIN), strict=True):
                     parts[i] = part
                 if tell is not None:
-                    tell(running)
+                    tell(lambda: _joined(parts, orders[0].gap))
     except KeyboardInterrupt:
         parts = [replace(part, ended="stopped") for part in parts]
     return parts
 
 
-def _found(order: _Order[Point], parts: Sequence[_Part[Point]]) -> Found[Point]:
+def _joined(parts: Sequence[Found[Point]], gap: float) -> Found[Point]:
     """Return the answer of all chains; which call came when does not depend on where they ran."""
     best = min(parts, key=lambda part: part.cost)
     curve: list[tuple[int, float]] = []
-    sizes = [len(part.kept) for part in parts]
     for calls, cost in sorted(
-        (sum(min(size, call if j <= i else call - 1) for j, size in enumerate(sizes)), cost)
+        (sum(min(each.calls, call if j <= i else call - 1) for j, each in enumerate(parts)), cost)
         for i, part in enumerate(parts)
-        for call, cost in part.gains
+        for call, cost in part.curve
     ):
         if not curve or cost < curve[-1][1]:
             curve.append((calls, cost))
-    met = (_met(cost) for part in parts for cost in part.kept)
-    reasons = Counter(cost.why for cost in met if isinstance(cost, Infeasible | Constrained) and cost == inf)
+    reasons: Counter[str] = sum((Counter(part.infeasible) for part in parts), Counter())
     bound = max(part.bound for part in parts)
-    return Found(
-        best=best.best,
-        cost=best.cost,
-        calls=sum(sizes),
-        steps=sum(part.steps for part in parts),
-        curve=tuple(curve),
-        bound=min(bound, best.cost),
-        proven=best.best is not None and best.cost <= bound + order.gap * abs(bound),
+    states = [part.state for part in parts]
+    return replace(
+        best, calls=sum(part.calls for part in parts), steps=sum(part.steps for part in parts), curve=tuple(curve),
+        bound=min(bound, best.cost), proven=best.best is not None and best.cost <= bound + gap * abs(bound),
         infeasible=dict(reasons.most_common()),
-        ended=best.ended,
-        learned=best.learned,
-        state=SearchState(
-            strategy=repr(order.strategy), seed=order.seed, costs=tuple(part.kept for part in parts),
-            best=tuple(part.check for part in parts),
+        state=msgspec.structs.replace(
+            states[0], costs=tuple(each.costs[0] for each in states), best=tuple(each.best[0] for each in states)
         ),
     )  # fmt: skip

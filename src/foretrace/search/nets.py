@@ -34,9 +34,7 @@ class DenseNet:
         return self.forward(x)[-1]
 
     def backward(self, values: list[Float64], gradient: Float64) -> tuple[list[Float64], Float64]:
-        """Return gradients of all parameters and of the inputs, from that of the outputs; `values` are those of
-        `forward`.
-        """
+        """Return gradients of all parameters and of the inputs from that of the outputs; `values`: of `forward`."""
         found: list[Float64] = []
         for i in range(len(self.parameters) - 2, -1, -2):
             found[:0] = [values[i // 2].T @ gradient, gradient.sum(axis=0)]

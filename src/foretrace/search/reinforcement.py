@@ -87,9 +87,7 @@ class DQN:
 
 
 def moved(space: Space[Point], at: Point, action: int, stride: float) -> Point:
-    """Return the point with one coordinate higher (even actions) or lower, by the first doubled stride that
-    changes it.
-    """
+    """Return the point with one coordinate higher (even actions) or lower, by the first doubled stride that does."""
     code, key, other = list(space.encode(at)), space.key(at), at
     i, sign, begin = action // 2, 1 - 2 * (action % 2), code[action // 2]
     while stride < 2 and space.key(other) == key:
@@ -111,9 +109,7 @@ class REINFORCE:
     rate: float = 0.05
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Yield the batch by batch, from the best of the starts; from a random point after a batch that met nothing
-        new.
-        """
+        """Yield batch by batch, from the best of the starts; from a random point where one met nothing new."""
         space, seen = context.space, set[Hashable]()
         at, _ = yield from context.first()
         draw = np.random.default_rng(context.rng.getrandbits(32))

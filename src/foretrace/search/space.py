@@ -13,19 +13,16 @@ from typing import Any, Generic, TypeVar
 Point = TypeVar("Point")
 
 
+# Floats are copied by their value and their attributes, so that a class of them is made of a number alone, too.
 class Infeasible(float):
     """The cost of a point that cannot be: infinite, with the reason in words."""
 
     why: str
 
     def __new__(cls, why: str) -> Infeasible:
-        """Return an infinite cost."""
         found = super().__new__(cls, inf)
         found.why = why
         return found
-
-    def __reduce__(self) -> tuple[type[Infeasible], tuple[str]]:  # a float would be copied by its value
-        return Infeasible, (self.why,)
 
 
 class Constrained(float):
@@ -35,14 +32,11 @@ class Constrained(float):
     excess: float
     why = "above the limit"
 
-    def __new__(cls, objective: float, excess: float) -> Constrained:
+    def __new__(cls, objective: float, excess: float = 0.0) -> Constrained:
         """Return a cost, finite where the limit is kept."""
         found = super().__new__(cls, inf if excess > 0 else objective)
         found.objective, found.excess = objective, excess
         return found
-
-    def __reduce__(self) -> tuple[type[Constrained], tuple[float, float]]:
-        return Constrained, (self.objective, self.excess)
 
 
 class Responded(float):
@@ -53,14 +47,10 @@ class Responded(float):
 
     response: tuple[float, ...]
 
-    def __new__(cls, cost: float, response: Sequence[float]) -> Responded:
-        """Return a cost."""
+    def __new__(cls, cost: float, response: Sequence[float] = ()) -> Responded:
         found = super().__new__(cls, cost)
         found.response = tuple(map(float, response))
         return found
-
-    def __reduce__(self) -> tuple[type[Responded], tuple[float, tuple[float, ...]]]:
-        return Responded, (float(self), self.response)
 
 
 class Space(Generic[Point]):
@@ -85,9 +75,7 @@ class Space(Generic[Point]):
         raise NotImplementedError(f"{type(self).__name__} does not list its moves")
 
     def neighbours(self, point: Point, rng: Random) -> Iterator[Point]:
-        """Return points to try next, the most promising first: moves, and larger changes where the space knows good
-        ones.
-        """
+        """Return points to try next, the most promising first: moves, and larger changes that the space knows."""
         return self.moves(point)
 
     def points(self) -> Iterator[Point]:
@@ -111,7 +99,6 @@ class Choices(Space[tuple[Any, ...]]):
 
     @cached_property
     def size(self) -> float:  # type: ignore[override]
-        """Number of points."""
         return float(prod(map(len, self.values)))
 
     @cached_property
@@ -160,7 +147,6 @@ class RatioChoices(Choices):
 
     @cached_property
     def size(self) -> float:  # type: ignore[override]
-        """Number of points."""
         return float(len(self.only) or prod(map(len, self.values)))
 
     def random(self, rng: Random) -> tuple[Any, ...]:

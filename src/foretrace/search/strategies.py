@@ -21,7 +21,6 @@ class Exhaustive:
     """Every point; proves the best one."""
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Search in the order of the space."""
         best, points = inf, context.space.points()
         if context.starts:
             best = min((yield context.starts))
@@ -36,7 +35,6 @@ class RandomSearch:
     """Random points, none depending on those before."""
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Draw points forever."""
         if context.starts:
             yield context.starts
         while True:
@@ -57,7 +55,6 @@ class MCMC:
     reset: int = 0  # proposals after which the chain goes back to its best point; 0: never
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Search from the best of the starts."""
         point, cost = yield from context.first()
         best, best_cost, made = point, cost, 0
         while True:
@@ -92,7 +89,6 @@ class Descent:
     cold: float = 1e-5
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Search round by round."""
         space, rng = context.space, context.rng
         best, best_cost = yield from context.first()
         begins = [best]
@@ -206,7 +202,6 @@ class Evolution:
     changes: float = 0.3  # probability of each further change
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """Yield generation by generation."""
         space, rng = context.space, context.rng
         first = list(context.starts[: self.population])
         first += [space.random(rng) for _ in range(self.population - len(first))]

@@ -45,7 +45,6 @@ class SearchContext(Generic[Point]):
 
     @property
     def space(self) -> Space[Point]:
-        """Of the problem."""
         return self.problem.space
 
     def prove(self, bound: float) -> None:
@@ -53,9 +52,7 @@ class SearchContext(Generic[Point]):
         self.bound = max(self.bound, bound)
 
     def first(self) -> Generator[Sequence[Point], Sequence[float], tuple[Point, float]]:
-        """Yield the best of the starts with its cost; without any, a random point that is feasible if one is
-        met soon.
-        """
+        """Yield the best of the starts with its cost; without any, a random point, feasible if one is met soon."""
         if self.starts:
             costs = yield self.starts
             best = min(range(len(costs)), key=costs.__getitem__)
@@ -77,9 +74,7 @@ class SearchStrategy(Protocol):
 
 
 def accepted(more: float, beta: float, rng: Random) -> bool:
-    """Return whether Metropolis' rule accepts: what costs no more always, what costs `more` with probability exp(−beta
-    · more).
-    """
+    """Return whether Metropolis' rule accepts what costs `more`: with probability min(1, exp(−beta · more))."""
     return more <= 0 or rng.random() < exp(-beta * more)
 
 

@@ -28,7 +28,7 @@ def played(schedule: PipelineSchedule, costs: list[StageCost]) -> list[Trained]:
             Span(action=action, begin=timeline.start[task] / 1e9, end=timeline.end[task] / 1e9)
             for action, task in zip(row, own, strict=True)
         )
-        found.append(Trained(losses={}, weights={}, scale=1.0, skipped=(), spans=spans, peak_bytes=0, fixed_bytes=0))
+        found.append(Trained(losses={}, weights={}, scale=1.0, skipped=(), spans=spans, fixed_bytes=0))
     return found
 
 

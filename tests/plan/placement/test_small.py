@@ -20,7 +20,6 @@ from foretrace.plan.placement.blocks import PlacementBlocks, contract
 from foretrace.plan.placement.latency import latency
 from foretrace.plan.placement.place import place
 from foretrace.plan.placement.problem import PlacementProblem
-from foretrace.plan.placement.programs import Solved
 from foretrace.plan.placement.series import bound
 from foretrace.plan.solver import SolverLimits
 from tests.plan.placement.problems import chain, placements, problems
@@ -103,9 +102,9 @@ def test_bound_of_a_chain_is_reached() -> None:
 def test_integer_program_has_the_time_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def improve(problem: PlacementProblem, blocks: PlacementBlocks, hint: Any, objective: float, **how: Any) -> Solved:
+    def improve(problem: PlacementProblem, blocks: PlacementBlocks, hint: Any, objective: float, **how: Any) -> Any:
         asked.append(how["limits"].seconds)
-        return Solved(devices=tuple(hint), bound=0.0, proven=False)
+        return tuple(hint), 0.0
 
     monkeypatch.setattr(programs, "improve", improve)
     monkeypatch.setattr(deadline, "uncompiled", count().__next__)  # a second passes with every look at the clock

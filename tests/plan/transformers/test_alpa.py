@@ -57,7 +57,8 @@ def test_the_least_sum_is_that_of_all_ways_to_cut(
         if max(each) <= limit:
             best = min(best, sum(each))
     shape = min(layers, devices) + 1, layers + 1, devices + 1
-    found = cut(paces, np.array(sizes), devices, limit, inf, np.empty(shape), np.zeros(shape, dtype=np.int64))
+    least = min(float((paces[1:, mesh, n] * sizes[mesh] / n).min()) for mesh in range(3) for n in range(1, layers + 1))
+    found = cut(paces, np.array(sizes), devices, least, limit, inf, np.empty(shape), np.zeros(shape, dtype=np.int64))
     assert found == pytest.approx(best)
 
 
@@ -123,8 +124,8 @@ def nbytes(here: ParallelismSpace, at: Parallelism, n: int, flight: int, first: 
     stages = 1 if first and last else 3
     model = replace(here.model, layers=n * stages)
     alike = replace(here, model=model, devices=at.tensor * at.data * stages, fixed={})
-    stage = alike.cost(replace(at, pipeline=stages)).memory[ends].nbytes
-    kept = alike.cost(replace(at, pipeline=stages)).memory[stages - 1].nbytes["activations"]
+    stage = alike.cost(replace(at, pipeline=stages)).memory[ends]
+    kept = alike.cost(replace(at, pipeline=stages)).memory[stages - 1]["activations"]
     return sum(stage.values()) - stage["activations"] + flight * kept
 
 
@@ -145,7 +146,7 @@ def test_stages_use_all_layers_and_devices_and_are_simulated() -> None:
 def test_equal_stages_stay_where_nothing_is_better() -> None:
     here = space(transformer("gpt2-xl"), devices=4, batch=32, gb=80)
     found = unequal_stages(here)
-    (at,) = replace(here, fixed={"virtual": 1}).sweep(1).configurations()
+    (at,) = replace(here, fixed={"virtual": 1}).sweep(1).configurations
     assert found.equal_s == pytest.approx(simulate(expand(here, at)).window_ns / 1e9)
     assert found.step_s <= found.equal_s
     assert all(isinstance(each, UnequalStage) for each in found.stages)

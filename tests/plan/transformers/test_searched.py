@@ -41,7 +41,7 @@ def test_costs_are_those_of_the_planner() -> None:
     here = space(SMALL, devices=8, batch=24, tensor=2)
     problem = ParallelismProblem(here)
     found = minimise(problem, strategy=Descent(walk=50), calls=400)
-    best = here.cost(here.search(1).configurations()[0]).seconds
+    best = here.cost(here.search(1).configurations[0]).seconds
     assert found.best is not None and found.best.tensor == 2
     assert exp(found.cost) == pytest.approx(here.cost(found.best).seconds) and best <= exp(found.cost) < 1.05 * best
     large = ParallelismProblem(space(SMALL, devices=1, batch=64))

@@ -10,7 +10,7 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
-from foretrace.plan.transformers.model import Parallelism, machine, software
+from foretrace.plan.transformers.model import Parallelism, fields_of, machine, software
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace
 
@@ -67,7 +67,7 @@ def test_no_valid_configuration_is_skipped(model: TransformerSizes, devices: int
     wanted = plainly(model, devices, batch, versions)
     found = space(model, devices=devices, batch=batch, versions=versions).sweep(len(wanted) + 10)
     assert found.valid == len(wanted)
-    got = [tuple(row) for row in (*found.rows.tolist(), *found.spill.tolist())]
+    got = [tuple(fields_of(each).tolist()) for each in (*found.configurations, *found.spilled)]
     assert len(got) == len(set(got)) and set(got) == wanted
 
 
@@ -75,9 +75,7 @@ def test_two_versions_save_the_bubble_and_cost_a_copy() -> None:
     flush = Parallelism(tensor=2, pipeline=4, data=2, zero=1)
     costs = [space(devices=16).cost(each) for each in (flush, replace(flush, versions=2))]
     assert costs[1].parts["bubble"] == 0 < costs[0].parts["bubble"] and costs[1].seconds < costs[0].seconds
-    assert [each.memory[1].nbytes["weights"] for each in costs] == [
-        each * costs[0].memory[1].nbytes["weights"] for each in (1, 2)
-    ]
+    assert [each.memory[1]["weights"] for each in costs] == [each * costs[0].memory[1]["weights"] for each in (1, 2)]
     widths = [each.interval_s[1] / each.interval_s[0] for each in costs]
     assert widths[1] == pytest.approx(widths[0] ** 2)  # no row without a flush was measured
     with pytest.raises(ForetraceError, match="two versions of the weights must have pipeline 2, got 1"):
@@ -90,9 +88,9 @@ def test_small_devices_reject_what_does_not_fit() -> None:
     tight = replace(tight, on=replace(tight.on, capacity=2.5e9))
     found = tight.sweep(20_000)
     assert 0 < found.fitting < found.valid
-    fitting = [tight.cost(each) for each in found.configurations()[::97]]
+    fitting = [tight.cost(each) for each in found.configurations[::97]]
     assert all(each.peak_bytes <= 2.5e9 for each in fitting)
-    assert all(tight.cost(each).peak_bytes > 2.5e9 for each in found.spilled()[::97])
+    assert all(tight.cost(each).peak_bytes > 2.5e9 for each in found.spilled[::97])
     assert np.all(np.diff([each.seconds for each in fitting]) >= 0)
 
 
@@ -107,8 +105,8 @@ def test_parts_add_up_and_stages_hold_what_they_must() -> None:
     found = space().cost(at)
     assert found.seconds == pytest.approx(sum(found.parts.values()))
     assert found.interval_s[0] < found.seconds < found.interval_s[1]
-    assert [each.stage for each in found.memory] == [0, 1, 2, 3]
-    held = [each.nbytes["activations"] for each in found.memory]
+    assert len(found.memory) == 4
+    held = [each["activations"] for each in found.memory]
     assert held == sorted(held, reverse=True)  # the first stage has most in flight
 
 
@@ -136,7 +134,7 @@ def test_activations_are_the_published_closed_form() -> None:
         (0, 2): 2.0,
     }
     for (sequence, recompute), each in kept.items():
-        found = one.cost(Parallelism(**at, sequence=sequence, recompute=recompute)).memory[0].nbytes
+        found = one.cost(Parallelism(**at, sequence=sequence, recompute=recompute)).memory[0]
         assert found["activations"] == pytest.approx(each * sbh * in_flight)
     states = found["weights"] + found["gradients"] + found["optimizer"]
     assert states == pytest.approx(18 * (12 * 12 * 12288**2 + 51200 * 12288) / 8)
@@ -164,7 +162,7 @@ def test_experts_are_shared_out_over_the_data_group() -> None:
     model = transformer("mixtral-8x7b")
     many = space(model, devices=32, batch=64)
     costs = [many.cost(Parallelism(data=32, expert=expert)) for expert in (1, 2, 4, 8)]
-    weights = [each.memory[0].nbytes["weights"] for each in costs]
+    weights = [each.memory[0]["weights"] for each in costs]
     experts = 2.0 * model.layers * model.expert_parameters
     assert np.diff(weights) == pytest.approx([-4 * experts, -2 * experts, -experts])
     swapped, data = ([each.parts[part] for each in costs] for part in ("expert messages", "data messages"))
@@ -173,7 +171,7 @@ def test_experts_are_shared_out_over_the_data_group() -> None:
     link = many.on.link * many.software.constants["link_share"]
     slowest = 2 * model.layers * (whole / link + 4 * many.on.link_s * many.software.constants["link_times"])
     assert swapped[3] == pytest.approx(slowest)
-    state = [many.cost(Parallelism(data=32, expert=8, zero=zero)).memory[0].nbytes["optimizer"] for zero in (0, 1)]
+    state = [many.cost(Parallelism(data=32, expert=8, zero=zero)).memory[0]["optimizer"] for zero in (0, 1)]
     dense = model.layers * model.attention_parameters + 2 * model.words * model.hidden
     assert state == pytest.approx([6 * weights[3], 12 * (dense / 32 + 4 * experts / 32)])
 

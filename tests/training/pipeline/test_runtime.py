@@ -20,6 +20,7 @@ from foretrace.training.pipeline.runtime import StageWorker, Trained
 from foretrace.training.pipeline.schedule import F, PipelineSchedule, parse
 from foretrace.training.pipeline.schedules import SCHEDULES, gpipe, one_f_one_b_flush, two_bw
 from foretrace.training.pipeline.versions import StageVersions
+from pipeline_storages import measured
 from tests.gloo_workers import together
 from tests.training.pipeline.jobs import LENGTH, SAMPLES, SCALING, TIED, adamw, alone, job, steep, text
 
@@ -263,16 +264,16 @@ def test_an_error_of_the_users_keeps_its_traceback() -> None:
 def test_activations_in_flight_are_those_of_the_table() -> None:
     """Storages that autograd keeps: 4, 3, 2, 1 micro-batches; 1F1B in steady state is GPipe's over its stages."""
     same = PipelineJob(**{**vars(job(4)), "cut": (2, 2, 2, 1)})
-    one = train_here(same, gpipe(4, 1, 1), timeout_s=60, measure=True)
+    one = measured(same, gpipe(4, 1, 1))
     for schedule in (one_f_one_b_flush(4, 4, 2), gpipe(4, 4, 2), two_bw(4, 4, 2)):
-        found = train_here(same, schedule, timeout_s=60, measure=True)
+        found = measured(same, schedule)
         count = [schedule.in_flight(r) for r in range(4)]
         for process, single, held in zip(found, one, count, strict=True):
             assert process.peak_bytes == held * single.peak_bytes
         weights = [sum(each.nbytes for each in process.weights.values()) for process in found]
         for process, nbytes, versions in zip(found, weights, schedule.versions, strict=True):
             assert process.fixed_bytes == nbytes * (versions + 1)  # momentum is one more
-    kept = train_here(PipelineJob(**{**vars(same), "recompute": True}), gpipe(4, 4, 1), timeout_s=60, measure=True)
+    kept = measured(PipelineJob(**{**vars(same), "recompute": True}), gpipe(4, 4, 1))
     # Of each micro-batch the input alone, of one of them all.
     assert kept[1].peak_bytes == one[1].peak_bytes + 3 * SAMPLES * LENGTH * 16 * 4
 

@@ -31,8 +31,8 @@ from foretrace.plan.transformers.model import (
     on_design,
     vector,
 )
-from foretrace.plan.transformers.searched import divisors
 from foretrace.plan.transformers.shape import TransformerSizes
+from foretrace.plan.transformers.space import divisors
 
 SIZES = ("tensor_cores", "width", "depth", "vector_cores", "lanes", "buffer")  # of an `Accelerator`
 LEAST_SHARE = 0.3  # of the area that is allowed: smaller designs count only with one core of a kind, as published

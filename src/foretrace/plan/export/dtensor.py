@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from foretrace.plan.export.launch import InexpressiblePlanError, LaunchedPlan
-from foretrace.plan.transformers.model import RECOMPUTATIONS
+from foretrace.plan.export.launch import SHARDS_ALL, LaunchedPlan, UnsupportedSetting, lacking, selective
 
 _CODE = '''"""{title}
 
@@ -56,21 +55,21 @@ _SHARDED = """    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=
 _WRAPPER = "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper\n"
 
 
+REFUSES = [
+    *lacking("pipeline", "virtual", why="stages need a schedule"),
+    *lacking("context", "sequence", why="its modules see whole sequences"),
+    UnsupportedSetting(lambda plan: plan.model.experts > 1, "{model.experts} experts (routing is the model's own code)",
+            "plan a dense model"),
+    UnsupportedSetting(lambda plan: plan.model.kv_heads % plan.at.tensor > 0,
+            "tensor={at.tensor} over {model.kv_heads} heads of keys", "fix tensor={model.kv_heads}"),
+    selective("it wraps whole layers"),
+    SHARDS_ALL,
+]  # fmt: skip
+
+
 def write(launch: LaunchedPlan) -> str:
     """Return the file. Linear layers go by the names that decoders of `transformers` have; tied weights stay whole."""
     model, at = launch.model, launch.at
-    launch.without("pipeline", "virtual", at="stages need a schedule")
-    launch.without("context", "sequence", at="its modules see whole sequences")
-    if model.experts > 1:
-        raise InexpressiblePlanError(f"{model.experts} experts (routing is the model's own code)", "plan a dense model")
-    if model.kv_heads % at.tensor:
-        raise InexpressiblePlanError(
-            f"tensor={at.tensor} over {model.kv_heads} heads of keys", f"fix tensor={model.kv_heads}"
-        )
-    if RECOMPUTATIONS[at.recompute] == "selective":
-        raise InexpressiblePlanError("selective recomputation (it wraps whole layers)", "fix recompute=0 or 2")
-    if at.zero == 1:
-        raise InexpressiblePlanError("zero=1 (fully_shard shards gradients and weights, too)", "fix zero=2 or 3")
     full, words = bool(at.recompute), not model.tied
     # Replicated: shards of one process, so that gradients are summed over replicas and weights stay whole.
     sharded = _SHARDED.format(mesh='mesh["shard"]' if at.zero else 'mesh["replica", "shard"]', reshard=at.zero == 3)

@@ -1,21 +1,15 @@
-"""`LaunchedPlan`: what a target needs of a plan; `InexpressiblePlanError`: what it has no words for."""
+"""`LaunchedPlan`: what a target needs of a plan; `UnsupportedSetting`: what one has no words for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from foretrace.errors import ForetraceError
-from foretrace.plan.transformers.model import NODE, Parallelism
+from foretrace.plan.transformers.model import NODE, RECOMPUTATIONS, Parallelism
 from foretrace.plan.transformers.shape import TransformerSizes
-
-
-class InexpressiblePlanError(Exception):
-    """A target has no words for a part of a plan: `what`, and the `change` of the plan that it would take."""
-
-    def __init__(self, what: str, change: str) -> None:
-        super().__init__(what)
-        self.what, self.change = what, change
+from foretrace.plan.transformers.space import multiple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,24 +22,21 @@ class LaunchedPlan:
     node: int = NODE  # devices of a machine
 
     def __post_init__(self) -> None:
-        at = self.at
-        if self.batch < 1 or self.batch % (at.data * at.micro):
-            raise ForetraceError(
-                f"batch must be a multiple of {at.data * at.micro} (data degree times micro-batch), got {self.batch}; "
-                f"give {max(round(self.batch / (at.data * at.micro)), 1) * at.data * at.micro}."
-            )
-        if at.devices > self.node and at.devices % self.node:
-            raise ForetraceError(
-                f"devices must be a multiple of the {self.node} of a machine to be launched by torchrun, got "
-                f"{at.devices}; give {round(at.devices / self.node) * self.node}."
-            )
-        if at.virtual > 1 and at.pipeline == 1:
-            raise ForetraceError(f"virtual must be 1 where pipeline is 1, got {at.virtual}; give a pipeline degree.")
-        if self.model.layers % (at.pipeline * at.virtual):
-            raise ForetraceError(
-                f"layers must be a multiple of {at.pipeline * at.virtual} stages, got {self.model.layers}; give "
-                "degrees that divide them."
-            )
+        at, samples, stages = self.at, self.at.data * self.at.micro, self.at.pipeline * self.at.virtual
+        for wrong, said in (
+            (self.batch < 1 or self.batch % samples,
+             f"batch must be a multiple of {samples} (data degree times micro-batch), got {self.batch}; give "
+             f"{multiple(self.batch, samples)}."),
+            (at.devices > self.node and at.devices % self.node,
+             f"devices must be a multiple of the {self.node} of a machine to be launched by torchrun, got "
+             f"{at.devices}; give {multiple(at.devices, self.node)}."),
+            (at.virtual > 1 and at.pipeline == 1,
+             f"virtual must be 1 where pipeline is 1, got {at.virtual}; give a pipeline degree."),
+            (self.model.layers % stages,
+             f"layers must be a multiple of {stages} stages, got {self.model.layers}; give degrees that divide them."),
+        ):  # fmt: skip
+            if wrong:
+                raise ForetraceError(said)
 
     @property
     def nodes(self) -> int:
@@ -69,16 +60,40 @@ class LaunchedPlan:
 
     @property
     def title(self) -> str:
-        """What is launched, in a line."""
         return f"{self.model.name} on {self.at.devices} devices: {self.at}, {self.batch} samples per step"
 
-    def without(self, *fields: str, at: str) -> None:
-        """Refuse a plan that uses one of these fields of `Parallelism`; `at`: what the target does about them."""
-        plain = Parallelism()
-        for name in fields:
-            value = getattr(self.at, name)
-            if value != getattr(plain, name):
-                raise InexpressiblePlanError(f"{name}={value} ({at})", f"fix {name}={getattr(plain, name)}")
+
+class UnsupportedSetting(NamedTuple):
+    """What a target has no words for, and the change of the plan that it takes; with fields of `at` and `model`."""
+
+    when: Callable[[LaunchedPlan], bool]
+    what: str
+    change: str
+
+    def said(self, launch: LaunchedPlan) -> tuple[str, str]:
+        what, change = (each.format(at=launch.at, model=launch.model) for each in (self.what, self.change))
+        return what, change
+
+
+def lacking(*names: str, why: str) -> list[UnsupportedSetting]:
+    """Return refusals of fields of `Parallelism` that are not the default; `why`: what the target does about them."""
+
+    def refusal(name: str, usual: int) -> UnsupportedSetting:
+        what = f"{name}={{at.{name}}} ({why})"
+        return UnsupportedSetting(lambda launch: getattr(launch.at, name) != usual, what, f"fix {name}={usual}")
+
+    return [refusal(name, getattr(Parallelism(), name)) for name in names]
+
+
+def selective(why: str) -> UnsupportedSetting:
+    """Return the refusal of selective recomputation."""
+    return UnsupportedSetting(lambda launch: RECOMPUTATIONS[launch.at.recompute] == "selective",
+                   f"selective recomputation ({why})", "fix recompute=0 or 2")  # fmt: skip
+
+
+SHARDS_ALL = UnsupportedSetting(
+    lambda plan: plan.at.zero == 1, "zero=1 (FSDP shards gradients and weights, too)", "fix zero=2 or 3"
+)
 
 
 def options(values: Mapping[str, object], join: str = " ") -> list[str]:

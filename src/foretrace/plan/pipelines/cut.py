@@ -5,12 +5,12 @@ The best placement gives every device a stage; `stages.py` has planners whose st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretrace.arrays import Float64, Mask
+from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.model.operator_graph import Role
 from foretrace.plan.pipelines.lower import BATCHES, StageCost, predict
@@ -57,76 +57,56 @@ class CutModel:
 def stage_costs(
     model: PlaceableModel, placement: Placement, kernels_s: Float64, host_s: Float64
 ) -> tuple[StageCost, ...]:
-    """Return times and sizes of every stage for one micro-batch, of kernels and of the host that launches them (n
-    each).
+    """Return times and sizes of every stage for one micro-batch, of kernels and their launching host (n each).
 
     A pass takes as long as its kernels or as its host, whichever is longer.
     """
-    graph = model.graph
+    graph, count, back = model.graph, len(placement.devices), model.backward
     stage = np.full(len(graph), -1)
     for number, each in enumerate(placement.devices):
         stage[[placement.problem.ids[row] for row in each.nodes]] = number
     starts, ends, tensors = graph.edges
-    leaving = {
-        (int(tensor), int(stage[start]), bool(model.backward[start]))
-        for tensor, start, end in zip(tensors, starts, ends, strict=True)
-        if stage[start] >= 0 <= stage[end] and stage[start] != stage[end]
-    }
-    updates = [model.update_times(each) for each in (kernels_s, host_s)]
+    leaving = (stage[starts] >= 0) & (stage[ends] >= 0) & (stage[starts] != stage[ends])
+    sent = np.zeros((2, count))  # forward, backward
+    for tensor, way, source in set(zip(*(each[leaving].tolist() for each in (tensors, back[starts], stage[starts])),
+                                       strict=True)):  # fmt: skip
+        sent[int(way), source] += graph.tensors[tensor].nbytes
 
-    def slower(rows: Mask) -> float:
-        return float(max(kernels_s[rows].sum(), host_s[rows].sum()))
+    def slower(ways: Iterable[Float64]) -> Float64:
+        totals: Float64 = np.max([_totals(stage, each, count) for each in ways], axis=0)
+        return totals
 
-    found = []
-    for number in range(len(placement.devices)):
-        mine = stage == number
-        held = dict.fromkeys(Role, 0.0)
-        for storage, at in model.holder.items():
-            if mine[at]:
-                held[graph.storages[storage].role] += graph.storages[storage].nbytes
-        sizes = [
-            sum(graph.tensors[tensor].nbytes for tensor, source, back in leaving if source == number and back == way)
-            for way in (False, True)
-        ]
-        kept = sum(held[role] for role in KEPT)
-        weights = held[Role.WEIGHT]
-        found.append(
-            StageCost(
-                forward_s=slower(mine & ~model.backward),
-                backward_s=slower(mine & model.backward),
-                update_s=float(max(each[mine].sum() for each in updates)),
-                hop_s=max(sizes) / model.bytes_per_s,
-                activation_bytes=held[Role.ACTIVATION],
-                weight_bytes=weights,
-                state_bytes=max(kept - 2 * weights, 0.0),
-            )
-        )
-    return tuple(found)
+    times = kernels_s, host_s
+    weights, kept = (_totals(stage, model.held(*roles), count) for roles in ((Role.WEIGHT,), KEPT))
+    columns: dict[str, Float64] = {
+        "forward_s": slower(each * ~back for each in times), "backward_s": slower(each * back for each in times),
+        "update_s": slower(map(model.update_times, times)), "hop_s": sent.max(axis=0) / model.bytes_per_s,
+        "activation_bytes": _totals(stage, model.held(Role.ACTIVATION), count), "weight_bytes": weights,
+        "state_bytes": np.maximum(kept - 2 * weights, 0.0),
+    }  # fmt: skip
+    return tuple(StageCost(**dict(zip(columns, row, strict=True))) for row in np.stack([*columns.values()], 1).tolist())
+
+
+def _totals(label: Int64, values: Float64, count: int) -> Float64:
+    """Return the sums of values (n) with labels 0, 1, ...; those without (−1) are left out."""
+    mine = label >= 0
+    return np.bincount(label[mine], weights=values[mine], minlength=count).astype(np.float64)
 
 
 def cost_graph(model: PlaceableModel, kernels_s: Float64, host_s: Float64) -> tuple[CostGraph, PlacementBlocks]:
-    """Return what planners with replicas read: blocks, each as slow as its kernels or its host; recomputed, inputs
-    stay.
-    """
+    """Return what planners with replicas read: blocks, as slow as kernels or host; of recomputed ones inputs stay."""
     problem = model.problem()
     blocks = contract(problem)
     if lattice(blocks, _MOST_CUTS) is None:
         blocks = blocks.linear()
-    of = np.empty(len(model.graph), dtype=np.int64)
+    of, count, ids = np.full(len(model.graph), -1), len(blocks), list(problem.ids)
     for number, rows in enumerate(blocks.rows):
         of[[problem.ids[row] for row in rows]] = number
-    ids = list(problem.ids)
-
-    def total(values: Float64) -> Float64:
-        return np.bincount(of[ids], weights=values, minlength=len(blocks)).astype(np.float64)
-
     time, forward = (
-        np.maximum(*(total(each[ids] * which) for each in (kernels_s, host_s))) for which in (1, ~problem.backward)
+        np.maximum(*(_totals(of, each * which, count) for each in (kernels_s, host_s)))
+        for which in (1, ~model.backward)
     )
-    weights, inputs = np.zeros(len(blocks)), np.zeros(len(blocks))
-    for storage, at in model.holder.items():
-        if model.graph.storages[storage].role == Role.WEIGHT:
-            weights[of[at]] += model.graph.storages[storage].nbytes
+    inputs = np.zeros(count)
     edges = {(before, after): 0.0 for before, many in enumerate(blocks.after) for after in many}
     for home, readers, row in zip(*crossing(problem, blocks), strict=True):
         for reader in () if problem.backward[row] else readers:
@@ -134,19 +114,18 @@ def cost_graph(model: PlaceableModel, kernels_s: Float64, host_s: Float64) -> tu
             edge = min(home, reader), max(home, reader)  # blocks stand in order; a backward pass may read a later one's
             edges[edge] = edges.get(edge, 0.0) + nbytes
             inputs[reader] += nbytes
-    saved = total(np.zeros(len(ids)) if problem.saved is None else problem.saved) / model.devices
-    fixed = total(problem.nbytes) - model.devices * saved
+    kept = np.zeros(len(ids)) if problem.saved is None else problem.saved
+    saved, fixed = (_totals(of[ids], each, count) for each in (kept / model.devices, problem.nbytes - kept))
     costs = NodeCosts(
         time=np.stack([time, time + forward]), kept_bytes=np.stack([saved, np.minimum(inputs, saved)]),
-        fixed_bytes=np.stack([fixed, fixed]), weight_bytes=weights, entering={}, leaving={},
+        fixed_bytes=np.stack([fixed, fixed]), weight_bytes=_totals(of, model.held(Role.WEIGHT), count), entering={},
+        leaving={},
     )  # fmt: skip
     return CostGraph(edges=edges, costs={1: costs}), blocks
 
 
 def _replicated(model: PlaceableModel, cost: StageCost, stage: ParallelStage, costs: NodeCosts) -> StageCost:
-    """Return a stage's cost on its replicas: each runs what is recomputed, and all exchange gradients with every
-    update.
-    """
+    """Return a stage's cost on its replicas: each recomputes, and all exchange gradients with every update."""
     again, d = list(stage.again), stage.data
     kept, forward = costs.kept_bytes[:, again], (costs.time[1] - costs.time[0])[again]
     return replace(
@@ -205,8 +184,6 @@ def cut(
         if name not in SCHEDULES:
             raise ForetraceError(f"there is no schedule {name}; choose from {', '.join(SCHEDULES)}.")
     placement, stages = _stages(model, problem, planner, micro_batches)
-    if any(each.kind != "accelerator" for each in placement.devices):
-        raise ForetraceError("a stage of a pipeline must be on an accelerator; leave CPUs out.")
     ways = [(model.costs.seconds, model.host_s), *model.ends]
     expected, *others = (stage_costs(model, placement, *each) for each in ways)
     if stages:
@@ -219,11 +196,9 @@ def cut(
     late = sum((1 - 1 / each.replicas) * (each.forward_s + each.backward_s) for each in others[1])
     found = []
     for name in names or SCHEDULES:
-        if name == "interleaved":
-            why = "it needs several stages per device, and the model was cut into one each."
-            found.append(ScheduledPipeline(name=name, why=why))
-            continue
         try:
+            if name == "interleaved":
+                raise ForetraceError("it needs several stages per device, and the model was cut into one each.")
             schedule = SCHEDULES[name](len(expected), micro_batches, BATCHES)
         except ForetraceError as error:
             found.append(ScheduledPipeline(name=name, why=str(error)))

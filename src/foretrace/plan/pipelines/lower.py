@@ -55,12 +55,9 @@ class PipelinePrediction:
     nbytes: tuple[float, ...]  # weights in all versions, gradients, the optimizer's state, activations in flight
 
 
-def lower(
-    schedule: PipelineSchedule, costs: Sequence[StageCost], *, clipped: bool = False, sync_s: float = 0.0
-) -> TaskGraph:
+def lower(schedule: PipelineSchedule, costs: Sequence[StageCost]) -> TaskGraph:
     """Return the task graph of a schedule; a step is a batch, which ends when every process has updated.
 
-    `clipped`: updates need the norm of all gradients, which is there `sync_s` after the last process has its own.
     Raises ForetraceError where the stages are others than the schedule's.
     """
     if len(costs) != schedule.stages:
@@ -74,25 +71,20 @@ def lower(
     clock = writer.lane(Lane(rank=0, kind=LaneKind.CPU, label="batches"))
     writer.mark(clock, "batch", release=0, step=0)
     links: dict[tuple[int, int], int] = {}
-    row_of: dict[tuple[int, int], int] = {}
-    begun = [0] * processes
+    rows: list[list[int]] = [[] for _ in range(processes)]  # of each process's actions
     sent: dict[Action, int] = {}  # by reader
     updated: dict[int, list[int]] = {}
-    for process, action, needs in schedule.run_order(clipped=clipped):
+    for process, action, needs in schedule.run_order():
         kind, number, stage = action
         batch = (number if kind == U else number // schedule.micro_batches) - schedule.first
         stages = schedule.stages_of[process] if kind == U else [stage]
         task = writer.task(
             TaskKind.KERNEL, process, kind.name.lower(), _ns(sum(costs[each].of(kind) for each in stages)), step=batch,
-            layer=f"stage {stages[0]}", phase=_PHASES[kind], release=NO_RELEASE if begun[process] else 0,
+            layer=f"stage {stages[0]}", phase=_PHASES[kind], release=NO_RELEASE if rows[process] else 0,
         )  # fmt: skip
         for other, place in needs:
-            if schedule.rows[other][place].kind == U:
-                writer.edge(row_of[other, place], task, EdgeKind.COLLECTIVE, _ns(sync_s))
-            else:
-                writer.edge(row_of[other, place] if other == process else sent[action], task, EdgeKind.DATA)
-        row_of[process, begun[process]] = task
-        begun[process] += 1
+            writer.edge(rows[other][place] if other == process else sent[action], task, EdgeKind.DATA)
+        rows[process].append(task)
         reader = schedule.reader(action)
         if reader is not None and (to := schedule.process_of[reader.stage]) != process:
             if (process, to) not in links:
@@ -111,31 +103,23 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def predict(
-    schedule: PipelineSchedule, costs: Sequence[StageCost], *, clipped: bool = False, sync_s: float = 0.0
-) -> PipelinePrediction:
-    """Return time, bubble and memory of a schedule; arguments and errors as in `lower`.
-
-    Memory counts a second set of gradients where an update is `clipped` without a flush.
-    """
-    graph = lower(schedule, costs, clipped=clipped, sync_s=sync_s)
-    timeline = simulate(graph)
-    total = timeline.window_ns
-    work = graph.kind == TaskKind.KERNEL
-    busy = np.bincount(graph.lane[work], weights=graph.dur[work], minlength=len(schedule.rows))
-    nbytes = []
-    for process, stages in enumerate(schedule.stages_of):
-        held = 0.0
-        for s in stages:
-            sets = schedule.versions[s] + 1 + (clipped and schedule.versions[s] > 1)
-            held += sets * costs[s].weight_bytes + costs[s].state_bytes
-            held += -(-schedule.in_flight(process, s) // costs[s].replicas) * costs[s].activation_bytes
-        nbytes.append(held)
+def predict(schedule: PipelineSchedule, costs: Sequence[StageCost]) -> PipelinePrediction:
+    """Return time, bubble and memory of a schedule; errors as in `lower`."""
+    graph = lower(schedule, costs)
+    timeline, processes = simulate(graph), range(len(schedule.rows))
+    total, work = timeline.window_ns, graph.kind == TaskKind.KERNEL
+    busy = np.bincount(graph.lane[work], weights=graph.dur[work], minlength=len(processes))
     return PipelinePrediction(
         timeline=timeline,
         total_s=total / 1e9,
         batch_s=timeline.step_time_s,
-        bubble=tuple(1 - float(busy[r]) / total if total else 0.0 for r in range(len(schedule.rows))),
-        in_flight=tuple(schedule.in_flight(r) for r in range(len(schedule.rows))),
-        nbytes=tuple(nbytes),
+        bubble=tuple(1 - float(busy[r]) / total if total else 0.0 for r in processes),
+        in_flight=tuple(map(schedule.in_flight, processes)),
+        nbytes=tuple(sum(_held(schedule, r, s, costs[s]) for s in schedule.stages_of[r]) for r in processes),
     )
+
+
+def _held(schedule: PipelineSchedule, process: int, stage: int, cost: StageCost) -> float:
+    in_flight = -(-schedule.in_flight(process, stage) // cost.replicas)
+    weights = (schedule.versions[stage] + 1) * cost.weight_bytes
+    return weights + cost.state_bytes + in_flight * cost.activation_bytes

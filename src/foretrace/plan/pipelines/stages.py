@@ -46,9 +46,7 @@ class NodeCosts:
     leaving: Mapping[tuple[int, int], float]  # and at its tail
 
     def held(self, flight: int) -> tuple[Float64, Float64, Int64]:
-        """Return bytes with so many micro-batches in flight; what a node saves that is computed again; which ones
-        first.
-        """
+        """Return bytes with so many micro-batches in flight; what computing a node again saves; which ones first."""
         nbytes = self.kept_bytes * flight + self.fixed_bytes
         saved = nbytes[0] - nbytes[1]
         order = np.argsort((self.time[1] - self.time[0]) / np.where(saved > 0, saved, 1.0), kind="stable")
@@ -64,7 +62,6 @@ class CostGraph:
 
     @property
     def nodes(self) -> int:
-        """How many nodes it has."""
         return len(next(iter(self.costs.values())).weight_bytes)
 
 
@@ -82,8 +79,7 @@ class ParallelStage:
 def plan_stages(
     graph: CostGraph, levels: Sequence[tuple[int, float]], *, memory_bytes: float = inf, micro_batches: int = 0
 ) -> tuple[ParallelStage, ...]:
-    """Return the stages with the least maximal load, on devices in `levels`, innermost first: (how many, bytes per
-    second).
+    """Return the stages with the least maximal load, on devices in `levels`, innermost first: (count, bytes/s).
 
     With `micro_batches` of a batch as Piper, without as PipeDream; degrees of a stage are then of the outermost level.
     Raises ForetraceError for what is no network, where the graph cannot be cut and where nothing fits.
@@ -163,9 +159,7 @@ class StageLoads:
         return [(t, d, s, s - d) for t, d in split for s in range(d, devices + 1)]
 
     def _work(self, devices: int) -> int:
-        """Return how many options there are behind all ideals, or numbers to keep in units of that, whichever
-        is more.
-        """
+        """Return how many options there are behind all ideals, or, in that unit, numbers to keep, if more."""
         limited, replicas = isfinite(self.memory_bytes), np.arange(1, devices + 1)
         replicas = replicas[self.micro_batches % replicas == 0]
         options = len(self.graph.costs) * int((devices - replicas + 1).sum() if limited else len(replicas))
@@ -242,9 +236,7 @@ class StageLoads:
         return tuple(order[: int((left > self.memory_bytes * (1 + ROUNDING)).sum())].tolist())
 
     def _computing(self, costs: NodeCosts, flight: int) -> Float64:
-        """Return the time of every stage with as many nodes computed again as memory requires; infinite where none are
-        enough.
-        """
+        """Return the time of every stage, with as many nodes computed again as memory requires; infinite if none do."""
         nbytes, saved, order = costs.held(flight)
         start = np.zeros((len(self.sets), 1))
         savings, losses = (

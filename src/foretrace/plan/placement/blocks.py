@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
-from foretrace.plan.placement.problem import PlacementProblem
+from foretrace.plan.placement.problem import PlacementProblem, topological
 
 NOTHING = 1e-6  # a time below this is none
 Edges = set[tuple[int, int]]
@@ -51,16 +53,7 @@ class PlacementBlocks:
 
     def reordered(self, *, deep: bool) -> PlacementBlocks:
         """Return the same blocks in another topological order, depth first or breadth first."""
-        waiting = [len(each) for each in self.before]
-        ready = [at for at, count in enumerate(waiting) if not count]
-        order: list[int] = []
-        while ready:
-            at = ready.pop() if deep else ready.pop(0)
-            order.append(at)
-            for each in sorted(self.after[at]):
-                waiting[each] -= 1
-                if not waiting[each]:
-                    ready.append(each)
+        order = topological([sorted(each) for each in self.after], deep=deep)
         place = {block: at for at, block in enumerate(order)}
         edges = {(place[a], place[b]) for a, targets in enumerate(self.after) for b in targets}
         return PlacementBlocks.of((self.rows[at] for at in order), edges)
@@ -97,17 +90,12 @@ def contract(problem: PlacementProblem, *, contiguous: bool = True, whole: bool 
 
 
 def _components(count: int, edges: Edges) -> np.ndarray:
-    """Return the number of the strongly connected component of every node: such nodes reach the same ones."""
-    reach = [1 << node for node in range(count)]
-    changed = True
-    while changed:
-        changed = False
-        for source, target in sorted(edges, reverse=True):
-            united = reach[source] | reach[target]
-            changed |= united != reach[source]
-            reach[source] = united
+    """Return the number of the strongly connected component of every node, in the order of their first nodes."""
+    source, target = np.array(sorted(edges), dtype=np.int64).reshape(-1, 2).T
+    graph = csr_array((np.ones(len(edges)), (source, target)), shape=(count, count))
     number: dict[int, int] = {}
-    return np.array([number.setdefault(each, len(number)) for each in reach], dtype=np.int64)
+    labels = connected_components(graph, connection="strong")[1].tolist()
+    return np.array([number.setdefault(each, len(number)) for each in labels], dtype=np.int64)
 
 
 def _without_idle(problem: PlacementProblem, label: np.ndarray, edges: Edges) -> tuple[np.ndarray, Edges]:

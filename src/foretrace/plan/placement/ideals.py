@@ -14,7 +14,6 @@ the block that makes it and those that read it; I - J cuts what I or J cut, exce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -27,14 +26,6 @@ from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 
 MOST_IDEALS = 250_000
 WORD = 63  # bits of a word of a mask
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contiguous:
-    """The best contiguous placement of some blocks; None where there is none below the bound that was given."""
-
-    devices: tuple[DeviceLoad, ...] | None
-    ideals: int
 
 
 def lattice(blocks: PlacementBlocks, most: int = MOST_IDEALS) -> list[int] | None:
@@ -66,19 +57,16 @@ def words(masks: Sequence[int], bits: int) -> Int64:
     return np.array([[mask >> WORD * at & (1 << WORD) - 1 for at in range(count)] for mask in masks], dtype=np.int64)
 
 
-def solve(
-    problem: PlacementProblem,
-    blocks: PlacementBlocks,
-    below: float = inf,
-) -> Contiguous | None:
-    """Return the placement whose largest load is least and under `below`, exactly; None where there are too many
-    ideals.
-    """
+Contiguous = tuple[tuple[DeviceLoad, ...] | None, int]  # devices, if any are below the bound; ideals
+
+
+def solve(problem: PlacementProblem, blocks: PlacementBlocks, below: float = inf) -> Contiguous | None:
+    """Return the placement with the least largest load, if under `below`; None where there are too many ideals."""
     masks = lattice(blocks)
     if masks is None:
         return None
     if below <= 0:  # no placement costs less than nothing
-        return Contiguous(devices=None, ideals=len(masks))
+        return None, len(masks)
     home, readers, rows = crossing(problem, blocks)
     touched: list[list[int]] = [[] for _ in range(len(blocks))]
     for at, (block, others) in enumerate(zip(home, readers, strict=True)):
@@ -102,13 +90,11 @@ def solve(
     devices = None
     if np.isfinite(best[-1, -1, -1]):
         devices = _devices(problem, blocks, masks, choice, origin)
-    return Contiguous(devices=devices, ideals=len(masks))
+    return devices, len(masks)
 
 
 def least_load(problem: PlacementProblem, blocks: PlacementBlocks, value: float) -> float:
-    """Return a load that no placement can beat: the time of all operators, shared out evenly; `value` is one that is
-    known.
-    """
+    """Return a load that no placement can beat: all operators, shared out evenly; `value` is one that is known."""
     weights = _weights(problem, blocks)
     if not problem.accelerators:
         return float(weights[1].sum()) / problem.cpus
@@ -117,9 +103,7 @@ def least_load(problem: PlacementProblem, blocks: PlacementBlocks, value: float)
 
 
 def _weights(problem: PlacementProblem, blocks: PlacementBlocks) -> Float64:
-    """Return the time on an accelerator, time on a CPU, bytes, and rows that no accelerator can run, of every block (4,
-    b).
-    """
+    """Return time on an accelerator and on a CPU, bytes, rows that no accelerator can run, of every block (4, b)."""
     able = np.isfinite(problem.accelerator_time)
     columns = [np.where(able, problem.accelerator_time, 0.0), problem.cpu_time, problem.nbytes, ~able]
     return np.array([[column[list(each)].sum() for each in blocks.rows] for column in columns])
@@ -203,9 +187,7 @@ def note_cut(cut: Int32, held: Int32, end: int, size: Int64, inside: Int32) -> i
 
 @inner
 def cut_twice(cut: Int32, held: Int32, begin: int, end: int, size: Int64, transfer: Float64, inside: Int32) -> float:
-    """Return the last sum of the load above: of what a lower ideal cuts (`begin` to `end`), what the ideal
-    cuts, too.
-    """
+    """Return the last sum of the load above: what a lower ideal cuts (`begin` to `end`) and the ideal, too."""
     time = 0.0
     for at in range(begin, end):
         if 0 < inside[cut[at]] < size[cut[at]]:
@@ -227,9 +209,7 @@ def _best(
     limit: float,
     relief: Float64,  # time that 0, 1, ... CPUs can take off accelerators
 ) -> tuple[Float64, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
-    """Return the least largest load by CPUs, accelerators and ideal; what the last device is there, and the ideal below
-    it.
-    """
+    """Return the least largest load by CPUs, accelerators and ideal; the last device there, and the ideal below it."""
     n, blocks = len(masks), weights.shape[1]
     best = np.full((cpus + 1, accelerators + 1, n), np.inf)
     choice = np.zeros((cpus + 1, accelerators + 1, n), dtype=np.int8)

@@ -13,14 +13,12 @@ from math import inf
 import numpy as np
 
 from foretrace.plan.placement.blocks import PlacementBlocks
-from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
+from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem, topological
 from foretrace.plan.placement.series import in_series
 
 
 def latency(problem: PlacementProblem, devices: Sequence[DeviceLoad]) -> float:
-    """Return the time of one sample; inf where an accelerator's operators are too large for it or wait for
-    themselves.
-    """
+    """Return the time of one sample; inf where an accelerator's operators are too large or wait for themselves."""
     item = np.full(len(problem), -1)
     time: list[float] = []
     for each in devices:
@@ -33,25 +31,14 @@ def latency(problem: PlacementProblem, devices: Sequence[DeviceLoad]) -> float:
     ends = item[problem.edges]
     pairs = np.unique(ends[ends[:, 0] != ends[:, 1]], axis=0)
     after: list[list[int]] = [[] for _ in time]
-    waiting = [0] * len(time)
     for source, target in pairs.tolist():
         after[source].append(target)
-        waiting[target] += 1
-    start = [0.0] * len(time)
-    ready = [at for at, count in enumerate(waiting) if not count]
-    finished = 0
-    last = 0.0
-    while ready:
-        at = ready.pop()
-        finished += 1
-        end = start[at] + time[at]
-        last = max(last, end)
+    order, end = topological(after), [0.0] * len(time)
+    for at in order:
+        end[at] += time[at]
         for reader in after[at]:
-            start[reader] = max(start[reader], end)
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                ready.append(reader)
-    return last if finished == len(time) else inf
+            end[reader] = max(end[reader], end[at])
+    return max(end, default=0.0) if len(order) == len(time) else inf
 
 
 def greedy(problem: PlacementProblem, blocks: PlacementBlocks) -> tuple[DeviceLoad, ...]:

@@ -99,11 +99,13 @@ def place(
     wants_program = not contiguous or (objective == "latency" and find_spec("ortools") is not None)
     limits = SolverLimits(seconds=deadline.left) if work == inf else SolverLimits(work=work)
     if wants_program and reached * (1 - _PROVEN) > least and limits.seconds > 0:
-        tried = programs.improve(problem, blocks, devices, reached, latency=objective == "latency", limits=limits)
-        least = max(least, tried.bound)
-        found = value(problem, tried.devices, objective)
+        tried, bounded = programs.improve(
+            problem, blocks, devices, reached, latency=objective == "latency", limits=limits
+        )
+        least = max(least, bounded)
+        found = value(problem, tried, objective)
         if found < reached:
-            devices, reached = tried.devices, found
+            devices, reached = tried, found
         method = f"{method}; CP-SAT"
     return Placement(
         problem=problem, objective=objective, contiguous=contiguous, devices=devices, objective_value=reached,
@@ -117,7 +119,7 @@ Found = tuple[tuple[DeviceLoad, ...], float, float, str]
 def _intervals(problem: PlacementProblem, blocks: PlacementBlocks) -> list[tuple[DeviceLoad, ...]]:
     """Return the best intervals of two topological orders by their largest load, where some fit."""
     orders = [solve(problem, each.linear()) for each in (blocks, blocks.reordered(deep=False))]
-    return [each.devices for each in orders if each is not None and each.devices is not None]
+    return [each[0] for each in orders if each and each[0]]
 
 
 def _throughput(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
@@ -125,13 +127,13 @@ def _throughput(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
     best = min(_intervals(problem, blocks), key=problem.check, default=None)
     value = inf if best is None else problem.check(best)
     exact = solve(problem, blocks, value * (1 - ROUNDING))
-    if exact is not None and exact.devices is not None:
-        best, value = exact.devices, problem.check(exact.devices)
+    if exact and exact[0]:
+        best, value = exact[0], problem.check(exact[0])
     if best is None:
         raise _misfit(problem, blocks)
     if exact is None:
         return best, value, least_load(problem, blocks, value), "intervals of topological orders; time of all operators"
-    return best, value, value * (1 - ROUNDING), f"dynamic programming over {exact.ideals} ideals"
+    return best, value, value * (1 - ROUNDING), f"dynamic programming over {exact[1]} ideals"
 
 
 def _latency(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
@@ -153,7 +155,7 @@ def _misfit(problem: PlacementProblem, blocks: PlacementBlocks) -> ForetraceErro
 
     def fits(changed: PlacementProblem) -> bool:
         found = solve(changed, line)
-        return found is not None and found.devices is not None
+        return found is not None and found[0] is not None
 
     largest, least, most = max(each), limit, sum(each) * (1 + ROUNDING)
     if not fits(replace(problem, memory_limit=most)):

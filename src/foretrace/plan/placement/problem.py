@@ -7,13 +7,14 @@ the time of its operators alone. The largest load is the time per sample of a pi
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -24,7 +25,6 @@ from foretrace.errors import ForetraceError
 from foretrace.model.readers.sources import first_bytes
 from foretrace.reading import parse_json, read_bytes
 
-_LARGEST = 1e100  # of any time or size: sums stay finite
 ROUNDING = 1e-9  # relative: loads are sums of some hundred numbers
 
 
@@ -73,18 +73,9 @@ class PlacementProblem:
     @cached_property
     def order(self) -> tuple[int, ...]:
         """Rows in topological order. Raises ForetraceError naming an operator on a cycle."""
-        waiting = [0] * len(self)
-        for readers in self.successors:
-            for reader in readers:
-                waiting[reader] += 1
-        found = [row for row, count in enumerate(waiting) if not count]
-        for row in found:
-            for reader in self.successors[row]:
-                waiting[reader] -= 1
-                if not waiting[reader]:
-                    found.append(reader)
+        found = topological(self.successors)
         if len(found) < len(self):
-            at = next(row for row, count in enumerate(waiting) if count)
+            at = min(set(range(len(self))).difference(found))
             raise ForetraceError(
                 f"{self.name}: the operators wait for each other in a circle that node {self.ids[at]} is on or behind; "
                 "leave out an edge."
@@ -109,9 +100,7 @@ class PlacementProblem:
         )
 
     def on(self, accelerators: int) -> PlacementProblem:
-        """Return the same operators on so many accelerators, with as many batches on their way in a pipeline of a
-        model.
-        """
+        """Return the same operators on so many accelerators, with as many batches of a model on their way."""
         more = 0.0 if self.saved is None else self.saved * (accelerators / self.accelerators - 1)
         return replace(self, accelerators=accelerators, nbytes=self.nbytes + more)
 
@@ -153,12 +142,29 @@ class PlacementProblem:
         return max(self.device(each.kind, each.nodes).load for each in devices)
 
 
+def topological(after: Sequence[Iterable[int]], *, deep: bool = False) -> list[int]:
+    """Return nodes behind those before them, breadth or depth first; without those on a circle, or behind one."""
+    waiting = Counter(chain.from_iterable(after))
+    ready = deque(node for node in range(len(after)) if not waiting[node])
+    found = []
+    while ready:
+        found.append(ready.pop() if deep else ready.popleft())
+        for each in after[found[-1]]:
+            waiting[each] -= 1
+            if not waiting[each]:
+                ready.append(each)
+    return found
+
+
+Figure = Annotated[float, msgspec.Meta(ge=0, lt=1e100)]  # so that sums stay finite
+
+
 class _Node(msgspec.Struct, kw_only=True):
     id: int
     name: str = ""
-    cpu_latency: float = msgspec.field(name="cpuLatency")
-    accelerator_latency: float = msgspec.field(name="fpgaLatency")
-    size: float = 0.0
+    cpu_latency: Figure = msgspec.field(name="cpuLatency")
+    accelerator_latency: float = msgspec.field(name="fpgaLatency")  # anything where it is not supported
+    size: Figure = 0.0
     supported: bool = msgspec.field(name="supportedOnFpga", default=True)
     backward: bool = msgspec.field(name="isBackwardNode", default=False)
     colour: int | None = msgspec.field(name="colorClass", default=None)
@@ -167,13 +173,13 @@ class _Node(msgspec.Struct, kw_only=True):
 class _Edge(msgspec.Struct, kw_only=True):
     source: int = msgspec.field(name="sourceId")
     target: int = msgspec.field(name="destId")
-    cost: float
+    cost: Figure
 
 
 class _File(msgspec.Struct, kw_only=True):
     nodes: list[_Node]
     edges: list[_Edge]
-    memory_limit: float = msgspec.field(name="maxSizePerFPGA")
+    memory_limit: Annotated[float, msgspec.Meta(gt=0, lt=1e100)] = msgspec.field(name="maxSizePerFPGA")
     accelerators: int = msgspec.field(name="maxFPGAs")
     cpus: int = msgspec.field(name="maxCPUs")
 
@@ -190,11 +196,6 @@ def load(path: Path) -> PlacementProblem:
         found = msgspec.convert(parse_json(read_bytes(path), str(path)), _File, strict=False)
     except msgspec.ValidationError as error:
         raise ForetraceError(f"{path} must be a placement problem ({error}); see docs/plans.md.") from None
-    return of_file(found, path)
-
-
-def of_file(found: _File, path: Path) -> PlacementProblem:
-    """Return the problem in the decoded content of a file; `path` is for errors."""
     row = {each.id: at for at, each in enumerate(found.nodes)}
     if not found.nodes or len(row) < len(found.nodes):
         what = "has no nodes" if not found.nodes else "gives an id to two nodes"
@@ -217,13 +218,8 @@ def of_file(found: _File, path: Path) -> PlacementProblem:
         "transfer": [transfer.get(at, 0.0) for at in range(len(row))],
     }
     arrays: dict[str, Any] = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
-    able = np.array([each.supported for each in found.nodes])
-    for name, values in arrays.items():
-        good = (values >= 0) & ((values < _LARGEST) | ((name == "accelerator_time") & ~able))
-        if wrong := np.flatnonzero(~good).tolist():
-            raise ForetraceError(f"{path}: {name} of node {found.nodes[wrong[0]].id} must be finite and 0 or more.")
-    if not 0 < found.memory_limit < _LARGEST:
-        raise ForetraceError(f"{path}: maxSizePerFPGA must be finite and above 0, got {found.memory_limit:g}.")
+    if wrong := [each.id for each in found.nodes if each.supported and not 0 <= each.accelerator_latency < 1e100]:
+        raise ForetraceError(f"{path}: fpgaLatency of node {wrong[0]} must be finite and 0 or more; correct it.")
     return PlacementProblem(
         name=path.name.removesuffix(".gz").removesuffix(".json"),
         ids=tuple(row),

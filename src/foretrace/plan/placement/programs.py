@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,6 @@ from foretrace.plan.solver import SolverLimits, answer, apart
 _STEPS = 1 << 24  # units of time in the objective of the hint
 
 
-@dataclass(frozen=True, kw_only=True)
-class Solved:
-    """What a solver found within its time: a placement no worse than the hint, and a bound that none can beat."""
-
-    devices: tuple[DeviceLoad, ...]
-    bound: float
-    proven: bool
-
-
 def improve(
     problem: PlacementProblem,
     blocks: PlacementBlocks,
@@ -37,10 +28,11 @@ def improve(
     *,
     latency: bool,
     limits: SolverLimits,
-) -> Solved:
+) -> tuple[tuple[DeviceLoad, ...], float]:
     """Start from a placement with this objective and search for the best one, contiguous or not.
 
-    Raises MissingExtraError without OR-Tools, and ForetraceError where the solver fails.
+    Return what was found within the limits, no worse than the hint, and a bound that no placement can beat. Raises
+    MissingExtraError without OR-Tools, and ForetraceError where the solver fails.
     """
     accelerators, cpus = (min(count, len(blocks)) for count in (problem.accelerators, problem.cpus))
     problem = replace(problem, accelerators=accelerators, cpus=cpus)
@@ -50,8 +42,8 @@ def improve(
     given = (problem, blocks, places, kinds, objective, latency)
     solved = apart("foretrace.plan.placement.programs", given, limits, "placements that are not contiguous")
     if solved is None:
-        return Solved(devices=tuple(hint), bound=0.0, proven=False)
-    chosen, bound, proven = solved
+        return tuple(hint), 0.0
+    chosen, bound = solved
     held: dict[int, list[int]] = defaultdict(list)
     for block, machine in enumerate(chosen):
         held[machine] += blocks.rows[block]
@@ -59,7 +51,7 @@ def improve(
         problem.device("accelerator" if machine < problem.accelerators else "cpu", rows)
         for machine, rows in sorted(held.items())
     )
-    return Solved(devices=devices, bound=bound, proven=proven)
+    return devices, bound
 
 
 def _solve(
@@ -71,7 +63,7 @@ def _solve(
     latency: bool,
     limits: SolverLimits,
     began: float,
-) -> tuple[list[int], float, bool]:
+) -> tuple[list[int], float]:
     from ortools.sat.python import cp_model
 
     scale = _STEPS / objective
@@ -132,9 +124,9 @@ def _solve(
     status = solver.solve(model)
     bound = solver.best_objective_bound / scale
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return [place[number] for number in hint], bound, False
+        return [place[number] for number in hint], bound
     chosen = [next(machine for machine in machines if solver.value(each[machine])) for each in runs]
-    return chosen, bound, status == cp_model.OPTIMAL
+    return chosen, bound
 
 
 def _finishes(

@@ -26,8 +26,7 @@ _HOST, _DEVICE, _BETWEEN = 0, 1, 2  # pieces: on CPUs; of an accelerator; of CPU
 
 
 def bound(problem: PlacementProblem, blocks: PlacementBlocks) -> float:
-    """Return a latency that no placement which keeps blocks together can beat; inf if nothing fits, 0 if nothing is
-    known.
+    """Return a latency that no placement with whole blocks can beat; inf if nothing fits, 0 if nothing is known.
 
     The longest path takes its time, and all operators that of an accelerator's share where there are no CPUs. For
     waists, rows may be left out: what is left waits as before, and sends as much. Those without time are; then, more
@@ -77,9 +76,7 @@ def _bound(problem: PlacementProblem, blocks: PlacementBlocks, behind: Mask, kep
 
 
 def in_series(problem: PlacementProblem, blocks: PlacementBlocks) -> tuple[DeviceLoad, ...] | None:
-    """Return the best placement in which no two devices work at a time; None with too many ideals, or if
-    nothing fits.
-    """
+    """Return the best placement without two devices at work at a time; None if too many ideals, or nothing fits."""
     before = _reached(len(blocks), range(len(blocks)), blocks.after)
     found = _pieces(problem, blocks, blocks.rows, before, between=False)
     if found is None or found[0] == inf:
@@ -136,8 +133,7 @@ def _pieces(
 
 
 def _sent(problem: PlacementProblem, blocks: PlacementBlocks) -> list[tuple[int, set[int], float]]:
-    """Return what crosses where a set of blocks ends: the block that makes it (-1: none of them), its readers, its
-    time.
+    """Return what crosses where a set of blocks ends: the block that makes it (-1: none), its readers, its time.
 
     Rows may be in none of the blocks. From one of the blocks to another, through such rows, at least the least transfer
     on the way has to cross. Every row is on the way from one maker, so that nothing counts twice; of what comes from a

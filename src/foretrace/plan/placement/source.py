@@ -38,12 +38,10 @@ class PlaceableModel:
 
     @cached_property
     def updates(self) -> npt.NDArray[np.bool_]:
-        """Nodes of the optimizer."""
         return np.array([node.phase == Phase.OPTIMIZER for node in self.graph.nodes], dtype=np.bool_)
 
     @cached_property
     def backward(self) -> npt.NDArray[np.bool_]:
-        """Nodes of the backward pass."""
         return np.array([node.phase == Phase.BACKWARD for node in self.graph.nodes], dtype=np.bool_)
 
     @cached_property
@@ -53,6 +51,14 @@ class PlaceableModel:
         for at, node in enumerate(self.graph.nodes):
             for tensor in () if self.updates[at] else (*node.inputs, *node.outputs):
                 found.setdefault(self.graph.tensors[tensor].storage, at)
+        return found
+
+    def held(self, *roles: Role) -> Float64:
+        """Return bytes of storages of these roles by the node that holds them (n)."""
+        found = np.zeros(len(self.graph))
+        for storage, at in self.holder.items():
+            each = self.graph.storages[storage]
+            found[at] += each.nbytes * (each.role in roles)
         return found
 
     def update_times(self, seconds: Float64) -> Float64:
@@ -81,8 +87,7 @@ class PlaceableModel:
         return (self.costs.low_s, _HOST.low * self.host_s), (self.costs.high_s, _HOST.high * self.host_s)
 
     def problem(self) -> PlacementProblem:
-        """Return the placement of one batch: operators of a layer stay together, with those of its backward pass;
-        seconds.
+        """Return the placement of one batch, in seconds: operators of a layer stay together, backward ones, too.
 
         An update runs where its weights are. Memory is what a layer keeps (weights, gradients, optimizer state) and, in
         training, what its forward pass saves, for as many batches as there are devices: as many are on their way in a
@@ -158,8 +163,7 @@ def of_model(
 
 
 def _colours(graph: OperatorGraph, backward: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return a number per run of forward operators of one layer; backward operators go with what they read of such a
-    run.
+    """Return a number per run of forward operators of one layer; backward ones go with what they read of one.
 
     One that reads nothing of its layer goes with the layer's last run, and without a layer with its last input.
     """

@@ -57,10 +57,10 @@ class Tasks(NamedTuple):
 
     takes: Int64
     first: Int64  # what a task holds: a device, a link, the interface that sends
-    second: Int64  # the interface that receives, else −1
+    second: Int64  # the interface that receives, else the same
     ring: Int64  # devices of an all-reduce as bits, else 0
     owner: Int64  # operator; operators + input; operators + inputs + layer
-    waits: Int64  # tasks that have to end before
+    waits: Int64  # tasks that have to end before; in the end, its place in the order of all
     ready: Int64
     end: Int64
     head: Int64  # first of the task's followers, −1 at the end
@@ -70,7 +70,6 @@ class Tasks(NamedTuple):
 
 
 def room(tasks: int, followers: int) -> Tasks:
-    """Make room for so many."""
     return Tasks(*(np.empty(tasks, dtype=np.int64) for _ in range(10)),
                  *(np.empty(followers, dtype=np.int64) for _ in range(2)))  # fmt: skip
 
@@ -99,13 +98,36 @@ def _new(task: int, owner: int, takes_s: float, first: int, second: int, ring: i
 
 
 @inner
+def _link(src: int, dst: int, m: ClusterFigures) -> tuple[int, int]:
+    """Return what a message between two devices holds: their link, or the interfaces of their nodes."""
+    here, there = src // m.per_node, dst // m.per_node
+    base = m.devices * (1 + m.devices)
+    own = m.devices * (1 + src) + dst
+    return (own, own) if here == there else (base + here, base + m.devices + there)
+
+
+@inner
 def _message(task: int, owner: int, src: int, dst: int, nbytes: int, m: ClusterFigures, tasks: Tasks) -> int:
     """Note a message between two devices; returns the number of tasks."""
-    here, there = src // m.per_node, dst // m.per_node
-    if here == there:
-        return _new(task, owner, m.link_s + nbytes / m.link, m.devices * (1 + src) + dst, -1, 0, tasks)
-    base = m.devices * (1 + m.devices)
-    return _new(task, owner, m.network_s + nbytes / m.network, base + here, base + m.devices + there, 0, tasks)
+    first, second = _link(src, dst, m)
+    takes_s = m.link_s + nbytes / m.link if first == second else m.network_s + nbytes / m.network
+    return _new(task, owner, takes_s, first, second, 0, tasks)
+
+
+@inner
+def _ring(ring: int, m: ClusterFigures, holds: Int64) -> int:
+    """Set `holds` to what the ring through these devices (bits) takes; returns how many there are."""
+    count, first, before = 0, -1, -1
+    for at in range(m.devices + 1):
+        device = at if at < m.devices else first
+        if at == m.devices or (ring >> at) & 1:
+            if before >= 0:
+                holds[count], holds[count + 1] = _link(before, device, m)
+                count += 2
+            else:
+                first = device
+            before = device
+    return count
 
 
 @inner
@@ -116,12 +138,14 @@ def _device(part: int, first: int, stride: int, devices: int) -> int:
 
 
 @inner
-def _push(heap: Int64, size: int, key: int) -> None:
+def _push(heap: Int64, size: int, key: int) -> int:
+    """Add a key to `size` others (`heapq` takes a third more time); returns how many there are."""
     at = size
     while at > 0 and heap[(at - 1) >> 1] > key:
         heap[at] = heap[(at - 1) >> 1]
         at = (at - 1) >> 1
     heap[at] = key
+    return size + 1
 
 
 @inner
@@ -141,77 +165,17 @@ def _pop(heap: Int64, size: int) -> int:
     return least
 
 
-@inner
-def _run(count: int, m: ClusterFigures, free: Int64, tasks: Tasks) -> int:
-    """Simulate the tasks; returns when the last one ends, −1 where they wait in a circle."""
-    size = done = makespan = 0
-    base = m.devices * (1 + m.devices)
-    for task in range(count):
-        if tasks.waits[task] == 0:
-            _push(tasks.heap, size, task)
-            size += 1
-    while size:
-        task = _pop(tasks.heap, size) & ((1 << ID_BITS) - 1)
-        size -= 1
-        done += 1
-        begin, ring = tasks.ready[task], tasks.ring[task]
-        for passage in range(2):  # look at what is held, then hold it
-            if passage:
-                tasks.end[task] = begin + tasks.takes[task]
-            if ring:
-                last = False
-                first = before = -1
-                for at in range(2 * m.devices):
-                    device = at % m.devices
-                    if (ring >> device) & 1:
-                        if before < 0:
-                            first = device
-                        else:
-                            here, there = before // m.per_node, device // m.per_node
-                            a = m.devices * (1 + before) + device if here == there else base + here
-                            b = a if here == there else base + m.devices + there
-                            if passage:
-                                free[a] = free[b] = tasks.end[task]
-                            else:
-                                begin = max(begin, free[a], free[b])
-                            last = device == first
-                        before = device
-                        if last:
-                            break
-            else:
-                a, b = tasks.first[task], tasks.second[task]
-                if passage:
-                    free[a] = tasks.end[task]
-                    if b >= 0:
-                        free[b] = tasks.end[task]
-                else:
-                    begin = max(begin, free[a])
-                    if b >= 0:
-                        begin = max(begin, free[b])
-        end = tasks.end[task]
-        makespan = max(makespan, end)
-        at = tasks.head[task]
-        while at >= 0:
-            then = tasks.target[at]
-            tasks.ready[then] = max(tasks.ready[then], end)
-            tasks.waits[then] -= 1
-            if tasks.waits[then] == 0:
-                _push(tasks.heap, size, (tasks.ready[then] << ID_BITS) | then)
-                size += 1
-            at = tasks.following[at]
-    return makespan if done == count else -1
-
-
 @njit()
 def simulate_strategy(
     point: Int64, model: Any, cluster: Any, sync: int, arrays: Any, held: Int64, counts: Int64
 ) -> int:  # fmt: skip
-    """Return nanoseconds of one training step, 0 where `tasks` has too little room.
+    """Return nanoseconds of one training step, 0 where `tasks` has too little room, −1 where tasks wait in a circle.
 
     `model`, `cluster` and `arrays` are plain tuples of what `Columns`, `ClusterFigures` and `Tasks` hold: a kept
     compiled loop names the types that it was called with, and could not be read once a class had another name.
     `held` becomes the bytes of each device: weights, gradients, momentum, all activations, its own and received.
-    `counts` becomes the number of tasks, of followers, of bytes moved by activations and gradients, by weights.
+    `counts` becomes the number of tasks, of followers, of bytes moved by activations and gradients, by weights, and
+    `waits` the place of each task in the order in which they ran.
     """
     c, m, tasks = Columns(*model), ClusterFigures(*cluster), Tasks(*arrays)
     n, devices, inputs = len(point), m.devices, len(c.source)
@@ -238,8 +202,8 @@ def simulate_strategy(
     for op in range(n):
         degrees, sizes = c.degrees[way[op]], c.sizes[op]
         for part in range(parts[op]):  # so that they are there before messages are
-            _new(start[op] + part, op, 0.0, 0, -1, 0, tasks)
-            _new(total + start[op] + part, op, 0.0, 0, -1, 0, tasks)
+            _new(start[op] + part, op, 0.0, 0, 0, 0, tasks)
+            _new(total + start[op] + part, op, 0.0, 0, 0, 0, tasks)
             followers = _after(total + start[op] + part, start[op] + part, followers, tasks)
         for i in range(c.begin[op], c.begin[op + 1]):
             src = c.source[i]
@@ -297,7 +261,7 @@ def simulate_strategy(
             held[device] += c.saved[op] * volume // (sizes[0] * sizes[1] * sizes[2] * sizes[3])
             task = start[op] + part
             tasks.takes[task], tasks.takes[total + task] = c.forward[way[op]], c.backward[way[op]]
-            tasks.first[task] = tasks.first[total + task] = device
+            tasks.first[task] = tasks.first[total + task] = tasks.second[task] = tasks.second[total + task] = device
     masks = np.empty(devices, np.int64)
     for layer in range(len(c.width)):
         width = c.width[layer]
@@ -383,5 +347,33 @@ def simulate_strategy(
     counts[0], counts[1], counts[2], counts[3] = count, followers, resent, exchanged
     if count > len(tasks.takes) or followers > len(tasks.target):
         return 0
-    free = np.zeros(devices * (3 + devices), np.int64)
-    return _run(count, m, free, tasks)
+    done = makespan = size = 0
+    free, holds = np.zeros(devices * (3 + devices), np.int64), np.empty(2 * devices + 2, np.int64)
+    for task in range(count):
+        if tasks.waits[task] == 0:
+            size = _push(tasks.heap, size, task)
+    while size:
+        task = _pop(tasks.heap, size) & ((1 << ID_BITS) - 1)
+        size -= 1
+        tasks.waits[task] = done
+        done += 1
+        members, begin = 2, tasks.ready[task]
+        if tasks.ring[task]:
+            members = _ring(tasks.ring[task], m, holds)
+        else:
+            holds[0], holds[1] = tasks.first[task], tasks.second[task]
+        for i in range(members):
+            begin = max(begin, free[holds[i]])
+        end = tasks.end[task] = begin + tasks.takes[task]
+        for i in range(members):
+            free[holds[i]] = end
+        makespan = max(makespan, end)
+        at = tasks.head[task]
+        while at >= 0:
+            then = tasks.target[at]
+            tasks.ready[then] = max(tasks.ready[then], end)
+            tasks.waits[then] -= 1
+            if tasks.waits[then] == 0:
+                size = _push(tasks.heap, size, (tasks.ready[then] << ID_BITS) | then)
+            at = tasks.following[at]
+    return makespan if done == count else -1

@@ -7,8 +7,6 @@ holds two interfaces, an all-reduce all links of its ring. Lanes keep the order 
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-
 import numpy as np
 
 from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
@@ -24,7 +22,8 @@ def expand(problem: SoapProblem, point: Codes) -> TaskGraph:
     _, tasks = problem.simulated(point)
     operators, cluster = problem.model.operators, problem.cluster
     parts = sum(int(np.prod(problem.space.split(op, code).degrees)) for op, code in enumerate(point))
-    followers = [_followers(tasks, task) for task in range(problem.counted(point).tasks)]
+    count = problem.counted(point).tasks
+    followers = [_followers(tasks, task) for task in range(count)]
     layers = list(dict.fromkeys(each.layer for each in operators))
     inputs = [each for each in operators for _ in each.inputs]
     info = GraphInfo(source=problem.model.name, platform="cuda", world_size=cluster.workers, steps=(0,))
@@ -33,7 +32,7 @@ def expand(problem: SoapProblem, point: Codes) -> TaskGraph:
     lanes: dict[int, int] = {}  # of a resource
     last: dict[int, int] = {}  # row on each resource
     rows: dict[int, int] = {}
-    for task in _order(tasks, followers):
+    for task in np.argsort(tasks.waits[:count]).tolist():
         owner, phase = int(tasks.owner[task]), Phase.FORWARD if task < parts else Phase.BACKWARD
         if owner < len(operators):
             kind, layer, name = TaskKind.KERNEL, operators[owner].layer, operators[owner].name
@@ -74,27 +73,12 @@ def _resources(tasks: Tasks, task: int, cluster: Cluster) -> list[int]:
     """Return what a task holds, as the compiled loop numbers devices, links and interfaces."""
     ring, n, per_node = int(tasks.ring[task]), cluster.workers, cluster.per_node
     if not ring:
-        return [int(each) for each in (tasks.first[task], tasks.second[task]) if each >= 0]
+        return list(dict.fromkeys((int(tasks.first[task]), int(tasks.second[task]))))
     members, base = [device for device in range(n) if ring >> device & 1], n * (1 + n)
     found = list[int]()
     for one, other in zip(members, members[1:] + members[:1], strict=True):
         here, there = one // per_node, other // per_node
         found += [n * (1 + one) + other] if here == there else [base + here, base + n + there]
-    return found
-
-
-def _order(tasks: Tasks, followers: list[list[int]]) -> list[int]:
-    """Return all tasks as the loop took them: who is ready first, then the lower number."""
-    waits = np.bincount([then for after in followers for then in after], minlength=len(followers)).tolist()
-    heap = [(0, task) for task, left in enumerate(waits) if not left]
-    heapify(heap)
-    found = []
-    while heap:
-        found.append(heappop(heap)[1])
-        for then in followers[found[-1]]:
-            waits[then] -= 1
-            if not waits[then]:
-                heappush(heap, (int(tasks.ready[then]), then))
     return found
 
 

@@ -6,7 +6,6 @@ affine window per dimension, so that the elements that a part needs, and where t
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -88,15 +87,9 @@ class SoapModel:
         """Of all weights; what several operators share counts once."""
         return sum({each.layer: each.weight_bytes * each.sizes[3] for each in self.operators}.values())
 
-
-class TimedSoapModel(SoapModel, ABC):
-    """Operators with the times of their parts."""
-
-    @abstractmethod
     def times(self, op: int, ways: Sequence[Degrees]) -> tuple[Float64, Float64]:
-        """Return seconds of the largest part in the forward and in the backward pass, for each way to split an
-        operator.
-        """
+        """Return seconds of the largest part, forward and backward, for each way to split an operator."""
+        raise NotImplementedError(f"{type(self).__name__} has no times")
 
     def parts_of(self, op: int, ways: Sequence[Degrees]) -> Float64:
         """Return sizes of the largest part over those of the whole, for each way and dimension (ways x 4)."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
+
+import msgspec
 
 from foretrace.errors import ForetraceError
 from foretrace.executor import check_place
@@ -20,9 +21,6 @@ from foretrace.plan.soap.problem import (
     Codes,
     LeastMemory,
     SoapProblem,
-    Split,
-    StepCounts,
-    Synchronisation,
     best_strategy,
 )
 from foretrace.plan.soap.source import CapturedSoap
@@ -36,82 +34,40 @@ CHAINS = 4
 _INSIDE_US, _BETWEEN_US = 10.0, 20.0  # latencies of messages, where links say none
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SoapStrategy:
-    """The strategy found where gradients are exchanged in one way, and what it is compared with."""
+class SplitOperator(msgspec.Struct, frozen=True, kw_only=True):
+    """One operator, with what follows it alone."""
 
-    problems: tuple[SoapProblem, SoapProblem, SoapProblem]  # operators as expected, as fast and as slow as they may be
-    found: Found[Codes]
+    name: str
+    parts: tuple[int, int, int, int]  # by samples, height (or time), width, channels
+    devices: tuple[int, ...]  # of the parts
 
-    @property
-    def synchronisation(self) -> Synchronisation:
-        """How gradients are exchanged."""
-        return self.problems[0].synchronisation
 
-    @property
-    def point(self) -> Codes:
-        """What was found."""
-        assert self.found.best is not None
-        return self.found.best
+class SoapStrategy(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest strategy found for one way to exchange gradients."""
 
-    @cached_property
-    def counts(self) -> StepCounts:
-        """Of the step."""
-        return self.problems[0].counted(self.point)
-
-    @cached_property
-    def baselines(self) -> dict[str, tuple[Codes, float | None]]:
-        """Strategies with their seconds, None where they do not fit."""
-        problem = self.problems[0]
-        each = {"data parallel": problem.data_parallel(), "expert": problem.expert(), "one device": problem.alone()}
-        costs = {name: problem.cost(point) / 1e3 for name, point in each.items()}
-        return {name: (point, costs[name] if costs[name] < inf else None) for name, point in each.items()}
-
-    @property
-    def interval_s(self) -> tuple[float, float]:
-        """The step with every operator as fast, and as slow, as it may be."""
-        fast, slow = (each.counted(self.point).milliseconds / 1e3 for each in self.problems[1:])
-        return fast, slow
-
-    @property
-    def gain(self) -> tuple[float, float, float] | None:
-        """Over data parallelism: as expected, and the least and most at the ends; None where that does not fit."""
-        point, seconds = self.baselines["data parallel"]
-        if seconds is None:
-            return None
-        each = [
-            problem.counted(point).milliseconds / problem.counted(self.point).milliseconds for problem in self.problems
-        ]
-        return each[0], min(each), max(each)
-
-    @property
-    def splits(self) -> tuple[tuple[str, Split, tuple[int, ...]], ...]:
-        """Of every operator: its name, its split, and the devices of its parts."""
-        problem, found = self.problems[0], []
-        devices = problem.machine.devices
-        for op, code in enumerate(self.point):
-            split = problem.space.split(op, code)
-            a, b, c, d = split.degrees
-            order = [start + i for start in range(split.stride) for i in range(0, devices, split.stride)]
-            places = tuple((split.first + order[part]) % devices for part in range(a * b * c * d))
-            found.append((problem.model.operators[op].name, split, places))
-        return tuple(found)
-
-    @cached_property
-    def simulated(self) -> Timeline:
-        """The step as tasks."""
-        return simulate(expand(self.problems[0], self.point))
+    synchronisation: str  # all-reduce: a ring; gather: to the first holder and back
+    step_s: float
+    interval_s: tuple[float, float]  # with every operator as fast and as slow as it may be
+    baselines_s: dict[str, float | None]  # data parallel, expert, one device; null where it does not fit
+    gain: float | None  # over data parallelism
+    gain_interval: tuple[float, float] | None
+    moved_bytes: int  # activations and their gradients
+    exchanged_bytes: int  # gradients of weights, and weights
+    memory_bytes: tuple[int, ...]  # of every device
+    calls: int  # strategies that were simulated
+    operators: tuple[SplitOperator, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SoapPlan:
-    """Strategies by how gradients are exchanged, the fastest first."""
+    """Strategies by how gradients are exchanged, the fastest first, whose step is simulated as tasks."""
 
     device: str
     cluster: Cluster
     batch: int
     memory_limit: float  # bytes
     strategies: tuple[SoapStrategy, ...]
+    simulated: Timeline
     seconds: float  # CPU time of the search, pricing included
     notes: tuple[str, ...]
 
@@ -157,14 +113,39 @@ def plan_soap(
     for number, way in enumerate(SYNCHRONISATIONS):
         expected, fast, slow = (SoapProblem(each, cluster, way, memory_bytes=placed.memory_limit) for each in ends)
         best = _searched(expected, calls=calls, seed=seed, on=on)
-        found.append(SoapStrategy(problems=(expected, fast, slow), found=best))
+        found.append((best.cost, _strategy((expected, fast, slow), best), expected, best.best or ()))
         if progress is not None:
             progress((number + 1) / len(SYNCHRONISATIONS))
+    found.sort(key=lambda each: each[0])
     return SoapPlan(
-        device=to.device.short, cluster=cluster, batch=model.operators[0].sizes[0],
-        memory_limit=placed.memory_limit,
-        strategies=tuple(sorted(found, key=lambda each: each.found.cost)), seconds=time.process_time() - begun,
-        notes=placed.graph.notes,
+        device=to.device.short, cluster=cluster, batch=model.operators[0].sizes[0], memory_limit=placed.memory_limit,
+        strategies=tuple(each for _, each, _, _ in found), simulated=simulate(expand(found[0][2], found[0][3])),
+        seconds=time.process_time() - begun, notes=placed.graph.notes,
+    )  # fmt: skip
+
+
+def _strategy(problems: tuple[SoapProblem, ...], found: Found[Codes]) -> SoapStrategy:
+    """Return what was found, with operators as expected, as fast and as slow as they may be."""
+    problem, point = problems[0], found.best or ()
+    starts = {"data parallel": problem.data_parallel(), "expert": problem.expert(), "one device": problem.alone()}
+    costs = {name: problem.cost(at) for name, at in starts.items()}
+    took = [each.counted(point) for each in problems]
+    gains = [
+        problem.counted(starts["data parallel"]).milliseconds / mine.milliseconds
+        for problem, mine in zip(problems, took, strict=True)
+    ] if costs["data parallel"] < inf else None  # fmt: skip
+    return SoapStrategy(
+        synchronisation=problem.synchronisation, step_s=took[0].milliseconds / 1e3,
+        interval_s=(took[1].milliseconds / 1e3, took[2].milliseconds / 1e3),
+        baselines_s={name: cost / 1e3 if cost < inf else None for name, cost in costs.items()},
+        gain=gains[0] if gains else None, gain_interval=(min(gains), max(gains)) if gains else None,
+        moved_bytes=took[0].moved_bytes, exchanged_bytes=took[0].exchanged_bytes, memory_bytes=took[0].held_bytes,
+        calls=found.calls,
+        operators=tuple(
+            SplitOperator(name=operator.name, parts=split.degrees, devices=problem.space.places(split))
+            for operator, split in zip(problem.model.operators, map(problem.space.split, range(len(point)), point),
+                                       strict=True)
+        ),
     )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ apart the devices of parts are (1: neighbours; devices of a node: one per node f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import inf, prod
@@ -33,7 +32,7 @@ from foretrace.plan.soap.engine import (
     room,
     simulate_strategy,
 )
-from foretrace.plan.soap.operators import DIMENSIONS, Degrees, SoapModel, SoapOperator, TimedSoapModel
+from foretrace.plan.soap.operators import DIMENSIONS, Degrees, SoapModel, SoapOperator
 from foretrace.search.minimise import Found, minimise
 from foretrace.search.space import Infeasible, Problem, Space
 from foretrace.search.strategies import MCMC
@@ -51,15 +50,6 @@ class Split(NamedTuple):
     degrees: Degrees  # parts per dimension
     first: int  # device of the first part
     stride: int  # between devices of parts
-
-
-@dataclass
-class _Room:
-    """What a simulation writes: tasks, bytes of each device, counts."""
-
-    tasks: Tasks
-    held: Int64
-    counts: Int64
 
 
 class StepCounts(NamedTuple):
@@ -116,13 +106,16 @@ class SplitSpace(Space[Codes]):
             raise ForetraceError(f"operator {op} cannot be split as {split}; the ways are {self.ways[op]}.")
         return (way * self.devices + split.first) * len(self.strides) + self.strides.index(split.stride)
 
+    def places(self, split: Split) -> tuple[int, ...]:
+        """Return the devices of the parts of an operator."""
+        n, ats = self.devices, range(0, prod(split.degrees) * split.stride, split.stride)
+        return tuple((split.first + at % n + at // n) % n for at in ats)
+
     def random(self, rng: Random) -> Codes:
         return tuple(map(rng.randrange, self.counts))
 
     def neighbour(self, point: Codes, rng: Random) -> Codes:
-        """Return a new configuration for an operator (for half), for its whole layer, or that of an operator next to
-        it.
-        """
+        """Return a new configuration for an operator (for half), for its whole layer, or that of one next to it."""
         op = rng.randrange(len(point))
         changed, kind = list(point), rng.random()
         if kind < 0.75 or not self._near[op]:
@@ -144,7 +137,7 @@ class SoapProblem(Problem[Codes]):
     """Milliseconds of one training step on a cluster; infinite where a device's memory does not hold its share."""
 
     def __init__(
-        self, model: TimedSoapModel, cluster: Cluster, synchronisation: Synchronisation, *, memory_bytes: float = inf
+        self, model: SoapModel, cluster: Cluster, synchronisation: Synchronisation, *, memory_bytes: float = inf
     ) -> None:
         if synchronisation not in SYNCHRONISATIONS:
             raise ForetraceError(f"`synchronisation={synchronisation}` must be all-reduce or gather.")
@@ -154,14 +147,13 @@ class SoapProblem(Problem[Codes]):
                 f"operators can be split over 1 to {MOST_DEVICES} devices in machines alike, got {devices} in "
                 f"{cluster.name}; give that many."
             )
-        if min(inside.bytes_per_s, between.bytes_per_s) <= 0:
-            raise ForetraceError(f"links of {cluster.name} must have rates above 0; give them.")
         self.model, self.cluster, self.synchronisation, self.limit = model, cluster, synchronisation, memory_bytes
         self.space: SplitSpace = SplitSpace(model, devices)
         self.machine = ClusterFigures(
             devices, cluster.per_node, float(inside.bytes_per_s), float(between.bytes_per_s), inside.latency_s,
             between.latency_s,
         )  # fmt: skip
+        self._make_room()
 
     @cached_property
     def columns(self) -> Columns:
@@ -194,47 +186,49 @@ class SoapProblem(Problem[Codes]):
             strides=whole(self.space.strides),
         )
 
-    @cached_property
-    def _room(self) -> _Room:
-        return _Room(room(1 << 12, 1 << 14), np.zeros(self.machine.devices, np.int64), np.zeros(4, np.int64))
+    def _make_room(self) -> None:
+        """Make what a simulation writes: tasks, bytes of each device, counts."""
+        self._tasks, devices = room(1 << 12, 1 << 14), self.machine.devices
+        self._held, self._counts = np.zeros(devices, np.int64), np.zeros(4, np.int64)
 
     def __getstate__(self) -> dict[str, object]:  # what prices parts stays here
         plain = SoapModel(self.model.name)
         plain.operators = self.model.operators
-        held = {name: value for name, value in vars(self).items() if name != "_room"}
+        held = {name: value for name, value in vars(self).items() if name not in ("_tasks", "_held", "_counts")}
         return held | {"model": plain, "columns": self.columns}
 
     def __setstate__(self, held: dict[str, Any]) -> None:
         vars(self).update(held)  # with arrays of its own: Ray's cannot be written to, so loops would be compiled again
         self.columns = Columns(*(each.copy() for each in held["columns"]))
+        self._make_room()
 
     def simulated(self, point: Codes) -> tuple[int, Tasks]:
         """Return nanoseconds of a step, and its tasks, which the next simulation overwrites."""
         codes, sync = np.array(point, dtype=np.int64), SYNCHRONISATIONS[self.synchronisation]
-        model, cluster, own = tuple(self.columns), tuple(self.machine), self._room
+        model, cluster = tuple(self.columns), tuple(self.machine)
         while True:
-            tasks = own.tasks
-            found = simulate_strategy(codes, model, cluster, sync, tuple(tasks), own.held, own.counts)
+            tasks = self._tasks
+            found = simulate_strategy(codes, model, cluster, sync, tuple(tasks), self._held, self._counts)
             if found >> (63 - ID_BITS):
                 raise ForetraceError(f"a step must end within half an hour, got {found / 1e9:.0f} s; give less work.")
             if found:
                 return found, tasks
             count, followers = (max(int(need), size) for need, size in
-                                zip(own.counts[:2], (len(tasks.takes), len(tasks.target)), strict=True))  # fmt: skip
+                                zip(self._counts[:2], (len(tasks.takes), len(tasks.target)), strict=True))  # fmt: skip
             if count >= 1 << ID_BITS:
                 raise ForetraceError(f"a step must have fewer than {1 << ID_BITS:,} tasks, got {count:,}.")
-            own.tasks = room(2 * count, 2 * followers)
+            self._tasks = room(2 * count, 2 * followers)
 
     def counted(self, point: Codes) -> StepCounts:
         """Return what a step comes to, whether it fits or not."""
         found, _ = self.simulated(point)
-        tasks, _, moved, exchanged = map(int, self._room.counts)
-        return StepCounts(found / 1e6, tasks, moved, exchanged, tuple(map(int, self._room.held)))
+        tasks, _, moved, exchanged = map(int, self._counts)
+        return StepCounts(found / 1e6, tasks, moved, exchanged, tuple(map(int, self._held)))
 
     def cost(self, point: Codes) -> float:
         """Return milliseconds of one point."""
         found, _ = self.simulated(point)
-        if self._room.held.max() > self.limit:
+        if self._held.max() > self.limit:
             return Infeasible("a device holds more than its memory")
         return found / 1e6
 
@@ -257,7 +251,6 @@ class SoapProblem(Problem[Codes]):
         return tuple(self._samples(op, self._most) for op in range(len(self.model.operators)))
 
     def alone(self) -> Codes:
-        """Return everything on the first device."""
         return tuple(self._samples(op, 1) for op in range(len(self.model.operators)))
 
     def expert(self) -> Codes:
@@ -289,9 +282,7 @@ def best_strategy(
     problem: SoapProblem, *, calls: int, chains: int = 4, seed: int = 0, strategy: SearchStrategy | None = None,
     on: str | None = None, more: Sequence[Codes] = (),
 ) -> Found[Codes]:  # fmt: skip
-    """Return the fastest strategy found from the better baseline, or of `more` starts; by default by FlexFlow's
-    search.
-    """
+    """Return the fastest strategy found from the baselines and `more` starts; by default by FlexFlow's search."""
     strategy = strategy or MCMC(beta=0.05, reset=min(1000, max(1, calls // chains // 100)))
     starts = (problem.data_parallel(), problem.expert(), *more)
     return minimise(problem, strategy=strategy, starts=starts, calls=calls, chains=chains, seed=seed, on=on)
@@ -302,4 +293,4 @@ class LeastMemory(SoapProblem):
 
     def cost(self, point: Codes) -> float:
         self.simulated(point)
-        return float(self._room.held.max())
+        return float(self._held.max())

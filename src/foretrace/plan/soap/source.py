@@ -1,4 +1,4 @@
-"""`CapturedSoap`: a `TimedSoapModel` of a captured or recorded step, with times of its parts from the cost models.
+"""`CapturedSoap`: a `SoapModel` of a captured or recorded step, with times of its parts from the cost models.
 
 An operator is a product, convolution, attention, recurrent layer, look-up, pooling, normalisation or sum of tensors,
 with the views and the elementwise work that follow it alone, and with the backward calls of all these. A part is priced
@@ -26,7 +26,7 @@ from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import Device
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.plan.placement.source import KEPT, PlaceableModel
-from foretrace.plan.soap.operators import SAME, Degrees, Input, Needed, Sizes, SoapOperator, TimedSoapModel
+from foretrace.plan.soap.operators import SAME, Degrees, Input, Needed, Sizes, SoapModel, SoapOperator
 from foretrace.trace.trace import decode_shapes
 
 # What each family may be split by; normalisation over channels, soft maxima and the like need all of them.
@@ -52,7 +52,7 @@ class _Group:
     weights: set[int] = field(default_factory=set)  # storages
 
 
-class CapturedSoap(TimedSoapModel):
+class CapturedSoap(SoapModel):
     """The operators of a step, each with its calls."""
 
     def __init__(self, model: PlaceableModel, costs: CostModel, device: Device) -> None:
@@ -71,10 +71,7 @@ class CapturedSoap(TimedSoapModel):
         share = {role: sum(each.nbytes for each in graph.storages if each.role == role) for role in Role}
         state = sum(share[role] for role in (Role.WEIGHT, Role.GRADIENT, Role.OPTIMIZER)) / share[Role.WEIGHT]
         state = max(state, 2.0)  # a recording does not show what it keeps, but a gradient there is
-        saved = np.zeros(len(graph))
-        for storage, at in model.holder.items():
-            if graph.storages[storage].role == Role.ACTIVATION:
-                saved[at] += graph.storages[storage].nbytes
+        saved = model.held(Role.ACTIVATION)
         for number, group in enumerate(self._groups):
             self._put(number, group, int(saved[[*group.nodes, *group.back]].sum()), state)
 
@@ -155,9 +152,7 @@ class CapturedSoap(TimedSoapModel):
         return np.array([[each[[*group.nodes, *group.back]].sum() for group in self._groups] for each in ends])
 
     def _seconds(self, op: int, back: bool, shares: Float64) -> Float64:
-        """Return seconds of an operator's calls of one pass at shares of (rows, columns) (m x 2), as expected, fast,
-        slow (3 x m).
-        """
+        """Return seconds of a pass at shares of (rows, columns) (m x 2), as expected, fast and slow (3 x m)."""
         if (op, back) in self._priced:
             return self._priced[op, back]
         graph, group = self._model.graph, self._groups[op]
@@ -198,9 +193,7 @@ class CapturedSoap(TimedSoapModel):
         return replace(calls, flops=calls.flops * r * c, **columns)
 
     def _shrunk(self, at: int, group: _Group) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-        """Return shares of what a call reads, and writes, that shrink with rows and columns, with rows, and with
-        columns.
-        """
+        """Return shares of what a call reads, and writes, that shrink with rows and columns, rows, and columns."""
         graph, whole = self._model.graph, prod(group.sizes)
         node, found = graph.nodes[at], []
         product = graph.calls.family[at] in (Family.GEMM, Family.CONV)
@@ -276,9 +269,7 @@ def _batch(graph: OperatorGraph) -> int:
 
 
 def _sizes(op: str, family: Family, dims: Sequence[int], batch: int, image: bool) -> Sizes:
-    """Return samples, height, width and channels of an output; a part of attention has whole heads, so these are
-    channels.
-    """
+    """Return samples, height, width and channels of an output; attention is split by heads: its channels."""
     if family == Family.ATTENTION and len(dims) == 4:
         heads, words = (dims[2], dims[1]) if work.heads_last(op.removeprefix("aten::")) else (dims[1], dims[2])
         return dims[0], words, dims[3], heads

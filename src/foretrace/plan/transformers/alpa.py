@@ -52,7 +52,6 @@ class UnequalStage:
 
     @property
     def devices(self) -> int:
-        """Of the mesh."""
         return self.configuration.devices // self.configuration.pipeline
 
     @property
@@ -74,22 +73,16 @@ class UnequalPlan:
 
 @njit()
 def cut(
-    paces: Float64, sizes: Int64, devices: int, limit: float, ceiling: float, best: Float64, choice: Int64
+    paces: Float64, sizes: Int64, devices: int, least: float, limit: float, ceiling: float, best: Float64, choice: Int64
 ) -> float:
-    """Return the least sum of stages with all layers on all devices, none above `limit`; infinite at or above
-    `ceiling`.
+    """Return the least sum of stages of all layers on all devices, none above `limit`; infinite from `ceiling` on.
 
     `paces` (micro-batches in flight + 1, meshes, layers + 1, 4): s of a stage, by kind as in `stage_columns`. `sizes`:
-    devices of each mesh, ascending. `best` and `choice` (stages + 1, layers + 1, devices + 1) become the least sum of
-    so many stages at the end of the pipeline, and the foremost of them, layers × meshes + mesh.
+    devices of each mesh, ascending. `least`: device seconds of a layer. `best` and `choice` (stages + 1, layers + 1,
+    devices + 1) become the least sum of so many stages at the end of the pipeline, and the foremost of them,
+    layers × meshes + mesh.
     """
     layers, meshes = paces.shape[2] - 1, len(sizes)
-    least = np.inf  # device seconds of a layer
-    for flight in range(1, len(paces)):
-        for mesh in range(meshes):
-            for n in range(1, layers + 1):
-                for kind in range(4):
-                    least = min(least, paces[flight, mesh, n, kind] * sizes[mesh] / n)
     best[:] = np.inf
     best[0, 0, 0] = 0.0
     found = np.inf
@@ -137,7 +130,6 @@ class _Ways:
 
     @cached_property
     def devices(self) -> Int64:
-        """Of each row."""
         return self.rows[:, kernels.TENSOR] * self.rows[:, kernels.CONTEXT] * self.rows[:, kernels.DATA]
 
     def _configurations(self) -> Iterator[Parallelism]:
@@ -206,8 +198,7 @@ class _Ways:
 
 
 def unequal_stages(space: ParallelismSpace) -> UnequalPlan:
-    """Return the quickest pipeline of stages that may differ, by T to a thousandth; never slower than the best of equal
-    ones.
+    """Return the quickest pipeline of stages that may differ, by T to a thousandth; never slower than equal ones.
 
     Schedules are 1F1B, and what is fixed holds in every stage. Raises ForetraceError for what stages cannot differ in,
     and where nothing fits.
@@ -217,7 +208,7 @@ def unequal_stages(space: ParallelismSpace) -> UnequalPlan:
         raise ForetraceError(f"stages that differ have no `{wrong[0]}=` in common; leave it out.")
     space = replace(space, fixed={**space.fixed, "virtual": 1})
     found = list[tuple[tuple[UnequalStage, ...], int]]()
-    for at in space.sweep(1).configurations():
+    for at in space.sweep(1).configurations:
         found.append((_equal_stages(space, at), space.batch // (at.data * at.micro)))
     equal = [_simulated_s(*each) for each in found]
     best, count = (_step_s(*found[0]), found[0][1]) if found else (inf, 1)
@@ -242,7 +233,7 @@ def unequal_stages(space: ParallelismSpace) -> UnequalPlan:
 def _equal_stages(space: ParallelismSpace, at: Parallelism) -> tuple[UnequalStage, ...]:
     memory, layers = space.cost(at).memory, space.model.layers // at.pipeline
     return tuple(
-        UnequalStage(layers=layers, configuration=at, cost=cost, nbytes=held.total)
+        UnequalStage(layers=layers, configuration=at, cost=cost, nbytes=sum(held.values()))
         for cost, held in zip(stage_costs(space, at), memory, strict=True)
     )
 
@@ -257,14 +248,15 @@ def _better(ways: _Ways, best: float) -> Iterator[tuple[UnequalStage, ...]]:
     sums, choice = np.empty(shape), np.zeros(shape, dtype=np.int64)
     while True:
         paces = ways.paces(sizes, ends)
-        floor = layers * float((paces[1:, :, 1:] / np.arange(1, layers + 1)[:, None] * sizes[:, None, None]).min()) / n
-        least = limit = inf
+        layer = float((paces[1:, :, 1:] / np.arange(1, layers + 1)[:, None] * sizes[:, None, None]).min())
+        floor, least, limit = layers * layer / n, inf, inf
         sum_s = floor  # that no sum of stages is below
         while True:
             goal = min(best * (1 - _GAIN) - cheapest, least)
             room = goal - sum_s
             limit = min(limit, room / (ways.count - 1)) if ways.count > 1 else limit
-            if limit < floor or not cut(paces, sizes, n, limit, goal - (ways.count - 1) * floor, sums, choice) < inf:
+            ceiling = goal - (ways.count - 1) * floor
+            if limit < floor or not cut(paces, sizes, n, layer, limit, ceiling, sums, choice) < inf:
                 break
             stages = _traced(ways, sizes, sums, choice, ends)
             slowest = max(each.pace_s for each in stages)

@@ -23,7 +23,7 @@ TENSOR, SEQUENCE, CONTEXT, PIPELINE, VIRTUAL, DATA, EXPERT, MICRO, RECOMPUTE, ZE
 LAYERS, HIDDEN, HEADS, KV, INNER, WORDS, LENGTH, HEAD, GATED, EXPERTS, ACTIVE, TIED, FLASH, CAUSAL = range(14)
 # Positions in the array of a machine: rates in FLOP/s and B/s, latencies in s; behind them those of a design.
 PEAK, MEMORY, NODE, LINK, LINK_S, NETWORK, CAPACITY = range(7)
-# Positions in the array of constants, which are those of constants.csv.
+# Positions in the array of constants, which stand in this order in software.json.
 (MATRIX, GRAIN, PRODUCT_US, BANDWIDTH, SHARED, SPLIT, SCORES, ATTENTION, LINK_SHARE, LINK_TIMES, NETWORK_SHARE,
  NETWORK_US, CROSSING, HOST_US, HOST_BACK, HOST_SPLIT, UPDATE_BYTES, STEP_MS, HIDDEN_SHARE,
  GRADIENT_BYTES, HIDDEN_DATA) = range(21)  # fmt: skip
@@ -69,8 +69,7 @@ def swapped_s(nbytes, ranks, machine, c, span):
 
 @inner
 def layer(s, machine, c, at):
-    """Return, of one layer and micro-batch, s of forward and backward arithmetic, what is recomputed, messages; bytes
-    kept.
+    """Return, of a layer and micro-batch, s of forward, backward, what is recomputed, messages; bytes kept.
 
     Messages are: of tensors with what recomputation repeats, those behind gradients, of context, of experts.
     """
@@ -195,8 +194,7 @@ def hop_s(s, machine, c, at):
 
 @inner
 def exchanged_s(s, machine, c, at, layers, forward, backward, count):
-    """Return seconds that a step waits for gradients shared out, for weights gathered, and of the update, for one
-    stage.
+    """Return seconds that a step waits for gradients shared out, for weights gathered, and of a stage's update.
 
     `forward`, `backward`: s of all layers of the stage for a micro-batch, behind which messages hide.
     """
@@ -309,7 +307,6 @@ def stage_s(s, machine, c, at, layers, count):
 
 @njit()
 def passes(s: Float64, machine: Float64, c: Float64, at: Int64, layers: float, count: int) -> tuple[float, ...]:
-    """Return what `stage_s` gives."""
     return stage_s(s, machine, c, at, layers, count)  # type: ignore[no-any-return]
 
 

@@ -6,15 +6,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache, lru_cache
 from importlib.resources import files
-from math import exp, log
+from math import log
 
 import msgspec
 import numpy as np
 
-from foretrace import shipped
 from foretrace.arrays import Float64, Int64
 from foretrace.cost.network.nccl import nccl_network
 from foretrace.cost.network.network import CollectiveKind
@@ -50,7 +49,6 @@ class Parallelism:
 
     @property
     def devices(self) -> int:
-        """How many it needs."""
         return self.tensor * self.context * self.pipeline * self.data
 
     def __str__(self) -> str:
@@ -84,9 +82,7 @@ class Software:
     rows: int  # that the constants were fitted on
 
     def range_on(self, device: str, *, scored: bool = True) -> tuple[float, float]:
-        """Return logarithms of the ends of the 80 % range over the prediction; twice as wide for what no row was scored
-        on.
-        """
+        """Return logarithms of the ends of the 80 % range over the prediction; twice as wide if not `scored`."""
         low, high = (self.low, self.high) if device in self.devices else (self.other_low, self.other_high)
         return (low, high) if scored else (2 * low, 2 * high)
 
@@ -96,16 +92,6 @@ def softwares() -> dict[str, Software]:
     """Return all stored fits by name."""
     text = files("foretrace.plan.transformers").joinpath("software.json").read_bytes()
     return {each.name: each for each in msgspec.json.decode(text, type=list[Software])}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedConstant:
-    """What is plausible for a constant before any row is seen: central value, deviation of its logarithm."""
-
-    name: str
-    central: float
-    spread: float
-    meaning: str
 
 
 # On designs nothing is fitted: links at their rate, no latency, nothing hides behind computing, gradients in 2 bytes,
@@ -119,12 +105,6 @@ DESIGNED = Software(
                "gradient_bytes": 2.0},
     devices=(), rows=0, low=log(0.8), high=log(10.0), other_low=log(0.8), other_high=log(10.0),
 )  # fmt: skip
-
-
-@cache
-def constants() -> tuple[FittedConstant, ...]:
-    """Return all constants in the order of `kernels`."""
-    return shipped.rows("foretrace.plan.transformers", "constants.csv", FittedConstant)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,8 +177,8 @@ def vector(model: TransformerSizes, software: Software) -> Float64:
 
 
 def constant_vector(software: Software) -> Float64:
-    """Return constants as `kernels` takes them."""
-    return np.array([software.constants[each.name] for each in constants()], dtype=np.float64)
+    """Return constants as `kernels` takes them: in the order of the fits that are stored."""
+    return np.array([software.constants[each] for each in softwares()["megatron"].constants], dtype=np.float64)
 
 
 def fields_of(configuration: Parallelism) -> Int64:
@@ -212,19 +192,6 @@ def configuration_of(row: Int64) -> Parallelism:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageMemory:
-    """Bytes of one device of a stage, by what they are."""
-
-    stage: int
-    nbytes: dict[str, float]  # of KINDS
-
-    @property
-    def total(self) -> float:
-        """All of them."""
-        return sum(self.nbytes.values())
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepCost:
     """One configuration's step: seconds with their 80 % range, seconds by part, memory by stage."""
 
@@ -232,33 +199,11 @@ class StepCost:
     seconds: float
     interval_s: tuple[float, float]
     parts: dict[str, float]
-    memory: tuple[StageMemory, ...]
+    memory: tuple[dict[str, float], ...]  # bytes of a device of each stage, by KINDS
 
     @property
     def peak_bytes(self) -> float:
-        """Of the fullest device."""
-        return max(each.total for each in self.memory)
-
-
-def cost(model: TransformerSizes, on: DeviceRates, software: Software, at: Parallelism, batch: int) -> StepCost:
-    """Return time and memory of one configuration with `batch` samples per step; `valid` says which there can be."""
-    out, stages = np.zeros(len(kernels.PARTS) + 2), np.zeros((at.pipeline, len(KINDS)))
-    kernels.evaluate(vector(model, software), on.array(), constant_vector(software), fields_of(at), batch, out, stages)
-    seconds = float(out[kernels.TIME])
-    low, high = software.range_on(on.device, scored=scored(model, at))
-    return StepCost(
-        configuration=at, seconds=seconds, interval_s=(seconds * exp(low), seconds * exp(high)),
-        parts=dict(zip(kernels.PARTS, out.tolist(), strict=False)),
-        memory=tuple(
-            StageMemory(stage=number, nbytes=dict(zip(KINDS, row, strict=True)))
-            for number, row in enumerate(stages.tolist())
-        ),
-    )  # fmt: skip
-
-
-def scored(model: TransformerSizes, at: Parallelism) -> bool:
-    """Return whether measured rows are of this kind: no mixture of experts, no ZeRO 2 and 3, a flush."""
-    return model.experts == 1 and at.zero < 2 and at.versions == 1
+        return max(sum(each.values()) for each in self.memory)
 
 
 def software(name: str) -> Software:
@@ -267,8 +212,3 @@ def software(name: str) -> Software:
     if not found:
         raise ForetraceError(f"`software=` must be one of the fitted ones, got {name!r}; {question(name, softwares())}")
     return softwares()[found]
-
-
-def stored(found: list[Software]) -> bytes:
-    """Return fits as they are stored."""
-    return msgspec.json.format(msgspec.json.encode([asdict(each) for each in found]), indent=1) + b"\n"

@@ -8,8 +8,6 @@ from functools import cached_property
 from math import exp, inf
 from typing import Any
 
-import numpy as np
-
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.expand import expand
@@ -49,7 +47,6 @@ class TransformerPlan:
 
     @property
     def configuration(self) -> Parallelism:
-        """The best one."""
         return self.best.configuration
 
     @cached_property
@@ -102,8 +99,8 @@ def plan_decoder(
     found = space.search(_KEPT)
     if not found.fitting:
         raise _misfit(space, found)
-    best, *rest = (space.cost(each) for each in found.configurations())
-    spilled = [space.cost(each) for each in found.spilled()]
+    best, *rest = (space.cost(each) for each in found.configurations)
+    spilled = [space.cost(each) for each in found.spilled]
     lost = {f"more {part}": count for part, count in found.lost.items() if count}
     return TransformerPlan(
         space=space, best=best,
@@ -129,11 +126,11 @@ def why_slower(loser: StepCost, best: StepCost) -> str:
 
 
 def _too_large(loser: StepCost, on: DeviceRates) -> str:
-    stage = max(loser.memory, key=lambda each: each.total)
-    largest = max(stage.nbytes, key=lambda kind: stage.nbytes[kind])
+    stage, held = max(enumerate(loser.memory), key=lambda each: sum(each[1].values()))
+    largest, most = max(held.items(), key=lambda each: each[1])
     return (
-        f"out of memory: stage {stage.stage} needs {stage.total / 1e9:.1f} GB of {on.capacity / 1e9:g}, "
-        f"{stage.nbytes[largest] / 1e9:.1f} of them {largest}"
+        f"out of memory: stage {stage} needs {sum(held.values()) / 1e9:.1f} GB of {on.capacity / 1e9:g}, "
+        f"{most / 1e9:.1f} of them {largest}"
     )
 
 
@@ -179,8 +176,7 @@ def _sweep(space: ParallelismSpace, **changes: Any) -> SweptSpace:
     try:
         return replace(space, **changes).sweep(1)
     except ForetraceError:
-        none = np.zeros((0, len(kernels.FIELDS)), dtype=np.int64)
-        return SweptSpace(valid=0, fitting=0, rows=none, spill=none, lost={})
+        return SweptSpace()
 
 
 def _least_memory(space: ParallelismSpace) -> float:

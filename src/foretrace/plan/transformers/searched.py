@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from math import log
 from random import Random
 
@@ -14,7 +14,7 @@ from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.model import Parallelism
-from foretrace.plan.transformers.space import ParallelismSpace
+from foretrace.plan.transformers.space import ParallelismSpace, divisors
 from foretrace.search.space import Infeasible, Problem, Space
 
 _DEGREES = ("tensor", "context", "pipeline", "data")
@@ -66,7 +66,6 @@ class Configurations(Space[Parallelism]):
 
     @cached_property
     def _codes(self) -> Float64:
-        """Coordinates of the splits."""
         names = _DEGREES[:3]  # the degree of data parallelism follows
         return np.array([[self._code(*pair) for pair in zip(names, each, strict=False)] for each in self._splits])
 
@@ -144,9 +143,3 @@ class ParallelismProblem(Problem[Parallelism]):
         if not found.fitting:
             return Infeasible("out of memory" if found.valid else "not valid")
         return log(self.space.of.cost(at).seconds)
-
-
-@cache
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a whole number, in order."""
-    return [int(each) for each in np.flatnonzero(number % np.arange(1, number + 1) == 0) + 1]

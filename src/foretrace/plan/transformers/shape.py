@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from foretrace import shipped
 from foretrace.errors import ForetraceError
@@ -47,7 +47,6 @@ class TransformerSizes:
 
     @property
     def head(self) -> int:
-        """Width of a head."""
         return self.width or self.hidden // self.heads
 
     @property
@@ -69,11 +68,8 @@ class TransformerSizes:
 
 def of_decoder(found: DecoderConfig, length: int = 0) -> TransformerSizes:
     """Return what a plan needs of a decoder."""
-    return TransformerSizes(
-        name=found.name, layers=found.layers, hidden=found.hidden, heads=found.heads, kv_heads=found.kv_heads,
-        inner=found.inner, words=found.words, length=length or found.length, gated=found.gated, tied=found.tied,
-        width=found.width, source=found.source,
-    )  # fmt: skip
+    shared = {each.name: getattr(found, each.name) for each in fields(TransformerSizes) if hasattr(found, each.name)}
+    return TransformerSizes(**{**shared, "length": length or found.length})
 
 
 OTHERS = {each.name: each for each in shipped.rows("foretrace.plan.transformers", "shapes.csv", TransformerSizes)}
@@ -86,8 +82,7 @@ def transformer(name: str, *, length: int = 0) -> TransformerSizes:
     """
     other = resolve(name, OTHERS)
     if other:
-        values = {each.name: getattr(OTHERS[other], each.name) for each in fields(TransformerSizes)}
-        return TransformerSizes(**{**values, "length": length or OTHERS[other].length})
+        return replace(OTHERS[other], length=length or OTHERS[other].length)
     if not decoder_named(name) and not name.endswith(".json") and "/" not in name:
         place = f"place its operators: foretrace plan place {name}." if name in entries() else ""
         hint = question(name, [*DECODERS, *OTHERS], ALIASES, lists=place)

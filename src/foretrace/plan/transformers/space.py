@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from math import gcd, prod
+from functools import cache, cached_property
+from math import exp, gcd, prod
 
 import numpy as np
 
@@ -24,13 +24,14 @@ from foretrace.names import question
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.model import (
     ENDS,
+    KINDS,
     DeviceRates,
     Parallelism,
     Software,
     StepCost,
     configuration_of,
     constant_vector,
-    cost,
+    fields_of,
     vector,
 )  # fmt: skip
 from foretrace.plan.transformers.shape import TransformerSizes
@@ -83,9 +84,9 @@ class ParallelismSpace:
     def search(self, top: int = 10) -> SweptSpace:
         """Return the quickest configurations that fit and that do not, and by what all others lose to the best."""
         first = self.sweep(top)
-        if not len(first.rows):
+        if not first.configurations:
             return first
-        best = self.cost(configuration_of(first.rows[0]))
+        best = self.cost(first.configurations[0])
         return self.sweep(top, np.array([*best.parts.values(), best.seconds]))
 
     def sweep(self, top: int, best: Float64 | None = None) -> SweptSpace:
@@ -99,13 +100,23 @@ class ParallelismSpace:
             rows, times, spill, spill_times, lost,
         )  # fmt: skip
         return SweptSpace(
-            valid=valid, fitting=fitting, rows=rows[np.isfinite(times)], spill=spill[np.isfinite(spill_times)],
+            valid=valid, fitting=fitting, configurations=tuple(map(configuration_of, rows[np.isfinite(times)])),
+            spilled=tuple(map(configuration_of, spill[np.isfinite(spill_times)])),
             lost=dict(zip(kernels.PARTS, lost.tolist(), strict=True)),
         )  # fmt: skip
 
     def cost(self, at: Parallelism) -> StepCost:
-        """Return time and memory of one configuration."""
-        return cost(self.model, self.on, self.software, at, self.batch)
+        out, stages = np.zeros(len(kernels.PARTS) + 2), np.zeros((at.pipeline, len(KINDS)))
+        kernels.evaluate(*self.arrays, fields_of(at), self.batch, out, stages)
+        seconds = float(out[kernels.TIME])
+        # Measured rows are of one kind: no mixture of experts, no ZeRO 2 and 3, a flush.
+        scored = self.model.experts == 1 and at.zero < 2 and at.versions == 1
+        low, high = self.software.range_on(self.on.device, scored=scored)
+        return StepCost(
+            configuration=at, seconds=seconds, interval_s=(seconds * exp(low), seconds * exp(high)),
+            parts=dict(zip(kernels.PARTS, out.tolist(), strict=False)),
+            memory=tuple(dict(zip(KINDS, row, strict=True)) for row in stages.tolist()),
+        )  # fmt: skip
 
     def _check_fixed(self) -> None:
         """Raise one sentence for each constraint that fixed degrees break, with the nearest change that keeps it."""
@@ -121,9 +132,9 @@ class ParallelismSpace:
             whole = sizes if name in ("virtual", "micro") else ((n, "devices"), *sizes)
             for size, things in whole:
                 if size % degree:
-                    near = _divisor(gcd(*(each for each, _ in whole)), degree)
+                    near = min(divisors(gcd(*(each for each, _ in whole))), key=lambda each: abs(each - degree))
                     alone = {"devices": "devices", "samples of a batch": "samples"}.get(things)
-                    more = f" or {_multiple(size, degree)} {alone}" if alone else ""
+                    more = f" or {multiple(size, degree)} {alone}" if alone else ""
                     raise ForetraceError(
                         f"{size} {things} cannot be cut by {what} {degree}; the nearest that can be is {near}{more}."
                     )
@@ -136,34 +147,27 @@ class ParallelismSpace:
         given = [self.fixed.get(name, 1) for name in DEGREES]
         if n % prod(given) or (prod(given) != n and self.fixed.keys() >= DEGREES):
             raise ForetraceError(
-                f"the degrees multiply to {prod(given)}, got {n} devices; give {_multiple(n, prod(given))} devices."
+                f"the degrees multiply to {prod(given)}, got {n} devices; give {multiple(n, prod(given))} devices."
             )
 
 
-def _divisor(number: int, near: int) -> int:
-    """Return the divisor of `number` that is nearest."""
-    return min((each for each in range(1, number + 1) if number % each == 0), key=lambda each: (abs(each - near), each))
+@cache
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a whole number, in order."""
+    return [int(each) for each in np.flatnonzero(number % np.arange(1, number + 1) == 0) + 1]
 
 
-def _multiple(number: int, of: int) -> int:
+def multiple(number: int, of: int) -> int:
     """Return the multiple of `of` that is nearest, at least one of it."""
     return max(round(number / of), 1) * of
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweptSpace:
-    """What a sweep found: configurations as rows of `kernels.FIELDS`, the quickest first."""
+    """What a sweep found, the quickest first."""
 
-    valid: int
-    fitting: int
-    rows: Int64  # that fit
-    spill: Int64  # that do not
-    lost: Mapping[str, int]  # part of the step -> configurations that lose most by it
-
-    def configurations(self) -> list[Parallelism]:
-        """Return the quickest that fit."""
-        return [configuration_of(row) for row in self.rows]
-
-    def spilled(self) -> list[Parallelism]:
-        """Return the quickest that do not."""
-        return [configuration_of(row) for row in self.spill]
+    valid: int = 0
+    fitting: int = 0
+    configurations: tuple[Parallelism, ...] = ()  # that fit
+    spilled: tuple[Parallelism, ...] = ()  # that do not
+    lost: Mapping[str, int] = field(default_factory=dict)  # part of the step -> configurations that lose most by it

@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import gcd
+from typing import NamedTuple
 
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
 from foretrace.plan.transformers.model import ENDS, Parallelism
+from foretrace.plan.transformers.space import multiple
 
 
-@dataclass(frozen=True, kw_only=True)
-class NamedStrategy:
+class NamedStrategy(NamedTuple):
     """What a name fixes: the degree that takes all devices which others leave, other fields, degrees it must have."""
 
     takes: str
-    fixed: Mapping[str, int] = field(default_factory=dict)
+    fixed: Mapping[str, int] = {}
     several: tuple[str, ...] = ()  # degrees that must be above 1
-    inside: str = ""  # a degree that is as large as the one that takes the devices
 
 
 STRATEGIES = {
-    "data": NamedStrategy(takes="data"),
-    "tensor": NamedStrategy(takes="tensor"),
-    "model": NamedStrategy(takes="tensor"),
-    "pipeline": NamedStrategy(takes="pipeline"),
-    "pipedream-2bw": NamedStrategy(takes="pipeline", fixed={"versions": 2}, several=("pipeline",)),
-    "hybrid": NamedStrategy(takes="data", several=("data", "tensor")),
-    "zero-1": NamedStrategy(takes="data", fixed={"zero": 1}),
-    "zero-2": NamedStrategy(takes="data", fixed={"zero": 2}),
-    "zero-3": NamedStrategy(takes="data", fixed={"zero": 3}),
-    "fsdp": NamedStrategy(takes="data", fixed={"zero": 3}),
+    "data": NamedStrategy("data"),
+    "tensor": NamedStrategy("tensor"),
+    "model": NamedStrategy("tensor"),
+    "pipeline": NamedStrategy("pipeline"),
+    "pipedream-2bw": NamedStrategy("pipeline", fixed={"versions": 2}, several=("pipeline",)),
+    "hybrid": NamedStrategy("data", several=("data", "tensor")),
+    "zero-1": NamedStrategy("data", fixed={"zero": 1}),
+    "zero-2": NamedStrategy("data", fixed={"zero": 2}),
+    "zero-3": NamedStrategy("data", fixed={"zero": 3}),
+    "fsdp": NamedStrategy("data", fixed={"zero": 3}),
     # Synchronous, and every device serves a share of the weights: gradients are pushed to it, weights pulled from it.
-    "parameter-server": NamedStrategy(takes="data", fixed={"zero": 1}),
-    "3d": NamedStrategy(takes="data", several=("data", "tensor", "pipeline")),
-    "sequence": NamedStrategy(takes="tensor", fixed={"sequence": 1}, several=("tensor",)),
-    "context": NamedStrategy(takes="context"),
-    "expert": NamedStrategy(takes="data", inside="expert"),
+    "parameter-server": NamedStrategy("data", fixed={"zero": 1}),
+    "3d": NamedStrategy("data", several=("data", "tensor", "pipeline")),
+    "sequence": NamedStrategy("tensor", fixed={"sequence": 1}, several=("tensor",)),
+    "context": NamedStrategy("context"),
+    "expert": NamedStrategy("data"),  # as many devices share the experts
 }
 
 
@@ -50,27 +50,24 @@ def named(name: str, devices: int, **given: int) -> Parallelism:
     if not found:
         raise ForetraceError(f"there is no strategy {name!r}; {question(name, STRATEGIES)}")
     strategy = STRATEGIES[found]
-    unknown = next((key for key in given if key not in Parallelism.__dataclass_fields__), None)
-    if unknown:
-        raise ForetraceError(
-            f"a Parallelism has no field {unknown!r}; {question(unknown, Parallelism.__annotations__)}"
-        )
-    below = next((key for key, n in {"devices": devices, **given}.items() if key not in ENDS and n < 1), "")
-    if below:
-        raise ForetraceError(f"{below} must be above 0, got {given.get(below, devices)}; give 1 or more.")
+    for key, value in {"devices": devices, **given}.items():
+        if key != "devices" and key not in Parallelism.__dataclass_fields__:
+            raise ForetraceError(f"a Parallelism has no field {key!r}; {question(key, Parallelism.__annotations__)}")
+        if key not in ENDS and value < 1:
+            raise ForetraceError(f"{key} must be above 0, got {value}; give 1 or more.")
     at = Parallelism(**{**strategy.fixed, **given})
     if strategy.takes not in given:
         others = at.devices // getattr(at, strategy.takes)
         if devices % others:
             raise ForetraceError(
                 f"devices must be a multiple of the {others} that the given degrees need, got {devices}; give "
-                f"{max(round(devices / others), 1) * others}."
+                f"{multiple(devices, others)}."
             )
         at = replace(at, **{strategy.takes: devices // others})
     if at.devices != devices:
         raise ForetraceError(f"degrees of {found} must multiply to {devices} devices, got {at.devices}; change one.")
-    if strategy.inside and strategy.inside not in given:
-        at = replace(at, **{strategy.inside: getattr(at, strategy.takes)})
+    if found == "expert" and "expert" not in given:
+        at = replace(at, expert=at.data)
     for degree in strategy.several:
         if getattr(at, degree) == 1:
             raise ForetraceError(f"{degree} of {found} must be above 1, got 1; give {degree}=2 or more devices.")

@@ -68,12 +68,10 @@ class PipelineJob:
                 )
 
     def layers_of(self, stage: int) -> range:
-        """Return layers of a stage."""
         end = list(accumulate(self.cut))[stage]
         return range(end - self.cut[stage], end)
 
     def stage_of(self, layer: int) -> int:
-        """Return stage of a layer."""
         return next(stage for stage, end in enumerate(accumulate(self.cut)) if layer < end)
 
     def built(self, layer: int) -> nn.Module:

@@ -14,8 +14,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +25,6 @@ from torch import distributed as dist
 from foretrace.errors import ForetraceError
 from foretrace.training.pipeline.job import PipelineJob
 from foretrace.training.pipeline.schedule import Action, B, F, I, PipelineSchedule, U, W
-from foretrace.training.pipeline.storages import Storages
 from foretrace.training.pipeline.transport import Transport, lost
 from foretrace.training.pipeline.versions import StageVersions
 
@@ -51,7 +49,6 @@ class Trained:
     scale: float
     skipped: tuple[int, ...]  # batches whose gradients overflowed
     spans: tuple[Span, ...]
-    peak_bytes: int  # most that activations took at a time, by the storages that autograd kept; 0 if not asked
     fixed_bytes: int  # weights in all versions, and the optimizer's state
 
 
@@ -72,26 +69,17 @@ class _Update:
             raise ForetraceError(f"a tied parameter of stage {stage} got no gradient; use it there, or do not tie it.")
         return found
 
-    def own(self, borrowed: set[tuple[int, int]]) -> list[Tensor]:
-        """Return the gradients of all parameters that are not counted on another stage."""
-        return [
-            each
-            for s, some in self.gradients.items()
-            for p, each in enumerate(some)
-            if each is not None and (s, p) not in borrowed
-        ]
-
 
 class StageWorker:
     """One process of a pipeline, with the stages that its row names."""
 
     def __init__(
-        self, job: PipelineJob, schedule: PipelineSchedule, rank: int, *, device: str = "cpu", measure: bool = False,
+        self, job: PipelineJob, schedule: PipelineSchedule, rank: int, *, device: str = "cpu",
         state: dict[str, Any] | None = None, after: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         """Take `state`, what a checkpoint kept, where the schedule does not begin with batch 0.
 
-        `after` is called with the number of updates made after each; `measure` counts what activations take.
+        `after` is called with the number of updates made after each.
         """
         if len(job.cut) != schedule.stages:
             raise ForetraceError(
@@ -134,8 +122,6 @@ class StageWorker:
         self.losses: dict[int, Tensor] = {}
         self.skipped: list[int] = []
         self.spans: list[Span] = []
-        parameters = [each for stage in self.stages.values() for some in stage.parameters for each in some]
-        self.storages = Storages(parameters) if measure else None
         if state is not None:
             self._scales = state["scales"]
             for s, each in self.stages.items():
@@ -159,7 +145,6 @@ class StageWorker:
             scale=self._scales[self.done][0] if self.job.scaling else 1.0,
             skipped=tuple(self.skipped),
             spans=tuple(self.spans),
-            peak_bytes=self.storages.peak if self.storages else 0,
             fixed_bytes=sum(each.nbytes() for each in self.stages.values()),
         )
 
@@ -183,11 +168,9 @@ class StageWorker:
         _, i, s = action
         x = self._input(action)
         begin = time.monotonic()
-        with torch.set_grad_enabled(not self.job.recompute), self._counted(s, i):
+        with torch.set_grad_enabled(not self.job.recompute):
             out = self._run(s, i, x)
         self._kept[s, i] = (x, None if self.job.recompute else out)
-        if self.storages:
-            self.storages.hold((s, i), x)
         if s + 1 < self.schedule.stages:
             reader = Action(F, i, s + 1)
             self._transport.send(reader, out)
@@ -228,13 +211,11 @@ class StageWorker:
         gradient = None if s + 1 == self.schedule.stages else self._transport.receive(action)
         begin = time.monotonic()
         if out is None:
-            with self._counted(s, i):
-                out = self._run(s, i, x)
+            out = self._run(s, i, x)
         if gradient is None:
             out, gradient = self._gradient(action, out)
         torch.autograd.backward(out, gradient)
         self._return(action, x.grad)
-        self._free(s, i)
         return begin
 
     def _input_half(self, action: Action) -> float:
@@ -264,7 +245,6 @@ class StageWorker:
             torch.autograd.backward(first, second)
         else:
             stage_backward_weight(iter(first), second)
-        self._free(s, i)
         return begin
 
     def _return(self, action: Action, gradient: Tensor | None) -> None:
@@ -274,13 +254,6 @@ class StageWorker:
                     f"stage {action.stage} does not depend on stage {action.stage - 1}; cut elsewhere."
                 )
             self._transport.send(action._replace(stage=action.stage - 1), gradient)
-
-    def _counted(self, s: int, i: int) -> AbstractContextManager[Any]:
-        return self.storages.counting((s, i)) if self.storages else nullcontext()
-
-    def _free(self, s: int, i: int) -> None:
-        if self.storages:
-            self.storages.release((s, i))
 
     # -- updates -----------------------------------------------------------------------------------------------------
 
@@ -331,7 +304,7 @@ class StageWorker:
                 update.gradients[owner[0]][owner[1]] = total
         if self.job.scaling:
             inverse = 1.0 / self._scale(update.batch)
-            for gradient in update.own(self._borrowed):
+            for _, gradient in self._own(update):
                 gradient.mul_(inverse)
         for at, (owner, *others) in enumerate(self._tied):
             for s, p in others if owner[0] in mine else ():
@@ -348,16 +321,19 @@ class StageWorker:
 
         Places of others are zero, so that adding up over processes changes no bit.
         """
-        found = torch.zeros(2 * self._all_parameters + 1, dtype=torch.float64)
+        found, own = torch.zeros(2 * self._all_parameters + 1, dtype=torch.float64), list(self._own(update))
+        norms = torch._foreach_norm([gradient for _, gradient in own])
+        for (place, gradient), norm in zip(own, norms, strict=True):
+            found[2 * place], found[2 * place + 1] = norm.item(), 1
+            if self.job.scaling:
+                found[-1] += not bool(torch.isfinite(gradient).all())
+        return found.to(self.device)
+
+    def _own(self, update: _Update) -> Iterator[tuple[int, Tensor]]:
+        """Yield the gradients of parameters that are not counted on another stage, with their places among all."""
         for s, gradients in update.gradients.items():
             own = [each for p, each in enumerate(gradients) if (s, p) not in self._borrowed]
-            there = [(place, each) for place, each in enumerate(own, self._begins[s]) if each is not None]
-            norms = torch._foreach_norm([each for _, each in there])
-            for (place, gradient), norm in zip(there, norms, strict=True):
-                found[2 * place], found[2 * place + 1] = norm.item(), 1
-                if self.job.scaling:
-                    found[-1] += not bool(torch.isfinite(gradient).all())
-        return found.to(self.device)
+            yield from ((place, each) for place, each in enumerate(own, self._begins[s]) if each is not None)
 
     def _commit(self, until: int) -> None:
         """Finish the updates up to this batch: what others sent is used, and the weights change."""

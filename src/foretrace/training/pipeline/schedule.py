@@ -82,7 +82,6 @@ class PipelineSchedule:
 
     @cached_property
     def process_of(self) -> dict[int, int]:
-        """Process of every stage."""
         return {each.stage: process for process, row in enumerate(self.rows) for each in row if each.kind == F}
 
     @cached_property
@@ -97,7 +96,6 @@ class PipelineSchedule:
 
     @cached_property
     def halves(self) -> bool:
-        """Whether backward passes are in two halves."""
         return any(each.kind == I for row in self.rows for each in row)
 
     def version(self, stage: int, batch: int) -> int:
@@ -172,9 +170,7 @@ class PipelineSchedule:
         return found
 
     def in_flight(self, process: int, stage: int | None = None) -> int:
-        """Return most micro-batches that a process holds at a time, forward done and backward not, of one stage or of
-        all.
-        """
+        """Return most micro-batches that a process holds at a time, forward done, backward not, of one stage or all."""
         now = most = 0
         for each in self.rows[process]:
             if stage is not None and each.stage != stage:
@@ -233,8 +229,7 @@ class PipelineSchedule:
 def parse(
     text: str, *, micro_batches: int, versions: int | Sequence[int] = 1, name: str = "table", first: int = 0
 ) -> PipelineSchedule:
-    """Return a table from its text: a line per process, actions between blanks; the stage is the line where none is
-    named.
+    """Return a table from its text: a line per process, actions between blanks; the stage is the line by default.
 
     `versions` is one number for all stages or one for each. Raises ForetraceError naming the line and the word.
     """

@@ -15,28 +15,24 @@ from foretrace.training.pipeline.schedule import Action, B, F, I, PipelineSchedu
 
 def gpipe(stages: int, micro_batches: int, batches: int, *, first: int = 0) -> PipelineSchedule:
     """Return all forward passes of a batch, then all its backward passes."""
-    return _flushing("gpipe", stages, micro_batches, batches, first, lambda stage: micro_batches)
+    return _rows("gpipe", [1] * stages, micro_batches, batches, first, lambda stage: micro_batches)
 
 
 def one_f_one_b_flush(
     stages: int, micro_batches: int, batches: int, *, warmup: int = 1, first: int = 0
 ) -> PipelineSchedule:
-    """Return the schedule in which, after p - s - 1 forward passes (times `warmup`), stage s does one forward, one
-    backward; drained per batch.
-    """
-    return _flushing("1f1b-flush", stages, micro_batches, batches, first, lambda s: warmup * (stages - s - 1))
+    """Return p - s - 1 forward passes (times `warmup`) of stage s, then one forward, one backward; then a flush."""
+    return _rows("1f1b-flush", [1] * stages, micro_batches, batches, first, lambda s: warmup * (stages - s - 1))
 
 
 def one_f_one_b(stages: int, micro_batches: int, batches: int, *, warmup: int = 1, first: int = 0) -> PipelineSchedule:
-    """Return pipeDream: never drained; each stage keeps as many versions of its weights as are in use."""
+    """Return PipeDream: never drained; each stage keeps as many versions of its weights as are in use."""
     versions = [1 - (-warmup * (stages - s - 1) // micro_batches) for s in range(stages)]
-    return _endless("1f1b", stages, micro_batches, batches, first, warmup, versions)
+    return _rows("1f1b", versions, micro_batches, batches, first, lambda s: warmup * (stages - s - 1), flush=False)
 
 
 def two_bw(stages: int, micro_batches: int, batches: int, *, warmup: int = 1, first: int = 0) -> PipelineSchedule:
-    """Return pipeDream-2BW: never drained, two versions. Raises ForetraceError with the fewest micro-batches
-    that work.
-    """
+    """Return PipeDream-2BW: never drained, two versions. Raises ForetraceError with the fewest micro-batches."""
     least = max(warmup * (stages - 1), 1)
     if micro_batches < least:
         raise ForetraceError(
@@ -44,7 +40,7 @@ def two_bw(stages: int, micro_batches: int, batches: int, *, warmup: int = 1, fi
             f"{micro_batches}: with fewer, a third version of the weights would be needed; give "
             f"`micro_batches={least}`."
         )
-    return _endless("2bw", stages, micro_batches, batches, first, warmup, [2] * stages)
+    return _rows("2bw", [2] * stages, micro_batches, batches, first, lambda s: warmup * (stages - s - 1), flush=False)
 
 
 def zero_bubble(stages: int, micro_batches: int, batches: int, *, first: int = 0) -> PipelineSchedule:
@@ -63,8 +59,9 @@ def zero_bubble(stages: int, micro_batches: int, batches: int, *, first: int = 0
                     weight += 1
             yield from (Action(W, i, stage) for i in range(weight, (t + 1) * micro_batches))
 
-    rows = map(passes, range(_least(stages)))
-    return table("zero-bubble", rows, micro_batches=micro_batches, versions=[1] * stages, first=first)
+    return table(
+        "zero-bubble", map(passes, range(stages)), micro_batches=micro_batches, versions=[1] * stages, first=first
+    )
 
 
 def interleaved(stages: int, micro_batches: int, batches: int, *, chunks: int = 2, first: int = 0) -> PipelineSchedule:
@@ -80,16 +77,11 @@ def interleaved(stages: int, micro_batches: int, batches: int, *, chunks: int = 
     count = micro_batches * chunks
 
     def passes(process: int) -> Iterator[Action]:
-        def at(kind: object, k: int, base: int) -> Action:
-            chunk = k // p % chunks
-            if kind is B:
-                chunk = chunks - 1 - chunk
-            return Action(F if kind is F else B, base + k // (p * chunks) * p + k % p, chunk * p + process)
-
         warm = min(2 * (p - process - 1) + (chunks - 1) * p, count)
         for t in range(first, first + batches):
-            for each in _alternating(0, count, warm, 0):
-                yield at(each.kind, each.number, t * micro_batches)
+            for kind, k, _ in _alternating(0, count, warm, 0):
+                chunk = k // p % chunks if kind == F else chunks - 1 - k // p % chunks
+                yield Action(kind, t * micro_batches + k // (p * chunks) * p + k % p, chunk * p + process)
 
     return table("interleaved", map(passes, range(p)), micro_batches=micro_batches, versions=[1] * stages, first=first)
 
@@ -104,33 +96,17 @@ SCHEDULES: dict[str, Callable[..., PipelineSchedule]] = {
 }
 
 
-def _flushing(name: str, stages: int, m: int, batches: int, first: int, warm: Callable[[int], int]) -> PipelineSchedule:
-    rows = (
-        (each for t in range(first, first + batches) for each in _alternating(t * m, m, warm(stage), stage))
-        for stage in range(_least(stages))
-    )
-    return table(name, rows, micro_batches=m, versions=[1] * stages, first=first)
-
-
-def _endless(
-    name: str, stages: int, m: int, batches: int, first: int, warmup: int, versions: list[int]
+def _rows(
+    name: str, versions: list[int], m: int, batches: int, first: int, warm: Callable[[int], int], *, flush: bool = True
 ) -> PipelineSchedule:
-    rows = (
-        _alternating(first * m, batches * m, warmup * (stages - stage - 1), stage) for stage in range(_least(stages))
-    )
+    """Return rows of alternating passes, which begin again with every batch where there is a flush."""
+    runs = [(t * m, m) for t in range(first, first + batches)] if flush else [(first * m, batches * m)]
+    rows = ((each for run in runs for each in _alternating(*run, warm(s), s)) for s in range(len(versions)))
     return table(name, rows, micro_batches=m, versions=versions, first=first)
 
 
-def _least(stages: int) -> int:
-    if stages < 1:
-        raise ForetraceError(f"a pipeline must have a stage or more, got {stages}.")
-    return stages
-
-
 def _alternating(begin: int, count: int, warm: int, stage: int) -> Iterator[Action]:
-    """Yield `warm` forward passes, then one forward and one backward in turns, then the backward passes that
-    are left.
-    """
+    """Yield `warm` forward passes, then one forward and one backward in turns, then what is left."""
     warm = min(max(warm, 0), count)
     yield from (Action(F, begin + i, stage) for i in range(warm))
     for i in range(count):

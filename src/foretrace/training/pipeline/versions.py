@@ -39,9 +39,7 @@ class StageVersions:
         return self.job.run(list(self.sets[version % len(self.sets)]), self.first, x, micro_batch)
 
     def take(self, version: int) -> list[Tensor | None]:
-        """Return the gradients of a version's set, which has none afterwards: the next batch may run on the
-        same set.
-        """
+        """Return the gradients of a version's set, which has none afterwards: the next batch may run on it."""
         mine = self.parameters[version % len(self.sets)]
         found = [each.grad for each in mine]
         for each in mine:
@@ -75,7 +73,6 @@ class StageVersions:
         return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
         return {"sets": [each.state_dict() for each in self.sets], "optimizer": self.optimizer.state_dict()}
 
     def restore(self, state: dict[str, Any], newest: int) -> None:
