@@ -39,8 +39,6 @@ class CoreSplit:
     instances: tuple[ModelInstance, ...]
 
     def __post_init__(self) -> None:
-        if not self.instances or min(map(min, self.instances)) < 1:
-            raise ForetraceError("a split must have an instance, each with a thread and a sample at least.")
         object.__setattr__(self, "instances", tuple(sorted(self.instances, reverse=True)))
 
     @classmethod
@@ -120,12 +118,7 @@ class SplitTable:
 
 
 def split_table(
-    latency: Mapping[ModelInstance, float],
-    *,
-    threads: int,
-    batch: int,
-    instances: int | None = None,
-    idle: bool = True,
+    latency: Mapping[ModelInstance, float], *, threads: int, batch: int, instances: int | None = None, idle: bool = True
 ) -> SplitTable:
     """Return the splits of up to `batch` samples among up to `instances` (by default `threads`) with the least latency.
 
