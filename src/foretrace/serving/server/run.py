@@ -11,7 +11,6 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -37,9 +36,13 @@ def usable(threads: int | None = None) -> tuple[int, ...]:
     return allowed[:wanted]
 
 
+class _Planned(msgspec.Struct):
+    split: str
+
+
 class _PlanFile(msgspec.Struct):
     batch: int
-    chosen: dict[str, Any]
+    chosen: _Planned
 
 
 def read_plans(files: Iterable[Path]) -> dict[int, CoreSplit]:
@@ -52,7 +55,7 @@ def read_plans(files: Iterable[Path]) -> dict[int, CoreSplit]:
             raise ForetraceError(
                 f"{file} must be the JSON of foretrace serve plan, got {error}; write it again."
             ) from None
-        found[plan.batch] = CoreSplit.parse(str(plan.chosen.get("split")))
+        found[plan.batch] = CoreSplit.parse(plan.chosen.split)
     return found
 
 
