@@ -27,8 +27,7 @@ serve = group("serve", "Serve a model on the cores of this machine.", default="r
 
 _MODEL = "A zoo model, SCRIPT.py:FUNCTION that returns (module, example inputs), TorchScript, torch.export or ONNX"
 Inputs = Annotated[
-    list[str] | None,
-    option(..., "NAME=TYPE[SIZES]", "An input of one sample: x=float32[3,224,224]; several."),
+    list[str] | None, option(..., "NAME=TYPE[SIZES]", "An input of one sample: x=float32[3,224,224]; several.")
 ]
 Token = Annotated[Path | None, option(..., "FILE", "Bearer token of the server, else FORETRACE_TOKEN's.")]
 

@@ -51,9 +51,8 @@ class ServePlanView(Report, frozen=True, kw_only=True):
             ("alone_s", Column("alone", "time", least=80)),
             (_interfered, Column("interference", right=True, least=100)),
             (lambda each: _numbers(each.over_fat), Column("over fat", right=True, least=100, under=True)),
-            top=top,
-            noun="split",
-        )
+            top=top, noun="split",
+        )  # fmt: skip
         if self.trial is not None:
             yield from _trial(self.trial)
         yield from notes((f"{each.name}: {each.why}" for each in self.rejected), "left out")
@@ -72,9 +71,8 @@ def _trial(found: SplitTrial) -> Iterator[Block]:
     )
     yield Line(
         f"{found.after} takes {_numbers(found.measured)} of fat's latency, predicted {_numbers(found.predicted)}; fat "
-        f"against itself came to {_numbers(found.same)}; the quickest was {found.quickest}",
-        label="measured",
-    )
+        f"against itself came to {_numbers(found.same)}; the quickest was {found.quickest}", label="measured",
+    )  # fmt: skip
     if found.over_alone is not None:
         yield f"{found.after} takes {_numbers(found.over_alone)} of PyTorch's latency on all cores without a server"
     yield Line(f"{found.verdict}: {found.uncertain}" if found.uncertain else found.verdict, label="verdict")

@@ -109,7 +109,7 @@ def test_models_of_the_zoo_answer_each_sample_by_itself(name: str) -> None:
         ("net.pt", (), "which does not say its inputs"),
         ("net.pt", ("x=float32[5]",), "mat1 and mat2"),
         ("weights.pt", (), "cannot be loaded"),
-        ("nets.py", (), "its function that returns the model"),
+        ("nets.py", (), "must be SCRIPT.py:FUNCTION"),
         ("nets.py:three", (), "must return (module, example inputs)"),
         ("nets.py:bare", (), "must return (module, example inputs)"),
         ("nets.py:total", (), "must return tensors whose first dimension counts the samples"),

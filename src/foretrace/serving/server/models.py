@@ -158,18 +158,13 @@ class ModelSource:
         return self._module(entry(self.name).name, "zoo", *of_training(training(self.name, self.size)))
 
     def _script(self, path: Path, function: str) -> LoadedModel:
-        import_torch()
-        from torch import nn
-
+        torch = import_torch()
         from foretrace.zoo.registry import call_script
 
         if not path.is_file() or not function:
-            raise ForetraceError(
-                f"{self.name} must be SCRIPT.py:FUNCTION; name a script that exists, and its function that returns the "
-                "model."
-            )
+            raise ForetraceError(f"{self.name} must be SCRIPT.py:FUNCTION, a script that exists and what it defines.")
         made = call_script(path, function, "(module, example inputs)")
-        if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
+        if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], torch.nn.Module):
             raise ForetraceError(
                 f"{function}() of {path} must return (module, example inputs), got {type(made).__name__}; wrap it."
             )
