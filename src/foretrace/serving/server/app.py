@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from importlib.metadata import version
+from inspect import isawaitable
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ class Operation(NamedTuple):
 
     method: str
     path: str
-    call: Callable[[Request], Awaitable[Response]]
+    call: Callable[[Request], Any]  # returns a response, or what is JSON, or a coroutine that does
     summary: str
     answer: Any
     body: Any = None
@@ -69,7 +70,8 @@ class ServerApp:
     def __init__(self, dispatcher: Dispatcher, *, deadline_s: float, token: str) -> None:
         self.dispatcher, self.deadline_s, self.token = dispatcher, deadline_s, token
         self.operations = [
-            Operation("GET", "/v2/health/live", self._live, "Whether the server runs.", dict[str, bool], open=True),
+            Operation("GET", "/v2/health/live", lambda _: {"live": True}, "Whether the server runs.", dict[str, bool],
+                      open=True),
             Operation("GET", "/v2/health/ready", self._ready, "Whether it would answer.", dict[str, bool], open=True),
             Operation("GET", "/v2", self._server, "Name and version of the server.", dict[str, Any]),
             Operation("POST", "/predict", self._predict, "Run the model on nested lists by input.", PlainTensors,
@@ -77,11 +79,13 @@ class ServerApp:
             Operation("GET", "/split", self._split, "The split of cores that serves now.", SplitState),
             Operation("PUT", "/split", self._change, "Change it, drop no request.", SplitState, SplitChange),
             Operation("GET", "/metrics", self._metrics, "Counts and times for Prometheus.", str),
-            Operation("GET", "/openapi.json", self._openapi, "This document.", dict[str, Any]),
+            Operation("GET", "/openapi.json", lambda _: description(self._facts, self.operations), "This document.",
+                      dict[str, Any]),
         ]  # fmt: skip
         for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
             self.operations += [
-                Operation("GET", model, self._model, "Inputs and outputs of the model.", protocol.ModelMetadata),
+                Operation("GET", model, lambda _: protocol.metadata(self._facts), "Inputs and outputs of the model.",
+                          protocol.ModelMetadata),
                 Operation("GET", f"{model}/ready", self._ready, "Whether it would answer.", dict[str, bool]),
                 Operation("POST", f"{model}/infer", self._infer, "Run the model on named tensors.",
                           protocol.InferResponse, protocol.InferRequest),
@@ -104,9 +108,13 @@ class ServerApp:
                 served = {"name": self._facts.name, "version": VERSION}
                 if served | request.path_params != served:
                     raise RequestError(404, f"the model is {self._facts.name}, version {VERSION}.")
-                response = await operation.call(request)
+                answer = operation.call(request)
+                answer = await answer if isawaitable(answer) else answer
+                response = answer if isinstance(answer, Response) else _json(answer)
             except RequestError as error:
                 response = _error(error.status, error.reason, error.retry_s)
+            except ForetraceError as error:
+                response = _error(422, str(error))
             except ClientDisconnect:
                 response = Response(status_code=_GONE)
             except Exception:
@@ -136,27 +144,18 @@ class ServerApp:
 
     # --- routes
 
-    async def _live(self, _: Request) -> Response:
-        return _json({"live": True})
-
-    async def _ready(self, _: Request) -> Response:
+    def _ready(self, _: Request) -> dict[str, bool]:
         if not self.dispatcher.ready:
             raise RequestError(503, "no instance runs yet, or none any more.", 1)
-        return _json({"ready": True})
+        return {"ready": True}
 
-    async def _server(self, _: Request) -> Response:
+    def _server(self, _: Request) -> dict[str, Any]:
         about = {"name": "foretrace", "version": version("foretrace"), "extensions": ["binary_tensor_data"]}
-        return _json(about | {"models": [self._facts.name]})
+        return about | {"models": [self._facts.name]}
 
-    async def _openapi(self, _: Request) -> Response:
-        return _json(description(self._facts, self.operations))
-
-    async def _metrics(self, _: Request) -> Response:
+    def _metrics(self, _: Request) -> Response:
         text = generate_latest(self.dispatcher.metrics.registry)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def _model(self, _: Request) -> Response:
-        return _json(protocol.metadata(self._facts))
 
     async def _infer(self, request: Request) -> Response:
         body, length = await _body(request), request.headers.get(protocol.HEADER_LENGTH)
@@ -165,27 +164,22 @@ class ServerApp:
     async def _predict(self, request: Request) -> Response:
         return await self._answered(request, protocol.read_plain(await _body(request), self._facts))
 
-    async def _split(self, _: Request) -> Response:
+    def _split(self, _: Request) -> SplitState:
         now = self.dispatcher
-        return _json(
-            SplitState(
-                split=now.active.split.text, changing=now.changing, samples_waiting=now.waiting,
-                samples_running=now.running, processes=sorted(each.pid for each in now.active.alive),
-            )
+        return SplitState(
+            split=now.active.split.text, changing=now.changing, samples_waiting=now.waiting,
+            samples_running=now.running, processes=sorted(each.pid for each in now.active.alive),
         )  # fmt: skip
 
-    async def _change(self, request: Request) -> Response:
+    async def _change(self, request: Request) -> SplitState:
         wanted: SplitChange = protocol.decoded(await _body(request), SplitChange)
-        try:
-            split = CoreSplit.parse(wanted.split)
-            if split.batch > self.dispatcher.limit:
-                raise ForetraceError(f"a split must run at most {self.dispatcher.limit} samples at once.")
-            if self.dispatcher.changing:
-                raise RequestError(409, "another split is being started; ask again when it serves.", 1)
-            await self.dispatcher.reconfigure(split)
-        except ForetraceError as error:
-            raise RequestError(422, str(error)) from None
-        return await self._split(request)
+        split = CoreSplit.parse(wanted.split)
+        if split.batch > self.dispatcher.limit:
+            raise ForetraceError(f"a split must run at most {self.dispatcher.limit} samples at once.")
+        if self.dispatcher.changing:
+            raise RequestError(409, "another split is being started; ask again when it serves.", 1)
+        await self.dispatcher.reconfigure(split)
+        return self._split(request)
 
     async def _answered(self, request: Request, asked: Asked) -> Response:
         """Wait for the answer for as long as the client does, and write it."""
