@@ -105,18 +105,8 @@ def changed(url: str, requests: int, number: int, found: Fuzzed, statuses: Count
     connection = HTTPConnection(host, int(port), timeout=60)
     documented = {"200", "400", "401", "403", "404", "405", "408", "409", "413", "415", "422", "429", "503", "504"}
     words = [
-        b"NaN",
-        b"1e999",
-        b"-1",
-        b"[" * 2000,
-        b"{}",
-        b"null",
-        b"\xff\xfe",
-        b"99999999999999999999",
-        b'"',
-        b"true",
-        b"",
-    ]
+        b"NaN", b"1e999", b"-1", b"[" * 2000, b"{}", b"null", b"\xff\xfe", b"99999999999999999999", b'"', b"true", b"",
+    ]  # fmt: skip
     for _ in range(requests):
         path, body = draws.choice([("/v2/models/fuzzed/infer", VALID), ("/predict", PLAIN)])
         data = bytearray(json.dumps(body).encode())
@@ -155,17 +145,8 @@ def run(requests: int, number: int = 0) -> Fuzzed:
     found, statuses = Fuzzed(), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "fuzzed.py").write_text(MODEL, encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "foretrace",
-            "serve",
-            f"{folder}/fuzzed.py:net",
-            "--split",
-            "1x1:4",
-            "--port",
-            "0",
-        ]
+        words = ["serve", f"{folder}/fuzzed.py:net", "--split", "1x1:4", "--port", "0"]
+        command = [sys.executable, "-m", "foretrace", *words]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             address = re.search(r"http://\S+?(?=,)", server.stdout.readline())

@@ -308,19 +308,8 @@ def run(args: argparse.Namespace) -> Soak:
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or f"{folder}/soaked.py:mlp"
         Path(folder, "soaked.py").write_text(MLP, encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "foretrace",
-            "serve",
-            model,
-            "--size",
-            "tiny",
-            "--split",
-            SPLITS[0],
-            "--port",
-            "0",
-        ]
+        words = ["serve", model, "--size", "tiny", "--split", SPLITS[0], "--port", "0"]
+        command = [sys.executable, "-m", "foretrace", *words]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None

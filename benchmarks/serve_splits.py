@@ -19,8 +19,7 @@ from foretrace.experiment.statistics import Verdict
 from foretrace.files import write_text
 from foretrace.report.units import digits, seconds
 from foretrace.serving.server.models import ModelSource
-from foretrace.serving.server.plan import plan_splits
-from foretrace.serving.server.trial import try_plan
+from foretrace.serving.server.plan import plan_splits, try_plan
 from tables import ROOT, load, machine, table, today
 
 ROWS = ROOT / "benchmarks" / "data" / "splits.jsonl"
@@ -51,7 +50,7 @@ def kept() -> tuple[Row, ...]:
 def measured(model: str, size: str, batch: int, run_s: float, profile: Path | None) -> Row:
     """The row of one model."""
     plan = plan_splits(ModelSource(name=model, size=size), batch=batch, profile=profile)
-    return try_plan(plan, seconds=run_s).row()
+    return try_plan(plan, seconds=run_s)[1]
 
 
 def line(row: Row) -> tuple[str, ...]:

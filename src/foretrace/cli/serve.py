@@ -14,6 +14,7 @@ from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
+    from foretrace.serving.server.models import ModelSource
 
 
 def _models() -> Collection[str]:
@@ -24,20 +25,22 @@ def _models() -> Collection[str]:
 
 serve = group("serve", "Serve a model on the cores of this machine.", default="run", models=_models)
 
+_MODEL = "A zoo model, SCRIPT.py:FUNCTION that returns (module, example inputs), TorchScript, torch.export or ONNX"
 Inputs = Annotated[
-    list[str] | None,
-    option(..., "NAME=TYPE[SIZES]", "An input of one sample: x=float32[3,224,224]; several."),
+    list[str] | None, option(..., "NAME=TYPE[SIZES]", "An input of one sample: x=float32[3,224,224]; several.")
 ]
+Token = Annotated[Path | None, option(..., "FILE", "Bearer token of the server, else FORETRACE_TOKEN's.")]
+
+
+def _source(model: str, size: str, inputs: list[str] | None) -> ModelSource:
+    from foretrace.serving.server.models import ModelSource, TensorSpec
+
+    return ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, inputs or ())))
 
 
 @serve.command("run")
 def run(
-    model: str = argument(
-        ...,
-        "MODEL",
-        "A zoo model, SCRIPT.py:FUNCTION that returns (module, example inputs), TorchScript, torch.export or ONNX.",
-        complete=completion.models,
-    ),
+    model: str = argument(..., "MODEL", f"{_MODEL}.", complete=completion.models),
     split: str = option(
         "", "NxT:B+...", "N instances with T threads and batch B each; by default one, all cores, batch 8."
     ),
@@ -46,7 +49,7 @@ def run(
     size: options.Size = "full",
     host: str = option("127.0.0.1", "ADDRESS", "Where to listen; beyond this machine a token is needed."),
     port: int = option(8000, "N", "Where to listen; 0 takes any free one.", least=0, most=65535),
-    token_file: Path | None = option(None, "FILE", "Bearer token that clients must know, else FORETRACE_TOKEN's."),
+    token_file: Token = None,
     certificate: Path | None = option(None, "FILE", "For TLS, as PEM; with --key."),
     key: Path | None = option(None, "FILE", "The certificate's key."),
     queue: int = option(1024, "N", "Samples that may wait.", least=1),
@@ -59,7 +62,6 @@ def run(
     Example: foretrace serve run resnet50 --size tiny --split 2x1:4
     """
     from foretrace.serving.server import run as server
-    from foretrace.serving.server.models import ModelSource, TensorSpec
     from foretrace.serving.server.split import CoreSplit
 
     if split and plan:
@@ -67,25 +69,17 @@ def run(
     if (certificate is None) != (key is None):
         raise ForetraceError("`certificate=` and `key=` go together; give both, or neither.")
     one = CoreSplit.parse(split or f"1x{len(server.usable())}:8")
-    splits = server.read_plans(plan) if plan else {one.batch: one}
     server.run_server(
-        ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, input or ()))), splits,
-        every_s=every_s, host=host, port=port, token=server.read_token(token_file), certificate=certificate, key=key,
-        queue=queue, deadline_s=deadline_s,
-        told=lambda address: print(f"serving {model} on {address}, Ctrl-C ends it", flush=True),
+        _source(model, size, input), server.read_plans(plan) if plan else {one.batch: one}, every_s=every_s, host=host,
+        port=port, token=server.read_token(token_file), certificate=certificate, key=key, queue=queue,
+        deadline_s=deadline_s, told=lambda address: print(f"serving {model} on {address}, Ctrl-C ends it", flush=True),
     )  # fmt: skip
 
 
 @serve.command("plan")
 @answers
 def plan(
-    model: str = argument(
-        ...,
-        "MODEL",
-        "A model of the zoo, SCRIPT.py:FUNCTION, a TorchScript, torch.export or ONNX file, or the name "
-        "that a recorded profile gives it.",
-        complete=completion.models,
-    ),
+    model: str = argument(..., "MODEL", f"{_MODEL}, or its name in a recorded profile.", complete=completion.models),
     batch: int = option(..., "N", "Samples of a batch.", least=1),
     threads: int | None = option(None, "N", "Cores to share out; by default all that can be had.", least=1),
     tail: float = option(0.5, "Q", "The quantile of the latency to make small: 0.99; by default the median."),
@@ -103,26 +97,24 @@ def plan(
     So that a batch ends soonest: how many instances, with which threads and samples.
 
     Example: foretrace serve plan resnet50 --size tiny --batch 16
-    """  # fmt: skip
+    """
     from foretrace.experiment.ledger import Ledger
     from foretrace.plan.result import size as size_of
-    from foretrace.report import serve_plan as report
-    from foretrace.serving.server import trial as trials
-    from foretrace.serving.server.models import ModelSource, TensorSpec
-    from foretrace.serving.server.plan import plan_splits
+    from foretrace.report import serve as report
+    from foretrace.serving.server.plan import plan_splits, try_plan
 
     writable(profile)
     kept = Ledger(ledger).checked() if run and not no_ledger else None
     with options.stages("loading the model") as tell:
         found = plan_splits(
-            ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, input or ()))), batch=batch,
-            threads=threads, tail=tail, memory_limit=size_of(memory_limit), profile=profile, tell=tell,
+            _source(model, size, input), batch=batch, threads=threads, tail=tail, memory_limit=size_of(memory_limit),
+            profile=profile, tell=tell,
         )  # fmt: skip
     if not run:
         return report.planned(found)
     with options.progress("running splits in turns") as share:
-        tried = trials.try_plan(found, seconds=seconds, tell=share)
-    return report.planned(found, tried, *(() if kept is None else kept.keep(tried.row())))
+        trial, row = try_plan(found, seconds=seconds, tell=share)
+    return report.planned(found, trial, *(() if kept is None else kept.keep(row)))
 
 
 @serve.command("load")
@@ -135,21 +127,23 @@ def load(
     samples: int = option(1, "N", "Samples of a request.", least=1),
     seconds: float = option(10.0, "S", "How long requests are sent; answers come later.", least=0.01),
     seed: int = option(0, "N", "Seed of samples and arrivals.", least=0),
-    token_file: Path | None = option(None, "FILE", "Bearer token of the server, else FORETRACE_TOKEN's."),
+    token_file: Token = None,
 ) -> Result:
     """Send requests to a server and time its answers.
 
     Counted from when each was due. Exit code 1 where a request had no answer.
     Example: foretrace serve load http://127.0.0.1:8000 --rate 50
     """
-    from foretrace.report import serve_load as report
+    from foretrace.report import serve as report
     from foretrace.serving.server import load as loads
     from foretrace.serving.server.run import read_token
 
+    if clients and arrivals != "poisson":
+        raise ForetraceError("`clients=` ask as soon as they are answered; leave `arrivals=` out, or give a rate.")
     due = None if clients else loads.arrivals(arrivals, rate=rate, seconds=seconds, seed=seed)
     with options.progress(f"asking {url}") as tell:
         found = loads.load(
-            url, due=due, clients=clients, seconds=seconds, diurnal=arrivals == "diurnal", samples=samples,
-            token=read_token(token_file), seed=seed, progress=tell,
+            url, due=due, clients=clients, seconds=seconds, samples=samples, token=read_token(token_file), seed=seed,
+            progress=tell,
         )  # fmt: skip
     return report.loaded(found, url=url, arrivals=arrivals, clients=clients, samples=samples)

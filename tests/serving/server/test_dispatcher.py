@@ -15,7 +15,6 @@ pytest.importorskip("prometheus_client")
 
 from foretrace.errors import ForetraceError
 from foretrace.serving.server.dispatcher import Dispatcher
-from foretrace.serving.server.estimator import follow_load
 from foretrace.serving.server.protocol import RequestError
 from foretrace.serving.server.split import CoreSplit
 from tests.serving.server.virtual import DEADLY, FACTS, POISON, WRONG, Machine, play
@@ -184,7 +183,7 @@ def test_the_split_follows_the_load_and_no_request_is_refused() -> None:
         texts = {1: "1x2:1", 8: "2x1:4", 16: "1x2:16"}
         splits = {batch: CoreSplit.parse(text) for batch, text in texts.items()}
         async with serving(machine, "1x2:1") as dispatcher:
-            following = asyncio.create_task(follow_load(dispatcher, splits, every_s=1.0))
+            following = asyncio.create_task(dispatcher.follow_load(splits, every_s=1.0))
 
             async def client(until_s: float) -> int:
                 answered = 0

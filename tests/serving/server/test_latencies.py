@@ -74,8 +74,8 @@ def test_a_tail_needs_enough_latencies() -> None:
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("a,b\n1,2\n", "has no column model"),
-    ("", "has no column model"),
+    ("a,b\n1,2\n", "line 2 is no point of a profile .*missing required field `model`"),
+    ("", "it holds no point"),
     (HEAD + "m,0,1,2\n", "line 2 is no point"),
     (HEAD + "m,1,1,-2\n", "line 2 is no point"),
     (HEAD + "m,1,1,nan\n", "line 2 is no point"),
@@ -83,8 +83,8 @@ def test_a_tail_needs_enough_latencies() -> None:
     (HEAD + "m,1,one,2\n", "line 2 is no point"),
     (HEAD + "m,1\n", "line 2 is no point"),
     (HEAD + f"m,{'9' * 5000},1,2\n", "line 2 is no point"),
-    (HEAD + "m,1,1,2\nm,1,1,3\n", "line 3: 1 threads, batch 1 comes twice"),
-    (HEAD.strip() + ",origin\nm,1,1,2,here\nm,1,2,3,there\n", "come from two places"),
+    (HEAD + "m,1,1,2\nm,1,1,3\n", "line 3 .*comes twice"),
+    (HEAD.strip() + ",origin\nm,1,1,2,here\nm,1,2,3,there\n", "line 3 .*from two places"),
 ])  # fmt: skip
 def test_files_that_are_no_profile(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong.csv"

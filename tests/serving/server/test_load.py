@@ -16,14 +16,14 @@ pytest.importorskip("aiohttp")
 pytest.importorskip("prometheus_client")
 
 from foretrace.errors import ForetraceError
-from foretrace.report import serve_load
-from foretrace.serving.server.estimator import BatchEstimator
+from foretrace.report import serve
+from foretrace.serving.server.dispatcher import BatchEstimator
 from foretrace.serving.server.load import LoadResult, arrivals, load
-from foretrace.serving.server.protocol import ModelMetadata, TensorMetadata
+from foretrace.serving.server.protocol import InferTensor, ModelMetadata
 
 ABOUT = ModelMetadata(
     name="slow", versions=["1"], platform="none", outputs=[],
-    inputs=[TensorMetadata(name="x", datatype="FP32", shape=[-1, 2])],
+    inputs=[InferTensor(name="x", datatype="FP32", shape=[-1, 2])],
 )  # fmt: skip
 
 
@@ -120,24 +120,21 @@ def test_a_stall_shows_in_every_request_that_it_held_up() -> None:
 def test_a_closed_loop_keeps_to_its_time() -> None:
     with SlowServer(stalled=0, stall_s=0) as url:
         found = load(url, clients=3, seconds=0.5)
-        day = load(url, clients=4, seconds=0.5, diurnal=True)
     assert 0.5 <= found.seconds < 30 and found.sent == len(found.latency_s) > 3
-    assert day.sent > 0
 
 
 def test_what_cannot_be_loaded() -> None:
-    with pytest.raises(ForetraceError, match="does not answer"):
+    with pytest.raises(ForetraceError, match=r"Cannot connect to host 127.0.0.1:9 .* is one running there"):
         load("http://127.0.0.1:9", clients=1)
-    with pytest.raises(ForetraceError, match="must be a URL"):
-        load("ftp://127.0.0.1", clients=1)
-    with pytest.raises(ForetraceError, match="must be a URL"):
-        load("http://127.0.0.1:port", clients=1)
+    for url in ("ftp://127.0.0.1", "http://127.0.0.1:port"):
+        with pytest.raises(ForetraceError, match=f"{url} must be the address of a server"):
+            load(url, clients=1)
 
 
 def test_nothing_answered_is_an_answer() -> None:
     found = LoadResult(model="m", seconds=1.0, sent=3, statuses={"429": 3}, latency_s=np.array([]), late_s=0.0)
-    view = serve_load.loaded(found, url="u", arrivals="constant", clients=0, samples=1)
-    assert not view.ok and view.latency_s.p99 is None and "0 of 3 requests" in view.headline
+    view = serve.loaded(found, url="u", arrivals="constant", clients=0, samples=1)
+    assert not view.ok and view.latency_s["p99"] is None and "0 of 3 requests" in view.headline
 
 
 def test_the_estimate_follows_the_queue_as_published() -> None:

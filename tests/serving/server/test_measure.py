@@ -14,8 +14,9 @@ from foretrace.errors import ForetraceError
 from foretrace.hardware import processor
 from foretrace.serving.server import measure
 from foretrace.serving.server.latencies import LatencyProfile, read
-from foretrace.serving.server.measure import cores_for, facts_of, measure_profile, points, run_in_turns, running
+from foretrace.serving.server.measure import facts_of, measure_profile, points, run_in_turns, running
 from foretrace.serving.server.models import ModelSource
+from foretrace.serving.server.run import usable
 from foretrace.serving.server.split import CoreSplit, ModelInstance
 
 SCRIPT = """
@@ -46,9 +47,9 @@ def test_a_profile_is_measured_resumed_and_kept_from_others(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "ATTEMPTS", 1)
-    monkeypatch.setattr(measure, "MOST_SPREAD", np.inf)  # the machine of a test may be busy
+    monkeypatch.setattr(measure, "MOST_SPREAD", 1e9)  # the machine of a test may be busy
     source, path, told = ModelSource(name=f"{script}:small"), tmp_path / "profile.csv", list[str]()
-    cores = cores_for(1)[0]
+    cores = usable(1)
     found = measure_profile(
         source, facts_of(source, cores), cores=cores, batch=2, path=path, tell=lambda what, share: told.append(what)
     )
@@ -81,28 +82,28 @@ def test_a_point_that_others_disturb_is_measured_again_and_refused(
 
     monkeypatch.setattr(measure, "_latencies", disturbed)
     source = ModelSource(name=f"{script}:small")
-    cores = cores_for(1)[0]
+    cores = usable(1)
     found = measure_profile(source, facts_of(source, cores), cores=cores, batch=2, path=tmp_path / "profile.csv")
     assert attempts == [1, 2, 1, 2, 1, 2] and found.refused == (ModelInstance(1, 2),)
     assert found.samples_s[ModelInstance(1, 1)].max() == pytest.approx(1 + 0.4 / 3), "the calmest attempt"
 
 
 def test_instances_of_splits_run_at_once_and_in_turns(script: str) -> None:
-    cores = cores_for(None)[0]
+    cores = usable()
     splits = {"fat": CoreSplit.fat(len(cores), 4), "thin": CoreSplit.thin(len(cores), 4)}
     runs = run_in_turns(ModelSource(name=f"{script}:small"), splits, cores=cores, seconds=0.1, batches=30)
-    assert {name: run.split for name, run in runs.items()} == splits
-    rounds = {len(run.wall_s) for run in runs.values()}
-    assert len(rounds) == 1 and all(sum(map(len, run.latencies_s)) >= 30 for run in runs.values())
-    own = [worker.cores for worker in runs["thin"].workers]
-    assert own == [(core,) for core in cores[: len(own)]]
+    rounds = {len(blocks) for blocks in runs.values()}
+    assert runs.keys() == splits.keys() and len(rounds) == 1
+    assert all(sum(map(len, blocks)) >= 30 and np.min(blocks) > 0 for blocks in runs.values())
+    with running(ModelSource(name=f"{script}:small"), splits["thin"].instances, cores) as workers:
+        assert [each.cores for each in workers] == [(core,) for core in cores[: len(workers)]]
 
 
 def test_a_model_that_raises_is_said(script: str) -> None:
     source = ModelSource(name=f"{script}:picky")
-    with pytest.raises(ForetraceError, match="too many"), running(source, [ModelInstance(1, 4)], cores_for(1)[0]):
+    with pytest.raises(ForetraceError, match="too many"), running(source, [ModelInstance(1, 4)], usable(1)):
         pass
-    with running(source, [ModelInstance(1, 2)], cores_for(1)[0]) as (worker,):
+    with running(source, [ModelInstance(1, 2)], usable(1)) as (worker,):
         os.kill(worker.pid, 9)
         with pytest.raises(ForetraceError, match="was ended by SIGKILL in a batch of 2 samples"):
             measure.run_batch([worker], [2])
@@ -111,15 +112,13 @@ def test_a_model_that_raises_is_said(script: str) -> None:
 def test_cores_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 5, 7}, raising=False)
     monkeypatch.setattr(processor, "cpu_quota", lambda: None)
-    assert cores_for(None) == ((2, 5, 7), "") and cores_for(2) == ((2, 5), "")
+    assert usable() == (2, 5, 7) and usable(2) == (2, 5)
     with pytest.raises(ForetraceError, match="`threads=4`: this process may use 3 cores"):
-        cores_for(4)
+        usable(4)
     monkeypatch.setattr(processor, "cpu_quota", lambda: 1.5)
-    assert cores_for(None) == ((2,), "")
-    cores, warning = cores_for(3)
-    assert cores == (2, 5, 7) and "control groups grant 1.5 cores and 3 threads are planned" in warning
+    assert usable() == (2,) and usable(3) == (2, 5, 7)
     monkeypatch.setattr(processor, "cpu_quota", lambda: 0.5)
-    assert cores_for(None)[0] == (2,)
+    assert usable() == (2,)
 
 
 def test_points_hold_what_fat_thin_and_powers_of_two_need() -> None:

@@ -86,8 +86,6 @@ def test_a_function_of_a_script_with_named_inputs_and_outputs(script: Path) -> N
     again = ModelSource(name=f"{script}:net").load()
     assert again.facts == model.facts  # seeded, so that every process has the same weights
     assert ModelSource(name=f"{script}:unseeded").load().facts != model.facts
-    bare = ModelSource(name=f"{script}:bare", inputs=(TensorSpec.parse("input=float32[3]"),)).load()
-    assert bare.facts.outputs[0].sizes == (2,)
 
 
 @pytest.mark.parametrize("name", ["gnn", "actor-critic", "ncf", "bert"])
@@ -110,8 +108,8 @@ def test_models_of_the_zoo_answer_each_sample_by_itself(name: str) -> None:
         ("nowhere.pt", (), "nowhere.pt does not exist; name a file that does."),
         ("net.pt", (), "which does not say its inputs"),
         ("net.pt", ("x=float32[5]",), "mat1 and mat2"),
-        ("weights.pt", (), "holds a pickle of Python objects"),
-        ("nets.py", (), "name the one that returns the model"),
+        ("weights.pt", (), "cannot be loaded"),
+        ("nets.py", (), "must be SCRIPT.py:FUNCTION"),
         ("nets.py:three", (), "must return (module, example inputs)"),
         ("nets.py:bare", (), "must return (module, example inputs)"),
         ("nets.py:total", (), "must return tensors whose first dimension counts the samples"),

@@ -6,20 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import msgspec
 import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger
-from foretrace.experiment.statistics import Arm, Ratio, Verdict
-from foretrace.experiment.trial import changed
+from foretrace.experiment.statistics import Ratio, Verdict
 from foretrace.serving.server import latencies
 from foretrace.serving.server import plan as plans
-from foretrace.serving.server.measure import RunningSplit
 from foretrace.serving.server.models import ModelSource
-from foretrace.serving.server.plan import INTERFERENCE, NOISE, SplitPlan, plan_splits
+from foretrace.serving.server.plan import INTERFERENCE, NOISE, SplitPlan, plan_splits, try_plan
 from foretrace.serving.server.split import CoreSplit, ModelInstance
-from foretrace.serving.server.trial import SplitTrial, try_plan
 from tests.cli.conftest import Cli, cli
 
 __all__ = ["cli"]
@@ -98,34 +95,39 @@ def test_a_split_that_would_win_alone_is_run_before_it_is_chosen(
     took = {4: 0.030, 3: 0.015, 2: 0.014, 1: 0.018}
     turns = list[list[str]]()
 
-    def run(source: object, splits: dict[str, CoreSplit], **how: Any) -> dict[str, RunningSplit]:
+    def run(source: object, splits: dict[str, CoreSplit], **how: Any) -> dict[str, list[list[float]]]:
         turns.append(list(splits))
-        times = {name: [took[len(split)] * each for each in (0.98, 1, 1.02)] for name, split in splits.items()}
-        return {
-            name: RunningSplit(split=split, workers=(), wall_s=times[name], latencies_s=[times[name]])
-            for name, split in splits.items()
-        }
+        return {name: [[took[len(split)] * each] for each in (0.98, 1, 1.02)] for name, split in splits.items()}
 
     monkeypatch.setattr(plans, "run_in_turns", run)
-    found = plans._with_interference(replace(planned(recorded), source=ModelSource(name="m")), None)
-    assert turns == [["fat", "thin", "2x2:2"], ["fat", "2x2:2", "1x2:2+2x1:1"]]
+    found = plans._with_interference(replace(planned(recorded), source=ModelSource(name="m")), print)
+    assert turns == [["thin", "fat", "2x2:2", "1x2:2+2x1:1"]]
     assert [each.name for each in found.splits] == ["2x2:2", "1x2:2+2x1:1", "fat", "thin"]
     assert found.chosen.interference == pytest.approx(14 / 12) and found.splits[-1].interference == pytest.approx(3)
     ratio = found.chosen.over_fat
     assert ratio is not None and found.splits[-1].over_fat is not None
-    assert (
-        ratio.value == pytest.approx(14 / 18) and ratio.low < ratio.value - 0.019 and ratio.high > ratio.value + 0.019
+    assert ratio.value == pytest.approx(14 / 18) and ratio.high - ratio.value > 0.019 < ratio.value - ratio.low
+
+    monkeypatch.setattr(plans, "_MOST_RUN", 3)
+    found = plans._with_interference(replace(planned(recorded), source=ModelSource(name="m")), print)
+    assert turns[1] == ["thin", "fat", "2x2:2"]
+    assert [each.name for each in found.splits] == ["2x2:2", "fat", "thin", "1x2:2+2x1:1"], "what ran comes first"
+
+
+def test_a_row_of_the_ledger_holds_the_comparison(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = {"fat": 0.018, "again": 0.018, "alone": 0.015, "thin": 0.012}
+    monkeypatch.setattr(
+        plans, "run_in_turns", lambda source, splits, **how: {name: [[took[name]]] * 2 for name in splits}
     )
-
-
-def test_a_row_of_the_ledger_holds_the_comparison(recorded: Path, tmp_path: Path) -> None:
     plan = replace(planned(recorded), source=ModelSource(name="m", size="tiny"))
-    arms = {name: Arm.of([each, each]) for name, each in (("fat", 0.018), ("thin", 0.012), ("again", 0.018))}
-    held = changed(Ratio(value=0.6, low=0.5, high=0.7), arms["fat"], arms["again"], arms["thin"])
-    trial = SplitTrial(plan=plan, after=plan.chosen, arms=arms, trial=held)
-    assert held.verdict == Verdict.COVERED
+    best = msgspec.structs.replace(plan.chosen, over_fat=Ratio(value=0.6, low=0.5, high=0.7))
+    trial, row = try_plan(replace(plan, splits=(best, *plan.splits[1:])), seconds=1)
+    assert trial.verdict == Verdict.COVERED and (trial.after, trial.quickest) == ("thin", "thin")
+    assert trial.over_alone is not None and trial.over_alone.value == pytest.approx(0.8)
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    ledger.add([trial.row()])
+    ledger.add([row])
     (row,) = ledger.rows()
     assert (row.before_s, row.after_s, row.covered, row.threads) == (0.018, 0.012, True, 4)
     assert row.arms["serve"]["quickest"] == row.arms["serve"]["chosen"] == "thin"
@@ -144,7 +146,7 @@ def test_a_real_model_is_planned_run_and_written_down(
     from foretrace.serving.server import measure
 
     monkeypatch.setattr(measure, "ATTEMPTS", 1)
-    monkeypatch.setattr(measure, "MOST_SPREAD", np.inf)
+    monkeypatch.setattr(measure, "MOST_SPREAD", 1e9)
     monkeypatch.setattr(plans, "_RUN_S", 0.1)
     ledger = tmp_path / "ledger.sqlite"
     words = ["serve", "plan", "ncf", "--size", "tiny", "--batch", "4", "--profile", tmp_path / "ncf.csv"]

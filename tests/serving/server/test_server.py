@@ -98,14 +98,18 @@ def test_plain_json_and_more_samples_than_run_at_once(url: str, model: LoadedMod
         (b"{", 400, "no such JSON"),
         ({"x": [[1, 2, 3]]}, 400, "every input with the same number of samples"),
         ({"x": [[1, 2, 3]], "word": [0, 1]}, 400, "every input with the same number"),
-        ({"x": [[1, 2]], "word": [0]}, 400, "must have the shape [samples, 3], got [1, 2]"),
+        ({"x": [[1, 2]], "word": [0]}, 400, "an input must be x FP32 [samples, 3], got [1, 2]"),
         ({"x": [[1, 2], [3]], "word": [0]}, 400, "lists of equal lengths"),
         ({"x": [["a", 2, 3]], "word": [0]}, 400, "FP32 numbers"),
         ({"x": [[1e300, 2, 3]], "word": [0]}, 400, "numbers that FP32 can"),
         ({"x": [[1, 2, 3]], "word": [0.5]}, 400, "INT64 numbers"),
         ({"x": [[1, 2, 3]], "word": [1 << 80]}, 400, "INT64 numbers"),
-        ({"x": [[1, 2, 3]], "word": [0], "z": [1]}, 400, "'z' is no input; the model takes x FP32"),
-        ({"x": [], "word": []}, 400, "must have the shape"),
+        (
+            {"x": [[1, 2, 3]], "word": [0], "z": [1]},
+            400,
+            "input 'z' is given twice, or no input; the model takes x FP32",
+        ),
+        ({"x": [], "word": []}, 400, "an input must be x FP32 [samples, 3], got [0]"),
         ({"x": [[1, 2, 3]], "word": [99]}, 422, "IndexError: index out of range"),
         ({"x": [[-1, 2, 3]], "word": [0]}, 422, "output root is not a number (NaN)"),
         ({"x": [[1, 2, 3]] * 51, "word": [0] * 51}, 413, "at most 50 samples"),
@@ -122,7 +126,8 @@ def test_the_same_in_the_protocol(url: str) -> None:
     word = {"name": "word", "datatype": "INT64", "shape": [1], "data": [0]}
     infer = f"{url}/v2/models/nets/infer"
     changes: list[tuple[dict[str, object], str]] = [
-        ({"datatype": "FP64"}, "must be FP32"), ({"shape": [3]}, "must have the shape"), ({"shape": [-1, 3]}, "shape"),
+        ({"datatype": "FP64"}, "must be x FP32 [samples, 3], got 'FP64'"), ({"shape": [3]}, "got 'FP32' [3]"),
+        ({"shape": [-1, 3]}, "got 'FP32' [-1, 3]"),
         ({"data": [1, 2]}, "must have 3 numbers, got 2"), ({"data": None}, "FP32 numbers in lists|must have 3 numbers"),
         ({"parameters": {"binary_data_size": 12}}, "must have 12 bytes and no data"), ({"name": "z"}, "or no input"),
     ]  # fmt: skip

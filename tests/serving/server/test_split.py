@@ -82,12 +82,6 @@ def test_a_split_says_what_it_is() -> None:
     assert split.threads == 9 and split.batch == 40 and split == CoreSplit(split.instances[::-1])
 
 
-@pytest.mark.parametrize("instances", [(), (ModelInstance(0, 1),), (ModelInstance(1, 0),)])
-def test_an_empty_split_is_refused(instances: tuple[ModelInstance, ...]) -> None:
-    with pytest.raises(ForetraceError, match="at least"):
-        CoreSplit(instances)
-
-
 def test_a_table_that_fits_no_memory_is_refused() -> None:
     with pytest.raises(ForetraceError, match="`batch=1000000` on 100 threads has too many splits"):
         split_table({ModelInstance(1, 1): 1.0}, threads=100, batch=1_000_000)

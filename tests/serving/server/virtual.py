@@ -12,7 +12,7 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.serving.server.models import Array, ModelFacts, TensorSpec
 from foretrace.serving.server.split import ModelInstance
-from foretrace.serving.server.worker import BatchRun
+from foretrace.serving.server.worker import BatchRun, ModelWorker
 
 Result = TypeVar("Result")
 FACTS = ModelFacts(
@@ -46,13 +46,13 @@ def play(main: Coroutine[Any, Any, Result]) -> Result:
     return found
 
 
-class VirtualRunner:
-    """Squares numbers, `seconds` per batch. Dies when told, and of DEADLY."""
+class VirtualRunner(ModelWorker):
+    """Squares numbers, `seconds` per batch, in no process. Dies when told, and of DEADLY."""
 
     facts, pid = FACTS, 0
 
-    def __init__(self, instance: ModelInstance, seconds: float) -> None:
-        self.instance, self.seconds = instance, seconds
+    def __init__(self, instance: ModelInstance, cores: Sequence[int], seconds: float) -> None:
+        self.instance, self.cores, self.seconds = instance, tuple(cores), seconds
         self.inputs: dict[str, Array] = {"x": np.zeros(instance.batch, np.int64)}
         self.outputs: dict[str, Array] = {"y": np.zeros(instance.batch, np.int64)}
         self.dead, self.over, self.batches = asyncio.Event(), False, list[list[int]]()
@@ -112,7 +112,7 @@ class Machine:
         if self.failing:
             self.failing -= 1
             raise ForetraceError("the model is gone.")
-        self.all.append(VirtualRunner(instance, self.seconds))
+        self.all.append(VirtualRunner(instance, cores, self.seconds))
         return self.all[-1]
 
     @property

@@ -20,54 +20,33 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, repeat
+from itertools import islice
 from math import ceil
-from typing import NamedTuple, Protocol, TypeVar
+from statistics import mode
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from foretrace.errors import ForetraceError
-from foretrace.serving.server.metrics import ServerMetrics
 from foretrace.serving.server.models import Array, ModelFacts
 from foretrace.serving.server.protocol import RequestError
 from foretrace.serving.server.split import CoreSplit, ModelInstance
-from foretrace.serving.server.worker import BatchRun
+from foretrace.serving.server.worker import ModelWorker
 
-_TRIES = 2
-_BACKOFF_S = (0.0, 0.5, 2.0, 8.0, 30.0)  # before a process is started again that died, or could not start
-
-
-class BatchRunner(Protocol):
-    """A process with a model, as the dispatcher sees it."""
-
-    facts: ModelFacts
-    instance: ModelInstance  # its threads, and the most samples that it runs at once
-    pid: int
-    inputs: dict[str, Array]  # where samples go, (batch, ...) by name
-    outputs: dict[str, Array]  # where answers come
-
-    async def run(self, samples: int) -> BatchRun:
-        """Run the first samples of `inputs`. Raises EOFError where the process dies."""
-
-    def watch(self, died: Callable[[], None] | None) -> None:
-        """Call `died` if the process dies while it is idle; None: no more."""
-
-    def ended(self) -> str:
-        """Return how it died, in words."""
-
-    async def close(self) -> None:
-        """End the process."""
-
+SAMPLE_S = 0.005  # between readings of the queue
+_KEPT, _CANDIDATES = 0.9, 10  # of the average of readings, at every one; readings whose mode counts
+_RESTART_S = 5.0  # before another try to start a process that could not start
 
 Result = TypeVar("Result")
-Start = Callable[[ModelInstance, Sequence[int]], Awaitable[BatchRunner]]
+Start = Callable[[ModelInstance, Sequence[int]], Awaitable[ModelWorker]]
 
 
 class Inference:
     """One request while it is served: `done` is set once every sample has its answer in `outputs`."""
 
     def __init__(self, inputs: Mapping[str, Array], facts: ModelFacts, samples: int) -> None:
-        self.inputs, self.samples, self.unanswered = inputs, samples, samples
+        self.inputs, self.unanswered = inputs, samples
         self.outputs = {each.name: np.empty((samples, *each.sizes), each.dtype) for each in facts.outputs}
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -83,7 +62,7 @@ class Part(NamedTuple):
     inference: Inference
     start: int
     stop: int
-    tries: int = 0
+    again: bool = False
 
     @property
     def samples(self) -> int:
@@ -97,9 +76,53 @@ class Generation:
 
     split: CoreSplit
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    alive: set[BatchRunner] = field(default_factory=set)
+    alive: set[ModelWorker] = field(default_factory=set)
+    idle: dict[asyncio.Future[list[Part]], int] = field(default_factory=dict)  # who waits for parts, and its batch
     retired: asyncio.Event = field(default_factory=asyncio.Event)
     problem: str = ""  # why an instance could not be started again
+
+
+class ServerMetrics:
+    """What a server counts, for Prometheus; what it holds now is read from its dispatcher."""
+
+    def __init__(self, of: Dispatcher) -> None:
+        self.registry = kept = CollectorRegistry()
+        self.requests = Counter("foretrace_requests", "Requests by status.", ["status"], registry=kept)
+        self.request_s = Histogram("foretrace_request_seconds", "Time to answer a request.", registry=kept)
+        self.batch = Histogram("foretrace_batch_samples", "Samples that an instance ran at once.", registry=kept,
+                               buckets=[float(1 << i) for i in range(11)])  # fmt: skip
+        self.batch_s = Histogram("foretrace_batch_seconds", "Time of the model for these.", registry=kept)
+        self.deaths = Counter("foretrace_worker_deaths", "Processes that died at work.", registry=kept)
+        self.retries = Counter("foretrace_retries", "Parts of requests that were run again.", registry=kept)
+        self.reconfigurations = Counter("foretrace_reconfigurations", "Changes of the split.", registry=kept)
+        samples = Gauge("foretrace_samples", "Samples in the server.", ["state"], registry=kept)
+        samples.labels("waiting").set_function(lambda: of.waiting)
+        samples.labels("running").set_function(lambda: of.running)
+        instances = Gauge("foretrace_instances", "Processes that run the model.", registry=kept)
+        instances.set_function(lambda: len(of.active.alive))
+
+
+@dataclass
+class BatchEstimator:
+    """The batch size that arrivals call for, as Packrat estimates it (arXiv 2311.18174, section 4, and its code).
+
+    Samples the queue every SAMPLE_S: x = 0.9 x + 0.1 q; the candidate is the largest power of two up to x, rounded. The
+    queue holds what waits and what runs: without the second, a batch that is taken would look like a load that went
+    away.
+    """
+
+    average: float = 0.0
+    candidates: deque[int] = field(default_factory=lambda: deque(maxlen=_CANDIDATES))
+
+    def sample(self, queued: int) -> None:
+        """Take one reading of the queue, in samples."""
+        self.average = _KEPT * self.average + (1 - _KEPT) * queued
+        self.candidates.append(1 << max(round(self.average).bit_length() - 1, 0))
+
+    @property
+    def batch(self) -> int:
+        """The mode of the last candidates, the oldest of several; 1 before the first reading."""
+        return mode(self.candidates or [1])
 
 
 class Dispatcher:
@@ -108,12 +131,10 @@ class Dispatcher:
     def __init__(self, start: Start, cores: Sequence[int], *, queue: int = 1024) -> None:
         self.start, self.cores, self.limit = start, tuple(cores), queue
         self.facts: ModelFacts | None = None  # of the model that all instances have
-        self.active: Generation | None = None
+        self.active = Generation(CoreSplit.fat(1, 1))  # without instances, until the first split is there
         self.waiting = self.running = 0  # samples
-        self.metrics = ServerMetrics(waiting=lambda: self.waiting, running=lambda: self.running,
-                                     instances=lambda: len(self.active.alive) if self.active else 0)  # fmt: skip
+        self.metrics = ServerMetrics(self)
         self._parts: deque[Part] = deque()
-        self._idle: dict[asyncio.Future[list[Part]], tuple[Generation, int]] = {}
         self._changing, self._closed = asyncio.Lock(), asyncio.Event()
         self._matching = False
         self._sample_s = 0.0  # of one instance, the average of late
@@ -123,7 +144,7 @@ class Dispatcher:
     @property
     def ready(self) -> bool:
         """Whether a request would be run now."""
-        return self.active is not None and bool(self.active.alive) and not self._closed.is_set()
+        return bool(self.active.alive) and not self._closed.is_set()
 
     @property
     def changing(self) -> bool:
@@ -143,17 +164,17 @@ class Dispatcher:
             async with asyncio.timeout(deadline_s):
                 await inference.done
         except TimeoutError:
-            self._forget(inference)
             raise RequestError(504, f"no answer within {deadline_s:g} s, the deadline of the request.") from None
-        except BaseException:
-            self._forget(inference)
-            raise
+        finally:
+            if inference.unanswered:  # take what waits of it out of the queue
+                self._parts = deque(each for each in self._parts if each.inference is not inference)
+                self.waiting = sum(each.samples for each in self._parts)
         return inference.outputs
 
     def _admit(self, samples: int) -> ModelFacts:
         if samples > self.limit:
             raise RequestError(413, f"a request must have at most {self.limit} samples, got {samples}; send several.")
-        if self._closed.is_set() or self.facts is None or self.active is None:
+        if self._closed.is_set() or self.facts is None:
             raise RequestError(503, "the server is shutting down, or not there yet.", 5)
         if self.active.problem and not self.active.alive:
             raise RequestError(503, f"no instance runs, and none can be started: {self.active.problem}", 5)
@@ -169,11 +190,6 @@ class Dispatcher:
         self.waiting += part.samples
         self._match_soon()
 
-    def _forget(self, inference: Inference) -> None:
-        """Take what waits of a request that is done out of the queue."""
-        self._parts = deque(each for each in self._parts if each.inference is not inference)
-        self.waiting = sum(each.samples for each in self._parts)
-
     # --- giving
 
     def _match_soon(self) -> None:
@@ -185,12 +201,11 @@ class Dispatcher:
     def _match(self) -> None:
         """Give waiting parts to idle instances, to each its share by batch size."""
         self._matching = False
-        idle = [each for each in self._idle if not each.done()]
-        room = sum(self._idle[each][1] for each in idle)
-        for future in idle:
+        idle = {future: batch for future, batch in self.active.idle.items() if not future.done()}
+        room = sum(idle.values())
+        for future, batch in idle.items():
             if not self._parts:
                 return
-            _, batch = self._idle.pop(future)
             share = min(ceil(self.waiting * batch / room), batch)
             room -= batch
             future.set_result(self._next_parts(share, batch))
@@ -200,35 +215,35 @@ class Dispatcher:
         given: list[Part] = []
         while self._parts and share > 0:
             part = self._parts[0]
-            if part.tries and given:
+            if part.again and given:
                 break
             self._parts.popleft()
-            size = min(part.samples, batch if part.tries else share)
+            size = min(part.samples, batch if part.again else share)
             if size < part.samples:
                 self._parts.appendleft(part._replace(start=part.start + size))
             given.append(part._replace(stop=part.start + size))
             self.waiting -= size
             self.running += size
-            share = 0 if part.tries else share - size
+            share = 0 if part.again else share - size
         return given
 
-    async def _take(self, generation: Generation, runner: BatchRunner) -> list[Part]:
+    async def _take(self, generation: Generation, runner: ModelWorker) -> list[Part]:
         """Wait for parts; none where the generation is retired. Raises EOFError where the process dies meanwhile."""
-        future: asyncio.Future[list[Part]] = asyncio.get_running_loop().create_future()
         if generation.retired.is_set():
             return []
-        self._idle[future] = (generation, runner.instance.batch)
+        future: asyncio.Future[list[Part]] = asyncio.get_running_loop().create_future()
+        generation.idle[future] = runner.instance.batch
         runner.watch(lambda: None if future.done() else future.set_exception(EOFError()))
         self._match_soon()
         try:
             return await future
         finally:
             runner.watch(None)
-            self._idle.pop(future, None)
+            del generation.idle[future]
 
     # --- running
 
-    async def _run(self, runner: BatchRunner, parts: Sequence[Part]) -> None:
+    async def _run(self, runner: ModelWorker, parts: Sequence[Part]) -> None:
         """Run parts and hand in what became of them. Raises EOFError where the process dies."""
         places, samples = list[slice](), 0
         for part in parts:
@@ -261,15 +276,15 @@ class Dispatcher:
 
     def _again(self, part: Part, status: int, reason: str) -> None:
         """Put a part back to the front, or end its request where it had its chance."""
-        if part.tries + 1 >= _TRIES:
+        if part.again:
             part.inference.fail(status, reason, 1 if status == 503 else None)
         elif not part.inference.done.done():
             self.metrics.retries.inc()
-            self._put(part._replace(tries=part.tries + 1), first=True)
+            self._put(part._replace(again=True), first=True)
 
-    async def _serve(self, generation: Generation, first: BatchRunner, cores: Sequence[int]) -> None:
+    async def _serve(self, generation: Generation, first: ModelWorker) -> None:
         """Serve as one instance: start a process, and another one whenever it dies, until the generation is retired."""
-        runner: BatchRunner | None = first
+        runner: ModelWorker | None = first
         while runner is not None:
             generation.alive.add(runner)
             parts = list[Part]()
@@ -290,19 +305,19 @@ class Dispatcher:
                 await runner.close()
             if generation.retired.is_set():
                 return
-            runner = await _unless(generation.retired, self._replaced(generation, first.instance, cores))
+            runner = await _unless(generation.retired, self._replaced(generation, first))
 
-    async def _replaced(self, generation: Generation, instance: ModelInstance, cores: Sequence[int]) -> BatchRunner:
-        """Start a process until one runs, waiting longer each time."""
-        for wait_s in chain(_BACKOFF_S, repeat(_BACKOFF_S[-1])):
-            await asyncio.sleep(wait_s)
+    async def _replaced(self, generation: Generation, dead: ModelWorker) -> ModelWorker:
+        """Start a process in place of another one, again and again until it runs."""
+        while True:
             try:
-                runner = await self._start_one(instance, cores)
-                break
+                runner = await self._start_one(dead.instance, dead.cores)
             except ForetraceError as error:
                 generation.problem = str(error)
-        generation.problem = ""
-        return runner
+                await asyncio.sleep(_RESTART_S)
+            else:
+                generation.problem = ""
+                return runner
 
     # --- splits
 
@@ -318,12 +333,35 @@ class Dispatcher:
             runners = await _unless(self._closed, self._start_all(split))
             if runners is None:
                 return
-            old, new = self.active, Generation(split=split, alive={each for each, _ in runners})
-            new.tasks = [asyncio.create_task(self._serve(new, *each)) for each in runners]
+            old, new = self.active, Generation(split=split, alive={*runners})
+            new.tasks = [asyncio.create_task(self._serve(new, each)) for each in runners]
             self.active = new
-            if old is not None:
-                self.metrics.reconfigurations.inc()
-                await self._retire(old)
+            self.metrics.reconfigurations.inc(bool(old.tasks))
+            await self._retire(old)
+
+    async def follow_load(self, splits: Mapping[int, CoreSplit], every_s: float) -> None:
+        """Estimate the batch size, and every so many seconds change to the split that is best for it; without end.
+
+        `splits` by batch size; the next larger one stands for a size that is missing. A split that cannot start is
+        reported in the log and tried again.
+        """
+        estimator = BatchEstimator()
+
+        async def sample() -> None:
+            while True:
+                estimator.sample(self.waiting + self.running)
+                await asyncio.sleep(SAMPLE_S)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(sample())
+            while True:
+                await asyncio.sleep(every_s)
+                best = splits[min((each for each in splits if each >= estimator.batch), default=max(splits))]
+                if best != self.active.split and not self.changing:
+                    try:
+                        await self.reconfigure(best)
+                    except ForetraceError as error:
+                        logging.getLogger(__name__).warning("the split stays: %s", error)
 
     async def close(self, patience_s: float) -> None:
         """Take no more requests, answer those that are here within `patience_s`, and end all processes."""
@@ -332,25 +370,25 @@ class Dispatcher:
         while (self.waiting or self.running) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.01)
         async with self._changing:
-            if self.active is not None:
-                await self._retire(self.active)
+            await self._retire(self.active)
         for part in self._parts:
             part.inference.fail(503, "the server was shut down.", 5)
 
     async def _retire(self, generation: Generation) -> None:
         generation.retired.set()
-        for future, (owner, _) in self._idle.items():
-            if owner is generation and not future.done():
+        for future in generation.idle:
+            if not future.done():
                 future.set_result([])
-        await asyncio.gather(*generation.tasks)
+        await asyncio.shield(asyncio.gather(*generation.tasks))  # they end, even if nobody waits any more
 
-    async def _start_all(self, split: CoreSplit) -> list[tuple[BatchRunner, Sequence[int]]]:
+    async def _start_all(self, split: CoreSplit) -> list[ModelWorker]:
         """Return an instance after the other on consecutive cores, all at once; all or none."""
-        ends = list(accumulate(each.threads for each in split.instances))
-        cores = [self.cores[end - each.threads : end] for each, end in zip(split.instances, ends, strict=True)]
-        starting = [asyncio.create_task(self._start_one(*each)) for each in zip(split.instances, cores, strict=True)]
+        free = iter(self.cores)
+        starting = [
+            asyncio.create_task(self._start_one(each, tuple(islice(free, each.threads)))) for each in split.instances
+        ]
         try:
-            return list(zip(await asyncio.gather(*starting), cores, strict=True))
+            return await asyncio.gather(*starting)
         except BaseException:
             for task in starting:
                 task.cancel()
@@ -359,7 +397,7 @@ class Dispatcher:
                     await found.close()
             raise
 
-    async def _start_one(self, instance: ModelInstance, cores: Sequence[int]) -> BatchRunner:
+    async def _start_one(self, instance: ModelInstance, cores: Sequence[int]) -> ModelWorker:
         """Return a process with the model that the others have. Raises ForetraceError."""
         runner = await self.start(instance, cores)
         self.facts = self.facts or runner.facts

@@ -10,9 +10,11 @@ import csv
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil, isfinite
+from math import ceil
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from foretrace.arrays import Float64
@@ -21,9 +23,16 @@ from foretrace.files import write_text
 from foretrace.reading import read_text
 from foretrace.serving.server.split import CoreSplit, ModelInstance
 
-COLUMNS = ("model", "threads", "batch", "latency_ms")
-_MORE = ("samples_ms", "origin")
-_MOST = 1 << 20  # threads of a machine, samples of a batch
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+
+
+class _Row(msgspec.Struct):
+    model: str
+    threads: _Count
+    batch: _Count
+    latency_ms: float
+    samples_ms: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +46,13 @@ class LatencyProfile:
 
     def latency_s(self, quantile: float = 0.5) -> dict[ModelInstance, float]:
         """Return a quantile of the latency at every point. Raises ForetraceError where samples are too few for it."""
-        found = {point: float(np.quantile(samples, quantile)) for point, samples in self.samples_s.items()}
-        fewest = min((len(each) for each in self.samples_s.values()), default=1)
+        fewest = min(map(len, self.samples_s.values()), default=1)
         if quantile > 0.5 and fewest < (needed := samples_for(quantile)):
             raise ForetraceError(
                 f"`tail={quantile:g}` needs {needed} latencies of every point, and the profile of {self.model} has "
                 f"{fewest} of one; measure it with this tail, or leave it out."
             )
-        return found
+        return {point: float(np.quantile(samples, quantile)) for point, samples in self.samples_s.items()}
 
     def alone_s(self, split: CoreSplit, quantile: float = 0.5) -> float:
         """Return that quantile of the latency of a batch if instances do not disturb each other.
@@ -60,7 +68,7 @@ class LatencyProfile:
         others = [each for each in read(path) if each.model != self.model] if path.exists() else []
         out = io.StringIO()
         table = csv.writer(out, lineterminator="\n")
-        table.writerow((*COLUMNS, *_MORE))
+        table.writerow(_Row.__struct_fields__)
         for profile in (*others, self):
             for point, samples in sorted(profile.samples_s.items()):
                 listed = " ".join(f"{1e3 * each:.6g}" for each in samples.tolist()) if len(samples) > 1 else ""
@@ -76,35 +84,22 @@ def samples_for(quantile: float) -> int:
 
 def read(path: Path) -> tuple[LatencyProfile, ...]:
     """Return the profiles in a file, one per model. Raises ForetraceError with the line that is no point of one."""
-    mend = f"give a CSV file with the columns {', '.join(COLUMNS)}"
-    rows = csv.DictReader(io.StringIO(read_text(path, mend=mend)), restval="")
-    if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
-        raise ForetraceError(f"{path} is no latency profile: it has no column {missing[0]}; {mend}.")
-    found: dict[str, dict[ModelInstance, Float64]] = {}
-    origins: dict[str, str] = {}
+    mend = f"give a CSV file with the columns {', '.join(_Row.__struct_fields__[:4])}"
+    rows = csv.DictReader(io.StringIO(read_text(path, mend=mend)), restval="", restkey="more", skipinitialspace=True)
+    found, origins = dict[str, dict[ModelInstance, Float64]](), dict[str, str]()
     try:
-        for row in rows:
-            where = f"{path}, line {rows.line_num}"
-            point, samples = _point(row, where)
-            points = found.setdefault(row["model"], {})
-            if point in points:
-                raise ForetraceError(f"{where}: {point.threads} threads, batch {point.batch} comes twice; keep one.")
-            points[point] = samples
-            if origins.setdefault(row["model"], row.get("origin") or "") != (row.get("origin") or ""):
-                raise ForetraceError(f"{where}: points of {row['model']} come from two places; keep those of one.")
-    except csv.Error as error:
-        raise ForetraceError(f"{path}, line {rows.line_num} is no CSV ({error}); {mend}.") from None
+        for given in rows:
+            row = msgspec.convert(given, _Row, strict=False)
+            point = ModelInstance(row.threads, row.batch)
+            samples_ms = [float(each) for each in row.samples_ms.split()] or [row.latency_ms]
+            samples = np.sort(np.array(samples_ms)) / 1e3
+            if not 0 < samples[0] <= samples[-1] < np.inf:
+                raise ValueError("latencies must be finite and above 0")
+            if point in found.setdefault(row.model, {}) or origins.setdefault(row.model, row.origin) != row.origin:
+                raise ValueError("a point comes twice, or points of one model from two places")
+            found[row.model][point] = samples
+    except (csv.Error, msgspec.ValidationError, ValueError) as error:
+        raise ForetraceError(f"{path}, line {rows.line_num} is no point of a profile ({error}); {mend}.") from None
+    if not found:
+        raise ForetraceError(f"{path} is no latency profile: it holds no point; {mend}.")
     return tuple(LatencyProfile(model=name, samples_s=points, origin=origins[name]) for name, points in found.items())
-
-
-def _point(row: Mapping[str, str], where: str) -> tuple[ModelInstance, Float64]:
-    """Return the point of a row, its latencies sorted."""
-    try:
-        point = ModelInstance(int(row["threads"]), int(row["batch"]))
-        listed = (row.get("samples_ms") or "").split() or [row["latency_ms"]]
-        samples = np.sort(np.array([float(each) for each in listed])) / 1e3
-    except ValueError:
-        raise ForetraceError(f"{where} is no point: threads, batch and latency_ms must be numbers.") from None
-    if not (1 <= min(point) <= max(point) <= _MOST) or not (samples[0] > 0 and isfinite(samples[-1])):
-        raise ForetraceError(f"{where} is no point: threads, batch and latency_ms must be finite and above 0.")
-    return point, samples

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from itertools import groupby
 from math import ceil
 from pathlib import Path
@@ -19,13 +19,13 @@ from time import perf_counter
 
 import numpy as np
 
-from foretrace import executor
 from foretrace.arrays import Float64
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
-from foretrace.experiment.arms import LEAST_ROUNDS, TurnPlan, plan, take_turns
+from foretrace.experiment.arms import LEAST_ROUNDS, plan
 from foretrace.experiment.cores import ahead
 from foretrace.experiment.statistics import MOST_SPREAD, QUIET_SPREAD
+from foretrace.experiment.trial import in_turns
 from foretrace.hardware import processor
 from foretrace.serving.server.latencies import LatencyProfile, read
 from foretrace.serving.server.models import ModelFacts, ModelSource
@@ -42,37 +42,15 @@ DISCARDED = 2  # first batches of every size: libraries choose and prepare their
 Tell = Callable[[str, float], None]
 
 
-def cores_for(threads: int | None) -> tuple[tuple[int, ...], str]:
-    """Return cores for so many threads, by default all that the process may use; and a warning, where there is one.
-
-    Raises ForetraceError where the process may not run on so many.
-    """
-    allowed, quota = processor.allowed_cores(), processor.cpu_quota()
-    wanted = threads or executor.cores()
-    if wanted > len(allowed):
-        raise ForetraceError(f"`threads={wanted}`: this process may use {len(allowed)} cores; give at most as many.")
-    warning = ""
-    if quota is not None and wanted > quota:
-        warning = (
-            f"Oversubscribed: control groups grant {quota:g} cores and {wanted} threads are planned, so all of them "
-            "stop whenever the time of a period is used up."
-        )
-    return allowed[:wanted], warning
-
-
 def points(threads: int, batch: int, fixed: int | None = None) -> tuple[ModelInstance, ...]:
     """Return what to profile: batches that are powers of two, and the equal shares of the batch where they are none.
 
     `fixed` is the only batch that the model takes.
     """
-    powers = {2**k for k in range(batch.bit_length())}
-    shares = {
-        (count, size)
-        for count in {*(2**k for k in range(threads.bit_length())), threads}
-        for size in (batch // count, -(-batch // count))
-    }
-    found = {ModelInstance(t, size) for t in range(1, threads + 1) for size in powers}
-    found |= {ModelInstance(t, size) for count, size in shares if size for t in range(1, threads // count + 1)}
+    found = {ModelInstance(t, 2**k) for t in range(1, threads + 1) for k in range(batch.bit_length())}
+    for count in {*(2**k for k in range(threads.bit_length())), threads}:
+        shares = {batch // count, -(-batch // count)} - {0}
+        found |= {ModelInstance(t, size) for size in shares for t in range(1, threads // count + 1)}
     return tuple(sorted(each for each in found if fixed in (None, each.batch)))
 
 
@@ -84,7 +62,7 @@ def facts_of(source: ModelSource, cores: Sequence[int]) -> ModelFacts:
 
 def measure_profile(
     source: ModelSource, facts: ModelFacts, *, cores: Sequence[int], batch: int, path: Path, samples: int = SAMPLES,
-    ours: bool = False, tell: Tell | None = None,
+    ours: bool = False, tell: Tell = lambda what, share: None,
 ) -> LatencyProfile:  # fmt: skip
     """Measure what the profile in `path` lacks, and keep it there.
 
@@ -99,72 +77,57 @@ def measure_profile(
             "another file to measure here."
         )
     found = dict(kept.samples_s) if kept and kept.origin == origin else {}
-    wanted = points(len(cores), batch, facts.fixed_batch)
-    least = _least(samples)
-    todo = [
-        each for each in wanted if each not in found or len(found[each]) < least or _spread(found[each]) > MOST_SPREAD
-    ]
+    wanted, least = points(len(cores), batch, facts.fixed_batch), _least(samples)
+
+    def spread(point: ModelInstance) -> float:
+        return _spread(found[point]) if point in found and len(found[point]) >= least else np.inf
+
+    todo = [each for each in wanted if spread(each) > MOST_SPREAD]
     for attempt in range(ATTEMPTS):
-        done = 0
+        done, again = 0, f", attempt {attempt + 1}" if attempt else ""
         for threads, group in groupby(todo, key=lambda point: point.threads):
             sizes = [point.batch for point in group]
             with running(source, [ModelInstance(threads, max(sizes))], cores) as (worker,):
                 for size in sizes:
                     point, latencies = ModelInstance(threads, size), _latencies(worker, size, samples)
-                    if point not in found or len(found[point]) < least or _spread(latencies) < _spread(found[point]):
+                    if _spread(latencies) < spread(point):
                         found[point] = latencies
                     LatencyProfile(model=source.name, samples_s=found, origin=origin).save(path)
                     done += 1
-                    if tell is not None:
-                        again = f", attempt {attempt + 1}" if attempt else ""
-                        tell(f"{threads} threads, batch {size}{again}", done / len(todo))
-        todo = [each for each in todo if _spread(found[each]) > QUIET_SPREAD]
-    refused = tuple(each for each in todo if _spread(found[each]) > MOST_SPREAD)
-    samples_s = {point: found[point] for point in wanted}
-    return LatencyProfile(model=source.name, samples_s=samples_s, origin=origin, refused=refused)
-
-
-@dataclass(kw_only=True)
-class RunningSplit:
-    """The instances of a split, ready for batches: an arm that takes turns with others."""
-
-    split: CoreSplit
-    workers: Sequence[ModelWorker]
-    latencies_s: list[list[float]] = field(default_factory=list)  # of every batch, by block
-    wall_s: list[float] = field(default_factory=list)  # their mean, by block
-    cpu_s: list[float] = field(default_factory=list)  # not known
-
-    def batch(self) -> float:
-        """Run a batch on all instances at once; seconds until the slowest has ended."""
-        return run_batch(self.workers, [each.batch for each in self.split.instances])
-
-    def block(self, plan: TurnPlan) -> None:
-        """Run some batches."""
-        found = [self.batch() for _ in range(plan.discarded + plan.steps)][plan.discarded :]
-        self.latencies_s.append(found)
-        self.wall_s.append(sum(found) / len(found))
+                    tell(f"{threads} threads, batch {size}{again}", done / len(todo))
+        todo = [each for each in todo if spread(each) > QUIET_SPREAD]
+    return LatencyProfile(
+        model=source.name, samples_s={point: found[point] for point in wanted}, origin=origin,
+        refused=tuple(each for each in todo if spread(each) > MOST_SPREAD),
+    )  # fmt: skip
 
 
 def run_in_turns(
     source: ModelSource, splits: Mapping[str, CoreSplit], *, cores: Sequence[int], seconds: float, batches: int = 1,
     own: str = "", tell: Callable[[float], None] | None = None,
-) -> dict[str, RunningSplit]:  # fmt: skip
+) -> dict[str, list[list[float]]]:  # fmt: skip
     """Run splits in turns, each with all of its instances at once, for about so many seconds; so many batches each.
 
-    Processes of the split named `own` have the library's own settings, see `ModelWorker`.
+    Return the latencies of batches, seconds until the slowest instance has ended, by split and round. Processes of the
+    split named `own` have the library's own settings, see `ModelWorker`.
     """
     with ExitStack() as stack:
-        arms = {
-            name: RunningSplit(
-                split=split, workers=stack.enter_context(running(source, split.instances, cores, own=name == own))
-            )
+        workers = {
+            name: stack.enter_context(running(source, split.instances, cores, own=name == own))
             for name, split in splits.items()
         }
         stack.enter_context(ahead())
-        turns = plan({name: min(arm.batch() for _ in range(DISCARDED)) for name, arm in arms.items()}, seconds)
-        turns = replace(turns, steps=max(turns.steps, ceil(batches / LEAST_ROUNDS)))
-        take_turns(arms, turns, one_thread=False, tell=tell)
-    return arms
+
+        def run(name: str, count: int) -> list[float]:
+            sizes = [each.batch for each in splits[name].instances]
+            return [run_batch(workers[name], sizes) for _ in range(count)]
+
+        turns = plan({name: min(run(name, DISCARDED)) for name in splits}, seconds)
+        steps = max(turns.steps, ceil(batches / LEAST_ROUNDS))
+        return in_turns(
+            splits, lambda name, _: run(name, turns.discarded + steps)[turns.discarded :], turns.rounds,
+            least=LEAST_ROUNDS, seconds=seconds, tell=tell,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -235,15 +198,9 @@ def _spread(samples: Float64) -> float:
 
 
 def _origin(source: ModelSource, facts: ModelFacts) -> str:
-    """Return what a profile holds for: the content of the model, the processor and what may be used of it, and
-    libraries.
-    """
-    from importlib.metadata import version
-
-    library = "onnxruntime" if facts.kind == "onnx" else "torch"
-    here = machine()
-    sets = processor.named(processor.instruction_sets())
+    """Return what a profile holds for: content of the model, processor and what may be used of it, libraries."""
+    library, here = "onnxruntime" if facts.kind == "onnx" else "torch", machine()
     return (
         f"{source.size + ' ' if facts.kind == 'zoo' else ''}{facts.kind} {facts.fingerprint:08x}; {here['cpu']} "
-        f"({sets}), {here['cores']} cores, {library} {version(library)}"
+        f"({processor.named(processor.instruction_sets())}), {here['cores']} cores, {library} {version(library)}"
     )

@@ -16,12 +16,12 @@ import inspect
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
 )  # fmt: skip
 _ONNX_DTYPES = {"float": "float32", "double": "float64"}
+_FILES = (".pt", ".pth", ".zip", ".pt2", ".onnx")
 _SPEC = re.compile(r"([^=\[\]]+)=(\w+)\[([\d,\s]*)\]")
 _LARGEST = 1 << 40  # bytes of one sample
 
@@ -98,17 +99,12 @@ class LoadedModel:
         """Return outputs for inputs of shape (samples, ...), each by name.
 
         Raises what the model raises, and ForetraceError where the sizes of outputs depend on the data, or there are
-        more samples than a model with a fixed batch takes; fewer are filled up with zeros.
+        more samples than a model with a fixed batch takes; fewer are filled up with the same again.
         """
         samples, fixed = len(next(iter(inputs.values()))), self.facts.fixed_batch
-        if fixed is not None and samples > fixed:
+        if fixed and samples > fixed:
             raise ForetraceError(f"the model takes {fixed} samples at once, got {samples}; use batches of {fixed}.")
-        if fixed is not None and samples < fixed:
-            inputs = {
-                key: np.concatenate([each, np.zeros((fixed - samples, *each.shape[1:]), each.dtype)])
-                for key, each in inputs.items()
-            }
-        found = self.function(inputs)
+        found = self.function(_repeated(inputs, fixed) if fixed and samples < fixed else inputs)
         outputs = {each.name: found[each.name][:samples] for each in self.facts.outputs}
         for each in self.facts.outputs:
             if outputs[each.name].shape != (samples, *each.sizes):
@@ -120,7 +116,7 @@ class LoadedModel:
 
     def examples(self, samples: int) -> dict[str, Array]:
         """Return so many samples of every input, those of `example` again and again."""
-        return {name: array[np.arange(samples) % len(array)] for name, array in self.example.items()}
+        return _repeated(self.example, samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,69 +147,41 @@ class ModelSource:
         if path.endswith(".py"):
             return self._script(Path(path), function)
         file = Path(self.name)
-        if not file.is_file():
-            if file.suffix in (".pt", ".pt2", ".onnx", ".pth", ".zip"):
-                raise ForetraceError(f"{self.name} does not exist; name a file that does.")
-            return self._zoo()
-        if self.name.endswith(".onnx"):
-            return self._onnx(file, threads)
-        try:
-            with ZipFile(file) as archive:
-                names = archive.namelist()
-        except (OSError, BadZipFile):
-            names = []
-        inner = {each.partition("/")[2] for each in names}
-        if any(each.startswith("code/") for each in inner):
-            return self._torchscript(file)
-        if any(each.startswith("models/") or each == "serialized_exported_program.json" for each in [*inner, *names]):
-            return self._exported(file)
-        what = "holds a pickle of Python objects" if "data.pkl" in inner else "is no model"
-        raise ForetraceError(
-            f"{self.name} {what}; give a TorchScript file, one of torch.export, ONNX, or SCRIPT.py:FUNCTION."
-        )
-
-    def _zoo(self) -> LoadedModel:
+        if file.is_file():
+            load = {".onnx": self._onnx, ".pt2": self._exported}.get(file.suffix, self._torchscript)
+            return load(file, threads)
+        if file.suffix in _FILES:
+            raise ForetraceError(f"{self.name} does not exist; name a file that does.")
         from foretrace.plan.rewrite.capture import of_training
         from foretrace.zoo.registry import entry, training
 
         return self._module(entry(self.name).name, "zoo", *of_training(training(self.name, self.size)))
 
     def _script(self, path: Path, function: str) -> LoadedModel:
-        import_torch()
-        from torch import nn
-
-        from foretrace.plan.rewrite.capture import of_training
-        from foretrace.training.training import Training
+        torch = import_torch()
         from foretrace.zoo.registry import call_script
 
-        if not path.is_file():
-            raise ForetraceError(f"{path} does not exist; give a script that does, as SCRIPT.py:FUNCTION.")
-        if not function:
-            raise ForetraceError(
-                f"{path} may hold many functions; name the one that returns the model: {path}:FUNCTION."
-            )
+        if not path.is_file() or not function:
+            raise ForetraceError(f"{self.name} must be SCRIPT.py:FUNCTION, a script that exists and what it defines.")
         made = call_script(path, function, "(module, example inputs)")
-        if isinstance(made, Training):
-            return self._module(path.stem, "module", *of_training(made))
-        module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, self._made_tensors())
-        if not isinstance(module, nn.Module) or not (self.inputs or module is not made):
+        if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], torch.nn.Module):
             raise ForetraceError(
-                f"{function}() of {path} must return (module, example inputs), a foretrace.Training, or a module whose "
-                f"inputs `input=` says, got {type(made).__name__}."
+                f"{function}() of {path} must return (module, example inputs), got {type(made).__name__}; wrap it."
             )
+        module, example = made
         if isinstance(example, dict):
             return self._module(path.stem, "module", module, (), example)
         return self._module(path.stem, "module", module, example if isinstance(example, tuple) else (example,), {})
 
-    def _torchscript(self, path: Path) -> LoadedModel:
+    def _torchscript(self, path: Path, _: int) -> LoadedModel:
+        module = _read(path, lambda: import_torch().jit.load(str(path), map_location="cpu"))
         if not self.inputs:
             raise ForetraceError(
                 f"{path} is TorchScript, which does not say its inputs; give `input=x=float32[3,224,224]`."
             )
-        module = _read(path, lambda: import_torch().jit.load(str(path), map_location="cpu"))
-        return self._module(path.stem, "torchscript", module, (), self._made_tensors(), _crc(path))
+        return self._module(path.stem, "torchscript", module, (), self._made_tensors(), file=path)
 
-    def _exported(self, path: Path) -> LoadedModel:
+    def _exported(self, path: Path, _: int) -> LoadedModel:
         program = _read(path, lambda: import_torch().export.load(path))
         args, kwargs = program.example_inputs or ((), {})
         names = program.graph_signature.user_inputs
@@ -225,105 +193,107 @@ class ModelSource:
             )
         sizes = [tuple(each.meta["val"].shape) for each in program.graph.nodes if each.name in names]
         fixed = next((each[0] for each in sizes if each and isinstance(each[0], int)), None)  # open ones are symbols
-        return self._module(path.stem, "exported", program.module(), (), given, _crc(path), fixed)
+        return self._module(path.stem, "exported", program.module(), (), given, file=path, fixed=fixed)
 
     def _onnx(self, path: Path, threads: int) -> LoadedModel:
-        try:
-            import onnxruntime
-        except ImportError:
-            raise MissingExtraError(f"{path} needs ONNX Runtime: pip install onnxruntime") from None
+        onnxruntime = library("onnxruntime", "onnxruntime")
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads, settings.inter_op_num_threads = threads, 1
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         settings.log_severity_level = 4
-        session = _read(
-            path, lambda: onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
-        )
-        given = {each.name: each for each in self.inputs}
-        sizes = {each.name: list(each.shape) for each in session.get_inputs()}
-        inputs = []
+        providers = ["CPUExecutionProvider"]
+        session = _read(path, lambda: onnxruntime.InferenceSession(str(path), settings, providers=providers))
+        inputs = {each.name: each for each in self.inputs}
         for each in session.get_inputs():
-            if each.name not in given and not (sizes[each.name] and all(isinstance(n, int) for n in each.shape[1:])):
+            if each.name in inputs:
+                continue
+            if not each.shape or not all(isinstance(size, int) for size in each.shape[1:]):
                 raise ForetraceError(
                     f"{path}: input {each.name} must have fixed sizes behind its batch dimension, got {each.shape}; "
                     f"say those of a sample, `input={each.name}=float32[...]`."
                 )
             kind = each.type.removeprefix("tensor(").removesuffix(")")
-            inputs.append(
-                given.get(each.name) or TensorSpec(each.name, _ONNX_DTYPES.get(kind, kind), tuple(each.shape[1:]))
-            )
+            inputs[each.name] = TensorSpec(each.name, _ONNX_DTYPES.get(kind, kind), tuple(each.shape[1:]))
         names = [each.name for each in session.get_outputs()]
-
-        def function(arrays: Mapping[str, Array]) -> dict[str, Array]:
-            return dict(zip(names, session.run(names, dict(arrays)), strict=True))
-
-        fixed = min((shape[0] for shape in sizes.values() if shape and isinstance(shape[0], int)), default=None)
-        facts = ModelFacts(name=path.stem, kind="onnx", inputs=tuple(inputs), outputs=(), fixed_batch=fixed,
-                           weight_bytes=path.stat().st_size, fingerprint=_crc(path))  # fmt: skip
-        return self._finished(facts, function, {each.name: _made(each, 2) for each in inputs})
+        batches = [each.shape[0] for each in session.get_inputs() if each.shape and isinstance(each.shape[0], int)]
+        return _checked(
+            lambda arrays: dict(zip(names, session.run(names, dict(arrays)), strict=True)),
+            {name: _made(each, 2) for name, each in inputs.items()}, name=path.stem, kind="onnx",
+            fixed_batch=min(batches, default=None), weight_bytes=path.stat().st_size, fingerprint=_crc([_bytes(path)]),
+        )  # fmt: skip
 
     def _made_tensors(self) -> dict[str, Any]:
         torch = import_torch()
         return {each.name: torch.from_numpy(_made(each, 2)) for each in self.inputs}
 
     def _module(
-        self, name: str, kind: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
-        crc: int | None = None, fixed: int | None = None,
+        self, name: str, kind: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
+        file: Path | None = None, fixed: int | None = None,
     ) -> LoadedModel:  # fmt: skip
         """Return a module with the arguments of one call, of which all tensors are inputs."""
         torch = import_torch()
         if kind != "exported":  # whose mode is part of the program
             module.eval()
-        by_name = kind not in ("torchscript", "exported")  # those have lost the names that Python gave
+        by_name = file is None  # files have lost the names that Python gave
         named = _named(module, args, kwargs) if by_name else dict(kwargs)
-        tensors = {key: each for key, each in named.items() if torch.is_tensor(each)}
-        rest = {key: each for key, each in named.items() if key not in tensors}
-        if nested := next((key for key, each in rest.items() if isinstance(each, list | tuple | dict)), None):
-            raise ForetraceError(
-                f"argument {nested} of {self.name} must be a tensor, got {type(rest[nested]).__name__}; wrap it."
-            )
-        sizes = {len(each) if each.dim() else 0 for each in tensors.values()}
+        rest = {key: each for key, each in named.items() if not isinstance(each, torch.Tensor | list | tuple | dict)}
+        tensors = {key: each for key, each in named.items() if key not in rest}
+        sizes = {len(each) if torch.is_tensor(each) and each.dim() else 0 for each in tensors.values()}
         if len(sizes) != 1 or not min(sizes):
-            raise ForetraceError(f"{self.name} must take tensors of which the first dimension counts samples; wrap it.")
+            raise ForetraceError(f"{self.name} must take tensors whose first dimension counts the samples; wrap it.")
 
         def function(arrays: Mapping[str, Array]) -> dict[str, Array]:
             with torch.inference_mode():
                 given = {key: torch.from_numpy(arrays[key]) for key in tensors}
                 return _outputs(module(**given, **rest) if by_name else module(*given.values()))
 
-        weights = [*module.parameters(), *module.buffers()]
-        for each in weights if crc is None else ():
-            crc = zlib.crc32(each.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, crc or 0)
-        inputs = [TensorSpec(key, str(each.dtype)[6:], tuple(each.shape[1:])) for key, each in tensors.items()]
-        facts = ModelFacts(name=name, kind=kind, inputs=tuple(inputs), outputs=(), fixed_batch=fixed,
-                           weight_bytes=sum(each.nbytes for each in weights), fingerprint=crc or 0)  # fmt: skip
-        return self._finished(facts, function, {key: each.detach().numpy() for key, each in tensors.items()})
+        weights = [each.detach() for each in (*module.parameters(), *module.buffers())]
+        parts = (each.contiguous().reshape(-1).view(torch.uint8).numpy() for each in weights)
+        return _checked(
+            function, {key: each.detach().numpy() for key, each in tensors.items()}, name=name, kind=kind,
+            fixed_batch=fixed, weight_bytes=sum(each.nbytes for each in weights),
+            fingerprint=_crc(parts if file is None else [_bytes(file)]),
+        )  # fmt: skip
 
-    def _finished(self, facts: ModelFacts, function: Function, example: Mapping[str, Array]) -> LoadedModel:
-        """Find the outputs by calling the model on two numbers of samples (or the fixed one)."""
-        model = LoadedModel(facts=facts, function=function, example=example)
-        tried = (facts.fixed_batch,) if facts.fixed_batch else (3, 2)
-        many, few = (function(model.examples(count)) for count in (tried[0], tried[-1]))
-        outputs = tuple(
-            TensorSpec(key, str(found.dtype), found.shape[1:])
-            for key, found in many.items()
-            if found.ndim and len(found) == tried[0] and few[key].shape == (tried[-1], *found.shape[1:])
-        )
-        if not outputs:
-            raise ForetraceError(
-                f"{self.name} must return tensors whose first dimension counts the samples, got "
-                f"{', '.join(f'{key} {found.shape}' for key, found in many.items()) or 'none'}; wrap the model."
-            )
-        return replace(model, facts=replace(facts, outputs=outputs))
+
+def library(name: str, install: str) -> Any:
+    """Return an optional package. Raises MissingExtraError."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise MissingExtraError(f"serving needs {name}, which is not installed: pip install {install}") from None
 
 
 def import_torch() -> Any:
-    """Return pyTorch. Raises MissingExtraError."""
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtraError("serving this model needs torch: pip install 'foretrace[torch]'") from None
-    return torch
+    """Return PyTorch. Raises MissingExtraError."""
+    return library("torch", "'foretrace[torch]'")
+
+
+def said(error: BaseException) -> str:
+    """Return what an error of a library says, for the inside of a sentence."""
+    text = " ".join(str(error).split())[:200].rstrip(".")
+    return f"{type(error).__name__}{': ' if text else ''}{text}"
+
+
+def _checked(
+    function: Function, example: Mapping[str, Array], *, name: str, fixed_batch: int | None, **facts: Any
+) -> LoadedModel:
+    """Return a model whose outputs are found by calling it on two numbers of samples (or the fixed one)."""
+    most, least = (fixed_batch, fixed_batch) if fixed_batch else (3, 2)
+    many, few = function(_repeated(example, most)), function(_repeated(example, least))
+    outputs = tuple(
+        TensorSpec(key, str(found.dtype), found.shape[1:])
+        for key, found in many.items()
+        if found.ndim and len(found) == most and few[key].shape == (least, *found.shape[1:])
+    )
+    if not outputs:
+        raise ForetraceError(
+            f"{name} must return tensors whose first dimension counts the samples, got "
+            f"{', '.join(f'{key} {found.shape}' for key, found in many.items()) or 'none'}; wrap the model."
+        )
+    inputs = tuple(TensorSpec(key, str(each.dtype), each.shape[1:]) for key, each in example.items())
+    known = ModelFacts(name=name, inputs=inputs, outputs=outputs, fixed_batch=fixed_batch, **facts)
+    return LoadedModel(facts=known, function=function, example=example)
 
 
 def _read(path: Path, load: Callable[[], Any]) -> Any:
@@ -333,8 +303,10 @@ def _read(path: Path, load: Callable[[], Any]) -> Any:
             warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript, which files still are
             return load()
     except Exception as error:  # whatever the reader of the format raises
-        said = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
-        raise ForetraceError(f"{path} cannot be loaded: {said}; export it again.") from None
+        raise ForetraceError(
+            f"{path} cannot be loaded ({said(error)}); give a file of TorchScript, torch.export (.pt2) or ONNX, or "
+            "SCRIPT.py:FUNCTION."
+        ) from None
 
 
 def _named(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -348,19 +320,19 @@ def _named(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _made(spec: TensorSpec, samples: int) -> Array:
-    """Return numbers where nobody gave an example: zeros, which also every table of words has; normal ones for
-    floats.
-    """
+    """Return numbers where nobody gave an example: normal floats, and zeros, which also every table of words has."""
     shape = (samples, *spec.sizes)
     if not spec.dtype.startswith("float"):
         return np.zeros(shape, spec.dtype)
     return np.random.default_rng(0).standard_normal(shape).astype(spec.dtype)
 
 
+def _repeated(arrays: Mapping[str, Array], samples: int) -> dict[str, Array]:
+    return {name: each[np.arange(samples) % len(each)] for name, each in arrays.items()}
+
+
 def _outputs(made: Any) -> dict[str, Array]:
-    """Return tensors that a module returned, by name: keys of a mapping, numbers of a sequence; numpy has no
-    bfloat16.
-    """
+    """Return tensors that a module returned, by key or number; numpy has no bfloat16."""
     import torch
 
     if torch.is_tensor(made):
@@ -371,5 +343,12 @@ def _outputs(made: Any) -> dict[str, Array]:
     return {key: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for key, each in tensors.items()}
 
 
-def _crc(path: Path) -> int:
-    return zlib.crc32(np.memmap(path, np.uint8, "r").data)
+def _bytes(path: Path) -> Array:
+    return np.memmap(path, np.uint8, "r")
+
+
+def _crc(parts: Iterable[Array]) -> int:
+    found = 0
+    for each in parts:
+        found = zlib.crc32(each.data, found)
+    return found

@@ -1,13 +1,14 @@
 """`SplitPlan`: the best split of a batch on one machine beside one fat instance and thin ones, and why.
 
 Splits come from the latencies of single instances. Interference, how much longer instances take that run at once, is
-measured by running the most promising splits, fat and thin in turns; where nothing can be run it is a range.
+measured by running fat, thin and the most promising splits in turns; where nothing can be run it is a range.
+`try_plan` runs fat, thin and the choice afterwards, with new processes, and judges the plan by it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,25 +17,25 @@ import numpy as np
 
 from foretrace.cost.operators import store
 from foretrace.errors import ForetraceError
-from foretrace.experiment.statistics import LEAST_FLOOR, Ratio
+from foretrace.experiment.ledger import Row
+from foretrace.experiment.statistics import LEAST_FLOOR, Arm, Ratio, paired_ratio
+from foretrace.experiment.trial import changed
 from foretrace.serving.server.latencies import LatencyProfile, read, samples_for
-from foretrace.serving.server.measure import (
-    SAMPLES,
-    Tell,
-    cores_for,
-    facts_of,
-    measure_profile,
-    run_in_turns,
-)
+from foretrace.serving.server.measure import SAMPLES, Tell, facts_of, measure_profile, run_in_turns
 from foretrace.serving.server.models import ModelSource
+from foretrace.serving.server.run import usable
 from foretrace.serving.server.split import CoreSplit, split_table
 
 FAT, THIN = "fat", "thin"
+AGAIN = "again"  # fat's second arm
+# One process with all cores and PyTorch's own settings, beside no server: instances of a server let threads that wait
+# sleep, so a gain over fat alone would be one over the server's settings, too.
+ALONE = "alone"
 # Instances that run at once share caches, memory bandwidth and clock frequency: not measured on the recorded machine.
 INTERFERENCE = (1.0, 1.5)
 NOISE = 0.10  # of a latency that was recorded without its spread
 _ODDS = 9.0  # of the quantile, this many times lower and higher: p10 and p90 of the median
-_AT_ONCE, _MOST_RUN = 2, 6  # splits beside fat and thin that are run in turns, and in all
+_MOST_RUN = 6  # splits that are run in turns, fat and thin among them
 _RUN_S = 8.0  # for running splits in turns, or as long as their rounds take
 
 
@@ -56,8 +57,7 @@ class PlannedSplit(msgspec.Struct, frozen=True, kw_only=True):
         return CoreSplit.parse(self.split)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RejectedSplit:
+class RejectedSplit(msgspec.Struct, frozen=True, kw_only=True):
     """A split that could not be predicted, or an instance that could not be measured, and why."""
 
     name: str
@@ -74,7 +74,7 @@ class SplitPlan:
     quantile: float  # of the latency of a batch that is least
     splits: tuple[PlannedSplit, ...]
     rejected: tuple[RejectedSplit, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     source: ModelSource | None = None  # None: planned from a recorded profile
     cores: tuple[int, ...] = ()
     path: Path | None = None  # of the profile
@@ -89,6 +89,21 @@ class SplitPlan:
         return next((each for each in self.splits if each.name == name), None)
 
 
+class SplitTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """Splits that were run in turns after the plan was made. Ratios are latencies over fat's."""
+
+    after: str  # the split that is compared with fat: the planned one, the runner-up where that is fat
+    quickest: str  # the split with the least median latency
+    predicted: Ratio
+    measured: Ratio
+    same: Ratio  # fat against itself
+    over_alone: Ratio | None  # latency over that of PyTorch without a server; null with ONNX Runtime
+    error: float
+    verdict: str
+    uncertain: str
+    arms: dict[str, Arm]  # by split, `again` for fat's second copy, `alone`
+
+
 def plan_splits(
     source: ModelSource, *, batch: int, threads: int | None = None, tail: float = 0.5, memory_limit: int | None = None,
     profile: Path | None = None, tell: Tell | None = None,
@@ -101,28 +116,21 @@ def plan_splits(
     """
     if not 0.5 <= tail < 1:
         raise ForetraceError(f"`tail={tail:g}` must be from 0.5 (the median) to below 1; write 0.99.")
+    tell = tell or (lambda what, share: None)
     recorded = read(profile) if profile is not None and profile.exists() else ()
-    if profile is None or not recorded or any(each.origin for each in recorded):
-        return _plan_measured(source, batch, threads, tail, memory_limit, profile, tell)
-    found = next((each for each in recorded if each.model == source.name), None)
-    if found is None:
-        names = ", ".join(each.model for each in recorded)
-        raise ForetraceError(f"{profile} has no profile of {source.name}; choose {names}, or name another file.")
-    if memory_limit is not None:
-        raise ForetraceError(f"{profile} does not say what weights take; leave `memory_limit=` out.")
-    threads = threads or max(each.threads for each in found.samples_s)
-    return replace(_planned(found, batch, threads, tail, None), path=profile)
-
-
-def _plan_measured(
-    source: ModelSource, batch: int, threads: int | None, quantile: float, memory_limit: int | None,
-    path: Path | None, tell: Tell | None,
-) -> SplitPlan:  # fmt: skip
-    """Profile the model on this machine, plan, and run the most promising splits."""
-    cores, warning = cores_for(threads)
-    kept = path or store.cache() / "latencies" / f"{re.sub('[^A-Za-z0-9.]+', '-', source.name)}-{source.size}.csv"
-    if path is None:
-        store.make_folder(kept.parent)
+    if recorded and not any(each.origin for each in recorded):
+        found = next((each for each in recorded if each.model == source.name), None)
+        if found is None:
+            names = ", ".join(each.model for each in recorded)
+            raise ForetraceError(f"{profile} has no profile of {source.name}; choose {names}, or name another file.")
+        if memory_limit is not None:
+            raise ForetraceError(f"{profile} does not say what weights take; leave `memory_limit=` out.")
+        threads = threads or max(each.threads for each in found.samples_s)
+        return replace(_planned(found, batch, threads, tail, None), path=profile)
+    cores = usable(threads)
+    path = profile or store.cache() / "latencies" / f"{re.sub('[^A-Za-z0-9.]+', '-', source.name)}-{source.size}.csv"
+    if profile is None:
+        store.make_folder(path.parent)
     facts = facts_of(source, cores)
     weights = max(facts.weight_bytes, 1)
     most = None if memory_limit is None else memory_limit // weights
@@ -130,22 +138,14 @@ def _plan_measured(
         raise ForetraceError(
             f"no split fits: the weights of one instance take {weights / 1e6:.3g} MB; give more `memory_limit=`."
         )
-    samples = max(SAMPLES, samples_for(quantile))
     measured = measure_profile(
-        source, facts, cores=cores, batch=batch, path=kept, samples=samples, ours=path is None, tell=tell
-    )
-    found = _planned(measured, batch, len(cores), quantile, most)
-    why = "its latencies vary too much, others disturbed it, so that the search did not use it"
-    refused = tuple(
-        RejectedSplit(name=f"{each.threads} threads, batch {each.batch}", why=why) for each in measured.refused
-    )
-    notes = [warning] if warning else []
-    if memory_limit is not None:
-        notes.append(f"Of memory, weights are counted, {weights / 1e6:.3g} MB per instance, and nothing else.")
-    found = replace(
-        found, source=source, cores=cores, path=kept, rejected=(*found.rejected, *refused), notes=tuple(notes)
-    )
-    return _with_interference(found, tell)
+        source, facts, cores=cores, batch=batch, path=path, samples=max(SAMPLES, samples_for(tail)),
+        ours=profile is None, tell=tell,
+    )  # fmt: skip
+    counted = f"Of memory, weights are counted, {weights / 1e6:.3g} MB per instance, and nothing else."
+    planned = _planned(measured, batch, len(cores), tail, most)
+    planned = replace(planned, source=source, cores=cores, path=path, notes=() if most is None else (counted,))
+    return _with_interference(planned, tell)
 
 
 def _planned(profile: LatencyProfile, batch: int, threads: int, quantile: float, most: int | None) -> SplitPlan:
@@ -154,84 +154,115 @@ def _planned(profile: LatencyProfile, batch: int, threads: int, quantile: float,
     Points that were refused say what they can of fat and thin, which are what others are compared with.
     """
     calm = {point: each for point, each in profile.latency_s(quantile).items() if point not in profile.refused}
-    table = split_table(calm, threads=threads, batch=batch, instances=most)
     wanted = {FAT: CoreSplit.fat(threads, batch), THIN: CoreSplit.thin(threads, batch)}
-    known = set(wanted.values())
-    wanted |= {split.text: split for split in table.splits(batch) if split not in known}
-    splits, rejected = list[PlannedSplit](), list[RejectedSplit]()
+    best = split_table(calm, threads=threads, batch=batch, instances=most).splits(batch)
+    wanted |= {split.text: split for split in best if split not in wanted.values()}
+    splits, rejected = list[PlannedSplit](), dict[str, str]()
     for name, split in wanted.items():
         missing = next((each for each in split.instances if each not in profile.samples_s), None)
         if most is not None and len(split) > most:
-            why = f"the weights of {len(split)} instances exceed the memory, which holds {most}"
-            rejected.append(RejectedSplit(name=name, why=why))
+            rejected[name] = f"the weights of {len(split)} instances exceed the memory, which holds {most}"
         elif missing is not None:
-            why = f"the profile has no latency of {missing.threads} threads with batch {missing.batch}"
-            rejected.append(RejectedSplit(name=name, why=why))
+            rejected[name] = f"the profile has no latency of {missing.threads} threads with batch {missing.batch}"
         elif name == FAT or split != wanted[FAT]:  # of one sample or thread, fat is thin
             splits.append(_alone(name, split, profile, quantile))
     if not splits:
-        why = "; ".join(f"{each.name}: {each.why}" for each in rejected)
+        why = "; ".join(f"{name}: {why}" for name, why in rejected.items())
         raise ForetraceError(f"no split of {batch} samples over {threads} threads can be predicted ({why}).")
-    splits.sort(key=lambda each: each.latency_s)
+    for each in profile.refused:
+        rejected[f"{each.threads} threads, batch {each.batch}"] = (
+            "its latencies vary too much, others disturbed it, so that the search did not use it"
+        )
     return SplitPlan(
-        profile=profile, batch=batch, threads=threads, quantile=quantile, splits=tuple(splits),
-        rejected=tuple(rejected), notes=(),
+        profile=profile, batch=batch, threads=threads, quantile=quantile,
+        splits=tuple(sorted(splits, key=lambda each: each.latency_s)),
+        rejected=tuple(RejectedSplit(name=name, why=why) for name, why in rejected.items()),
     )  # fmt: skip
 
 
 def _alone(name: str, split: CoreSplit, profile: LatencyProfile, quantile: float) -> PlannedSplit:
     """Return what the latencies of single instances say of a split."""
-    low_s, alone, high_s = (profile.alone_s(split, each) for each in _around(quantile))
+    low_s, alone_s, high_s = (profile.alone_s(split, each) for each in _around(quantile))
     if min(len(profile.samples_s[each]) for each in split.instances) == 1:
         low_s, high_s = low_s * (1 - NOISE), high_s * (1 + NOISE)
-    most = INTERFERENCE[1] if len(split) > 1 else 1.0
+    least, most = INTERFERENCE if len(split) > 1 else (1.0, 1.0)
     return PlannedSplit(
-        name=name, split=split.text, alone_s=alone, latency_s=alone, low_s=low_s * INTERFERENCE[0], high_s=high_s * most
+        name=name, split=split.text, alone_s=alone_s, latency_s=alone_s, low_s=low_s * least, high_s=high_s * most
     )
 
 
-def _with_interference(found: SplitPlan, tell: Tell | None) -> SplitPlan:
-    """Run what may be best: whatever would beat what was run, if its instances did not disturb each other.
+def _with_interference(plan: SplitPlan, tell: Tell) -> SplitPlan:
+    """Run fat, thin and the splits that would be best if their instances did not disturb each other, all in turns.
 
-    Fat and the best so far run beside all others, so that every split has a ratio to them of the same minutes.
+    So every one that ran has a ratio to fat of the same rounds. What another run may find for it has the range of
+    single rounds (p10 to p90), and not that of their median: what processes that are started again change, and
+    neighbours on the machine, does not average out over the rounds of one run. LEAST_FLOOR comes on top.
     """
-    assert found.source is not None
-    splits = {each.name: each for each in found.splits}
-    ran = dict[str, PlannedSplit]()
-    while len(ran) < _MOST_RUN:
-        best = min(ran.values(), key=lambda each: each.latency_s, default=None)
-        new = [each for each in found.splits if each.name not in ran and (not best or each.alone_s < best.latency_s)]
-        if not new:
-            break
-        beside = [splits[name] for name in (FAT, *([best.name] if best else [THIN])) if name in splits]
-        names = dict.fromkeys(each.name for each in (*beside, *new[:_AT_ONCE]))
-        runs = run_in_turns(
-            found.source, {name: splits[name].instances for name in names}, cores=found.cores, seconds=_RUN_S,
-            batches=samples_for(found.quantile),
-            tell=None if tell is None else lambda share: tell("running splits in turns", share),
+    assert plan.source is not None
+    first = sorted(plan.splits, key=lambda each: each.name not in (FAT, THIN))[:_MOST_RUN]
+    runs = run_in_turns(
+        plan.source, {each.name: each.instances for each in first}, cores=plan.cores, seconds=_RUN_S,
+        batches=samples_for(plan.quantile), tell=lambda share: tell("running splits in turns", share),
+    )  # fmt: skip
+    means = {name: np.mean(blocks, axis=1) for name, blocks in runs.items()}
+    ran, left = list[PlannedSplit](), [each for each in plan.splits if each not in first]
+    for each in first:
+        low_s, middle_s, high_s = np.quantile(np.concatenate(runs[each.name]), _around(plan.quantile)).tolist()
+        over_fat = None
+        if each.name != FAT and FAT in runs:
+            low, middle, high = np.quantile(means[each.name] / means[FAT], [0.1, 0.5, 0.9]).tolist()
+            over_fat = Ratio(value=middle, low=low - LEAST_FLOOR, high=high + LEAST_FLOOR)
+        ran.append(
+            msgspec.structs.replace(
+                each, latency_s=middle_s, low_s=low_s, high_s=high_s, interference=middle_s / each.alone_s,
+                over_fat=over_fat,
+            )
         )  # fmt: skip
-        fat = runs.get(FAT)
-        for name, run in runs.items():
-            low, middle, high = np.quantile(np.concatenate(run.latencies_s), _around(found.quantile)).tolist()
-            ran[name] = msgspec.structs.replace(
-                splits[name], latency_s=middle, low_s=low, high_s=high, interference=middle / splits[name].alone_s,
-                over_fat=_expected(run.wall_s, fat.wall_s) if fat and name != FAT else splits[name].over_fat,
-            )  # fmt: skip
-    ranked = sorted(ran.values(), key=lambda each: each.latency_s)
-    return replace(found, splits=(*ranked, *(each for each in found.splits if each.name not in ran)))
-
-
-def _expected(latencies_s: Sequence[float], fat_s: Sequence[float]) -> Ratio:
-    """Return what another run may find for the ratio of two splits, from the rounds of this one.
-
-    Its range is that of single rounds (p10 to p90), and not that of their median: what processes that are started again
-    change, and neighbours on the machine, does not average out over the rounds of one run. LEAST_FLOOR comes on top.
-    """
-    low, middle, high = np.quantile(np.divide(latencies_s, fat_s), [0.1, 0.5, 0.9]).tolist()
-    return Ratio(value=middle, low=low - LEAST_FLOOR, high=high + LEAST_FLOOR)
+    return replace(plan, splits=(*sorted(ran, key=lambda each: each.latency_s), *left))
 
 
 def _around(quantile: float) -> tuple[float, float, float]:
     """Return the quantile between those whose odds are _ODDS times lower and higher."""
     odds = quantile / (1 - quantile)
     return odds / _ODDS / (1 + odds / _ODDS), quantile, odds * _ODDS / (1 + odds * _ODDS)
+
+
+def try_plan(
+    plan: SplitPlan, *, seconds: float, tell: Callable[[float], None] | None = None
+) -> tuple[SplitTrial, Row]:  # fmt: skip
+    """Run the splits of a plan in turns, fat twice, and return what came of it, and the row of the ledger.
+
+    There fat is the baseline, a batch is a step, and `arms["serve"]` has all splits. Raises ForetraceError where there
+    is nothing to compare.
+    """
+    if plan.source is None:
+        raise ForetraceError("a recorded profile has no model that could be run; leave `run=` out.")
+    after = next((each for each in plan.splits if each.over_fat is not None), None)
+    if after is None or after.over_fat is None:
+        raise ForetraceError(
+            "there are no two splits to compare: one thread or one sample cannot be split, and fat needs a profile; "
+            "leave `run=` out."
+        )
+    splits = {each.name: each.instances for each in plan.splits if each.name in (FAT, THIN, after.name)}
+    copies = {AGAIN: splits[FAT]} | ({ALONE: splits[FAT]} if "torch" in plan.source.libraries else {})
+    runs = run_in_turns(plan.source, splits | copies, cores=plan.cores, seconds=seconds, own=ALONE, tell=tell)
+    arms = {name: Arm.of(np.mean(blocks, axis=1).tolist()) for name, blocks in runs.items()}
+    tried = changed(after.over_fat, arms[FAT], arms[AGAIN], arms[after.name])
+    trial = SplitTrial(
+        after=after.name, quickest=min(splits, key=lambda name: arms[name].median_s), predicted=tried.predicted,
+        measured=tried.measured, same=tried.same, error=tried.error, verdict=tried.verdict, uncertain=tried.uncertain,
+        over_alone=paired_ratio(arms[ALONE].blocks_s, arms[after.name].blocks_s) if ALONE in arms else None, arms=arms,
+    )  # fmt: skip
+    kept = msgspec.to_builtins(trial)
+    predicted_s = {each.name: each.latency_s for each in plan.splits if each.name in splits}
+    row = tried.row(
+        f"serve-split batch={plan.batch} split={after.split}",
+        parameters={"batch": plan.batch, "split": after.split}, model=plan.source.name, size=plan.source.size,
+        threads=plan.threads, samples=(plan.batch, plan.batch), notes=plan.notes,
+        arms={
+            "wall": kept["arms"], "uncertain": trial.uncertain,
+            "serve": {"chosen": plan.chosen.name, "quickest": trial.quickest, "predicted_s": predicted_s,
+                      "over_alone": kept["over_alone"]},
+        },
+    )  # fmt: skip
+    return trial, row

@@ -6,9 +6,8 @@ import asyncio
 import os
 import signal
 import socket
-import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -16,19 +15,25 @@ from pathlib import Path
 import msgspec
 
 from foretrace import reading
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError
 from foretrace.executor import cores
 from foretrace.hardware.processor import allowed_cores
-from foretrace.serving.server.models import ModelSource
+from foretrace.serving.server.models import ModelSource, library
 from foretrace.serving.server.split import CoreSplit
 
 TOKEN = "FORETRACE_TOKEN"  # in the environment, where no file is named
 _DRAIN_S = 30  # for requests that are being answered when it stops
 
 
-def usable() -> tuple[int, ...]:
-    """Return numbers of the cores that this process may use, no more than its control group grants."""
-    return allowed_cores()[: cores()]
+def usable(threads: int | None = None) -> tuple[int, ...]:
+    """Return numbers of so many cores, by default all that affinity and control groups grant this process.
+
+    Raises ForetraceError where it may not run on so many.
+    """
+    allowed, wanted = allowed_cores(), threads or cores()
+    if wanted > len(allowed):
+        raise ForetraceError(f"`threads={wanted}`: this process may use {len(allowed)} cores; give at most as many.")
+    return allowed[:wanted]
 
 
 class _Planned(msgspec.Struct):
@@ -36,13 +41,11 @@ class _Planned(msgspec.Struct):
 
 
 class _PlanFile(msgspec.Struct):
-    """What this needs of the answer of `foretrace serve plan`."""
-
     batch: int
     chosen: _Planned
 
 
-def read_plans(files: Sequence[Path]) -> dict[int, CoreSplit]:
+def read_plans(files: Iterable[Path]) -> dict[int, CoreSplit]:
     """Return splits by batch size, from answers of `foretrace serve plan` in JSON. Raises ForetraceError."""
     found = {}
     for file in files:
@@ -73,59 +76,38 @@ def run_server(
     source: ModelSource, splits: Mapping[int, CoreSplit], *, every_s: float, host: str, port: int, token: str,
     certificate: Path | None, key: Path | None, queue: int, deadline_s: float, told: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Serve until SIGINT or SIGTERM.
+    """Serve a model on a port of `host` until SIGINT or SIGTERM; `told` gets the address once requests are answered.
 
-    Args:
-        source: the model.
-        splits: by batch size; of several, the one for the load is chosen every `every_s` seconds.
-        every_s: see there.
-        host: where to listen; beyond this machine a token is needed.
-        port: and at which port; 0: any that is free.
-        token: that clients must know; "": none.
-        certificate: for TLS, PEM.
-        key: and its key.
-        queue: samples that may wait.
-        deadline_s: the longest that a request may take.
-        told: gets the address once requests are answered.
-
-    Raises:
-        ForetraceError: the port is taken, the model cannot be loaded, or there is no token where others could ask.
-        MissingExtraError: a package is missing.
-
+    `splits` by batch size: of several, the one for the load is chosen every `every_s` seconds. So many samples may wait
+    (`queue`), and a request takes `deadline_s` at most. Raises ForetraceError where the port is taken, the model or the
+    certificate cannot be loaded, or there is no token where others could ask; MissingExtraError for a package.
     """
-    try:
-        import uvicorn
+    for name in ("uvicorn", "starlette", "prometheus_client"):
+        library(name, "'foretrace[serve]'")
+    import uvicorn
 
-        from foretrace.serving.server.app import ServerApp
-        from foretrace.serving.server.dispatcher import Dispatcher
-        from foretrace.serving.server.estimator import follow_load
-        from foretrace.serving.server.worker import ModelWorker
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("foretrace"):
-            raise
-        raise MissingExtraError(
-            f"serving needs {error.name}, which is not installed: pip install 'foretrace[serve]'"
-        ) from None
-
-    class Server(uvicorn.Server):
-        """Signals are ours: they end the loading of a model as well."""
-
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
+    from foretrace.serving.server.app import ServerApp
+    from foretrace.serving.server.dispatcher import Dispatcher
+    from foretrace.serving.server.worker import ModelWorker
 
     async def run() -> None:
         start = partial(ModelWorker.started, source, limit_s=deadline_s, one=asyncio.Lock())
         dispatcher = Dispatcher(start, usable(), queue=queue)
-        routes = ServerApp(dispatcher, deadline_s=deadline_s, token=token)
         config = uvicorn.Config(
-            routes.app, lifespan="off", log_config=None, ws="none",
+            ServerApp(dispatcher, deadline_s=deadline_s, token=token).app, lifespan="off", log_config=None, ws="none",
             access_log=False, server_header=False, ssl_certfile=certificate, ssl_keyfile=key,
             timeout_graceful_shutdown=_DRAIN_S,
         )  # fmt: skip
-        _load_certificate(config)
-        server = Server(config)
-        main = asyncio.current_task()
+        try:
+            config.load()
+        except OSError as error:
+            raise ForetraceError(
+                f"the certificate or its key cannot be used ({error.strerror or error}); give both as PEM files."
+            ) from None
+        server = uvicorn.Server(config)
+        # Signals are ours: they end the loading of a model as well.
+        server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]
+        main, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert main is not None
 
         def stop() -> None:
@@ -135,28 +117,28 @@ def run_server(
             server.should_exit = True
 
         for each in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(each, stop)
+            loop.add_signal_handler(each, stop)
         following = None
         try:
             await dispatcher.reconfigure(splits[min(splits)])
             if len(splits) > 1:
-                following = asyncio.create_task(follow_load(dispatcher, splits, every_s))
+                following = asyncio.create_task(dispatcher.follow_load(splits, every_s))
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             while not server.started and not serving.done():
                 await asyncio.sleep(0.01)
-            told(f"{'https' if certificate else 'http'}://{_authority(listening)}")
+            name, number = listening.getsockname()[:2]
+            told(f"{'https' if certificate else 'http'}://{f'[{name}]' if ':' in name else name}:{number}")
             await serving
         finally:
             if following is not None:
                 following.cancel()
             await dispatcher.close(_DRAIN_S)
 
-    listening = _listen(host, port, token)
-    with listening, suppress(asyncio.CancelledError):
+    with _listening(host, port, token) as listening, suppress(asyncio.CancelledError):
         asyncio.run(run())
 
 
-def _listen(host: str, port: int, token: str) -> socket.socket:
+def _listening(host: str, port: int, token: str) -> socket.socket:
     try:
         family, kind, number, _, address = socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)[0]
     except OSError as error:
@@ -176,18 +158,3 @@ def _listen(host: str, port: int, token: str) -> socket.socket:
         found.close()
         raise ForetraceError(f"`port={port}` of {host} cannot be had ({error.strerror}); give another one.") from None
     return found
-
-
-def _load_certificate(config: object) -> None:
-    """Raise ForetraceError where the certificate or its key cannot be used."""
-    try:
-        config.load()  # type: ignore[attr-defined]
-    except (OSError, ssl.SSLError) as error:
-        raise ForetraceError(
-            f"the certificate or its key cannot be used ({error.strerror or error}); give both as PEM files."
-        ) from None
-
-
-def _authority(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -39,8 +39,6 @@ class CoreSplit:
     instances: tuple[ModelInstance, ...]
 
     def __post_init__(self) -> None:
-        if not self.instances or min(map(min, self.instances)) < 1:
-            raise ForetraceError("a split must have an instance, each with a thread and a sample at least.")
         object.__setattr__(self, "instances", tuple(sorted(self.instances, reverse=True)))
 
     @classmethod
@@ -103,29 +101,21 @@ class SplitTable:
     latency: Float64  # [instances, batch] on all threads, infinite where there is no split; row 0 is none
     chosen: npt.NDArray[np.int32]  # [instances, threads, batch] -> the point that its last instance is
 
-    def split(self, instances: int, batch: int) -> CoreSplit | None:
-        """Return the best split of a batch among so many instances; None where there is none."""
-        if not isfinite(self.latency[instances, batch]):
-            return None
+    def splits(self, batch: int) -> tuple[CoreSplit, ...]:
+        """Return the best split of a batch for every number of instances that can have one, the quickest first."""
+        order = np.argsort(self.latency[:, batch], kind="stable").tolist()
+        return tuple(self._split(count, batch) for count in order if isfinite(self.latency[count, batch]))
+
+    def _split(self, instances: int, batch: int) -> CoreSplit:
         found, threads = list[ModelInstance](), self.chosen.shape[1] - 1
         for count in range(instances, 0, -1):
             found.append(self.points[self.chosen[count, threads, batch]])
             threads, batch = threads - found[-1].threads, batch - found[-1].batch
         return CoreSplit(tuple(found))
 
-    def splits(self, batch: int) -> tuple[CoreSplit, ...]:
-        """Return the best split of a batch for every number of instances that can have one, the quickest first."""
-        order = np.argsort(self.latency[:, batch], kind="stable")
-        return tuple(split for count in order.tolist() if (split := self.split(count, batch)) is not None)
-
 
 def split_table(
-    latency: Mapping[ModelInstance, float],
-    *,
-    threads: int,
-    batch: int,
-    instances: int | None = None,
-    idle: bool = True,
+    latency: Mapping[ModelInstance, float], *, threads: int, batch: int, instances: int | None = None, idle: bool = True
 ) -> SplitTable:
     """Return the splits of up to `batch` samples among up to `instances` (by default `threads`) with the least latency.
 

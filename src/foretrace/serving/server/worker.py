@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -37,7 +38,7 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.executor import how_ended
 from foretrace.experiment.cores import THREAD_VARIABLES, go_first
-from foretrace.serving.server.models import Array, LoadedModel, ModelFacts, ModelSource, TensorSpec, import_torch
+from foretrace.serving.server.models import Array, LoadedModel, ModelFacts, ModelSource, import_torch, said
 from foretrace.serving.server.split import ModelInstance
 
 START_S = 120.0  # importing PyTorch and loading a model on a busy machine
@@ -85,30 +86,26 @@ class ModelWorker:
         self.pid = self._process.pid or 0
         far.close()
 
-    def ready(self, timeout_s: float = START_S) -> ModelFacts:
-        """Wait until it has loaded. Raises ForetraceError with the reason where it cannot, and ends it."""
+    def ready(self, wait_s: float = START_S) -> ModelFacts:
+        """Wait until it has loaded; then `inputs` and `outputs` are there.
+
+        Raises ForetraceError with the reason where it cannot, and ends it.
+        """
         try:
-            if not self._pipe.poll(timeout_s):
-                raise ForetraceError(f"the model was not loaded within {timeout_s:.0f} s; is the machine very busy?")
-            return self._receive_facts()
+            if not self._pipe.poll(wait_s):
+                raise ForetraceError(f"the model was not loaded within {START_S:.0f} s; is the machine very busy?")
+            answer = self._pipe.recv()
+            if isinstance(answer, str):
+                raise ForetraceError(answer)
+            self.facts = answer
+            self.inputs, self.outputs = _shared(answer, self.instance.batch, recv_handle(self._pipe))
+        except (EOFError, OSError):
+            ended = self.ended()
+            self.end(0.0)
+            raise ForetraceError(f"the process that loads the model {ended}; has it too little memory?") from None
         except BaseException:
             self.end(0.0)
             raise
-
-    def _receive_facts(self) -> ModelFacts:
-        """Return the first answer of the process, once there is one; `inputs` and `outputs` are there then."""
-        try:
-            said = self._pipe.recv()
-            if not isinstance(said, str):
-                handle = recv_handle(self._pipe)
-        except (EOFError, OSError):
-            raise ForetraceError(
-                f"the process that loads the model {self.ended()}; has it too little memory?"
-            ) from None
-        if isinstance(said, str):
-            raise ForetraceError(said)
-        self.facts = said
-        self.inputs, self.outputs = _shared(said, self.instance.batch, handle)
         return self.facts
 
     def submit(self, samples: int) -> None:
@@ -141,7 +138,7 @@ class ModelWorker:
             self._process.join(_END_S)
         self._pipe.close()
 
-    # --- in an event loop: a `dispatcher.BatchRunner`
+    # --- in an event loop
 
     @classmethod
     async def started(
@@ -153,15 +150,14 @@ class ModelWorker:
         """
         async with one:
             worker = await asyncio.to_thread(cls, source, instance, cores)
-        try:
-            await worker._readable(START_S)
-            worker._receive_facts()
-        except BaseException as error:
-            await asyncio.to_thread(worker.end, 0.0)
-            if isinstance(error, TimeoutError):
-                raise ForetraceError(f"{source.name} was not loaded within {START_S:.0f} s; try again.") from None
-            raise
         worker.limit_s = limit_s
+        try:
+            with suppress(TimeoutError):
+                await worker._readable(START_S)
+        except BaseException:
+            await asyncio.to_thread(worker.end, 0.0)
+            raise
+        worker.ready(0.0)
         return worker
 
     async def run(self, samples: int) -> BatchRun:
@@ -199,33 +195,30 @@ class ModelWorker:
 def _passive_threads() -> Iterator[None]:
     """Change settings that libraries read once, when the fork server loads them: threads that wait shall sleep."""
     wanted = {"OMP_WAIT_POLICY": "passive"} | dict.fromkeys(THREAD_VARIABLES, "1")
-    kept = {name: os.environ.get(name) for name in wanted}
+    kept = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ |= wanted
     try:
         yield
     finally:
-        for name, value in kept.items():
+        for name in wanted:
             os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+        os.environ |= kept
 
 
 def _shared(facts: ModelFacts, batch: int, handle: int) -> tuple[dict[str, Array], dict[str, Array]]:
     """Return arrays for inputs and outputs of a batch in the memory behind a file descriptor, which is closed."""
-    places: list[tuple[TensorSpec, int]] = []
-    total = 0
-    for spec in (*facts.inputs, *facts.outputs):
-        places.append((spec, total))
-        total += -(-batch * spec.nbytes // _ALIGNED) * _ALIGNED
+    specs = (*facts.inputs, *facts.outputs)
+    sizes = (-(-batch * each.nbytes // _ALIGNED) * _ALIGNED for each in specs)
+    *starts, total = accumulate(sizes, initial=0)
     try:
         if os.fstat(handle).st_size < total:
             os.ftruncate(handle, total)
-        memory = mmap.mmap(handle, total)
+        memory = mmap.mmap(handle, total)  # which the arrays keep
     finally:
         os.close(handle)
     arrays = [
-        (spec.name, np.ndarray((batch, *spec.sizes), spec.dtype, memory, offset))  # keeps the memory
-        for spec, offset in places
+        (spec.name, np.ndarray((batch, *spec.sizes), spec.dtype, memory, start))
+        for spec, start in zip(specs, starts, strict=True)
     ]
     return dict(arrays[: len(facts.inputs)]), dict(arrays[len(facts.inputs) :])
 
@@ -255,7 +248,7 @@ def _run_instance(
             pipe.send(str(error))
             return
         except (Exception, SystemExit) as error:
-            pipe.send(f"{source.name} cannot be served: {_said(error)}; see that it runs by itself.")
+            pipe.send(f"{source.name} cannot be served: {said(error)}; see that it runs by itself.")
             return
         handle = _unnamed_file()
         inputs, outputs = _shared(model.facts, instance.batch, os.dup(handle))
@@ -294,19 +287,11 @@ def _batch(model: LoadedModel, samples: int, inputs: Mapping[str, Array], output
     try:
         found = model({key: each[:samples] for key, each in inputs.items()})
     except (Exception, SystemExit) as error:
-        return BatchRun(seconds=perf_counter() - began, error=_said(error))
+        return BatchRun(seconds=perf_counter() - began, error=said(error))
     seconds = perf_counter() - began
     wrong: dict[int, str] = {}
     for key, each in found.items():
         outputs[key][:samples] = each
-        with np.errstate(invalid="ignore", over="ignore"):
-            doubtful = each.dtype.kind == "f" and np.isnan(each.sum())  # infinities of both signs give NaN, too
-        if doubtful:
-            bad = np.isnan(each).reshape(samples, -1).any(axis=1)
-            wrong |= dict.fromkeys(np.flatnonzero(bad).tolist(), f"output {key} is not a number (NaN)")
+        bad = np.isnan(each).reshape(samples, -1).any(axis=1)
+        wrong |= dict.fromkeys(np.flatnonzero(bad).tolist(), f"output {key} is not a number (NaN)")
     return BatchRun(seconds=seconds, wrong=wrong)
-
-
-def _said(error: BaseException) -> str:
-    said = " ".join(str(error).split())[:200].rstrip(".")
-    return f"{type(error).__name__}{': ' if said else ''}{said}"
