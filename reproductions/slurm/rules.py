@@ -18,12 +18,11 @@ from foretrace.fleet.rig.against import RigErrors
 from foretrace.fleet.rig.cluster import SlurmSetup, private
 from foretrace.fleet.rig.play import for_rig, play, slurm_setup
 from foretrace.fleet.workload import SECOND, Workload
-from reproductions.slurm.runs import keep, pace, ran_of, stored
+from reproductions.slurm.runs import compared, keep, pace, ran_of, stored
 
 RUNS = Path(__file__).parent / "rules.jsonl.gz"
 
 SETUP = SlurmSetup(nodes=8, gpus=2, racks=2)
-_MODES = ("requeue", "cancel", "suspend")
 _QUICK = "bf_interval=3,bf_resolution=1,batch_sched_delay=0,sched_interval=3"
 
 
@@ -121,25 +120,23 @@ def _preempted() -> list[Rule]:
         tenant=["low"] * 14 + ["high"] * 8,
     )  # fmt: skip
     tiers = f"priority slurm={_QUICK} priority-tier=high=10,low=1"
-    return [Rule(f"partition_prio, {mode}", f"{tiers} preempt-mode={mode}", both) for mode in _MODES]
+    modes = ("requeue", "suspend")
+    return [Rule(f"partition_prio, {mode}", f"{tiers} preempt-mode={mode}", both) for mode in modes]
 
 
 def _accounted() -> list[Rule]:
-    """What needs slurmdbd: limits, priority and preemption of QOS; fair share of three users, one of them greedy."""
+    """What needs slurmdbd: priority of QOS; fair share of three users, one of them greedy."""
     jobs = _drawn(30, 11, 40, (6, 20), (60, 120))
     random = np.random.default_rng(11)
     few = jobs.with_columns(
         gpus=np.minimum(jobs.gpus, 4), user=random.choice(["ann", "bob", "eve"], 30, p=[0.25, 0.25, 0.5]).astype(object)
     )
     few = _told(few, qos=random.choice(["high", "low"], 30, p=[0.4, 0.6]))
-    long = _drawn(16, 12, 40, (10, 40), (60, 120))
-    long = _told(long, qos=random.choice(["high", "low"], 16, p=[0.3, 0.7]))
+    random.random(16)  # of a rule that is gone: what is drawn below stays as it was played
     shared = _drawn(44, 13, 100, (12, 30), (60,))
     greedy = np.array(["eve"] * 20 + random.choice(["ann", "bob", "eve"], 24).tolist(), object)
-    limits = "high:Priority=10:GrpTRES=10,low:MaxJobsPU=2:MaxTRESPU=6"
     return [
-        Rule("QOS limits", f"priority slurm={_QUICK} weights=qos=1000 qos={limits}", few),
-        Rule("QOS preempts", f"priority slurm={_QUICK} preempt-mode=requeue qos=high:Preempt=low,low", long),
+        Rule("QOS", f"priority slurm={_QUICK} weights=qos=1000 qos=high=10,low=1", few),
         Rule("fair share", f"priority slurm={_QUICK} weights=fairshare=10000", shared.with_columns(user=greedy)),
     ]
 
@@ -181,7 +178,7 @@ def rule_rows(runs: Sequence[dict[str, Any]]) -> list[RuleRow]:
         ran = [ran_of(each) for each in mine]
         paces = [pace(run, (other for other in runs if other["rule"] != rule.name)) for run in mine]
         if ran:
-            made = against.compared(rule.jobs, SETUP, policy, ran, paces, failures=rule.failures)
+            made = compared(rule.jobs, SETUP, policy, ran, paces, failures=rule.failures)
             mean = float(np.mean([each.jct_s.mean() for each in ran]))
             found.append(RuleRow(rule.name, rule.policy, len(rule.jobs), len(ran), mean, made,
                                  against.between(ran, SETUP, policy)))  # fmt: skip

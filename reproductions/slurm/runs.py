@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foretrace.fleet.policies import parse
-from foretrace.fleet.policies.slurm import SlurmPolicy
+from foretrace.fleet.policies.slurm import BACKGROUND_S, SlurmPolicy
+from foretrace.fleet.policy import Policy
 from foretrace.fleet.rig import against
-from foretrace.fleet.rig.against import RigErrors, RigPace
-from foretrace.fleet.rig.cluster import private
+from foretrace.fleet.rig.against import RigErrors
+from foretrace.fleet.rig.cluster import SlurmSetup, private
 from foretrace.fleet.rig.play import RigRun, for_rig, play, slurm_setup
+from foretrace.fleet.workload import Workload
 from reproductions.slurm.cells import SETUP, Cell, kept, restored, workload
 
 RUNS = Path(__file__).parent / "runs.jsonl.gz"
@@ -71,7 +73,7 @@ def keep(path: Path, what: dict[str, Any], ran: RigRun) -> None:
     """Add a run to a file, under what it was a run of."""
     row = what | {
         "epoch_s": ran.epoch_s, "backfill_s": ran.backfill_s, "background_s": ran.background_s,
-        "launch_s": ran.launch_s, "checks_s": ran.checks_s, "background_every_s": ran.background_every_s,
+        "launch_s": ran.launch_s, "checks_s": ran.checks_s, "background_every_s": turn_s(ran.passes_s),
         "submit_s": ran.submit_s.astype(int).tolist(),
         "start_s": ran.start_s.astype(int).tolist(), "end_s": ran.end_s.astype(int).tolist(),
         "nodes": [list(each) for each in ran.nodes],
@@ -84,27 +86,39 @@ def ran_of(row: dict[str, Any]) -> RigRun:
     """A run that `keep` wrote."""
     times: dict[str, Any] = {name: np.array(row[name], float) for name in ("submit_s", "start_s", "end_s")}
     nodes = tuple(tuple(each) for each in row["nodes"])
-    known: dict[str, Any] = {
-        name: row[name]
-        for name in ("epoch_s", "background_s", "launch_s", "checks_s", "background_every_s")
-        if name in row
-    }
+    known: dict[str, Any] = {name: row[name] for name in ("epoch_s", "launch_s", "checks_s") if name in row}
     # the first runs say 0 where the backfill scheduler had not looked yet; it starts with the background thread
-    return RigRun(**times, nodes=nodes, backfill_s=row["backfill_s"] or row["background_s"], **known)
+    looked = row["backfill_s"] or row["background_s"]
+    return RigRun(**times, nodes=nodes, backfill_s=looked, passes_s=(row["background_s"],), **known)
+
+
+def turn_s(passes: Sequence[float]) -> float:
+    """How long a turn of the background thread takes; its passes are whole numbers of turns apart."""
+    apart = np.diff(passes)
+    apart = apart[(apart > 0.5) & (apart < 20)]  # beyond, who knows how many turns
+    return float(apart.sum() / np.rint(apart).sum()) if len(apart) else BACKGROUND_S
 
 
 def _span(run: dict[str, Any]) -> tuple[float, float]:
     return run["epoch_s"], run["epoch_s"] + max(run["end_s"])
 
 
-def pace(run: dict[str, Any], others: Iterable[dict[str, Any]]) -> RigPace:
+def pace(run: dict[str, Any], others: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """How quick the machine was, on average over those of other runs that went on at the same time, else that day."""
     begin, end = _span(run)
     day = [each for each in others if abs(each["epoch_s"] - begin) < 43_200]
-    same = [ran_of(each) for each in day if _span(each)[0] < end and _span(each)[1] > begin] or list(map(ran_of, day))
-    if not same:
-        return RigPace()
-    return RigPace(*(float(np.mean([getattr(each, name) for each in same])) for name in RigPace._fields))
+    same = [each for each in day if _span(each)[0] < end and _span(each)[1] > begin] or day
+    defaults = {"launch_s": against.LAUNCH_S, "background_every_s": BACKGROUND_S} if same else {}
+    return {name: float(np.mean([each.get(name, default) for each in same])) for name, default in defaults.items()}
+
+
+def compared(
+    work: Workload, setup: SlurmSetup, policy: Policy, ran: Sequence[RigRun], paces: Sequence[dict[str, Any]],
+    **known: Any,
+) -> RigErrors:  # fmt: skip
+    """Errors of simulations of runs of the same jobs. paces: of the machine, per run; known: as `predicted` has it."""
+    made = [against.predicted(work, setup, policy, one, **at, **known) for one, at in zip(ran, paces, strict=True)]
+    return against.errors(list(zip(made, ran, strict=True)), setup, policy)
 
 
 def rows(runs: Sequence[dict[str, Any]]) -> list[Row]:
@@ -120,9 +134,9 @@ def rows(runs: Sequence[dict[str, Any]]) -> list[Row]:
         policy = parse(cell.policy)
         assert isinstance(policy, SlurmPolicy)
         work, ran = restored(each[0]["workload"]), [ran_of(row) for row in each]
-        made = against.compared(work, SETUP, policy, ran, paces)
+        made = compared(work, SETUP, policy, ran, paces)
         plain = parse("priority" if policy.by_priority else "backfill" if policy.backfill else "fifo")
         mean_s = float(np.mean([one.jct_s.mean() for one in ran]))
-        ideal = against.compared(work, SETUP, plain, ran, paces)
+        ideal = compared(work, SETUP, plain, ran, paces)
         found.append(Row(cell, len(work), len(ran), mean_s, made, against.between(ran, SETUP, policy), ideal))
     return found

@@ -31,7 +31,7 @@ def test_kept_runs_are_simulated_again(tmp_path: Path) -> None:
 
 
 def test_single_rules_are_simulated_again() -> None:
-    wanted = {"QOS limits", "partition_prio, suspend", "reservation of all", "fair share"}
+    wanted = {"arrays", "partition_prio, suspend", "reservation of all", "fair share"}
     kept = [each for each in runs.stored(rules.RUNS) if each["rule"] in wanted and each["repeat"] == 0]
     found = rules.rule_rows(kept)
     assert {row.name for row in found} == wanted

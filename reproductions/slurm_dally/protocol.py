@@ -28,6 +28,7 @@ from foretrace.fleet.rig.cluster import private
 from foretrace.fleet.rig.play import play, slurm_setup, switches_of
 from reproductions import ROOT, parser_of
 from reproductions.slurm.cells import kept
+from reproductions.slurm.runs import compared as simulated
 from reproductions.slurm.runs import keep, ran_of, stored
 from reproductions.slurm_dally import study
 from reproductions.slurm_dally.study import ARMS, SETUP, Level, Outcome
@@ -134,14 +135,14 @@ def rows(have: Sequence[dict[str, Any]]) -> list[Row_]:
             ran, policy = [ran_of(each) for each in mine], study.policy(arm)
             others = [each for each in have if each["level"] != level]
             launches = [study.launch_s(study.jobs(each["load"], each["seed"]), ran_of(each)) for each in others]
-            pace = against.RigPace(float(np.mean(launches))) if launches else against.RigPace()
+            pace = {"launch_s": float(np.mean(launches))} if launches else {}
             found.append(Row_(
                 level, load, seed, arm, len(work), said[f"{level}/{arm}"],
                 [
                     Outcome.of(work, each.jct_s, each.end_s, np.array([switches_of(on, SETUP) for on in each.nodes]))
                     for each in ran
                 ],
-                against.compared(work, SETUP, policy, ran, [pace] * len(ran), speeds=study.SPEEDS),
+                simulated(work, SETUP, policy, ran, [pace] * len(ran), speeds=study.SPEEDS),
                 against.between(ran, SETUP, policy),
             ))  # fmt: skip
     return found

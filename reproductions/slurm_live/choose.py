@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from foretrace.fleet.live import forecast, history, questions, queue
-from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition, Snapshot
+from foretrace.fleet.live.records import QueuedJob, SlurmNode, SlurmPartition, Snapshot
 from foretrace.fleet.policies.slurm_options import SchedulerParameters
 from reproductions import shared_data
 from reproductions.slurm_live.rig import SETUP

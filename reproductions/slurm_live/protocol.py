@@ -19,7 +19,7 @@ import numpy as np
 
 from foretrace.fleet.live import questions, sources
 from foretrace.fleet.live.history import read_past, with_queue
-from foretrace.fleet.live.snapshot import QueuedJob
+from foretrace.fleet.live.records import QueuedJob
 from reproductions import parser_of, shared_data
 from reproductions.slurm_live.rig import ENDED, SETUP, gather
 from reproductions.slurm_live.workloads import jobs

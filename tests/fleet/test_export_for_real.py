@@ -15,7 +15,7 @@ import yaml
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.export import export
 from foretrace.fleet.live import sources
-from foretrace.fleet.live.snapshot import QueuedJob
+from foretrace.fleet.live.records import QueuedJob
 from foretrace.fleet.policies import parse
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.workload import Workload

@@ -14,8 +14,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import REQUEUE_S, SlurmPolicy
-from foretrace.fleet.policies.slurm_nodes import NodeRequest
-from foretrace.fleet.policies.slurm_options import SchedulerParameters, limits_min
+from foretrace.fleet.policies.slurm_options import SchedulerParameters, limits_min, switch_request
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
@@ -220,10 +219,8 @@ def test_what_is_wrong_is_said(text: str, said: str) -> None:
 
 
 def test_requests_are_read_as_sbatch_does() -> None:
-    assert NodeRequest.parse("2@1:30", most_s=300, exclusive=False) == NodeRequest(2, 90.0)
-    assert NodeRequest.parse("1@10", most_s=300, exclusive=True) == NodeRequest(1, 300.0, True), "minutes, capped"
-    assert NodeRequest.parse("1@1:00", most_s=300, exclusive=True).sbatch == ["--switches=1@00:01:00", "--exclusive"]
-    assert NodeRequest.parse("", most_s=300, exclusive=False).sbatch == []
+    assert switch_request("2@1:30", 300) == (2, 90.0) and switch_request("", 300) == (0, 300.0)
+    assert switch_request("1@10", 300) == (1, 300.0), "minutes, capped"
     assert SchedulerParameters.parse("yes") == SchedulerParameters() == SchedulerParameters.parse("defaults")
 
 

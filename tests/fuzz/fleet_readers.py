@@ -172,9 +172,10 @@ def _queues() -> Samples:
     rows = {"job_id": 7, "job_state": ["PENDING"], "node_count": {"set": True, "infinite": False, "number": 1},
             "time_limit": {"set": False, "infinite": True, "number": 0}, "submit_time": 1795435200,
             "partition": "all", "tres_per_node": "gres/gpu:2", "array_job_id": 0}  # fmt: skip
-    table = "JOBID|STATE|NODELIST|NODES|TIME_LIMIT|TIME|TRES_PER_NODE|PARTITION|SUBMIT_TIME|NAME\n"
-    table += "5_[1-3]|PENDING||2|5:00|0:00|gres:gpu:4|all|2026-11-23T12:00:00|a|b\n"
-    table += "6|RUNNING|n1|1|1-00:00:00|0:09|gpu:1|all|2026-11-23T12:00:00|c\n"
+    table = "JobId=5_[1-3] JobState=PENDING NodeList= NumNodes=2 TimeLimit=5:00 RunTime=0:00 TresPerNode=gres:gpu:4 "
+    table += "Partition=all SubmitTime=2026-11-23T12:00:00 JobName=a|b\n"
+    table += "JobId=6 JobState=RUNNING NodeList=n1 NumNodes=1 TimeLimit=1-00:00:00 RunTime=0:09 TresPerNode=gpu:1 "
+    table += "Partition=all SubmitTime=2026-11-23T12:00:00 JobName=c\n"
     shown = "JobId=9 UserId=ann(1) Name=a JobState=COMPLETED TimeLimit=5 StartTime=2026-11-23T12:00:00 "
     shown += "EndTime=2026-11-23T12:01:00 NodeCnt=1 ProcCnt=1 Tres=cpu=1,gres/gpu=2 Account=lab \n"
     return {

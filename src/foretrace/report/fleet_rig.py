@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from foretrace.fleet.rig.against import Against, RigErrors, StartError
+from foretrace.fleet.rig.play import RigRun
 from foretrace.report.blocks import Block, Column, table
 from foretrace.report.units import count, digits, seconds, share
 from foretrace.report.views import Report, taken
@@ -37,42 +38,34 @@ class FleetRigView(Report, frozen=True, kw_only=True):
 
     def shown(self, top: int) -> Iterator[Block]:
         """Yield errors of the simulation, beside the differences between runs."""
-        rows = [("simulated", _row(self))]
-        if self.repeated is not None:
-            rows.append(("another run", _row(self.repeated)))
+        always, wide = ("start, mean", "p95"), ("worst", "JCT", "order", "switches")
         yield table(
+            ["against the run", *(Column(name, right=True) for name in always),
+             *(Column(name, right=True, least=96) for name in wide)],
             [
-                "against the run", *(Column(name, right=True) for name in ("start, mean", "p95")),
-                *(Column(name, right=True, least=96) for name in ("worst", "JCT", "order", "switches")),
+                [name, *map(seconds, (each.start_error_s.mean, each.start_error_s.p95, each.start_error_s.worst)),
+                 *map(share, (each.jct_error, each.order_equal, each.switches_equal))]
+                for name, each in (("simulated", self), ("another run", self.repeated)) if each is not None
             ],
-            [(name, *row) for name, row in rows],
         )  # fmt: skip
 
 
-def _row(of: FleetRigView | RigErrors) -> list[str]:
-    start = of.start_error_s
-    return [
-        *(seconds(each) for each in (start.mean, start.p95, start.worst)), share(of.jct_error), share(of.order_equal),
-        share(of.switches_equal),
-    ]  # fmt: skip
+def _mean_jct_s(runs: Sequence[RigRun]) -> float:
+    return sum(float(each.jct_s.mean()) for each in runs) / len(runs)
 
 
 def rig(found: Against, *, on: str, source: str, policy: str, speedup: float, next_: str) -> FleetRigView:
     """Return the answer of a rig."""
-    ran, made = found.ran, found.simulated
-    jct = sum(float(each.jct_s.mean()) for each in ran) / len(ran)
-    simulated = sum(float(each.jct_s.mean()) for each in made) / len(made)
+    jobs, again = len(found.ran[0].start_s), found.repeated
     notes = [f"times are on the rig's clock: a second stands for {digits(speedup)} s of the workload."]
-    if found.repeats is None:
+    if again is None:
         notes.append("one run: what the scheduler itself differs by is not known; repeat with --repeats 3.")
     return taken(
-        FleetRigView, found.errors, source=source, policy=policy, nodes=found.setup.nodes, gpus=found.setup.gpus,
-        racks=found.setup.racks, speedup=speedup, jobs=len(found.workload), repeats=len(ran), seconds=found.seconds,
-        mean_jct_s=jct, simulated_mean_jct_s=simulated, launch_s=sum(each.launch_s for each in ran) / len(ran),
-        repeat_jct_difference=None if found.repeats is None else found.repeats.jct_error,
-        repeated=found.repeats,
-        headline=f"{count(len(found.workload))} jobs ran on a private {on.capitalize()} of "
-        f"{count(found.setup.nodes)} nodes; the simulation misses their completion times by "
-        f"{share(found.errors.jct_error)}, their starts by {seconds(found.errors.start_error_s.mean)}.",
-        notes=tuple(notes), next=next_,
+        FleetRigView, found, found.errors, found.setup, source=source, policy=policy, speedup=speedup, jobs=jobs,
+        repeats=len(found.ran), mean_jct_s=_mean_jct_s(found.ran), simulated_mean_jct_s=_mean_jct_s(found.simulated),
+        launch_s=sum(each.launch_s for each in found.ran) / len(found.ran),
+        repeat_jct_difference=None if again is None else again.jct_error, notes=tuple(notes), next=next_,
+        headline=f"{count(jobs)} jobs ran on a private {on.capitalize()} of {count(found.setup.nodes)} nodes; the "
+        f"simulation misses their completion times by {share(found.errors.jct_error)}, their starts by "
+        f"{seconds(found.errors.start_error_s.mean)}.",
     )  # fmt: skip

@@ -13,8 +13,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.formats.slurm_cluster import pairs
 from foretrace.fleet.live import questions, queue
 from foretrace.fleet.live.history import drawn, read_past, with_queue
-from foretrace.fleet.live.records import stamp
-from foretrace.fleet.live.snapshot import QueuedJob
+from foretrace.fleet.live.records import QueuedJob, stamp
 from foretrace.fleet.live.sources import ask_slurm, read_folder, read_slurm
 from tests.fleet.live.queues import EXAMPLE, job, write_queue
 

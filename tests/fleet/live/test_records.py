@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.formats.slurm import gpus_in
-from foretrace.fleet.formats.source import decode
 from foretrace.fleet.live import records
-from foretrace.fleet.live.snapshot import SlurmNode, Snapshot
+from foretrace.fleet.live.records import SlurmNode, Snapshot
 from foretrace.fleet.live.sources import ask_slurm, read_folder
 from tests.fleet.live.queues import EXAMPLE, job, write_queue
 
@@ -39,7 +38,8 @@ def test_durations_come_back(seconds: int) -> None:
 @pytest.mark.parametrize(
     ("text", "gpus"),
     [("gres:gpu:4", 4), ("gres/gpu:a100:2", 2), ("gpu:a100:2(S:0-1),gpu:v100:2", 4), ("cpu=8,gres/gpu=4", 4),
-     ("cpu=8,gres/gpu=4,gres/gpu:a100=4", 4), ("gpu:1g.5gb:7", 7), ("gpu", 1), ("gpu:4(IDX:0-3)", 4), ("(null)", 0), ("gres:mps:100", 0)],
+     ("cpu=8,gres/gpu=4,gres/gpu:a100=4", 4),
+     ("gpu:1g.5gb:7", 7), ("gpu", 1), ("gpu:4(IDX:0-3)", 4), ("(null)", 0), ("gres:mps:100", 0)],
 )  # fmt: skip
 def test_gpus_are_found_in_resources(text: str, gpus: int) -> None:
     assert gpus_in(text) == gpus
@@ -107,25 +107,26 @@ def test_squeue_json_takes_the_place_of_scontrol(tmp_path: Path) -> None:
     assert [each.job for each in seen.jobs] == ["7"]
 
 
-@pytest.mark.parametrize("bars", [True, False])
-def test_squeue_in_columns_is_read(bars: bool) -> None:
-    text = (
-        "JOBID|STATE|REASON|NODELIST|NODES|TIME_LIMIT|TIME|TRES_PER_NODE|PRIORITY|PARTITION|USER|SUBMIT_TIME|CPUS|NAME\n"
-        "13_[3-6%2]|PENDING|JobArrayTaskLimit||1|1:00|0:00|gres:gpu:2|9|all|ann|2026-11-23T12:00:00|1|a|b\n"
-        "13_2|RUNNING|None|n[1-2]|2|1:00|0:04|gres:gpu:2|9|all|ann|2026-11-23T12:00:00|2|a\n"
-        if bars
-        else "             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)\n"
-        "        13_[3-6%2]      main      arr     root PD       0:00      1 (JobArrayTaskLimit)\n"
-        "              13_2      main      arr     root  R       0:04      2 n[1-2]\n"
+def test_squeue_says_it_with_the_keys_of_scontrol(tmp_path: Path) -> None:
+    folder = write_queue(tmp_path)
+    (folder / "job.txt").unlink()
+    (folder / "squeue.txt").write_text(
+        "JobId=13_[3-6%2] JobState=PENDING Reason=JobArrayTaskLimit StartTime=N/A NodeList= NumNodes=1 TimeLimit=1:00 "
+        "RunTime=0:00 TresPerNode=gres:gpu:2 Partition=all UserId=ann JobName=a JobState=b\n"
+        "JobId=13_2 JobState=RUNNING Reason=None NodeList=n[0-1] NumNodes=2 TimeLimit=1:00 RunTime=0:04 JobName=a\n"
     )
-    waiting, running = records.queue_table(decode("squeue.txt", text.encode()))
+    waiting, running = read_folder(folder).jobs
     assert (waiting.job, waiting.tasks, waiting.throttle, waiting.reason) == ("13", 4, 2, "JobArrayTaskLimit")
-    assert (running.job, list(running.held), running.ran_s) == ("13_2", ["n1", "n2"], 4.0)
+    assert (running.job, list(running.held), running.ran_s) == ("13_2", ["n0", "n1"], 4.0)
+    (folder / "squeue.txt").write_text("  JOBID PARTITION NAME USER ST TIME NODES NODELIST(REASON)\n")
+    with pytest.raises(ForetraceError, match="says nothing of jobs; add the output of scontrol show job"):
+        read_folder(folder)
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "says"),
     [
+        ("job.txt", "JobId=1 ", "JobId=one ", "it has no number"),
         ("job.txt", "JobState=PENDING", "JobState=DREAMING", "its state is 'DREAMING', which Slurm does not document"),
         ("job.txt", "TimeLimit=00:10:00", "TimeLimit=soon", "is no duration"),
         ("job.txt", "NumNodes=1", "NumNodes=many", "is no number"),

@@ -129,7 +129,7 @@ def shown_nodes(source: Source) -> dict[str, ClusterNode]:
             raise source.fail(f"node {name!r} has GPUs of {' and '.join(kinds)}; describe it as a node for each kind.")
         if name in devices:
             raise source.fail(f"node {name!r} stands twice; print every node once.")
-        devices[name] = ClusterNode(name, max(found.values(), default=0), *kinds)
+        devices[name] = ClusterNode(name, max(found.values(), default=0), "".join(kinds))
     if not devices:
         raise source.fail("shows no node; print it with scontrol show node -o.")
     return devices

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.compiled import inner, njit
-from foretrace.fleet.live.snapshot import QueuedJob
+from foretrace.fleet.live.records import QueuedJob
 from foretrace.fleet.policies.slurm_options import SchedulerParameters
 from foretrace.fleet.workload import Float64, Int64
 
@@ -127,6 +127,24 @@ def _pick(fits, leaf, count, k, switches, chosen):  # type: ignore[no-untyped-de
 
 
 @inner
+def _earliest(job, nodes, times, table, last, latest, leaf, count, fits, chosen):  # type: ignore[no-untyped-def]
+    """Find the first slice of time in which a job fits for its whole limit, and choose its nodes; −1 where none is."""
+    for at in range(last + 1):
+        if times[at] > latest:
+            break
+        got = _fit(nodes, table[at], job.each, fits)
+        follow = at + 1
+        while got >= job.nodes and follow <= last and times[follow] < times[at] + job.limit:
+            got = _fit(fits, table[follow], job.each, fits)
+            follow += 1
+        if got >= job.nodes:
+            got = _pick(fits, leaf, count, job.nodes, job.switches if job.insists > times[at] else 0, chosen)
+        if got >= job.nodes:
+            return at
+    return -1
+
+
+@inner
 def _ready(job, now, crowd):  # type: ignore[no-untyped-def]
     """Return whether a job may be looked at."""
     waits = job.state == QUEUED_ and job.eligible <= now and job.waits_for < 0
@@ -168,25 +186,22 @@ def _play(jobs, may, held, slots, leaf, interval, window, depth, backfill, lag, 
             job.end = max(job.start + job.run, 0.0)
             job.planned = job.start + job.limit
             crowd[job.group + 1] += 1
-            for n in range(n_nodes):
-                free[n] -= held[j, n]
+            free -= held[j]
         elif job.eligible < FOREVER:
             left += 1
-    for n in range(n_nodes):
-        free[n] = max(free[n], np.int64(0))
+    free = np.maximum(free, 0)
     now, look, fill = 0.0, 0.0, phase  # next looks of the main and of the backfill scheduler
     looked = phase - interval
     while left > 0 and now < HORIZON_S:
         # the next thing that happens
         soon, comes = FOREVER, FOREVER
-        for j in range(n_jobs):
-            job = jobs[j]
+        for job in jobs:
             if job.state == HELD_:
                 soon = min(soon, job.end)
             elif job.state == QUEUED_:
                 if job.eligible > now and job.waits_for < 0:
                     comes = min(comes, job.eligible)
-                if now < job.insists < FOREVER and job.switches > 0:
+                if job.insists > now and job.switches > 0:
                     comes = min(comes, job.insists)
         then = min(soon, comes, look, fill if backfill else FOREVER)
         if then >= FOREVER:
@@ -210,6 +225,7 @@ def _play(jobs, may, held, slots, leaf, interval, window, depth, backfill, lag, 
                 # where nothing had changed it slept for a second at a time (`slurm_clock`)
                 due = looked + interval
                 fill = due if due >= now else due + np.ceil(now - due)
+        times[0] = now
         if look <= now:
             look = FOREVER
             blocked[:] = False
@@ -217,10 +233,7 @@ def _play(jobs, may, held, slots, leaf, interval, window, depth, backfill, lag, 
                 job = jobs[j]
                 if blocked[job.part] or not _ready(job, now, crowd):
                     continue
-                got = _fit(may[j], free, job.each, fits)
-                if got >= job.nodes:
-                    got = _pick(fits, leaf, count, job.nodes, job.switches if job.insists > now else 0, chosen)
-                if got < job.nodes:
+                if _earliest(job, may[j], times, free.reshape(1, n_nodes), 0, now, leaf, count, fits, chosen) < 0:
                     blocked[job.part] = True
                     continue
                 _start(job, now, held[j], free, crowd, chosen)
@@ -229,7 +242,7 @@ def _play(jobs, may, held, slots, leaf, interval, window, depth, backfill, lag, 
             continue
         fill, looked = FOREVER, now
         # when each node has how many slots free by the limits of those who run
-        times[0], table[0], last = now, free, 0
+        table[0], last = free, 0
         for j in np.argsort(jobs["planned"].copy(), kind="mergesort"):
             if jobs[j].state != HELD_:
                 break
@@ -246,23 +259,8 @@ def _play(jobs, may, held, slots, leaf, interval, window, depth, backfill, lag, 
             tried += 1
             if tried > depth:
                 break
-            placed = False
-            slice_ = 0
-            while slice_ <= last and not placed:
-                begin = times[slice_]
-                if begin - now > window:
-                    break
-                got = _fit(may[j], table[slice_], job.each, fits)
-                follow = slice_ + 1
-                while got >= job.nodes and follow <= last and times[follow] < begin + job.limit:
-                    got = _fit(fits, table[follow], job.each, fits)
-                    follow += 1
-                if got >= job.nodes:
-                    got = _pick(fits, leaf, count, job.nodes, job.switches if job.insists > begin else 0, chosen)
-                placed = got >= job.nodes
-                if not placed:
-                    slice_ += 1
-            if not placed:
+            slice_ = _earliest(job, may[j], times, table, last, now + window, leaf, count, fits, chosen)
+            if slice_ < 0:
                 continue
             # a slice ends where it does; whoever starts now holds its slots, whoever is planned its whole nodes
             until = times[slice_] + job.limit

@@ -13,7 +13,7 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet.live import history, queue
 from foretrace.fleet.live.forecast import HORIZON_S, Queue, play
-from foretrace.fleet.live.snapshot import QueuedJob, Snapshot
+from foretrace.fleet.live.records import QueuedJob, Snapshot
 from foretrace.fleet.policies.slurm_options import numbers
 from foretrace.fleet.workload import Float64, Int64
 
@@ -116,10 +116,9 @@ def ask(
     seen: Snapshot, past: Sequence[QueuedJob], *, job: str | None = None, draws: int = 200, seed: int = 0,
     racks: int = 0, settings: Sequence[str] = (), progress: Callable[[float], None] | None = None,
 ) -> QueueAnswer:  # fmt: skip
-    """Return when waiting jobs start; for `job` also what would start it sooner; with `racks` or `settings` what these
-    do.
+    """Return when waiting jobs start; what would start `job` sooner; what `racks` and each of `settings` do.
 
-    settings: NAME=VALUE of SchedulerParameters to try, one by one. Raises ForetraceError for a job that does not exist.
+    settings: NAME=VALUE of SchedulerParameters. Raises ForetraceError for a job that does not exist.
     """
     chosen = seen.find(job) if job is not None else None
     told = progress or (lambda _: None)

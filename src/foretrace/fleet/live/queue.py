@@ -11,18 +11,48 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.live.forecast import FOREVER, HELD_, QUEUED_, ROW, Queue
-from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition, Snapshot
+from foretrace.fleet.live.records import QueuedJob, SlurmNode, SlurmPartition, Snapshot
 from foretrace.fleet.workload import Int64
 
 MOST_JOBS, MOST_CELLS = 20_000, 40_000_000
-# Reasons (squeue(1)) that no schedule answers: somebody has to act, or a limit that is not seen here must ease.
-_NOBODY = re.compile(
-    r"JobHeld|DependencyNeverSatisfied|PartitionTimeLimit|PartitionNodeLimit|BadConstraints|Invalid|Inactive|Account|"
-    r"FrontEnd|ReqNodeNotAvail|Licenses|Assoc|QOS(?!$)|MaxCpuPer|MaxGRES|MaxNodePer|Cleaning|Prolog|launch_failed|"
-    r"JobLaunchFailure|SystemFailure|NodeDown|OutOfMemory|BeginTimeUnknown|Federation|AdminHold|RequeueHold|Limit$"
-)
-_ANSWERED = ("JobArrayTaskLimit",)  # which the play knows
 _JOB = re.compile(r"(?:after\w*|singleton)(?::([\d_*+,:()\w]*))?")
+
+
+# Slurm's reasons (squeue(1)) in plain words, by how they begin; first those that no schedule answers: somebody has to
+# act, or a limit that is not seen here must ease.
+_NOBODY = {
+    r"JobHeldUser": "its user holds it; scontrol release lets it go",
+    r"JobHeldAdmin": "an operator holds it; only an operator can release it",
+    r"DependencyNeverSatisfied": "what it depends on failed and cannot be satisfied any more; cancel it",
+    r"PartitionTimeLimit": "its time limit is above that of its partition; lower it with scontrol update TimeLimit=",
+    r"PartitionNodeLimit": "it requests more nodes than its partition has or gives to one job",
+    r"PartitionInactive": "its partition takes no new starts",
+    r"ReqNodeNotAvail": "a node that it insists on is down, drained or reserved",
+    r"Licenses": "licenses that it needs are all in use",
+    r"BadConstraints": "no node can satisfy its constraints; change them",
+    r"Assoc|QOS.|Max": "a limit of its account or QOS is reached ({reason}); it starts when others of them end",
+    r"(?!JobArrayTaskLimit).*(Invalid|Inactive|Account|FrontEnd|Cleaning|Prolog|launch_failed|JobLaunchFailure|"
+    r"SystemFailure|NodeDown|OutOfMemory|BeginTimeUnknown|Federation|AdminHold|RequeueHold|JobHeld|Limit$)":
+    "Slurm says {reason}",
+}  # fmt: skip
+_REASONS = _NOBODY | {
+    r"Priority": "other jobs of its partition with a higher priority come first",
+    r"Resources": "it is first in line, and the nodes it needs are not free",
+    r"Dependency": "it waits until other jobs have ended",
+    r"BeginTime": "the time before which it must not start has not come",
+    r"JobArrayTaskLimit": "as many tasks of its array run as it allows at once",
+    r"PartitionDown": "its partition is down",
+    r"Reservation": "it waits for its reservation",
+    r"Nodes|.*DOWN": "nodes it needs are down, drained, or kept for jobs of a higher priority",
+    r"None|$": "Slurm has not looked at it yet",
+    r"": "Slurm says {reason}",
+}
+
+
+def pending(job: QueuedJob) -> str:
+    """Return Slurm's reason in plain words."""
+    reason = job.reason.strip("()")
+    return next(words for begins, words in _REASONS.items() if re.match(begins, reason)).format(reason=reason)
 
 
 def line_up(seen: Snapshot) -> Queue:
@@ -102,7 +132,7 @@ def _of(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> list[SlurmPartit
 def stuck(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> str:
     """Return why no schedule says when it starts, "" where one does."""
     reason = job.reason
-    if _NOBODY.search(reason) and not reason.startswith(_ANSWERED):
+    if any(re.match(begins, reason) for begins in _NOBODY):
         return pending(job)
     if job.reservation:
         return f"it waits for the reservation {job.reservation}, which is not read here"
@@ -116,45 +146,8 @@ def stuck(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> str:
     return ""
 
 
-_WORDS = {
-    "Priority": "other jobs of its partition with a higher priority come first",
-    "Resources": "it is first in line, and the nodes it needs are not free",
-    "Dependency": "it waits until other jobs have ended",
-    "BeginTime": "the time before which it must not start has not come",
-    "JobHeldUser": "its user holds it; scontrol release lets it go",
-    "JobHeldAdmin": "an operator holds it; only an operator can release it",
-    "JobArrayTaskLimit": "as many tasks of its array run as it allows at once",
-    "DependencyNeverSatisfied": "what it depends on failed and cannot be satisfied any more; cancel it",
-    "PartitionTimeLimit": "its time limit is above that of its partition; lower it with scontrol update TimeLimit=",
-    "PartitionNodeLimit": "it requests more nodes than its partition has or gives to one job",
-    "PartitionDown": "its partition is down",
-    "PartitionInactive": "its partition takes no new starts",
-    "ReqNodeNotAvail": "a node that it insists on is down, drained or reserved",
-    "Reservation": "it waits for its reservation",
-    "Licenses": "licenses that it needs are all in use",
-    "BadConstraints": "no node can satisfy its constraints; change them",
-}  # fmt: skip
-
-
-def pending(job: QueuedJob) -> str:
-    """Return Slurm's reason in plain words."""
-    reason = job.reason.strip("()")
-    if reason in _WORDS:
-        return _WORDS[reason]
-    if reason.startswith("Nodes") or "DOWN" in reason:
-        return "nodes it needs are down, drained, or kept for jobs of a higher priority"
-    if reason.startswith(("Assoc", "QOS", "Max")):
-        return f"a limit of its account or QOS is reached ({reason}); it starts when others of them end"
-    first = reason.split(",")[0]
-    if first in ("", "None"):
-        return "Slurm has not looked at it yet"
-    return _WORDS.get(first, f"Slurm says {reason}")
-
-
 def limit_of(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> float:
-    """Return the time limit that Slurm plans with: the job's, its partition's default, or its partition's limit;
-    seconds.
-    """
+    """Return seconds that Slurm plans with: the job's limit, else its partition's default, else its limit."""
     limit = job.limit_s
     for each in _of(job, parts):
         limit = each.default_s if math.isnan(limit) else limit

@@ -1,8 +1,9 @@
-"""What Slurm's commands print, as records: `scontrol show ...`, `squeue` (columns or JSON), `sinfo --json`.
+"""`Snapshot` of a Slurm cluster, and the outputs it is read from: `scontrol show`, `squeue`, JSON of both and `sinfo`.
 
-Formats as of Slurm 20 to 25: scontrol(1), squeue(1), sinfo(1). Columns and JSON become the keys of scontrol first, so
-that a job is read in one place. A record that says nothing that is needed, or a value that cannot be, raises
-ForetraceError in one sentence; keys that are not known are passed over.
+Formats as of Slurm 20 to 25: scontrol(1), squeue(1), sinfo(1). squeue is asked for scontrol's keys, and JSON becomes
+such keys first, so that a job is read in one place. A record that says nothing that is needed, or a value that cannot
+be, raises ForetraceError in one sentence; keys that are not known are passed over. Times are seconds on the cluster's
+own clock (local times taken as if they were UTC; JSON counts real seconds).
 """
 
 from __future__ import annotations
@@ -13,36 +14,31 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.formats import slurm
 from foretrace.fleet.formats.slurm import gpus_in
 from foretrace.fleet.formats.slurm_cluster import expand, pairs
-from foretrace.fleet.formats.source import Source, split_line
-from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition
-from foretrace.fleet.policies.slurm_options import array_ranges
+from foretrace.fleet.policies.slurm_options import SchedulerParameters, array_ranges
 
-_NUMBER = re.compile(
-    r"(\d{1,12})(?:_(?:(\d{1,9})|\[([^\]]*)\]?))?(?:\+\d+)?"
-)  # of a job, with a task or those that wait
+_NUMBER = re.compile(r"(\d{1,12})(?:_(?:(\d{1,9})|\[([^\]]*)\]?))?(?:\+\d+)?")  # of a job, with tasks of an array
 NOTHING = frozenset({"", "(null)", "N/A", "None", "none", "Unknown", "NONE", "NOT_SET", "null"})
-SQUEUE = "%i|%T|%r|%S|%N|%D|%l|%M|%b|%Q|%P|%u|%a|%V|%C|%E|%f|%n|%x|%h|%j"  # names last: they may hold a bar
-# What columns of squeue and, beyond those, keys of its JSON are called by scontrol.
-_COLUMNS = {
-    "jobid": "JobId", "state": "JobState", "st": "JobState", "reason": "Reason", "start_time": "StartTime",
-    "nodelist": "NodeList", "nodelist(reason)": "NodeList", "nodes": "NumNodes", "time_limit": "TimeLimit",
-    "time": "RunTime", "tres_per_node": "TresPerNode", "gres": "TresPerNode", "priority": "Priority",
-    "partition": "Partition", "user": "UserId", "account": "Account", "submit_time": "SubmitTime", "cpus": "NumCPUs",
-    "dependency": "Dependency", "features": "Features", "req_nodes": "ReqNodeList", "exc_nodes": "ExcNodeList",
-    "over_subscribe": "OverSubscribe", "oversubscribe": "OverSubscribe", "shared": "OverSubscribe", "name": "JobName",
-}  # fmt: skip
-_JSON = _COLUMNS | {
-    "job_id": "JobId", "job_state": "JobState", "state_reason": "Reason", "user_name": "UserId", "nodes": "NodeList",
-    "node_count": "NumNodes", "tasks": "NumTasks", "tres_per_job": "TresPerJob", "tres_per_task": "TresPerTask",
-    "tres_alloc_str": "TRES", "tres_req_str": "ReqTRES", "eligible_time": "EligibleTime",
-    "required_nodes": "ReqNodeList", "excluded_nodes": "ExcNodeList", "resv_name": "Reservation",
-    "array_job_id": "ArrayJobId", "array_max_tasks": "ArrayTaskThrottle",
+# The last key may hold blanks and anything else.
+SQUEUE = (
+    "JobId=%i JobState=%T Reason=%r StartTime=%S NodeList=%N NumNodes=%D TimeLimit=%l RunTime=%M TresPerNode=%b "
+    "Priority=%Q Partition=%P UserId=%u Account=%a SubmitTime=%V NumCPUs=%C Dependency=%E Features=%f ReqNodeList=%n "
+    "ExcNodeList=%x OverSubscribe=%h JobName=%j"
+)
+_JSON = {
+    "job_id": "JobId", "job_state": "JobState", "state_reason": "Reason", "name": "JobName", "user_name": "UserId",
+    "account": "Account", "partition": "Partition", "priority": "Priority", "node_count": "NumNodes", "cpus": "NumCPUs",
+    "tasks": "NumTasks", "tres_per_node": "TresPerNode", "tres_per_job": "TresPerJob", "tres_per_task": "TresPerTask",
+    "tres_alloc_str": "TRES", "tres_req_str": "ReqTRES", "nodes": "NodeList", "time_limit": "TimeLimit",
+    "submit_time": "SubmitTime", "eligible_time": "EligibleTime", "start_time": "StartTime", "dependency": "Dependency",
+    "features": "Features", "required_nodes": "ReqNodeList", "excluded_nodes": "ExcNodeList",
+    "resv_name": "Reservation", "array_job_id": "ArrayJobId", "array_max_tasks": "ArrayTaskThrottle",
 }  # fmt: skip
 _JSON_NODE = {
     "name": "NodeName", "gres": "Gres", "cpus": "CPUTot", "state": "State", "partitions": "Partitions",
@@ -50,10 +46,122 @@ _JSON_NODE = {
 }  # fmt: skip
 
 
-def stamp(text: str) -> float:
-    """Return a time as Slurm writes it (or seconds since 1970) in seconds, nan where there is none. Raises
-    ValueError.
+# Flags of a node (scontrol(1)) with which it takes no job.
+UNUSABLE = frozenset({
+    "DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "INVAL", "INVALID_REG", "NOT_RESPONDING",
+    "MAINT", "MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN", "PERFCTRS", "REBOOT", "REBOOT_ISSUED", "UNKNOWN", "FUTURE",
+    "RESERVED", "BLOCKED", "PLANNED_DOWN",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedJob:
+    """A job of the queue, waiting or running, as Slurm knows it.
+
+    nodes: how many it requests at least, or holds. per_node, gpus, cpus: GPUs on each node (0: not said), GPUs in all
+    and cores in all. limit_s: its time limit, inf where there is none, nan where it is not said. eligible_s, start_s:
+    nan where unknown; the start of a waiting job is what `squeue --start` says. held: node → GPUs, where it runs.
+    switches, switch_wait_s: leaf switches it insists on and for how long. after: what it depends on, as written.
+    tasks: how many it stands for (a waiting array is one record); throttle: how many of these may run at once.
     """
+
+    job: str
+    state: str
+    reason: str = ""
+    name: str = ""
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+    priority: float = 0.0
+    nodes: int = 1
+    per_node: int = 0
+    gpus: int = 0
+    cpus: int = 1
+    exclusive: bool = False
+    limit_s: float = math.nan
+    submit_s: float = math.nan
+    eligible_s: float = math.nan
+    start_s: float = math.nan
+    ran_s: float = 0.0
+    held: Mapping[str, int] = field(default_factory=dict)
+    switches: int = 0
+    switch_wait_s: float = math.inf
+    after: str = ""
+    features: str = ""
+    only: tuple[str, ...] = ()  # nodes it insists on
+    without: tuple[str, ...] = ()
+    tasks: int = 1
+    throttle: int = 0
+    array: str = ""
+    reservation: str = ""
+
+    @property
+    def running(self) -> bool:
+        """Whether it holds nodes."""
+        return self.state in slurm.RUNNING
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it is in line."""
+        return self.state in slurm.WAITING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmNode:
+    """A node: `usable` where no flag of its state keeps jobs away."""
+
+    name: str
+    gpus: int
+    cpus: int
+    state: str
+    partitions: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it takes jobs."""
+        flags = {each.rstrip("*~#!%$@^-") for each in self.state.upper().replace(" ", "+").split("+")}
+        return "*" not in self.state and not flags & UNUSABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmPartition:
+    """A partition: times in seconds (inf: no limit); `tier` as PriorityTier; whole: OverSubscribe=EXCLUSIVE."""
+
+    nodes: frozenset[str]
+    limit_s: float = math.inf
+    default_s: float = math.nan
+    tier: int = 1
+    up: bool = True
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The cluster at `now_s`. leaves: leaf switch → its nodes; notes: what was not read, one sentence each."""
+
+    source: str
+    now_s: float
+    version: str
+    jobs: tuple[QueuedJob, ...]
+    nodes: tuple[SlurmNode, ...]
+    partitions: Mapping[str, SlurmPartition]
+    leaves: Mapping[str, tuple[str, ...]]
+    parameters: SchedulerParameters = field(default_factory=SchedulerParameters)
+    backfill: bool = True
+    notes: tuple[str, ...] = ()
+
+    def find(self, job: str) -> QueuedJob:
+        """Return the job of this number; raises ForetraceError."""
+        for each in self.jobs:
+            if each.job == job or (each.array and each.array == job):
+                return each
+        some = ", ".join(each.job for each in self.jobs if each.waiting) or "none that waits"
+        raise ForetraceError(f"{self.source} has no job {job!r}; it has {some[:120]}.")
+
+
+def stamp(text: str) -> float:
+    """Return seconds of a time as Slurm writes it, nan where there is none. Raises ValueError."""
     text = text.strip()
     if text in NOTHING:
         return math.nan
@@ -63,21 +171,19 @@ def stamp(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """Return a duration as Slurm writes it in seconds; inf without a limit, nan where none is set. Raises
-    ValueError.
-    """
+    """Return seconds of a duration; inf without a limit, nan where none is set. Raises ValueError."""
     text = text.strip()
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return math.inf
     return math.nan if text in NOTHING or text.upper() in slurm.NO_LIMIT else slurm.duration(text)
 
 
-def number(text: str, most: int = 10**9) -> int:
+def number(text: str) -> int:
     """Return the first whole number of `8`, `8-16` or `1K`. Raises ValueError."""
     found = re.match(r"\s*(\d{1,12})([KMG]?)", text)
     if not found:
         raise ValueError(f"{text[:30]!r} is no number")
-    return min(int(found[1]) * {"": 1, "K": 1024, "M": 1 << 20, "G": 1 << 30}[found[2]], most)
+    return min(int(found[1]) * {"": 1, "K": 1024, "M": 1 << 20, "G": 1 << 30}[found[2]], 10**9)
 
 
 @contextmanager
@@ -106,12 +212,17 @@ def job_of(said: Mapping[str, str]) -> QueuedJob:
     """Return one job, by the keys of `scontrol show job`. Raises ForetraceError."""
     ident, known = said.get("JobId", "").split(" ")[0], _known(said)
     with _reading("job", ident):
+        numbered = _NUMBER.fullmatch(ident)
+        if not numbered:
+            raise ValueError("it has no number")
         state = slurm.state_of(said["JobState"])
         if not state:
             raise ValueError(f"its state is {said['JobState'][:30]!r}, which Slurm does not document")
         waits, runs = state in slurm.WAITING, state in slurm.RUNNING
         nodes = max(number(known["NumNodes"] or "1"), 1)
-        task, tasks, throttle = known["ArrayTaskId"], 1, int(known["ArrayTaskThrottle"] or 0)
+        task = known["ArrayTaskId"] or numbered[2] or numbered[3] or ""
+        ident, array = numbered[1] if task else ident, known["ArrayJobId"] or numbered[1] * bool(task)
+        tasks, throttle = 1, int(known["ArrayTaskThrottle"] or 0)
         if waits and task and not task.isdecimal():
             tasks, most = _tasks(task)
             throttle = most or throttle
@@ -128,7 +239,6 @@ def job_of(said: Mapping[str, str]) -> QueuedJob:
             if found and held and gpus_in(found[2]):
                 holding |= dict.fromkeys(expand(found[1]), gpus_in(found[2]))
         switches, _, wait = known["Switches"].partition("@")
-        array = known["ArrayJobId"]
         return QueuedJob(
             job=f"{array}_{task}" if array and task.isdecimal() else ident, state=state, reason=said.get("Reason", ""),
             name=known["JobName"], user=re.sub(r"\(.*", "", known["UserId"]), account=known["Account"],
@@ -173,32 +283,6 @@ def settings_of(text: str) -> dict[str, str]:
     return {key.strip().lower(): value.strip() for key, equals, value in rows if equals and key.strip()}
 
 
-def queue_table(source: Source) -> list[QueuedJob]:
-    """Return `squeue` in columns: apart by bars (-o "...|..."), or by blanks, as by default. Raises ForetraceError."""
-    header, bars = source.first, "|" in source.first
-    heads = header.split("|") if bars else header.split()
-    keys = [_COLUMNS.get(each.strip().lower(), "") for each in heads]
-    if not {"JobId", "JobState"} <= set(keys):
-        raise source.fail('has no columns JOBID and STATE; print it with squeue -a -r -o "' + SQUEUE + '".')
-    jobs = []
-    for line in source.lines:
-        if not line.strip() or line.strip() == header.strip():  # also that of a second partition or call
-            continue
-        cells = (split_line(line, "|") or []) if bars else line.split(None, len(heads) - 1)
-        if len(cells) < len(heads):
-            raise source.fail(f"line {line[:40]!r} has {len(cells)} columns where {len(heads)} belong; print it again.")
-        said = dict(zip(keys, map(str.strip, cells), strict=False))
-        found = _NUMBER.fullmatch(said["JobId"])
-        if not found:
-            raise source.fail(f"job {said['JobId'][:20]!r} has no number; is this the output of squeue?")
-        if found[2] or found[3]:
-            said |= {"JobId": found[1], "ArrayJobId": found[1], "ArrayTaskId": found[2] or found[3]}
-        if said.get("NodeList", "").startswith("("):  # the reason, in the column of nodes
-            said |= {"Reason": said.get("Reason") or said["NodeList"].strip("()"), "NodeList": ""}
-        jobs.append(job_of(said))
-    return jobs
-
-
 def queue_json(whole: Mapping[str, Any], where: str) -> list[QueuedJob]:
     """Return `squeue --json` of any of its versions. Raises ForetraceError."""
     found = []
@@ -241,9 +325,7 @@ def _rows(whole: Mapping[str, Any], key: str, where: str) -> list[dict[str, Any]
 
 
 def _text(value: Any) -> str:
-    """Return a value of Slurm's JSON as scontrol prints it; numbers are plain, or {set, infinite, number} from 23.02
-    on.
-    """
+    """Return a value of JSON as scontrol prints it; numbers are plain, or {set, infinite, number} from 23.02 on."""
     if isinstance(value, dict):
         if value.get("infinite"):
             return "UNLIMITED"

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from foretrace.files import write_text
 from foretrace.fleet.formats.slurm_cluster import pairs, topology_conf
 from foretrace.fleet.formats.source import Source, decode, load
 from foretrace.fleet.live import records
-from foretrace.fleet.live.snapshot import QueuedJob, SlurmNode, SlurmPartition, Snapshot
+from foretrace.fleet.live.records import QueuedJob, SlurmNode, SlurmPartition, Snapshot
 from foretrace.fleet.policies.slurm_options import SchedulerParameters
 
 # All of them read only. What a file is, is told from its content, not its name.
@@ -29,7 +29,7 @@ COMMANDS = {
     "topology.txt": ("scontrol", "show", "topology"),
     "node.txt": ("scontrol", "-d", "show", "node"),
     "job.txt": ("scontrol", "-d", "-a", "show", "job"),
-    "squeue.txt": ("squeue", "-a", "-o", records.SQUEUE),
+    "squeue.txt": ("squeue", "-a", "-h", "-o", records.SQUEUE),
 }
 NEEDED = ("node.txt", "partition.txt")
 _WAIT_S = 60
@@ -38,10 +38,7 @@ _SAVE = "save them with foretrace fleet live --save FOLDER where Slurm runs"
 
 
 def ask_slurm(run: Callable[[tuple[str, ...]], str] | None = None, *, save: Path | None = None) -> dict[str, str]:
-    """Return what the commands print now, by file name, also written into `save`.
-
-    Raises ForetraceError where Slurm is not there or does not answer.
-    """
+    """Return what the commands print, by file name, also written into `save`. Raises ForetraceError."""
     said = {}
     for name, command in COMMANDS.items():
         try:
@@ -66,21 +63,29 @@ def _run(command: tuple[str, ...]) -> str:
     if shutil.which(command[0]) is None:
         raise ForetraceError(f"there is no {command[0]} here; run this where Slurm runs, or give `from=FOLDER`.")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SCONTROL_"))}
-    environment = kept | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+    return call(command, kept | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"})
+
+
+def call(
+    command: Sequence[str], environment: Mapping[str, str], text: str | None = None, folder: Path | None = None
+) -> str:  # fmt: skip
+    """Return what a command of Slurm says, given this text. Raises ForetraceError with its complaint where it fails."""
+    words = " ".join(command)[:200]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_WAIT_S, env=environment, check=False)
+        done = subprocess.run(
+            command, env=environment, input=text, text=True, errors="replace", capture_output=True, timeout=_WAIT_S,
+            cwd=folder, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ForetraceError(f"{' '.join(command)} does not answer ({error}); ask the cluster's operators.") from None
+        raise ForetraceError(f"{words} does not answer ({error}); ask whoever runs this Slurm.") from None
     if done.returncode:
-        why = " ".join(done.stderr.decode(errors="replace").split())[:200]
-        raise ForetraceError(f"{' '.join(command)} fails ({why}); ask the cluster's operators.")
-    return done.stdout.decode(errors="replace")
+        why = " ".join(done.stderr.split())[:200] or f"exit code {done.returncode}"
+        raise ForetraceError(f"{words} fails ({why}); ask whoever runs this Slurm.")
+    return done.stdout
 
 
 def read_folder(folder: str | Path) -> Snapshot:
-    """Return a snapshot from files that hold what the commands printed, whatever they are called. Raises
-    ForetraceError.
-    """
+    """Return a snapshot from files with outputs, whatever they are called. Raises ForetraceError."""
     try:
         files = sorted(each for each in Path(folder).iterdir() if each.is_file())
     except OSError as error:
@@ -90,15 +95,15 @@ def read_folder(folder: str | Path) -> Snapshot:
     return snapshot([load(each) for each in files], str(folder))
 
 
-def read_slurm(said: Mapping[str, str], source: str = "Slurm") -> Snapshot:
+def read_slurm(said: Mapping[str, str]) -> Snapshot:
     """Return a snapshot from what `ask_slurm` returned. Raises ForetraceError."""
-    return snapshot([decode(name, text.encode()) for name, text in said.items()], source)
+    return snapshot([decode(name, text.encode()) for name, text in said.items()], "Slurm")
 
 
 _JOBS = ("scontrol show job", "squeue --json", "squeue")  # the one that says most first
 _KINDS: tuple[tuple[str, str, Callable[[Source], list[Any]]], ...] = (  # what it is, how it begins, its records
+    (_JOBS[2], r"JobId=\S+ JobState=", lambda each: list(map(records.job_of, pairs(each.text, "JobId")))),
     (_JOBS[0], r"JobId=(?!.*ProcCnt=)", lambda each: list(map(records.job_of, pairs(each.text, "JobId")))),
-    (_JOBS[2], r"(?=.*JOBID)(?=.*(STATE| ST ))", records.queue_table),
     ("no job", r"No jobs", lambda _: []),
     ("node", r"NodeName=", lambda each: list(map(records.node_of, pairs(each.text, "NodeName")))),
     ("partition", r"PartitionName=", lambda each: list(records.partitions_of(each.text).items())),
@@ -158,16 +163,18 @@ def _records(each: Source) -> dict[str, list[Any]]:
         return next(({kind: read(each)} for kind, begins, read in _KINDS if re.match(begins, first)), {})
     if not isinstance(each.json, dict):
         raise each.fail("is JSON that is cut or damaged; print it again.")
-    read = {"jobs": (_JOBS[1], records.queue_json), "nodes": ("node", records.nodes_json)}
-    made = {kind: rows(each.json, each.path) for key, (kind, rows) in read.items() if key in each.json}
-    release = re.search(r'"release"\s*:\s*"([^"]{1,40})"', each.text)
-    return made | ({"version": [("slurm_version", release[1])]} if made and release else {})
+    made: dict[str, list[Any]] = {}
+    if "jobs" in each.json:
+        made[_JOBS[1]] = list(records.queue_json(each.json, each.path))
+    if "nodes" in each.json:
+        made["node"] = list(records.nodes_json(each.json, each.path))
+    if made and (release := re.search(r'"release"\s*:\s*"([^"]{1,40})"', each.text)):
+        made["version"] = [("slurm_version", release[1])]
+    return made
 
 
 def _now(jobs: list[QueuedJob], as_of: str) -> float:
-    """Return the moment of the outputs: a running job's start and run time say it to the second. Raises
-    ForetraceError.
-    """
+    """Return when this was printed: a running job's start and run time say it to the second. Raises ForetraceError."""
     found = [each.start_s + each.ran_s for each in jobs if each.state == "RUNNING" and each.ran_s > 0]
     with suppress(ValueError):
         found = [each for each in found if math.isfinite(each)] or [records.stamp(as_of)]

@@ -30,9 +30,9 @@ def priority(
     what its jobs ask for, as sbatch has it. weights: priorities are not stated but made of age, size, QOS and fair
     share of users, as priority/multifactor does (`weights=age=1000,size=500,max-age=60`), once a minute. drain,
     reservation: nodes that take no new jobs, or that are reserved for maintenance (`reservation=0-3@600-1200`).
-    priority_tier: of partitions, which tenants are (`priority-tier=high=10,low=1`); qos: what a column `qos` of the
-    jobs names (`qos=high:Priority=10:Preempt=low,low:MaxJobsPU=2`); preempt_mode: requeue, cancel or suspend those that
-    stand behind one that waits; suspended jobs keep their GPUs, so that nobody starts in their place.
+    priority_tier: of partitions, which tenants are (`priority-tier=high=10,low=1`); qos: priorities of what a column
+    `qos` of the jobs names (`qos=high=10,low=1`); preempt_mode: requeue or suspend those of lower partitions for one
+    that waits; suspended jobs keep their GPUs, so that nobody starts in their place.
     """
     if slurm and preempt:
         raise ForetraceError("`preempt` is not as Slurm does it; write preempt-mode=requeue, or leave out slurm=.")

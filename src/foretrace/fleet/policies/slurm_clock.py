@@ -35,9 +35,7 @@ class SlurmClock:
     crowd: tuple[int, int] = (0, 0)  # jobs that waited and ran when it was noted last
 
     def backfills(self, now: int) -> bool:
-        """Return whether the backfill scheduler looks now: it does where something changed since it did
-        (_more_work).
-        """
+        """Return whether the backfill scheduler looks now: where something changed since it did (_more_work)."""
         return self.looks == now and self.changed >= self.looked
 
     def note(self, view: View) -> bool:
@@ -61,9 +59,7 @@ class SlurmClock:
             self.next = NEVER
 
     def decided(self, view: View, *, told: bool, idle: bool) -> None:
-        """Work out the next pass after a decision. told: it came with nodes that an operator or a reservation changed;
-        idle: with nothing that happened.
-        """
+        """Work out the next pass. told: an operator or a reservation changed nodes now; idle: nothing happened."""
         now, tried = view.now_ns, view.now_ns == self.next
         self.note(view)
         if told or (tried and len(view.waiting) > 1):  # a pass updates those that it does not try, too

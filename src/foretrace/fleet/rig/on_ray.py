@@ -13,8 +13,9 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +23,19 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.rig.cluster import START_S, SlurmSetup, guarded
-from foretrace.fleet.rig.play import RigRun, Told
+from foretrace.fleet.rig.play import RigRun, Told, in_time
 from foretrace.fleet.workload import SECOND, Workload
 
 HOST = "127.0.0.2"  # loopback, under an address that Ray does not take for the machine's own
 RETRY_S = 1.0  # the longest until a group that waits is tried again
-POLL_S = 0.05
 MOST_NODES = 16  # a Python process or two and 0.2 GB each
-_PORTS = (
-    "node-manager-port", "object-manager-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port",
-    "runtime-env-agent-port", "metrics-export-port",
-)  # fmt: skip
-_QUIET = (
-    "--disable-usage-stats", "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
-    "--object-store-memory=80000000",
-)  # fmt: skip
+_QUIET = "--disable-usage-stats --num-cpus=0 --min-worker-port=0 --max-worker-port=0 --object-store-memory=80000000"
 
 
 def missing() -> str:
     """Return why this machine can have no private Ray, one sentence; "" where it can."""
-    if importlib.util.find_spec("ray") is None:
-        return "Ray is not installed here; install it with: pip install ray."
-    return ""
+    there = importlib.util.find_spec("ray") is not None
+    return "" if there else "Ray is not installed here; install it with: pip install ray."
 
 
 def play(setup: SlurmSetup, workload: Workload, progress: Told | None = None) -> RigRun:
@@ -65,21 +57,20 @@ def play(setup: SlurmSetup, workload: Workload, progress: Told | None = None) ->
 
     def write(folder: Path, ports: Sequence[int]) -> tuple[list[list[str]], dict[str, str]]:
         program = shutil.which("ray", path=str(Path(sys.executable).parent)) or "ray"
-        commands = []
-        for at in range(setup.nodes + 1):  # the head first; each at an address of its own, as which Ray finds it
-            mine = zip(_PORTS, ports[1 + at * len(_PORTS) :], strict=False)
-            words = [program, "start", "--block", *_QUIET, *(f"--{name}={port}" for name, port in mine)]
-            host = HOST if at == 0 else f"127.0.1.{at}"
-            words += [f"--node-ip-address={host}", f"--num-gpus={setup.gpus if at else 0}"]
-            head = ["--head", "--include-dashboard=false", f"--port={ports[0]}", f"--temp-dir={folder}"]
-            words += [f"--address={HOST}:{ports[0]}"] if at else head
+        start = f"{shlex.quote(program)} start --block {_QUIET}"
+        head = f"--node-ip-address={HOST} --num-gpus=0 --head --include-dashboard=false --port={ports[0]}"
+        commands = [f"exec {start} {head} --dashboard-agent-listen-port={ports[1]} --temp-dir={folder}"]
+        for at in range(setup.nodes):  # each at an address of its own, as which Ray finds it
             # one after the other: each names its socket after those that are there
-            before = f"{folder}/session_latest/sockets/raylet" + f".{at - 1}" * (at > 1)
-            wait = f"until [ -S {before} ]; do sleep 0.1; done; exec "
-            commands.append(["/bin/bash", "-c", wait * bool(at) + shlex.join(words)])
-        return commands, os.environ | {"RAY_AUTH_MODE": "disabled"}
+            before = f"{folder}/session_latest/sockets/raylet" + f".{at}" * (at > 0)
+            commands.append(
+                f"until [ -S {before} ]; do sleep 0.1; done; exec {start} --address={HOST}:{ports[0]} "
+                f"--node-ip-address=127.0.1.{at + 1} --num-gpus={setup.gpus} "
+                f"--dashboard-agent-listen-port={ports[at + 2]}"
+            )
+        return [["/bin/bash", "-c", each] for each in commands], os.environ | {"RAY_AUTH_MODE": "disabled"}
 
-    with guarded("ft-ray-", 1 + len(_PORTS) * (setup.nodes + 1), write) as (folder, ports, pids):
+    with guarded("ft-ray-", setup.nodes + 2, write) as (folder, ports, pids):
         try:
             _connect(ray, ports[0], setup.nodes, folder, pids)
             return _played(ray, setup, workload, progress)
@@ -109,34 +100,33 @@ def _played(ray: Any, setup: SlurmSetup, workload: Workload, progress: Told | No
     from ray.util import placement_group, placement_group_table, remove_placement_group
 
     known = {each["NodeID"]: at for at, each in enumerate(each for each in ray.nodes() if each["Resources"].get("GPU"))}
-    count = len(workload)
+    count, epoch = len(workload), time.time()
     start, end = np.full(count, np.nan), np.full(count, np.nan)
     nodes: list[tuple[int, ...]] = [()] * count
-    groups: dict[str, tuple[int, Any]] = {}
-    epoch, submitted, since, longest = time.time(), 0, time.monotonic(), float(workload.work_s.max()) + START_S
-    while np.isnan(end).any():
-        now = time.time() - epoch
-        while submitted < count and workload.submit_ns[submitted] / SECOND <= now:
-            gpus = int(workload.gpus[submitted])
-            on_one = gpus <= setup.gpus
-            bundles, strategy = ([{"GPU": gpus}], "STRICT_PACK") if on_one else ([{"GPU": 1}] * gpus, "PACK")
-            made = placement_group(bundles, strategy=strategy)
-            groups[made.id.hex()] = submitted, made
-            submitted += 1
-        said = placement_group_table() if groups else {}
-        for name, (at, group) in list(groups.items()):
-            if np.isnan(start[at]) and said.get(name, {}).get("state") == "CREATED":
-                start[at], since = now, time.monotonic()
-                nodes[at] = tuple(sorted({known[each] for each in said[name]["bundles_to_node_id"].values()}))
-            elif start[at] + workload.work_s[at] <= now:
-                remove_placement_group(group)
-                end[at], since = now, time.monotonic()
-                del groups[name]
-        if progress is not None:
-            progress((submitted + int(np.isfinite(end).sum())) / (2 * count))
-        if submitted == count and time.monotonic() - since > longest:
-            raise ForetraceError(f"nothing has happened on the private Ray for {longest:.0f} s; try fewer nodes.")
-        time.sleep(POLL_S)
+    groups: dict[int, Any] = {}
+
+    def submit(job: int) -> None:
+        gpus = int(workload.gpus[job])
+        on_one = gpus <= setup.gpus
+        bundles, strategy = ([{"GPU": gpus}], "STRICT_PACK") if on_one else ([{"GPU": 1}] * gpus, "PACK")
+        groups[job] = placement_group(bundles, strategy=strategy)
+
+    def ended() -> int:
+        now, said = time.time() - epoch, placement_group_table() if groups else {}
+        for job, group in list(groups.items()):
+            shown = said.get(group.id.hex(), {})
+            if np.isnan(start[job]) and shown.get("state") == "CREATED":
+                start[job] = now
+                nodes[job] = tuple(sorted({known[each] for each in shown["bundles_to_node_id"].values()}))
+            elif start[job] + workload.work_s[job] <= now:
+                remove_placement_group(groups.pop(job))
+                end[job] = now
+        return int(np.isfinite(end).sum())
+
+    events: list[tuple[float, Callable[[], object]]] = [
+        (float(submit_ns / SECOND), partial(submit, job)) for job, submit_ns in enumerate(workload.submit_ns)
+    ]
+    in_time(epoch, events, count, ended, float(workload.work_s.max()) + START_S, progress)
     return RigRun(
         submit_s=workload.submit_ns / SECOND, start_s=start, end_s=end, nodes=tuple(nodes), epoch_s=epoch,
         launch_s=float((end - start - workload.work_s).mean()),

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import pwd
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.formats.slurm_cluster import expand
-from foretrace.fleet.policies.slurm import BACKGROUND_S, REQUEUE_S, SlurmPolicy
+from foretrace.fleet.export.ask import clock
+from foretrace.fleet.formats.slurm_cluster import expand, pairs
+from foretrace.fleet.policies.slurm import REQUEUE_S, SlurmPolicy
 from foretrace.fleet.policies.slurm_options import NodeWindow, dependencies, limits_min, tasks_of
 from foretrace.fleet.rig.cluster import PrivateSlurm, SlurmSetup
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
@@ -22,8 +24,7 @@ from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 Told = Callable[[float], None]
 MOST_JOBS, MOST_USERS = 5000, 12
 LONGEST_S = 4 * 3600.0
-_POLL_S = 0.25
-_PAIR = re.compile(r"(\w+)=(\S*)")
+POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,9 +32,9 @@ class RigRun:
     """What the scheduler did, in the order of the workload; times in seconds after its zero, whole ones as Slurm has.
 
     submit_s, start_s (of the last start), end_s: (n,) float64; nodes: numbers of the nodes of each; epoch_s: Unix time
-    of the zero; backfill_s, background_s: when the backfill scheduler and the background thread last woke before it;
-    checks_s: when the background thread began, from which on it enforces limits; background_every_s: how long a turn of
-    it took on average; launch_s: mean seconds that a job took beyond its own run time.
+    of the zero; backfill_s: when the backfill scheduler last woke before it; passes_s: when the background thread made
+    passes; checks_s: when it began, from which on it enforces limits; launch_s: mean seconds that a job took beyond its
+    own run time.
     """
 
     submit_s: Float64
@@ -43,9 +44,13 @@ class RigRun:
     epoch_s: float
     launch_s: float
     backfill_s: float = 0.0
-    background_s: float = 0.0
     checks_s: float = 0.0
-    background_every_s: float = BACKGROUND_S
+    passes_s: tuple[float, ...] = ()
+
+    @property
+    def background_s(self) -> float:
+        """When the background thread last woke before the zero."""
+        return _last(self.passes_s)
 
     @property
     def jct_s(self) -> Float64:
@@ -54,8 +59,7 @@ class RigRun:
 
 
 def for_rig(workload: Workload, setup: SlurmSetup, speedup: float) -> Workload:
-    """Return the jobs (tasks) on the rig's clock: whole seconds, limits in whole minutes, as many GPUs on every node of
-    a job.
+    """Return the jobs (tasks) on the rig's clock: whole seconds, limits in whole minutes, nodes with as many GPUs each.
 
     Raises ForetraceError for jobs that the rig cannot hold or that would take hours.
     """
@@ -90,6 +94,32 @@ def for_rig(workload: Workload, setup: SlurmSetup, speedup: float) -> Workload:
     return made
 
 
+def in_time(
+    epoch: float, events: list[tuple[float, Callable[[], object]]], count: int, ended: Callable[[], int],
+    quiet_s: float, progress: Told | None,
+) -> None:  # fmt: skip
+    """Call each event so many seconds after a Unix time, until so many jobs ended.
+
+    Raises ForetraceError where nothing happens for `quiet_s`.
+    """
+    events, done, since = sorted(events, key=lambda each: each[0]), 0, time.monotonic()
+    while done < count:
+        while events and events[0][0] <= time.time() - epoch:
+            events.pop(0)[1]()
+            since = time.monotonic()
+        before, done = done, ended()
+        since = time.monotonic() if done != before else since
+        if progress is not None:
+            progress(done / count)
+        if time.monotonic() - since > quiet_s:
+            raise ForetraceError(
+                f"nothing has happened on the rig for {quiet_s:.0f} s, {done} of {count} jobs ended; is this machine "
+                "overloaded?"
+            )
+        soon_s = events[0][0] + epoch - time.time() if events else POLL_S
+        time.sleep(min(max(soon_s, 0.0), POLL_S))
+
+
 def play(
     slurm: PrivateSlurm, workload: Workload, policy: SlurmPolicy, *, failures: Sequence[NodeWindow] = (),
     progress: Told | None = None, script: Callable[[Workload, int], str] | None = None,
@@ -101,75 +131,70 @@ def play(
     """
     count, setup = len(workload), slurm.setup
     epoch = int(time.time()) + 2  # a whole second: what Slurm rounds, the simulation rounds alike
-    asked = policy.request.sbatch
-    events: list[tuple[float, str, str]] = []
+    events: list[tuple[float, Callable[[], object]]] = []
     for begins, given in (("DOWN", failures), ("DRAIN", policy.drains)):
         for each in given:
-            names = setup.listed(each.first, each.last)
-            events += [(each.begin_s, begins, names), (each.end_s, "RESUME", names)]
-    events = sorted((each for each in events if np.isfinite(each[0])), key=lambda each: each[0])
-    for each in policy.reservations:
-        slurm.reserve(setup.listed(each.first, each.last), epoch + each.begin_s, epoch + each.end_s)
-    limits, at, ids = limits_min(workload), 0, list[str]()
-    awaits = dependencies(workload)
+            words = ("scontrol", "update", f"NodeName={setup.listed(each.first, each.last)}", "Reason=rig")
+            events.append((each.begin_s, partial(slurm.run, *words, f"State={begins}")))
+            if np.isfinite(each.end_s):
+                events.append((each.end_s, partial(slurm.run, *words, "State=RESUME")))
+    for each in policy.reservations:  # who runs there runs on
+        ends_s = epoch + min(each.end_s, each.begin_s + 10**7)
+        times = [datetime.fromtimestamp(at_s).isoformat(timespec="seconds") for at_s in (epoch + each.begin_s, ends_s)]
+        slurm.run(
+            "scontrol", "create", "reservation", f"StartTime={times[0]}", f"EndTime={times[1]}",
+            f"Nodes={setup.listed(each.first, each.last)}", "Users=root", "Flags=MAINT,IGNORE_JOBS",
+        )  # fmt: skip
     arrays = workload.details.get("array_of", np.full(count, "", object)).tolist()
-    ends = [each.end_s for each in (*policy.reservations, *policy.drains)]
-    held_s = max((each for each in ends if np.isfinite(each)), default=0.0)
-    held_s += REQUEUE_S + 59 if failures or policy.preemption.evicts else 0
+    ids, awaits = list[str](), dependencies(workload)
+
+    def submit(jobs: list[int]) -> None:
+        words = _words(workload, jobs[0], setup, policy)
+        if jobs[0] in awaits:
+            after = [":".join([kind, *(ids[other] for other in others)]) for kind, others in awaits[jobs[0]]]
+            words.append(f"--dependency={','.join(after)}")
+        suffixes = [f"_{workload.details['array_task'][at]}" if arrays[at] else "" for at in jobs]
+        text = script(workload, jobs[0]) if script is not None else _script(workload, jobs, suffixes)
+        job = slurm.run("sbatch", *words, text=text).strip()
+        ids.extend(job + suffix for suffix in suffixes)
+
+    for _, tasks in itertools.groupby(range(count), lambda at: arrays[at] or at):  # an array's are submitted at once
+        jobs = list(tasks)
+        events.append((float(workload.submit_ns[jobs[0]] / SECOND), partial(submit, jobs)))
+    held_s = max((w.end_s for w in (*policy.reservations, *policy.drains) if np.isfinite(w.end_s)), default=0.0)
+    held_s += REQUEUE_S + 59 if failures or policy.makes_room else 0
     quiet_s = float(workload.work_s.max()) + held_s + 90.0
-    done, ended, size, since = -1, 0, -1, time.monotonic()
-    while True:
-        now = time.time() - epoch
-        while events and events[0][0] <= now:
-            _, state, names = events.pop(0)
-            slurm.set_state(names, state)
-        while at < count and workload.submit_ns[at] / SECOND <= now:
-            tasks = [at]  # those of an array are submitted at once
-            while arrays[at] and tasks[-1] + 1 < count and arrays[tasks[-1] + 1] == arrays[at]:
-                tasks.append(tasks[-1] + 1)
-            words = [*_words(workload, at, int(limits[at]), setup, policy), *asked]
-            if at in awaits:
-                after = [":".join([kind, *(ids[other] for other in others)]) for kind, others in awaits[at]]
-                words.append(f"--dependency={','.join(after)}")
-            suffixes = [f"_{workload.details['array_task'][one]}" for one in tasks] if arrays[at] else [""]
-            if arrays[at]:
-                words.append(f"--array={workload.details['array'][at]}")
-            text = script(workload, at) if script is not None else _script(workload, tasks, suffixes)
-            job = slurm.run("sbatch", *words, text=text).strip()
-            ids += [job + suffix for suffix in suffixes]
-            at += len(tasks)
-            since = time.monotonic()
-        if slurm.completed.exists() and slurm.completed.stat().st_size != size:
-            size, ended = slurm.completed.stat().st_size, len(_rows(slurm.completed, ids))
-        if ended != done or at < count:
-            done, since = ended, time.monotonic() if ended != done else since
-            if progress is not None:
-                progress(min((at + ended) / (2 * count), 1.0))
-        if at == count and ended == count and not slurm.run("squeue", "--noheader").strip():
-            return _ran(slurm, workload, epoch, ids)
-        if time.monotonic() - since > quiet_s:
-            raise ForetraceError(
-                f"nothing has happened on the private Slurm for {quiet_s:.0f} s, {ended} of {count} jobs ended; "
-                "is this machine overloaded?"
-            )
-        upcoming = [event[0] for event in events[:1]] + ([workload.submit_ns[at] / SECOND] if at < count else [])
-        time.sleep(min([_POLL_S, *(max(each - (time.time() - epoch), 0.0) for each in upcoming)]))
+    sizes = {0: 0}  # of the file of completed jobs → how many ended for good
+
+    def ended() -> int:
+        size = slurm.completed.stat().st_size if slurm.completed.exists() else 0
+        if size not in sizes:
+            sizes[size] = len(_rows(slurm.completed, ids))
+        return sizes[size]
+
+    in_time(epoch, events, count, ended, quiet_s, progress)
+    return _ran(slurm, workload, epoch, ids)
 
 
-def _words(workload: Workload, at: int, limit: int, setup: SlurmSetup, policy: SlurmPolicy) -> list[str]:
-    gpus = int(workload.gpus[at])
+def _words(workload: Workload, at: int, setup: SlurmSetup, policy: SlurmPolicy) -> list[str]:
+    gpus, limit = int(workload.gpus[at]), int(limits_min(workload)[at])
     nodes = -(-gpus // setup.gpus)
     words = [
         "--parsable", f"--job-name={workload.model[at] or 'job'}", f"--nodes={nodes}", f"--time={limit}",
         f"--ntasks-per-node={gpus // nodes}", f"--gpus-per-node={gpus // nodes}", "--output=/dev/null", "--requeue",
+        *(["--exclusive"] if policy.exclusive else []),
     ]  # fmt: skip
+    if policy.switches:
+        words.append(f"--switches={policy.switches}@{clock(policy.switch_wait_s)}")
+    if "array_of" in workload.details and workload.details["array_of"][at]:
+        words.append(f"--array={workload.details['array'][at]}")
     if policy.by_priority and policy.weights is None:
         words.append(f"--priority={1_000_000 + int(workload.priority[at])}")
     if setup.accounting:
         known = list(dict.fromkeys(workload.user.tolist()))
-        qos = str(workload.details["qos"][at]) if policy.preemption.qos and "qos" in workload.details else ""
+        qos = policy.qos_of(workload)[at] if policy.qos else ""
         words += [f"--uid={users()[known.index(workload.user[at])]}", f"--qos={qos or 'normal'}"]
-    if str(workload.tenant[at]) in policy.preemption.tiers:
+    if str(workload.tenant[at]) in policy.tiers:
         words.append(f"--partition={workload.tenant[at]}")
     return words
 
@@ -187,41 +212,31 @@ def _script(workload: Workload, tasks: Sequence[int], suffixes: Sequence[str]) -
 
 
 def _rows(path: Path, ids: Sequence[str]) -> dict[int, dict[str, str]]:
-    """Return the last line about each job that ended for good, by its position (jobcomp/filetxt), with its first
-    submission; ids: what sbatch called them.
-    """
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
+    """Return rows of jobcomp/filetxt of jobs that ended for good, by position; ids: what sbatch called them."""
     rows: dict[int, dict[str, str]] = {}
-    at = {job: position for position, job in enumerate(ids)}
-    first: dict[str, str] = {}
-    for line in lines:
-        row = dict(_PAIR.findall(line))
-        name = f"{row['ArrayJobId']}_{row['ArrayTaskId']}" if "ArrayJobId" in row else row.get("JobId", "")
+    at, first = {job: position for position, job in enumerate(ids)}, dict[str, str]()
+    for row in pairs(path.read_text(errors="replace"), "JobId"):
+        name = f"{row['ArrayJobId']}_{row['ArrayTaskId']}" if "ArrayJobId" in row else row["JobId"]
         row["SubmitTime"] = first.setdefault(name, row.get("SubmitTime", ""))  # a requeue counts as a submission
-        if name in at and row.get("JobState") in ("COMPLETED", "TIMEOUT", "PREEMPTED"):
+        if name in at and row.get("JobState") in ("COMPLETED", "TIMEOUT"):
             rows[at[name]] = row
     return rows
 
 
 def _ran(slurm: PrivateSlurm, workload: Workload, epoch: int, ids: Sequence[str]) -> RigRun:
-    rows = _rows(slurm.completed, ids)
-    times: dict[str, list[float]] = {"SubmitTime": [], "StartTime": [], "EndTime": []}
-    nodes = []
-    for at in range(len(workload)):
-        for name, column in times.items():
-            column.append(datetime.fromisoformat(rows[at][name]).timestamp() - epoch)
-        nodes.append(tuple(int(name[1:]) for name in expand(rows[at]["NodeList"])))
-    submit, start, end = (np.array(each) for each in times.values())
+    rows = [row for _, row in sorted(_rows(slurm.completed, ids).items())]
+    submit, start, end = (
+        np.array([datetime.fromisoformat(row[name]).timestamp() - epoch for row in rows])
+        for name in ("SubmitTime", "StartTime", "EndTime")
+    )
+    nodes = tuple(tuple(int(name[1:]) for name in expand(row["NodeList"])) for row in rows)
     said = (slurm.folder / "slurmctld.log").read_text(errors="replace")
-    passes = _times(said, epoch, "Running job scheduler")
     return RigRun(
-        submit_s=submit, start_s=start, end_s=end, nodes=tuple(nodes), epoch_s=float(epoch),
-        backfill_s=_last(_times(said, epoch, "_attempt_backfill: beginning")), background_s=_last(passes),
+        submit_s=submit, start_s=start, end_s=end, nodes=nodes, epoch_s=float(epoch),
+        backfill_s=_last(_times(said, epoch, "_attempt_backfill: beginning")),
         checks_s=_last(_times(said, epoch, "Running as primary controller")),
-        background_every_s=turn_s(passes), launch_s=float(np.maximum(end - start - workload.work_s, 0).mean()),
+        passes_s=tuple(_times(said, epoch, "Running job scheduler")),
+        launch_s=float(np.maximum(end - start - workload.work_s, 0).mean()),
     )  # fmt: skip
 
 
@@ -236,26 +251,30 @@ def _last(times: Sequence[float]) -> float:
     return max((each for each in times if each <= 0), default=min(times, default=0.0))
 
 
-def turn_s(passes: Sequence[float]) -> float:
-    """Return how long a turn of the background thread takes, from its passes, which lie whole numbers of
-    turns apart.
-    """
-    apart = np.diff(passes)
-    apart = apart[(apart > 0.5) & (apart < 20)]  # beyond, who knows how many turns
-    return float(apart.sum() / np.rint(apart).sum()) if len(apart) else BACKGROUND_S
-
-
 def slurm_setup(setup: SlurmSetup, policy: SlurmPolicy) -> SlurmSetup:
-    """Return the same cluster, with the scheduler that this policy is."""
+    """Return the same cluster, with the scheduler that this policy is, in lines of slurm.conf and for sacctmgr."""
     policy.fits(setup.nodes)
-    lines = [*(() if policy.weights is None else policy.weights.lines), *policy.preemption.lines()]
-    parameters = {**setup.parameters, **asdict(policy.parameters)}
-    told = policy.preemption.accounting(users())
-    if not (policy.preemption.qos or (policy.weights is not None and policy.weights.fairshare)):
-        told = ()
+    lines, told, weights = list(setup.lines), [], policy.weights
+    if weights is not None:
+        lines += [
+            "PriorityType=priority/multifactor", "PriorityCalcPeriod=1", f"PriorityWeightAge={weights.age}",
+            f"PriorityWeightJobSize={weights.size}", f"PriorityMaxAge={weights.max_age}",
+            f"PriorityWeightQOS={weights.qos}", f"PriorityWeightFairshare={weights.fairshare}",
+        ]  # fmt: skip
+    suspends = policy.preempt_mode == "suspend"
+    if policy.preempt_mode != "off":
+        mode = policy.preempt_mode.upper() + ",GANG" * suspends
+        lines += ["PreemptType=preempt/partition_prio", f"PreemptMode={mode}"]
+    for name, tier in policy.tiers.items():
+        shared = " OverSubscribe=FORCE:1" * suspends
+        lines.append(f"PartitionName={name} Nodes=ALL MaxTime=INFINITE PriorityTier={tier}{shared}")
+    if policy.qos or (weights is not None and weights.fairshare):  # all users of one account, with the same share
+        told = ["add account foretrace", *(f"add qos {name} Priority={value}" for name, value in policy.qos.items())]
+        told.append(f"add user {','.join(users())} account=foretrace qos={','.join(('normal', *policy.qos))}")
     return replace(
-        setup, backfill=policy.backfill, parameters=parameters, lines=(*setup.lines, *lines), accounting=told
-    )
+        setup, backfill=policy.backfill, parameters={**setup.parameters, **asdict(policy.parameters)},
+        lines=tuple(lines), accounting=tuple(told),
+    )  # fmt: skip
 
 
 def switches_of(nodes: Sequence[int] | Int64, setup: SlurmSetup) -> int:
