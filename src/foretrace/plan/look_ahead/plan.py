@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 Range = tuple[float, float, float]  # value, low, high
-Corner = tuple[int, int, int]  # which value of the ranges of a rate, of passes and of a host
+Corner = tuple[int, ...]  # which value of the ranges of a rate, of passes and of a host
 NUMBER = 4  # bytes of a row's number and of a weight
 CORNERS: tuple[Corner, ...] = ((0, 0, 0), *product((1, 2), repeat=3))
 

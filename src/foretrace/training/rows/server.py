@@ -115,7 +115,7 @@ class RowServer(AbstractContextManager["RowServer"]):
 
     def __init__(
         self, rows: Rows, *, trainers: int = 1, optimizer: RowOptimizer | None = None, host: str = "127.0.0.1",
-        token: bytes = b"", begin: int = 0, folder: Path | None = None, every: int = 0,
+        port: int = 0, token: bytes = b"", begin: int = 0, folder: Path | None = None, every: int = 0,
     ) -> None:  # fmt: skip
         self.rows, self.optimizer, self.trainers = rows, optimizer, trainers
         self.token = token or secrets.token_bytes(_TOKEN)
@@ -125,7 +125,7 @@ class RowServer(AbstractContextManager["RowServer"]):
         self._staged: dict[int, dict[int, tuple[int, Int64, Float32]]] = {}
         self._lost = ""
         self._open: set[socket.socket] = set()
-        self._listening = socket.create_server((host, 0))
+        self._listening = socket.create_server((host, port))
         self.address: Address = self._listening.getsockname()[:2]
         threading.Thread(target=self._accept, daemon=True).start()
 
