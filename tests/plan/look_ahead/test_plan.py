@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
+from foretrace.experiment.rows.run import RowWeights
 from foretrace.plan.look_ahead.plan import (
     NUMBER,
     CacheQuestion,
@@ -19,9 +20,10 @@ from foretrace.plan.look_ahead.plan import (
     traffic,
     uncached_s,
 )
-from foretrace.plan.look_ahead.trial import repeated
+from foretrace.plan.look_ahead.trial import CacheTrial, RunArm, repeated
 from foretrace.report import jsonout
 from foretrace.report import plan_cache as report
+from foretrace.report.blocks import Grid
 from foretrace.training.rows.lookahead import plan_ahead
 from foretrace.training.rows.lookups import EmbeddingTable, Lookups, zipf
 
@@ -139,6 +141,20 @@ def test_the_answer_is_its_schema() -> None:
     assert answer.chosen.held_bytes == answer.chosen.held_rows * 4 * 64
     assert answer.uncached_bytes > 1.8 * narrow.uncached_bytes and answer.next.count("--width 64") == 1
     assert list(answer.shown(6))
+
+
+def test_residuals_are_shown_as_shares() -> None:
+    plan = plan_cache(question())
+    arms = [
+        RunArm(name=name, predicted=plan.uncached, steps_s=(0.1,), measured_s=0.1, residual=off)
+        for name, off in (("uncached", 0.021), ("look-ahead", -0.0795))
+    ]
+    trial = CacheTrial(
+        arms=(arms[0], arms[1]), speedup=plan.chosen.speedup, hit_rate=0.3, mbit_s=48.0,
+        weights=RowWeights(table="0", dense="1"),
+    )  # fmt: skip
+    grids = [each for each in report.planned(plan, trial).shown(6) if isinstance(each, Grid)]
+    assert [row[-1] for row in grids[-1].rows] == ["+2.1 %", "-8.0 %"]
 
 
 def test_loaders_are_recorded(tmp_path: Path) -> None:
