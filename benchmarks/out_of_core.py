@@ -20,8 +20,7 @@ from typing import Any
 from msgspec.structs import replace as but
 
 from foretrace.experiment.processes import limited
-from foretrace.plan.data.plan import GraphSource, plan_data
-from foretrace.plan.data.trial import try_plan
+from foretrace.plan.data.plan import GraphSource, plan_data, try_plan
 from foretrace.training.rows.out_of_core import TrainingJob, train
 
 GRAPH = "planted:nodes=1000000 edges=10000000 communities=10000"

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foretrace.errors import ForetraceError
-from foretrace.plan.look_ahead.plan import CacheQuestion, plan_cache
-from foretrace.plan.look_ahead.traces import trace
+from foretrace.plan.look_ahead.plan import CacheQuestion, plan_cache, trace
 from foretrace.plan.look_ahead.trial import PAIRS, CacheTrial, try_cache
 from foretrace.training.rows.lookahead import plan_ahead
 from reproductions import parser_of, shared_data

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.plan.look_ahead.traces import trace
+from foretrace.plan.look_ahead.plan import trace
 from foretrace.training.rows.lookahead import plan_ahead
 
 

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrace.plan.rows.costs import RowCosts
-from foretrace.plan.rows.plan import Judged, RowPlan, judge, plan_rows
-from foretrace.plan.rows.profile import profile
+from foretrace.plan.rows.costs import RowCosts, profile
+from foretrace.plan.rows.plan import Bytes, RowPlan, judge, plan_rows
 from foretrace.training.rows.lookups import CRITEO, zipf
 from reproductions import parser_of
 from reproductions.ledgers import predictions
@@ -50,12 +49,12 @@ class Cell:
     skew: float
     locality: float
     plan: RowPlan
-    baselines: dict[str, Judged | None]
+    baselines: dict[str, Bytes | None]
 
     def gain(self, name: str) -> float | None:
         """How many times the bytes of another placement the plan saves; None where that does not fit."""
         other = self.baselines[name]
-        return None if other is None else other.bytes / self.plan.busiest.bytes
+        return None if other is None else other[0] / self.plan.busiest[0]
 
     @property
     def reached(self) -> bool:
@@ -78,7 +77,7 @@ def measure(
         plan = plan_rows(lookups, devices=DEVICES, width=WIDTH, training=training, memory=memory)
         split, held = plan.batches
         theirs = torchrec(RowCosts(profile(lookups, DEVICES, range(split)), WIDTH, training=training), memory)
-        judged = None if theirs is None else judge(theirs.exchanged(lookups, range(split, split + held)), 0)
+        judged = None if theirs is None else judge(theirs.exchanged(lookups, range(split, split + held)))
         print(f"pooling {pooling}, zipf {skew}, locality {locality}: {plan.seconds:.1f} s", file=sys.stderr, flush=True)
         return Cell(
             training=training, pooling=pooling, skew=skew, locality=locality, plan=plan,
@@ -96,10 +95,10 @@ def row(cell: Cell) -> list[str]:
     busiest = plan.busiest
     return [
         str(cell.pooling), f"{cell.skew:g}", f"{cell.locality:g}",
-        f"{busiest.bytes / 1e6:.2f} ({busiest.low / 1e6:.2f} – {busiest.high / 1e6:.2f})",
+        f"{busiest[0] / 1e6:.2f} ({busiest[1] / 1e6:.2f} – {busiest[2] / 1e6:.2f})",
         " / ".join(str(modes.count(mode)) for mode in ("rows", "pooled", "columns")),
         *("–" if each is None else f"{each:.2f}" for each in gains),
-        f"{plan.expected_bytes / plan.bound_bytes:.3f}", f"{busiest.bytes / plan.expected_bytes:.3f}",
+        f"{plan.expected_bytes / plan.bound_bytes:.3f}", f"{busiest[0] / plan.expected_bytes:.3f}",
         "yes" if cell.reached else "no",
     ]  # fmt: skip
 

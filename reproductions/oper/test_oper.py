@@ -7,8 +7,7 @@ from math import inf
 
 import pytest
 
-from foretrace.plan.rows.costs import RowCosts
-from foretrace.plan.rows.profile import profile
+from foretrace.plan.rows.costs import RowCosts, profile
 from foretrace.training.rows.lookups import Lookups, parse
 from reproductions.oper.protocol import main, measure
 from reproductions.oper.torchrec import torchrec

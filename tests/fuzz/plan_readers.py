@@ -104,7 +104,7 @@ def _play_lookups(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _play_reuse(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.training.rows.reuse import read_reuse, reused
+    from foretrace.training.rows.lookups import read_reuse, reused
 
     for each in read_reuse(path):
         yield "histogram", [each.mean, *each.rows, *each.lookups]

@@ -219,8 +219,7 @@ def data(
     """
     from foretrace.experiment.ledger import Ledger
     from foretrace.plan.data.neighbour_caches import fan_outs, samplers
-    from foretrace.plan.data.plan import GraphSource, plan_data
-    from foretrace.plan.data.trial import try_plan
+    from foretrace.plan.data.plan import GraphSource, plan_data, try_plan
     from foretrace.plan.result import size
     from foretrace.report import perfetto as timelines
     from foretrace.report.plan_data import planned_data, planned_samplers
@@ -415,7 +414,7 @@ def cache(
     """
     from foretrace.experiment.ledger import Ledger
     from foretrace.plan.look_ahead.plan import CacheQuestion, plan_cache
-    from foretrace.plan.look_ahead.traces import trace as read
+    from foretrace.plan.look_ahead.plan import trace as read
     from foretrace.report import plan_cache as report
 
     kept = Ledger(ledger).checked() if run and not no_ledger else None

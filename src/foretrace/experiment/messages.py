@@ -117,9 +117,9 @@ class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True):
 class RowSetup(msgspec.Struct, frozen=True, kw_only=True):
     """A training over rows of an embedding server: what all of its processes know."""
 
-    lookups: str  # file
-    samples: int  # of a batch
-    rows: dict[str, int]  # by table
+    lookups: str = ""  # file
+    samples: int = 0  # of a batch
+    rows: dict[str, int] = {}  # by table
     trainers: int
     look_ahead: dict[str, int]  # batches, by arm; 0 is uncached. Each arm has a server and dense weights of its own.
     width: int = 32  # weights of a row
@@ -130,11 +130,11 @@ class RowSetup(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""  # where tables and dense weights are kept
     every: int = 0  # batches
     begin: int = 0  # batches that are in what is kept
-    token: str
+    token: str = ""
 
 
 class ListenRows(msgspec.Struct, frozen=True, kw_only=True):
-    """Be a trainer, where the others can connect, or the server of every arm and of one more, to time the link."""
+    """Be a trainer, where the others can connect, or the server of every arm."""
 
     setup: RowSetup
     rank: int
@@ -147,13 +147,6 @@ class MeetRows(msgspec.Struct, frozen=True, kw_only=True):
     server: str  # address
     ports: dict[str, int]  # by arm
     trainers: tuple[tuple[str, int], ...]
-
-
-class TimeRows(msgspec.Struct, frozen=True, kw_only=True):
-    """Time reads, writes and messages of so many rows, all trainers at once."""
-
-    rows: tuple[int, ...]
-    repetitions: int
 
 
 class TrainRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,13 +221,6 @@ class ExchangedRows(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     equal: bool  # sums, bit by bit
     gradient_error: float  # largest difference over the largest gradient
-
-
-class RowTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of every repetition, by size, of one trainer."""
-
-    get_s: tuple[tuple[float, ...], ...]
-    put_s: tuple[tuple[float, ...], ...]
 
 
 class TrainedRows(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,7 +53,8 @@ class PlanCacheView(Report, frozen=True, kw_only=True):
         if self.trial is not None:
             yield listing(
                 self.trial.arms, ("name", "run in turns"), ("measured_s", "measured", "seconds"),
-                (lambda arm: arm.predicted.step_s, "predicted", "seconds"), ("residual", "residual", "change"),
+                (lambda arm: arm.predicted.step_s, "predicted", "seconds"),
+                (lambda arm: f"{100 * arm.residual:+.1f} %", Column("residual", right=True)),
             )  # fmt: skip
             yield Line(
                 f"{digits(self.trial.speedup.value)}× ({digits(self.trial.speedup.low)} – "

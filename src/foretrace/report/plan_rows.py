@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from foretrace.experiment.rows.placed import RanPlacement
-from foretrace.plan.rows.plan import Judged, RowPlan
+from foretrace.plan.rows.plan import RowPlan
 from foretrace.report.blocks import About, Block, Column, Line, listing, table
 from foretrace.report.units import count, digits, nbytes, seconds, things
-from foretrace.report.views import Report
+from foretrace.report.views import Report, taken
 from foretrace.simulate.timeline import Timeline
 
 
@@ -48,14 +48,8 @@ class RowPlanView(Report, frozen=True, kw_only=True):
 
     def shown(self, top: int) -> Iterator[Block]:
         what = "inference" if self.inference else "training"
-        yield About(
-            (
-                self.source,
-                things(self.devices, "device"),
-                what,
-                f"{self.held_out} of {self.profiled + self.held_out} batches held out",
-            )
-        )
+        judged = f"{self.held_out} of {self.profiled + self.held_out} batches held out"
+        yield About((self.source, things(self.devices, "device"), what, judged))
         columns = [
             Column("table", "name"), Column("rows", "count"), Column("mode"), Column("on every device", "count"),
         ]  # fmt: skip
@@ -89,36 +83,23 @@ def planned_rows(
     moved: Timeline | None = None,
 ) -> RowPlanView:  # fmt: skip
     """Return the answer about a placement of rows, with what became of it and where its rows went."""
-    placement, ours = found.placement, found.busiest
-    tables = tuple(
-        PlacedTableView(
-            name=each.name, mode=each.mode, rows=each.rows,
-            rows_replicated=each.replicated if each.mode == "rows" else 0,
-        )
-        for each in placement.tables
-    )  # fmt: skip
-    modes = [each.mode for each in tables]
+    placement, (ours, low, high) = found.placement, found.busiest
+    modes = [each.mode for each in placement.tables]
     modes_said = ", ".join(
         f"{count(modes.count(each))} {each}" for each in ("pooled", "columns", "rows") if each in modes
     )
-    copied = sum(each.rows_replicated for each in tables)
-    return RowPlanView(
-        headline=f"The busiest of {things(placement.devices, 'device')} exchanges {nbytes(ours.bytes)} per batch "
-        f"({nbytes(ours.low)} – {nbytes(ours.high)}), tables: {modes_said}"
+    copied = sum(each.rows_replicated for each in placement.tables)
+    return taken(
+        RowPlanView, found, placement,
+        headline=f"The busiest of {things(placement.devices, 'device')} exchanges {nbytes(ours)} per batch "
+        f"({nbytes(low)} – {nbytes(high)}), tables: {modes_said}"
         + (f", {things(copied, 'row')} on every device." if copied else "."),
         notes=() if not placement.training else (
             "No row is copied in training: to sum the gradients of copies costs as much as to fetch the row.",
         ),
-        source=source, devices=placement.devices, inference=not placement.training, tables=tables,
-        busiest_bytes=ours.bytes, busiest_interval=(ours.low, ours.high), expected_bytes=found.expected_bytes,
-        bound_bytes=found.bound_bytes,
-        baselines={name: _over(each, ours) for name, each in found.baselines.items()},
+        source=source, inference=not placement.training, busiest_bytes=ours, busiest_interval=(low, high),
+        baselines={name: each[0] / ours if each and ours else None for name, each in found.baselines.items()},
         memory_bytes=tuple(placement.memory().tolist()), profiled=found.batches[0], held_out=found.batches[1],
-        seconds=found.seconds, exchange_s=moved.window_ns / 1e9 if moved else None,
-        run=tuple(ran),
-        ok=all(each.equal for each in ran), ledger=ledger, row=row,
+        exchange_s=moved.window_ns / 1e9 if moved else None, run=tuple(ran), ok=all(each.equal for each in ran),
+        ledger=ledger, row=row,
     )  # fmt: skip
-
-
-def _over(other: Judged | None, ours: Judged) -> float | None:
-    return None if other is None or not ours.bytes else other.bytes / ours.bytes

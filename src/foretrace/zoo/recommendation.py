@@ -75,7 +75,7 @@ class DLRM(nn.Module):
 
 
 class RowClicks:
-    """DLRM's networks over rows that are kept elsewhere, as a `RowJob`; what was clicked follows from the seed."""
+    """DLRM's networks over rows that are kept elsewhere, for a `RowTrainer`; what was clicked follows from the seed."""
 
     def __init__(
         self, *, tables: int, width: int, samples: int, layers: tuple[int, ...] = (32,), seed: int = 0

@@ -14,8 +14,7 @@ from msgspec.structs import replace as but
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.data.candidate import DataCandidate, ranked
-from foretrace.plan.data.costs import AccessCosts, Probe, measure_one
-from foretrace.plan.data.epoch import epoch_graph
+from foretrace.plan.data.costs import AccessCosts, Probe, epoch_graph, measure_one
 from foretrace.plan.data.plan import GraphSource, candidate_jobs, plan_data, priced, untimed
 from foretrace.simulate.timeline import simulate
 from foretrace.training.rows.out_of_core import TrainingJob
@@ -115,10 +114,11 @@ def test_ranks_what_fits_and_names_the_least_that_would() -> None:
 @pytest.mark.parametrize("task", ["links", "nodes"])
 @pytest.mark.parametrize("held", [0, 3])
 def test_probes_measure_every_part(tmp_path: Path, task: str, held: int) -> None:
-    probe = Probe(
-        folder=str(tmp_path), task="links" if task == "links" else "nodes", rows=200, held=held, in_memory=False,
-        width=4, features=6, classes=3, batch=40, fanouts=(3, 3), degree=5.0,
+    job = but(
+        BASE, folder=str(tmp_path), task=task, loader="partition buffer" if held else "rows from disk", buffer=held,
+        width=4, batch=40, fanouts=(3, 3),
     )  # fmt: skip
+    probe = Probe(job, GraphSizes(nodes=1600, edges=8000, partitions=8, features=6, classes=3))
     found = measure_one(probe)
     assert 0 < found.step_s[1] <= found.step_s[0] <= found.step_s[2]
     assert found.edge_s[0] > 0 and (found.read_s[0] > 0) == bool(held)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.plan.look_ahead.plan import CacheQuestion, Conditions, plan_cache
-from foretrace.plan.look_ahead.steps import NUMBER, RowStep, bound_s, cached_s, traffic, uncached_s
-from foretrace.plan.look_ahead.trial import repeated
+from foretrace.experiment.rows.run import RowWeights
+from foretrace.plan.look_ahead.plan import (
+    NUMBER,
+    CacheQuestion,
+    Conditions,
+    cached_s,
+    plan_cache,
+    traffic,
+    uncached_s,
+)
+from foretrace.plan.look_ahead.trial import CacheTrial, RunArm, repeated
 from foretrace.report import jsonout
 from foretrace.report import plan_cache as report
+from foretrace.report.blocks import Grid
 from foretrace.training.rows.lookahead import plan_ahead
 from foretrace.training.rows.lookups import EmbeddingTable, Lookups, zipf
 
@@ -27,30 +37,31 @@ def question(**given: object) -> CacheQuestion:
     return CacheQuestion(**{"look_ahead": 4} | common | given)  # type: ignore[arg-type]
 
 
-STEP = RowStep(width=8, state=0, dense=100, compute_s=0.01, bytes_per_s=1e6)
+SIZES = {"row": 8 * NUMBER, "gradient": 8 * NUMBER, "dense": 100 * NUMBER}
+NOTHING = (0.0, 0.0, 0.0)
+ON = Conditions(bytes_per_s=(1e6,) * 3, host_s={False: NOTHING, True: NOTHING}, compute_s=(0.01,) * 3)
 
 
 def test_an_uncached_step_is_fetch_passes_and_push() -> None:
     table = EmbeddingTable(name="t", rows=10, ids=np.array([0, 1, 2, 3] * 4), offsets=np.arange(17))
     plan = plan_ahead(Lookups(tables=(table,), samples=4), trainers=2, look_ahead=1)
-    moved = traffic(plan, STEP, cached=False)
+    moved = traffic(plan, **SIZES, cached=False)
     dense = NUMBER * 100 / 2
     fetch, push = 2 * NUMBER + 2 * 8 * NUMBER, 2 * NUMBER + 2 * 8 * NUMBER + dense
     expected = 0.01 + (fetch + push + dense) / 1e6
-    np.testing.assert_allclose(uncached_s(moved, STEP), expected)
+    np.testing.assert_allclose(uncached_s(moved, ON), expected)
     # Each trainer reads its own two rows in every batch: nothing but the dense gradients is exchanged.
-    kept = traffic(plan, STEP, cached=True)
+    kept = traffic(plan, **SIZES, cached=True)
     assert kept.later_out.sum() == kept.back_out[:-1].sum() == kept.fetch_in[1:].sum() == 0
-    np.testing.assert_allclose(cached_s(kept, STEP, ahead=1)[2:], 0.01 + 2 * dense / 1e6)
+    np.testing.assert_allclose(cached_s(kept, ON, ahead=1)[2:], 0.01 + 2 * dense / 1e6)
 
 
 def test_bytes_are_those_that_trainers_send() -> None:
     torch = pytest.importorskip("torch")
     from foretrace.training.rows.optimizers import row_optimizer
-    from foretrace.training.rows.peers import Peers
     from foretrace.training.rows.rows import RowsInMemory
-    from foretrace.training.rows.server import RowServer
-    from foretrace.training.rows.trainer import RowSettings, RowTrainer
+    from foretrace.training.rows.server import Peers, RowServer
+    from foretrace.training.rows.trainer import RowTrainer
     from foretrace.zoo.recommendation import RowClicks
 
     torch.set_num_threads(1)
@@ -61,16 +72,16 @@ def test_bytes_are_those_that_trainers_send() -> None:
 
     def one(rank: int) -> RowTrainer:
         peers[rank].meet([each.address for each in peers], server.token)
-        settings = RowSettings(optimizer=rule, width=8)
-        trainer = RowTrainer(jobs[rank], found, settings, peers[rank], server.address, server.token)
+        job = jobs[rank]
+        trainer = RowTrainer(job.module, job.loss, found, rule, peers[rank], server.address, server.token)
         trainer.ahead(0, found.batches, 4)
         trainer.close()
         return trainer
 
     with RowServer(rows, trainers=trainers, optimizer=rule) as server, ThreadPoolExecutor(trainers) as pool:
         done = list(pool.map(one, range(trainers)))
-    step = RowStep(width=8, state=1, dense=len(done[0].dense), compute_s=0, bytes_per_s=1)
-    moved = traffic(plan_ahead(found, trainers=trainers, look_ahead=4), step, cached=True)
+    sizes = {"row": 9 * NUMBER, "gradient": 8 * NUMBER, "dense": len(done[0].dense) * NUMBER}
+    moved = traffic(plan_ahead(found, trainers=trainers, look_ahead=4), **sizes, cached=True)
     for rank, trainer in enumerate(done):
         sent = (moved.gradients_out + moved.values_out + moved.later_out)[:, rank].sum()
         assert peers[rank].bytes_sent == pytest.approx(sent, abs=4 * 2 * trainers * found.batches)  # uneven shares
@@ -99,10 +110,10 @@ def test_what_was_measured_narrows_the_range() -> None:
 
 
 def test_an_endless_link_leaves_passes_alone() -> None:
-    moved = traffic(plan_ahead(lookups(), trainers=2, look_ahead=4), STEP, cached=True)
-    fast = RowStep(width=8, state=0, dense=100, compute_s=0.01, bytes_per_s=1e15)
+    moved = traffic(plan_ahead(lookups(), trainers=2, look_ahead=4), **SIZES, cached=True)
+    fast = replace(ON, bytes_per_s=(1e15,) * 3)
     np.testing.assert_allclose(cached_s(moved, fast, ahead=4), 0.01)
-    assert bound_s(moved, fast) == pytest.approx(0.01)
+    assert plan_cache(question(), fast).chosen.bound_s == pytest.approx(0.01)
 
 
 def test_a_repeated_trace_reads_the_same_again() -> None:
@@ -132,9 +143,23 @@ def test_the_answer_is_its_schema() -> None:
     assert list(answer.shown(6))
 
 
+def test_residuals_are_shown_as_shares() -> None:
+    plan = plan_cache(question())
+    arms = [
+        RunArm(name=name, predicted=plan.uncached, steps_s=(0.1,), measured_s=0.1, residual=off)
+        for name, off in (("uncached", 0.021), ("look-ahead", -0.0795))
+    ]
+    trial = CacheTrial(
+        arms=(arms[0], arms[1]), speedup=plan.chosen.speedup, hit_rate=0.3, mbit_s=48.0,
+        weights=RowWeights(table="0", dense="1"),
+    )  # fmt: skip
+    grids = [each for each in report.planned(plan, trial).shown(6) if isinstance(each, Grid)]
+    assert [row[-1] for row in grids[-1].rows] == ["+2.1 %", "-8.0 %"]
+
+
 def test_loaders_are_recorded(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from foretrace.plan.look_ahead.traces import trace
+    from foretrace.plan.look_ahead.plan import trace
 
     found = trace("recorded:ncf batches=4")
     assert [len(table.ids) for table in found.tables] == [len(found.tables[0].offsets) - 1] * 4 and found.batches == 4

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
-from foretrace.training.rows.dense import DenseSample, sample
 from foretrace.training.rows.graphs import Adjacency
+
+pytest.importorskip("torch")
+
+from foretrace.training.rows.nodes import DenseSample, sample
 
 
 def graph(nodes: int, edges: int, seed: int) -> Adjacency:

@@ -20,8 +20,8 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment.processes import limited
 from foretrace.plan.data.plan import memory_of
 from foretrace.training.rows import graphs, links, nodes, partitions
-from foretrace.training.rows.dense import sample
 from foretrace.training.rows.disk import RowsOnDisk, read_whole
+from foretrace.training.rows.nodes import sample
 from foretrace.training.rows.out_of_core import TrainingJob, train
 from foretrace.training.rows.partitions import GraphSizes
 from foretrace.training.rows.rows import RowsInMemory

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.training.rows.reuse import parse_reuse, read_reuse, reused
+from foretrace.training.rows.lookups import parse_reuse, read_reuse, reused
 
 FILE = """set.pt
 Avg col size: 2.0

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
-from foretrace.training.rows import drawing
-from foretrace.training.rows.drawing import positions
 from foretrace.training.rows.graphs import Adjacency
 from foretrace.training.rows.neighbours import (
     MOST_NODES,
@@ -25,7 +23,11 @@ from foretrace.training.rows.neighbours import (
     NeighbourLists,
     blocks,
     distinct,
+    draw,
+    place,
     policies,
+    positions,
+    relabel,
 )
 from foretrace.training.rows.rows import RowCounters, RowsInMemory
 from foretrace.training.rows.samplers import NeighborLoader, SampledBatch
@@ -60,7 +62,7 @@ def test_every_set_of_neighbours_is_equally_likely(size: int, count: int) -> Non
     for outcome in product(*choices):
         uniform = np.array([(each + 0.5) / len(of) for each, of in zip(outcome, choices, strict=True)])
         found = np.empty(count, np.int64)
-        drawing.draw(array([7]), array([size]), array([count]), uniform, found)
+        draw(array([7]), array([size]), array([count]), uniform, found)
         seen[tuple(sorted(found.tolist()))] += 1
     sets = list(combinations(range(7, 7 + size), count))
     assert set(seen) == set(sets)
@@ -76,7 +78,7 @@ def test_draw_equals_its_twin(data: st.DataObject) -> None:
     if len(uniform):
         uniform[0] = data.draw(st.sampled_from([0.0, 1 - 2**-53, uniform[0]]))
     found = np.empty(len(uniform), np.int64)
-    drawing.draw(array(begins), array(sizes), array(wanted), uniform, found)
+    draw(array(begins), array(sizes), array(wanted), uniform, found)
     assert found.tolist() == twins.draw(begins, sizes, wanted, uniform.tolist())
 
 
@@ -90,7 +92,7 @@ def test_place_and_relabel_equal_their_twins(data: st.DataObject) -> None:
     if count == size:
         slots = sorted(slots)
     here = np.array([99, *kept, 98], np.int32)
-    drawing.place(here, array([1]), array([size]), array([count]), array(slots) + 1, np.array(fresh, np.int32))
+    place(here, array([1]), array([size]), array([count]), array(slots) + 1, np.array(fresh, np.int32))
     plain = list(kept)
     twins.place(plain, slots, fresh)
     assert here.tolist() == [99, *plain, 98]
@@ -101,7 +103,7 @@ def test_place_and_relabel_equal_their_twins(data: st.DataObject) -> None:
     local, buffer = np.full(12, -1, np.int32), np.zeros(30, np.int64)
     local[n_id], buffer[:2] = [0, 1], n_id
     labels = np.empty(len(list_of), np.int64)
-    total = drawing.relabel(np.array(list_of, np.int32), local, buffer, 2, labels)
+    total = relabel(np.array(list_of, np.int32), local, buffer, 2, labels)
     assert labels.tolist() == twins.relabel(list_of, n_id) and buffer[:total].tolist() == n_id
 
 
@@ -112,9 +114,9 @@ def whole(adjacency: Adjacency, batch: SampledBatch, fan_outs: tuple[int, ...], 
     at = edge = 0
     for new, edges, fan_out in zip(batch.num_sampled_nodes, batch.num_sampled_edges, fan_outs, strict=False):
         sources, targets = batch.edge_index[:, edge : edge + edges]
-        for place in range(at, at + new):
-            node = int(batch.n_id[place])
-            drawn = batch.n_id[sources[targets == place]].tolist()
+        for target in range(at, at + new):
+            node = int(batch.n_id[target])
+            drawn = batch.n_id[sources[targets == target]].tolist()
             listed = neighbours(adjacency, node)
             assert set(drawn) <= set(listed)
             assert len(drawn) == (len(listed) if fan_out < 0 else min(fan_out, len(listed)))

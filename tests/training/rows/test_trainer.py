@@ -14,13 +14,12 @@ from foretrace.arrays import Float32, Int64
 from foretrace.training.rows.kept import BatchLog, file_of, logged, recover, whole_batches
 from foretrace.training.rows.lookups import Lookups, zipf
 from foretrace.training.rows.optimizers import row_optimizer
-from foretrace.training.rows.peers import Peers
 from foretrace.training.rows.rows import RowsInMemory
-from foretrace.training.rows.server import RowServer
+from foretrace.training.rows.server import Peers, RowServer
 
 torch = pytest.importorskip("torch")
 
-from foretrace.training.rows.trainer import RowSettings, RowTrainer  # noqa: E402
+from foretrace.training.rows.trainer import RowTrainer  # noqa: E402
 from foretrace.zoo.recommendation import RowClicks  # noqa: E402
 
 WIDTH = 8
@@ -55,7 +54,7 @@ def train(
     def one(rank: int) -> str:
         peers[rank].meet([each.address for each in peers], server.token)
         trainer = RowTrainer(
-            jobs[rank], lookups, RowSettings(optimizer=rule, width=WIDTH), peers[rank], server.address, server.token
+            jobs[rank].module, jobs[rank].loss, lookups, rule, peers[rank], server.address, server.token
         )
         if folder is not None:
             trainer.log = BatchLog(folder, rank, 0)

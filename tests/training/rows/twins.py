@@ -1,4 +1,4 @@
-"""The loops of `training.rows.drawing` in plain Python: readable, equal bit for bit, nothing shared."""
+"""The loops of `training.rows.neighbours` in plain Python: readable, equal bit for bit, nothing shared."""
 
 from __future__ import annotations
 

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from foretrace.arrays import Float32
 from foretrace.errors import ForetraceError
 from foretrace.experiment.links import netns
 from foretrace.experiment.messages import (
     ListenRows,
     MeetRows,
     RowSetup,
-    RowTimes,
-    TimeRows,
     TrainedRows,
     TrainRows,
+    Worker,
 )
 from foretrace.experiment.processes import START_S, AskedCall, DeadError, Workers, alone
-from foretrace.experiment.rows.role import connect, hashes, listen, serve, time_link, train_batches
-from foretrace.files import write_text
+from foretrace.files import write_bytes, write_text
 from foretrace.hardware.cluster import parse_link
 from foretrace.reading import read_text
-from foretrace.training.rows.kept import forget, recover, whole_batches
-from foretrace.training.rows.lookups import Lookups
+from foretrace.training.rows.kept import BatchLog, file_of, forget, read_floats, recover, whole_batches
+from foretrace.training.rows.lookups import Lookups, read
 from foretrace.training.rows.optimizers import row_optimizer
+from foretrace.training.rows.rows import RowsInMemory
+from foretrace.training.rows.server import Peers, RowServer
+
+if TYPE_CHECKING:
+    from foretrace.training.rows.trainer import RowTrainer
 
 _LOOKUPS, _SETUP = "lookups.npz", "setup.json"
+TIMED, _REPEATS = (256, 8192), 7  # rows of a read, and how often each is timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +73,9 @@ class RowRun:
             self.hit_rate = hits / max(hits + sum(each.misses for each in found), 1)
         return found
 
-    def time(self, rows: Sequence[int], repetitions: int) -> list[RowTimes]:
-        """Time the link; by trainer."""
-        request = TimeRows(rows=tuple(rows), repetitions=repetitions)
-        calls = [AskedCall(time_link, request)] * self.setup.trainers
+    def time(self) -> list[tuple[tuple[float, ...], ...]]:
+        """Return seconds of reads of TIMED rows over the links, all at once: by trainer, size and repetition."""
+        calls = [AskedCall(time_link, None)] * self.setup.trainers
         return self._workers.ask_each(calls, "timing the link", patience_s=3 * START_S)
 
     def weights(self) -> dict[str, RowWeights]:
@@ -160,3 +166,115 @@ def _begin(setup: RowSetup, lookups: Lookups) -> int:
     rule = row_optimizer(setup.optimizer)
     shape = (sum(table.rows for table in lookups.tables), setup.width + rule.state)
     return recover(folder, trainers=setup.trainers, shape=shape, optimizer=rule)
+
+
+class _Trainer:
+    """A trainer of every arm: each has a server and dense weights of its own."""
+
+    def __init__(self, given: ListenRows, peers: Peers) -> None:
+        self.setup, self.rank, self.peers = given.setup, given.rank, peers
+        self.arms: dict[str, RowTrainer] = {}
+
+    def keep(self, dense: Float32, batches: int) -> None:
+        """Keep the dense weights, which all trainers have alike."""
+        if not self.rank:
+            write_bytes(file_of(Path(self.setup.folder), "dense", batches), dense.tobytes())
+
+
+def serve(given: ListenRows, worker: Worker) -> dict[str, int]:
+    """Become the embedding server; a port for every arm. Raises ForetraceError where what was kept cannot be read."""
+    setup, rule = given.setup, row_optimizer(given.setup.optimizer)
+    shape = (sum(setup.rows.values()), setup.width + rule.state)
+    folder = Path(setup.folder) if setup.folder else None
+    tables = {}
+    for arm in setup.look_ahead:
+        if setup.begin and folder is not None:
+            tables[arm] = read_floats(file_of(folder, "rows", setup.begin), shape)
+            continue
+        tables[arm] = np.zeros(shape, np.float32)
+        drawn = np.random.default_rng(setup.seed).standard_normal((shape[0], setup.width), np.float32)
+        tables[arm][:, : setup.width] = 0.1 * drawn
+        if folder is not None:
+            write_bytes(file_of(folder, "rows", 0), tables[arm].tobytes())
+    worker.kept["weights"] = lambda: tables
+    servers = {
+        arm: RowServer(
+            RowsInMemory(table), trainers=setup.trainers, optimizer=rule, host=given.host,
+            token=bytes.fromhex(setup.token), begin=setup.begin, folder=folder, every=setup.every,
+        )
+        for arm, table in tables.items()
+    }  # fmt: skip
+    return {arm: server.address[1] for arm, server in servers.items()}
+
+
+def listen(given: ListenRows, worker: Worker) -> int:
+    """Become a trainer; the port where others can connect."""
+    import torch
+
+    torch.set_num_threads(1)
+    worker.kept["trainer"] = role = _Trainer(given, Peers(given.rank, given.setup.trainers, given.host))
+    worker.kept["weights"] = lambda: {arm: each.dense.numpy() for arm, each in role.arms.items()}
+    return role.peers.address[1]
+
+
+def connect(given: MeetRows, worker: Worker) -> None:
+    """Connect with the servers and the other trainers. Raises as `serve`."""
+    from foretrace.training.rows.trainer import RowTrainer
+    from foretrace.zoo.recommendation import RowClicks
+
+    role = _trainer(worker)
+    setup, token = role.setup, bytes.fromhex(role.setup.token)
+    lookups = read(setup.lookups, samples=setup.samples, rows=setup.rows)
+    rule = row_optimizer(setup.optimizer)
+    role.peers.meet(given.trainers, token)
+    for arm in setup.look_ahead:
+        job = RowClicks(
+            tables=len(lookups.tables), width=setup.width, samples=setup.samples, layers=setup.layers, seed=setup.seed
+        )
+        at = given.server, given.ports[arm]
+        trainer = RowTrainer(job.module, job.loss, lookups, rule, role.peers, at, token, compute_s=setup.compute_s)
+        dense = trainer.dense.numpy()
+        if setup.begin:
+            dense[:] = read_floats(file_of(Path(setup.folder), "dense", setup.begin), dense.shape)
+        elif setup.folder:
+            role.keep(dense, 0)
+        role.arms[arm] = trainer
+
+
+def time_link(given: None, worker: Worker) -> tuple[tuple[float, ...], ...]:
+    """Return seconds of reads, by size and repetition."""
+    rows = next(iter(_trainer(worker).arms.values())).fetches[0]
+
+    def seconds(count: int) -> float:
+        begun = time.perf_counter()
+        rows.get(np.arange(count) % rows.count)
+        return time.perf_counter() - begun
+
+    return tuple(tuple(seconds(count) for _ in range(_REPEATS)) for count in TIMED)
+
+
+def train_batches(given: TrainRows, worker: Worker) -> TrainedRows:
+    """Train some batches of an arm."""
+    role = _trainer(worker)
+    setup, trainer, look_ahead = role.setup, role.arms[given.arm], role.setup.look_ahead[given.arm]
+    if setup.folder:
+        trainer.log = BatchLog(Path(setup.folder), role.rank, given.begin)
+    begin, end = given.begin, given.end
+    ends = trainer.ahead(begin, end, look_ahead) if look_ahead else trainer.uncached(begin, end)
+    counters = trainer.cache.counters if look_ahead else trainer.fetches[0].counters
+    if trainer.log is not None:
+        trainer.log.close()
+        if setup.every and not given.end % setup.every:
+            role.keep(trainer.dense.numpy(), given.end)
+    return TrainedRows(ends_s=tuple(each - ends[0] for each in ends[1:]), hits=counters.hits, misses=counters.misses)
+
+
+def hashes(given: None, worker: Worker) -> dict[str, str]:
+    """Return SHA-256 of tables (a server) or dense weights (a trainer), by arm."""
+    arms: dict[str, Float32] = worker.kept["weights"]()
+    return {arm: hashlib.sha256(np.ascontiguousarray(each).tobytes()).hexdigest() for arm, each in arms.items()}
+
+
+def _trainer(worker: Worker) -> _Trainer:
+    role: _Trainer = worker.kept["trainer"]
+    return role

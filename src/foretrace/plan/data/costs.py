@@ -1,4 +1,6 @@
-"""What the parts of an epoch cost on this machine: steps with rows in a buffer, partitions read and committed.
+"""What the parts of an epoch cost on this machine, and the epoch as a task graph.
+
+The training is on one lane, the disk on another, which does one request after the other.
 
 Every candidate is probed with a table of its own sizes, since caches, the translation of addresses and the length of a
 transfer decide: no time is carried over from one size to another.
@@ -7,18 +9,24 @@ transfer decide: no time is carried over from one size to another.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from time import perf_counter, thread_time
 
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace as but
 
 from foretrace.arrays import Float32
-from foretrace.training.rows import dense, disk, links, nodes
+from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, TaskGraph, TaskKind
+from foretrace.graph.writer import GraphWriter
+from foretrace.trace.trace import LaneKind
+from foretrace.training.rows import disk, links, nodes, out_of_core
 from foretrace.training.rows.disk import RowsOnDisk
-from foretrace.training.rows.out_of_core import Task
+from foretrace.training.rows.out_of_core import TrainingJob
 from foretrace.training.rows.partitions import GraphSizes, PartitionedGraph
 from foretrace.training.rows.rows import Rows, RowsInMemory
 
@@ -30,20 +38,16 @@ LEVELS = (0.1, 0.9)  # quantiles: the range of a cost
 Cost = tuple[float, float, float]  # seconds: value, low, high
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a candidate: `held` partitions of `rows` rows are in memory, none where rows are read one by one."""
+class Probe(msgspec.Struct, frozen=True):
+    """A candidate to be timed on the disk where the folder of its job is."""
 
-    folder: str  # on the disk that is meant
-    task: Task
-    rows: int
-    held: int
-    in_memory: bool  # all rows, as one array
-    width: int
-    features: int
-    classes: int
-    batch: int
-    fanouts: tuple[int, ...]
-    degree: float  # neighbours of a node among those held
+    job: TrainingJob
+    sizes: GraphSizes
+
+    @property
+    def held(self) -> int:
+        """Partitions in memory; none where rows are read one by one."""
+        return self.sizes.partitions if self.job.loader == "in memory" else self.job.buffer
 
 
 class AccessCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,9 +62,7 @@ class AccessCosts(msgspec.Struct, frozen=True, kw_only=True):
     commit_s: Cost  # of a table with `held` partitions
 
     def steps_s(self, items: float, steps: float) -> Cost:
-        """Return seconds of so many steps that have so many items in all: linear between the two sizes that
-        were timed.
-        """
+        """Return seconds of so many steps of so many items in all: linear between the two sizes timed."""
         item = [max(a - b, 0) / (self.batch - self.few) for a, b in zip(self.step_s, self.few_s, strict=True)]
         value, low, high = (
             max(steps * (few - self.few * each), 0) + items * each
@@ -76,28 +78,28 @@ def measure(probes: tuple[Probe, ...]) -> tuple[AccessCosts, ...]:
 
 def measure_one(probe: Probe) -> AccessCosts:
     """Time the parts of an epoch in this process, in about a second. Raises ForetraceError where the disk fails."""
-    random = np.random.default_rng(0)
-    parts, linked = max(probe.held, 1), probe.task == "links"
-    total, columns = probe.rows * parts, probe.width + 1 if linked else probe.features
+    random, job, sizes = np.random.default_rng(0), probe.job, probe.sizes
+    parts, linked, whole = max(probe.held, 1), job.task == "links", job.loader == "in memory"
+    total, columns = parts * -(-sizes.nodes // sizes.partitions), job.width + 1 if linked else sizes.features
 
     def values(begin: int, end: int) -> Float32:
         return 0.1 * random.standard_normal((end - begin, columns), np.float32)
 
     held = tuple(range(probe.held))
-    batch = probe.batch if held else min(probe.batch, _ONE_BY_ONE)
+    batch = job.batch if held else min(job.batch, _ONE_BY_ONE)
     few = max(batch // 4, 1)
     reads, commits = list[float](), list[float]()
-    with tempfile.TemporaryDirectory(dir=probe.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=job.folder) as folder:
         path, table = Path(folder) / "probe.rows", values(0, total)
         disk.create(path, total, columns, parts, lambda begin, end: table[begin:end])
         with RowsOnDisk(path, buffer=probe.held, spare=0) as kept:
             list(kept.visit([held]))
-            rows: Rows = RowsInMemory(table) if probe.in_memory else kept
+            rows: Rows = RowsInMemory(table) if whole else kept
             call, edge_s = _linking(rows, random) if linked else _classifying(probe, rows, random, Path(folder))
             step_s, few_s = (_timed(call, each, kept) for each in (batch, few))
             for _ in range(_MOVES if held else 0):
                 begin = perf_counter()
-                if probe.in_memory and linked:
+                if whole and linked:
                     disk.create(path, total, columns, parts, lambda begin, end: table[begin:end])
                 elif linked:
                     for k in held:
@@ -149,16 +151,17 @@ def _classifying(probe: Probe, rows: Rows, random: np.random.Generator, folder: 
 
     The graph lies on the disk as that of a training does, but for the ends of its edges, which fit no bucket.
     """
-    model = nodes.Sage((probe.features, probe.width, probe.classes))
+    job, sizes = probe.job, probe.sizes
+    model = nodes.Sage((sizes.features, job.width, sizes.classes))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
-    labels = random.integers(0, probe.classes, rows.count)
-    edges, parts = max(int(rows.count * probe.degree / 2), 1), max(probe.held, 1)
+    labels = random.integers(0, sizes.classes, rows.count)
+    parts, near = max(probe.held, 1), (probe.held or sizes.partitions) / sizes.partitions
+    edges = max(int(rows.count * sizes.edges / sizes.nodes * near), 1)
     random.integers(0, rows.count, (edges, 2), np.int32).tofile(folder / "edges.bin")
-    sizes = GraphSizes(nodes=rows.count, edges=edges, partitions=parts, features=probe.features, classes=probe.classes)
-    none = np.empty(0, np.int64)
+    none, cut = np.empty(0, np.int64), but(sizes, nodes=rows.count, edges=edges, partitions=parts)
     graph = PartitionedGraph(
-        folder=folder, sizes=sizes, starts=np.linspace(0, edges, parts**2 + 1).astype(np.int64), order=none,
-        held_out=none, labels=none, train=none, validation=none, test=none,
+        folder=folder, sizes=cut, starts=np.linspace(0, edges, parts**2 + 1).astype(np.int64), order=none,
+        held_out=none, labels=none, train=none, test=none,
     )  # fmt: skip
     found = []
     for _ in range(_MOVES):
@@ -168,7 +171,7 @@ def _classifying(probe: Probe, rows: Rows, random: np.random.Generator, folder: 
 
     def call(targets: int) -> None:
         chosen = random.choice(rows.count, min(targets, rows.count), replace=False)
-        read = dense.sample(adjacency, chosen, probe.fanouts, random)
+        read = nodes.sample(adjacency, chosen, job.fanouts, random)
         nodes.step(labels, rows, model, optimizer, read)
 
     return call, _levels(found)
@@ -180,3 +183,73 @@ def _levels(found: list[float]) -> Cost:
     low, high = np.quantile(times, LEVELS).tolist()
     value = float(times.mean())
     return value, min(low, value), max(high, value)
+
+
+def epoch_graph(
+    compute_s: Sequence[float], fresh: Sequence[float], *, read_s: float = 0.0, write_s: float = 0.0, spare: int = 0,
+    commit_s: float = 0.0,
+) -> TaskGraph:  # fmt: skip
+    """Return states that are computed in `compute_s`, for each of which `fresh` partitions are read; then a commit.
+
+    `spare` partitions are read while the state before is computed, after what that state put out was written.
+    """
+    lanes = Lane(rank=0, kind=LaneKind.CPU, label="training"), Lane(rank=0, kind=LaneKind.LINK, label="disk")
+    writer = GraphWriter(lanes, GraphInfo(source="an epoch", platform="cpu", world_size=1, steps=(0,)))
+    writer.mark(0, "epoch", release=0, step=0)
+
+    def move(what: str, partitions: float, seconds: float, state: int, after: int) -> None:
+        if partitions:
+            task = writer.task(
+                TaskKind.COPY, 1, what, round(1e9 * partitions * seconds), step=0, layer=f"state {state}"
+            )
+            writer.edge(after, task, EdgeKind.DATA)
+
+    move("read", fresh[0], read_s, 0, writer.last[0])
+    for k, (seconds, after) in enumerate(zip(compute_s, (*fresh[1:], 0), strict=True)):
+        before, loaded = writer.last[0], writer.last.get(1)
+        work = writer.task(TaskKind.OPERATOR, 0, "train", round(1e9 * seconds), step=0, layer=f"state {k}")
+        if fresh[k] and loaded is not None:
+            writer.edge(loaded, work, EdgeKind.DATA)
+        ahead = min(spare, after)
+        move("write", fresh[k] if k else 0, write_s, k - 1, before)
+        move("read", ahead, read_s, k + 1, before)
+        move("read", after - ahead, read_s, k + 1, work)
+    move("commit", 1 if commit_s else 0, commit_s, len(compute_s) - 1, writer.last[0])
+    writer.mark(0, "epoch", [writer.last[1]] if 1 in writer.last else [], step=-1)
+    return writer.graph()
+
+
+def epochs(job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts) -> tuple[int, list[TaskGraph]]:
+    """Return batches of an epoch with so many `training` nodes, and its graph with the costs, with low and with high
+    ones.
+
+    Of links every state is told; of nodes all states are one, whose neighbours are put in order before they are
+    trained, and nothing is read meanwhile.
+    """
+    linked, held, count = job.task == "links", job.loader == "partition buffer", sizes.partitions
+    items, edges, fresh, states = [float(sizes.edges if linked else training)], [float(sizes.edges)], [0.0], 1
+    if held and linked:
+        order, buckets = out_of_core.link_states(job, count, np.random.default_rng(job.seed))
+        items = edges = [len(each) * sizes.edges / count**2 for each in buckets]
+        fresh = [len(order[0]), *(len({*after} - {*before}) for before, after in pairwise(order))]
+    elif held:
+        own = min(-(-training // -(-sizes.nodes // count)), count)  # partitions of training nodes
+        states, drawn = max(-(-own // job.buffer), 1), max(job.buffer - own, 0)
+        stays = drawn / max(count - own, 1) if states == 1 else 0.0
+        fresh = [(drawn if states == 1 else states * job.buffer) * (1 - stays)]
+        edges = [states * sizes.edges * (job.buffer / count) ** 2]
+    steps = [float(ceil(each / job.batch)) for each in items]
+    batches = max(int(sum(steps)), states)
+    if job.loader == "rows from disk":
+        steps = [each / costs.batch for each in items]
+    found = []
+    for k in range(3):
+        compute = [costs.steps_s(n, m)[k] + e * costs.edge_s[k] for n, m, e in zip(items, steps, edges, strict=True)]
+        commit_s = costs.commit_s[k] if linked else 0.0
+        found.append(
+            epoch_graph(
+                compute, fresh, read_s=costs.read_s[k], write_s=commit_s / max(job.buffer, 1), commit_s=commit_s,
+                spare=out_of_core.spare_of(job) if linked else 0,
+            )
+        )  # fmt: skip
+    return batches, found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -69,29 +70,21 @@ def _timed(
     lists: NeighbourLists, policy: CachePolicy | None, loader: Callable[[], NeighborLoader], batches: list[SampledBatch]
 ) -> tuple[float, float, float, float]:
     """Return seconds that a loader takes to fill, and of a batch with its share of a refresh: low, mean, high."""
-
-    def seconds(call: Callable[[], object]) -> float:
-        begin = lists.clock()
-        call()
-        return lists.clock() - begin
-
-    made: list[NeighborLoader] = []
-    filled_s = seconds(lambda: made.append(loader()))
+    begin = lists.clock()
+    made = loader()
+    filled_s = lists.clock() - begin
     times: dict[int, list[float]] = {0: [], policy.every if policy else 0: []}
     seeds = [batch.n_id[: batch.batch_size] for batch in batches]
-    made[0].sample(seeds[0])  # compiles
+    made.sample(seeds[0])  # compiles
     for chosen in seeds:
         for number, taken in times.items():
-            made[0].batches = number  # so many were drawn: a refresh is due, or none
-            taken.append(seconds(partial(made[0].sample, chosen)))
+            made.batches, begin = number, lists.clock()  # so many were drawn: a refresh is due, or none
+            made.sample(chosen)
+            taken.append(lists.clock() - begin)
     plain, renewing = times[0], [*times.values()][-1]
     share = 1 / policy.every if policy else 0.0
-    low, s, high = (of(plain) + share * max(of(renewing) - of(plain), 0.0) for of in (min, _mean, max))
+    low, s, high = (of(plain) + share * max(of(renewing) - of(plain), 0.0) for of in (min, fmean, max))
     return filled_s, low * (1 - _OFF), s, high * (1 + _OFF)
-
-
-def _mean(times: list[float]) -> float:
-    return sum(times) / len(times)
 
 
 def samplers(

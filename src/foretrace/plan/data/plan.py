@@ -1,7 +1,7 @@
 """Choose loader, buffer and order for a graph under a limit of memory, by predicted seconds of an epoch.
 
 Candidates are all rows in memory, a buffer of partitions in the order BETA or COMET for several numbers of partitions,
-and rows read one by one. An epoch is simulated on two lanes (`epoch`): the training computes a state while the disk
+and rows read one by one. An epoch is simulated on two lanes: the training computes a state while the disk
 writes what left the buffer and reads what comes next.
 """
 
@@ -13,19 +13,22 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace as but
 
 from foretrace.errors import ForetraceError
+from foretrace.experiment.ledger import Row
 from foretrace.experiment.processes import limited
+from foretrace.experiment.statistics import Ratio, paired_ratio
+from foretrace.experiment.trial import figured
 from foretrace.plan.data.candidate import HALF, DataCandidate, ranked
-from foretrace.plan.data.costs import AccessCosts, Probe, measure
-from foretrace.plan.data.epoch import epochs
+from foretrace.plan.data.costs import AccessCosts, Probe, epochs, measure
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.training.rows import graphs, links, nodes, orders, out_of_core, partitions
 from foretrace.training.rows.disk import partition_bytes
 from foretrace.training.rows.graphs import NodeData
-from foretrace.training.rows.out_of_core import Task, TrainingJob
+from foretrace.training.rows.out_of_core import Task, TrainedGraph, TrainingJob, train
 from foretrace.training.rows.partitions import GraphSizes, PartitionedGraph
 
 PARTITIONS = (8, 16, 32, 64)  # that are tried
@@ -128,7 +131,7 @@ def plan_data(
     with tempfile.TemporaryDirectory(dir=None if source.data is not None else source.name) as folder:
 
         def timed(those: Sequence[DataCandidate]) -> list[tuple[DataCandidate, AccessCosts]]:
-            probes = [_probe(*ways[each.name], folder) for each in those]
+            probes = [Probe(but(job, folder=folder, order=""), cut) for job, cut in (ways[each.name] for each in those)]
             once = tuple(dict.fromkeys(probes))
             costs = dict(zip(once, limited(measure, once), strict=True))
             return [
@@ -171,9 +174,7 @@ def candidate_jobs(
 
 
 def memory_of(job: TrainingJob, sizes: GraphSizes, training: int) -> int:
-    """Return bytes that a job takes at its peak, beyond interpreter and libraries: what is held, and what comes and
-    goes.
-    """
+    """Return bytes that a job takes at its peak, beyond interpreter and libraries."""
     linked, count = job.task == "links", sizes.partitions
     columns = job.width + 1 if linked else sizes.features
     part = partition_bytes(sizes.nodes, columns, count)
@@ -218,16 +219,6 @@ def untimed(job: TrainingJob, sizes: GraphSizes, training: int) -> DataCandidate
     )  # fmt: skip
 
 
-def _probe(job: TrainingJob, sizes: GraphSizes, folder: str) -> Probe:
-    whole = job.loader == "in memory"
-    held = sizes.partitions if whole else job.buffer
-    return Probe(
-        folder=folder, task=job.task, rows=-(-sizes.nodes // sizes.partitions), held=held, in_memory=whole,
-        width=job.width, features=sizes.features, classes=sizes.classes, batch=job.batch, fanouts=job.fanouts,
-        degree=2 * sizes.edges / sizes.nodes * (held or sizes.partitions) / sizes.partitions,
-    )  # fmt: skip
-
-
 def priced(
     each: DataCandidate, job: TrainingJob, sizes: GraphSizes, training: int, costs: AccessCosts
 ) -> DataCandidate:
@@ -236,3 +227,65 @@ def priced(
     times = [simulate(graph).window_ns / 1e9 for graph in graphs]
     low_s, high_s = (1 - _MODEL[job.task]) * min(times), (1 + _MODEL[job.task]) * max(times)
     return but(each, batches=batches, epoch_s=times[0], low_s=low_s, high_s=high_s)
+
+
+class DataTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """The choice, trained within its limit, and the same with all rows in memory. Seconds are CPU and waiting."""
+
+    epochs_s: tuple[float, ...]
+    waited_s: tuple[float, ...]  # for the disk
+    moved_bytes: int  # of partitions, read and written in the last epoch
+    peak_bytes: int  # resident, beyond what the process had before
+    limit_bytes: int  # enforced
+    quality: float  # AUC of links kept apart, or accuracy on test nodes
+    in_memory_s: tuple[float, ...]
+    in_memory_peak_bytes: int
+    in_memory_quality: float
+    measured: Ratio  # epochs over the predicted one
+    over_memory: Ratio  # epochs over those in memory
+    error: float  # of the prediction
+    verdict: str
+    direct: bool  # whether the page cache was passed by
+
+
+def try_plan(
+    plan: DataPlan, source: GraphSource, *, epochs: int = 3, tell: Tell | None = None
+) -> tuple[Row, DataTrial]:
+    """Train so many epochs of the choice within the plan's limit, and in memory without one, in a temporary folder.
+
+    What the ledger keeps of it, and what came of it. Raises ForetraceError for fewer than 3 epochs, and where the limit
+    does not suffice.
+    """
+    if epochs < 3:
+        raise ForetraceError(f"`epochs=` must be 3 or more for a median, got {epochs}.")
+    say = tell or (lambda what, share: None)
+    job, sizes, choice = plan.job, plan.sizes, plan.choice
+    with tempfile.TemporaryDirectory() as folder:
+        say("partitioning", 0.0)
+        graph = source.partitioned(Path(folder) / "graph", sizes.partitions, seed=job.seed)
+
+        def trained(job: TrainingJob, name: str, limit: int) -> TrainedGraph:
+            (Path(folder) / name).mkdir()
+            given = but(job, folder=str(graph.folder), into=str(Path(folder) / name), epochs=epochs)
+            return limited(train, given, memory_bytes=limit)
+
+        say("training within the limit", 0.2)
+        chosen = trained(job, "chosen", plan.limit_bytes)
+        say("training in memory", 0.6)
+        memory = trained(but(job, loader="in memory", buffer=0, order=""), "memory", 0)
+    epochs_s, in_memory_s = (tuple(each.s for each in run.epochs) for run in (chosen, memory))
+    tried = figured((choice.epoch_s, choice.low_s, choice.high_s), epochs_s, clock="cpu", seed=job.seed)
+    row = tried.row(
+        f"plan-data {job.task}", model=plan.graph,
+        parameters={"loader": job.loader, "memory": plan.limit_bytes, **choice.parameters},
+        size=f"{sizes.nodes} nodes, {sizes.edges} edges, batch {job.batch}, width {job.width}",
+        notes=("Seconds are those of the processor and of waiting for the disk.",),
+    )  # fmt: skip
+    last = chosen.epochs[-1]
+    return row, DataTrial(
+        epochs_s=epochs_s, waited_s=tuple(each.wait_s for each in chosen.epochs),
+        moved_bytes=last.bytes_read + last.bytes_written, peak_bytes=chosen.peak_bytes,
+        limit_bytes=chosen.limit_bytes, quality=chosen.quality, in_memory_s=in_memory_s,
+        in_memory_peak_bytes=memory.peak_bytes, in_memory_quality=memory.quality, measured=tried.measured,
+        over_memory=paired_ratio(in_memory_s, epochs_s), error=tried.error, verdict=tried.verdict, direct=chosen.direct,
+    )  # fmt: skip

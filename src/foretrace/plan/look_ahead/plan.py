@@ -1,23 +1,38 @@
-"""`plan_cache`: the step of a training over an embedding server, uncached and with look-ahead, each with its range."""
+"""`plan_cache`: the step of a training over an embedding server, uncached and with look-ahead, each with its range.
+
+Every batch is played with the bytes that the plan of `training.rows.lookahead` gives each trainer, in the order in
+which `training.rows.trainer` sends them: what the next batch needs at once, all else behind the computation and before
+it is needed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.errors import ForetraceError
 from foretrace.experiment.statistics import Ratio
 from foretrace.hardware.cluster import parse_link
-from foretrace.plan.look_ahead.steps import NUMBER, RowStep, RowTraffic, bound_s, cached_s, traffic, uncached_s
-from foretrace.training.rows.lookahead import LookAheadPlan, plan_ahead
-from foretrace.training.rows.lookups import Lookups
+from foretrace.names import numbers
+from foretrace.training.rows.lookahead import LAG, LookAheadPlan, plan_ahead
+from foretrace.training.rows.lookups import EmbeddingTable, Lookups, parse_reuse, read
 from foretrace.training.rows.optimizers import row_optimizer
+from foretrace.training.rows.server import CHUNK
 from foretrace.training.rows.trainer import FETCHED_AHEAD
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
 Range = tuple[float, float, float]  # value, low, high
+Corner = tuple[int, ...]  # which value of the ranges of a rate, of passes and of a host
+NUMBER = 4  # bytes of a row's number and of a weight
+CORNERS: tuple[Corner, ...] = ((0, 0, 0), *product((1, 2), repeat=3))
 
 # What is not known before anything is measured.
 PAYLOAD: Range = (0.955, 0.90, 0.97)  # of a shaped link's rate (Ethernet and TCP headers; measured 0.94 to 0.955)
@@ -63,12 +78,12 @@ class CacheQuestion:
 class Conditions:
     """What a step depends on beside its bytes; what was not measured has a wide range."""
 
-    bytes_per_s: Range
-    host_s: dict[bool, Range]  # by whether it looks ahead
+    bytes_per_s: Range  # of a link, in each direction
+    host_s: dict[bool, Range]  # of Python and NumPy that nothing overlaps, by whether it looks ahead
     compute_s: Range
     free_s: Range = (0.0, 0.0, 0.0)  # of a step that looks ahead over links without a limit: it cannot be shorter
-    latency_s: float = 0.0
-    burst_bytes: int = 0
+    latency_s: float = 0.0  # of a request or message
+    burst_bytes: int = 0  # that a direction which was idle carries at once (the token bucket of a shaped link)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,22 +137,18 @@ def plan_cache(
     if batches < 4:
         raise ForetraceError(f"A trace must have 4 batches or more, got {batches}; lower its samples of a batch.")
     warm = min(question.look_ahead, batches // 2)
-    state = row_optimizer(question.optimizer).state
-    step = RowStep(width=question.width, state=state, dense=question.dense, compute_s=0.0, bytes_per_s=1.0)
+    row = NUMBER * (question.width + row_optimizer(question.optimizer).state)
+    sizes = {"row": row, "gradient": NUMBER * question.width, "dense": NUMBER * question.dense}
     found = {}
     for look_ahead in sorted({question.look_ahead, *(() if alone else OTHERS)}):
         plan = plan_ahead(question.lookups, trainers=question.trainers, look_ahead=look_ahead, end=batches)
-        found[look_ahead] = plan, _after(traffic(plan, step, cached=True), 0)
-    plan = found[question.look_ahead][0]
-    plain = traffic(plan, step, cached=False)
-    moved = float(_after(plain, warm).all.max(1).mean())
+        found[look_ahead] = plan, traffic(plan, **sizes, cached=True)
+    plain = traffic(found[question.look_ahead][0], **sizes, cached=False)
+    moved = float(plain.all[warm:].max(1).mean())
     if conditions is None:
         conditions = _unmeasured(question, moved)
-    corners = list(_corners(step, conditions))
-    without = [float(uncached_s(plain, own)[warm:].mean()) for own, _ in corners]
-    looked = tuple(
-        _looked(each, own, without, [own for _, own in corners], conditions, warm, step) for each, own in found.values()
-    )
+    without = [float(uncached_s(plain, conditions, corner)[warm:].mean()) for corner in CORNERS]
+    looked = tuple(_looked(*each, without, conditions, warm, row) for each in found.values())
     chosen = next(each for each in looked if each.look_ahead == question.look_ahead)
     return CachePlan(
         question=question, batches=batches, warm=warm, uncached=_ranged(without),
@@ -147,40 +158,28 @@ def plan_cache(
 
 
 def _looked(
-    plan: LookAheadPlan, moved: RowTraffic, without: list[float], corners: list[RowStep], conditions: Conditions,
-    warm: int, step: RowStep,
-) -> LookedAhead:  # fmt: skip
+    plan: LookAheadPlan, moved: RowTraffic, without: list[float], conditions: Conditions, warm: int, row: int
+) -> LookedAhead:
     ahead = min(plan.look_ahead, FETCHED_AHEAD)
-    steps = [max(float(cached_s(moved, own, ahead=ahead)[warm:].mean()), own.least_s) for own in corners]
+    steps = [
+        max(float(cached_s(moved, conditions, corner, ahead=ahead)[warm:].mean()), conditions.free_s[corner[2]])
+        for corner in CORNERS
+    ]
     ratios = [before / after for before, after in zip(without, steps, strict=True)]
-    late = _after(moved, warm)
-    middle = replace(step, bytes_per_s=conditions.bytes_per_s[0], compute_s=conditions.compute_s[0])
-    hits = plan.hit[plan.starts[warm] :]
+
+    def mean(busier: Float64) -> float:
+        return float(busier[warm:].max(1).mean())
+
+    now, every = mean(moved.now), mean(moved.all)
+    rate, compute_s = conditions.bytes_per_s[0], conditions.compute_s[0]
     return LookedAhead(
         look_ahead=plan.look_ahead, step=_ranged(steps),
-        speedup=Ratio(value=ratios[0], low=min(ratios), high=max(ratios)), hit_rate=float(hits.mean()),
-        now_bytes=float(late.now.max(1).mean()),
-        later_bytes=float(np.maximum(late.later_out + late.back_out, late.later_in).max(1).mean()),
-        fetched_bytes=float(late.fetch_in.max(1).mean()), all_bytes=float(late.all.max(1).mean()),
-        bound_s=bound_s(late, middle), held_rows=int(plan.held.max()),
-        held_bytes=int(plan.held.max()) * NUMBER * (step.width + step.state),
+        speedup=Ratio(value=ratios[0], low=min(ratios), high=max(ratios)),
+        hit_rate=float(plan.hit[plan.starts[warm] :].mean()), now_bytes=now,
+        later_bytes=mean(np.maximum(moved.later_out + moved.back_out, moved.later_in)),
+        fetched_bytes=mean(moved.fetch_in), all_bytes=every, bound_s=max(compute_s + now / rate, every / rate),
+        held_rows=int(plan.held.max()), held_bytes=int(plan.held.max()) * row,
     )  # fmt: skip
-
-
-def _corners(step: RowStep, conditions: Conditions) -> Iterator[tuple[RowStep, RowStep]]:
-    """Yield the uncached and the looking-ahead step with the values of all that is uncertain, then with all
-    extremes.
-    """
-    rates, computes = conditions.bytes_per_s, conditions.compute_s
-    for rate, compute, host in [(0, 0, 0), *product((1, 2), repeat=3)]:
-        base = replace(
-            step, bytes_per_s=rates[rate], compute_s=computes[compute], latency_s=conditions.latency_s,
-            burst_bytes=conditions.burst_bytes,
-        )  # fmt: skip
-        yield (
-            replace(base, host_s=conditions.host_s[False][host]),
-            replace(base, host_s=conditions.host_s[True][host], least_s=conditions.free_s[host]),
-        )
 
 
 def _unmeasured(question: CacheQuestion, moved: float) -> Conditions:
@@ -199,11 +198,6 @@ def _ranged(steps: list[float]) -> PredictedStep:
     return PredictedStep(step_s=steps[0], low_s=min(steps), high_s=max(steps))
 
 
-def _after(moved: RowTraffic, batch: int) -> RowTraffic:
-    """Return the traffic of the batches from one on."""
-    return RowTraffic(**{name: getattr(moved, name)[batch:] for name in moved.__dataclass_fields__})
-
-
 def _notes(question: CacheQuestion, warm: int) -> Iterator[str]:
     if question.compute_s is None:
         yield (
@@ -215,3 +209,173 @@ def _notes(question: CacheQuestion, warm: int) -> Iterator[str]:
             f"The trace is short for a look-ahead of {question.look_ahead}: only batches from {warm} on count, and "
             "their caches are not yet full."
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTraffic:
+    """Bytes per batch and trainer (batches, trainers), as a trainer sends and gets them."""
+
+    fetch_out: Float64
+    fetch_in: Float64
+    gradients_out: Float64  # needed at once; uncached: pushed to the server
+    gradients_in: Float64
+    values_out: Float64
+    values_in: Float64
+    later_out: Float64
+    later_in: Float64
+    back_out: Float64  # rows that go back to the server
+
+    @property
+    def now(self) -> Float64:
+        """Bytes of the busier direction that a batch waits for."""
+        out, into = self.gradients_out + self.values_out, self.gradients_in + self.values_in
+        return np.maximum(out, into)
+
+    @property
+    def all(self) -> Float64:
+        """Bytes of the busier direction."""
+        out = self.gradients_out + self.values_out + self.later_out + self.fetch_out + self.back_out
+        return np.maximum(out, self.gradients_in + self.values_in + self.later_in + self.fetch_in)
+
+
+def traffic(plan: LookAheadPlan, *, row: int, gradient: int, dense: int, cached: bool) -> RowTraffic:
+    """Return the bytes of a plan, of the uncached training with `cached` False.
+
+    `row`, `gradient` and `dense` are bytes of a row with its state, of its gradient, and of the dense networks.
+    """
+    trainers, users, after = plan.trainers, plan.users, plan.next_users
+    mine, soon = plan.owner[:, None] == np.arange(trainers), plan.soon[:, None]
+
+    def counted(entries: Int64 | Mask) -> Float64:
+        """Return sums over the entries of every batch: (batches, trainers)."""
+        sums = np.concatenate([np.zeros((1, trainers)), np.cumsum(entries, axis=0)])
+        return np.diff(sums[plan.starts], axis=0)
+
+    reads, shares = counted(users), dense / trainers * (trainers - 1)
+    nothing = np.zeros_like(reads)
+    if not cached:
+        return RowTraffic(
+            fetch_out=NUMBER * reads, fetch_in=row * reads, gradients_out=shares + (NUMBER + gradient) * reads,
+            gradients_in=shares + nothing, values_out=shares + nothing, values_in=shares + nothing,
+            later_out=nothing, later_in=nothing, back_out=nothing,
+        )  # fmt: skip
+    fetched, back = counted(users & ~plan.hit[:, None]), counted(mine & ~after.any(1, keepdims=True))
+    given, taken = users & ~mine, mine * (users.sum(1, keepdims=True) - 1)  # gradients to and from others
+    sent, got = mine * (after.sum(1, keepdims=True) - after), after & ~mine  # values
+    return RowTraffic(
+        fetch_out=NUMBER * fetched, fetch_in=row * fetched, gradients_out=shares + gradient * counted(given & soon),
+        gradients_in=shares + gradient * counted(taken * soon), values_out=shares + row * counted(sent * soon),
+        values_in=shares + row * counted(got & soon), back_out=(NUMBER + row) * back,
+        later_out=gradient * counted(given & ~soon) + row * counted(sent * ~soon),
+        later_in=gradient * counted(taken * ~soon) + row * counted(got & ~soon),
+    )  # fmt: skip
+
+
+def uncached_s(moved: RowTraffic, conditions: Conditions, corner: Corner = (0, 0, 0)) -> Float64:
+    """Return seconds of every batch: fetch, compute, push and exchange, one after the other."""
+    rate, compute_s, host_s = _at(conditions, corner, cached=False)
+    fetch = (moved.fetch_out + moved.fetch_in).max(1)
+    fetch = np.maximum(fetch - conditions.burst_bytes, 0)
+    push = np.maximum(np.maximum(moved.gradients_out, moved.gradients_in).max(1) - conditions.burst_bytes, 0)
+    exchange = np.maximum(moved.values_out, moved.values_in).max(1)
+    found: Float64 = (fetch + push + exchange) / rate + compute_s + host_s + 4 * conditions.latency_s
+    return found
+
+
+def _at(conditions: Conditions, corner: Corner, *, cached: bool) -> tuple[float, float, float]:
+    """Return rate, passes and host at a corner."""
+    rate, compute, host = corner
+    return conditions.bytes_per_s[rate], conditions.compute_s[compute], conditions.host_s[cached][host]
+
+
+def cached_s(moved: RowTraffic, conditions: Conditions, corner: Corner = (0, 0, 0), *, ahead: int) -> Float64:
+    """Return seconds of every batch; rows are fetched up to `ahead` batches before they are needed."""
+    (rate, *both_s), batches = _at(conditions, corner, cached=True), len(moved.later_out)
+    soon = np.maximum(moved.gradients_out, moved.gradients_in).max(1)
+    soon += np.maximum(moved.values_out, moved.values_in).max(1)
+    busy_s = sum(both_s)
+    waiting: list[tuple[int, Float64]] = []  # which batch needs it; bytes (sent or received, trainers) in their order
+    found, fetched = [], 0
+
+    def add(needed: int, out: Float64, into: Float64) -> None:
+        waiting.append((needed, np.stack([out, into])))
+
+    def drain(seconds: float) -> None:
+        """Move what waits for so long, what came first first, each direction by itself."""
+        room = np.full((2, moved.later_out.shape[1]), seconds * rate)
+        for number, (needed, left) in enumerate(waiting):
+            took = np.minimum(left, room)
+            waiting[number] = needed, left - took
+            room -= took
+        waiting[:] = [each for each in waiting if each[1].any()]
+
+    def get(batch: int) -> float:
+        """Move all that a batch needs; seconds that it takes."""
+        due = sum((left for needed, left in waiting if needed <= batch), np.zeros(1))
+        waiting[:] = [each for each in waiting if each[0] > batch]
+        return float(due.max()) / rate
+
+    for batch in range(batches):
+        while fetched <= min(batch + ahead, batches - 1):
+            add(fetched, moved.fetch_out[fetched], moved.fetch_in[fetched])
+            fetched += 1
+        late_s = get(batch)
+        drain(busy_s)
+        # What is under way goes first: a piece in this process and one in the kernel. An idle link has saved up.
+        extra = 2 * CHUNK if waiting else -min(conditions.burst_bytes, float(soon[batch]) / 2)
+        found.append(late_s + busy_s + (float(soon[batch]) + extra) / rate + 4 * conditions.latency_s)
+        add(batch + LAG, moved.later_out[batch], moved.later_in[batch])
+        add(batch + LAG + ahead, moved.back_out[batch], 0 * moved.back_out[batch])
+    return np.array(found)
+
+
+def trace(text: str) -> Lookups:
+    """Return lookups of `zipf:`, `reuse:`, `recorded:` or a file, NPZ or Parquet. Raises ForetraceError."""
+    kind, colon, rest = text.partition(":")
+    if colon and kind == "reuse":
+        return parse_reuse(rest)
+    return recorded(rest) if colon and kind == "recorded" else read(text)
+
+
+def recorded(text: str) -> Lookups:
+    """Record, for `dlrm size=tiny batches=32`, what each embedding of a zoo model or script reads of its loader's
+    batches.
+
+    Raises ForetraceError where the model has no embeddings, or its batches differ in size.
+    """
+    import torch
+
+    from foretrace.zoo.registry import job
+
+    name, *words = text.split() or [""]
+    size = next((each for each in words if each.startswith("size=")), "size=tiny")
+    batches = numbers([each for each in words if each != size], {"batches": 32}, "recorded")["batches"]
+    training = job(name, size.removeprefix("size="))()
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    modules = {key: each for key, each in training.model.named_modules() if isinstance(each, kinds)}
+    if not modules or batches < 1:
+        raise ForetraceError(
+            f"`recorded:{name}` must have embedding tables and a batch or more, got {len(modules)} tables and "
+            f"{batches} batches; choose dlrm or ncf, and batches=1 or more."
+        )
+    seen: dict[str, list[Int64]] = {key: [] for key in modules}
+
+    def keep(key: str) -> None:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen[key].append(inputs[0].detach().numpy().ravel().astype(np.int64))
+
+        modules[key].register_forward_pre_hook(hook)
+
+    for key in modules:
+        keep(key)
+    with torch.no_grad():
+        for _, batch in zip(range(batches), training.batches(), strict=False):
+            training.forward(batch)
+    samples, tables = training.batch_size, []
+    for key, parts in seen.items():
+        ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        pooling, rest = divmod(len(ids), samples * batches)
+        if rest or not pooling or len({len(each) for each in parts}) > 1:
+            raise ForetraceError(f"{name} must read as many ids of {key} for every sample of a batch.")
+        tables.append(EmbeddingTable.of(key, modules[key].num_embeddings, ids, pooling))
+    return Lookups(tables=tuple(tables), samples=samples)

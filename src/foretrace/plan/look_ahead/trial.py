@@ -15,13 +15,14 @@ import numpy as np
 
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.links import netns
-from foretrace.experiment.messages import RowSetup, RowTimes
-from foretrace.experiment.rows.run import RowWeights, running
+from foretrace.experiment.messages import RowSetup
+from foretrace.experiment.rows.run import TIMED, RowWeights, running
 from foretrace.experiment.statistics import Ratio, paired_ratio
 from foretrace.experiment.trial import figured, in_turns
 from foretrace.plan.look_ahead.plan import (
     COMPUTE_S,
     LAYERS,
+    NUMBER,
     CachePlan,
     CacheQuestion,
     Conditions,
@@ -29,7 +30,6 @@ from foretrace.plan.look_ahead.plan import (
     Range,
     plan_cache,
 )
-from foretrace.plan.look_ahead.steps import NUMBER
 from foretrace.training.rows.lookups import EmbeddingTable, Lookups
 from foretrace.training.rows.optimizers import row_optimizer
 
@@ -38,7 +38,6 @@ MOST_BATCHES = 24  # of a block beyond those that fill caches
 HOST: Range = (1.0, 0.5, 1.5)  # of the host's time, which was measured while all bytes went at once
 FREE: Range = (1.0, 0.9, 1.1)
 MODEL_RANGE = 0.05  # of a step: what the links' model leaves out
-_SIZES, _REPEATS = (256, 8192), 7
 _ARMS = {"uncached": False, "look-ahead": True}
 
 
@@ -77,7 +76,7 @@ def try_cache(
     question = replace(question, compute_s=compute_s)
     block = min(question.lookups.batches, question.look_ahead + MOST_BATCHES)
     setup = RowSetup(
-        lookups="", samples=0, rows={}, trainers=question.trainers, width=question.width, layers=LAYERS, token="",
+        trainers=question.trainers, width=question.width, layers=LAYERS,
         look_ahead={"uncached": 0, "look-ahead": question.look_ahead}, optimizer=question.optimizer,
         compute_s=compute_s,
     )  # fmt: skip
@@ -88,16 +87,14 @@ def try_cache(
         known: Range = (compute_s, compute_s, compute_s)
         say("timing the links", 0.1)
         with netns.unshaped(net):
-            unlimited = _rate(run.time(_SIZES, _REPEATS), question)
-        rate = _rate(run.time(_SIZES, _REPEATS), question)
+            unlimited = _rate(run.time(), question)
+        rate = _rate(run.time(), question)
         bare = Conditions(bytes_per_s=unlimited, host_s={False: nothing, True: nothing}, compute_s=known)
         ideal = plan_cache(question, bare, batches=block, alone=True)
         plans: list[CachePlan] = []
 
         def step(arm: str, number: int) -> float:
-            """Return seconds of a mean step in that block, after the batches that fill caches; the slowest
-            trainer's.
-            """
+            """Return seconds of the slowest trainer's mean step in a block, once caches are full."""
             found = run.train(arm, number * block, (number + 1) * block, seconds=10.0 * block)
             ends = np.array([each.ends_s for each in found]).max(0)
             return float(ends[-1] - ends[ideal.warm - 1]) / (block - ideal.warm)
@@ -151,19 +148,11 @@ def repeated(lookups: Lookups, batches: int, times: int) -> Lookups:
     return Lookups(tables=tuple(tables), samples=lookups.samples)
 
 
-def _rate(times: Sequence[RowTimes], question: CacheQuestion) -> Range:
-    """Return bytes per second of a link from two sizes: reads and writes together, and how far repetitions
-    are apart.
-    """
-    row = NUMBER * (question.width + row_optimizer(question.optimizer).state)
-    small, large = _SIZES
-    found = []
-    for each in times:
-        for measured in (each.get_s, each.put_s):
-            own = row + (NUMBER if measured is each.put_s else 0)
-            base = median(measured[0])
-            found.append([(large - small) * own / max(seconds - base, 1e-9) for seconds in measured[1]])
-    middle = [median(each) for each in found]
+def _rate(times: Sequence[Sequence[Sequence[float]]], question: CacheQuestion) -> Range:
+    """Return bytes per second of a link from reads of two sizes, and how far trainers are apart."""
+    small, large = TIMED
+    more = NUMBER * (large - small) * (question.width + row_optimizer(question.optimizer).state)
+    middle = [median(more / max(seconds - median(few), 1e-9) for seconds in many) for few, many in times]
     value = 1 / float(np.mean([1 / each for each in middle]))
     return value, min(value, *middle), max(value, *middle)
 

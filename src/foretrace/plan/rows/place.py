@@ -159,9 +159,7 @@ def _by_rows(costs: RowCosts, saved: Float64, price: float, memory: float) -> Ma
 def _copied(
     costs: RowCosts, saved: Float64, rows: Mask, memory: float, shares: Int64 | None = None
 ) -> Iterator[RowChoice | None]:
-    """Yield choices with these tables by rows, where rows that save most per byte are copied as far as there is
-    room.
-    """
+    """Yield choices with these tables by rows, where rows that save most are copied as far as there is room."""
     copies = np.flatnonzero(rows[costs.table]) if not costs.training else np.zeros(0, np.int64)
     copies = copies[np.argsort(-saved[copies], kind="stable")]
     others, kept = costs.profile.devices - 1, np.cumsum(costs.item_memory[copies])

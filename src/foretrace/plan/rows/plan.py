@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 
-from foretrace.arrays import Float64
+from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.rows.placed import RanPlacement, run
@@ -17,27 +17,18 @@ from foretrace.experiment.statistics import LEVEL, RESAMPLES
 from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, TaskKind
 from foretrace.graph.writer import GraphWriter
 from foretrace.hardware.cluster import parse_link
-from foretrace.plan.rows.baselines import baselines
 from foretrace.plan.rows.bound import bound
-from foretrace.plan.rows.costs import RowCosts
-from foretrace.plan.rows.place import choose
-from foretrace.plan.rows.profile import profile
+from foretrace.plan.rows.costs import RowCosts, profile
+from foretrace.plan.rows.place import choose, whole_tables
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.trace.trace import LaneKind
 from foretrace.training.rows.lookups import Lookups
-from foretrace.training.rows.placement import RowPlacement
+from foretrace.training.rows.placement import EVERYWHERE, Mode, PlacedTable, RowPlacement, column_shares
 
 _COMPARED = ("table-wise", "rows by number", "column-wise")  # the last calibrates the link
 _RUN = 4  # batches
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Judged:
-    """Bytes in and out of the busiest device per batch: of the mean of held-out batches, with its 80 % interval."""
-
-    bytes: float
-    low: float
-    high: float
+# In and out of the busiest device per batch: of the mean of held-out batches, low and high end of its 80 % interval.
+Bytes = tuple[float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,16 +37,16 @@ class RowPlan:
 
     placement: RowPlacement
     others: dict[str, RowPlacement]  # that fit
-    busiest: Judged
+    busiest: Bytes
     expected_bytes: float  # from the profile
     bound_bytes: float  # that no placement is below, by the same profile
-    baselines: dict[str, Judged | None]  # None for one that does not fit
+    baselines: dict[str, Bytes | None]  # None for one that does not fit
     batches: tuple[int, int]  # profiled, held out
     seconds: float
 
 
 def plan_rows(
-    lookups: Lookups, *, devices: int, memory: float = inf, width: int = 64, training: bool = True, seed: int = 0
+    lookups: Lookups, *, devices: int, memory: float = inf, width: int = 64, training: bool = True
 ) -> RowPlan:
     """Place the rows of tables of `width` float32 columns on devices with `memory` bytes for them each.
 
@@ -87,31 +78,23 @@ def plan_rows(
     else:
         placement, expected = costs.placement(choice), float(costs.loads(choice).max())
     return RowPlan(
-        placement=placement,
-        others={name: each for name, each in others.items() if each is not None},
-        busiest=judge(placement.exchanged(lookups, held), seed),
-        expected_bytes=expected,
-        bound_bytes=min(lower, expected),
-        baselines={
-            name: None if each is None else judge(each.exchanged(lookups, held), seed) for name, each in others.items()
-        },
-        batches=(split, len(held)),
-        seconds=time.perf_counter() - began,
-    )
+        placement=placement, others={name: each for name, each in others.items() if each is not None},
+        busiest=judge(placement.exchanged(lookups, held)), expected_bytes=expected, bound_bytes=min(lower, expected),
+        baselines={name: judge(each.exchanged(lookups, held)) if each else None for name, each in others.items()},
+        batches=(split, len(held)), seconds=time.perf_counter() - began,
+    )  # fmt: skip
 
 
-def judge(exchanged: Float64, seed: int) -> Judged:
+def judge(exchanged: Float64) -> Bytes:
     """Return the busiest device of the mean batch, of bytes (batches, devices); the interval resamples batches."""
-    drawn = np.random.default_rng(seed).integers(len(exchanged), size=(RESAMPLES, len(exchanged)))
+    drawn = np.random.default_rng(0).integers(len(exchanged), size=(RESAMPLES, len(exchanged)))
     low, high = np.quantile(exchanged[drawn].mean(axis=1).max(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     found = float(exchanged.mean(axis=0).max())
-    return Judged(bytes=found, low=min(low, found), high=max(high, found))
+    return found, min(low, found), max(high, found)
 
 
 def exchange(plan: RowPlan, lookups: Lookups, link: str) -> Timeline:
-    """Return the first held-out batch on a link of each device, whose busier direction decides: all-to-alls, one by
-    one.
-    """
+    """Return the first held-out batch on links whose busier direction decides: all-to-alls, one by one."""
     placement, rate = plan.placement, parse_link(link).bytes_per_s
     lanes = [Lane(rank=r, kind=LaneKind.LINK, label=f"link of device {r}") for r in range(placement.devices)]
     writer = GraphWriter(
@@ -150,3 +133,31 @@ def rows_of(ran: Sequence[RanPlacement], source: str, devices: int, link: str) -
     """Return what the ledger keeps of a run: a row per placement whose seconds were predicted."""
     found = (each.row(f"{source}, {devices} workers, {link}", devices) for each in ran)
     return [row for row in found if row is not None]
+
+
+def baselines(costs: RowCosts, memory: float) -> dict[str, RowPlacement | None]:
+    """Return placements by name; None for one that `memory` bytes of a device are too few for.
+
+    `table-wise` puts whole tables where they keep loads equal; `column-wise` and `row-wise` divide each over all
+    devices, `row-wise` with partial sums; `rows by number` divides rows regardless of who reads them and exchanges
+    rows; `data-parallel` copies all.
+    """
+    devices, tables = costs.profile.devices, costs.profile.tables
+    spread, even = np.arange(devices), column_shares(costs.width, devices)
+
+    def alike(mode: Mode, rest: Int64, shares: Sequence[Int64] = (even,) * len(tables)) -> RowPlacement:
+        placed = tuple(
+            PlacedTable(name=each.name, rows=each.rows, mode=mode, shares=share, rest=rest)
+            for each, share in zip(tables, shares, strict=True)
+        )
+        return RowPlacement(devices=devices, width=costs.width, training=costs.training, tables=placed)
+
+    owners = whole_tables(costs, costs.pooled, memory)
+    whole = costs.width * np.eye(devices, dtype=np.int64)
+    by_table = None if owners is None else alike("pooled", spread, list(whole[owners]))
+    copies = alike("data-parallel" if costs.training else "rows", np.array([EVERYWHERE]))
+    found = {
+        "table-wise": by_table, "column-wise": alike("columns", spread), "row-wise": alike("row-wise", spread),
+        "rows by number": alike("rows", spread), "data-parallel": copies,
+    }  # fmt: skip
+    return {name: each if each and each.memory().max() <= memory else None for name, each in found.items()}

@@ -56,14 +56,11 @@ def find_fetches(graph: TaskGraph) -> tuple[Fetches, ...]:
         place = np.searchsorted(rows, data[new])
         found.append(
             Fetches(
-                lane=lane,
-                first=data[new],
-                rest=data[~new],
+                lane=lane, first=data[new], rest=data[~new], processes=bool(many[data].any()),
                 ns=np.bincount(np.cumsum(new) - 1, weights=graph.dur[data]).astype(np.int64),
                 before=np.where(place > 0, rows[np.maximum(place - 1, 0)], -1),
-                processes=bool(many[data].any()),
             )
-        )
+        )  # fmt: skip
     return tuple(found)
 
 
@@ -185,13 +182,13 @@ class PrefetchData(Technique):
             raise self.refuse("workers and prefetch_factor must be 1 or more.")
         if self.pinned and not graph.on_device.any():
             raise self.refuse("pinned memory matters for copies to a device, and the recording shows none.")
-        lanes = [each.lane for each in find_fetches(graph)]
+        lanes = find_fetches(graph)
         if not lanes:
             raise self.refuse("the recording shows no data loading (no enumerate(DataLoader) ranges).")
         if select(graph, name=WORKER).any():
             raise self.refuse("batches are prepared by workers already; give one prefetch-data with more workers=.")
-        for lane in lanes:
-            graph = self._hide(graph, next(each for each in find_fetches(graph) if each.lane == lane))
+        for at in range(len(lanes)):
+            graph = self._hide(graph, find_fetches(graph)[at])
         return self._pin(graph) if self.pinned else graph
 
     def _pin(self, graph: TaskGraph) -> TaskGraph:

@@ -16,9 +16,8 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Literal
 
 import msgspec
@@ -109,9 +108,8 @@ class RowsOnDisk(Rows):
         self.size = -(-head.rows // head.partitions)
         self._stride = partition_bytes(head.rows, head.width, head.partitions)
         self._work = path.with_name(f".{path.name}{PART}")  # one writer at a time: a stale one is made again
-        self._memory = _aligned((buffer + spare) * self._stride)
-        self._free = list(range(buffer + spare))
-        self._slots: dict[int, int] = {}  # by partition
+        self._free = list(_aligned((buffer + spare) * self._stride).reshape(-1, self._stride))
+        self._slots: dict[int, UInt8] = {}  # by partition
         self._reading: dict[int, Future[None]] = {}
         self._writing: list[Future[None]] = []
         self._dirty: set[int] = set()  # partitions in the buffer that differ from the files
@@ -145,7 +143,7 @@ class RowsOnDisk(Rows):
     def commit(self) -> None:
         """Make what was written the table, whole; without a write nothing is done. Raises ForetraceError."""
         for partition in sorted(self._dirty):
-            self._write_back(partition, self._slots[partition])
+            self._write_back(partition)
         with self._faults(), self.disk.waiting():
             self._settle(all=True)
             if self._next is not None:
@@ -183,11 +181,9 @@ class RowsOnDisk(Rows):
             finally:
                 self.discard()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Commit, unless an error is on its way: then the table stays as of the last commit."""
-        self.close() if kind is None else self.discard()
+        self.close() if error[0] is None else self.discard()
 
     def _get(self, ids: Int64) -> Float32:
         found = np.empty((len(ids), self.width), np.float32)
@@ -224,7 +220,7 @@ class RowsOnDisk(Rows):
     def _held(self, partition: int) -> Float32:
         """Return the rows of a partition in the buffer."""
         self._wait(partition)
-        values: Float32 = self._slot(self._slots[partition]).view(np.float32)
+        values: Float32 = self._slots[partition].view(np.float32)
         return values[: self.size * self.width].reshape(self.size, self.width)
 
     def _row(self, partition: int, place: int) -> tuple[Float32, UInt8, int]:
@@ -238,9 +234,6 @@ class RowsOnDisk(Rows):
                 self._transfer(self._second() if partition in self._written else self._table, block, first)
         return block[begin - first :][: self.width * 4].view(np.float32), block, first
 
-    def _slot(self, slot: int) -> UInt8:
-        return self._memory[slot * self._stride : (slot + 1) * self._stride]
-
     def _offset(self, partition: int) -> int:
         return BLOCK + partition * self._stride
 
@@ -249,8 +242,7 @@ class RowsOnDisk(Rows):
         if partition not in self._slots:
             slot = self._slots[partition] = self._free.pop()
             file = self._second() if partition in self._written else self._table
-            where = (file, self._slot(slot), self._offset(partition))
-            self._reading[partition] = self._thread.submit(self._transfer, *where)
+            self._reading[partition] = self._thread.submit(self._transfer, file, slot, self._offset(partition))
             self.disk.gets += 1
             self.disk.bytes_read += self._stride
 
@@ -264,13 +256,12 @@ class RowsOnDisk(Rows):
     def _evict(self, partition: int) -> None:
         """Take a partition out of the buffer. Its place is free at once: reads into it follow the write from it."""
         self._wait(partition)
-        slot = self._slots.pop(partition)
         if partition in self._dirty:
-            self._write_back(partition, slot)
-        self._free.append(slot)
+            self._write_back(partition)
+        self._free.append(self._slots.pop(partition))
 
-    def _write_back(self, partition: int, slot: int) -> None:
-        where = (self._second(), self._slot(slot), self._offset(partition))
+    def _write_back(self, partition: int) -> None:
+        where = (self._second(), self._slots[partition], self._offset(partition))
         self._writing.append(self._thread.submit(self._transfer, *where, True))
         self._written.add(partition)
         self._dirty.discard(partition)
@@ -321,10 +312,8 @@ class RowsOnDisk(Rows):
                     os.posix_fallocate(self._next, 0, BLOCK + self.partitions * self._stride)
         return self._next
 
-    @contextmanager
-    def _faults(self) -> Iterator[None]:
-        with said(self.path, f"; it is whole as of commit {self.commits}"):
-            yield
+    def _faults(self) -> AbstractContextManager[None]:
+        return said(self.path, f"; it is whole as of commit {self.commits}")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from foretrace.arrays import Array, Float32, Int64
 from foretrace.errors import ForetraceError
 from foretrace.names import numbers
 from foretrace.reading import DAMAGED, TooLargeError, parse_npz, read_bytes
+from foretrace.training.rows.rows import within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +39,8 @@ class Adjacency:
 
     @staticmethod
     def of(edges: Int64, nodes: int, *, directed: bool = False) -> Adjacency:
-        """Return edges (n, 2) as neighbours; each edge counts both ways unless directed. Self loops and
-        repeats stay.
-        """
-        if len(edges) and not 0 <= edges.min() <= edges.max() < nodes:
-            wrong = int(edges.min() if edges.min() < 0 else edges.max())
-            raise ForetraceError(f"Edges must join nodes from 0 to {nodes - 1}, got {wrong}.")
+        """Return edges (n, 2) as neighbours, both ways unless directed. Self loops and repeats stay."""
+        within(edges, nodes, "Edges must join nodes")
         both = edges if directed else np.concatenate([edges, edges[edges[:, 0] != edges[:, 1]][:, ::-1]])
         order = np.argsort(both[:, 0], kind="stable")
         starts = np.concatenate([[0], np.cumsum(np.bincount(both[:, 0], minlength=nodes))])
@@ -151,8 +148,7 @@ def read(path: Path) -> NodeData:
     if nodes < 1 or len(features) != nodes or labels.shape != (nodes,):
         raise ForetraceError(f"{path} must say the same of all {nodes} nodes, got {len(features)} and {len(labels)}.")
     for key, to in _SETS.items():
-        if len(sets[to]) and not 0 <= sets[to].min() <= sets[to].max() < nodes:
-            raise ForetraceError(f"{key} of {path} must name nodes from 0 to {nodes - 1}; mend it.")
+        within(sets[to], nodes, f"{key} of {path} must name nodes")
     return NodeData(adjacency=Adjacency.of(edges, nodes), features=features, labels=labels, **sets)
 
 

@@ -62,9 +62,7 @@ class LookAheadPlan:
     soon: Mask  # that is in the next batch
 
     def turn(self, batch: int, trainer: int, *, soon: bool | None = None) -> TrainerTurn:
-        """Return what a trainer does in a batch; of exchanges only those needed at once (`soon`) or later, where asked
-        for.
-        """
+        """Return what a trainer does in a batch, with all exchanges or those needed at once (`soon`) or later."""
         at = slice(*self.starts[batch - self.begin : batch - self.begin + 2])
         rows, users, owner, after = self.rows[at], self.users[at], self.owner[at], self.next_users[at]
         wanted = np.ones(len(rows), np.bool_) if soon is None else self.soon[at] == soon
@@ -189,16 +187,16 @@ class LookAheadRows(Rows):
                 "less far ahead."
             )
         self.inner, self.plan, self.trainer = inner, plan, trainer
-        self._values = np.empty((capacity, self.width), np.float32)
+        self._values = np.empty((max(capacity, 1), self.width), np.float32)
         self._values.view(np.uint32)[:] = POISON
-        self._free = np.arange(capacity)[::-1].astype(np.int64)  # places; the first `_left` of them are free
+        self._free = np.arange(capacity)  # places; the first `_left` of them are free
         self._left = capacity
-        self._ids, self._places = np.empty(0, np.int64), np.empty(0, np.int64)  # held rows, sorted
+        self._places = np.full(inner.count, -1, np.int32)  # of every row, -1 where it is not held
 
     @property
     def held(self) -> int:
         """How many rows are held."""
-        return len(self._ids)
+        return len(self._free) - self._left
 
     def begin(self, turn: TrainerTurn, fetched: Float32 | None = None) -> None:
         """Hold the rows of a batch; those to fetch are given, or asked of `inner`."""
@@ -213,52 +211,37 @@ class LookAheadRows(Rows):
 
     def admit(self, ids: Int64, values: Float32) -> None:
         """Write rows (n,), and hold those that are not held yet. Raises RuntimeError where there is no place."""
-        here, places = self._at(ids)
-        self._values[places] = values[here]
-        ids, values = ids[~here], values[~here]
-        if len(ids) > self._left:
-            raise RuntimeError(f"{len(ids)} rows are to be held, and {self._left} places are free")
-        at = np.searchsorted(self._ids, ids)
-        places = self._free[self._left - len(ids) : self._left]
-        self._left -= len(ids)
-        self._values[places] = values
-        self._ids, self._places = np.insert(self._ids, at, ids), np.insert(self._places, at, places)
+        new = ids[self._places[ids] < 0]
+        if len(new) > self._left:
+            raise RuntimeError(f"{len(new)} rows are to be held, and {self._left} places are free")
+        self._left -= len(new)
+        self._places[new] = self._free[self._left : self._left + len(new)]
+        self._values[self._places[ids]] = values
 
     def poison(self, ids: Int64) -> None:
         """Make sure that held rows (n,) are not read before they are written again."""
-        self._values.view(np.uint32)[self._places[np.searchsorted(self._ids, ids)]] = POISON
+        self._values.view(np.uint32)[self._places[ids]] = POISON
 
     def evict(self, ids: Int64) -> None:
         """Release held rows (n,), whose places are poisoned."""
         self.poison(ids)
-        at = np.searchsorted(self._ids, ids)
-        self._free[self._left : self._left + len(ids)] = self._places[at]
+        self._free[self._left : self._left + len(ids)] = self._places[ids]
         self._left += len(ids)
-        self._ids, self._places = np.delete(self._ids, at), np.delete(self._places, at)
+        self._places[ids] = -1
 
     def close(self) -> None:
         self.inner.close()
 
-    def _at(self, ids: Int64) -> tuple[Mask, Int64]:
-        """Return which of these rows are held, and where those are."""
-        at = np.minimum(np.searchsorted(self._ids, ids), max(len(self._ids) - 1, 0))
-        here = self._ids[at] == ids if len(self._ids) else np.zeros(len(ids), np.bool_)
-        return here, self._places[at[here]]
-
     def _get(self, ids: Int64) -> Float32:
-        here, places = self._at(ids)
-        if here.all() and len(ids):
-            found = self._values[places]
-        else:
-            found = np.empty((len(ids), self.width), np.float32)
-            found[here] = self._values[places]
-            found[~here] = self.inner.get(ids[~here])
+        found, away = self._values[self._places[ids]], self._places[ids] < 0
+        if away.any():
+            found[away] = self.inner.get(ids[away])
         if (found.view(np.uint32) == POISON).any():
             raise RuntimeError("a row was read that is not held any more, or not updated yet")
         return found
 
     def _put(self, ids: Int64, values: Float32) -> None:
-        here, places = self._at(ids)
-        self._values[places] = values[here]
-        if not here.all():
-            self.inner.put(ids[~here], values[~here])
+        away = self._places[ids] < 0
+        self._values[self._places[ids[~away]]] = values[~away]
+        if away.any():
+            self.inner.put(ids[away], values[away])

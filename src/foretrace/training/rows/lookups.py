@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -11,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.arrays import Array, Int64
+from foretrace.arrays import Array, Float64, Int64
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.names import numbers
-from foretrace.reading import DAMAGED, Budget, parse_npz, read_bytes
+from foretrace.reading import DAMAGED, Budget, parse_npz, read_bytes, read_text
+from foretrace.training.rows.rows import within
 
 _MEND = "give a file of ids, or zipf:EXPONENT"
 # Rows of the tables of the Criteo Kaggle data set, as facebookresearch/dlrm counts them.
@@ -46,12 +48,16 @@ class EmbeddingTable:
     def __post_init__(self) -> None:
         if self.rows < 1:
             raise ForetraceError(f"Table {self.name} must have a row, got {self.rows}.")
-        if len(self.ids) and not 0 <= self.ids.min() <= self.ids.max() < self.rows:
-            wrong = int(self.ids.min() if self.ids.min() < 0 else self.ids.max())
-            raise ForetraceError(f"Ids of table {self.name} must be from 0 to {self.rows - 1}, got {wrong}.")
+        within(self.ids, self.rows, f"Ids of table {self.name} must be")
         steps = np.diff(self.offsets)
         if not len(self.offsets) or self.offsets[0] != 0 or self.offsets[-1] != len(self.ids) or (steps < 0).any():
             raise ForetraceError(f"Offsets of table {self.name} must rise from 0 to its {len(self.ids)} ids.")
+
+    @staticmethod
+    def of(name: str, rows: int, ids: Int64, pooling: int) -> EmbeddingTable:
+        """Return a table of which every sample reads `pooling` of the `ids`."""
+        offsets = np.arange(0, len(ids) + 1, pooling, dtype=np.int64)
+        return EmbeddingTable(name=name, rows=rows, ids=ids, offsets=offsets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +119,15 @@ def zipf(
     random = np.random.default_rng(seed)
     edges = np.linspace(0, samples, workers + 1).astype(np.int64)
     worker = np.tile(np.repeat(np.arange(workers), pooling * np.diff(edges)), batches)
-    offsets = np.arange(batches * samples + 1, dtype=np.int64) * pooling
     found = []
     for i, size in enumerate(sizes):
         mass = np.cumsum(np.arange(1, size + 1, dtype=np.float64) ** -exponent)
-        ranks = np.searchsorted(mass, random.random(int(offsets[-1])) * mass[-1], side="right")
+        ranks = np.searchsorted(mass, random.random(len(worker)) * mass[-1], side="right")
         if locality:
             own = ranks // workers * workers + worker
             ranks = np.where((random.random(len(ranks)) < locality) & (own < size), own, ranks)
         ids = random.permutation(size)[np.minimum(ranks, size - 1)]
-        found.append(EmbeddingTable(name=f"table{i}", rows=size, ids=ids, offsets=offsets))
+        found.append(EmbeddingTable.of(f"table{i}", size, ids, pooling))
     return Lookups(tables=tuple(found), samples=samples)
 
 
@@ -227,3 +232,77 @@ def _column(name: str, column: Any, arrow: Any) -> tuple[Int64, Int64]:
 
 
 _FILES = {".npz": _npz, ".parquet": _parquet}
+
+_BIN = re.compile(r"^\(\d+(?:, \d+\]|\+): (\d+\.\d+)$", re.MULTILINE)
+_MEAN = re.compile(r"^Avg col size:\s*(\d+\.?\d*)\s*$", re.MULTILINE)
+_STATISTICS = "give a file of reuse statistics as facebookresearch/dlrm_datasets publishes them"
+MOST_BINS = 32
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ReuseHistogram:
+    """Bin k holds rows that are read more than 2^(k-1) times (bin 0: once) and up to 2^k; the last one has no end."""
+
+    name: str
+    mean: float  # times that a row is read
+    rows: Float64  # share of rows by bin
+    lookups: Float64  # share of look-ups by bin
+
+
+def read_reuse(path: Path) -> tuple[ReuseHistogram, ...]:
+    """Return the data sets of a file as facebookresearch/dlrm_datasets publishes them (`locality_stats_2021.txt`).
+
+    Raises ForetraceError for what is no such file.
+    """
+    text = read_text(path, mend=_STATISTICS)
+    found = list[ReuseHistogram]()
+    for part in re.split(r"\n\s*\n", text.strip()):
+        mean, bins = _MEAN.search(part), [float(each) for each in _BIN.findall(part)]
+        half = len(bins) // 2
+        if mean is None or len(bins) % 2 or not 2 <= half <= MOST_BINS or not sum(bins[half:]):
+            raise ForetraceError(f"{path}: data set {len(found)} has no two histograms and a mean; {_STATISTICS}.")
+        found.append(
+            ReuseHistogram(name=part.splitlines()[0].strip(), mean=float(mean[1]), rows=np.array(bins[:half]),
+                           lookups=np.array(bins[half:]) / sum(bins[half:]))
+        )  # fmt: skip
+    return tuple(found)
+
+
+def parse_reuse(text: str) -> Lookups:
+    """Parse `FILE set=0 samples=512 batches=64 pooling=26 seed=0`: one table. Raises ForetraceError."""
+    words = text.split()
+    given = numbers(words[1:], {"set": 0, "samples": 512, "batches": 64, "pooling": 26, "seed": 0}, "reuse")
+    sets = read_reuse(Path(words[0] if words else ""))
+    which = given.pop("set")
+    if not 0 <= which < len(sets):
+        raise ForetraceError(f"{words[0]} has data sets 0 to {len(sets) - 1}, got `set={which}`.")
+    return reused(sets[which], **given)
+
+
+def reused(histogram: ReuseHistogram, *, samples: int, batches: int, pooling: int, seed: int = 0) -> Lookups:
+    """Return look-ups of one table, in a random order, whose shares by bin are the histogram's to one row.
+
+    A bin whose share is less than one of its rows goes to the bin below it. Raises ForetraceError for sizes below 1.
+    """
+    total = samples * batches * pooling
+    if min(samples, batches, pooling) < 1 or seed < 0 or total > MOST_IDS:
+        raise ForetraceError(
+            f"Look-ups need a sample, a batch and an id, {MOST_IDS:,} ids in all at most, and a seed of at least 0, "
+            f"got {samples}, {batches}, {pooling}, {seed}."
+        )
+    edges = np.round(np.cumsum(histogram.lookups) * total).astype(int)
+    left, counts = 0, list[int]()
+    for k in range(len(edges) - 1, -1, -1):
+        low, high = (0 if k == 0 else 1 << (k - 1)), (1 << k if k < len(edges) - 1 else total)
+        here = int(edges[k] - (edges[k - 1] if k else 0)) + left
+        if here < low + 1:
+            left = here
+            continue
+        left = 0
+        share = histogram.rows[k]
+        mean = histogram.lookups[k] * histogram.mean / share if share else 1.5 * low
+        rows = min(max(round(here / max(mean, 1.0)), -(-here // high)), here // (low + 1))
+        counts += [here // rows + (i < here % rows) for i in range(rows)]
+    random = np.random.default_rng(seed)
+    ids = random.permutation(np.repeat(random.permutation(len(counts)), counts))
+    return Lookups(tables=(EmbeddingTable.of("reuse", len(counts), ids.astype(np.int64), pooling),), samples=samples)

@@ -17,9 +17,9 @@ from time import thread_time
 
 import numpy as np
 
-from foretrace.arrays import Float32, Int32, Int64
+from foretrace.arrays import Float32, Float64, Int32, Int64
+from foretrace.compiled import njit
 from foretrace.errors import ForetraceError
-from foretrace.training.rows.drawing import place, positions
 from foretrace.training.rows.graphs import Adjacency
 from foretrace.training.rows.rows import RowCounters, Rows
 
@@ -141,9 +141,7 @@ class CachePolicy:
         return (max(num_neighbors),) if self.shared and num_neighbors else num_neighbors
 
     def memory_bytes(self, degrees: Int64, num_neighbors: tuple[int, ...]) -> int:
-        """Return bytes of all caches: four per neighbour that is kept, eight per node; at most 4 f kept + 8
-        per node.
-        """
+        """Return bytes of all caches: four per neighbour that is kept, eight per node."""
         sizes = [self.size(each) for each in self.fan_outs(num_neighbors)]
         return sum(4 * int(np.minimum(degrees, each).sum()) + 8 * (len(degrees) + 1) for each in sizes)
 
@@ -235,3 +233,67 @@ class NeighbourCache:
             fresh = self.lists.draw(part, renewed, self.random)
             place(self.kept, self.starts[part], sizes, renewed, slots, fresh)
             self.counters.rows_read += len(fresh)
+
+
+@njit(_nrt=False)
+def draw(begins: Int64, sizes: Int64, wanted: Int64, uniform: Float64, positions: Int64) -> None:
+    """Draw `wanted[i]` distinct positions of the `sizes[i]` from `begins[i]` on, all in order where all are wanted.
+
+    Every set of positions is equally likely (Floyd's algorithm, Bentley and Floyd, CACM 30(9), 1987). `uniform` holds
+    a number from 0 to 1 (exclusive) per position.
+    """
+    done = 0
+    for i in range(len(begins)):
+        size, count = sizes[i], wanted[i]
+        for k in range(count):
+            position = size - count + k
+            if count < size:
+                drawn = int(uniform[done + k] * (position + 1))
+                for earlier in range(done, done + k):
+                    if positions[earlier] == begins[i] + drawn:
+                        drawn = position
+                        break
+                position = drawn
+            positions[done + k] = begins[i] + position
+        done += count
+
+
+def positions(begins: Int64, sizes: Int64, wanted: Int64, random: np.random.Generator) -> Int64:
+    """Draw positions by numbers of `random`: (sum of wanted,)."""
+    found = np.empty(int(wanted.sum()), np.int64)
+    draw(begins, sizes, wanted, random.random(len(found)), found)
+    return found
+
+
+@njit(_nrt=False)
+def place(kept: Int32, begins: Int64, sizes: Int64, renewed: Int64, slots: Int64, fresh: Int32) -> None:
+    """Write the fresh neighbours of node i, `renewed[i]` of them, to `slots` of its `sizes[i]` kept from `begins[i]`.
+
+    One that is kept already is exchanged with what its slot holds, so that no neighbour is kept twice.
+    """
+    done = 0
+    for i in range(len(begins)):
+        for k in range(done, done + renewed[i]):
+            if renewed[i] < sizes[i]:
+                for slot in range(begins[i], begins[i] + sizes[i]):
+                    if kept[slot] == fresh[k]:
+                        kept[slot] = kept[slots[k]]
+                        break
+            kept[slots[k]] = fresh[k]
+        done += renewed[i]
+
+
+@njit(_nrt=False)
+def relabel(nodes: Int32, local: Int32, n_id: Int64, known: int, labels: Int64) -> int:
+    """Give `nodes` numbers by first appearance, after the `known` of `n_id`, and append new ones; how many it has.
+
+    `local` holds the number of every node of the graph, -1 where it has none.
+    """
+    for i in range(len(nodes)):
+        node = nodes[i]
+        if local[node] < 0:
+            local[node] = known
+            n_id[known] = node
+            known += 1
+        labels[i] = local[node]
+    return known

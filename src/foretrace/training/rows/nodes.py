@@ -7,6 +7,7 @@ the nodes in the buffer. Judging is exact: all neighbours of all nodes, a partit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -15,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foretrace.arrays import Int64
-from foretrace.training.rows.dense import DenseSample
+from foretrace.errors import ForetraceError
 from foretrace.training.rows.graphs import Adjacency
 from foretrace.training.rows.links import visited
+from foretrace.training.rows.neighbours import positions
 from foretrace.training.rows.orders import State
 from foretrace.training.rows.partitions import PartitionedGraph
-from foretrace.training.rows.rows import Rows
+from foretrace.training.rows.rows import Rows, within
 
 
 class Sage(nn.Module):
@@ -50,9 +52,7 @@ def _mean(values: Tensor, read: DenseSample) -> Tensor:
 
 
 def node_states(graph: PartitionedGraph, buffer: int, random: np.random.Generator) -> list[State]:
-    """Return states of an epoch: training partitions with random others; several where training ones alone are too
-    many.
-    """
+    """Return states of an epoch: training partitions with random others, in as many states as they need."""
     training = np.unique(graph.train // graph.size)
     others = random.permutation(np.setdiff1d(np.arange(graph.sizes.partitions), training))
     both = np.concatenate([random.permutation(training), others])
@@ -114,14 +114,64 @@ def batch_bytes(features: int, hidden: int, read: int) -> int:
 
 
 def graph_bytes(nodes: int, edges: int) -> int:
-    """Return most bytes while the neighbours of a state are sorted: pairs of 32 and 64 bits, both ways, and their
-    order.
-    """
+    """Return most bytes while neighbours of a state are sorted: pairs of 32 and 64 bits, both ways, their order."""
     return edges * (8 + 16 + 32 + 32 + 16) + 8 * nodes * 6
 
 
 def judging_bytes(graph_nodes: int, hidden: int, partition: int, edges: int) -> int:
-    """Return most bytes that `accuracy` takes: four values of width `hidden` per node, a partition, a row of
-    buckets.
-    """
+    """Return most bytes that `accuracy` takes: four values per node, a partition, a row of buckets."""
     return 4 * graph_nodes * (4 * hidden + 2) + 3 * partition + 60 * edges + 8 * graph_nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseSample:
+    """DENSE: neighbours of several hops, sampled once per node and reused by every layer (MariusGNN, section 4.2).
+
+    `nodes` holds the farthest new nodes first and the targets last; `hops[k]` is where those of a hop begin. From
+    `hops[1]` on, which a layer computes, every node has its sampled neighbours, `places[starts[i] : starts[i + 1]]` for
+    node `hops[1] + i`, as places in `nodes`.
+    """
+
+    nodes: Int64  # (n,)
+    hops: Int64  # (layers + 2,): the first is 0, the last n
+    starts: Int64  # (n - hops[1] + 1,)
+    places: Int64  # (sampled neighbours,)
+
+    def next(self) -> DenseSample:
+        """Return what the next layer reads: without the nodes that it does not, and what this one computed."""
+        gone, done = int(self.hops[1]), int(self.hops[2] - self.hops[1])
+        starts = self.starts[done:] - self.starts[done]
+        return DenseSample(
+            nodes=self.nodes[gone:], hops=self.hops[1:] - gone, starts=starts,
+            places=self.places[self.starts[done] :] - gone,
+        )  # fmt: skip
+
+
+def sample(adjacency: Adjacency, targets: Int64, fanouts: Sequence[int], random: np.random.Generator) -> DenseSample:
+    """Sample neighbours of distinct `targets` (n,), one fan-out per layer, the targets' own first.
+
+    Raises ForetraceError for targets that are no nodes, or named twice.
+    """
+    within(targets, adjacency.nodes, "Targets must be nodes")
+    place = np.full(adjacency.nodes, -1)
+    place[targets] = np.arange(len(targets))
+    if (place[targets] != np.arange(len(targets))).any():
+        raise ForetraceError("Targets must be distinct; name each once.")
+    deltas, found = [targets], list[tuple[Int64, Int64]]()
+    for fanout in fanouts:
+        begins, degrees = adjacency.starts[deltas[-1]], adjacency.starts[deltas[-1] + 1] - adjacency.starts[deltas[-1]]
+        wanted = np.minimum(degrees, fanout)
+        neighbours = adjacency.neighbours[positions(begins, degrees, wanted, random)]
+        found.append((wanted, neighbours))
+        fresh = np.unique(neighbours[place[neighbours] < 0])
+        place[fresh] = 0  # it is known; where it lies is when all are
+        deltas.append(fresh)
+    deltas.reverse()
+    hops = np.concatenate([[0], np.cumsum([len(each) for each in deltas])])
+    nodes = np.concatenate(deltas)
+    place[nodes] = np.arange(len(nodes))
+    counts = np.concatenate([each for each, _ in reversed(found)])
+    return DenseSample(
+        nodes=nodes, hops=hops, starts=np.concatenate([[0], np.cumsum(counts)]),
+        places=place[np.concatenate([each for _, each in reversed(found)])],
+    )  # fmt: skip

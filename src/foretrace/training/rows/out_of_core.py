@@ -18,7 +18,7 @@ import torch
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
-from foretrace.training.rows import dense, disk, links, nodes, orders, partitions
+from foretrace.training.rows import disk, links, nodes, orders, partitions
 from foretrace.training.rows.disk import RowsOnDisk
 from foretrace.training.rows.graphs import Adjacency
 from foretrace.training.rows.orders import State
@@ -190,7 +190,7 @@ class _Nodes:
             adjacency = nodes.neighbours_within(graph, state)
             targets = random.permutation(graph.train[np.isin(graph.train // graph.size, state)])
             for begin in range(0, len(targets), batch):
-                read = dense.sample(adjacency, targets[begin : begin + batch], self.job.fanouts, random)
+                read = nodes.sample(adjacency, targets[begin : begin + batch], self.job.fanouts, random)
                 count = int(read.hops[-1] - read.hops[-2])
                 total += count * nodes.step(graph.labels, self.rows, self.model, self.optimizer, read)
                 items, done = items + count, done + 1
@@ -230,7 +230,7 @@ def limit_memory(bytes_more: int) -> None:
     """
     warm = nodes.Sage((4, 4, 2))  # libraries take memory of their own, and import more, at the first update
     alone = Adjacency(starts=np.zeros(3, np.int64), neighbours=np.zeros(0, np.int64))
-    read = dense.sample(alone, np.arange(2), (1, 1), np.random.default_rng(0))
+    read = nodes.sample(alone, np.arange(2), (1, 1), np.random.default_rng(0))
     nodes.step(
         np.zeros(2, int), RowsInMemory(np.ones((2, 4), np.float32)), warm, torch.optim.Adam(warm.parameters()), read
     )

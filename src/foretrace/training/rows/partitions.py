@@ -26,7 +26,7 @@ from foretrace.training.rows.graphs import NodeData
 
 HELD_OUT = 20_000  # edges that are not trained, at most
 HELD_SHARE = 0.02
-_ARRAYS = ("order", "starts", "held_out", "labels", "train", "validation", "test")
+_ARRAYS = ("order", "starts", "held_out", "labels", "train", "test")
 
 
 class GraphSizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,6 @@ class PartitionedGraph:
     held_out: Int64
     labels: Int64
     train: Int64
-    validation: Int64
     test: Int64
 
     @property
@@ -82,15 +81,12 @@ class PartitionedGraph:
         counts = self.bucket_edges(buckets)
         edges = np.empty((int(counts.sum()), 2), np.int32)
         at = 0
-        with disk.said(self.folder / "edges.bin"), (self.folder / "edges.bin").open("rb", buffering=0) as file:
+        with disk.said(path := self.folder / "edges.bin"), path.open("rb") as file:
             for (i, j), count in zip(buckets.tolist(), counts.tolist(), strict=True):
                 file.seek(8 * int(self.starts[i * self.sizes.partitions + j]))
-                part = memoryview(edges[at : at + count].data).cast("B") if count else memoryview(b"")
-                while len(part):
-                    moved = file.readinto(part)
-                    if not moved:
-                        raise ForetraceError(f"{self.folder / 'edges.bin'} ends too early; copy it again.")
-                    part = part[moved:]
+                part = edges[at : at + count]
+                if count and file.readinto(part.data) < part.nbytes:
+                    raise ForetraceError(f"{path} ends too early; copy it again.")
                 at += count
             disk.forget(file.fileno())
         return edges
@@ -124,7 +120,7 @@ def write(data: NodeData, folder: Path, *, partitions: int, seed: int = 0, hold_
     )
     found = PartitionedGraph(
         folder=folder, sizes=sizes, order=order, starts=starts, held_out=held_out, labels=data.labels[order],
-        train=np.sort(new[data.train]), validation=np.sort(new[data.validation]), test=np.sort(new[data.test]),
+        train=np.sort(new[data.train]), test=np.sort(new[data.test]),
     )  # fmt: skip
     with disk.said(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -168,7 +164,7 @@ def _check(graph: PartitionedGraph) -> None:
     good = good and graph.starts.shape == (sizes.partitions**2 + 1,) and graph.starts[0] == 0
     good = good and bool((np.diff(graph.starts) >= 0).all()) and graph.starts[-1] == sizes.edges
     good = good and graph.order.shape == graph.labels.shape == (sizes.nodes,) and sizes.features >= 0
-    named: Sequence[Int64] = (graph.order, graph.held_out, graph.train, graph.validation, graph.test)
+    named: Sequence[Int64] = (graph.order, graph.held_out, graph.train, graph.test)
     good = good and all(not len(each) or 0 <= each.min() <= each.max() < sizes.nodes for each in named)
     good = good and graph.held_out.ndim == 2 and graph.held_out.shape[1] == 2
     good = good and int(graph.labels.max(initial=-1)) + 1 <= sizes.classes

@@ -74,7 +74,7 @@ class PlacedTable:
         return bool((self.owners >= 0).any() or (self.rest >= 0).any())
 
     @property
-    def replicated(self) -> int:
+    def rows_replicated(self) -> int:
         """Rows that every device has."""
         rest = part_sizes(self.rows - len(self.ids), len(self.rest))
         return int((self.owners < 0).sum() + rest[self.rest < 0].sum())
@@ -155,9 +155,7 @@ class RowPlacement:
             raise ForetraceError("The placement is of other tables than the lookups; plan these first.")
 
     def pairs(self, lookups: Lookups, batch: int) -> tuple[Float64, Float64]:
-        """Return bytes of ids, lengths and counts that readers send to owners, and of floats that come: (reader,
-        owner).
-        """
+        """Return bytes of ids, lengths and counts to owners, and of floats that come: (reader, owner)."""
         asked, sent = np.zeros((2, self.devices, self.devices))
         for reader in range(self.devices):
             read = lookups.read(batch, reader, self.devices)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter, thread_time
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -85,7 +84,7 @@ class Rows(ABC):
         self._put(ids, self._get(ids) + values)
 
     def _read(self, how: Callable[[Int64], Float32], ids: Int64) -> Float32:
-        ids = self._checked(ids)
+        ids = self.checked(ids)
         with _recorded("rows.get", ids, self.width), self.counters.waiting():
             found = how(ids)
         self.counters.gets += 1
@@ -93,8 +92,8 @@ class Rows(ABC):
         self.counters.bytes_read += found.nbytes
         return found
 
-    def _write(self, how: Callable[[Int64, Float32], None], ids: Int64, values: Float32, width: int = 0) -> None:
-        ids, width = self._checked(ids), width or self.width
+    def _write(self, how: Callable[[Int64, Float32], object], ids: Int64, values: Float32, width: int = 0) -> None:
+        ids, width = self.checked(ids), width or self.width
         if values.shape != (len(ids), width):
             raise ForetraceError(
                 f"Values of {len(ids)} rows must have shape ({len(ids)}, {width}), got {values.shape}."
@@ -107,21 +106,18 @@ class Rows(ABC):
         self.counters.rows_written += len(ids)
         self.counters.bytes_written += 4 * values.size
 
-    def _checked(self, ids: Int64) -> Int64:
+    def checked(self, ids: Int64) -> Int64:
+        """Return `ids` (n,) as int64. Raises ForetraceError where they are none of the table's."""
         ids = np.asarray(ids)
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise ForetraceError(f"Rows are named by a list of whole numbers, got {ids.dtype} of shape {ids.shape}.")
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self.count:
-            wrong = int(ids.min() if ids.min() < 0 else ids.max())
-            raise ForetraceError(f"A row must be from 0 to {self.count - 1}, got {wrong}.")
+        within(ids, self.count, "A row must be")
         return ids.astype(np.int64, copy=False)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -132,6 +128,12 @@ def _recorded(what: str, ids: Int64, width: int) -> AbstractContextManager[objec
         return nullcontext()
     range_: AbstractContextManager[object] = torch.profiler.record_function(f"{what} {len(ids)} x {width}")
     return range_
+
+
+def within(ids: Int64, count: int, what: str) -> None:
+    """Raise ForetraceError unless all of `ids` are from 0 to count - 1; `what` begins the sentence."""
+    if len(ids) and not 0 <= ids.min() <= ids.max() < count:
+        raise ForetraceError(f"{what} from 0 to {count - 1}, got {ids.min() if ids.min() < 0 else ids.max()}.")
 
 
 def distinct(ids: Int64) -> Int64:

@@ -17,9 +17,8 @@ import numpy as np
 
 from foretrace.arrays import Int32, Int64
 from foretrace.errors import ForetraceError
-from foretrace.training.rows.drawing import relabel
-from foretrace.training.rows.neighbours import CachePolicy, NeighbourCache, NeighbourLists
-from foretrace.training.rows.rows import RowCounters
+from foretrace.training.rows.neighbours import CachePolicy, NeighbourCache, NeighbourLists, relabel
+from foretrace.training.rows.rows import RowCounters, within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +59,7 @@ class NeighborLoader:
                 "`batch_size=` must be at least 1 and each of `num_neighbors=` at least -1, got "
                 f"{batch_size} and {list(num_neighbors)}."
             )
-        if len(self.input_nodes) and not 0 <= self.input_nodes.min() <= self.input_nodes.max() < nodes:
-            raise ForetraceError(f"`input_nodes=` must be from 0 to {nodes - 1}.")
+        within(self.input_nodes, nodes, "`input_nodes=` must be")
         if len(np.unique(self.input_nodes)) != len(self.input_nodes):
             raise ForetraceError("`input_nodes=` must be distinct.")
         self.lists, self.num_neighbors, self.batch_size = lists, tuple(num_neighbors), batch_size

@@ -18,12 +18,10 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from enum import IntEnum
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -35,6 +33,7 @@ from foretrace.training.rows.optimizers import RowOptimizer, add_up
 from foretrace.training.rows.rows import Rows
 
 Address = tuple[str, int]
+Pace = Callable[[], object]
 
 CHUNK = 16 << 10  # bytes between two looks at whether something more urgent is to be sent
 SMALL_BUFFER = 16 << 10  # of what is not urgent, bytes that may wait in the kernel ahead of what is
@@ -42,6 +41,7 @@ PATIENCE_S = 120.0  # for the other trainers
 _TOKEN = 16
 _HEADER = struct.Struct("<BiqQQ")  # what, rank, batch, rows, bytes of values
 _MOST_BYTES = 1 << 34
+_NOTHING = np.empty(0, np.uint32)
 
 
 class RowRequest(IntEnum):
@@ -59,7 +59,7 @@ class RowRequest(IntEnum):
 
 
 def send(
-    to: socket.socket, header: tuple[int, int, int], ids: Array, values: Array | bytes, pace: Callable[[], object]
+    to: socket.socket, header: tuple[int, int, int], ids: Array, values: Array | bytes, pace: Pace = lambda: None
 ) -> None:
     """Write one message; `pace` is called before every CHUNK and may wait."""
     sent = memoryview(values if isinstance(values, bytes) else values.tobytes())
@@ -100,7 +100,14 @@ def number_type(count: int) -> type[np.generic]:
     return np.uint32 if count <= 1 << 32 else np.int64
 
 
-class RowServer:
+def _end(*sockets: socket.socket) -> None:
+    for each in sockets:
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
+
+
+class RowServer(AbstractContextManager["RowServer"]):
     """Serves `rows` to `trainers` trainers that push every batch from `begin` on; threads of this process.
 
     With a `folder`, the table is kept there whenever a multiple of `every` batches is whole.
@@ -124,19 +131,9 @@ class RowServer:
 
     def close(self) -> None:
         """Answer no more."""
-        with suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        for each in tuple(self._open):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        _end(self._listening, *self._open)
 
-    def __enter__(self) -> RowServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _accept(self) -> None:
@@ -171,7 +168,7 @@ class RowServer:
                 self._changed.notify_all()
 
     def _reply(self, connection: socket.socket, values: Array | bytes, what: RowRequest = RowRequest.DONE) -> None:
-        send(connection, (what, 0, 0), np.empty(0, np.uint32), values, lambda: None)
+        send(connection, (what, 0, 0), _NOTHING, values)
 
     def _answer(self, what: int, rank: int, batch: int, ids: Int64, sent: memoryview) -> Array | bytes:
         width = self.rows.width
@@ -209,9 +206,7 @@ class RowServer:
         parts = self._staged.setdefault(batch, {})
         if not 0 <= rank < self.trainers or batch < self.complete or rank in parts:
             raise ForetraceError(f"trainer {rank} must push each batch from {self.complete} on once, got {batch}.")
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self.rows.count:
-            raise ForetraceError(f"A row must be from 0 to {self.rows.count - 1}, got {ids.max()}.")
-        parts[rank] = (what, ids, values)
+        parts[rank] = (what, self.rows.checked(ids), values)
         while len(self._staged.get(self.complete, ())) == self.trainers:
             self._apply(self._staged.pop(self.complete))
             self.complete += 1
@@ -241,7 +236,7 @@ class RemoteRows(Rows):
     """
 
     def __init__(
-        self, address: Address, *, token: bytes, rank: int = -1, pace: Callable[[], object] = lambda: None,
+        self, address: Address, *, token: bytes, rank: int = -1, pace: Pace = lambda: None,
         urgent: bool = True,
     ) -> None:  # fmt: skip
         self.address, self.rank, self._pace = address, rank, pace
@@ -266,7 +261,7 @@ class RemoteRows(Rows):
 
     def get_after(self, batches: int, ids: Int64) -> Float32:
         """Return the rows of `ids` (n,) once so many batches are whole, and no earlier: (n, width)."""
-        return self._read(partial(self._get, batches=batches), ids)
+        return self._read(lambda ids: self._get(ids, batches), ids)
 
     def push(self, batch: int, ids: Int64, values: Float32, *, gradients: bool, width: int = 0) -> None:
         """Send this rank's part of a batch: rows (n, width), or gradients (n, `width`) for the server's optimizer.
@@ -274,11 +269,11 @@ class RemoteRows(Rows):
         Every rank pushes every batch once, an empty part included.
         """
         what = RowRequest.PUSH_GRADIENTS if gradients else RowRequest.PUSH_VALUES
-        self._write(partial(self._store, what, batch), ids, values, width)
+        self._write(lambda ids, values: self._ask(what, batch, ids, values), ids, values, width)
 
     def close(self) -> None:
         with self._lock, self._socket, suppress(OSError, EOFError, ValueError):
-            send(self._socket, (RowRequest.LEAVE, self.rank, 0), np.empty(0, np.uint32), b"", lambda: None)
+            send(self._socket, (RowRequest.LEAVE, self.rank, 0), _NOTHING, b"")
             receive(self._socket, self._numbers)
 
     def _get(self, ids: Int64, batches: int = 0) -> Float32:
@@ -290,9 +285,6 @@ class RemoteRows(Rows):
 
     def _add(self, ids: Int64, values: Float32) -> None:
         self._ask(RowRequest.ADD, 0, ids, values)
-
-    def _store(self, what: RowRequest, batch: int, ids: Int64, values: Float32) -> None:
-        self._ask(what, batch, ids, values)
 
     def _ask(self, what: RowRequest, batch: int, ids: Int64, values: Array | bytes) -> memoryview:
         try:
@@ -308,3 +300,85 @@ class RemoteRows(Rows):
         if answer != RowRequest.DONE:
             raise ForetraceError(bytes(found).decode(errors="replace"))
         return found
+
+
+class Peers:
+    """One trainer's connections to the others: two per pair, so that what is urgent waits behind nothing.
+
+    Make it, tell the others `address`, then `meet` them all.
+    A message has a kind (a number that its two ends agree on) and a batch; urgent kinds are even. Raises ForetraceError
+    where another trainer is gone or silent.
+    """
+
+    def __init__(self, rank: int, trainers: int, host: str = "127.0.0.1") -> None:
+        self.rank, self.trainers = rank, trainers
+        self.bytes_sent = 0
+        self._listening = socket.create_server((host, 0))
+        self.address: Address = self._listening.getsockname()[:2]
+        self._sockets: dict[tuple[int, int], socket.socket] = {}
+        self._arrived = threading.Condition()
+        self._messages: dict[tuple[int, int, int], memoryview] = {}
+        self._gone: set[int] = set()
+
+    def meet(self, addresses: Sequence[Address], token: bytes) -> None:
+        """Connect with all others: to those before this one, and from those behind it."""
+        self._listening.settimeout(PATIENCE_S)
+        try:
+            for other in range(self.rank):
+                for lane in (0, 1):
+                    to = socket.create_connection(addresses[other], PATIENCE_S)
+                    self._sockets[other, lane] = to
+                    send(to, (0, self.rank, lane), _NOTHING, token)
+            while len(self._sockets) < 2 * (self.trainers - 1):
+                of, _ = self._listening.accept()
+                of.settimeout(PATIENCE_S)
+                _, other, lane, _, said = receive(of, np.uint32, len(token))
+                if secrets.compare_digest(said, token) and self.rank < other < self.trainers and lane in (0, 1):
+                    self._sockets[other, lane] = of
+                else:
+                    of.close()
+        except (OSError, EOFError, ValueError, struct.error) as error:
+            self.close()
+            raise ForetraceError(f"trainer {self.rank} did not meet all {self.trainers} trainers ({error}).") from None
+        for (other, lane), each in self._sockets.items():
+            each.settimeout(None)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if lane:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
+            threading.Thread(target=self._listen, args=(other, each), daemon=True).start()
+
+    def send(self, to: int, kind: int, batch: int, numbers: Float32, pace: Pace = lambda: None) -> None:
+        """Send float32 numbers to another trainer; `pace` may wait before every piece."""
+        self.bytes_sent += numbers.nbytes
+        try:
+            send(self._sockets[to, kind % 2], (kind, self.rank, batch), _NOTHING, numbers, pace)
+        except OSError:
+            raise self._left(to, batch) from None
+
+    def receive(self, of: int, kind: int, batch: int) -> Float32:
+        """Wait for a message of another trainer: its numbers, flat."""
+        key = (of, kind, batch)
+        with self._arrived:
+            self._arrived.wait_for(lambda: key in self._messages or of in self._gone, PATIENCE_S)
+            if key not in self._messages:
+                raise self._left(of, batch)
+            return np.frombuffer(self._messages.pop(key), np.float32)
+
+    def close(self) -> None:
+        """Close all connections."""
+        _end(*self._sockets.values(), self._listening)
+
+    def _listen(self, other: int, of: socket.socket) -> None:
+        with suppress(OSError, EOFError, ValueError, struct.error):
+            while True:
+                kind, _, batch, _, said = receive(of, np.uint32)
+                with self._arrived:
+                    self._messages[other, kind, batch] = said
+                    self._arrived.notify_all()
+        with self._arrived:
+            self._gone.add(other)
+            self._arrived.notify_all()
+
+    def _left(self, other: int, batch: int) -> ForetraceError:
+        how = "is gone" if other in self._gone else f"said nothing for {PATIENCE_S:g} s"
+        return ForetraceError(f"trainer {other} {how} in batch {batch}; continue from the last checkpoint.")

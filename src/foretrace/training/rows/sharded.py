@@ -79,9 +79,7 @@ class ShardedTables:
         return [self._summed(at, [each[at] for each in came]) for at in range(len(tables))]
 
     def backward(self, gradients: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Return rows that are here (positions in `ids`) and their gradients, by table, of the sums of the last
-        `forward`.
-        """
+        """Return rows here (positions in `ids`) and their gradients by table, of the last `forward`."""
         outgoing: list[list[Tensor]] = [[] for _ in self.peers]
         for at, (table, gradient) in enumerate(zip(self.placement.tables, gradients, strict=True)):
             if table.mode == "rows":

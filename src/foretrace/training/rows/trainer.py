@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,8 +24,7 @@ from foretrace.training.rows.kept import BatchLog
 from foretrace.training.rows.lookahead import LAG, LookAheadRows, TrainerTurn, numbered, plan_ahead
 from foretrace.training.rows.lookups import Lookups
 from foretrace.training.rows.optimizers import DENSE_RATE, RowOptimizer, add_up
-from foretrace.training.rows.peers import Peers
-from foretrace.training.rows.server import CHUNK, Address, RemoteRows
+from foretrace.training.rows.server import CHUNK, Address, Peers, RemoteRows
 
 FETCHERS = 2  # requests for rows of later batches that are under way: one travels while another is answered
 FETCHED_AHEAD = 8  # batches whose rows may lie ready, at most
@@ -44,24 +41,9 @@ class _Kind(IntEnum):
     DENSE_SUMS = 6
 
 
-class RowJob(Protocol):
-    """What is trained: a dense network, and the loss of one trainer's samples of a batch."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The dense network."""
-
-    def loss(self, batch: int, trainer: int, trainers: int, looked: Tensor) -> Tensor:
-        """Return the loss over `looked` (samples, tables, width), divided by the samples of *all* trainers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowSettings:
-    """How rows are trained. `compute_s` is the least that the passes of a batch take: what is missing is slept."""
-
-    optimizer: RowOptimizer
-    width: int  # weights of a row
-    compute_s: float = 0.0
+# Of a batch, a trainer, how many there are, and what this one looked up (samples, tables, width): the loss of its
+# samples, divided by those of *all* trainers.
+RowLoss = Callable[[int, int, int, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,16 +56,19 @@ class _Reads:
 
 
 class RowTrainer:
-    """One of `peers.trainers` trainers of the table at `server`.
+    """One of `peers.trainers` trainers of a dense `module` over the table at `server`.
+
+    `compute_s` is the least that the passes of a batch take: what is missing is slept.
 
     `uncached` and `ahead` train some batches and return when each had ended (seconds of `perf_counter`). Raises
     ForetraceError where the server or another trainer is gone.
     """
 
     def __init__(
-        self, job: RowJob, lookups: Lookups, settings: RowSettings, peers: Peers, server: Address, token: bytes
-    ) -> None:
-        self.job, self.lookups, self.settings, self.peers = job, lookups, settings, peers
+        self, module: nn.Module, loss: RowLoss, lookups: Lookups, optimizer: RowOptimizer, peers: Peers,
+        server: Address, token: bytes, *, compute_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.loss, self.lookups, self.optimizer, self.peers, self.compute_s = loss, lookups, optimizer, peers, compute_s
         self.rank, self.trainers = peers.rank, peers.trainers
         self._others = [each for each in range(self.trainers) if each != self.rank]
         self.log: BatchLog | None = None  # of what this trainer finds
@@ -95,7 +80,8 @@ class RowTrainer:
         self.pushes = RemoteRows(
             server, token=token, rank=self.rank, pace=lambda: self._pace.wait(self._keeping + LAG), urgent=False
         )
-        self._parameters = tuple(job.module.parameters())
+        self.width = self.pushes.width - optimizer.state  # weights of a row
+        self._parameters = tuple(module.parameters())
         self.dense = torch.nn.utils.parameters_to_vector(self._parameters).detach().clone()
         torch.nn.utils.vector_to_parameters(self.dense, self._parameters)  # they are views of it from now on
         edges = np.linspace(0, len(self.dense), self.trainers + 1).astype(int).tolist()
@@ -115,7 +101,7 @@ class RowTrainer:
             values = self.fetches[0].get_after(batch, read.ids)
             gradients, dense = self._passes(batch, read, values)
             self._keeping = -LAG  # nothing is more urgent
-            self.pushes.push(batch, read.ids, gradients, gradients=True, width=self.settings.width)
+            self.pushes.push(batch, read.ids, gradients, gradients=True, width=self.width)
             self._exchange_dense(batch, dense)
             ends.append(time.perf_counter())
         self.fetches[0].get_after(end, np.empty(0, np.int64))
@@ -136,7 +122,7 @@ class RowTrainer:
             pushed: dict[int, Future[None]] = {}
             try:
                 for batch, read, (turn, soon, later) in zip(range(begin, end), reads, turns, strict=True):
-                    self._pace.at(batch)
+                    self._pace.now(batch, urgent=False)
                     for coming in range(max([batch, *(each + 1 for each in fetched)]), min(batch + depth + 1, end)):
                         after = max(coming - look_ahead, begin)
                         fetched[coming] = fetcher.submit(self._fetch, coming, after, turns[coming - begin][0].fetch)
@@ -151,16 +137,18 @@ class RowTrainer:
                     gradients, dense = self._passes(batch, read, values)
                     with self._lock:
                         cache.poison(read.ids)  # until they are updated, here or by their owner
-                    with self._pace.urgent():
-                        self._exchange_dense(batch, dense)
-                        new = self._update(_Kind.GRADIENTS, batch, soon, read.ids, values, gradients)
-                        self._pass_on(_Kind.VALUES, batch, soon, new)
+                    self._pace.now(batch, urgent=True)
+                    self._exchange_dense(batch, dense)
+                    new = self._update(_Kind.GRADIENTS, batch, soon, read.ids, values, gradients)
+                    self._pass_on(_Kind.VALUES, batch, soon, new)
+                    self._pace.now(batch, urgent=False)
                     kept[batch] = keeper.submit(self._keep, batch, later, read.ids, values, gradients, pusher)
                     ends.append(time.perf_counter())
                 for each in (*pushed.values(), *(each.result() for each in kept.values())):
                     each.result()
             except BaseException:
                 self.peers.close()  # nobody waits for this trainer, nor does it for others
+                self._pace.now(end, urgent=False)
                 fetcher.shutdown(wait=False, cancel_futures=True)
                 raise
         self.fetches[0].get_after(end, np.empty(0, np.int64))
@@ -173,11 +161,11 @@ class RowTrainer:
 
     def _passes(self, batch: int, read: _Reads, values: Float32) -> tuple[Float32, Float32]:
         """Return gradients of rows (n, width) and of the dense network, flat; at least `compute_s` have passed."""
-        until = time.perf_counter() + self.settings.compute_s
-        weights = torch.from_numpy(np.ascontiguousarray(values[:, : self.settings.width])).requires_grad_()
+        until = time.perf_counter() + self.compute_s
+        weights = torch.from_numpy(np.ascontiguousarray(values[:, : self.width])).requires_grad_()
         looked = functional.embedding_bag(read.places, weights, read.offsets, mode="sum")
-        looked = looked.view(len(self.lookups.tables), -1, self.settings.width).transpose(0, 1)
-        loss = self.job.loss(batch, self.rank, self.trainers, looked)
+        looked = looked.view(len(self.lookups.tables), -1, self.width).transpose(0, 1)
+        loss = self.loss(batch, self.rank, self.trainers, looked)
         found = torch.autograd.grad(loss, [weights, *self._parameters])
         dense: Float32 = torch.cat([each.reshape(-1) for each in found[1:]]).numpy()
         gradients: Float32 = found[0].numpy()
@@ -220,10 +208,10 @@ class RowTrainer:
         at = np.searchsorted(ids, turn.owned)
         parts = {self.rank: (turn.owned, gradients[at])}
         for of in self._others:
-            given = self.peers.receive(of, kind, batch).reshape(-1, self.settings.width)
+            given = self.peers.receive(of, kind, batch).reshape(-1, self.width)
             parts[of] = turn.gradients_from[of], given
         _, sums = add_up([parts[of] for of in range(self.trainers)])
-        new = self.settings.optimizer.apply(values[at], sums)
+        new = self.optimizer.apply(values[at], sums)
         with self._lock:
             self.cache.put(turn.owned, new)
         return new
@@ -267,27 +255,13 @@ class _Pace:
         self._changed = threading.Condition()
         self._urgent, self._batch = False, 0
 
-    def at(self, batch: int) -> None:
-        """Note that a batch begins."""
+    def now(self, batch: int, *, urgent: bool) -> None:
+        """Note which batch it is, and whether something is urgent."""
         with self._changed:
-            self._batch = batch
+            self._urgent, self._batch = urgent, batch
             self._changed.notify_all()
 
     def wait(self, needed: int) -> None:
         """Wait while something is urgent, unless this is for a batch that has begun: others may wait for it."""
         with self._changed:
             self._changed.wait_for(lambda: not self._urgent or needed <= self._batch)
-
-    @contextmanager
-    def urgent(self) -> Iterator[None]:
-        """Treat what is done meanwhile as urgent."""
-        self._set(True)
-        try:
-            yield
-        finally:
-            self._set(False)
-
-    def _set(self, urgent: bool) -> None:
-        with self._changed:
-            self._urgent = urgent
-            self._changed.notify_all()
