@@ -31,7 +31,6 @@ import sys
 from pathlib import Path
 from foretrace.experiment.ledger import Ledger
 from tests.experiment.ledger_rows import make_row
-from verify_zoo import concluded
 
 ledger = Ledger(Path(sys.argv[1]))
 for number in range(int(sys.argv[2])):

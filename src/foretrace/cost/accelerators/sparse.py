@@ -82,7 +82,8 @@ class SparseArray:
     @classmethod
     def of(cls, text: str) -> SparseArray:
         """Parse words such as "lanes=8 dispatch=fixed"; what is not said is as usual. Raises ForetraceError."""
-        return cls(**numbers(text.split(), {each.name: each.default for each in fields(cls)}, "array"))
+        usual: dict[str, Any] = {each.name: each.default for each in fields(cls)}
+        return cls(**numbers(text.split(), usual, "array"))
 
     def __str__(self) -> str:
         """Return the text that `of` reads: what is not as usual."""
