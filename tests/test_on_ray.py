@@ -48,7 +48,7 @@ def test_capacities_and_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     many = replace(ASK, asked="poisson qps=20 prompt=64-256 output=16-64", seconds=20, replicas=40, slo="")
     played, plain = simulated(replace(many, on="ray")), simulated(many)
     np.testing.assert_array_equal(played.run.finish_s, plain.run.finish_s)
-    assert played.figures.ttft_s == plain.figures.ttft_s and played.run.replicas == 40
+    assert played.figures.latencies == plain.figures.latencies and played.run.replicas == 40
 
 
 def test_same_plan_here_and_on_ray() -> None:

@@ -75,8 +75,8 @@ def test_the_closed_loop_agrees_with_the_engine(clients: int, prompt: int, outpu
     tpot, ttft = made @ np.concatenate([t.linear_s, t.output_s, others])
     asked = of(np.zeros(len(prompts)), prompts, outputs, concurrency=clients)
     figures = measure([simulate(asked, steps, EngineRules(token_budget=2048))], steps)
-    assert tpot == pytest.approx(figures.tpot_s.mean.value, rel=0.03)
-    assert ttft == pytest.approx(figures.ttft_s.mean.value, rel=0.08)
+    assert tpot == pytest.approx(figures.latencies["tpot"].mean.value, rel=0.03)
+    assert ttft == pytest.approx(figures.latencies["ttft"].mean.value, rel=0.08)
 
 
 @given(clients=st.integers(1, 20), slots=st.integers(1, 20), budget=st.integers(1, 300), mixed=st.booleans(),

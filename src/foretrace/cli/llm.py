@@ -31,48 +31,6 @@ class LayoutOptions:
     engine: Annotated[str, option(..., "NAME", "Whose step times: vllm, sglang or trtllm.")] = "vllm"
     tables: Annotated[Path | None, option(..., "FOLDER", "Measured operators of the device (aiconfigurator's).")] = None
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments by name."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RuleOptions:
-    """How an engine schedules, as in `EngineRules`."""
-
-    policy: Annotated[str, option(..., "NAME", "chunked, prefill-first, orca or static.")] = "chunked"
-    token_budget: Annotated[
-        int,
-        option(..., "N", "Tokens of a step (max_num_batched_tokens); default 2,048 of chunked, else 8,192.", least=0),
-    ] = 0
-    sequences: Annotated[int, option(..., "N", "Sequences that an engine runs at a time (max_num_seqs).", least=1)] = (
-        256
-    )
-    utilisation: Annotated[
-        float, option(..., "SHARE", "Of the device's memory that an engine uses (gpu_memory_utilization).")
-    ] = 0.9
-    preemption: Annotated[str, option(..., "recompute|swap", "What becomes of a cache that has to make room.")] = (
-        "recompute"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftOptions:
-    """Speculative decoding, as in `SimulationConfig`."""
-
-    draft: Annotated[str, option(..., "DRAFT", "Speculative decoding: layers x width as 2x2048, or a decoder.")] = ""
-    k: Annotated[int | None, option(..., "N", "Tokens that the draft proposes in a round; by default 4.")] = None
-    acceptance: Annotated[
-        str, option(..., "RATE", "Of what it proposes: 0.7 (by default), 0.6-0.8, or rounds 30/12/8/50.")
-    ] = ""
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what was given, by name. Raises ForetraceError without a draft that it is about."""
-        given = {name: value for name, value in asdict(self).items() if value not in (None, "")}
-        if given and not self.draft:
-            raise ForetraceError(f"`{next(iter(given))}=` is about a draft, and none is given; add `draft=4x2048`.")
-        return given
-
 
 @llm.command("simulate")
 @answers
@@ -87,11 +45,21 @@ def simulate(
     seconds: float = option(600.0, "S", "How long requests come; 0: all of a trace.", least=0),
     layout: LayoutOptions,
     calibration: Path | None = option(None, "FILE", "What foretrace llm calibrate found of this server."),
-    scheduling: RuleOptions,
+    policy: str = option("chunked", "NAME", "chunked, prefill-first, orca or static."),
+    token_budget: int = option(
+        0, "N", "Tokens of a step (max_num_batched_tokens); default 2,048 of chunked, else 8,192.", least=0
+    ),
+    sequences: int = option(256, "N", "Sequences that an engine runs at a time (max_num_seqs).", least=1),
+    utilisation: float = option(
+        0.9, "SHARE", "Of the device's memory that an engine uses (gpu_memory_utilization)."
+    ),
+    preemption: str = option("recompute", "recompute|swap", "What becomes of a cache that has to make room."),
     replicas: int = option(1, "N", "Equal engines.", least=1),
     router: str = option("round-robin", "NAME", "round-robin, least-outstanding or prefix-aware."),
     pools: str = option("", "N:M|best", "Engines for prompts and for decoding, apart; best tries all of --replicas."),
-    drafting: DraftOptions,
+    draft: str = option("", "DRAFT", "Speculative decoding: layers x width as 2x2048, or a decoder."),
+    k: int | None = option(None, "N", "Tokens that the draft proposes in a round; by default 4."),
+    acceptance: str = option("", "RATE", "Of what it proposes: 0.7 (by default), 0.6-0.8, or rounds 30/12/8/50."),
     slo: str = option("", '"ttft.p99=0.5s ..."', "Limits of ttft, tpot, itl, e2e, each p50, p90, p99 or mean."),
     seed: int = option(0, "N", "Of what is drawn."),
     grid: options.Grid = None,
@@ -108,21 +76,26 @@ def simulate(
     """
     from foretrace import flow
     from foretrace.report import perfetto as timelines
-    from foretrace.report.serving_llm import llm_simulated
+    from foretrace.report.llm import llm_simulated
     from foretrace.report.tracks import track
     from foretrace.serving.llm.engine import EngineRules
     from foretrace.serving.llm.step_graph import steps_graph
 
+    given: dict[str, Any] = {"draft": draft, "k": k, "acceptance": acceptance}
+    drafting = {name: value for name, value in given.items() if value not in (None, "")}
+    if drafting and not draft:
+        raise ForetraceError(f"`{next(iter(drafting))}=` is about a draft, and none is given; add `draft=4x2048`.")
+    rules = EngineRules(policy=policy, token_budget=token_budget, sequences=sequences, utilisation=utilisation,
+                        preemption=preemption)  # fmt: skip
     with options.progress(f"serving {model}"):
         found = flow.simulate_llm(
             model=model, device=device, asked=requests, seconds=seconds,
-            layout=layout.arguments() | {"calibration": calibration},
-            rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo,
-            seed=seed, on=on, log=first_steps if save or perfetto else 0, **drafting.arguments(),
+            layout=asdict(layout) | {"calibration": calibration}, rules=rules, replicas=replicas, router=router,
+            pools=pools, slo=slo, seed=seed, on=on, log=first_steps if save or perfetto else 0, **drafting,
         )  # fmt: skip
 
     def kept() -> flow.Scenario:
-        return flow.Scenario(graph=steps_graph(found.run, found.steps, found.config.rules))
+        return flow.Scenario(graph=steps_graph(found.run, found.steps, rules))
 
     files: dict[Path | None, Callable[[Path], object]] = {
         save: lambda path: kept().save(path),
@@ -158,7 +131,7 @@ def capacity(
 
     Example: foretrace llm capacity llama-3-8b --device h100 --devices 2 --slo "ttft.p99=0.5s tpot.p99=50ms"
     """
-    from foretrace.report.llm_capacity import llm_capacity
+    from foretrace.report.llm import llm_capacity
     from foretrace.serving.llm.capacity import capacities
     from foretrace.serving.llm.simulation import SimulationConfig
 
@@ -185,13 +158,13 @@ def calibrate(
     One run gives a factor on the devices' time and what a request waits; runs of several loads also the host's time.
     Example: foretrace llm calibrate bench.json --model llama-3-8b --device h100 --save server.json
     """
-    from foretrace.report.llm_calibrate import llm_calibrated
+    from foretrace.report.llm import llm_calibrated
     from foretrace.serving.llm import calibration
     from foretrace.serving.llm.deployment import step_times
     from foretrace.serving.llm.step_law import law_of
 
     law, measured = law_of(layout.engine), [run for path in runs for run in calibration.read_runs(path)]
-    steps = step_times(model, device, **layout.arguments())
+    steps = step_times(model, device, **asdict(layout))
     found = calibration.calibrate(steps, measured, law.calibrated_low, law.calibrated_high)
     return Reply(result=llm_calibrated(found, save), files={save: found.save})
 
@@ -217,11 +190,11 @@ def draft(
 
     Example: foretrace llm draft llama-2-70b --device h100 --tp 4 --parameters 1e9
     """
-    from foretrace.report.llm_draft import llm_drafts
+    from foretrace.report.llm import llm_drafts
     from foretrace.serving.llm.served_model import served_model
     from foretrace.serving.speculative.drafts import DraftSetting, search_drafts
 
-    setting = DraftSetting(target=served_model(target), device=device, layout=layout.arguments(), batch=batch,
+    setting = DraftSetting(target=served_model(target), device=device, layout=asdict(layout), batch=batch,
                            context=context, k=k)  # fmt: skip
     with options.progress(f"searching drafts of {target}"):
         found = search_drafts(setting, acceptance=acceptance, parameters=parameters, latency_s=latency_ms / 1e3)

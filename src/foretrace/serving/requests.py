@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -56,13 +56,13 @@ class Requests:
         return len(self.prompt)
 
     def take(self, rows: Int64) -> Requests:
-        """Return the requests of these rows, in their order."""
-        counts = (self.hash_first[1:] - self.hash_first[:-1])[rows]
+        """Return the requests of these rows, by arrival."""
+        rows = rows[np.argsort(self.arrival_s[rows], kind="stable")]
+        counts = np.diff(self.hash_first)[rows]
         first = np.concatenate([[0], np.cumsum(counts)])
         at = np.arange(first[-1]) + np.repeat(self.hash_first[:-1][rows] - first[:-1], counts)
-        return of(self.arrival_s[rows], self.prompt[rows], self.output[rows], hash_first=first,
-                  hashes=self.hashes[at], hash_tokens=self.hash_tokens, concurrency=self.concurrency,
-                  drawn=self.drawn, source=self.source, notes=self.notes)  # fmt: skip
+        return replace(self, arrival_s=self.arrival_s[rows], prompt=self.prompt[rows], output=self.output[rows],
+                       hash_first=first, hashes=self.hashes[at])  # fmt: skip
 
 
 def of(
@@ -94,7 +94,7 @@ def of(
         hashes=np.zeros(0, np.int64) if hashes is None else np.asarray(hashes, np.int64), hash_tokens=hash_tokens,
         concurrency=concurrency, drawn=drawn, source=source, notes=notes,
     )  # fmt: skip
-    return made if (np.diff(at) >= 0).all() else made.take(np.argsort(at, kind="stable"))
+    return made if (np.diff(at) >= 0).all() else made.take(np.arange(len(at)))
 
 
 def requests(text: str, *, seconds: float = 0.0, seed: int = 0) -> Requests:
@@ -122,7 +122,8 @@ def requests(text: str, *, seconds: float = 0.0, seed: int = 0) -> Requests:
         return _drawn(text, words[0].lower(), keyed(words[1:], _OPTIONS, repr(text)), seconds, seed)
     path = Path(text)
     if path.suffix or path.exists():
-        return _until(_read(path), seconds)
+        found = _read(path)
+        return found.take(np.flatnonzero(found.arrival_s < seconds)) if seconds else found
     word = words[0] if words else text
     raise ForetraceError(f"{word!r} is no kind of requests and no file; {question(word, KINDS)}")
 
@@ -134,10 +135,10 @@ def _drawn(text: str, kind: str, options: dict[str, str], seconds: float, seed: 
     rng = np.random.default_rng([seed, 0x6C6C6D])
     timed = kind in ("poisson", "gamma", "constant")
     qps = _number(text, options, "qps") if timed else 0.0
-    cv = {"poisson": 1.0, "constant": 0.0}.get(kind) if kind != "gamma" else _number(text, options, "cv", "1")
+    cv = _number(text, options, "cv", "1") if kind == "gamma" else float(kind == "poisson")
     concurrency = int(_number(text, options, "concurrency", whole=True)) if kind == "closed" else 0
-    asked = int(_number(text, options, "requests", "0", whole=True)) if "requests" in options else 0
-    if not asked and (not timed or not seconds):
+    asked = int(_number(text, options, "requests", whole=True)) if "requests" in options else 0
+    if not asked and not (timed and seconds):
         need = "`requests=`" if not timed else "`seconds=` or `requests=`"
         raise ForetraceError(f"{text!r} has no end; say how many requests with {need}.")
     expected = asked or qps * seconds
@@ -145,7 +146,7 @@ def _drawn(text: str, kind: str, options: dict[str, str], seconds: float, seed: 
         raise ForetraceError(f"{text!r} makes {expected:.3g} requests; simulate at most {MOST_REQUESTS:,}.")
     arrival = np.zeros(asked)
     if timed:
-        count = asked or int(expected + 6 * np.sqrt(expected) * max(cv or 0.0, 1.0)) + 16
+        count = asked or int(expected + 6 * np.sqrt(expected) * max(cv, 1.0)) + 16
         gaps = rng.gamma(1 / cv**2, cv**2 / qps, count) if cv else np.full(count, 1 / qps)
         arrival = np.cumsum(gaps)
         if not asked:
@@ -216,21 +217,18 @@ def _read(path: Path, *, arrivals: bool = True) -> Requests:
     if arrivals and when not in rows[0]:
         raise ForetraceError(f"{path} has no arrivals; draw them, e.g. 'poisson qps=2 lengths={path}'.")
     at = column(path, rows, when, moment) * unit if arrivals else np.zeros(len(rows))
-    columns = [column(path, rows, name, _value) for name in (prompt, output)]
-    empty = (columns[0] == 0) | (columns[1] == 0)
+    prompts, outputs = (column(path, rows, name, _value) for name in (prompt, output))
+    empty = (prompts == 0) | (outputs == 0)
     notes = (f"{int(empty.sum())} requests without prompt or output are left out",) if empty.any() else ()
     hashes, counts = _hashes(path, rows)
     found = of(
-        at - (np.fmin.reduce(at)), np.where(empty, 1, columns[0]), np.where(empty, 1, columns[1]),
+        at - np.fmin.reduce(at), np.where(empty, 1, prompts), np.where(empty, 1, outputs),
         hash_first=np.concatenate([[0], np.cumsum(counts)]), hashes=hashes,
         hash_tokens=_MOONCAKE_BLOCK if len(hashes) else 0, source=str(path), notes=notes,
     )  # fmt: skip
-    if not empty.any():
-        return found
-    keep = ~empty[np.argsort(at, kind="stable")]
-    if not keep.any():
+    if empty.all():
         raise ForetraceError(f"{path} holds no request with a prompt and an output; give another trace.")
-    return found.take(np.flatnonzero(keep))
+    return found.take(np.flatnonzero(~empty[np.argsort(at, kind="stable")])) if empty.any() else found
 
 
 def column(path: Path, rows: list[Mapping[str, object]], name: str, parse: Callable[[object], float]) -> Float64:
@@ -268,11 +266,6 @@ def _hashes(path: Path, rows: list[Mapping[str, object]]) -> tuple[Int64, Int64]
     except msgspec.ValidationError as error:
         raise ForetraceError(f"{path}: hash_ids must be lists of whole numbers from 0 on ({error}).") from None
     return np.array([each for row in found for each in row], np.int64), np.array([len(row) for row in found], np.int64)
-
-
-def _until(found: Requests, seconds: float) -> Requests:
-    rows = np.flatnonzero(found.arrival_s < seconds) if seconds else np.arange(len(found))
-    return found if len(rows) == len(found) else found.take(rows)
 
 
 def _check(source: str, what: str, column: Float64, good: Mask, wanted: str) -> None:

@@ -12,7 +12,7 @@ from foretrace import flow
 from foretrace.cli.app import run as command
 from foretrace.errors import ForetraceError
 from foretrace.report import page
-from foretrace.report.serving_llm import llm_simulated
+from foretrace.report.llm import llm_simulated
 from foretrace.serving import requests as served
 from foretrace.serving.llm.engine import EngineRules, disaggregate, simulate
 from foretrace.serving.llm.metrics import limits, measure
@@ -30,13 +30,13 @@ def test_figures_of_three_requests() -> None:
     run = simulate(served.of([0.0, 0.5, 10.0], [4, 6, 5], [3, 1, 2]), constant(1.0, flops_per_token=2, peak_flops=10.0))
     found = measure([run], constant(1.0, flops_per_token=2, peak_flops=10.0), limits("ttft=1.2s tpot=1s"))
     # first tokens at 1, 2 and 11 s, last at 3, 2 and 12 s
-    assert found.ttft_s.p50.value == 1.0 == found.tpot_s.mean.value
-    assert found.ttft_s.mean.value == pytest.approx((1 + 1.5 + 1) / 3)
-    assert found.e2e_s.mean.value == pytest.approx((3 + 1.5 + 2) / 3)
-    assert found.itl_s.mean.value == 1.0 and found.itl_s.p99.value == pytest.approx(1.0, rel=0.008)
-    assert found.seconds.value == 12 and found.tokens_per_s.value == 0.5 and found.busy.value == 5 / 12
-    assert found.goodput.value == 2 / 12
-    assert found.mfu.value == pytest.approx(2 * (6 + 6 + 6) / 120)
+    assert found.latencies["ttft"].p50.value == 1.0 == found.latencies["tpot"].mean.value
+    assert found.latencies["ttft"].mean.value == pytest.approx((1 + 1.5 + 1) / 3)
+    assert found.latencies["e2e"].mean.value == pytest.approx((3 + 1.5 + 2) / 3)
+    gaps, rates = found.latencies["itl"], {name: each.value for name, each in found.rates.items()}
+    assert gaps.mean.value == 1.0 and gaps.p99.value == pytest.approx(1.0, rel=0.008)
+    assert (rates["seconds"], rates["tokens_per_s"], rates["busy"], rates["goodput"]) == (12, 0.5, 5 / 12, 2 / 12)
+    assert rates["mfu"] == pytest.approx(2 * (6 + 6 + 6) / 120)
     assert [each.met for each in found.limits] == ["no", "yes"]
 
 
@@ -48,11 +48,11 @@ def test_gap_bins_hold_their_times() -> None:
 
 def test_every_figure_lies_in_its_range() -> None:
     found = simulated(ASK).figures
-    for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s"):
+    for latency in found.latencies.values():
         for of in ("p50", "p90", "p99", "mean"):
-            each = getattr(getattr(found, name), of)
+            each = getattr(latency, of)
             assert each.low < each.value < each.high
-    rate = found.tokens_per_s
+    rate = found.rates["tokens_per_s"]
     assert None not in (rate.low, rate.value, rate.high)
     assert rate.low <= rate.value <= rate.high  # type: ignore[operator]
 
@@ -95,6 +95,14 @@ def test_pools_apart() -> None:
         disaggregate(served.requests("closed concurrency=1 requests=2"), times, prefill=1, decode=1)
 
 
+def test_a_short_prompt_overtakes_a_long_one() -> None:
+    """Prompts of 9 and 1 s on engines of their own: the second request arrives first, and each keeps its own length."""
+    times = constant(0.0, linear_s=np.array([0.0, 1e9]), transfer_bytes_per_s=1e12)  # 1 s per token of a step
+    run = disaggregate(served.of([0.0, 0.0], [9, 1], [2, 5]), times, prefill=2, decode=1)
+    assert run.first_s.tolist() == [9, 1]
+    assert run.finish_s == pytest.approx([10, 5])
+
+
 def test_best_pools_are_the_best_that_were_tried() -> None:
     found = simulated(
         SimulationConfig(model="llama-3-8b", device="h100", asked="poisson qps=20", seconds=20, replicas=4,
@@ -102,7 +110,7 @@ def test_best_pools_are_the_best_that_were_tried() -> None:
     )  # fmt: skip
     assert [(each.prefill, each.decode) for each in found.tried] == [(1, 3), (2, 2), (3, 1)]
     assert found.split is not None and found.split.goodput == max(each.goodput for each in found.tried)
-    assert found.figures.goodput.value == pytest.approx(found.split.goodput)
+    assert found.figures.rates["goodput"].value == pytest.approx(found.split.goodput)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from foretrace.errors import ForetraceError
 from foretrace.serving.llm.calibration import MeasuredRun, calibrate, read_calibration, read_runs, scaled
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import simulate
-from foretrace.serving.llm.metrics import measure
+from foretrace.serving.llm.metrics import latency_statistics
 from foretrace.serving.llm.step_times import StepTimes
 from foretrace.serving.requests import requests
 
@@ -23,10 +23,10 @@ STEPS = step_times("llama-3-8b", "h100")
 def run_of(steps: StepTimes, text: str) -> MeasuredRun:
     """What this server would measure of these requests."""
     asked = requests(text)
-    figures = measure([simulate(asked, steps)], steps)
-    assert figures.ttft_s.mean.value and figures.tpot_s.mean.value
-    return MeasuredRun(source=text, load=float(asked.concurrency), requests=asked, ttft_s=figures.ttft_s.mean.value,
-                       tpot_s=figures.tpot_s.mean.value)  # fmt: skip
+    run = simulate(asked, steps)
+    ttft_s, tpot_s = (latency_statistics(run, name)["mean"] for name in ("ttft", "tpot"))
+    assert ttft_s and tpot_s
+    return MeasuredRun(source=text, load=float(asked.concurrency), requests=asked, ttft_s=ttft_s, tpot_s=tpot_s)
 
 
 LOADS = [f"closed concurrency={n} prompt=800-1000 output=100-120 requests={4 * n}" for n in (2, 32)]

@@ -14,7 +14,7 @@ from foretrace.serving.llm import capacity as search
 from foretrace.serving.llm.capacity import Deployed, capacities, deployments
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
-from foretrace.serving.llm.metrics import falls_behind, latency_statistic
+from foretrace.serving.llm.metrics import falls_behind, latency_statistics, limits
 from foretrace.serving.llm.simulation import SimulationConfig
 from foretrace.serving.requests import requests
 
@@ -48,7 +48,7 @@ def test_rate_keeps_limits_and_the_next_does_not() -> None:
             rate = one.requests_per_s * factor
             faster = replace(asked, arrival_s=gaps * (len(asked) - 1) / gaps[-1] / rate)
             run = simulate(faster, step_times("llama-2-7b", "h100"), rules)
-            met = all((latency_statistic(run, each.latency, each.of) or 0) <= each.seconds for each in found.limits)
+            met = all((latency_statistics(run, each.latency)[each.of] or 0) <= each.seconds for each in limits(ASK.slo))
             assert (met and not falls_behind(run)) == kept, (one, factor)
 
 

@@ -87,7 +87,7 @@ def test_ends_of_the_range_are_in_order() -> None:
 def test_a_simulation_says_what_the_draft_gains(ask: dict[str, Any]) -> None:
     found = simulated(SimulationConfig(**(vars(ASK) | {"draft": "2x1024"} | ask)))
     assert found.plain is not None
-    own, plain = found.figures.tpot_s.p50.value, found.plain.tpot_s.p50.value
+    own, plain = (each.latencies["tpot"].p50.value for each in (found.figures, found.plain))
     assert own is not None and plain is not None and (own < plain) == (ask["acceptance"] == "0.8")
     assert found.run.emitted == found.requests.output.sum()
 

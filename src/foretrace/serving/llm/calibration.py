@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf, log
+from math import exp, inf
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Literal
@@ -20,11 +20,12 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
+from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from foretrace.reading import read_bytes, read_text
 from foretrace.serving.llm.engine import EngineRules, simulate
-from foretrace.serving.llm.metrics import latency_statistic
+from foretrace.serving.llm.metrics import Latency, latency_statistics
 from foretrace.serving.llm.step_times import StepTimes
 from foretrace.serving.requests import Requests, of, requests
 
@@ -122,28 +123,24 @@ def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: f
         raise ForetraceError("nothing to calibrate from; give one measured run or more.")
     loads = [run.load for run in runs]
     free = 2 if max(loads) / min(loads) > _SAME_LOAD else 1
-    rules = EngineRules()
-    rules = replace(rules, sequences=max(rules.sequences, *(run.requests.concurrency for run in runs)))
+    rules = EngineRules(sequences=max(EngineRules().sequences, *(run.requests.concurrency for run in runs)))
+    measured = np.log([run.tpot_s for run in runs])
 
     def played(level: float, host_s: float) -> list[tuple[float, float]]:
+        """Return mean TTFT and TPOT of each run."""
         made = scaled(steps, level, host_s, 0.0, 1.0, 1.0)
         return [_means(run, made, rules) for run in runs]
 
-    def errors(found: Sequence[tuple[float, float]]) -> list[float]:
-        return [log(run.tpot_s / tpot) for run, (_, tpot) in zip(runs, found, strict=True)]
+    def errors(at: Float64) -> Float64:
+        return measured - np.log([tpot for _, tpot in played(exp(at[0]), exp(at[1]))])
 
-    at = [0.0, log(max(steps.table.host_s, _HOSTS[0]))]  # logarithms of level and host
-    bounds = [(log(low_), log(high_)) for low_, high_ in (_LEVELS, _HOSTS)]
-    before = played(1.0, steps.table.host_s)
+    at = np.log([1.0, max(steps.table.host_s, _HOSTS[0])])  # logarithms of level and host
+    bounds = np.log([_LEVELS, _HOSTS])
     for _ in range(_ROUNDS):
-        off = np.array(errors(played(exp(at[0]), exp(at[1]))))
-        slopes = np.empty((len(runs), free))
-        for i in range(free):
-            moved = [value + (0.05 if j == i else 0.0) for j, value in enumerate(at)]
-            slopes[:, i] = (off - np.array(errors(played(exp(moved[0]), exp(moved[1]))))) / 0.05
+        off = errors(at)
+        slopes = np.stack([(off - errors(at + 0.05 * one)) / 0.05 for one in np.eye(2)[:free]], axis=1)
         step = np.linalg.lstsq(slopes.T @ slopes + 1e-4 * np.eye(free), slopes.T @ off, rcond=None)[0]
-        for i in range(free):
-            at[i] = min(max(at[i] + min(max(float(step[i]), -1.0), 1.0), bounds[i][0]), bounds[i][1])
+        at[:free] = np.clip(at[:free] + np.clip(step, -1.0, 1.0), *bounds[:free].T)
         if np.abs(step).max() < 1e-4:
             break
     level, host_s = exp(at[0]), exp(at[1]) if free > 1 else steps.table.host_s
@@ -152,9 +149,9 @@ def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: f
             f"{runs[0].source}: no server of {steps.model} on {steps.device} takes {level:.2g} times that time; "
             "check `tp=`, `dtype=` and the device."
         )
-    after = played(level, host_s)
+    before, after = played(1.0, steps.table.host_s), played(level, host_s)
     request_s = max(median(run.ttft_s - ttft for run, (ttft, _) in zip(runs, after, strict=True)), 0.0)
-    left = exp(max(abs(each) for each in errors(after)))
+    left = max(max(run.tpot_s / tpot, tpot / run.tpot_s) for run, (_, tpot) in zip(runs, after, strict=True))
     return EngineCalibration(
         model=steps.model, device=steps.device, devices=steps.devices, stages=steps.stages, level=level, host_s=host_s,
         request_s=request_s, low=min(low, 1 / left), high=max(high, left),
@@ -171,7 +168,7 @@ def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: f
 
 def _means(run: MeasuredRun, steps: StepTimes, rules: EngineRules) -> tuple[float, float]:
     served = simulate(run.requests, steps, rules)
-    ttft, tpot = (latency_statistic(served, latency, "mean") for latency in ("ttft", "tpot"))
+    ttft, tpot = (latency_statistics(served, latency)["mean"] for latency in ("ttft", "tpot"))
     if not ttft or not tpot:
         raise ForetraceError(f"{run.source}: none of its requests fits into the cache of this engine; check `tp=`.")
     return ttft, tpot
@@ -216,28 +213,22 @@ class _Saved(msgspec.Struct):
                            ttft_s=self.mean_ttft_ms / 1e3, tpot_s=self.mean_tpot_ms / 1e3)  # fmt: skip
 
 
-class _Mean(msgspec.Struct):
-    value: Annotated[float, _POSITIVE]
-
-
-class _Latency(msgspec.Struct):
-    mean: _Mean
-
-
 class _Simulated(msgspec.Struct):
     """What this needs of the answer of `foretrace llm simulate`."""
 
     source: str
     requests: Annotated[int, _POSITIVE]
-    ttft_s: _Latency
-    tpot_s: _Latency
+    ttft_s: Latency
+    tpot_s: Latency
 
     def run(self, where: str) -> MeasuredRun:
         """Return the run; its requests are drawn again."""
         asked = requests(self.source if "requests=" in self.source else f"{self.source} requests={self.requests}")
         load = float(asked.concurrency) or len(asked) / max(float(asked.arrival_s[-1]), 1e-9)
-        return MeasuredRun(source=where, load=load, requests=asked, ttft_s=self.ttft_s.mean.value,
-                           tpot_s=self.tpot_s.mean.value)  # fmt: skip
+        ttft_s, tpot_s = self.ttft_s.mean.value or 0.0, self.tpot_s.mean.value or 0.0
+        if not (0 < ttft_s < inf and 0 < tpot_s < inf):
+            raise ForetraceError(f"{where} has no mean TTFT and TPOT above 0; simulate longer answers.")
+        return MeasuredRun(source=where, load=load, requests=asked, ttft_s=ttft_s, tpot_s=tpot_s)
 
 
 def read_runs(path: Path) -> list[MeasuredRun]:

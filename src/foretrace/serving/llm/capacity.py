@@ -25,7 +25,7 @@ from foretrace.hardware.instances import instances
 from foretrace.reading import read_bytes
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import Served, simulate
-from foretrace.serving.llm.metrics import Limit, falls_behind, latency_statistic, limits
+from foretrace.serving.llm.metrics import falls_behind, latency_statistics, limits
 from foretrace.serving.llm.simulation import SimulationConfig
 from foretrace.serving.llm.step_times import HIGH, LOW, MIDDLE
 from foretrace.serving.requests import Requests, requests
@@ -36,8 +36,6 @@ _STAGES = (1, 2, 4)
 _HALVINGS = 9  # of eight octaves: rates are known to 1.1 %
 _LEAST = 2.0**-8  # of the rate at which the engine is always busy; below it nothing is worth serving
 _TOGETHER = 4  # deployments for each core between two looks at the clock
-
-
 _Rate = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
 
 
@@ -94,7 +92,6 @@ class Capacities:
 
     config: SimulationConfig
     requests: Requests
-    limits: tuple[Limit, ...]
     engines: tuple[EngineCapacity, ...]
     left: int  # deployments that the time did not suffice for
     price_per_h: float | None  # of a device, US dollars
@@ -120,8 +117,7 @@ def capacities(
 
     """
     ending("seconds", seconds, 60)
-    found_limits = limits(config.slo)
-    if not found_limits:
+    if not limits(config.slo):
         raise ForetraceError('`slo=` must have a limit, e.g. `slo="ttft.p99=0.5s tpot.p99=50ms"`.')
     if devices < 1:
         raise ForetraceError(f"`devices=` must be 1 or more, got {devices}.")
@@ -135,7 +131,7 @@ def capacities(
         while todo and (limit.allows("round") or not done):
             batch, todo = todo[:step], todo[step:]
             with limit.part("round"):
-                items = [(config, asked, one, found_limits) for one in batch]
+                items = [(config, asked, one) for one in batch]
                 played = executor.map(_capacity, items, on=config.on, pool=processes, again=1)
                 done |= {one.engine: one for one in played}
             if state is not None:
@@ -144,17 +140,15 @@ def capacities(
             if progress is not None:
                 progress(len(done) / len(every))
     found = [done[each] for each in every if each in done]
-    price, source = (price, "as given") if price else _price(config.device)
+    per_h, source = (price, "as given") if price else _price(config.device)
     return Capacities(
-        config=config, requests=asked, limits=found_limits, engines=tuple(_ranked(found, price)), left=len(todo),
-        price_per_h=price or None, price_source=source,
+        config=config, requests=asked, engines=tuple(_ranked(found, per_h)), left=len(todo), price_per_h=per_h,
+        price_source=source,
     )  # fmt: skip
 
 
-def _ranked(found: Sequence[EngineCapacity], price: float) -> Iterator[EngineCapacity]:
-    """Yield, with costs, those first that serve most per device; those that no other one beats in both rates are
-    marked.
-    """
+def _ranked(found: Sequence[EngineCapacity], price: float | None) -> Iterator[EngineCapacity]:
+    """Yield those first that serve most per device, with costs; mark those that no other one beats in both rates."""
     fastest = 0.0
     for one in sorted(found, key=lambda one: (-one.tokens_per_s_device, one.engine)):
         best = bool(one.requests_per_s) and one.tokens_per_s_user > fastest
@@ -182,9 +176,10 @@ def _paced(config: SimulationConfig) -> Requests:
     return asked
 
 
-def _capacity(item: tuple[SimulationConfig, Requests, Deployed, tuple[Limit, ...]]) -> EngineCapacity:
+def _capacity(item: tuple[SimulationConfig, Requests, Deployed]) -> EngineCapacity:
     """Return what one deployment serves; in a worker."""
-    config, asked, one, found_limits = item
+    config, asked, one = item
+    promised = limits(config.slo)
     rules = replace(config.rules, policy=one.policy, token_budget=one.token_budget, sequences=one.sequences)
     try:
         steps = step_times(config.model, config.device, **(config.layout | {"tp": one.tp, "pp": one.pp}))
@@ -196,63 +191,60 @@ def _capacity(item: tuple[SimulationConfig, Requests, Deployed, tuple[Limit, ...
     gaps = asked.arrival_s - asked.arrival_s[0]
     own = (len(asked) - 1) / float(gaps[-1])
 
-    def run(rate: float, end: int) -> Served:
-        return simulate(replace(asked, arrival_s=gaps * (own / rate)), steps, rules, end=end)
+    def run(rate: float, end: int) -> tuple[Served, list[str]]:
+        """Return what happens at a rate, and what it breaks: names of limits, "queue" where that grows without end."""
+        found = simulate(replace(asked, arrival_s=gaps * (own / rate)), steps, rules, end=end)
+        names = [
+            each.name for each in promised
+            if (latency_statistics(found, each.latency)[each.of] or 0.0) > each.seconds
+        ]  # fmt: skip
+        return found, [*names, "queue"] if falls_behind(found) else names
 
     def most(end: int) -> tuple[float, list[str]]:
         """Return the highest rate that keeps the limits, 0 if none does, and what the next one breaks."""
         high = len(asked) / burst.seconds * {MIDDLE: 1.0, LOW: 1 / steps.table.low, HIGH: 1 / steps.table.high}[end]
-        low, broken = high * _LEAST, _broken(run(high, end), found_limits)
+        low, (_, broken) = high * _LEAST, run(high, end)
         if not broken:  # the engine is always busy: at any higher rate the queue grows, if slowly
             return high, ["queue"]
-        if first := _broken(run(low, end), found_limits):
+        if first := run(low, end)[1]:
             return 0.0, first
         for _ in range(_HALVINGS):
             middle = float(np.sqrt(low * high))
-            if found := _broken(run(middle, end), found_limits):
+            if found := run(middle, end)[1]:
                 high, broken = middle, found
             else:
                 low = middle
         return low, broken
 
-    rate, broken = most(MIDDLE)
+    (rate, broken), (rate_high, _) = most(MIDDLE), most(LOW)
+    bound_by = ", ".join(broken)
     if not rate:
-        return EngineCapacity(engine=one, bound_by=", ".join(broken), reason=f"breaks {', '.join(broken)} at any rate",
-                              requests_high=most(LOW)[0])  # fmt: skip
-    served = run(rate, MIDDLE)
-    tpot = latency_statistic(served, "tpot", "p50")
-    ttft_p99, tpot_p99 = (latency_statistic(served, latency, "p99") or 0.0 for latency in ("ttft", "tpot"))
+        return EngineCapacity(engine=one, bound_by=bound_by, reason=f"breaks {bound_by} at any rate",
+                              requests_high=rate_high)  # fmt: skip
+    served, _ = run(rate, MIDDLE)
+    tpot, ttft_p99, tpot_p99 = (
+        latency_statistics(served, name)[of] or 0.0 for name, of in (("tpot", "p50"), ("ttft", "p99"), ("tpot", "p99"))
+    )
     return EngineCapacity(
-        engine=one, requests_per_s=rate, requests_low=min(most(HIGH)[0], rate), requests_high=max(most(LOW)[0], rate),
+        engine=one, requests_per_s=rate, requests_low=min(most(HIGH)[0], rate), requests_high=max(rate_high, rate),
         tokens_per_s_device=served.emitted / len(asked) * rate / one.devices,
         tokens_per_s_user=1 / tpot if tpot else 0.0, ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99,
         kv_most=served.kv_most, busy=served.busy_s / max(served.seconds, 1e-9), preemptions=served.preemptions,
-        bound_by=", ".join(broken),
+        bound_by=bound_by,
     )  # fmt: skip
 
 
-def _broken(run: Served, found: Sequence[Limit]) -> list[str]:
-    """Return which limits a run breaks, and "queue" where it grows as long as requests come."""
-    names = []
-    for limit in found:
-        value = latency_statistic(run, limit.latency, limit.of)
-        if value is not None and value > limit.seconds:
-            names.append(limit.name)
-    return [*names, "queue"] if falls_behind(run) else names
-
-
-def _price(device: str) -> tuple[float, str]:
+def _price(device: str) -> tuple[float | None, str]:
+    """Return US dollars of a device per hour on the cheapest machine that has it, and which that is."""
     offers = [each for each in instances() if each.kind == named(device)]
-    if not offers:
-        return 0.0, ""
-    least = min(offers, key=lambda each: each.price_per_h / each.devices)
+    least = min(offers, key=lambda each: each.price_per_h / each.devices, default=None)
+    if least is None:
+        return None, ""
     return least.price_per_h / least.devices, f"{least.name} of {least.provider}, {least.date}"
 
 
 def read_state(state: Path | None, question: str) -> tuple[EngineCapacity, ...]:
-    """Return what a search has kept, nothing where there is no file. Raises ForetraceError for a file of another
-    question.
-    """
+    """Return what a search has kept, if there is a file. Raises ForetraceError for one of another question."""
     if state is None or not state.exists():
         return ()
     try:

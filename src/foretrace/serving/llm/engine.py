@@ -9,8 +9,9 @@ the engines down.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ _COLUMNS = ("arrival_s", "first_s", "finish_s", "prompt", "output", "preempted")
 _COUNTED = ("steps", "preemptions", "computed", "emitted", "hits")
 
 
-def check_word(name: str, word: str, known: Sequence[str]) -> None:
+def check_word(name: str, word: str, known: Collection[str]) -> None:
     """Raise ForetraceError unless the word is known."""
     if word not in known:
         raise ForetraceError(f"`{name}={word}` does not exist; {question(word, known)}")
@@ -175,34 +176,20 @@ def simulate(
         groups = min(engines, _TOGETHER * executor.cores())
     group = np.arange(len(requests)) % engines % groups
     rows = [np.flatnonzero(group == g) for g in range(groups)]
+    play = partial(_played, steps=steps, rules=rules, blocks=blocks, router=router, end=end)
     parts = [
-        _Part(
-            requests=requests.take(mine) if groups > 1 else requests,
+        partial(
+            play, requests.take(mine) if groups > 1 else requests, engines=len(range(g, engines, groups)),
             first=int((mine < (requests.concurrency or len(requests))).sum()),
-            engines=len(range(g, engines, groups)),
-            steps=steps, rules=rules, blocks=blocks, router=router, end=end,
-            begun_s=None if begun_s is None else begun_s[mine],
-            log=log if g == 0 else 0,
+            begun_s=None if begun_s is None else begun_s[mine], log=log if g == 0 else 0,
         )
         for g, mine in enumerate(rows)
     ]  # fmt: skip
-    return merged(executor.map(_play, parts, on=on, pool=groups > 1), rows, replicas)
+    return merged(executor.map(_called, parts, on=on, pool=groups > 1), rows, replicas)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """Engines that are simulated together."""
-
-    requests: Requests
-    first: int  # requests that come by themselves
-    engines: int
-    steps: StepTimes
-    rules: EngineRules
-    blocks: int
-    router: str
-    end: int
-    begun_s: Float64 | None
-    log: int
+def _called(part: Callable[[], Served]) -> Served:
+    return part()
 
 
 def engine_arrays(
@@ -216,10 +203,10 @@ def engine_arrays(
     """
     n, stages, accepted = len(requests), steps.stages if steps else 1, steps.accepted if steps else ()
     e = np.zeros(engines, scheduler.ENGINE).view(np.recarray)
-    e.policy, e.preemption = POLICIES.index(rules.policy), PREEMPTIONS.index(rules.preemption)
+    e.prompts_first, e.pieces, e.reserves, e.closed = POLICIES[rules.policy]
     e.budget, e.slots, e.batch = rules.budget, rules.sequences, -(-rules.sequences // stages)
     e.block, e.total, e.free, e.watermark = rules.block, blocks, blocks, int(rules.watermark * blocks)
-    e.proposals, e.stages, e.end, e.stuck = len(accepted), stages, end, 1
+    e.swaps, e.proposals, e.stages, e.end, e.stuck = rules.preemption == "swap", len(accepted), stages, end, 1
     if steps:
         e.swap = int(rules.swap_bytes // (steps.kv_bytes_per_token * rules.block))
         e.swap_s = steps.kv_bytes_per_token / rules.swap_bytes_per_s
@@ -237,7 +224,7 @@ def engine_arrays(
         seqs.hash_at = requests.hash_first[:-1]
         seqs.hash_n = np.minimum(np.diff(requests.hash_first), requests.prompt // requests.hash_tokens)
     entries = np.zeros((engines, distinct + 1), scheduler.ENTRY).view(np.recarray)
-    entries[:, -1].older = entries[:, -1].newer = distinct
+    entries["older"][:, -1] = entries["newer"][:, -1] = distinct
     samples = np.zeros((loop.SAMPLES + 1, 3))
     samples[-1, 0] = _INTERVAL_S
     return EngineArrays(
@@ -250,26 +237,26 @@ def engine_arrays(
     )  # fmt: skip
 
 
-def _play(part: _Part) -> Served:
-    """Simulate the engines of a part."""
-    requests, engines = part.requests, part.engines
-    states = engine_arrays(
-        requests, part.rules, part.blocks, part.steps, engines=engines, end=part.end, log=part.log
-    )  # fmt: skip
+def _played(
+    requests: Requests, *, engines: int, first: int, steps: StepTimes, rules: EngineRules, blocks: int, router: str,
+    end: int, begun_s: Float64 | None, log: int,
+) -> Served:  # fmt: skip
+    """Simulate engines together; `first` requests come by themselves."""
+    states = engine_arrays(requests, rules, blocks, steps, engines=engines, end=end, log=log)
     e, seqs = states.e, states.seqs
-    if part.begun_s is not None:
-        seqs.computed, seqs.generated, seqs.first, seqs.last = seqs.prompt, 1, part.begun_s, part.begun_s
-    fits = part.blocks - -(-(requests.prompt + requests.output - 1) // part.rules.block) >= e.watermark[0]
-    first = min(part.first, int(fits.sum()))
+    if begun_s is not None:
+        seqs.computed, seqs.generated, seqs.first, seqs.last = seqs.prompt, 1, begun_s, begun_s
+    fits = blocks - -(-(requests.prompt + requests.output - 1) // rules.block) >= e.watermark[0]
+    first = min(first, int(fits.sum()))
     e.following, e.stride = first + (np.arange(engines) - first) % engines, engines
-    loop.play(states, part.steps.table, np.flatnonzero(fits), first, ROUTERS.index(part.router))
+    loop.play(states, steps.table, np.flatnonzero(fits), first, ROUTERS.index(router))
     counted: dict[str, Any] = {name: int(e[name].sum()) for name in _COUNTED}
     return Served(
         arrival_s=seqs.arrival, first_s=seqs.first, finish_s=seqs.finish, prompt=requests.prompt,
         output=requests.output, preempted=seqs.preempted, gaps=states.gaps, over_time=states.samples[:-1],
-        interval_s=float(states.samples[-1, 0]), log=states.log[0, : e.rows[0]], replicas=engines, blocks=part.blocks,
+        interval_s=float(states.samples[-1, 0]), log=states.log[0, : e.rows[0]], replicas=engines, blocks=blocks,
         seconds=float(e.now.max()), busy_s=float(e.busy.sum()), used_s=float(e.area.sum()),
-        kv_most=float(e.most_used.max()) / part.blocks, request_s=part.steps.request_s, **counted,
+        kv_most=float(e.most_used.max()) / blocks, request_s=steps.request_s, **counted,
     )  # fmt: skip
 
 
@@ -316,13 +303,13 @@ def disaggregate(
     more = np.flatnonzero((requests.output > 1) & ~np.isnan(first.first_s))
     if not len(more):
         return replace(first, output=requests.output, replicas=prefill + decode)
-    arrival = _sent(first.first_s[more], requests.prompt[more], more % prefill, steps)
-    order = np.argsort(arrival, kind="stable")
-    more = more[order]
-    bare = replace(requests, hash_first=np.zeros_like(requests.hash_first), hashes=requests.hashes[:0])
+    arrival = requests.arrival_s.copy()
+    arrival[more] = _sent(first.first_s[more], requests.prompt[more], more % prefill, steps)
+    more = more[np.argsort(arrival[more], kind="stable")]
+    bare = replace(requests, arrival_s=arrival, hash_first=0 * requests.hash_first, hashes=requests.hashes[:0])
     second = simulate(
-        replace(bare.take(more), arrival_s=arrival[order]), steps, rules, replicas=decode,
-        router="round-robin" if router == "prefix-aware" else router, end=end, begun_s=first.first_s[more], on=on,
+        bare.take(more), steps, rules, replicas=decode, end=end, begun_s=first.first_s[more], on=on,
+        router="round-robin" if router == "prefix-aware" else router,
     )  # fmt: skip
     finish, preempted = np.where(requests.output > 1, np.nan, first.finish_s), first.preempted.copy()
     finish[more] = second.finish_s

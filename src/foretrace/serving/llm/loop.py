@@ -14,33 +14,12 @@ import numpy as np
 
 from foretrace.arrays import Int64
 from foretrace.compiled import njit
-from foretrace.serving.llm.scheduler import (
-    EngineArrays,
-    blocks_of,
-    complete,
-    gap_bin,
-    matched,
-    one_engine,
-    push,
-    record,
-    reserves,
-    schedule,
-    take,
-)  # fmt: skip
-from foretrace.serving.llm.step_times import (
-    MIDDLE,
-    TimeTable,
-    beyond,
-    decode_seconds,
-    fixed_seconds,
-    in_range,
-    prefill_seconds,
-    segment,
-    within,
-)
+from foretrace.serving.llm import scheduler, step_times
+from foretrace.serving.llm.scheduler import EngineArrays, record
+from foretrace.serving.llm.step_times import MIDDLE, TimeTable
 
 ROUTERS = ("round-robin", "least-outstanding", "prefix-aware")
-ROUND_ROBIN, LEAST_OUTSTANDING, PREFIX_AWARE = range(3)
+ROUND_ROBIN, _, PREFIX_AWARE = range(3)
 SAMPLES = 1024  # of blocks, running and waiting sequences over time
 # A prefix-aware router follows the cache unless the queues differ by more than both (SGLang's defaults), and where at
 # least half of the prompt is found.
@@ -59,7 +38,8 @@ def _note(state: EngineArrays, start: float, end: float) -> None:
     e.steps += 1
     while end >= samples[SAMPLES, 0] * SAMPLES:
         for i in range(SAMPLES // 2):
-            samples[i] = samples[2 * i] + samples[2 * i + 1]
+            for column in range(3):
+                samples[i, column] = samples[2 * i, column] + samples[2 * i + 1, column]
         samples[SAMPLES // 2 : SAMPLES] = 0.0
         samples[SAMPLES, 0] *= 2
     interval = samples[SAMPLES, 0]
@@ -84,24 +64,24 @@ def _note(state: EngineArrays, start: float, end: float) -> None:
 def step_seconds(state: EngineArrays, table: TimeTable) -> float:
     """Return seconds of the step that was scheduled, on the first stage."""
     e = state.e[0]
-    attention, far = 0.0, beyond(table, e)
+    attention, far = 0.0, step_times.beyond(table, e)
     if e.prompts:
         for k in range(e.running):
             s = state.seqs[state.running[k]]
             whole = s.computed + s.chunk == s.prompt + s.generated
             if s.flight == e.number and not (whole and s.chunk == 1 and s.generated):
-                attention += prefill_seconds(table, s.chunk, s.computed)
+                attention += step_times.prefill_seconds(table, s.chunk, s.computed)
                 far = max(far, s.chunk / table.chunk[-1], s.computed / table.context[-1])
     if e.decodes:
-        attention += decode_seconds(table, e.decodes, e.context / e.decodes)
-    seconds = fixed_seconds(table, e.tokens, e.members, e.outputs) + attention + e.swap_s * e.moved
-    return in_range(table, seconds, far, e.end)
+        attention += step_times.decode_seconds(table, e.decodes, e.context / e.decodes)
+    seconds = step_times.fixed_seconds(table, e.tokens, e.members, e.outputs) + attention + e.swap_s * e.moved
+    return step_times.in_range(table, seconds, far, e.end)
 
 
 @njit()
 def _begin(state: EngineArrays, table: TimeTable) -> None:
     e = state.e[0]
-    if schedule(state) == 0:
+    if scheduler.schedule(state) == 0:
         e.stuck = 1
         return
     seconds = step_seconds(state, table)
@@ -109,20 +89,13 @@ def _begin(state: EngineArrays, table: TimeTable) -> None:
     _note(state, e.start, end)
     state.stage_free[0] = e.start = end
     if e.stages > 1:
-        later = seconds - in_range(table, table.host_s + table.host_per_sequence_s * e.members, 1.0, e.end)
+        later = seconds - step_times.in_range(table, table.host_s + table.host_per_sequence_s * e.members, 1.0, e.end)
         for stage in range(1, e.stages):
             end = max(end + e.send_s + e.send_per_token_s * e.tokens, state.stage_free[stage]) + later
             state.stage_free[stage] = end
     at = (e.oldest + e.flying) % e.stages
     state.ends[at], state.numbers[at] = end, e.number
     e.flying += 1
-
-
-@njit()
-def wake(state: EngineArrays, now: float) -> None:
-    """React to a change: try again to begin a step, now at the earliest."""
-    e = state.e[0]
-    e.stuck, e.start = 0, max(e.start, now)
 
 
 @njit()
@@ -138,28 +111,31 @@ def _coast(state: EngineArrays, table: TimeTable, until: float) -> None:
         left = min(left, s.output - s.generated - 1)
         state.residue[s.computed % e.block] += 1
     n, end, before, ended = e.running, state.ends[0], 0.0, 0
-    fixed = fixed_seconds(table, n, n, n)
+    fixed = step_times.fixed_seconds(table, n, n, n)
     batch, columns, values = table.batch, table.mean_context, table.decode_s
-    i, j = segment(batch, n), segment(columns, e.context / n)
+    i, j = step_times.segment(batch, n), step_times.segment(columns, e.context / n)
     while ended < left and end < until:
-        need = 0 if reserves(e) else state.residue[(-1 - ended) % e.block]
+        need = 0 if e.reserves else state.residue[(-1 - ended) % e.block]
         if need > e.free + e.idle:
             break
         if ended == 0:
             for k in range(n):
-                state.gaps[gap_bin(end - state.seqs[state.running[k]].last)] += 1
+                state.gaps[scheduler.gap_bin(end - state.seqs[state.running[k]].last)] += 1
         else:
-            state.gaps[gap_bin(end - before)] += n
-        take(state, need)
+            state.gaps[scheduler.gap_bin(end - before)] += n
+        if need > e.free:  # a call passes all arrays on, which takes as long as the rest of such a step
+            scheduler.take(state, need)
+        else:
+            e.free -= need
         e.news = e.moved = 0
         e.context += n
         before, ended = end, ended + 1
         mean = e.context / n
         while j < len(columns) - 2 and columns[j + 1] <= mean:
             j += 1
-        seconds = fixed + within(batch, columns, values, i, j, n, mean)
+        seconds = fixed + step_times.within(batch, columns, values, i, j, n, mean)
         if e.end != MIDDLE:
-            seconds = in_range(table, seconds, beyond(table, e), e.end)
+            seconds = step_times.in_range(table, seconds, step_times.beyond(table, e), e.end)
         end += seconds
         _note(state, before, end)
     if ended == 0:
@@ -172,8 +148,8 @@ def _coast(state: EngineArrays, table: TimeTable, until: float) -> None:
         s.computed += ended
         s.generated += ended
         s.last, s.flight = before, e.number
-        if not reserves(e):
-            s.blocks = blocks_of(e, s.computed + 1) - s.held * e.share
+        if not e.reserves:
+            s.blocks = scheduler.blocks_of(e, s.computed + 1) - s.held * e.share
     state.ends[0], state.numbers[0] = end, e.number
     state.stage_free[0] = e.start = end
 
@@ -193,7 +169,7 @@ def advance(state: EngineArrays, table: TimeTable, mine: Int64, until: float) ->
             if now > until:
                 return
             e.now = now
-            done = complete(state, state.numbers[e.oldest], now)
+            done = scheduler.complete(state, state.numbers[e.oldest], now)
             e.oldest = (e.oldest + 1) % e.stages
             e.flying -= 1
             while done and e.following < len(mine):
@@ -201,8 +177,8 @@ def advance(state: EngineArrays, table: TimeTable, mine: Int64, until: float) ->
                 e.following += e.stride
                 done -= 1
                 state.seqs[i].arrival = now
-                push(state, i)
-            wake(state, now)
+                scheduler.push(state, i)
+            e.stuck, e.start = 0, max(e.start, now)
         elif e.stuck == 0 and e.start < until:
             _begin(state, table)
         else:
@@ -215,7 +191,7 @@ def _chosen(load: Int64, found: Int64, prompt: int, block: int) -> int:
 
     Args:
         load: (R,) requests at each.
-        found: (R,) leading blocks of the prompt that each has in its prefix cache; 0 where nobody asks for them.
+        found: (R,) leading blocks of the prompt that each has in its prefix cache; 0 unless the router is prefix-aware.
         prompt: tokens.
         block: tokens of such a block.
 
@@ -245,16 +221,16 @@ def play(states: EngineArrays, table: TimeTable, mine: Int64, first: int, router
         k = turn % engines
         if router != ROUND_ROBIN:
             for other in range(engines):
-                state = one_engine(states, other)
+                state = scheduler.one_engine(states, other)
                 advance(state, table, mine, at)
                 if router == PREFIX_AWARE:
-                    found[other] = matched(state, i, states.seqs[i].hash_n)[0]
+                    found[other] = scheduler.matched(state, i, states.seqs[i].hash_n)[0]
             e = states.e
             k = _chosen(e.waiting + e.running, found, states.seqs[i].prompt, e[0].share * e[0].block)
-        state = one_engine(states, k)
+        state = scheduler.one_engine(states, k)
         advance(state, table, mine, at)
-        push(state, i)
-        wake(state, at)
+        scheduler.push(state, i)
+        state.e[0].stuck, state.e[0].start = 0, max(state.e[0].start, at)
     for k in range(engines):
-        state = one_engine(states, k)
+        state = scheduler.one_engine(states, k)
         advance(state, table, mine, np.inf)

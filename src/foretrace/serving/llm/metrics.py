@@ -24,7 +24,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -44,7 +43,6 @@ STATISTICS = (*_LEVELS, "mean")
 _TIME = re.compile(r"(\d+\.?\d*|\.\d+)(e-?\d+)?(s|ms|us|)")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
 _FALLS_BEHIND = 2.0  # times the wait of earlier requests
-CURVE = 64  # points of a distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,45 +107,34 @@ class LimitMet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything said of one simulation; see the module."""
+    """Everything said of one simulation."""
 
     requests: int
     answered: int
     refused: int
-    ttft_s: Latency
-    tpot_s: Latency
-    itl_s: Latency
-    e2e_s: Latency
-    goodput: RangedFigure  # None without limits
-    requests_per_s: RangedFigure
-    tokens_per_s: RangedFigure
-    prompt_tokens_per_s: RangedFigure
-    mfu: RangedFigure
-    kv_use: RangedFigure
-    kv_most: RangedFigure
-    busy: RangedFigure
-    preemptions: RangedFigure
-    prefix_hits: RangedFigure  # share of the prompts' tokens
-    seconds: RangedFigure
+    latencies: dict[str, Latency]  # by LATENCIES
+    rates: dict[str, RangedFigure]  # all others, by the names of `_rates`; see the module
     limits: tuple[LimitMet, ...]
 
 
 def measure(runs: Sequence[Served], steps: StepTimes, limits: Sequence[Limit] = ()) -> ServingFigures:
     """Return the figures of the first run; the others give the ranges."""
-    found = [_figures(each, steps, limits) for each in runs]
 
     def ranged(values: Sequence[float | None]) -> RangedFigure:
         known = [each for each in values if each is not None]
         return RangedFigure() if values[0] is None else RangedFigure(value=values[0], low=min(known), high=max(known))
 
-    figures: dict[str, Any] = {
-        name: Latency(**{of: ranged([each[name][of] for each in found]) for of in STATISTICS})
-        if name.removesuffix("_s") in LATENCIES else ranged([each[name] for each in found])
-        for name in found[0]
-    }  # fmt: skip
+    latencies = {}
+    for name in LATENCIES:
+        each = [latency_statistics(run, name) for run in runs]
+        latencies[name] = Latency(**{of: ranged([one[of] for one in each]) for of in STATISTICS})
+    rates = [_rates(each, steps, limits) for each in runs]
     asked, done = len(runs[0].prompt), int(answered(runs[0]).sum())
-    met = tuple(_met(each, getattr(figures[f"{each.latency}_s"], each.of)) for each in limits)
-    return ServingFigures(requests=asked, answered=done, refused=asked - done, limits=met, **figures)
+    return ServingFigures(
+        requests=asked, answered=done, refused=asked - done, latencies=latencies,
+        rates={name: ranged([each[name] for each in rates]) for name in rates[0]},
+        limits=tuple(_met(each, getattr(latencies[each.latency], each.of)) for each in limits),
+    )  # fmt: skip
 
 
 def answered(run: Served) -> Mask:
@@ -165,9 +152,24 @@ def latencies_of(run: Served) -> dict[str, Float64]:
     return {"ttft": first - sent, "tpot": tpot, "e2e": finish - sent}
 
 
-def latency_statistic(run: Served, latency: str, of: str) -> float | None:
-    """Return one figure of one simulation, seconds; None where nothing has it."""
-    return (_of_gaps(run) if latency == "itl" else _statistics(latencies_of(run)[latency]))[of]
+def latency_statistics(run: Served, latency: str) -> dict[str, float | None]:
+    """Return the STATISTICS of a latency in one simulation, seconds; None where nothing has it.
+
+    Percentiles of times between tokens come from a histogram, whose bins are 0.5 to 0.8 % wide; the mean is exact.
+    """
+    levels = list(_LEVELS.values())
+    if latency == "itl":
+        if not (count := int(run.gaps.sum())):
+            return dict.fromkeys(STATISTICS)
+        found = bin_seconds(np.searchsorted(np.cumsum(run.gaps) / count, levels))
+        mean = float((run.finish_s - run.first_s)[answered(run)].sum()) / count
+    else:
+        values = latencies_of(run)[latency]
+        values = values[~np.isnan(values)]
+        if not len(values):
+            return dict.fromkeys(STATISTICS)
+        found, mean = np.quantile(values, levels), float(values.mean())
+    return dict(zip(STATISTICS, [*found.tolist(), mean], strict=True))
 
 
 def falls_behind(run: Served) -> bool:
@@ -187,24 +189,13 @@ def goodput(run: Served, limits: Sequence[Limit]) -> float:
     return float(kept.sum()) / max(run.seconds, 1e-9)
 
 
-def distribution(run: Served, latency: str) -> tuple[Float64, Float64]:
-    """Return (seconds, share of the requests that took so long or less), `CURVE` points."""
-    values = latencies_of(run)[latency]
-    levels = np.linspace(0, 1, CURVE)
-    values = values[~np.isnan(values)]
-    return (np.quantile(values, levels) if len(values) else np.zeros(CURVE)), levels
-
-
-def _figures(run: Served, steps: StepTimes, limits: Sequence[Limit]) -> dict[str, Any]:
+def _rates(run: Served, steps: StepTimes, limits: Sequence[Limit]) -> dict[str, float | None]:
     rows, seconds = answered(run), max(run.seconds, 1e-9)
-    latencies = {f"{name}_s": _statistics(each) for name, each in latencies_of(run).items()}
     prompt, output = run.prompt[rows].astype(float), run.output[rows].astype(float)
     needed = prompt + output - 1
     flops = steps.flops_per_token * (needed.sum() - run.hits) + steps.flops_per_pair * (needed * (needed + 1) / 2).sum()
     peak = steps.peak_flops * run.replicas * seconds
     return {
-        **latencies,
-        "itl_s": _of_gaps(run),
         "goodput": goodput(run, limits) if limits else None,
         "requests_per_s": float(rows.sum()) / seconds,
         "tokens_per_s": run.emitted / seconds,
@@ -217,24 +208,6 @@ def _figures(run: Served, steps: StepTimes, limits: Sequence[Limit]) -> dict[str
         "prefix_hits": run.hits / max(float(run.prompt.sum()), 1.0),
         "seconds": run.seconds,
     }
-
-
-def _statistics(values: Float64) -> dict[str, float | None]:
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return dict.fromkeys(STATISTICS)
-    found = np.quantile(values, list(_LEVELS.values())).tolist()
-    return {**dict(zip(_LEVELS, found, strict=True)), "mean": float(values.mean())}
-
-
-def _of_gaps(run: Served) -> dict[str, float | None]:
-    """Return percentiles from the histogram, whose bins are 0.5 to 0.8 % wide; the mean is exact."""
-    count = int(run.gaps.sum())
-    if not count:
-        return dict.fromkeys(STATISTICS)
-    share = np.cumsum(run.gaps) / count
-    found = {name: float(bin_seconds(np.searchsorted(share, level))) for name, level in _LEVELS.items()}
-    return {**found, "mean": float((run.finish_s - run.first_s)[answered(run)].sum()) / count}
 
 
 def _met(limit: Limit, found: RangedFigure) -> LimitMet:

@@ -12,6 +12,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import product
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,22 +62,20 @@ class TimeGrid:
         A cell with a corner that was not measured has the time of its nearest measured corner.
         """
         given = np.broadcast_arrays(*(np.asarray(size, np.float64) for size in sizes))
-        lower, shares = [], []
+        places: list[list[tuple[Any, Any]]] = []  # of each axis, index and weight of the points around
         for axis, size in zip(self.axes, given, strict=True):
+            if len(axis) == 1:
+                places.append([(0, 1.0)])
+                continue
             logs = np.log(axis)
-            at = np.clip(np.searchsorted(axis, size, side="right") - 1, 0, max(len(axis) - 2, 0))
-            lower.append(at)
-            step = logs[at + 1] - logs[at] if len(axis) > 1 else np.ones(at.shape)
-            shares.append((np.log(np.maximum(size, axis[0])) - logs[at]) / step)
+            at = np.clip(np.searchsorted(axis, size, side="right") - 1, 0, len(axis) - 2)
+            share = (np.log(np.maximum(size, axis[0])) - logs[at]) / (logs[at + 1] - logs[at])
+            places.append([(at, 1 - share), (at + 1, share)])
         total, weights = np.zeros(given[0].shape), np.zeros(given[0].shape)
-        for corner in np.ndindex(*(min(2, len(axis)) for axis in self.axes)):
-            value = np.log(self.seconds[tuple(at + bit for at, bit in zip(lower, corner, strict=True))])
-            weight = np.ones(given[0].shape)
-            for share, bit, axis in zip(shares, corner, self.axes, strict=True):
-                weight = weight * (share if bit else 1 - share) if len(axis) > 1 else weight
-            known = ~np.isnan(value)
-            total += np.where(known, weight * np.nan_to_num(value), 0.0)
-            weights += np.where(known, weight, 0.0)
+        for corner in product(*places):
+            value, weight = np.log(self.seconds[tuple(at for at, _ in corner)]), prod(share for _, share in corner)
+            total += np.where(np.isnan(value), 0.0, weight * np.nan_to_num(value))
+            weights += np.where(np.isnan(value), 0.0, weight)
         with np.errstate(divide="ignore", invalid="ignore"):
             found: Float64 = np.exp(total / weights)
         return found
@@ -97,7 +97,7 @@ class OperatorTables:
         return self.grids.get(kind, {})
 
 
-def product(grid: TimeGrid, m: Float64, n: float, k: float) -> Float64:
+def multiplied(grid: TimeGrid, m: Float64, n: float, k: float) -> Float64:
     """Return seconds of [m x k] by [k x n]."""
     # Where n or k lies beyond the table, several products of its largest size are as much work.
     parts = max(1.0, n / grid.axes[1][-1]) * max(1.0, k / grid.axes[2][-1])
@@ -109,7 +109,8 @@ def nearest(keys: Iterable[_Key], wanted: _Key) -> _Key | None:
     """Return the nearest heads and width; None where a factor of 4 lies between them, but for heads alone."""
 
     def far(key: _Key) -> Float64:
-        return np.abs(np.log(np.array(key) / np.array(wanted)))
+        found: Float64 = np.abs(np.log(np.array(key) / np.array(wanted)))
+        return found
 
     key = min(keys, key=lambda each: float(far(each).sum()), default=None)
     return None if key is None or (key[1:] != wanted[1:] and far(key).max() > np.log(4)) else key
@@ -143,13 +144,14 @@ class MeasuredTimes(LawTimes):
         own = np.maximum(tokens / self.layout.dp, 1.0)
         heads, kv = model.heads / tp, max(model.kv_heads / tp, 1)
         total = model.layers * (
-            product(grid, own, (heads + 2 * kv) * model.head, model.hidden)
-            + product(grid, own, model.hidden, heads * model.head)
+            multiplied(grid, own, (heads + 2 * kv) * model.head, model.hidden)
+            + multiplied(grid, own, model.hidden, heads * model.head)
         )
         if model.dense:
             wide = (2 if model.gated else 1) * model.inner / everyone
             total = total + model.dense * (
-                product(grid, tokens, wide, model.hidden) + product(grid, tokens, model.hidden, model.inner / everyone)
+                multiplied(grid, tokens, wide, model.hidden)
+                + multiplied(grid, tokens, model.hidden, model.inner / everyone)
             )
         if model.experts:
             total = total + model.moe_layers * self.experts(tokens)
@@ -182,7 +184,7 @@ class MeasuredTimes(LawTimes):
         if grid is None:
             return super().output(sequences)
         rows = np.maximum(sequences / self.layout.dp, 1.0)
-        return product(grid, rows, self.model.words / self.layout.tp, self.model.hidden)
+        return multiplied(grid, rows, self.model.words / self.layout.tp, self.model.hidden)
 
     def _attention_table(self, kind: str) -> tuple[TimeGrid | None, float]:
         """Return the grid of this attention, and the factor on it: heads divide the work."""

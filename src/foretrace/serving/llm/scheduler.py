@@ -10,12 +10,12 @@ computes `chunk` more; when all is computed, a token comes out. So a preempted s
 tokens again, and nothing of it comes out twice.
 
 Policies:
-- PREFILL_FIRST (vLLM until 0.7): a step is made of whole prompts while any fits (one beyond the budget goes alone),
+- prefill-first (vLLM until 0.7): a step is made of whole prompts while any fits (one beyond the budget goes alone),
   else of one token of each sequence;
-- CHUNKED (Agrawal et al., Sarathi-Serve, OSDI 2024; vLLM's default since): decoding sequences first, then prompts in
+- chunked (Agrawal et al., Sarathi-Serve, OSDI 2024; vLLM's default since): decoding sequences first, then prompts in
   pieces, `budget` tokens in all;
-- ORCA: decoding sequences and whole prompts together; the cache of a sequence is reserved up to its last token;
-- STATIC: as many as fit, and nobody else before all of them are done.
+- orca: decoding sequences and whole prompts together; the cache of a sequence is reserved up to its last token;
+- static: as many as fit, and nobody else before all of them are done.
 
 With a draft, a decoding sequence takes part with the tokens that were proposed behind its last one; as many come out
 as the target accepts, and one more. How many it accepts is drawn by request and token, so that the order of steps does
@@ -31,10 +31,12 @@ import numpy as np
 from foretrace.arrays import Float64, Int64
 from foretrace.compiled import njit
 
-POLICIES = ("prefill-first", "chunked", "orca", "static")
-PREFILL_FIRST, CHUNKED, ORCA, STATIC = range(4)
+# Of a policy: whether prompts have steps of their own and come first, are cut into pieces, a sequence gets its whole
+# cache at once, nobody joins those that run.
+POLICIES = {
+    "prefill-first": (1, 0, 0, 0), "chunked": (0, 1, 0, 0), "orca": (0, 0, 1, 0), "static": (0, 0, 1, 1),
+}  # fmt: skip
 PREEMPTIONS = ("recompute", "swap")
-RECOMPUTE, SWAP = range(2)
 # Of gaps: each bin is a 128th of an octave, 60 ns to 4,600 h; of a float64, the exponent and 7 bits of the fraction.
 GAP_BINS, _SHIFT = 6144, 45
 _FIRST_BIN = (1023 - 24) << 7
@@ -47,11 +49,13 @@ def record(integers: str, floats: str = "") -> np.dtype[Any]:
 
 
 ENGINE = record(
-    # Rules: budget (tokens of a step), slots (running sequences), batch (sequences of a step), block (tokens), total
-    # (blocks), watermark (blocks that stay free when a sequence is let in), share (blocks of an entry of the prefix
-    # cache; 0: none), following (closed loop: who comes when one is done; the next one is `stride` later), proposals
-    # (of a draft), stages, end (of the range of step times).
-    "policy budget slots batch block total watermark preemption share following stride proposals stages end "
+    # Rules: the policy, see POLICIES; budget (tokens of a step), slots (running sequences), batch (sequences of a
+    # step), block (tokens), total (blocks), watermark (blocks that stay free when a sequence is let in), swaps
+    # (preempted caches go to host memory), share (blocks of an entry of the prefix cache; 0: none), following (closed
+    # loop: who comes when one is done; the next one is `stride` later), proposals (of a draft), stages, end (of the
+    # range of step times).
+    "prompts_first pieces reserves closed budget slots batch block total watermark swaps share following stride "
+    "proposals stages end "
     # Blocks: free, idle (of entries that nobody uses), swap (free ones of host memory). The queue.
     "free idle swap head tail waiting running "
     # The step: prompts (chunks), context (tokens that decodes attend to), outputs (tokens that come out), evicted
@@ -115,12 +119,6 @@ def blocks_of(e: Any, tokens: int) -> int:
 
 
 @njit()
-def reserves(e: Any) -> bool:
-    """Return whether a sequence gets its whole cache at once."""
-    return bool(e.policy >= ORCA)
-
-
-@njit()
 def push(state: EngineArrays, i: int) -> None:
     """Let request i wait; all of it must fit into the cache beside the watermark."""
     e = state.e[0]
@@ -138,13 +136,13 @@ def schedule(state: EngineArrays) -> int:
     e = state.e[0]
     e.number += 1
     e.members = e.tokens = e.prompts = e.decodes = e.context = e.outputs = e.news = e.evicted = e.moved = 0
-    if e.policy == PREFILL_FIRST:
+    if e.prompts_first:
         _admit(state)
         if e.prompts == 0:
             _go_on(state)
     else:
         _go_on(state)
-        if e.evicted == 0 and (e.policy != STATIC or e.members == e.running == 0):
+        if e.evicted == 0 and (not e.closed or e.members == e.running == 0):
             _admit(state)
     return int(e.members)
 
@@ -165,7 +163,7 @@ def _go_on(state: EngineArrays) -> None:
         if s.generated and s.computed + 1 == known:
             proposed = min(e.proposals, s.output - s.generated - 1, e.budget - e.tokens - 1)
         short = 0
-        if not reserves(e):
+        if not e.reserves:
             short = max(blocks_of(e, s.computed + chunk + proposed) - s.held * e.share - s.blocks, 0)
         while e.free + e.idle < short:
             victim = _youngest(state, k)
@@ -201,11 +199,11 @@ def _admit(state: EngineArrays) -> None:
             found, unused = matched(state, i, (known - 1) // (e.share * e.block) if e.share else 0)
         computed = s.computed + found * e.share * e.block
         chunk = known - computed
-        if e.policy == CHUNKED:
+        if e.pieces:
             chunk = min(chunk, e.budget - e.tokens)
         elif e.members and e.tokens + chunk > e.budget:
             break
-        need = blocks_of(e, s.prompt + s.output - 1 if reserves(e) else known) - found * e.share
+        need = blocks_of(e, s.prompt + s.output - 1 if e.reserves else known) - found * e.share
         if e.free + e.idle - unused * e.share - need < e.watermark:
             break
         e.head, e.waiting = s.nxt, e.waiting - 1
@@ -252,7 +250,7 @@ def _preempt(state: EngineArrays, k: int) -> None:
     s = state.seqs[i]
     stored = s.blocks + s.held * e.share
     _release(state, i)
-    if e.preemption == SWAP and e.swap >= stored:
+    if e.swaps and e.swap >= stored:
         e.swap -= stored
         e.moved += s.computed
         s.swapped = stored
@@ -327,7 +325,7 @@ def accepted(state: EngineArrays, i: int) -> int:
 @njit()
 def gap_bin(seconds: float) -> int:
     """Return which bin of a histogram a time falls into; exact, so that it is the same everywhere."""
-    return min(max((np.float64(seconds).view(np.int64) >> _SHIFT) - _FIRST_BIN, 0), GAP_BINS - 1)
+    return min(max(int(np.float64(seconds).view(np.int64) >> _SHIFT) - _FIRST_BIN, 0), GAP_BINS - 1)
 
 
 def bin_seconds(at: Any) -> Float64:

@@ -15,7 +15,7 @@ from foretrace.errors import ForetraceError
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.drafted import drafted_steps, read_draft
 from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, disaggregate, simulate
-from foretrace.serving.llm.metrics import Limit, ServingFigures, goodput, latency_statistic, limits, measure
+from foretrace.serving.llm.metrics import Limit, ServingFigures, goodput, latency_statistics, limits, measure
 from foretrace.serving.llm.served_model import served_model
 from foretrace.serving.llm.step_times import HIGH, LOW, MIDDLE, StepTimes
 from foretrace.serving.requests import Requests, of, requests
@@ -98,7 +98,7 @@ def simulated(config: SimulationConfig) -> Simulated:
         _check_possible(config, asked, steps, found)
     tried = tuple(_tried(config, asked, steps, pools, found) for pools in _pools(config))
     best = max(tried, key=lambda each: (each.goodput, -each.ttft_p50_s), default=None)
-    pools = best and (best.prefill, best.decode)
+    pools = None if best is None else (best.prefill, best.decode)
     run = _run(config, asked, steps, pools, log=config.log)
     if np.isnan(run.finish_s).all():
         most = run.blocks * config.rules.block
@@ -156,7 +156,7 @@ def _tried(
     config: SimulationConfig, asked: Requests, steps: StepTimes, pools: tuple[int, int], found: Sequence[Limit]
 ) -> PoolSplit:  # fmt: skip
     run = _run(config, asked, steps, pools)
-    ttft, tpot = (latency_statistic(run, latency, "p50") or 0.0 for latency in ("ttft", "tpot"))
+    ttft, tpot = (latency_statistics(run, latency)["p50"] or 0.0 for latency in ("ttft", "tpot"))
     return PoolSplit(
         prefill=pools[0], decode=pools[1], goodput=goodput(run, found), ttft_p50_s=ttft, tpot_p50_s=tpot
     )  # fmt: skip
@@ -178,7 +178,7 @@ def _check_possible(config: SimulationConfig, asked: Requests, steps: StepTimes,
     prompt, output = int(asked.prompt.min()), int(max(asked.output.min(), 2))
     alone = simulate(of([0.0], [prompt], [output]), steps, config.rules, end=LOW)
     for limit in found:
-        least = latency_statistic(alone, limit.latency, limit.of)
+        least = latency_statistics(alone, limit.latency)[limit.of]
         if least is not None and least > limit.seconds:
             raise ForetraceError(
                 f"`slo={limit.name}={limit.seconds:g}s` cannot be kept: a prompt of {prompt:,} tokens alone on an "

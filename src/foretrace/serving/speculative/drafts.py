@@ -189,8 +189,8 @@ def served_draft(found: Simulated) -> ServedDraft | None:
         for n in {batch, *(each for each in BATCHES if each <= config.rules.sequences)}
     }  # fmt: skip
     return ServedDraft(
-        draft=config.draft, batch=batch, rounds=known[batch], tpot_without_s=plain.tpot_s,
-        tokens_per_s_without=plain.tokens_per_s,
+        draft=config.draft, batch=batch, rounds=known[batch], tpot_without_s=plain.latencies["tpot"],
+        tokens_per_s_without=plain.rates["tokens_per_s"],
         by_batch=tuple(
             BatchGain(batch=n, speedup=each.speedup, speedup_low=each.speedup_low, speedup_high=each.speedup_high)
             for n, each in sorted(known.items())
