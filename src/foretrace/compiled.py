@@ -123,9 +123,7 @@ _KNOWN_BY_VERSION = sys.stdlib_module_names | {"numba", "numpy"}
 
 
 def _compiled_in(loop: Any) -> list[str]:
-    """Return what of other files is compiled into a loop: digests of files whose functions it reaches, constants by
-    value.
-    """
+    """Return digests of files whose functions a loop reaches, and its constants by value."""
     found, seen, reached = set(), {loop}, [loop]
     while reached:
         function = reached.pop()

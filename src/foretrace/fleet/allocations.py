@@ -68,9 +68,7 @@ def normalised(
 def makespan(
     throughputs: npt.ArrayLike, scale: npt.ArrayLike, workers: npt.ArrayLike, remaining: npt.ArrayLike
 ) -> tuple[Float64, float]:
-    """Return X and the seconds until the last of the jobs ends if X stays: remaining (m,) steps, as short as it
-    can be.
-    """
+    """Return the fastest X and the seconds until the last job ends if X stays; remaining: (m,) steps."""
     rates, left = matrix(throughputs), vector(remaining)
     work = np.where(left > 0, left, 1.0)
     x, speed = best_worst(np.where((left > 0)[:, None], rates / work[:, None], 0.0), scale, workers)
@@ -233,9 +231,7 @@ def capacity(scale: Float64, workers: Float64) -> tuple[Float64, Float64]:
 def solve(
     cost: Float64, rows: Float64 | tuple[Any, Any, Any], limits: Float64, bounds: list[tuple[float, float | None]]
 ) -> Float64 | None:
-    """Return the smallest cost · z where rows · z <= limits, None where there is no such z. Rows also as (row, column,
-    value).
-    """
+    """Return the smallest cost · z where rows · z <= limits, None without one. Rows may be (row, column, value)."""
     try:
         from scipy.optimize import linprog
         from scipy.sparse import csr_array

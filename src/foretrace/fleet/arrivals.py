@@ -15,9 +15,7 @@ _MOST = 4.0  # largest variance of a factor with mean 1 that is believed; a tena
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swing:
-    """A log-normal factor with mean 1 that changes from step to step: variance of its logarithm, and how much of a
-    deviation is left after one step.
-    """
+    """A log-normal factor with mean 1 by step: variance of its logarithm, part of a deviation kept after a step."""
 
     variance: float
     keeps: float

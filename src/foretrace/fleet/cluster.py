@@ -64,9 +64,7 @@ class ClusterTree:
         return np.asarray(np.searchsorted(self.starts[level], np.arange(self.gpus), side="right") - 1, np.int64)
 
     def numbered(self) -> tuple[Int64, Int64, Int64, Int64]:
-        """Return all units, counted from the innermost level outwards: the first of each level and how many there are,
-        the first GPU of each unit, the GPU behind its last, and the unit around it (-1 around the cluster).
-        """
+        """Return all units, innermost level first: first of each level, first GPU, end, unit around (-1 none)."""
         at = np.cumsum([0, *(self.units(level) for level in range(len(self.levels)))], dtype=np.int64)
         lo = np.concatenate([starts[:-1] for starts in self.starts])
         hi = np.concatenate([starts[1:] for starts in self.starts])
@@ -125,9 +123,7 @@ class ClusterTree:
         name: str = "",
         gbit_s: Sequence[float] = (),
     ) -> ClusterTree:
-        """Return units alike everywhere: `counts` outermost first, GPUs per innermost unit last; (2, 4, 8) is
-        64 GPUs.
-        """
+        """Return units alike everywhere: `counts` outermost first, GPUs last: (2, 4, 8) is 64 GPUs."""
         if any(count < 1 for count in counts):
             raise ForetraceError(f"a cluster needs at least one of everything, not {'x'.join(map(str, counts))}.")
         depth = len(counts) - 1
@@ -150,9 +146,7 @@ class ClusterTree:
         )
 
     def bigger(self, more: int) -> ClusterTree:
-        """Return it with `more` further outermost units like the last one (racks where the outermost level is
-        racks).
-        """
+        """Return it with `more` outermost units like the last one (racks where that level is racks)."""
         if more < 1:
             raise ForetraceError(f"a cluster grows by one unit or more, not by {more}.")
         _affordable(self.gpus + more)

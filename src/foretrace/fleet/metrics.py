@@ -256,9 +256,7 @@ def communication(result: FleetResult, only: Only = None, *, machine_level: int 
 
 
 def time_of_finished(result: FleetResult) -> dict[str, float]:
-    """Return nanoseconds of the finished jobs together that they wait, compute, communicate and make no progress
-    ("dead").
-    """
+    """Return nanoseconds that the finished jobs wait, compute, communicate and make no progress ("dead")."""
     done = result.finished
     held, dead = float(result.held_ns[done].sum()), float(result.dead_ns[done].sum())
     comm = min(float(result.comm_ns[done].sum()), held - dead)

@@ -101,9 +101,7 @@ def _device(kind: str) -> Device | None:
 
 @cache
 def default_price(kind: str) -> Price | None:
-    """Return the cheapest on-demand list price per GPU of a rented machine with this kind; None where the list has
-    none.
-    """
+    """Return the cheapest on-demand list price per GPU of a rented machine with this kind; None without one."""
     device = _device(kind)
     offers = [each for each in instances() if device is not None and each.device == device.short]
     if not offers:
@@ -114,9 +112,7 @@ def default_price(kind: str) -> Price | None:
 
 @cache
 def default_power(kind: str) -> Power | None:
-    """Return board power of the catalog while held, an upper bound, and IDLE_SHARE of it else; None where it
-    has none.
-    """
+    """Return the catalog's board power while held, an upper bound, and IDLE_SHARE of it else; None without one."""
     device = _device(kind)
     if device is None or not device.tdp_w:
         return None

@@ -359,9 +359,7 @@ def _kinds(load: Workload) -> tuple[list[Kind], Int64]:
 
 
 def _alike(logs: Float64, new: npt.NDArray[np.bool_]) -> float:
-    """Return the correlation of normal scores of neighbours in a burst, from their rank correlation; 0 from fewer than
-    10.
-    """
+    """Return the correlation of normal scores of neighbours in a burst, by their ranks; 0 from fewer than 10."""
     pairs = np.flatnonzero(~new[1:])
     if len(pairs) < 10:
         return 0.0
@@ -389,9 +387,7 @@ def _median(values: Float64) -> float | None:
 
 
 def _normal_cdf(z: Float64) -> Float64:
-    """Return the cumulative normal distribution within 7.5e-8 (Abramowitz & Stegun 26.2.17), so that scipy is not
-    needed.
-    """
+    """Return the cumulative normal distribution within 7.5e-8 (Abramowitz & Stegun 26.2.17), without scipy."""
     t = 1 / (1 + 0.2316419 * np.abs(z))
     poly = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
     upper = np.exp(-0.5 * z * z) / sqrt(2 * np.pi) * poly

@@ -262,9 +262,7 @@ def _counted(sentences: list[str]) -> tuple[str, ...]:
 
 
 def _same_channels(calls: Sequence[CollectiveCalls]) -> Sequence[CollectiveCalls]:
-    """Return the calls with channels of one name on all ranks: the k-th that each rank uses, where their names
-    differ.
-    """
+    """Return the calls by channels: the k-th that each rank uses, where their names differ."""
     used = [
         list(dict.fromkeys(what.channel for what in each.what if what.key[0] == "channel"))
         for each in calls

@@ -126,9 +126,7 @@ def usable_cores() -> float:
 
 
 def cpu_quota() -> float | None:
-    """Return cores that control groups grant (version 2, all levels from this process's up; version 1), None:
-    no limit.
-    """
+    """Return cores that control groups (version 1, or all levels of version 2) grant, None without a limit."""
     limits = [_quota(text) for text in _quota_files()]
     known = [each for each in limits if each is not None]
     return min(known) if known else None
@@ -197,9 +195,7 @@ _EXTRA = {
 
 
 def _offered() -> tuple[str, ...] | None:
-    """Return what the hardware has and the system lets programs use, in the order of _FLAGS; None where
-    nothing tells.
-    """
+    """Return what the hardware has and the system lets programs use, in the order of _FLAGS; None if unknown."""
     flags = _flags_of_linux() or _flags_of_pytorch()
     return None if flags is None else tuple(name for name, needed in _FLAGS.items() if flags.issuperset(needed))
 

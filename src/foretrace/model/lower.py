@@ -295,9 +295,7 @@ def _send(draft: _Draft, operators: OperatorGraph, rows: Int64, place: Int64, cl
 
 
 def _work_behind(operators: OperatorGraph, rows: Int64) -> Int64:
-    """Return for every node the nearest node with work whose result it hands on: itself, or what a view looks at; −1:
-    none.
-    """
+    """Return for every node the nearest one with work whose result it hands on: itself or a view's base; −1: none."""
     found = np.where(rows >= 0, np.arange(len(rows)), -1)
     for i, node in enumerate(operators.nodes):
         if found[i] < 0 and node.inputs:

@@ -172,9 +172,7 @@ def _spread(word: str, found: metrics.Spread) -> dict[str, float]:
 
 
 def headline(found: metrics.Metrics, gpus: int) -> str:
-    """Return text such as "Jobs take 12.4 h on average, 41 % of it waiting, mostly because fewer GPUs are free than
-    they ask for; 78 % of 512 GPUs are in use.".
-    """
+    """Return text such as "Jobs take 12.4 h on average, 41 % of it waiting; 78 % of 512 GPUs are in use."."""
     cover, jct, queue = found.coverage, found.jct_s, found.queueing
     if not cover.finished:
         return f"None of the {count(cover.jobs)} jobs finishes{_unfinished(cover)}."

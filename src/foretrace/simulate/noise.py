@@ -221,9 +221,7 @@ def t_quantile(p: float, freedom: int) -> float:
 
 @lru_cache
 def expected_max(count: int) -> float:
-    """Return expected largest of so many independent standard normal numbers (David & Nagaraja, Order Statistics,
-    2003).
-    """
+    """Return the expected largest of so many standard normal numbers (David & Nagaraja, Order Statistics, 2003)."""
     x = np.linspace(-9.0, 9.0, 3601)
     below = np.array([0.5 * (1 + erf(each / sqrt(2))) for each in x.tolist()])
     return float(np.sum((x[1:] + x[:-1]) / 2 * np.diff(below**count)))

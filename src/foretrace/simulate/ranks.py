@@ -319,9 +319,7 @@ class _Walks:
         return float(self.timeline.start[chain[-1]] - self.timeline.graph.delay[chain[-1]])
 
     def _spent(self, chain: Int64, common: bool) -> dict[tuple[StragglerCause, str], float]:
-        """Return the time of a path by cause and name, ns; the shared collective at its end counts from its
-        beginning.
-        """
+        """Return the time of a path by cause and name, ns; the shared collective at its end counts from its start."""
         graph, start, end = self.timeline.graph, self.timeline.start, self.timeline.end
         spent: dict[tuple[StragglerCause, str], float] = defaultdict(float)
         causes = list(StragglerCause)

@@ -56,9 +56,7 @@ def schedule(graph: TaskGraph) -> tuple[Int64, Int64]:
 
 
 def schedule_in_order(graph: TaskGraph) -> Schedule:
-    """Return `schedule`, with the order of decisions: a topological order of the graph with the lane order of
-    this run.
-    """
+    """Return `schedule` with the order of decisions, a topological order that has this run's order of lanes."""
     from foretrace.simulate import schedule_engine
 
     n, n_lanes = len(graph), len(graph.lanes)

@@ -34,9 +34,7 @@ def stem(name: str) -> str:
 
 
 def read_past(path: str | Path) -> list[QueuedJob]:
-    """Return past jobs of a file of Slurm's jobcomp/filetxt, or of any log of jobs (docs/fleet-formats.md).
-    ForetraceError.
-    """
+    """Return past jobs of Slurm's jobcomp/filetxt or any log of jobs (docs/fleet-formats.md). Raises ForetraceError."""
     source = load(path)
     if not (source.first.startswith("JobId=") and "JobState=" in source.first and "EndTime=" in source.first):
         log = read(path)
@@ -65,9 +63,7 @@ def ended(jobs: Iterable[QueuedJob]) -> list[QueuedJob]:
 
 
 def with_queue(past: Sequence[QueuedJob], jobs: Iterable[QueuedJob]) -> list[QueuedJob]:
-    """Return past jobs, and those of a queue that ended by themselves and are still shown, each once, as the queue has
-    it.
-    """
+    """Return past jobs, and those of a queue that have ended and are still shown, each once."""
     shown = ended(jobs)
     known = {each.job for each in shown}
     return [*(each for each in past if each.job not in known or not each.job), *shown]
@@ -123,9 +119,7 @@ def _said(job: QueuedJob, limit_s: float | None = None) -> tuple[object, ...]:
 def _weights(
     key: tuple[object, ...], columns: npt.NDArray[np.object_], ran: Float64, elapsed: Float64
 ) -> Float64:  # fmt: skip
-    """Return (past,) how much each past job counts for one that says `key`; rows of `columns` are past jobs, then
-    running.
-    """
+    """Return (past,) weight of each past job for one that says `key`; rows of `columns` are past jobs, then running."""
     same = columns == np.array(key, object)
     weight = np.prod(np.where(same, list(SAME.values()), 1.0), axis=1)
     whole, kept = weight.max(initial=1.0), weight[: len(ran)].copy()
@@ -138,9 +132,7 @@ def _weights(
 
 
 def _of_limit(elapsed: float, limit: float, random: np.random.Generator, draws: int) -> Float64:
-    """Return where nothing is known but the limit: anywhere between what it has run and the limit, or the limit
-    itself.
-    """
+    """Return run times where only the limit is known: anywhere from what it has run to the limit."""
     low, high = max(elapsed, 1.0), max(min(limit, 1e8), elapsed + 1.0)
     share = random.random(draws)
     anywhere = low + (high - low) * share if limit < 1e8 else low / (1 - 0.999 * share)

@@ -78,9 +78,7 @@ def _run(command: tuple[str, ...]) -> str:
 
 
 def read_folder(folder: str | Path) -> Snapshot:
-    """Return a snapshot from files that hold what the commands printed, whatever they are called. Raises
-    ForetraceError.
-    """
+    """Return a snapshot from files that hold what the commands printed, whatever their names. Raises ForetraceError."""
     try:
         files = sorted(each for each in Path(folder).iterdir() if each.is_file())
     except OSError as error:
@@ -165,9 +163,7 @@ def _records(each: Source) -> dict[str, list[Any]]:
 
 
 def _now(jobs: list[QueuedJob], as_of: str) -> float:
-    """Return the moment of the outputs: a running job's start and run time say it to the second. Raises
-    ForetraceError.
-    """
+    """Return the moment of the outputs, from a running job's start and run time. Raises ForetraceError."""
     found = [each.start_s + each.ran_s for each in jobs if each.state == "RUNNING" and each.ran_s > 0]
     with suppress(ValueError):
         found = [each for each in found if math.isfinite(each)] or [records.stamp(as_of)]

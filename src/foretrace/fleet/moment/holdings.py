@@ -16,9 +16,7 @@ FUTURE, WAITING, RUNNING, DONE = "future", "waiting", "running", "done"
 
 @dataclass(slots=True, eq=False)
 class JobState:
-    """One job as it stands. `gpus` it holds, or held a moment ago where it `reclaims`: it released them in this very
-    decision, and gets them back for nothing if they stay free.
-    """
+    """One job. `gpus` it holds, or has released in this decision where it `reclaims` them unless others take them."""
 
     at: int  # position in the workload
     wanted: int  # GPUs asked for

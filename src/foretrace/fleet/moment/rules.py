@@ -226,9 +226,7 @@ class Rules:
         return best
 
     def choose(self, kind: int, level: int, unit: int, wanted: int) -> list[int]:
-        """Return so many free GPUs of a unit: whole children with the most free ones first, the rest where it just
-        fits.
-        """
+        """Return so many free GPUs of a unit: whole children, most free first, the rest where it just fits."""
         state = self.state
         free = state.free[kind]
         chosen: list[int] = []

@@ -36,9 +36,7 @@ _KEYS = {
 
 
 class RigPace(NamedTuple):
-    """How quick the machine of a rig is: seconds that starting a job and noticing its end take, and that a turn of
-    slurmctld's background thread takes.
-    """
+    """Seconds that a rig takes to start a job and notice its end, and for a turn of slurmctld's background thread."""
 
     launch_s: float = 0.1  # on an idle machine
     background_every_s: float = BACKGROUND_S

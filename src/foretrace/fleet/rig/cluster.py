@@ -344,9 +344,7 @@ def _account(made: PrivateSlurm, port: int) -> str:
 
 
 def _wait(made: PrivateSlurm, pids: Sequence[int]) -> None:
-    """Wait until all nodes are idle. Raises ForetraceError with the last words of the controller where they
-    never are.
-    """
+    """Wait until all nodes are idle. Raises ForetraceError with the controller's last words otherwise."""
     end = time.monotonic() + START_S
     while time.monotonic() < end and pids and all(Path(f"/proc/{pid}").exists() for pid in pids):
         with suppress(ForetraceError):

@@ -187,9 +187,7 @@ def _script(workload: Workload, tasks: Sequence[int], suffixes: Sequence[str]) -
 
 
 def _rows(path: Path, ids: Sequence[str]) -> dict[int, dict[str, str]]:
-    """Return the last line about each job that ended for good, by its position (jobcomp/filetxt), with its first
-    submission; ids: what sbatch called them.
-    """
+    """Return the last line and first submission of each job that ended, by position; ids: sbatch's numbers."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -237,9 +235,7 @@ def _last(times: Sequence[float]) -> float:
 
 
 def turn_s(passes: Sequence[float]) -> float:
-    """Return how long a turn of the background thread takes, from its passes, which lie whole numbers of
-    turns apart.
-    """
+    """Return how long a turn of the background thread takes; its passes lie whole numbers of turns apart."""
     apart = np.diff(passes)
     apart = apart[(apart > 0.5) & (apart < 20)]  # beyond, who knows how many turns
     return float(apart.sum() / np.rint(apart).sum()) if len(apart) else BACKGROUND_S

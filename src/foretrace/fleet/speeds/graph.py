@@ -132,9 +132,7 @@ class GraphSpeeds:
         return (*found, *self._said)
 
     def kinds(self, workload: Workload) -> Int64:
-        """Return (n,) equal for jobs of the same recording and number of GPUs. Raises ForetraceError naming a job
-        without.
-        """
+        """Return (n,) equal for jobs of one recording and number of GPUs. Raises ForetraceError for a job without."""
         sources = {str(model): self._source(str(model)) for model in dict.fromkeys(workload.model.tolist())}
         most = np.maximum(workload.gpus, workload.max_gpus)
         keys = []
@@ -269,9 +267,7 @@ class GraphSpeeds:
         return shape.gpu_type
 
     def _source(self, model: str) -> str | None:
-        """Return what tells recordings apart: where each lies, or its name among those given as graphs; None
-        unknown.
-        """
+        """Return what tells recordings apart: where each lies, or its name among those given; None unknown."""
         given = self._graphs.get(model)
         if given is None:
             try:

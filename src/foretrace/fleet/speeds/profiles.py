@@ -26,9 +26,7 @@ class Profile:
 
 
 def load_profiles(path: Path | None = None) -> tuple[Profile, ...]:
-    """Return profiles from JSON, those that come with foretrace by default. Raises ForetraceError naming entry
-    and key.
-    """
+    """Return profiles from JSON, by default the shipped ones. Raises ForetraceError naming entry and key."""
     where = "model_profiles.json" if path is None else str(path)
     text = (
         files("foretrace.fleet").joinpath("model_profiles.json").read_text(encoding="utf-8")
