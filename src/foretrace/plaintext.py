@@ -45,8 +45,7 @@ def _whole(value: Any) -> Any:
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number that a text writes in at most 18 digits of ASCII, with a sign or without; None for any
-    other.
+    """Return the whole number of a text of at most 18 ASCII digits, with a sign or without; None for any other.
 
     `str.isdigit` and `int` do not agree on what a digit is (², 5,000 of them).
     """

@@ -166,8 +166,7 @@ def allox(
     *,
     alpha: float = 1.0,
 ) -> npt.NDArray[np.int64]:
-    """Return (m,) the type that each one-GPU job starts on now, −1 for those that wait: the smallest sum of completion
-    times.
+    """Return (m,) the type that each one-GPU job starts on, −1 for those that wait: least sum of completion times.
 
     remaining (m,) steps, waited (m,) seconds since submission, free (types,) GPUs that nobody keeps. Only the
     max(⌊alpha · m⌋, free GPUs) jobs that waited longest take part. A job in the k-th place from the end of a GPU's

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from foretrace import reading
@@ -279,47 +280,42 @@ def side_by_side(parts: Sequence[ClusterTree], *, name: str) -> ClusterTree:
     )
 
 
+_Count = Annotated[int, msgspec.Meta(gt=0)]
+_Rate = Annotated[float, msgspec.Meta(gt=0, le=1e300)]
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True):
+    gpus: _Count
+    count: list[_Count] | _Count
+    type: str | int = ""
+
+
+class _ClusterFile(msgspec.Struct, forbid_unknown_fields=True):
+    units: Annotated[list[_Part], msgspec.Meta(min_length=1)]
+    levels: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("node",)
+    gbit_s: dict[str, _Rate] = {}
+    quotas: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+    name: str | int = ""
+
+
 def load_cluster(path: Path) -> ClusterTree:
     """Read a cluster from YAML: `levels` (outermost first), `units` (a list of parts, each `count` per level, `gpus`,
     `type`), `gbit_s` by level name, `quotas` by tenant. Raises ForetraceError naming the key that cannot be read.
     """
-    said: Any = reading.parse_yaml(reading.read_text(path), str(path))
     help_ = "write levels: [rack, node], units: [{count: [2, 4], gpus: 8, type: v100}]"
-    if not isinstance(said, dict) or not isinstance(said.get("units"), list) or not said["units"]:
-        raise ForetraceError(f"{path} describes no cluster; {help_}.")
-    unknown = set(said) - {"name", "levels", "units", "gbit_s", "quotas"}
-    if unknown:
-        raise ForetraceError(f"{path}: unknown key {sorted(map(str, unknown))[0]!r}; {help_}.")
-    levels = said.get("levels", ["node"])
-    if not isinstance(levels, list) or not all(isinstance(each, str) for each in levels) or not levels:
-        raise ForetraceError(f"{path}: levels must be names, outermost first; {help_}.")
-    bandwidth = said.get("gbit_s", {})
-    quotas = said.get("quotas", {})
-    if not isinstance(bandwidth, dict) or not all(_positive(each) for each in bandwidth.values()):
-        raise ForetraceError(f"{path}: gbit_s must give a number above zero by level, e.g. {{node: 2400, rack: 400}}.")
-    if set(bandwidth) - {*levels, "cluster"}:
-        raise ForetraceError(f"{path}: gbit_s names a level that is not among {', '.join(levels)}, cluster.")
-    if not isinstance(quotas, dict) or not all(isinstance(each, int) and each >= 0 for each in quotas.values()):
-        raise ForetraceError(f"{path}: quotas must give whole GPUs by tenant, e.g. {{research: 64}}.")
+    try:
+        said = msgspec.convert(reading.parse_yaml(reading.read_text(path), str(path)), _ClusterFile)
+    except msgspec.ValidationError as error:
+        raise ForetraceError(f"{path} describes no cluster ({error}); {help_}.") from None
+    if set(said.gbit_s) - {*said.levels, "cluster"}:
+        raise ForetraceError(f"{path}: gbit_s names a level that is not among {', '.join(said.levels)}, cluster.")
     parts = []
-    for at, unit in enumerate(said["units"]):
-        said_count = unit.get("count") if isinstance(unit, dict) else None
-        count = said_count if isinstance(said_count, list) else [said_count]
-        gpus = unit.get("gpus") if isinstance(unit, dict) else None
-        if len(count) != len(levels) or not all(_counts(each) for each in (*count, gpus)):
+    for at, unit in enumerate(said.units):
+        count = unit.count if isinstance(unit.count, list) else [unit.count]
+        if len(count) != len(said.levels):
             raise ForetraceError(f"{path}: units[{at}] needs count (one whole number per level) and gpus; {help_}.")
-        parts.append(
-            ClusterTree.of([int(each) for each in (*count, gpus)], levels=levels, gpu_type=str(unit.get("type", "")))
-        )
-    name = str(said.get("name", path.stem))
+        parts.append(ClusterTree.of([*count, unit.gpus], levels=said.levels, gpu_type=str(unit.type)))
+    name = str(said.name or path.stem)
     made = replace(parts[0], name=name) if len(parts) == 1 else side_by_side(parts, name=name)
-    rates = tuple(float(bandwidth.get(level, 0.0)) for level in made.levels) if bandwidth else ()
-    return replace(made, gbit_s=rates, quotas={str(k): int(v) for k, v in quotas.items()} or None)
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-
-
-def _counts(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    rates = tuple(said.gbit_s.get(level, 0.0) for level in made.levels) if said.gbit_s else ()
+    return replace(made, gbit_s=rates, quotas=said.quotas or None)

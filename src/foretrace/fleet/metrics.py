@@ -13,7 +13,7 @@ import numpy as np
 
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.overtime import Only, chosen, horizon_ns, lives, span_ns
-from foretrace.fleet.rates import HOUR_NS, Bill, Power, bills
+from foretrace.fleet.rates import HOUR_NS, Bill, bills
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.workload import SECOND, Float64, codes
 
@@ -334,9 +334,6 @@ def measure(
     result: FleetResult,
     cluster: ClusterTree | None = None,
     only: Only = None,
-    *,
-    prices: Mapping[str, float] | None = None,
-    power: Mapping[str, Power] | None = None,
 ) -> Metrics:
     """Return all figures over jobs; utilisation is of the whole cluster and span, by these jobs."""
     at = chosen(result, only)
@@ -357,5 +354,5 @@ def measure(
         communication=communication(result, at, machine_level=machine),
         lost=lost(result, at),
         tenants=tenants(result, at, rho=rho),
-        bills=bills(result, cluster, at, prices=prices, power=power),
+        bills=bills(result, cluster, at),
     )

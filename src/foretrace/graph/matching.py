@@ -211,8 +211,7 @@ def _numbered(calls: CollectiveCalls, rows: Int64) -> dict[object, int]:
 
 
 def _ordered(calls: CollectiveCalls, rows: Int64, by_step: bool) -> dict[object, int]:
-    """Return the token of every call of a group: its step, kind and size, and which of several alike it is in that
-    step.
+    """Return the token of every call of a group: its step, kind and size, and its place among those alike.
 
     Calls before the first common step count backwards from it: where a recording begins is chance.
     """

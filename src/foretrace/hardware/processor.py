@@ -133,8 +133,7 @@ def cpu_quota() -> float | None:
 
 
 def recorded_sets(recording: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the instruction sets that a recording (`TaskGraph.info.recording`) says its process could use; None:
-    unknown.
+    """Return the instruction sets that a recording (`TaskGraph.info.recording`) says its process had; None: unknown.
 
     Recordings made before they were kept say what PyTorch's own kernels use; where that is less than AVX-512, the
     processor has no more to offer.
@@ -160,8 +159,7 @@ def sixteen_bit(sets: Collection[str] | None, dtype: str) -> Sixteen:
 
 
 def trains_lstm(sets: Collection[str] | None, dtype: str) -> bool | None:
-    """Return whether oneDNN trains an LSTM of `dtype` (bfloat16 or float16) there: only in bfloat16, with AVX-512 and
-    more.
+    """Return whether oneDNN trains an LSTM of `dtype` (bfloat16 or float16) there: in bfloat16 from AVX-512 on.
 
     None: unknown. Autocast gives oneDNN such a layer even where it does not, and training stops with an error.
     """

@@ -68,8 +68,7 @@ class Report(Result, frozen=True, kw_only=True):
 
 
 def taken(kind: type[Made], /, *sources: object, **others: Any) -> Made:
-    """Return a struct whose fields are the attributes with the same names of the first source that has them, but for
-    `others`.
+    """Return a struct whose fields are the same attributes of the first source that has them, but for `others`.
 
     Structs inside it are made in the same way, sequences become tuples; what has a default and is no attribute keeps
     it. A figure that is not finite is None where that may be.

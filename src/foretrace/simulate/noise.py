@@ -107,8 +107,7 @@ class Draws:
 
 
 def between(before: Draws, after: Draws, figure: Figure, level: float) -> tuple[float, float]:
-    """Return how far noise may move a figure of the step before and after below and above its value, in the figure's
-    unit.
+    """Return how far noise may move a figure of both steps below and above its value, in the figure's unit.
 
     Both were drawn alike, so what moves both alike cancels. Where a change makes other steps or ranks of the recorded
     ones, draws do not belong together, and every one before is held against every one after.

@@ -210,8 +210,7 @@ def _without_probes(graph: TaskGraph, per_probe_ns: float) -> TaskGraph:
 
 
 def _observed_per_probe(graph: TaskGraph) -> float | None:
-    """Return cost of one probe (ns) by what the least disturbed profiled step took more than the least disturbed plain
-    one.
+    """Return the cost of a probe (ns): what the least disturbed profiled step took more than the plain one.
 
     None where the recording does not list its steps, or where steps wait: then a probe may cost nothing. Others only
     ever add time, so the shortest steps compare best; balancing sums over all steps would book a disturbance of the

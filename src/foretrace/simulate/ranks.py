@@ -346,8 +346,7 @@ class _Walks:
 
 
 def entering_together(graph: TaskGraph) -> TaskGraph:
-    """Return the graph with all ranks entering the recording when the first one did: their release times move, nothing
-    else.
+    """Return the graph with all ranks entering when the first one did: only their release times move.
 
     A rank enters at its first step boundary; without one at its first task.
     """

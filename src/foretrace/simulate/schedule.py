@@ -83,8 +83,7 @@ def schedule_in_order(graph: TaskGraph) -> Schedule:
 
 
 def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
-    """Return the graph whose replay is the schedule that took its decisions in this `order`; row i is row order[i] of
-    `graph`.
+    """Return the graph whose replay is the schedule decided in this `order`; row i is row order[i] of `graph`.
 
     All lanes are ordered: edges that were decided as the graph ran are replaced by edges from the task that gave its
     slot to the one that took it (the end of a COLLECTIVE gives the slot that its ARRIVAL took). A delay there comes

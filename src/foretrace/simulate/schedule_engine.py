@@ -248,8 +248,7 @@ def slot_givers(
     release: Int64, lane: Int32, ordered: UInt8, slots: Int64, lane_ptr: Int64, holds: UInt8 | None,
     arrivals: Int32 | None, order: Int32, start: Int64, end: Int64,
 ) -> Int32:  # fmt: skip
-    """Return row whose end gave each task (n) its slot, −1 for none: a replay in the order of a schedule, into `start`,
-    `end`.
+    """Return the row whose end gave each task (n) its slot, −1 for none: a replay in a schedule's order.
 
     `slots` counts at most the tasks of a lane, so that heaps (free from, giver) fit into slices of `lane_ptr`.
     """

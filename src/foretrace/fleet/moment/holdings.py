@@ -145,8 +145,7 @@ class Holdings:
         return found
 
     def speed_on(self, job: JobState, gpus: list[int]) -> tuple[float, float, int, float]:
-        """Return progress and communication on these GPUs beside their other jobs, the level, and what counts as its
-        own.
+        """Return progress and communication on these GPUs beside their other jobs, the level, and its own part.
 
         A gang is as slow as on the GPU where its partners hold it up most. Where shares on a GPU are above 1, its time
         counts to each in proportion.

@@ -223,8 +223,7 @@ class RoundTable:
 
 
 def worth_of_change(view: View, job: int, restart_s: float) -> float:
-    """Return what is left of a running job's speed if it is moved: (age − restarts · restart_s) / (age + restart_s),
-    above 0.
+    """Return the part of its speed that a job keeps if moved: (age − restarts · restart_s) / (age + restart_s) > 0.
 
     Who was stopped often for its age is left alone (Pollux, section 4.1; Sia has the same).
     """

@@ -54,8 +54,7 @@ class RigRun:
 
 
 def for_rig(workload: Workload, setup: SlurmSetup, speedup: float) -> Workload:
-    """Return the jobs (tasks) on the rig's clock: whole seconds, limits in whole minutes, as many GPUs on every node of
-    a job.
+    """Return the jobs on the rig's clock: whole seconds, limits in minutes, as many GPUs on every node of a job.
 
     Raises ForetraceError for jobs that the rig cannot hold or that would take hours.
     """

@@ -163,8 +163,7 @@ class GraphSpeeds:
         return Speed(share * step_s / among_s, exposed)
 
     def interval(self, workload: Workload, job: int, shape: Shape) -> tuple[float, float]:
-        """Return where the progress that `speed` says lies in eight of ten cases: noise, and what both kinds of change
-        assume.
+        """Return where `speed`'s progress lies in eight of ten cases: noise, and what both kinds of change assume.
 
         Raises ForetraceError as `speed` does.
         """

@@ -78,8 +78,7 @@ class TableSpeeds:
 
     @classmethod
     def read(cls, path: Path | str, *, levels: Sequence[str] = (), **parameters: Any) -> TableSpeeds:
-        """Read it from CSV with a header, or JSON (a list of objects): model, gpus, nodes or level, gpu_type,
-        steps_per_s.
+        """Read CSV with a header, or JSON (a list of objects): model, gpus, nodes or level, gpu_type, steps_per_s.
 
         A level is a number (0 one GPU, 1 inside one node, 2 above, ...) or, with `levels` (innermost first), a name.
         Raises ForetraceError naming the line of the file (of JSON: the entry, the first being 1).
