@@ -35,11 +35,6 @@ COMPILING: Any = event.TimingListener()  # type: ignore[no-untyped-call]  # numb
 event.register("numba:compile", COMPILING)  # type: ignore[no-untyped-call]
 
 
-def compiling() -> bool:
-    """Return whether a loop is being compiled now."""
-    return bool(COMPILING._depth)
-
-
 def compiled_s() -> float:
     """Return seconds in which loops of this process were compiled so far."""
     return float(COMPILING.duration) if COMPILING.done else 0.0
@@ -49,8 +44,7 @@ _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
 def njit(**options: Any) -> Callable[[_Loop], _Loop]:
-    """Return `numba.njit`, kept on disk where that can be, as long as neither the loop nor what is compiled into it
-    changes.
+    """Return `numba.njit`, kept on disk where possible as long as neither the loop nor what it reaches changes.
 
     Numbers are divided as numpy divides them: no exception has to be compiled in. Nor is a wrapper for C.
 
@@ -123,9 +117,7 @@ _KNOWN_BY_VERSION = sys.stdlib_module_names | {"numba", "numpy"}
 
 
 def _compiled_in(loop: Any) -> list[str]:
-    """Return what of other files is compiled into a loop: digests of files whose functions it reaches, constants by
-    value.
-    """
+    """Return digests of files whose functions a loop reaches, and its constants by value."""
     found, seen, reached = set(), {loop}, [loop]
     while reached:
         function = reached.pop()

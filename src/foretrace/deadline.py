@@ -79,8 +79,6 @@ def never() -> Deadline:
 
 
 def uncompiled() -> float:
-    """Return seconds that count on without those in which loops were compiled, as the first use after an installation
-    does.
-    """
+    """Return seconds, those left out in which loops were compiled (the first use after an installation)."""
     loops = sys.modules.get("foretrace.compiled")  # not imported for this: it loads numba
     return time.monotonic() - (loops.compiled_s() if loops else 0.0)

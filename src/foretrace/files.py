@@ -63,8 +63,7 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 def digest(path: Path) -> str:
-    """Return SHA-256 of the content of a file, or of the names and contents in a folder: the same after a copy or a
-    move.
+    """Return SHA-256 of a file's content, or of names and contents in a folder: the same after a copy or move.
 
     Raises ForetraceError where it cannot be read.
     """

@@ -132,8 +132,7 @@ def rank_graphs(
 
 
 def joined(graphs: Sequence[TaskGraph], *, alone: bool = False, as_recorded: bool = False) -> Scenario:
-    """Return the graphs of several ranks as one, see `Run.global_graph`; the only one, without the cost of its
-    recording.
+    """Return the graphs of several ranks as one (`Run.global_graph`), or the only one without its recording's cost.
 
     `as_recorded` keeps what is not the only step's.
     """

@@ -49,9 +49,7 @@ def near(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = No
 
 
 def question(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None, *, lists: str = "") -> str:
-    """Return the end of a sentence on an unknown name: "did you mean h100?", or `lists`, which says where all are
-    named.
-    """
+    """Return the end of a sentence on an unknown name: "did you mean h100?", or `lists`, where all are named."""
     known = list(known)
     found = near(name, known, aliases)
     return f"did you mean {' or '.join(found)}?" if found else lists or f"choose {', '.join(sorted(known))}."

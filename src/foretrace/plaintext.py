@@ -19,17 +19,13 @@ def visible(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return one line of `visible` text; words and the whole are shortened in their middle where nobody would read
-    them.
-    """
+    """Return one line of `visible` text; words and the whole are shortened in the middle where they are too long."""
     words = (_shortened(word, _LONGEST_WORD) for word in visible(text).split())
     return _shortened(" ".join(words), _LONGEST)
 
 
 def encoded(value: Any) -> bytes:
-    """Return JSON of what msgspec can encode; halves of surrogate pairs, as in file names that are no text, as
-    escapes.
-    """
+    """Return JSON of what msgspec can encode; lone surrogates, as in undecodable file names, as escapes."""
     import json
 
     import msgspec
@@ -49,8 +45,7 @@ def _whole(value: Any) -> Any:
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number that a text writes in at most 18 digits of ASCII, with a sign or without; None for any
-    other.
+    """Return the whole number of a text of at most 18 ASCII digits, with a sign or without; None for any other.
 
     `str.isdigit` and `int` do not agree on what a digit is (², 5,000 of them).
     """

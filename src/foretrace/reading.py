@@ -215,8 +215,7 @@ def _no_constant(name: str) -> Any:
 
 
 def parse_yaml(text: str, where: str, *, mend: str = "mend it") -> Any:
-    """Return a YAML text as Python values: words, numbers, lists and mappings, whose keys are taken as text and come
-    once.
+    """Return a YAML text as Python values: words, numbers, lists and mappings with texts as unique keys.
 
     Aliases may not blow it up beyond ten times what stands in the file. Raises ForetraceError.
     """

@@ -18,9 +18,7 @@ Row = TypeVar("Row")
 def rows(
     package: str, table: str, kind: type[Row], special: Mapping[str, Callable[[str], Any]] | None = None
 ) -> tuple[Row, ...]:
-    """Return the rows of a table of a package. An empty cell is the field's default; `special`: how to read some
-    columns.
-    """
+    """Return rows of a packaged table; an empty cell is the field's default; `special`: how to read some columns."""
     import msgspec  # here: --help needs entry points alone
 
     text = files(package).joinpath(table).read_text(encoding="utf-8")

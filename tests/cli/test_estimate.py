@@ -142,7 +142,6 @@ def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pyt
         (("bert", "--device", "h100", "--attention", "flash"), "--attention is fused, flash-1, separate"),
         (("bert", "--device", "h100", "--reentrant"), "add --recompute"),
         (("bert", "--device", "tpu-v5e"), "no float32 rate of TPU-v5e"),
-        (("bert", "--device", "h100", "--pipeline", "4"), "--pipeline 4 is not modelled by estimate"),
         (("bert", "--device", "h100", "--gpus", "8", "--workers", "4"), "must be --workers times --tensor"),
         (("resnet50", "--device", "h100", "--loss", "fused"), "--loss cannot be asked for"),
         (("bert", "--device", "h100", "--optimizer", "apex"), "--optimizer is fused, foreach, for-loop"),

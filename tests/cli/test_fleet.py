@@ -290,7 +290,8 @@ def test_a_damaged_generator_is_one_sentence(
     assert run(["fleet", "fit", LOG, "--out", str(like)]) == 0
     capsys.readouterr()
     like.write_text(json.dumps(json.loads(like.read_text()) | {key: value}))
-    assert "damaged generator" in complaint(capsys, "generate", str(like), "--jobs", "5", "--out", str(out))
+    said = complaint(capsys, "generate", str(like), "--jobs", "5", "--out", str(out))
+    assert "damaged generator" in said or "is no generator of workloads" in said
     assert not out.exists()
 
 

@@ -218,14 +218,13 @@ def test_bills_by_kind() -> None:
         load, policy="p", cluster="c", gpus=16, start_ns=np.zeros(2, np.int64), end_ns=np.array([7200, 3600]) * S,
         segments=segments([(0, 0, 7200, [0, 1, 2, 3], 1), (1, 0, 3600, [7, 8], 2)]),
     )  # fmt: skip
-    v100, k80 = rates.bills(result, cluster, prices={"k80": 0.5}, power={"v100": rates.Power(200, 50)})
+    v100, k80 = rates.bills(result, cluster)
     assert (v100.used_gpu_h, k80.used_gpu_h, v100.all_gpu_h) == pytest.approx((9, 1, 16))
-    assert (k80.usd_used, k80.usd_all) == pytest.approx((0.5, 8))
-    assert "list price" in v100.price_from
-    assert v100.kwh == pytest.approx((9 * 200 + 7 * 50) / 1000)
+    assert "list price" in v100.price_from and v100.usd_per_gpu_h is not None
+    assert (v100.usd_used, v100.usd_all) == pytest.approx((9 * v100.usd_per_gpu_h, 16 * v100.usd_per_gpu_h))
+    assert v100.busy_w is not None and v100.idle_w is not None
+    assert v100.kwh == pytest.approx((9 * v100.busy_w + 7 * v100.idle_w) / 1000)
     assert "assumed when idle" in k80.power_from
-    found = metrics.measure(result, cluster, prices={"v100": 3, "k80": 0.5})
-    assert found.total("usd_used") == pytest.approx(27.5)
     unknown = metrics.measure(result)
     assert [bill.gpu_type for bill in unknown.bills] == [""] and unknown.total("usd_used") is None
     bound = replace(result, segments=None, workload=load.with_columns(gpu_type=np.array(["k80", "tpu"], object)))

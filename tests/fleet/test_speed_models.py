@@ -261,16 +261,19 @@ def test_shapes_that_the_closed_form_does_not_know() -> None:
     [
         ("{", "is not JSON"),
         ("[]", "holds no profiles"),
-        ('{"profiles": [{"compute_ms": 1}]}', r"profiles\[0\] has no name"),
-        ('{"profiles": [{"name": "a", "compute_ms": 0, "gradient_mb": 1, "batch": 1}]}', "compute_ms must be"),
-        ('{"profiles": [{"name": "a", "compute_ms": 1, "gradient_mb": 1, "batch": 1, "x": 1}]}', "unknown key 'x'"),
+        ('{"profiles": [{"compute_ms": 1}]}', r"missing required field `name` - at `\$\.profiles\[0\]`"),
+        (
+            '{"profiles": [{"name": "a", "compute_ms": 0, "gradient_mb": 1, "batch": 1}]}',
+            r"> 0\.0 .*compute_ms",
+        ),
+        ('{"profiles": [{"name": "a", "compute_ms": 1, "gradient_mb": 1, "batch": 1, "x": 1}]}', "unknown field `x`"),
         (
             '{"profiles": [{"name": "a", "compute_ms": 1, "gradient_mb": 1, "batch": 1, "aliases": "b"}]}',
-            "aliases must be",
+            r"profiles\[0\]\.aliases",
         ),
         (
             '{"profiles": [{"name": "a", "compute_ms": 1, "gradient_mb": 1, "batch": 1, "published_scale": -1}]}',
-            "published_scale must be",
+            r"profiles\[0\]\.published_scale",
         ),
     ],
 )

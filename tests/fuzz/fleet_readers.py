@@ -121,13 +121,16 @@ def _play_speed_table(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _play_profiles(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds, speed_table
+    from foretrace.fleet.speeds import Shape
+    from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds
     from foretrace.fleet.speeds.profiles import load_profiles
+    from foretrace.fleet.workload import Workload
 
     profiles = load_profiles(path)
     yield "profiles", [number for each in profiles for number in (each.compute_ms, each.gradient_mb, each.batch)]
     speeds = ClosedFormSpeeds(bandwidth_gb_s=[300, 25, 2.5], profiles=profiles)
-    rows = speed_table(speeds, [profiles[0].name], gpus=8, levels=("node", "rack", "cluster"))
+    work = Workload.of(submit_s=[0.0], gpus=[8], work_s=[1.0], model=[profiles[0].name])
+    rows = [speeds.speed(work, 0, Shape(8, units)) for units in ((1, 1, 1), (8, 1, 1), (8, 8, 1))]
     yield "speeds", [number for row in rows for number in (row.progress, row.communication)]
 
 

@@ -107,9 +107,7 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
 
 
 def group(name: str, help: str, default: str = "", models: Callable[[], Collection[str]] = tuple) -> typer.Typer:
-    """Return a command that has commands of its own; a first word unlike any of them, or one of `models`, is for
-    `default`.
-    """
+    """Return a command with commands of its own; another first word, or one of `models`, is for `default`."""
 
     class ByModel(TyperGroup):
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:

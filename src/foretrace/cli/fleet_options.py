@@ -96,8 +96,7 @@ def plays(*names: str) -> Callable[[Command], Command]:
 
 
 def following(asked: Sequence[str], spec: Spec, *words: str, also: Sequence[str] = (), then: Sequence[str] = ()) -> str:
-    """Return the command that asks something else of the same jobs on the same cluster; what is as by default is left
-    out.
+    """Return the command that asks something else of the same jobs on the same cluster, without defaults.
 
     asked: its first words; words: what stands behind the cluster; also: fields of the spec beside those of all
     questions; then: the last words.

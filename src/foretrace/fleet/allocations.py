@@ -68,9 +68,7 @@ def normalised(
 def makespan(
     throughputs: npt.ArrayLike, scale: npt.ArrayLike, workers: npt.ArrayLike, remaining: npt.ArrayLike
 ) -> tuple[Float64, float]:
-    """Return X and the seconds until the last of the jobs ends if X stays: remaining (m,) steps, as short as it
-    can be.
-    """
+    """Return the fastest X and the seconds until the last job ends if X stays; remaining: (m,) steps."""
     rates, left = matrix(throughputs), vector(remaining)
     work = np.where(left > 0, left, 1.0)
     x, speed = best_worst(np.where((left > 0)[:, None], rates / work[:, None], 0.0), scale, workers)
@@ -168,8 +166,7 @@ def allox(
     *,
     alpha: float = 1.0,
 ) -> npt.NDArray[np.int64]:
-    """Return (m,) the type that each one-GPU job starts on now, −1 for those that wait: the smallest sum of completion
-    times.
+    """Return (m,) the type that each one-GPU job starts on, −1 for those that wait: least sum of completion times.
 
     remaining (m,) steps, waited (m,) seconds since submission, free (types,) GPUs that nobody keeps. Only the
     max(⌊alpha · m⌋, free GPUs) jobs that waited longest take part. A job in the k-th place from the end of a GPU's
@@ -233,9 +230,7 @@ def capacity(scale: Float64, workers: Float64) -> tuple[Float64, Float64]:
 def solve(
     cost: Float64, rows: Float64 | tuple[Any, Any, Any], limits: Float64, bounds: list[tuple[float, float | None]]
 ) -> Float64 | None:
-    """Return the smallest cost · z where rows · z <= limits, None where there is no such z. Rows also as (row, column,
-    value).
-    """
+    """Return the smallest cost · z where rows · z <= limits, None without one. Rows may be (row, column, value)."""
     try:
         from scipy.optimize import linprog
         from scipy.sparse import csr_array

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log, sqrt
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from foretrace.fleet.workload import Float64
@@ -15,12 +17,10 @@ _MOST = 4.0  # largest variance of a factor with mean 1 that is believed; a tena
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swing:
-    """A log-normal factor with mean 1 that changes from step to step: variance of its logarithm, and how much of a
-    deviation is left after one step.
-    """
+    """A log-normal factor with mean 1 by step: variance of its logarithm, part of a deviation kept after a step."""
 
-    variance: float
-    keeps: float
+    variance: Annotated[float, msgspec.Meta(ge=0, lt=10)]
+    keeps: Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
 def week_profile(time: Float64, span_s: float) -> tuple[Float64, str]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from foretrace import reading
@@ -64,9 +65,7 @@ class ClusterTree:
         return np.asarray(np.searchsorted(self.starts[level], np.arange(self.gpus), side="right") - 1, np.int64)
 
     def numbered(self) -> tuple[Int64, Int64, Int64, Int64]:
-        """Return all units, counted from the innermost level outwards: the first of each level and how many there are,
-        the first GPU of each unit, the GPU behind its last, and the unit around it (-1 around the cluster).
-        """
+        """Return all units, innermost level first: first of each level, first GPU, end, unit around (-1 none)."""
         at = np.cumsum([0, *(self.units(level) for level in range(len(self.levels)))], dtype=np.int64)
         lo = np.concatenate([starts[:-1] for starts in self.starts])
         hi = np.concatenate([starts[1:] for starts in self.starts])
@@ -125,9 +124,7 @@ class ClusterTree:
         name: str = "",
         gbit_s: Sequence[float] = (),
     ) -> ClusterTree:
-        """Return units alike everywhere: `counts` outermost first, GPUs per innermost unit last; (2, 4, 8) is
-        64 GPUs.
-        """
+        """Return units alike everywhere: `counts` outermost first, GPUs last: (2, 4, 8) is 64 GPUs."""
         if any(count < 1 for count in counts):
             raise ForetraceError(f"a cluster needs at least one of everything, not {'x'.join(map(str, counts))}.")
         depth = len(counts) - 1
@@ -150,9 +147,7 @@ class ClusterTree:
         )
 
     def bigger(self, more: int) -> ClusterTree:
-        """Return it with `more` further outermost units like the last one (racks where the outermost level is
-        racks).
-        """
+        """Return it with `more` outermost units like the last one (racks where that level is racks)."""
         if more < 1:
             raise ForetraceError(f"a cluster grows by one unit or more, not by {more}.")
         _affordable(self.gpus + more)
@@ -285,47 +280,42 @@ def side_by_side(parts: Sequence[ClusterTree], *, name: str) -> ClusterTree:
     )
 
 
+_Count = Annotated[int, msgspec.Meta(gt=0)]
+_Rate = Annotated[float, msgspec.Meta(gt=0, le=1e300)]
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True):
+    gpus: _Count
+    count: list[_Count] | _Count
+    type: str | int = ""
+
+
+class _ClusterFile(msgspec.Struct, forbid_unknown_fields=True):
+    units: Annotated[list[_Part], msgspec.Meta(min_length=1)]
+    levels: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("node",)
+    gbit_s: dict[str, _Rate] = {}
+    quotas: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+    name: str | int = ""
+
+
 def load_cluster(path: Path) -> ClusterTree:
     """Read a cluster from YAML: `levels` (outermost first), `units` (a list of parts, each `count` per level, `gpus`,
     `type`), `gbit_s` by level name, `quotas` by tenant. Raises ForetraceError naming the key that cannot be read.
     """
-    said: Any = reading.parse_yaml(reading.read_text(path), str(path))
     help_ = "write levels: [rack, node], units: [{count: [2, 4], gpus: 8, type: v100}]"
-    if not isinstance(said, dict) or not isinstance(said.get("units"), list) or not said["units"]:
-        raise ForetraceError(f"{path} describes no cluster; {help_}.")
-    unknown = set(said) - {"name", "levels", "units", "gbit_s", "quotas"}
-    if unknown:
-        raise ForetraceError(f"{path}: unknown key {sorted(map(str, unknown))[0]!r}; {help_}.")
-    levels = said.get("levels", ["node"])
-    if not isinstance(levels, list) or not all(isinstance(each, str) for each in levels) or not levels:
-        raise ForetraceError(f"{path}: levels must be names, outermost first; {help_}.")
-    bandwidth = said.get("gbit_s", {})
-    quotas = said.get("quotas", {})
-    if not isinstance(bandwidth, dict) or not all(_positive(each) for each in bandwidth.values()):
-        raise ForetraceError(f"{path}: gbit_s must give a number above zero by level, e.g. {{node: 2400, rack: 400}}.")
-    if set(bandwidth) - {*levels, "cluster"}:
-        raise ForetraceError(f"{path}: gbit_s names a level that is not among {', '.join(levels)}, cluster.")
-    if not isinstance(quotas, dict) or not all(isinstance(each, int) and each >= 0 for each in quotas.values()):
-        raise ForetraceError(f"{path}: quotas must give whole GPUs by tenant, e.g. {{research: 64}}.")
+    try:
+        said = msgspec.convert(reading.parse_yaml(reading.read_text(path), str(path)), _ClusterFile)
+    except msgspec.ValidationError as error:
+        raise ForetraceError(f"{path} describes no cluster ({error}); {help_}.") from None
+    if set(said.gbit_s) - {*said.levels, "cluster"}:
+        raise ForetraceError(f"{path}: gbit_s names a level that is not among {', '.join(said.levels)}, cluster.")
     parts = []
-    for at, unit in enumerate(said["units"]):
-        said_count = unit.get("count") if isinstance(unit, dict) else None
-        count = said_count if isinstance(said_count, list) else [said_count]
-        gpus = unit.get("gpus") if isinstance(unit, dict) else None
-        if len(count) != len(levels) or not all(_counts(each) for each in (*count, gpus)):
+    for at, unit in enumerate(said.units):
+        count = unit.count if isinstance(unit.count, list) else [unit.count]
+        if len(count) != len(said.levels):
             raise ForetraceError(f"{path}: units[{at}] needs count (one whole number per level) and gpus; {help_}.")
-        parts.append(
-            ClusterTree.of([int(each) for each in (*count, gpus)], levels=levels, gpu_type=str(unit.get("type", "")))
-        )
-    name = str(said.get("name", path.stem))
+        parts.append(ClusterTree.of([*count, unit.gpus], levels=said.levels, gpu_type=str(unit.type)))
+    name = str(said.name or path.stem)
     made = replace(parts[0], name=name) if len(parts) == 1 else side_by_side(parts, name=name)
-    rates = tuple(float(bandwidth.get(level, 0.0)) for level in made.levels) if bandwidth else ()
-    return replace(made, gbit_s=rates, quotas={str(k): int(v) for k, v in quotas.items()} or None)
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-
-
-def _counts(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    rates = tuple(said.gbit_s.get(level, 0.0) for level in made.levels) if said.gbit_s else ()
+    return replace(made, gbit_s=rates, quotas=said.quotas or None)

@@ -13,7 +13,7 @@ import numpy as np
 
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.overtime import Only, chosen, horizon_ns, lives, span_ns
-from foretrace.fleet.rates import HOUR_NS, Bill, Power, bills
+from foretrace.fleet.rates import HOUR_NS, Bill, bills
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.workload import SECOND, Float64, codes
 
@@ -256,9 +256,7 @@ def communication(result: FleetResult, only: Only = None, *, machine_level: int 
 
 
 def time_of_finished(result: FleetResult) -> dict[str, float]:
-    """Return nanoseconds of the finished jobs together that they wait, compute, communicate and make no progress
-    ("dead").
-    """
+    """Return nanoseconds that the finished jobs wait, compute, communicate and make no progress ("dead")."""
     done = result.finished
     held, dead = float(result.held_ns[done].sum()), float(result.dead_ns[done].sum())
     comm = min(float(result.comm_ns[done].sum()), held - dead)
@@ -336,9 +334,6 @@ def measure(
     result: FleetResult,
     cluster: ClusterTree | None = None,
     only: Only = None,
-    *,
-    prices: Mapping[str, float] | None = None,
-    power: Mapping[str, Power] | None = None,
 ) -> Metrics:
     """Return all figures over jobs; utilisation is of the whole cluster and span, by these jobs."""
     at = chosen(result, only)
@@ -359,5 +354,5 @@ def measure(
         communication=communication(result, at, machine_level=machine),
         lost=lost(result, at),
         tenants=tenants(result, at, rho=rho),
-        bills=bills(result, cluster, at, prices=prices, power=power),
+        bills=bills(result, cluster, at),
     )

@@ -155,9 +155,7 @@ def utilisation_over_time(result: FleetResult, edges: Float64 | None = None, onl
 
 
 def waiting_over_time(result: FleetResult, edges: Float64 | None = None, *, gpus: bool = False) -> Series:
-    """Return jobs that were submitted and hold nothing, or the GPUs that they ask for; those that can never run left
-    out.
-    """
+    """Return jobs that wait, or the GPUs that they ask for; those that can never run are left out."""
     edges = bins(result) if edges is None else edges
     _, begin, end, weight, exact = _waits(result, gpus)
     return Series(edges_ns=edges, values=mean_held(begin, end, weight, edges).clip(0), exact=exact)

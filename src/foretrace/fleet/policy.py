@@ -45,9 +45,7 @@ class Policy(PolicyRules):
         return ()
 
     def requeue(self, view: View) -> Sequence[int]:
-        """Return running jobs that stand in line again at this moment, what they did since their last
-        checkpoint lost.
-        """
+        """Return running jobs that go back to the queue now and lose their work since the last checkpoint."""
         return ()
 
     @property

@@ -65,15 +65,11 @@ class PolicyRules:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def key(self, workload: Workload) -> Float64:
-        """Return (n,) what `order_rule` "key" sorts by; equal keys by submission. Order of submission unless
-        overridden.
-        """
+        """Return (n,) what `order_rule` "key" sorts by, equal keys by submission; that order unless overridden."""
         return np.zeros(len(workload))
 
     def takes(self, workload: Workload) -> Workload:
-        """Return the jobs as the policy plays them: one that may run rigid jobs on other numbers of GPUs says
-        so here.
-        """
+        """Return the jobs as the policy plays them, rigid ones that may run on other numbers of GPUs included."""
         return workload
 
     def eager(self, workload: Workload) -> Bool:

@@ -1,11 +1,10 @@
 """What the GPUs of a simulated fleet cost and how much energy they take, by kind of GPU.
 
-Prices and watts that the user does not state come from the catalogs; a kind that is in none has no figure.
+Prices and watts come from the catalogs; a kind that is in none has no figure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -38,8 +37,8 @@ class Power:
 
     busy_w: float
     idle_w: float
-    source: str = "given"
-    shares: tuple[tuple[float, float], tuple[float, float]] = ((1.0, 1.0), (1.0, 1.0))  # ends of the range of each
+    source: str
+    shares: tuple[tuple[float, float], tuple[float, float]]  # ends of the range of each
 
     def kwh(self, used_h: float, free_h: float, end: int | None = None) -> float:
         """Return kWh of hours held and not held; `end`: 0 and 1 are those of the range."""
@@ -49,7 +48,7 @@ class Power:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """One kind of GPU: hours, cost, energy; null where neither the user nor a catalog states a rate."""
+    """One kind of GPU: hours, cost, energy; null where no catalog states a rate."""
 
     gpu_type: str
     gpus: int
@@ -101,9 +100,7 @@ def _device(kind: str) -> Device | None:
 
 @cache
 def default_price(kind: str) -> Price | None:
-    """Return the cheapest on-demand list price per GPU of a rented machine with this kind; None where the list has
-    none.
-    """
+    """Return the cheapest on-demand list price per GPU of a rented machine with this kind; None without one."""
     device = _device(kind)
     offers = [each for each in instances() if device is not None and each.device == device.short]
     if not offers:
@@ -114,9 +111,7 @@ def default_price(kind: str) -> Price | None:
 
 @cache
 def default_power(kind: str) -> Power | None:
-    """Return board power of the catalog while held, an upper bound, and IDLE_SHARE of it else; None where it
-    has none.
-    """
+    """Return the catalog's board power while held, an upper bound, and IDLE_SHARE of it else; None without one."""
     device = _device(kind)
     if device is None or not device.tdp_w:
         return None
@@ -129,14 +124,10 @@ def bills(
     result: FleetResult,
     cluster: ClusterTree | None = None,
     only: Only = None,
-    *,
-    prices: Mapping[str, float] | None = None,
-    power: Mapping[str, Power] | None = None,
 ) -> tuple[Bill, ...]:
     """Return hours, cost and energy by kind of GPU.
 
-    prices: US dollars per GPU and hour by kind, power: watts by kind; where they do not name a kind, `rates` has a
-    default or says nothing. Which kind a job used is known from its devices, or where the cluster has one kind.
+    Which kind a job used is known from its devices, or where the cluster has one kind.
     """
     at = chosen(result, only)
     kinds = [""] if cluster is None else list(cluster.types)
@@ -167,8 +158,8 @@ def bills(
             int(gpus[i]),
             float(used[i]) / HOUR_NS,
             float(gpus[i]) * span_h,
-            Price(prices[kind], "given") if prices and kind in prices else default_price(kind),
-            power[kind] if power and kind in power else default_power(kind),
+            default_price(kind),
+            default_power(kind),
         )
         for i, kind in enumerate(kinds)
     )

@@ -71,8 +71,7 @@ class Segments:
 
     @classmethod
     def of(cls, rows: npt.NDArray[Any], sizes: Int64, devices: Int64) -> Segments:
-        """Make segments from stretches in any order: job, start, end, GPUs, level of their unit (0 the innermost) and
-        dead time.
+        """Make segments from stretches in any order: job, start, end, GPUs, level (0 the innermost) and dead time.
 
         sizes: how many of `devices`, which stand one stretch after the other, are of each.
         """

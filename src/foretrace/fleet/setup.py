@@ -67,9 +67,7 @@ class Costs:
 
 
 def checkpoint_cost(nbytes: float, *, write_gb_s: float, read_gb_s: float, start_s: float = 0.0) -> float:
-    """Return seconds that moving a job costs, from the bytes of its checkpoint: written, read again, process
-    started.
-    """
+    """Return seconds that moving a job costs: its checkpoint written and read again, its process started."""
     if nbytes < 0 or write_gb_s <= 0 or read_gb_s <= 0:
         raise ForetraceError("a checkpoint has 0 bytes or more, and storage a bandwidth above 0 GB/s.")
     return nbytes / (write_gb_s * 1e9) + nbytes / (read_gb_s * 1e9) + start_s
@@ -123,9 +121,7 @@ class Engine(ABC):
         self.stopped = False
 
     def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Self:
-        """Play on until this time (inclusive), so many events, or the end. Raises ForetraceError where the policy wants
-        something that cannot be.
-        """
+        """Play to this time (inclusive), so many events, or the end. Raises ForetraceError for an impossible wish."""
         until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
         self.stopped = self.play(until, NEVER if max_events is None else max_events)
         return self
@@ -210,9 +206,7 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
 
 
 def alike(policy: PolicyRules, cluster: ClusterTree) -> bool:
-    """Return whether jobs of a class fare alike in one decision: neither timers nor quotas tell them apart. Once one of
-    them did not fit, the others need not be tried.
-    """
+    """Return whether a job that does not fit says the same of its class: no timers and no quotas tell them apart."""
     return policy.compiled and policy.place_rule in ("strict", "greedy") and not cluster.quotas
 
 

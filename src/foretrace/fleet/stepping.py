@@ -330,9 +330,7 @@ class Stepping(Engine):
 
     # ---- answers
     def check(self) -> None:
-        """Check that every GPU is free, broken, or held by jobs that fit on it, and all counts agree (raises
-        AssertionError).
-        """
+        """Check that every GPU is free, broken, or held by jobs that fit, and that counts agree (AssertionError)."""
         state = self.state
         held: dict[int, list[int]] = {}
         for at in sorted(state.running):

@@ -37,8 +37,7 @@ def sweep(
     on: str = "here",
     progress: Callable[[float], None] | None = None,
 ) -> Swept:
-    """Return `function` of every cell, on all cores or a Ray cluster; cells that `folder` has already are not done
-    again.
+    """Return `function` of every cell, on all cores or a Ray cluster; cells that `folder` has are not done again.
 
     function: of a module; a cell (JSON values by name) to JSON values by name. of: what all cells share (a trace, its
     time stamp); a folder that was begun with something else is refused. Each worker writes its cell's file (whole, then

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import ceil, sqrt
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -33,6 +34,8 @@ BURST_S = 300.0  # jobs of a stratum closer than this, and than a fifth of their
 KNOTS = 129  # quantiles kept of a distribution; all values where there are fewer
 _LARGEST_LOG = 46.0  # e^46 is 1e20
 MOST_JOBS, MOST_H = 20_000_000, 100 * 8766  # what is generated at once: so many jobs, and a hundred years
+_Gpus = Annotated[int, msgspec.Meta(gt=0, le=MOST_GPUS)]
+_Rate = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 FEWEST = 8  # jobs of a stratum below which durations come from all tenants' jobs of that kind
 
 
@@ -40,13 +43,13 @@ FEWEST = 8  # jobs of a stratum below which durations come from all tenants' job
 class Kind:
     """What jobs of a stratum have in common."""
 
-    gpus: int
-    min_gpus: int
-    max_gpus: int
+    gpus: _Gpus
+    min_gpus: _Gpus
+    max_gpus: _Gpus
     model: str
     gpu_type: str
     priority: float
-    share: float
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +61,17 @@ class Stratum:
     them. smooth: standard deviation added to a drawn logarithm. iterations_per_s, batch: medians, None unknown.
     """
 
-    kind: int
+    kind: Annotated[int, msgspec.Meta(ge=0)]
     jobs: int
-    bursts_per_h: float
-    sizes: tuple[int, ...]
-    counts: tuple[int, ...]
-    alike: float
+    bursts_per_h: Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
+    sizes: tuple[Annotated[int, msgspec.Meta(gt=0, le=MOST_JOBS)], ...]
+    counts: tuple[Annotated[int, msgspec.Meta(gt=0, lt=2**53)], ...]
+    alike: Annotated[float, msgspec.Meta(ge=0, lt=1)]
     pool: int
-    log_s: tuple[float, ...]
-    smooth: float
-    iterations_per_s: float | None
-    batch: float | None
+    log_s: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
+    smooth: Annotated[float, msgspec.Meta(ge=0, lt=10)]
+    iterations_per_s: _Rate | None
+    batch: _Rate | None
 
     @property
     def jobs_per_h(self) -> float:
@@ -83,7 +86,7 @@ class TenantFit:
     name: str
     day: Swing
     hour: Swing
-    strata: tuple[Stratum, ...]
+    strata: Annotated[tuple[Stratum, ...], msgspec.Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +99,19 @@ class Generator:
     version: int
     name: str
     jobs: int  # of the log
-    left_out: int  # of them without a known duration, not fitted
-    span_s: float
-    epoch_s: float
-    profile: tuple[float, ...]
+    left_out: Annotated[int, msgspec.Meta(ge=0)]  # of them without a known duration, not fitted
+    span_s: Annotated[float, msgspec.Meta(gt=0, lt=1e12)]
+    epoch_s: Annotated[float, msgspec.Meta(gt=-1e12, lt=1e12)]
+    profile: Annotated[
+        tuple[Annotated[float, msgspec.Meta(ge=0, le=WEEK)], ...], msgspec.Meta(min_length=WEEK, max_length=WEEK)
+    ]
     profile_of: str  # week, day, or flat where the log is too short
     gap_pool: int
     gap_logs: tuple[float, ...]
     estimate_pool: int
     estimate_logs: tuple[float, ...]
     kinds: tuple[Kind, ...]
-    tenants: tuple[TenantFit, ...]
+    tenants: Annotated[tuple[TenantFit, ...], msgspec.Meta(min_length=1)]
 
     @property
     def jobs_per_day(self) -> float:
@@ -304,29 +309,15 @@ def load_generator(path: Path) -> Generator:
 def _unsound(made: Generator) -> str:
     """Return the first part of a generator that `fit` cannot have written; empty where all is well."""
     strata = [each for one in made.tenants for each in one.strata]
-    swings = [swing for one in made.tenants for swing in (one.day, one.hour)]
     tests = {
-        "span_s": 0 < made.span_s < 1e12,
-        "epoch_s": abs(made.epoch_s) < 1e12,
-        "jobs": 0 <= made.left_out < made.jobs,
-        "profile": len(made.profile) == WEEK and all(0 <= each <= WEEK for each in made.profile) and any(made.profile),
+        "jobs": made.left_out < made.jobs,
+        "profile": any(made.profile),
         "gap_logs": _quantiles(made.gap_logs, made.gap_pool, 0.0),
         "estimate_logs": _quantiles(made.estimate_logs, made.estimate_pool, -_LARGEST_LOG),
-        "day or hour": all(0 <= each.variance < 10 and 0 <= each.keeps < 1 for each in swings),
-        "kinds": all(0 < each.gpus <= MOST_GPUS and 0 < each.share <= 1 for each in made.kinds)
-        and all(0 < each.min_gpus <= each.max_gpus <= MOST_GPUS for each in made.kinds),
-        "tenants": bool(made.tenants) and all(one.strata for one in made.tenants),
-        "kind": all(0 <= each.kind < len(made.kinds) for each in strata),
-        "bursts_per_h": all(0 < each.bursts_per_h < 1e9 for each in strata),
-        "sizes": all(each.sizes and all(0 < size <= MOST_JOBS for size in each.sizes) for each in strata),
-        "counts": all(
-            len(each.counts) == len(each.sizes) and all(0 < count < 2**53 for count in each.counts) for each in strata
-        ),
-        "alike": all(0 <= each.alike < 1 for each in strata),
-        "log_s": all(each.log_s and _quantiles(each.log_s, each.pool, -_LARGEST_LOG) for each in strata),
-        "smooth": all(0 <= each.smooth < 10 for each in strata),
-        "iterations_per_s": all(each.iterations_per_s is None or 0 <= each.iterations_per_s < 1e12 for each in strata),
-        "batch": all(each.batch is None or 0 <= each.batch < 1e12 for each in strata),
+        "kinds": all(each.min_gpus <= each.max_gpus for each in made.kinds),
+        "kind": all(each.kind < len(made.kinds) for each in strata),
+        "counts": all(each.sizes and len(each.counts) == len(each.sizes) for each in strata),
+        "log_s": all(_quantiles(each.log_s, each.pool, -_LARGEST_LOG) for each in strata),
     }
     return next((f"{name} cannot be" for name, fine in tests.items() if not fine), "")
 
@@ -359,9 +350,7 @@ def _kinds(load: Workload) -> tuple[list[Kind], Int64]:
 
 
 def _alike(logs: Float64, new: npt.NDArray[np.bool_]) -> float:
-    """Return the correlation of normal scores of neighbours in a burst, from their rank correlation; 0 from fewer than
-    10.
-    """
+    """Return the correlation of normal scores of neighbours in a burst, by their ranks; 0 from fewer than 10."""
     pairs = np.flatnonzero(~new[1:])
     if len(pairs) < 10:
         return 0.0
@@ -389,9 +378,7 @@ def _median(values: Float64) -> float | None:
 
 
 def _normal_cdf(z: Float64) -> Float64:
-    """Return the cumulative normal distribution within 7.5e-8 (Abramowitz & Stegun 26.2.17), so that scipy is not
-    needed.
-    """
+    """Return the cumulative normal distribution within 7.5e-8 (Abramowitz & Stegun 26.2.17), without scipy."""
     t = 1 / (1 + 0.2316419 * np.abs(z))
     poly = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
     upper = np.exp(-0.5 * z * z) / sqrt(2 * np.pi) * poly

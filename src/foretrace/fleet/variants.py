@@ -65,9 +65,7 @@ def _faster(speeds: str, network: str, tree: ClusterTree) -> str:
 def axes(
     spec: Spec, policy: Sequence[str], cluster: Sequence[str], given: Sequence[str], seeds: int
 ) -> dict[str, Sequence[Any]]:
-    """Return values by the field of a spec, in the order in which they are combined; given: texts as in
-    "load=0.5,1".
-    """
+    """Return values by the field of a spec, in order of combination; given: texts such as "load=0.5,1"."""
     by: dict[str, Sequence[Any]] = {"policy": policy, "cluster": cluster}
     for text in given:
         name, values = _values(text, spec)

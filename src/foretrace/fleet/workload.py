@@ -213,8 +213,6 @@ def plain(name: str) -> str:
 
 
 def codes(keys: Iterable[Key]) -> tuple[Int64, list[Key]]:
-    """Return equal keys as equal small whole numbers, counted in the order in which they are first seen, and
-    the keys.
-    """
+    """Return equal keys as equal small whole numbers, in order of their first appearance, and the keys."""
     seen: dict[Key, int] = {}
     return np.array([seen.setdefault(key, len(seen)) for key in keys], np.int64), list(seen)

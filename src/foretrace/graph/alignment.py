@@ -278,9 +278,7 @@ def _by_host(
     drift: Float64,
     notes: list[str],
 ) -> tuple[Float64, Mask, Float64]:
-    """Return one offset for ranks that share a clock, where their collectives do not deny it; and whose offset is
-    known.
-    """
+    """Return one offset for ranks that share a clock unless collectives deny it, and whose offset is known."""
     hosts: dict[str, list[int]] = defaultdict(list)
     for i, each in enumerate(found.calls):
         if each.host:

@@ -85,8 +85,7 @@ def assemble(
 
 
 def task_columns(given: Mapping[str, Any]) -> Columns:
-    """Return all task columns, defaults where a column is not given; `kind` says how many rows, a number is that of
-    them all.
+    """Return all task columns, defaults where one is not given; `kind` gives the rows, a number is that of all.
 
     Of `kind`, `lane`, `name` and `dur` the default is 0.
     """
@@ -108,8 +107,7 @@ def _column(values: Any, length: int, dtype: type) -> Array:
 
 
 def reordered(graph: TaskGraph) -> tuple[TaskGraph, Int64]:
-    """Return the graph with its rows in topological order, moved no further than edges ask, and the new number of every
-    row.
+    """Return the graph in topological order, rows moved no further than edges ask, and every row's new number.
 
     Raises GraphError naming the tasks where edges form a cycle.
     """

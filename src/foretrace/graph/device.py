@@ -215,8 +215,7 @@ def device_tasks(trace: Trace, host: HostSpans, platform: str) -> DeviceTasks:
 
 
 def without_work(host: HostSpans, device: DeviceTasks) -> tuple[Int64, Int64]:
-    """Return launches (rows of the host) whose work is not in the recording: captured into a graph, and cut off by its
-    end.
+    """Return launches (rows of the host) whose work is not recorded: captured into a graph, and cut off by its end.
 
     Those begin on the host after everything that did run was launched. (Memsets that leave nothing are common.)
     """

@@ -304,9 +304,7 @@ class Draft:
                 self.edges(rows[i : i + 1], optimizer[place : place + 1], EdgeKind.COLLECTIVE, inferred=True)
 
     def step_marks(self) -> None:
-        """Add marks where steps are measured; they are measured where they are bounded: on the host, or on the device
-        when the host runs ahead (R9).
-        """
+        """Add marks where steps are bounded: on the host, or on the device when the host runs ahead (R9)."""
         device, bounds = self.device, self.steps.bounds
         last = (
             np.array([device.last_launched(lane, bounds) for lane in device.lanes])

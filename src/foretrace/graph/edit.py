@@ -40,8 +40,7 @@ def retime(
 
 
 def remove(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
-    """Mark tasks as gone: no time, no delay, no gap of their own, but what came before still precedes what
-    follows.
+    """Mark tasks as gone: no time, delay or gap of their own, but what came before still precedes what follows.
 
     A launch call goes with the last of the device tasks that it launched, and the return of a blocking call
     with its call. A synchronising call waits for what is left of the work launched before it; a launch that
@@ -102,8 +101,7 @@ def cut(graph: TaskGraph, edges: Mask, *, technique: str = "") -> TaskGraph:
 
 
 def queue_slots(graph: TaskGraph) -> Int64:
-    """Return per RETURN that waited for a full launch queue: places between the task that freed the slot and its
-    own.
+    """Return per RETURN that waited for a full launch queue the places between the task that freed a slot and it.
 
     −1 for all other tasks. Tasks that are gone take no place.
     """

@@ -85,9 +85,7 @@ class _Events:
         return Events(src[first], dst[first], inferred[first], tuple(classes))
 
     def _refuted(self, src: Int64, dst: Int64) -> Mask:
-        """Return edges that the recording contradicts: the waiting task began first, or well before its
-        source ended.
-        """
+        """Return edges that the recording contradicts: a waiting task began first, or long before its source ended."""
         device = self.device
         early = device.end[src] > device.start[dst] + _TOLERANCE_NS[device.platform]
         return early | (device.start[src] >= device.start[dst])
@@ -208,9 +206,7 @@ class _Events:
         collective: Int64,
         newest_elsewhere: bool,
     ) -> tuple[tuple[Int64, Int64], str]:
-        """Return, of the policies newest, i-th of the run and k-th newest, the one that covers most, unrefuted, least
-        slack.
-        """
+        """Return, of the policies newest, i-th of the run and k-th newest, the one that covers most, then fits best."""
         device = self.device
         target = self._consumer(waits[members])
         options = {
@@ -252,9 +248,7 @@ class _Events:
         return target
 
     def _plain(self, waits: Int64) -> tuple[Int64, Int64]:
-        """Return a wait outside collectives: the next launch of its thread waits for what was launched last
-        elsewhere.
-        """
+        """Return a wait outside collectives: a thread's next launch waits for what was launched last elsewhere."""
         host, device = self.host, self.device
         linked = np.flatnonzero((device.call >= 0) & device.leads)
         linked = linked[np.argsort(device.launch[linked], kind="stable")]

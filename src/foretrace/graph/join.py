@@ -326,8 +326,7 @@ class _Table:
 
 
 def _common_steps(graphs: Sequence[TaskGraph]) -> tuple[tuple[int, ...] | None, list[Int32]]:
-    """Return numbers of the steps that all ranks recorded one after the other; None: the windows as a whole count as
-    one.
+    """Return numbers of consecutive steps that all ranks recorded; None: the whole windows count as one.
 
     With it, per rank, the index among them of each of its own steps; −1 comes last, for tasks outside.
     """

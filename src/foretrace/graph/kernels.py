@@ -72,9 +72,7 @@ def _nest(lane: Int32, start: Int64, end: Int64, parent: Int64, stack: Int64) ->
 
 
 def nearest(parent: Int64, own: Int64) -> Int64:
-    """Return `own` where it is not −1, else the value of the nearest ancestor that has one. Parents precede
-    children.
-    """
+    """Return `own` where it is not −1, else that of the nearest ancestor that has one. Parents precede children."""
     out = own.copy()
     _inherit(parent, out, False)
     return out
@@ -95,9 +93,7 @@ def _inherit(parent: Int64, out: Int64, always: bool) -> None:
 
 
 def innermost_at(start: Int64, end: Int64, times: Int64) -> Int64:
-    """Return the row of the innermost span of one lane that covers each of the ascending `times` (start <= t < end), or
-    −1.
-    """
+    """Return the row of the innermost span of a lane around each of ascending `times` (start <= t < end), or −1."""
     out = np.full(len(times), -1)
     _innermost_at(start, end, times, out, np.empty(len(start) + 1, dtype=np.int64))
     return out

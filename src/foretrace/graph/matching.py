@@ -211,8 +211,7 @@ def _numbered(calls: CollectiveCalls, rows: Int64) -> dict[object, int]:
 
 
 def _ordered(calls: CollectiveCalls, rows: Int64, by_step: bool) -> dict[object, int]:
-    """Return the token of every call of a group: its step, kind and size, and which of several alike it is in that
-    step.
+    """Return the token of every call of a group: its step, kind and size, and its place among those alike.
 
     Calls before the first common step count backwards from it: where a recording begins is chance.
     """
@@ -262,9 +261,7 @@ def _counted(sentences: list[str]) -> tuple[str, ...]:
 
 
 def _same_channels(calls: Sequence[CollectiveCalls]) -> Sequence[CollectiveCalls]:
-    """Return the calls with channels of one name on all ranks: the k-th that each rank uses, where their names
-    differ.
-    """
+    """Return the calls by channels: the k-th that each rank uses, where their names differ."""
     used = [
         list(dict.fromkeys(what.channel for what in each.what if what.key[0] == "channel"))
         for each in calls

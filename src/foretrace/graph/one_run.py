@@ -67,8 +67,7 @@ def _near(calls: Sequence[CollectiveCalls]) -> None:
 
 
 def _by_group(found: Matching) -> Matching:
-    """Return matches of one channel cut into groups of ranks whose collectives end together, where groups are not
-    recorded.
+    """Return matches of a channel cut into groups of ranks that end together, where groups are not recorded.
 
     Ranks of one group differ by their clocks alone, always the same; ranks of two groups differ by something else
     every time.

@@ -39,8 +39,7 @@ def rank_graphs(
     on: str = "here",
     progress: Callable[[float], None] | None = None,
 ) -> tuple[TaskGraph, ...]:
-    """Return the graph of every rank of a run, as recorded, by rank, on one clock: 0 is the earliest event of all
-    ranks.
+    """Return the graph of every rank of a run, as recorded, by rank, on one clock that begins with the first event.
 
     The same graphs as `build(read(path), rank)` gives one after the other, up to the numbering of names. `ranks`,
     `steps` and `salvage` are those of `read`; what was left out is said in the notes of the graph. `on` is where the

@@ -100,9 +100,7 @@ _proven: WeakSet[TaskGraph] = WeakSet()
 
 
 def _passed(graph: TaskGraph, what: str, want: object, one: Array, other: Array | None = None) -> bool:
-    """Return whether it was these very arrays that passed, asked for the same, and nobody can have written to them
-    since.
-    """
+    """Return whether these very arrays passed the same check, and nobody can have written to them since."""
     known = graph.passed.get(what)
     if known is None or known[1] is not one or known[0] != want or one.flags.writeable:
         return False
@@ -123,9 +121,7 @@ def _fix(graph: TaskGraph, key: str) -> None:
 
 
 def _wanted(graph: TaskGraph) -> dict[str, tuple[int, float, float]]:
-    """Return length, smallest and largest value of every column, so that neither an index nor a sum leaves what it is
-    for.
-    """
+    """Return length, smallest and largest value of every column, which bound indices and sums."""
     n, m, names, most = len(graph.kind), len(graph.src), len(graph.names) - 1, np.iinfo(np.int64).max
     return {
         "kind": (n, 0, len(TaskKind) - 1),

@@ -45,8 +45,7 @@ def main_lane(host: HostSpans) -> int:
 
 
 def find_steps(host: HostSpans, first: int, last: int) -> Steps:
-    """Find step boundaries from ProfilerStep annotations, else from the ends of optimizer steps, else the whole
-    recording.
+    """Find step boundaries from ProfilerStep annotations, else the ends of optimizer steps, else the whole recording.
 
     `first` and `last` (ns) bound the recording and are used where nothing marks a step. A recorder that knows which
     steps are whole says so in `recording["whole_steps"]`; a trailing ProfilerStep without the optimizer step that

@@ -54,9 +54,7 @@ class _Burst:
 
 
 def kept_calls(host: HostSpans, device: DeviceTasks, blocking: Blocking) -> Int64:
-    """Return calls that become tasks: launches with work on the device, calls that may wait, long allocations and
-    loads.
-    """
+    """Return calls that become tasks: launches with device work, calls that may wait, long allocations and loads."""
     keep = np.zeros(len(host.event), dtype=np.bool_)
     keep[device.call[device.call >= 0]] = True
     keep[blocking.call] = True

@@ -112,9 +112,7 @@ class _Waits:
         return {int(n): min(int(np.median(duration[name == n])), OWN_COST_CAP_NS) for n in np.unique(name)}
 
     def _staged_own(self, calls: Int64, own: Int64, call: Int64, task: Int64) -> Int64:
-        """Return pageable host-to-device copies: time until the copy starts on an idle stream is staging by
-        the host.
-        """
+        """Return pageable host-to-device copies: time until the copy starts on an idle stream is the host's staging."""
         if not len(call):
             return call
         host, device = self.host, self.device
@@ -151,9 +149,7 @@ class _Waits:
             pairs.append((mine[keep], task[keep], inferred[lane == target][keep]))
 
     def _sync_lane(self, calls: Int64) -> tuple[Int64, Mask]:
-        """Return device lane a stream synchronise refers to: stated by the recording, else where its thread last
-        launched.
-        """
+        """Return the device lane of a stream synchronise: as recorded, else where its thread last launched."""
         host = self.host
         lane = np.full(len(calls), -1, dtype=np.int64)
         inferred = np.ones(len(calls), dtype=np.bool_)

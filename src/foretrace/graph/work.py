@@ -236,9 +236,7 @@ def _attention(base: str, dims: list[Dims], size: int, read: int) -> Work | None
 
 
 def heads_last(base: str) -> bool:
-    """Return whether the tensors of an attention operator are [batch, sequence, heads, width], not heads before
-    sequence.
-    """
+    """Return whether an attention operator's tensors are [batch, sequence, heads, width], not heads first."""
     return base.startswith(("_flash", "_efficient"))
 
 
@@ -324,9 +322,7 @@ def adds(base: str) -> bool:
 
 
 def kind_of(base: str) -> str | None:
-    """Return the family that the tables of this page give an operator (without "aten::" and "_" behind), None if none
-    does.
-    """
+    """Return the family of an operator (without "aten::" and "_" behind) in the tables of this file, None if none."""
     one = base.removesuffix("_backward")
     if base in _VIEWS:
         return "NONE"

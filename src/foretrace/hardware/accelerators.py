@@ -142,9 +142,7 @@ _FORM = "accelerator:tc=8x128x128,vc=2x128,buffer=128MB"
 
 
 def accelerator(text: str) -> Accelerator:
-    """Return the design that a text names, e.g. "accelerator:tc=8x128x128,vc=2x128,buffer=128MB". Raises
-    ForetraceError.
-    """
+    """Return a named design, e.g. "accelerator:tc=8x128x128,vc=2x128,buffer=128MB". Raises ForetraceError."""
     words = [each.strip() for each in text[len(DESIGNED) :].split(",") if each.strip()]
     given = keyed(words, ("tc", "vc", "buffer", *_MORE), "accelerator:")
     found: dict[str, float] = {}

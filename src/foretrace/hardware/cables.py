@@ -23,16 +23,12 @@ class Cable:
 
 
 def ring(cables: tuple[Cable, ...], nodes: Sequence[str]) -> tuple[float, float, str]:
-    """Return, while every machine sends to the next one, Gbit/s of each, the longest latency in us, and the
-    bottleneck.
-    """
+    """Return Gbit/s of each, longest latency in us and bottleneck while every machine sends to the next one."""
     return _shared(cables, zip(nodes, (*nodes[1:], nodes[0]), strict=True), per_sender=1)
 
 
 def exchange(cables: tuple[Cable, ...], nodes: Sequence[str]) -> tuple[float, float, str]:
-    """Return, while every machine sends to all others evenly, Gbit/s that leave each, latency in us, the
-    bottleneck.
-    """
+    """Return Gbit/s that leave each, latency in us and bottleneck while every machine sends to all others evenly."""
     pairs = [(a, b) for a in nodes for b in nodes if a != b]
     return _shared(cables, pairs, per_sender=max(len(nodes) - 1, 1))
 

@@ -106,9 +106,7 @@ class Cluster:
         return self.machines[self.machine_of[first]].inside if self.machines else self.inside
 
     def inside_for(self, workers: int) -> Link:
-        """Return what a ring through `workers` devices of one machine gets: the cables of a wiring together, else the
-        link.
-        """
+        """Return what a ring of `workers` devices of one machine gets: all cables of its wiring, else the link."""
         links = [each.inside for each in self.machines[: self.spread_over(workers)[0]]] or [self.inside]
         slowest = min(links, key=lambda link: link.bytes_per_s)
         wiring = self.wiring
@@ -194,9 +192,7 @@ class Cluster:
 
 
 def parse_link(text: str, *, name: str = "link") -> Link:
-    """Return a link from "1gbit", "100 Gb/s" or "25gbit/10us" (rate, then latency); a capital B is bytes. Raises
-    ForetraceError.
-    """
+    """Return a link from "1gbit" or "25gbit/10us" (rate, latency); a capital B is bytes. Raises ForetraceError."""
     found = _RATE.match(text.strip())
     rest = text.strip()[found.end() :].strip() if found else ""
     if not found or not float(found["value"]) or (rest and rest[0] not in "/, " and not rest[0].isdigit()):

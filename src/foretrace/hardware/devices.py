@@ -44,8 +44,7 @@ _SIZED = {"a10080gb": "A100-SXM4-80GB", "a10040gb": "A100-SXM4-40GB", "h10080gb"
 
 
 def named(name: str) -> Device:
-    """Return the device that a user calls so: its short or full name, or a unique part of it, e.g. "h200",
-    "A100-SXM4-80GB".
+    """Return the device of a short or full name, or a unique part of one, e.g. "h200", "A100-SXM4-80GB".
 
     What a driver or a recording calls it will do, too: "NVIDIA H100 80GB HBM3".
 

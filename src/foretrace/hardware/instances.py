@@ -84,8 +84,7 @@ class Instance:
 
 
 def instances(path: Path | None = None, *, types: str = "") -> tuple[Instance, ...]:
-    """Return types of the package, or of a CSV file with the same columns; those whose name begins as one of `types`
-    does.
+    """Return types of the package, or of a CSV file with its columns, whose name begins as one of `types` does.
 
     Raises ForetraceError with file, line and field, or where no type begins so.
     """

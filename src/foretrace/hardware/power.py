@@ -23,8 +23,7 @@ def step_energy(
     busy_range: tuple[float, float] | None = None,
     working: tuple[float, float, float] = (BUSY_RANGE[0], BUSY_SHARE, BUSY_RANGE[1]),
 ) -> tuple[float, tuple[float, float], str] | None:  # fmt: skip
-    """Return joules of the boards of `devices` in a step, where they lie, and by what; None without a known board
-    power.
+    """Return joules of the boards of `devices` in a step, their range and source; None without a known power.
 
     Args:
         device: of the catalog.

@@ -126,17 +126,14 @@ def usable_cores() -> float:
 
 
 def cpu_quota() -> float | None:
-    """Return cores that control groups grant (version 2, all levels from this process's up; version 1), None:
-    no limit.
-    """
+    """Return cores that control groups (version 1, or all levels of version 2) grant, None without a limit."""
     limits = [_quota(text) for text in _quota_files()]
     known = [each for each in limits if each is not None]
     return min(known) if known else None
 
 
 def recorded_sets(recording: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the instruction sets that a recording (`TaskGraph.info.recording`) says its process could use; None:
-    unknown.
+    """Return the instruction sets that a recording (`TaskGraph.info.recording`) says its process had; None: unknown.
 
     Recordings made before they were kept say what PyTorch's own kernels use; where that is less than AVX-512, the
     processor has no more to offer.
@@ -162,8 +159,7 @@ def sixteen_bit(sets: Collection[str] | None, dtype: str) -> Sixteen:
 
 
 def trains_lstm(sets: Collection[str] | None, dtype: str) -> bool | None:
-    """Return whether oneDNN trains an LSTM of `dtype` (bfloat16 or float16) there: only in bfloat16, with AVX-512 and
-    more.
+    """Return whether oneDNN trains an LSTM of `dtype` (bfloat16 or float16) there: in bfloat16 from AVX-512 on.
 
     None: unknown. Autocast gives oneDNN such a layer even where it does not, and training stops with an error.
     """
@@ -197,9 +193,7 @@ _EXTRA = {
 
 
 def _offered() -> tuple[str, ...] | None:
-    """Return what the hardware has and the system lets programs use, in the order of _FLAGS; None where
-    nothing tells.
-    """
+    """Return what the hardware has and the system lets programs use, in the order of _FLAGS; None if unknown."""
     flags = _flags_of_linux() or _flags_of_pytorch()
     return None if flags is None else tuple(name for name, needed in _FLAGS.items() if flags.issuperset(needed))
 

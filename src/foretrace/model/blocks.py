@@ -30,9 +30,7 @@ def with_blocks(graph: OperatorGraph, *, least: int = 2) -> OperatorGraph:
 
 
 def find(graph: OperatorGraph, *, least: int = 2) -> tuple[RepeatedBlock, ...]:
-    """Return blocks that do not overlap, in order. Each saves `least` nodes or more; those that save most are chosen
-    first.
-    """
+    """Return blocks that do not overlap, in order, each saving `least` nodes or more; largest savings first."""
     word = letters(graph)
     layers = [node.layer for node in graph.nodes]
     found = []

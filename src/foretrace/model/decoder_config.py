@@ -75,17 +75,13 @@ _TUNED = re.compile(r"([-_](hf|chat|instruct|base|v\d[\d.]*))+$", re.IGNORECASE)
 
 
 def decoder_named(name: str) -> str:
-    """Return the decoder that a user means, also by the name of its release ("meta-llama/Llama-2-7b-hf"); ""
-    if none.
-    """
+    """Return the decoder that a user means, also by its release's name ("meta-llama/Llama-2-7b-hf"); "" if none."""
     bare = _TUNED.sub("", name.rpartition("/")[2])
     return resolve(bare, DECODERS, ALIASES) or ""
 
 
 def share(found: DecoderConfig, tensor: int) -> DecoderConfig:
-    """Return what one of `tensor` devices has of every layer (Shoeybi et al., Megatron-LM, 2019): heads, width of the
-    feed-forward part and vocabulary are cut. Raises ForetraceError where they cannot be.
-    """
+    """Return one of `tensor` devices' part of a layer (Megatron-LM, 2019): heads, width, vocabulary. ForetraceError."""
     if tensor == 1:
         return found
     if found.heads % tensor or found.inner % tensor:

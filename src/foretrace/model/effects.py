@@ -127,9 +127,7 @@ def _calls() -> dict[str, Callable[[], object]]:
 
 
 def _layers(between: Sequence[torch.Tensor]) -> Callable[[], float]:
-    """Return a small network's forward and backward pass, between whose layers this is gone over; gives what
-    that took.
-    """
+    """Run a small network forward and backward, its layers apart by this; yields what that took."""
     import torch
 
     training = network("linear")
@@ -204,9 +202,7 @@ class StepEffects:
         )  # fmt: skip
 
     def without_faults(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Return times of operators less what getting memory for large results took: in a step that is
-        counted apart.
-        """
+        """Return times of operators without getting memory for large results, which is counted apart in a step."""
         found = dict(seconds)
         for key in seconds:
             name, _, text = key.removeprefix("near ").partition(" ")

@@ -120,9 +120,7 @@ class _Fuser:
         return root
 
     def _reading(self) -> dict[int, list[int]]:
-        """Return per root tensor the nodes that read it or a view of it; of the views themselves, those that are
-        results.
-        """
+        """Return per root tensor the nodes that read it or its views; of the views, those that are results."""
         found: dict[int, list[int]] = defaultdict(list)
         for at, node in enumerate(self.graph.nodes):
             for i in dict.fromkeys(self._root[i] for i in node.inputs):
@@ -249,9 +247,7 @@ class _Fuser:
         return storage.dies >= len(self.graph) or storage.born == BEFORE
 
     def _around(self, producer: int, reader: int) -> bool:
-        """Return whether the reader also waits for the producer by way of other groups; then one kernel cannot
-        be both.
-        """
+        """Return whether the reader waits for the producer through other groups, too: one kernel cannot be both."""
         floor = min(self._groups[producer].members)
         pending = [each for each in self._needed(reader) if each != producer]
         seen = set(pending)
@@ -342,9 +338,7 @@ class _Fuser:
         return not readers or self._lives_on(tensor) or any(each not in inside for each in readers)
 
     def _boundary(self, members: list[int], own: set[int], kept: set[int]) -> tuple[float, float]:
-        """Return bytes read from outside and written for others: every tensor once, as much as the call that moves
-        most.
-        """
+        """Return bytes read from outside and written for others: every tensor once, as the call that moves most."""
         read: dict[object, float] = {}
         written = 0.0
         for at in members:
@@ -406,9 +400,7 @@ class _Fuser:
         )
 
     def _lifetime(self, storage: int, touches: list[int], total: int, place: dict[int, int]) -> Storage:
-        """Return born and dead at the kernels that stand for those nodes; what was kept longer is kept to its
-        reader.
-        """
+        """Return births and deaths at the kernels that stand for those nodes; what was kept lives to its reader."""
         old = self.graph.storages[storage]
         born = old.born if old.born == BEFORE else min([*touches, place.get(old.born, total - 1)])
         if old.dies >= len(self.graph):

@@ -30,9 +30,7 @@ def kinds_of(k: int | None) -> tuple[str, ...]:
 
 
 def chains(kinds: Sequence[str] = KINDS) -> list[Operator]:
-    """Return what is to be timed: every part of every network, and a copy of a tensor that does not lie in
-    one piece.
-    """
+    """Return what is to be timed: every part of every network, and a copy of a non-contiguous tensor."""
     return [*(_operator(kind, part) for kind in kinds for part in PARTS), STRIDED]
 
 

@@ -92,8 +92,7 @@ def lower(
     messages: Sequence[ModelCollective] = (),
     network: Mapping[str, Network] | None = None,
 ) -> Lowered:
-    """Return the task graph of one step of `operators`, with the `messages` of its worker to others: what they take is
-    asked of the network of their lane.
+    """Return the task graph of a step of `operators` with its `messages`, timed by the network of their lane.
 
     `strategy` places operators on devices of `cluster`, all alike; without one, device 0 runs all. `own_processor`:
     the device is the processor itself, operators run on the thread that calls them. Raises ForetraceError where an
@@ -234,8 +233,7 @@ def _exchange(
 
 
 def _facts(operators: OperatorGraph, called: Int64) -> dict[str, Any]:
-    """Return what a recorder says of parameters and of when each gradient is ready, so that techniques that ask can be
-    asked.
+    """Return what a recorder says of parameters and of when each gradient is ready, for techniques that ask.
 
     `called` (n nodes) is when the host calls each operator, ns.
     """
@@ -295,9 +293,7 @@ def _send(draft: _Draft, operators: OperatorGraph, rows: Int64, place: Int64, cl
 
 
 def _work_behind(operators: OperatorGraph, rows: Int64) -> Int64:
-    """Return for every node the nearest node with work whose result it hands on: itself, or what a view looks at; −1:
-    none.
-    """
+    """Return for every node the nearest one with work whose result it hands on: itself or a view's base; −1: none."""
     found = np.where(rows >= 0, np.arange(len(rows)), -1)
     for i, node in enumerate(operators.nodes):
         if found[i] < 0 and node.inputs:
@@ -351,8 +347,7 @@ class _Draft:
         nbytes: int = -1,
         release: int = NO_RELEASE,
     ) -> Int64:
-        """Return `count` tasks and their rows; those of nodes have their layer and phase, and if they `work` their
-        FLOPs.
+        """Return `count` tasks and their rows; of nodes with layer and phase, and if they `work` FLOPs and bytes.
 
         Without a name, each is called as the operator of its node.
         """

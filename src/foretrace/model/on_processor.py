@@ -189,9 +189,7 @@ def keep(machine: Mapping[str, Any], found: TimedOperators) -> tuple[Path, str]:
 
 
 def with_own(graph: OperatorGraph, k: int, *, budget_s: float = 60.0, progress: Progress | None = None) -> Processor:
-    """Return the processor of this machine after timing, and keeping, the k calls of this graph that say most of its
-    step.
-    """
+    """Return this machine's processor after timing, and keeping, the k calls of the graph that say most of its step."""
     machine = fingerprint()
     known = store.load(machine)
     usual = known.get(_USUAL, np.inf)

@@ -112,8 +112,7 @@ def _usual(device: Device, workers: int, node: int) -> Network:
 
 
 def target(name: str, *, threads: int | None = None, measure: int = 0) -> Target:
-    """Return what a user calls a device: a name of the catalog, or "here" for this machine's processor with so many
-    threads.
+    """Return the device that a user names: of the catalog, or "here" for this processor with so many threads.
 
     `measure` operators of what it is asked about are timed here first.
 

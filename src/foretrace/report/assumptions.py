@@ -13,9 +13,7 @@ def assumption(each: object, at_low_s: float, at_high_s: float) -> Assumed:
 
 
 def said(a: Assumed, *, replaced: bool = True) -> str:
-    """Return text such as "ratio 2.50× (plausible 2.00 – 3.10×: step 97.2 – 88.1 ms): from the catalog; replace it with
-    …".
-    """
+    """Return text such as "ratio 2.50× (plausible 2.00 – 3.10×: step 97.2 – 88.1 ms): from the catalog; ..."."""
     mend = f"; replace it with {flag_text(a)}" if a.flag and replaced else ""
     return f"{a.name} {value_text(a)} {range_text(a)}: {a.why.rstrip('.')}{mend}"
 

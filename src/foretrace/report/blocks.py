@@ -163,16 +163,9 @@ class Curve(msgspec.Struct, frozen=True):
 
     def at(self, places: Sequence[float]) -> list[float]:
         """Return its height at these x: linear between points, that of the nearest one beyond them."""
-        from bisect import bisect_right
+        import numpy as np
 
-        found = []
-        for place in places:
-            i = bisect_right(self.x, place)
-            if 0 < i < len(self.x):
-                part = (place - self.x[i - 1]) / (self.x[i] - self.x[i - 1])
-                found.append(self.y[i - 1] + part * (self.y[i] - self.y[i - 1]))
-            else:
-                found.append(self.y[min(i, len(self.y) - 1)])
+        found: list[float] = np.interp(places, self.x, self.y).tolist()
         return found
 
 

@@ -128,9 +128,7 @@ def estimate(
     out: Path | None = None,
     grid: float | None = None,
 ) -> EstimateView:
-    """Return the view of an estimate; `asked` are the options that the user gave, `out` is the task graph's file, if
-    any.
-    """
+    """Return the view of an estimate; `asked` are the options that were given, `out` the task graph's file."""
     step, graph, memory, fit = found.step, found.operators, found.memory, found.fit
     asked = {name.replace("_", "-"): given for name, given in (asked or {}).items()}
     workers, tokens = found.sharding.workers, found.tokens_per_sample
@@ -180,9 +178,7 @@ def _further(model: str, asked: Mapping[str, object], out: Path | None, *, launc
 
 
 def headline(found: Estimate) -> str:
-    """Return text such as "A step of resnet50 takes 58.1 ms (51.0 – 66.2) on H100-SXM5-80GB; 9.10 GB at the peak fits
-    in 80 GB".
-    """
+    """Return text such as "A step of resnet50 takes 58.1 ms (51.0 – 66.2) on H100; 9.10 GB at the peak fits ..."."""
     step = found.step
     bound = "; the host launches more slowly than the device computes" if step.launch_bound else ""
     what = "A step" if found.training else "A forward pass"

@@ -172,9 +172,7 @@ def _spread(word: str, found: metrics.Spread) -> dict[str, float]:
 
 
 def headline(found: metrics.Metrics, gpus: int) -> str:
-    """Return text such as "Jobs take 12.4 h on average, 41 % of it waiting, mostly because fewer GPUs are free than
-    they ask for; 78 % of 512 GPUs are in use.".
-    """
+    """Return text such as "Jobs take 12.4 h on average, 41 % of it waiting; 78 % of 512 GPUs are in use."."""
     cover, jct, queue = found.coverage, found.jct_s, found.queueing
     if not cover.finished:
         return f"None of the {count(cover.jobs)} jobs finishes{_unfinished(cover)}."
@@ -221,11 +219,11 @@ def _notes(result: FleetResult, found: metrics.Metrics) -> list[str]:
         )
     unpriced = [bill.gpu_type or "GPUs of no stated kind" for bill in found.bills if bill.usd_per_gpu_h is None]
     if unpriced:
-        notes.append(f"no price is known for {', '.join(unpriced)}, so no cost is given; state one per GPU and hour.")
+        notes.append(f"no price is known for {', '.join(unpriced)}, so no cost is given.")
     for bill in found.bills:
-        if bill.power_from not in ("", "given"):
+        if bill.power_from:
             notes.append(f"assumed: {bill.power_from}.")
-        if bill.price_from not in ("", "given"):
+        if bill.price_from:
             notes.append(f"price of {bill.gpu_type}: {bill.price_from}.")
     if result.stopped_ns is not None:
         notes.append(f"the simulation was stopped {long_time(result.stopped_ns / SECOND)} after its zero.")

@@ -86,9 +86,7 @@ def _kernel_name(text: str) -> str:
 
 
 def _mangled_name(text: str) -> str:
-    """Return the function of an Itanium-mangled name, with the first long type that follows where it says nothing
-    alone.
-    """
+    """Return the function of an Itanium-mangled name, with the next long type where it says nothing alone."""
     at, words = 3, list[str]()
     while length := re.match(r"[1-9]\d*", text[at:]):
         at += length.end() + int(length[0])

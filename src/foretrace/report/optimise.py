@@ -152,9 +152,7 @@ def optimise(answer: Answer, found: Configuration, python: str, *, source: str) 
 
 
 def headline(answer: Answer, found: Configuration) -> str:
-    """Return text such as "1.43× faster on 4 workers: 4.77 → 3.33 ms per step (2.93 – 4.15) with 2 buckets, mixed
-    precision ….".
-    """
+    """Return text such as "1.43× faster on 4 workers: 4.77 → 3.33 ms per step (2.93 – 4.15) with 2 buckets, …."."""
     wanted = answer.wanted
     where = f" on {wanted.workers} workers" if wanted.workers > 1 else ""
     unit = unit_for(max(answer.default_s, answer.step_s))

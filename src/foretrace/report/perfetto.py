@@ -252,9 +252,7 @@ def _arrows(
 
 
 def _rows(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the first row that is free when each task (by start) begins: slices of one row of a viewer may
-    not cross.
-    """
+    """Return the first row that is free when each task (by start) begins: slices of a row may not cross."""
     rows = np.zeros(len(start), dtype=np.int64)
     if not (start[1:] < np.maximum.accumulate(end)[:-1]).any():
         return rows

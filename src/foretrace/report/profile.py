@@ -80,9 +80,7 @@ def profile(
     path: str = "",
     name: str = "",
 ) -> ProfileView:
-    """Return TBD's metrics of one recording. `samples` per step replace what the recorder knows; `name` is what was
-    run.
-    """
+    """Return TBD's metrics of a recording; `samples` per step replace the recorder's, `name` is what was run."""
     graph = timeline.graph
     info = graph.info
     found = rates(timeline, peaks)

@@ -76,9 +76,7 @@ class ClockView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collectives(timeline: Timeline) -> CollectivesView | None:
-    """Return what ties the ranks of a graph together; None for the graph of one rank that nobody compared with
-    others.
-    """
+    """Return what ties the ranks of a graph together; None for one rank that nobody compared with others."""
     graph = timeline.graph
     said = graph.info.collectives
     if len(graph.ranks) < 2 and "matched" not in said:
@@ -166,9 +164,7 @@ def next_command(view: CollectivesView, step_s: float, path: str) -> str:
 
 
 def headline(view: CollectivesView, step_s: float, *, every: bool, all_there: bool) -> str:
-    """Return who waits for whom: the first sentence about several ranks. `all_there`: every rank of the job was
-    recorded.
-    """
+    """Return who waits for whom, the first sentence about several ranks; `all_there`: every rank was recorded."""
     waits, net, step = seconds(view.wait_s_mean), seconds(view.transfer_s_mean), seconds(step_s)
     per = f"per step of {step}" if every else f"in the step of {step}"
     lacking = "" if all_there else "; ranks are missing, and waiting for them counts as transfer"

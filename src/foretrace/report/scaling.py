@@ -127,9 +127,7 @@ def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
 
 
 def headline(found: Scaling) -> str:
-    """Return text such as "On 1,024 ranks a step takes 21.7 ms (20.8 – 21.9), 4.30 % more than on the 8 recorded: each
-    waits …".
-    """
+    """Return text such as "On 1,024 ranks a step takes 21.7 ms (20.8 – 21.9), 4.30 % more than on the 8: …"."""
     unit = unit_for(found.predicted_s)
     more = found.predicted_s / found.recorded_s - 1
     than = f"as on the {len(found.folded.recorded_ranks)} recorded"

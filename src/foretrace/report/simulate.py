@@ -51,9 +51,7 @@ class SimulateView(Report, frozen=True, kw_only=True):
 
 
 def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> SimulateView:
-    """Return the plain replay beside the recording, and the structural replay: typical waits instead of
-    recorded ones.
-    """
+    """Return the plain replay beside the recording, and the structural one: typical instead of recorded waits."""
     graph = timeline.graph
     start, end = replay(graph, structural=True)
     structural_s = Timeline(graph=graph, start=start, end=end).step_time_s

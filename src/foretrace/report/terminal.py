@@ -180,9 +180,7 @@ def _table(table: Grid, terminal: Terminal) -> Iterator[RenderableType]:
 
 
 def _cells(table: Grid, at: int, terminal: Terminal) -> list[rich.Text]:
-    """Return what is printed of a column; names shortened to what other columns leave, coloured by their kind
-    of work.
-    """
+    """Return what is printed of a column; names shortened to the room for them, coloured by kind of work."""
     column, cells = table.columns[at], table.cells(at, table.shown)
     if column.kind != "name":
         return list(map(_words, cells))

@@ -53,9 +53,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""  # each result says which it is of
 
     def shown(self, top: int) -> Iterable[Block]:
-        """Return what a person sees beside headline, notes and next command; `top` rows of a ranking are not folded
-        away.
-        """
+        """Return what a person sees beside headline, notes and next command; a ranking shows `top` rows."""
         if not getattr(self, "headline", ""):
             raise TypeError(f"a result must say what is shown, got {type(self).__name__}; see docs/write-a-command.md.")
         return ()
@@ -70,8 +68,7 @@ class Report(Result, frozen=True, kw_only=True):
 
 
 def taken(kind: type[Made], /, *sources: object, **others: Any) -> Made:
-    """Return a struct whose fields are the attributes with the same names of the first source that has them, but for
-    `others`.
+    """Return a struct whose fields are the same attributes of the first source that has them, but for `others`.
 
     Structs inside it are made in the same way, sequences become tuples; what has a default and is no attribute keeps
     it. A figure that is not finite is None where that may be.
@@ -98,9 +95,7 @@ _NOWHERE = object()
 
 @cache
 def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool, bool, type[msgspec.Struct] | None], ...]:
-    """Return name, whether it must be given, whether it may be None, and the struct that it is, may be or is a tuple
-    of.
-    """
+    """Return name, whether it must be given, whether it may be None, and the struct that it holds."""
 
     def struct(type_: Any) -> type[msgspec.Struct] | None:
         if isinstance(type_, type) and issubclass(type_, msgspec.Struct):

@@ -138,9 +138,7 @@ def _steps(graph: TaskGraph, end: Int64) -> Int64:
 
 
 def structural_error(graph: TaskGraph) -> tuple[float, float]:
-    """Return (error of the whole window, worst step) of a replay with typical lags and no delays, relative to the
-    replay.
-    """
+    """Return (error of the window, worst step) of a replay with typical lags and no delays, relative to the replay."""
     _, end = run(graph)
     _, plain = run(graph, structural=True)
     recorded, typical = _steps(graph, end), _steps(graph, plain)
@@ -231,9 +229,7 @@ def _device_zero(graph: TaskGraph) -> Finding:
 
 
 def host_zero(graph: TaskGraph) -> tuple[int, int, int]:
-    """Return (span of the device with all host time zero, busy time plus gaps of the busiest stream, of all streams),
-    ns.
-    """
+    """Return (span of the device with host time zero, busy time and gaps of its busiest stream, of all streams), ns."""
     device = _beside_host(graph)
     kinds = graph.lane_kinds
     host = kinds[graph.lane] == LaneKind.CPU

@@ -140,9 +140,7 @@ def of_carried(carried: Sequence[Carried], step_s: float) -> tuple[Shift, ...]:
 
 
 def work_between(graph: TaskGraph, ends: Sequence[TaskGraph]) -> tuple[float, float]:
-    """Return how much less and how much more work these predictions hold in a step than `graph`, s: summed over the
-    lanes.
-    """
+    """Return how much less and more work these predictions hold in a step than `graph`, s, over all lanes."""
 
     def lanes_s(of: TaskGraph) -> dict[tuple[int, str], float]:
         busy = np.where(of.gone | (of.step < 0), 0, of.dur + of.delay)

@@ -133,9 +133,7 @@ def replay_side_by_side(
     release: Int64, group: Int32, scale: Float64, stays: Int64, any_gone: UInt8, ceiling: Int64, rows: Int32,
     out: Int64,
 ) -> None:  # fmt: skip
-    """Replay as `replay_variants` does, without `meets`, sixteen variants at a time; scaled durations stay below
-    `LARGEST`.
-    """
+    """Replay as `replay_variants` does, sixteen variants at a time, no `meets`; durations below `LARGEST`."""
     blocks, groups, width = scale.shape
     for block in range(blocks):
         next_row = 0

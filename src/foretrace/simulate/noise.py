@@ -107,8 +107,7 @@ class Draws:
 
 
 def between(before: Draws, after: Draws, figure: Figure, level: float) -> tuple[float, float]:
-    """Return how far noise may move a figure of the step before and after below and above its value, in the figure's
-    unit.
+    """Return how far noise may move a figure of both steps below and above its value, in the figure's unit.
 
     Both were drawn alike, so what moves both alike cancels. Where a change makes other steps or ranks of the recorded
     ones, draws do not belong together, and every one before is held against every one after.
@@ -221,9 +220,7 @@ def t_quantile(p: float, freedom: int) -> float:
 
 @lru_cache
 def expected_max(count: int) -> float:
-    """Return expected largest of so many independent standard normal numbers (David & Nagaraja, Order Statistics,
-    2003).
-    """
+    """Return the expected largest of so many standard normal numbers (David & Nagaraja, Order Statistics, 2003)."""
     x = np.linspace(-9.0, 9.0, 3601)
     below = np.array([0.5 * (1 + erf(each / sqrt(2))) for each in x.tolist()])
     return float(np.sum((x[1:] + x[:-1]) / 2 * np.diff(below**count)))

@@ -91,9 +91,7 @@ def clock_of(graph: TaskGraph) -> Clock:
 
 
 def has_cpu_time(graph: TaskGraph) -> bool:
-    """Return whether CPU time can stand for the time of a step: one thread does everything, never waits, and
-    was timed.
-    """
+    """Return whether CPU time can stand for a step's time: one thread does everything, never waits, and was timed."""
     threads = (graph.info.recording.get("threads") or {}).get("intra_op", 1)
     return threads == 1 and not _waits(graph) and bool(len(_neighbours(graph, "cpu_ns")))
 
@@ -152,18 +150,14 @@ def disturbance(graph: TaskGraph) -> tuple[str, ...]:
 
 
 def stored_ns(step: dict[str, Any]) -> int:
-    """Return the time of a step's loader neither on a core nor waiting for one: for storage. 0 where that was not
-    recorded.
-    """
+    """Return a step's loader time neither on a core nor waiting for one: for storage. 0 where not recorded."""
     if "loader_queued_ns" not in step:
         return 0
     return max(int(step["loader_wall_ns"] - step["loader_cpu_ns"] - step["loader_queued_ns"]), 0)
 
 
 def _stretched(graph: TaskGraph, kind: str) -> float:
-    """Return wall time of "profiled" or "unprofiled" steps over their CPU time and waiting for storage; 1 where
-    unknown.
-    """
+    """Return wall time of "profiled" or "unprofiled" steps over CPU time and storage waits; 1 where unknown."""
     spent = (graph.info.recording.get("overhead") or {}).get(kind) or {}
     if not spent.get("wall_ns") or not spent.get("cpu_ns"):
         return 1.0
@@ -172,9 +166,7 @@ def _stretched(graph: TaskGraph, kind: str) -> float:
 
 
 def _waits(graph: TaskGraph) -> bool:
-    """Return whether a step can wait for a device, another process, a network or the clock: CPU time is not its time
-    then.
-    """
+    """Return whether a step can wait for a device, process, network or clock: CPU time is not its time then."""
     if graph.info.recording.get("emulated"):  # its layers sleep, see foretrace.experiment.links.emulate
         return True
     loads = np.unique(graph.name[graph.kind == TaskKind.DATA])
@@ -200,9 +192,7 @@ def _steps(graph: TaskGraph) -> Float64:
 
 
 def _typical_steps(graph: TaskGraph) -> TaskGraph:
-    """Return every task takes the lower quartile of its times over all steps, if all steps do the same in the same
-    order.
-    """
+    """Return it with every task's lower quartile over all steps, if all steps do the same in the same order."""
     rows = [np.flatnonzero(graph.step == s) for s in range(graph.n_steps)]
     alike = len(rows) >= _LEAST_STEPS and len({len(r) for r in rows}) == 1
     if not alike or any(np.any(graph.name[r] != graph.name[rows[0]]) for r in rows):
@@ -220,8 +210,7 @@ def _without_probes(graph: TaskGraph, per_probe_ns: float) -> TaskGraph:
 
 
 def _observed_per_probe(graph: TaskGraph) -> float | None:
-    """Return cost of one probe (ns) by what the least disturbed profiled step took more than the least disturbed plain
-    one.
+    """Return the cost of a probe (ns): what the least disturbed profiled step took more than the plain one.
 
     None where the recording does not list its steps, or where steps wait: then a probe may cost nothing. Others only
     ever add time, so the shortest steps compare best; balancing sums over all steps would book a disturbance of the

@@ -36,9 +36,7 @@ class OverlapChange:
 
 
 def shared_time(graph: TaskGraph, start: Int64, end: Int64) -> Int64:
-    """Return time (ns) that each device task (n) runs while another stream of its device does; 0 for all
-    other tasks.
-    """
+    """Return time (ns) that each device task (n) runs while another stream of its device does; 0 for others."""
     shared = np.zeros(len(graph), dtype=np.int64)
     on_device = graph.on_device & ~graph.gone
     by_device: dict[tuple[int, int], list[int]] = {}  # ranks number their devices for themselves

@@ -114,8 +114,7 @@ def _held_up(graph: TaskGraph) -> Mask:
 
 
 def _done_once(graph: TaskGraph, *, opens_device: bool) -> tuple[Mask, Mask]:
-    """Return calls that took a thousand times what such calls take while the device had nothing to do; those that may
-    have.
+    """Return calls that took a thousand times as long as usual while the device was idle; those that may have.
 
     With `opens_device` also the operator that first needed the device, which opens it before its first call.
     """

@@ -319,9 +319,7 @@ class _Walks:
         return float(self.timeline.start[chain[-1]] - self.timeline.graph.delay[chain[-1]])
 
     def _spent(self, chain: Int64, common: bool) -> dict[tuple[StragglerCause, str], float]:
-        """Return the time of a path by cause and name, ns; the shared collective at its end counts from its
-        beginning.
-        """
+        """Return the time of a path by cause and name, ns; the shared collective at its end counts from its start."""
         graph, start, end = self.timeline.graph, self.timeline.start, self.timeline.end
         spent: dict[tuple[StragglerCause, str], float] = defaultdict(float)
         causes = list(StragglerCause)
@@ -348,8 +346,7 @@ class _Walks:
 
 
 def entering_together(graph: TaskGraph) -> TaskGraph:
-    """Return the graph with all ranks entering the recording when the first one did: their release times move, nothing
-    else.
+    """Return the graph with all ranks entering when the first one did: only their release times move.
 
     A rank enters at its first step boundary; without one at its first task.
     """

@@ -175,9 +175,7 @@ def _side_by_side(
 
 
 def _value_slots(graph: TaskGraph) -> tuple[UInt32, Int32, int]:
-    """Return what `engine.value_slots` lays out, kept with what has passed of the graph and its relatives
-    (`verify`).
-    """
+    """Return what `engine.value_slots` lays out, kept with what has passed of the graph and its relatives."""
     from foretrace.simulate import engine
 
     edges = (graph.in_ptr, graph.src, graph.from_start)

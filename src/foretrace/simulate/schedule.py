@@ -56,9 +56,7 @@ def schedule(graph: TaskGraph) -> tuple[Int64, Int64]:
 
 
 def schedule_in_order(graph: TaskGraph) -> Schedule:
-    """Return `schedule`, with the order of decisions: a topological order of the graph with the lane order of
-    this run.
-    """
+    """Return `schedule` with the order of decisions, a topological order that has this run's order of lanes."""
     from foretrace.simulate import schedule_engine
 
     n, n_lanes = len(graph), len(graph.lanes)
@@ -85,8 +83,7 @@ def schedule_in_order(graph: TaskGraph) -> Schedule:
 
 
 def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
-    """Return the graph whose replay is the schedule that took its decisions in this `order`; row i is row order[i] of
-    `graph`.
+    """Return the graph whose replay is the schedule decided in this `order`; row i is row order[i] of `graph`.
 
     All lanes are ordered: edges that were decided as the graph ran are replaced by edges from the task that gave its
     slot to the one that took it (the end of a COLLECTIVE gives the slot that its ARRIVAL took). A delay there comes

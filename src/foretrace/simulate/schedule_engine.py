@@ -117,17 +117,13 @@ def successors(
 
 @njit()
 def _of(column: Array | None, v: int) -> int:
-    """Return value of row v, 0 where there is no such column: a version compiled without one has no code for it
-    either.
-    """
+    """Return the value of row v, 0 without such a column: a version compiled without one has no code for it."""
     return 0 if column is None else column[v]
 
 
 @njit()
 def _next_free(spare: Int64 | None, base: int, size: int, until: int) -> int:
-    """Return when the next slot of a lane becomes free, as one is taken `until` then; the others are a heap in
-    `spare`.
-    """
+    """Return when a lane's next slot is free, as one is taken `until` then; `spare` holds the others as a heap."""
     if spare is None or size == 0 or until <= spare[3 * base]:
         return until
     following, _, _ = _replace(spare, base, size, until, 0, 0)
@@ -252,8 +248,7 @@ def slot_givers(
     release: Int64, lane: Int32, ordered: UInt8, slots: Int64, lane_ptr: Int64, holds: UInt8 | None,
     arrivals: Int32 | None, order: Int32, start: Int64, end: Int64,
 ) -> Int32:  # fmt: skip
-    """Return row whose end gave each task (n) its slot, −1 for none: a replay in the order of a schedule, into `start`,
-    `end`.
+    """Return the row whose end gave each task (n) its slot, −1 for none: a replay in a schedule's order.
 
     `slots` counts at most the tasks of a lane, so that heaps (free from, giver) fit into slices of `lane_ptr`.
     """

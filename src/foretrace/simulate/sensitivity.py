@@ -59,9 +59,7 @@ def single_tasks(graph: TaskGraph, start: Int64, end: Int64, *, faster: float = 
 
 
 def _most_to_save(graph: TaskGraph, start: Int64, end: Int64, mark: int) -> Int64:
-    """Return the length of the longest path to the end of `mark` minus that of the longest one which avoids a
-    task (n).
-    """
+    """Return the longest path to the end of `mark` minus the longest one that avoids a task (n)."""
     n, columns = len(graph), effective(graph)
     rows = np.arange(n)
     from_start, from_end = tails(graph, mark)

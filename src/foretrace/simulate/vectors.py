@@ -94,9 +94,7 @@ def store(_: Any, array: Any, offset: Any, value: Any) -> Any:
 
 @intrinsic
 def scaled(_: Any, length: Any, factors: Any, offset: Any) -> Any:
-    """Return a float64 times sixteen of an array, rounded to the nearest integers, halves to even; below
-    LARGEST each.
-    """
+    """Return a float64 times sixteen of an array as integers, halves to even; below LARGEST each."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         factor = builder.load(_at(context, builder, _DOUBLES, signature.args[1], *args[1:]), align=8)

@@ -187,9 +187,7 @@ def small_jobs(
     kinds: tuple[str, ...] = ("",),
     elastic: bool = False,
 ) -> Workload:
-    """Return jobs of seconds to hours on 1 to `largest` GPUs, some with stated run times, of two tenants and two
-    models.
-    """
+    """Return jobs of seconds to hours on 1 to `largest` GPUs, some with stated run times, of two tenants and models."""
     random = np.random.default_rng(seed)
     gpus = np.minimum(2 ** random.integers(0, 4, n), largest)
     share = np.where((gpus == 1) & (random.random(n) < 0.5), 0.4, 1.0) if elastic else np.ones(n)
@@ -227,9 +225,7 @@ def _loads(segments: Segments, share: Float64) -> dict[int, list[tuple[int, floa
 
 
 def _work_done(steps: Stepping, result: FleetResult) -> Float64:
-    """Return (n,) seconds of work at speed 1 that every job did, computed independently from where it lay and beside
-    whom.
-    """
+    """Return (n,) seconds of work at speed 1 that every job did, computed from where it lay and beside whom."""
     segments, work = _segments(result), steps.workload
     held = [frozenset(segments.devices_of(at).tolist()) for at in range(len(segments))]
     pair = getattr(steps.speeds, "pair", None)

@@ -79,9 +79,7 @@ class TechniqueConformance:
     make_training: ClassVar[Callable[[], Training]] = staticmethod(small_training)
 
     def graphs(self) -> Mapping[str, TaskGraph]:
-        """Return recordings to predict on: `make_training`'s on this machine's processor, and one as a GPU
-        gives them.
-        """
+        """Return recordings to predict on: `make_training`'s on this machine's processor, and one of a GPU."""
         return {"cpu": _recorded_once(type(self).make_training), "gpu": _on_gpu()}
 
     def test_describes_itself(self) -> None:

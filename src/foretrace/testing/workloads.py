@@ -180,9 +180,7 @@ class Cpu:
 
 
 def processor_facts(*sets: str) -> dict[str, Any]:
-    """Return what a recorder stores about a processor with these instruction sets; one with AVX-512 bfloat16 without
-    any.
-    """
+    """Return a recorder's facts of a processor with these instruction sets; AVX-512 bfloat16 without any."""
     return {"machine": {"instruction_sets": list(sets or ("avx2", "avx512", "avx512_bf16"))}}
 
 

@@ -185,9 +185,7 @@ class RankColumns:
             self.span = (min(first, begin), max(last, begin + dur))
 
     def _fill(self, code: Category, rows: list[Any], at: _At, kind: UInt8, column: _Columns, good: Mask) -> None:
-        """Fill in what the rows of one category, which stand at places `at` of the columns, have beside name
-        and time.
-        """
+        """Fill in what rows of one category, at places `at` of the columns, have beside name and time."""
         if code == Category.MEMORY:
             column["lane"][at] = [self.lanes.threads[e.pid, e.tid] for e in rows]
             self._fill_memory([e.args or _NO_MEMORY_ARGS for e in rows], at, column, good)

@@ -55,9 +55,7 @@ _KEYS = {
 
 
 def by_name(path: str | Path) -> str:
-    """Return what a file is by the ending of its name, as the rest of a sentence that begins with it; "" if
-    not known.
-    """
+    """Return what a file is by its name's ending, as the rest of a sentence; "" if unknown."""
     name = Path(path).name
     lower = name.lower().removesuffix(".gz")
     return next((said.format(name=name) for ends, said in _ENDINGS.items() if lower.endswith(ends)), "")

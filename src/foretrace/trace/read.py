@@ -92,8 +92,7 @@ def read_apart(
     steps: Steps | None = None,
     salvage: bool = False,
 ) -> tuple[list[Apart], list[TraceError]]:
-    """Return what `read` reads, for one stored file of a run (an archive may hold several ranks): parts, and files
-    refused.
+    """Return what `read` reads of one stored file of a run (an archive may hold several ranks), and files refused.
 
     `alone` says that the file was asked for by name: what is no recording is then an error. `rank_numbers` numbers
     the parts of all files. Raises TraceError as `read` does.
@@ -311,8 +310,7 @@ def _number(found: list[_Rank]) -> None:
 
 
 def rank_numbers(files: Sequence[tuple[str, int | None]]) -> list[int]:
-    """Return rank of every (file, rank that it tells): what it tells, else the lowest free one in the order of the
-    files.
+    """Return the rank of every (file, rank that it tells): that one, else the lowest free in the files' order.
 
     Raises TraceError where two files tell the same rank: they are not one run.
     """

@@ -80,9 +80,7 @@ def _begun(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
 
 
 def stored_files(path: str | Path | Sequence[str | Path]) -> list[tuple[Path, bool]]:
-    """Return files and archives under a path or a list of paths, and whether each was asked for by name; see
-    `sources`.
-    """
+    """Return files and archives under paths, and whether each was asked for by name; see `sources`."""
     given = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
     if not given:
         raise TraceError("no recording was given: name at least one file or folder.")

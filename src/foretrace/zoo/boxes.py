@@ -40,9 +40,7 @@ def moved(boxes: Tensor, by: Tensor, side: int) -> Tensor:
 
 
 def anchors(side: int, strides: tuple[int, ...], scale: int) -> list[Tensor]:
-    """Return, per level of the pyramid (positions x 3, 4), boxes of `scale` strides in three shapes at every
-    position.
-    """
+    """Return, per level of the pyramid (positions x 3, 4), boxes of `scale` strides in three shapes."""
     made = []
     for stride in strides:
         count = -(-side // stride)
@@ -66,9 +64,7 @@ def unsuppressed(boxes: Tensor, scores: Tensor, most_overlap: float) -> Tensor:
 
 
 def chosen(candidates: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return `count` of the candidates (batch, n; bool) by lot: places (batch, count), and 1.0 where it is a
-    candidate.
-    """
+    """Return `count` of the candidates (batch, n; bool) by lot: places (batch, count), and 1.0 for a candidate."""
     lots = torch.rand(candidates.shape, device=candidates.device) - (~candidates).float()
     found, places = lots.topk(count, 1)
     return places, (found >= 0).float()

@@ -83,9 +83,7 @@ def generator_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def adversarial_step(training: Training, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return discriminator first, then generator (Goodfellow et al. 2014, algorithm 1 with k = 1); the sum of both
-    losses.
-    """
+    """Train discriminator, then generator (Goodfellow et al. 2014, algorithm 1 with k = 1); return both losses' sum."""
     of_generator, of_discriminator = training.optimizers
     pieces = parts(batch, training.micro_batches) if training.micro_batches > 1 else [batch]
     total = torch.zeros((), device=training.device)

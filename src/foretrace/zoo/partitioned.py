@@ -63,9 +63,7 @@ class PartitionedJob:
         ]  # fmt: skip
 
     def judge(self, *, training: bool = False) -> Callable[[Float32, Float32], tuple[float, float]]:
-        """Return what gives loss and accuracy of weights with buffers, on held-out samples or on some that are trained
-        on.
-        """
+        """Return what gives loss and accuracy of weights with buffers, on held-out or on trained samples."""
         samples, labels = self.data(self.samples, 0) if training else self.data(self.held_out, 1)
         many = min(self.held_out, len(samples))
         replica = Replica(self.model(), samples[:many], labels[:many], batch=1, rate=0.0, seed=0)

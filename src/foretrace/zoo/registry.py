@@ -136,8 +136,7 @@ def _same(name: str, path: Path) -> bool:
 
 
 def call_script(path: Path, function: str, returns: str, *, seed: int = 0) -> object:
-    """Return what a function of a script returns, called without arguments; `returns` says in errors what that should
-    be.
+    """Return what a script's function returns, called without arguments; `returns` says what that should be.
 
     Random numbers of PyTorch begin at `seed`. Raises ForetraceError for a mistake in the script.
     """

@@ -62,9 +62,7 @@ class Seq2Seq(nn.Module):
         self.output = nn.Linear(hidden, words)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Return scores (batch, target length, words) of the next word, with the true words so far (teacher
-        forcing).
-        """
+        """Return scores (batch, target length, words) of the next word, given the true words so far."""
         first, (end, cell) = self.both_ways(self.dropout(self.source(source)))
         memory, (ends, cells) = self.encoder(self.dropout(first))
         # both directions of the first layer make the initial state of the decoder's first

@@ -51,9 +51,7 @@ from foretrace.fleet.engine.memory import (
 
 @inner
 def _find(st, j, most):  # type: ignore[no-untyped-def]
-    """Return the tightest unit up to a level that has room for the job: (unit, level, kind of GPU), unit −1 where none
-    has.
-    """
+    """Return (unit, level, kind of GPU), the tightest up to a level with room for the job; unit −1 without one."""
     demand = st.jobs[j].demand
     wanted, capacity, group = st.jobs[j].gpus, st.capacity, st.demands[demand]
     found = np.int64(-1)
@@ -367,9 +365,7 @@ def _name_causes(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _decide(st):  # type: ignore[no-untyped-def]
-    """Return everybody who waits is offered what is free; False where a speed is missing, and it continues
-    from there.
-    """
+    """Offer what is free to everybody who waits; False where a speed is missing, and it continues from there."""
     s = st.s
     if s.pending == 1:
         s.resume = -1

@@ -156,9 +156,7 @@ def fill(st, j, kind, level, unit):  # type: ignore[no-untyped-def]
 
 @inner
 def speed(st, j):  # type: ignore[no-untyped-def]
-    """Return the row of the speed table for where the job's GPUs are; −1 where it is not known yet (`ask` then says
-    what).
-    """
+    """Return the row of the speed table for where the job's GPUs are; −1 where it is unknown (`ask` says what)."""
     job, ask, units, levels = st.jobs[j], st.ask, st.units, len(st.levels) - 1
     ask[0] = job.kind
     ask[1] = job.gpus

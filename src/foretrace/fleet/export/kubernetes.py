@@ -21,9 +21,7 @@ QUEUE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9]
 
 
 def kueue(ask: Ask, settings: Settings) -> dict[str, str]:
-    """Return NAME.yaml; where the wait is finite also NAME.after-SECONDS.yaml, to be applied in its place once it is
-    over.
-    """
+    """Return NAME.yaml; where the wait is finite also NAME.after-SECONDS.yaml, to apply once it is over."""
     queue = _queue(ask, settings, "LocalQueue")
 
     def one(ask: Ask) -> list[dict[str, Any]]:

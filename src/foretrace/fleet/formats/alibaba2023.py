@@ -17,9 +17,7 @@ ALSO = ("qos", "pod_phase", "cpu_milli", "memory_mib")
 
 
 def matches(source: Source) -> bool:
-    """Return whether its header names pods and their share of a GPU (also where it lacks the times, which `read` then
-    says).
-    """
+    """Return whether its header names pods and their share of a GPU; `read` says where the times are missing."""
     return {"name", "num_gpu", "gpu_milli"} <= set(source.header)
 
 

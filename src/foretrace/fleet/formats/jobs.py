@@ -100,9 +100,7 @@ _BATCH = re.compile(r"\(batch size (\d{1,9})\)")
 
 
 def batch_in(job_type: str) -> float:
-    """Return samples per step as a job type text such as `ResNet-18 (batch size 64)` names them, nan where it
-    does not.
-    """
+    """Return samples per step from a job type such as `ResNet-18 (batch size 64)`, nan without one."""
     found = _BATCH.search(job_type)
     return float(found[1]) if found and int(found[1]) else math.nan
 
@@ -117,9 +115,7 @@ class Clock:
 
     @classmethod
     def of(cls, timezone: str | None) -> Clock:
-        """Make a clock for a zone of the IANA list such as Europe/Berlin; raises ForetraceError where there is none of
-        that name.
-        """
+        """Make a clock for an IANA zone such as Europe/Berlin; raises ForetraceError for an unknown one."""
         if timezone is None or timezone == "UTC":
             return cls()
         try:

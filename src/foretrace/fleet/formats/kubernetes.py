@@ -28,9 +28,7 @@ def kind_of(item: Any) -> str:
 
 
 def inside(item: Any, *keys: str, of: type = dict) -> Any:
-    """Return a value some keys down, an empty one of its type where the way ends; raises Bad where it is of another
-    type.
-    """
+    """Return a value some keys down, an empty one of its type where there is none; raises Bad for another type."""
     for position, key in enumerate(keys):
         if not isinstance(item, dict):
             raise Bad(f"{'.'.join(keys[:position])} is not an object")

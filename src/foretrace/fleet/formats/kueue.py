@@ -27,8 +27,7 @@ def matches(source: Source) -> bool:
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file", resource: str | None = None) -> Workload:
-    """Return `cluster_queue`, `topology` (`required=LABEL`, `preferred=LABEL`, `unconstrained`), `pods` are kept in
-    details.
+    """Keep `cluster_queue`, `topology` (`required=LABEL`, `preferred=LABEL`, `unconstrained`), `pods` in details.
 
     resource: what a GPU is called, else the usual names. Workloads without GPUs, not admitted or not finished are set
     aside. Of a workload that was evicted the last admission counts.

@@ -40,8 +40,7 @@ def matches(source: Source) -> bool:
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file", gpus_key: str = "gpus") -> Workload:
-    """Return `entrypoint` and `status` are kept in details; metadata `queue`, `user` and `model` are taken where they
-    stand.
+    """Keep `entrypoint` and `status` in details; take metadata `queue`, `user` and `model` where they stand.
 
     gpus_key: the key of the metadata that says how many GPUs a job holds. Jobs without an end are set aside.
     """

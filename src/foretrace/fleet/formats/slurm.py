@@ -199,9 +199,7 @@ def gpus_in(text: str) -> int:
 
 
 def state_of(text: str) -> str:
-    """Return state without what follows it (`CANCELLED by 1000`), whole where it is short (`R`) or cut short
-    (`OUT_OF_ME+`), "" where there is no such state.
-    """
+    """Return the state without what follows it (`CANCELLED by 1000`), also from `R` or `OUT_OF_ME+`; "" if unknown."""
     word, plus, _ = re.split(r"[ ,]", text.strip().upper())[0].partition("+")
     state, known = _STATES.get(word, word), sorted(_STATES.values())
     if plus and len(word) > 3 and state not in known:

@@ -217,8 +217,7 @@ def alike(count: int | None, kind: str) -> ClusterNode | None:
 
 
 def expand(text: str) -> list[str]:
-    """Return names of a hostlist such as `tux[0-3,7],login1`, in the order in which they are written, with leading
-    zeros.
+    """Return names of a hostlist such as `tux[0-3,7],login1`, as they are written, with leading zeros.
 
     Several brackets in one name count like a clock, the last one fastest. Raises ForetraceError where brackets do not
     match, a range runs backwards or there are more than a million names.

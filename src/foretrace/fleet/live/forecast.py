@@ -60,8 +60,7 @@ class Queue:
 
 
 def play(queue: Queue, run_s: Float64, phases: Float64, held: list[Int64] | None = None) -> Float64:
-    """Return (draws, jobs) starts in seconds from now, FOREVER where a job does not start; those who run have theirs ≤
-    0.
+    """Return (draws, jobs) starts in seconds from now: FOREVER for none, ≤ 0 of those who run.
 
     run_s: (draws, jobs) how long each runs in all; phases: (draws,) in [0, 1), where in its interval backfill stands.
     held: filled with the slots, (j, n), that each job had, one array for each draw.

@@ -16,9 +16,7 @@ FUTURE, WAITING, RUNNING, DONE = "future", "waiting", "running", "done"
 
 @dataclass(slots=True, eq=False)
 class JobState:
-    """One job as it stands. `gpus` it holds, or held a moment ago where it `reclaims`: it released them in this very
-    decision, and gets them back for nothing if they stay free.
-    """
+    """One job. `gpus` it holds, or has released in this decision where it `reclaims` them unless others take them."""
 
     at: int  # position in the workload
     wanted: int  # GPUs asked for
@@ -147,8 +145,7 @@ class Holdings:
         return found
 
     def speed_on(self, job: JobState, gpus: list[int]) -> tuple[float, float, int, float]:
-        """Return progress and communication on these GPUs beside their other jobs, the level, and what counts as its
-        own.
+        """Return progress and communication on these GPUs beside their other jobs, the level, and its own part.
 
         A gang is as slow as on the GPU where its partners hold it up most. Where shares on a GPU are above 1, its time
         counts to each in proportion.

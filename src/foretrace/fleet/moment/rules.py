@@ -226,9 +226,7 @@ class Rules:
         return best
 
     def choose(self, kind: int, level: int, unit: int, wanted: int) -> list[int]:
-        """Return so many free GPUs of a unit: whole children with the most free ones first, the rest where it just
-        fits.
-        """
+        """Return so many free GPUs of a unit: whole children, most free first, the rest where it just fits."""
         state = self.state
         free = state.free[kind]
         chosen: list[int] = []
@@ -254,8 +252,7 @@ class Rules:
         return [g for g in span if not state.owners[g] and not state.broken[g] and state.kind_of[g] == kind]
 
     def _beside(self, job: JobState) -> list[int]:
-        """Return GPUs that are shared already and have room for a part of one: the fullest first; [] where there are
-        too few.
+        """Return GPUs that are shared and have room for a part of one, the fullest first; [] where there are too few.
 
         A job of several GPUs takes the tightest unit that has them.
         """

@@ -70,9 +70,7 @@ class View:
         return self._state.jobs[job].status
 
     def gpus_of(self, job: int) -> tuple[int, ...]:
-        """Return GPUs that it holds; of one preempted in this decision those that it gets back for nothing if it is
-        placed on exactly these; else none.
-        """
+        """Return the GPUs it holds; of one preempted in this decision those it can get back for nothing; else none."""
         found = self._state.jobs[job]
         return tuple(sorted(found.gpus)) if found.status == RUNNING or found.reclaims else ()
 

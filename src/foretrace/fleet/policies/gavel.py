@@ -149,9 +149,7 @@ class Gavel(Rounds):
 
 
 def _rates(view: View, table: RoundTable, claims: _Claims, jobs: list[int]) -> Float64:
-    """Return (jobs, kinds) progress per second on each kind, the GPUs as close together as they can be; 0 where
-    impossible.
-    """
+    """Return (jobs, kinds) progress per second on each kind with the GPUs close together; 0 where impossible."""
     for job in jobs:
         if job not in claims.rates:
             row = np.zeros(len(table.cluster.types))
@@ -166,9 +164,7 @@ def _rates(view: View, table: RoundTable, claims: _Claims, jobs: list[int]) -> F
 def _isolated(
     claims: _Claims, active: list[int], rates: Float64, size: Float64, workers: Int64, left: Float64
 ) -> Float64:
-    """Return (jobs,) seconds that each would take in all with an equal part of the cluster, as many jobs as
-    there were.
-    """
+    """Return (jobs,) seconds that each would take in all with an equal part of the cluster."""
     own = (rates * allocations.isolated(size, workers)).sum(axis=1)
     own = np.where(own > 0, own, rates.max(axis=1))  # the kinds it runs on are broken: as on one that works
     fair = np.zeros(len(active))
@@ -184,9 +180,7 @@ def _isolated(
 
 
 def _served(table: RoundTable, claims: _Claims, active: list[int], rates: Float64, board: Board) -> list[Given]:
-    """Return who runs in this round: per kind by (priority, deficit, due) as long as they fit; then whoever
-    else fits.
-    """
+    """Return who runs in this round: per kind by (priority, deficit, due) as long as they fit, then all others."""
     left = board.room.copy()
     room = np.array([left[board.kind == kind].sum() for kind in range(len(claims.total))])
     none = np.zeros(len(claims.total))

@@ -128,9 +128,7 @@ class TablePairs:
         return self.table.kinds(workload)
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
-        """Return the speed as if the job were alone; raises ForetraceError on another kind of GPU than the pairs are
-        of.
-        """
+        """Return the speed as if the job were alone; raises ForetraceError on a kind of GPU that the pairs lack."""
         kind = self.gpu_type or self.table.reference
         if shape.gpu_type not in ("", kind):
             raise ForetraceError(
@@ -140,9 +138,7 @@ class TablePairs:
         return self.table.speed(workload, job, replace(shape, sharers=0, gpu_type=kind))
 
     def pair(self, workload: Workload, job: int, other: int) -> float:
-        """Return the part of its speed that a job keeps beside the other one; 0 where the two together do not fit, or
-        were not measured for their different numbers of GPUs.
-        """
+        """Return the part of its speed that a job keeps beside the other; 0 where they do not fit or are unmeasured."""
         one = str(workload.model[job]), int(workload.gpus[job])
         two = str(workload.model[other]), int(workload.gpus[other])
         if one[1] != two[1]:

@@ -142,8 +142,7 @@ class Pollux(rounds.Rounds):
 
 
 def _gained(table: RoundTable, board: Board, hopes: list[_Hopes], fixed: dict[int, Option]) -> dict[int, Option]:
-    """Return what everybody gets if GPUs go, again and again, where one of them gains most; `fixed` jobs have what they
-    have.
+    """Return what everybody gets if each GPU goes where it gains most; `fixed` jobs have what they have.
 
     A step may be of several GPUs, so that one that gains nothing by itself (across nodes) does not end the search.
     """

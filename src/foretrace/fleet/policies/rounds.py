@@ -101,9 +101,7 @@ class Board:
         return []
 
     def _inside(self, able: Bool, level: int, wanted: int) -> list[int]:
-        """Return so many of these, which lie in one unit: whole children with the most first, the rest where it just
-        fits.
-        """
+        """Return so many of these GPUs of one unit: whole children, most first, the rest where it just fits."""
         chosen: list[int] = []
         while level > 0:
             child = self.table.units[level - 1]
@@ -149,9 +147,7 @@ class RoundTable:
         return self._kinds[job]
 
     def rigid(self, job: int) -> int:
-        """Return GPUs for a job where its number is not a matter of choice: what it requests, or fewer where it may run
-        on fewer and the cluster, or its tenant's quota, never gives it more.
-        """
+        """Return the GPUs of a rigid job: what it requests, or fewer where cluster or quota never give it so many."""
         if job not in self._rigid:
             most = max(int(self.capacity[kind, -1]) for kind in self.kinds(job))
             quota = (self.cluster.quotas or {}).get(str(self.workload.tenant[job]), most)
@@ -227,8 +223,7 @@ class RoundTable:
 
 
 def worth_of_change(view: View, job: int, restart_s: float) -> float:
-    """Return what is left of a running job's speed if it is moved: (age − restarts · restart_s) / (age + restart_s),
-    above 0.
+    """Return the part of its speed that a job keeps if moved: (age − restarts · restart_s) / (age + restart_s) > 0.
 
     Who was stopped often for its age is left alone (Pollux, section 4.1; Sia has the same).
     """
@@ -384,9 +379,7 @@ def _laid(
 
 
 def stretched(workload: Workload, fewest: int, most: int) -> Workload:
-    """Return a copy whose jobs may run on `fewest` to `most` GPUs; what they ask for stays possible. Not parts of a
-    GPU.
-    """
+    """Return a copy whose jobs may also run on `fewest` to `most` GPUs; not those of parts of a GPU."""
     _check_range(fewest, most)
     part = workload.share < 1
     return workload.with_columns(

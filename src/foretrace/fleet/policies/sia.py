@@ -79,9 +79,7 @@ class Sia(rounds.Rounds):
 
 
 def _solved(table: RoundTable, board: Board, rows: list[Given], cost: Float64) -> list[int]:
-    """Return positions of the rows that make the smallest sum: at most one per job, within GPUs of each kind and
-    quotas.
-    """
+    """Return positions of the rows with the smallest sum: at most one per job, within GPUs of each kind and quotas."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array

@@ -140,9 +140,7 @@ def _loss(
 
 
 def efficiency(sqr: float, var: float, scale: npt.ArrayLike) -> Float64:
-    """Return worth of a sample in a batch `scale` times the smallest: 1 there, and less the less noise the gradient
-    has.
-    """
+    """Return what a sample is worth in a batch `scale` times the smallest, where it is 1."""
     scale = np.asarray(scale, np.float64)
     below = var / scale + sqr
     gain: Float64 = np.where(below > 0, (var + sqr) / np.where(below > 0, below, 1), 1.0)
@@ -219,9 +217,7 @@ class Goodput:
         return rate * worth
 
     def best(self, tried: Candidates) -> tuple[Float64, Int64, Int64]:
-        """Return (goodput, local batch, accumulation) of the best batch per allocation, (n,) each; goodput 0 if none
-        fits.
-        """
+        """Return (goodput, local batch, accumulation) of the best batch per allocation, (n,) each; 0 if none fits."""
         rate = tried.batch / self.model.step_s(tried.nodes, tried.replicas, tried.local, tried.passes)
         found = np.where(tried.allowed, rate * efficiency(self.sqr, self.var, tried.scale), 0.0)
         which = np.argmax(found, axis=0), np.arange(len(tried.replicas))
@@ -256,9 +252,7 @@ class GoodputSpeeds:
         return codes(zip(workload.model.tolist(), workload.gpus.tolist(), batch.tolist(), strict=True))[0]
 
     def run_times(self, workload: Workload) -> Float64:
-        """Return (n,) seconds of each job from the measured steps and gradients, where `work_s` is nan
-        (`with_work`).
-        """
+        """Return (n,) seconds of each job from measured steps and gradients where `work_s` is nan (`with_work`)."""
         return with_work(workload, self.profiles, per_node=self.per_node).work_s
 
     def of(self, application: str) -> Goodput:

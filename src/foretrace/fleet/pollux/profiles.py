@@ -158,9 +158,7 @@ class Application:
         return max(b for b in self.validation if b <= batch), min(b for b in self.validation if b >= batch)
 
     def grad_stats(self, batch: int, epoch: int) -> tuple[float, float]:
-        """Return (squared norm, variance) of the gradient in an epoch (from 0), linear between validated
-        batch sizes.
-        """
+        """Return (squared norm, variance) of the gradient in an epoch (from 0), linear between validated batches."""
         key = (batch, epoch)
         if key not in self._stats:
             low, high = self.neighbours(batch)
@@ -212,9 +210,7 @@ class Profiles:
 
 @lru_cache(maxsize=64)
 def _read_once(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> Application:
-    """Return reading and triangulating take longer than a simulation: several in one process share them while the files
-    stay as they are.
-    """
+    """Read an application once per process while its files stay as they are: that takes longer than a simulation."""
     return read_application(folder)
 
 

@@ -64,8 +64,7 @@ class Speeds(Protocol):
 
 
 def dimensions(shape: Shape) -> tuple[tuple[int, int], ...]:
-    """Return (level, size) of each dimension that an all-reduce over these GPUs has, innermost first; sizes are 2 or
-    more.
+    """Return (level, size) of each dimension of an all-reduce over these GPUs, innermost first; sizes from 2.
 
     GPUs that lie evenly make one dimension per level: GPUs per node, nodes per rack, ... Uneven ones make a flat ring
     of all of them at the widest level that they use (shared reference of ArtISt-sim; its hierarchy differs there).

@@ -139,9 +139,7 @@ class ClosedFormSpeeds:
         return tuple(found)
 
     def kinds(self, workload: Workload) -> Int64:
-        """Return (n,) equal for jobs of the same profile and number of GPUs. Raises ForetraceError naming a job
-        without.
-        """
+        """Return (n,) equal for jobs of one profile and number of GPUs. Raises ForetraceError for a job without."""
         return codes(zip(self._which(workload).tolist(), workload.gpus.tolist(), strict=True))[0]
 
     def profiles_of(self, workload: Workload) -> Object:

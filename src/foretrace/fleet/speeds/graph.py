@@ -132,9 +132,7 @@ class GraphSpeeds:
         return (*found, *self._said)
 
     def kinds(self, workload: Workload) -> Int64:
-        """Return (n,) equal for jobs of the same recording and number of GPUs. Raises ForetraceError naming a job
-        without.
-        """
+        """Return (n,) equal for jobs of one recording and number of GPUs. Raises ForetraceError for a job without."""
         sources = {str(model): self._source(str(model)) for model in dict.fromkeys(workload.model.tolist())}
         most = np.maximum(workload.gpus, workload.max_gpus)
         keys = []
@@ -165,8 +163,7 @@ class GraphSpeeds:
         return Speed(share * step_s / among_s, exposed)
 
     def interval(self, workload: Workload, job: int, shape: Shape) -> tuple[float, float]:
-        """Return where the progress that `speed` says lies in eight of ten cases: noise, and what both kinds of change
-        assume.
+        """Return where `speed`'s progress lies in eight of ten cases: noise, and what both kinds of change assume.
 
         Raises ForetraceError as `speed` does.
         """
@@ -269,9 +266,7 @@ class GraphSpeeds:
         return shape.gpu_type
 
     def _source(self, model: str) -> str | None:
-        """Return what tells recordings apart: where each lies, or its name among those given as graphs; None
-        unknown.
-        """
+        """Return what tells recordings apart: where each lies, or its name among those given; None unknown."""
         given = self._graphs.get(model)
         if given is None:
             try:

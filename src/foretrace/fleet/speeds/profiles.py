@@ -2,61 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from foretrace import reading
 from foretrace.errors import ForetraceError
 
+_Above = Annotated[float, msgspec.Meta(gt=0, le=1e300)]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an iteration of a model computes and exchanges on one GPU."""
 
-    name: str
-    compute_ms: float
-    gradient_mb: float  # MB (1e6 bytes) that every worker sends around
-    batch: int  # samples per iteration and GPU
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    compute_ms: _Above
+    gradient_mb: _Above  # MB (1e6 bytes) that every worker sends around
+    batch: Annotated[int, msgspec.Meta(gt=0)]  # samples per iteration and GPU
     aliases: tuple[str, ...] = ()
-    published_scale: float | None = None  # what the authors' simulator multiplies compute_ms by
+    published_scale: _Above | None = None  # what the authors' simulator multiplies compute_ms by
     note: str = ""
 
 
+class _Profiles(msgspec.Struct):
+    profiles: Annotated[tuple[Profile, ...], msgspec.Meta(min_length=1)]
+
+
 def load_profiles(path: Path | None = None) -> tuple[Profile, ...]:
-    """Return profiles from JSON, those that come with foretrace by default. Raises ForetraceError naming entry
-    and key.
-    """
-    where = "model_profiles.json" if path is None else str(path)
-    text = (
-        files("foretrace.fleet").joinpath("model_profiles.json").read_text(encoding="utf-8")
-        if path is None
-        else reading.read_text(path)
-    )
-    said: Any = reading.parse_json(text, where)
-    rows = said.get("profiles") if isinstance(said, dict) else None
-    if not isinstance(rows, list) or not rows:
-        raise ForetraceError(f'{where} holds no profiles; write {{"profiles": [{{"name": ..., "compute_ms": ...}}]}}.')
-    return tuple(_profile(row, f"{where}: profiles[{at}]") for at, row in enumerate(rows))
-
-
-def _profile(row: Any, where: str) -> Profile:
-    if not isinstance(row, dict) or not isinstance(row.get("name"), str) or not row["name"]:
-        raise ForetraceError(f"{where} has no name; name the model.")
-    unknown = set(row) - set(Profile.__dataclass_fields__)
-    if unknown:
-        raise ForetraceError(f"{where} ({row['name']}): unknown key {min(unknown)!r}; leave it out.")
-    for key in ("compute_ms", "gradient_mb", "batch"):
-        if not above_zero(row.get(key)):
-            raise ForetraceError(f"{where} ({row['name']}): {key} must be a number above 0, not {row.get(key)!r}.")
-    scale, aliases = row.get("published_scale"), row.get("aliases", [])
-    if scale is not None and not above_zero(scale):
-        raise ForetraceError(f"{where} ({row['name']}): published_scale must be a number above 0, or left out.")
-    if not isinstance(aliases, list) or not all(isinstance(each, str) for each in aliases):
-        raise ForetraceError(f"{where} ({row['name']}): aliases must be a list of names.")
-    return Profile(**{**row, "aliases": tuple(aliases), "batch": int(row["batch"])})
+    """Return profiles from JSON, by default the shipped ones. Raises ForetraceError naming entry and key."""
+    where = path or files("foretrace.fleet").joinpath("model_profiles.json")
+    text = where.read_text(encoding="utf-8") if path is None else reading.read_text(path)
+    try:
+        return msgspec.convert(reading.parse_json(text, str(where)), _Profiles).profiles
+    except msgspec.ValidationError as error:
+        raise ForetraceError(
+            f'{where} holds no profiles ({error}); write {{"profiles": [{{"name": ..., "compute_ms": ...}}]}}.'
+        ) from None
 
 
 def above_zero(value: object) -> bool:

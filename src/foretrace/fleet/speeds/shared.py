@@ -52,9 +52,7 @@ class PairSpeeds:
         return self.base.speed(workload, job, replace(shape, sharers=0))
 
     def pair(self, workload: Workload, job: int, other: int) -> float:
-        """Return the part of its speed that a job keeps beside the other one. Raises ForetraceError for a pair not
-        given.
-        """
+        """Return the part of its speed that a job keeps beside the other. Raises ForetraceError for an unknown pair."""
         key = str(workload.model[job]), str(workload.model[other])
         if key not in self.left:
             raise ForetraceError(

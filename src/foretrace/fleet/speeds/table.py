@@ -78,8 +78,7 @@ class TableSpeeds:
 
     @classmethod
     def read(cls, path: Path | str, *, levels: Sequence[str] = (), **parameters: Any) -> TableSpeeds:
-        """Read it from CSV with a header, or JSON (a list of objects): model, gpus, nodes or level, gpu_type,
-        steps_per_s.
+        """Read CSV with a header, or JSON (a list of objects): model, gpus, nodes or level, gpu_type, steps_per_s.
 
         A level is a number (0 one GPU, 1 inside one node, 2 above, ...) or, with `levels` (innermost first), a name.
         Raises ForetraceError naming the line of the file (of JSON: the entry, the first being 1).
@@ -109,9 +108,7 @@ class TableSpeeds:
         return tuple(found)
 
     def kinds(self, workload: Workload) -> Int64:
-        """Return (n,) equal for jobs of the same model and number of GPUs. Raises ForetraceError where the table has
-        none.
-        """
+        """Return (n,) equal for jobs of one model and number of GPUs. Raises ForetraceError for an unknown one."""
         keys = list(zip(workload.model.tolist(), workload.gpus.tolist(), strict=True))
         for model, gpus in dict.fromkeys(keys):
             self._reference(str(model), int(gpus))
@@ -133,9 +130,7 @@ class TableSpeeds:
         return Speed(rate / self._reference(model, int(workload.gpus[job])))
 
     def run_times(self, workload: Workload) -> Float64:
-        """Return (n,) seconds of each job whose `iterations` are known, at the tightest placement of the table; nan
-        else.
-        """
+        """Return (n,) seconds from `iterations` at the tightest placement of the table; nan where they are unknown."""
         pairs = zip(workload.model.tolist(), workload.gpus.tolist(), strict=True)
         rates = {each: self._reference(str(each[0]), int(each[1])) for each in dict.fromkeys(pairs)}
         jobs = zip(workload.model.tolist(), workload.gpus.tolist(), strict=True)

@@ -33,9 +33,7 @@ class _StandIn(ModuleType):
         self.unmarked: list[Any] = []
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
-        """Return what to load in the place of a submodule: the compiler's own, with the compiler itself in its place
-        again.
-        """
+        """Return what to load in place of a submodule: the compiler's own, with the compiler itself there again."""
         if not name.startswith(_COMPILER + "."):
             return None
         self.leave()

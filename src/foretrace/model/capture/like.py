@@ -147,9 +147,7 @@ def _separate(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """Return attention as two products around a softmax, which scales and masks as well (Megatron-LM, before fused
-    ones).
-    """
+    """Return attention as two products around a softmax, which scales and masks (Megatron-LM before fused ones)."""
     import torch
 
     if enable_gqa:

@@ -290,8 +290,7 @@ class Log(TorchDispatchMode):
         return tuple(self.nodes), tuple(tensors), tuple(storages)
 
     def _summed_in_place(self) -> dict[int, int]:
-        """Return sums of gradients as autograd makes them of ordinary tensors: on the memory of one that nobody else
-        needs.
+        """Return sums of gradients as autograd makes them: on the memory of one that nobody else needs.
 
         On fake tensors it makes them out of place (`can_accumulate_inplace` of torch/csrc/autograd/input_buffer.cpp).
         Gives the storages that are other ones in truth.

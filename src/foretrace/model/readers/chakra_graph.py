@@ -150,9 +150,7 @@ class _Tree:
                 yield row
 
     def steps(self) -> list[range]:
-        """Return rows of each training step: up to the end of `Optimizer.step`; what comes after the last one is no
-        step.
-        """
+        """Return rows of each training step, up to the end of `Optimizer.step`; what follows the last is no step."""
         found: list[range] = []
         begin = 0
         for row, entry in enumerate(self.entries):
@@ -241,9 +239,7 @@ class _Reader:
         return tensor
 
     def _make(self, held: _Held, inputs: set[int]) -> int:
-        """Return a new tensor: on the storage of an input (a view, or in place), on one just allocated, or on
-        its own.
-        """
+        """Return a new tensor on the storage of an input (a view, or in place), on one just allocated, or its own."""
         number = held.key[1]
         if number not in self._storage or (number not in inputs and self._storage[number] not in self._blank):
             self._storage[number] = self.draft.storage(held.nbytes)
@@ -281,9 +277,7 @@ class _Reader:
 
 
 def _without_out(entry: ChakraNode) -> ChakraNode:
-    """Return it without the arguments that only say where the result goes, as in `mm(a, b, out=c)`; Triton's
-    come last.
-    """
+    """Return it without the arguments that say where the result goes (`mm(a, b, out=c)`); Triton's come last."""
     if entry.name.startswith("triton_") and not entry.outputs:
         tensors = [at for at, each in enumerate(entry.inputs) if _TENSOR.match(each[2])]
         if not tensors:

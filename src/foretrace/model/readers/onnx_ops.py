@@ -145,9 +145,7 @@ def _matmul(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attribu
 
 
 def _einsum(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped | None:
-    """Return a product of two tensors: labels in both and in the result are the batch, in both and not there,
-    the sum.
-    """
+    """Return a product of two tensors: labels in both are the batch if the result has them, else summed over."""
     equation = str(attributes.get("equation", "")).replace(" ", "")
     terms, _, result = equation.partition("->")
     parts = terms.split(",")
@@ -188,9 +186,7 @@ def _gather(inputs: Sequence[TensorType], attributes: Attributes, *, table: bool
 
 
 def _attention(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
-    """Map Attention of ONNX 23, and MultiHeadAttention of ONNX Runtime: [b, s, heads x width] or [b, heads, s,
-    width].
-    """
+    """Map Attention of ONNX 23, MultiHeadAttention of ONNX Runtime: [b, s, heads x width] or [b, heads, s, width]."""
     heads = int(attributes.get("q_num_heads") or attributes.get("num_heads") or 1)
     shared = int(attributes.get("kv_num_heads") or heads)
     found = []

@@ -63,9 +63,7 @@ class Shares(NamedTuple):
 
     @classmethod
     def of(cls, route_ptr: Int64, route_link: Int32, route_times: Int64, capacity: Float64) -> tuple[Self, float]:
-        """Return shares with no flow under way yet, and the unit of rates: a power of 2, so that the widest link has
-        `BITS` bits.
-        """
+        """Return shares without flows, and the unit of rates: a power of 2 that gives the widest link `BITS` bits."""
         bits = BITS - int(np.frexp(capacity.max(initial=0.0))[1])
         entries, links = np.zeros(len(route_link), ENTRY), np.zeros(len(capacity), LINK)
         entries["link"], entries["times"] = route_link, route_times
@@ -169,9 +167,7 @@ def leave(s: Shares, f: int) -> None:
 
 @inner
 def _earliest(s: Shares, m: int) -> int:
-    """Return a level that the one at which an open flow's link is full is not below, at once: those who do not count as
-    rising take a bit more than they have, the others this level, and together it is all the link has.
-    """
+    """Return a lower bound of the level at which an open flow's link is full: who does not rise takes a bit more."""
     link = s.links[m]
     load = link.load + link.above_load
     return (link.left + link.above_rate - (link.total - load)) // load

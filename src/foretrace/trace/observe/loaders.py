@@ -51,9 +51,7 @@ class LoaderWatch:
             loader.sampler = None  # it holds the data set
 
     def take_step(self) -> dict[str, int]:
-        """Return batches that the step's thread took since the last call; ns of wall, of its CPU, of waiting for a
-        core.
-        """
+        """Return batches that the step's thread took since the last call; ns of wall, CPU, waiting for a core."""
         batches, wall, cpu, queued = self._step
         self._step = [0, 0, 0, 0]
         if not batches:

@@ -66,9 +66,7 @@ def stamp() -> Stamp:
 
 
 def machine() -> dict[str, Any]:
-    """Return processor and what this process may use of it, memory, and what tells the clock; never the
-    machine's name.
-    """
+    """Return processor, memory and clock, and what this process may use of them; never the machine's name."""
     sets = processor.instruction_sets()
     affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     libc = " ".join(part for part in platform.libc_ver() if part)
