@@ -35,6 +35,11 @@ COMPILING: Any = event.TimingListener()  # type: ignore[no-untyped-call]  # numb
 event.register("numba:compile", COMPILING)  # type: ignore[no-untyped-call]
 
 
+def compiling() -> bool:
+    """Return whether a loop is being compiled now."""
+    return bool(COMPILING._depth)
+
+
 def compiled_s() -> float:
     """Return seconds in which loops of this process were compiled so far."""
     return float(COMPILING.duration) if COMPILING.done else 0.0

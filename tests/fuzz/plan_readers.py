@@ -165,7 +165,7 @@ def plan_readers() -> Iterator[Reader]:
         "placement": ("plan.placement.problem", "problem.json", json.dumps(PROBLEM), _play_problem),
         "latencies": ("serving.server.latencies", "profile.csv", LATENCIES, _play_latencies),
         "arrivals": ("serving.server.load", "log.csv", ARRIVALS, _play_arrivals),
-        "reuse": ("training.rows.reuse", "stats.txt", REUSE, _play_reuse),
+        "reuse": ("training.rows.lookups", "stats.txt", REUSE, _play_reuse),
         "serve-plan": ("serving.server.run", "plan.json", json.dumps(SERVE_PLAN), _play_serve_plan),
         "masks": ("techniques.compute.sparse_accelerator", "masks.json", json.dumps(MASKS), _play_masks),
         "search-state": ("search.minimise", "state.json", json.dumps(STATE), _play_state),

@@ -42,7 +42,10 @@ BENCH = {
     "backend": "vllm", "request_rate": "inf", "max_concurrency": 2, "completed": 4, "total_input_tokens": 400,
     "total_output_tokens": 40, "mean_ttft_ms": 61.5, "mean_tpot_ms": 8.25,
 }  # fmt: skip
-LEVEL = {"ttft_s": {"mean": {"value": 0.1}}, "tpot_s": {"mean": {"value": 0.01}}}
+LEVEL = {
+    name: {figure: {"value": value} for figure in ("p50", "p90", "p99", "mean")}
+    for name, value in (("ttft_s", 0.1), ("tpot_s", 0.01))
+}
 RUNS = {
     "vllm.json": json.dumps(BENCH).encode(),
     "sglang.jsonl": "\n".join(
