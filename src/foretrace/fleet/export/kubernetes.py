@@ -126,5 +126,5 @@ def _job(ask: Ask, settings: Settings, pods: int, each: int, annotations: dict[s
 def _queue(ask: Ask, settings: Settings, what: str) -> str:
     queue = settings.queue or ask.tenant
     if not QUEUE.fullmatch(queue):
-        raise ForetraceError(f"job {ask.job!r} names no {what} ({queue!r} cannot be one); say queue=NAME.")
+        raise ForetraceError(f"job {ask.job!r} names no {what} ({queue!r} cannot be one); rename the job's tenant.")
     return queue

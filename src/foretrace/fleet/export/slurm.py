@@ -24,7 +24,7 @@ def script(ask: Ask, settings: Settings) -> dict[str, str]:
     notes = [f"{ask.within} (job {ask.job!r})"]
     queue = settings.queue or ask.tenant
     if queue and not PARTITION.fullmatch(queue):
-        raise ForetraceError(f"job {ask.job!r}: {queue!r} cannot be a partition; say queue=NAME.")
+        raise ForetraceError(f"job {ask.job!r}: {queue!r} cannot be a partition; rename the job's tenant.")
     if queue:
         lines.append(f"#SBATCH --partition={queue}")
     if ask.level == 0 and ask.wait_s == 0 and ask.gpus > 1:

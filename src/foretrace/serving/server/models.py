@@ -303,8 +303,9 @@ def _read(path: Path, load: Callable[[], Any]) -> Any:
             warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript, which files still are
             return load()
     except Exception as error:  # whatever the reader of the format raises
+        why, _, _ = said(error).partition(". ")
         raise ForetraceError(
-            f"{path} cannot be loaded ({said(error)}); give a file of TorchScript, torch.export (.pt2) or ONNX, or "
+            f"{path} cannot be loaded ({why}); give a file of TorchScript, torch.export (.pt2) or ONNX, or "
             "SCRIPT.py:FUNCTION."
         ) from None
 
