@@ -20,6 +20,7 @@ from reproductions.speculative.decoding import Dice, decode, decode_speculativel
 
 PROMPT, COUNT = 48, 80  # bytes
 _REPEATS = 60
+_TURNS = 12  # of the loops around nothing
 _IN_A_ROW = 6  # tokens of plain decoding; the first finds caches of the processor as another model left them
 DraftArm = tuple[str, int]  # a draft and its k
 
@@ -54,7 +55,7 @@ def host_seconds(vocabulary: int, most: int) -> tuple[float, float, float]:
     target, draft, dice = Instant(rows), Instant(near), Dice(0)
     ks = sorted({1, most, *(k for k in (2, 4) if k < most)})
     plain, rounds = list[float](), {k: list[float]() for k in ks}
-    for turn in range(12):
+    for turn in range(_TURNS):
         run = decode(target, [0], 200, dice)
         plain += [run.seconds / len(run.tokens)] * bool(turn)
         for k in ks:

