@@ -37,9 +37,13 @@ def in_a_shell(language: str, text: str) -> tuple[int, str, str]:
 
 @pytest.fixture
 def in_this_process(capfd: pytest.CaptureFixture[str]) -> Callable[[str, str], tuple[int, str, str]]:
-    """Run the commands of a block here, where PyTorch is imported once; what else it holds, in a shell."""
+    """Run commands and Python of a block here, where PyTorch is imported once; what else it holds, in a shell."""
 
     def called(language: str, text: str) -> tuple[int, str, str]:
+        if language == "python":
+            capfd.readouterr()
+            exec(compile(text, "<block>", "exec"), {"__name__": "__main__"})
+            return 0, *capfd.readouterr()
         words = [shlex.split(line) for line in text.replace("\\\n", " ").splitlines()]
         if language != "sh" or any(line[:1] != ["foretrace"] or "|" in line for line in words):
             return in_a_shell(language, text)

@@ -219,7 +219,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for _ in range(40):
     optimizer.zero_grad()
     if dist.get_rank() == 1:
-        time.sleep(0.02)
+        time.sleep(0.1)
     model(torch.randn(16, 128)).pow(2).mean().backward()
     optimizer.step()
 del model, optimizer  # they hold the process group, which may abort the interpreter's end

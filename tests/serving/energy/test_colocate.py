@@ -74,6 +74,7 @@ def test_too_few_pairs() -> None:
 @pytest.mark.slow("loads PyTorch in two processes and measures 18 pairs")
 def test_two_real_processes_share_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setattr(module, "_ROUNDS", 3)
     found = colocate("actor-critic", "ncf", slo="100x", seconds=0.5, core=usable()[0])
     assert {*found.pairs} == {(a, b) for a in UNKNOWN for b in UNKNOWN}
     by_name = {each.name: each for each in found.arms}
