@@ -59,6 +59,11 @@ def test_long_tests_are_named_with_their_reasons() -> None:
     assert found == {"longer": "90 s of CPU: trains a model", "long": f"25 s of CPU: {health.UNSAID}"}
 
 
+def test_files_that_take_longest_are_there() -> None:
+    assert len(set(health.LONGEST)) == len(health.LONGEST)
+    assert [each for each in health.LONGEST if not (ROOT / each).is_file()] == []
+
+
 @pytest.mark.slow("so that it is one of them")
 def test_slow_tests_may_take_longer_by_the_clock(request: pytest.FixtureRequest) -> None:
     marker = request.node.get_closest_marker("timeout")

@@ -185,16 +185,21 @@ def test_the_command_trains_records_predicts_and_runs(
     def recorded(predictor: Predictor, prompt: Sequence[int], folder: Path) -> Path:
         """As the protocol does; a draft is quicker than this target however busy the machine is."""
         feed = predictor.feed
+
+        def late(tokens: Sequence[int]) -> Tensor:
+            sleep(0.05)
+            return feed(tokens)
+
         with monkeypatch.context() as patch:
             if folder.name == str(target):
-                patch.setattr(predictor, "feed", lambda tokens: (sleep(0.05), feed(tokens))[1])
+                patch.setattr(predictor, "feed", late)
             return record_decoding(predictor, prompt, folder)
 
     monkeypatch.setattr(measuring, "_REPEATS", 6)
     monkeypatch.setattr(measuring, "_TURNS", 3)
     for name, value in {
-        "record_decoding": recorded, "TARGET": target, "WIDE": wide, "DEEP": deep, "STEPS": {target: 2, wide: 2, deep: 2}, "_CALIBRATION": 2,
-        "KS": (1, 2),
+        "record_decoding": recorded, "TARGET": target, "WIDE": wide, "DEEP": deep,
+        "STEPS": {target: 2, wide: 2, deep: 2}, "_CALIBRATION": 2, "KS": (1, 2),
     }.items():  # fmt: skip
         monkeypatch.setattr(protocol, name, value)
     assert protocol.main(["--prompts", "3", "--seeds", "1"]) == 0
