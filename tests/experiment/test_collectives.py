@@ -82,7 +82,7 @@ def test_a_killed_worker_ends_all_of_them(monkeypatch: pytest.MonkeyPatch) -> No
     began = time.monotonic()
     with pytest.raises(ForetraceError, match=r"worker 1 was ended by SIGKILL.* Nothing was stored"):
         collectives.calibrate(workers=2, sizes=[1 << 26], repetitions=500, limit_s=120)
-    assert time.monotonic() - began < 60 and all(worker.poll() is not None for worker in workers)
+    assert time.monotonic() - began < 110 and all(worker.poll() is not None for worker in workers)
 
 
 def test_a_limit_in_time_holds() -> None:

@@ -181,7 +181,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until(true: object, seconds: float = 30.0) -> bool:
+def until(true: object, seconds: float = 200.0) -> bool:
     assert callable(true)
     end = time.monotonic() + seconds
     while not true():
@@ -202,7 +202,7 @@ def test_whoever_is_killed_the_ledger_stays_whole(tmp_path: Path) -> None:
         workers = [*children(process.pid), *workers_of(process.pid)]
         time.sleep(moment)
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=200)
         assert until(lambda workers=workers: not any(map(alive, workers))), "the worker continues without anybody"
     rows = len(Ledger(ledger).rows())  # a run may have been over before it was killed
     process = start(ledger)
@@ -210,7 +210,7 @@ def test_whoever_is_killed_the_ledger_stays_whole(tmp_path: Path) -> None:
     (worker,) = workers_of(process.pid)
     time.sleep(chance.uniform(0.1, 1.5))
     os.kill(worker, signal.SIGKILL)
-    out, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=200)
     assert process.returncode == 2
     assert out == ""
     assert "SIGKILL" in said

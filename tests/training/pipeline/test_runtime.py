@@ -212,22 +212,20 @@ def test_a_killed_stage_ends_all_and_its_checkpoint_continues(tmp_path: Path) ->
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
 
-    begin = time.monotonic()
     with pytest.raises(ForetraceError, match=r"process 1 of 4 \(stage 1\) was ended by SIGKILL after \d+ updates") as e:
-        train_here(cut, two_bw(4, 3, 1000), timeout_s=30, folder=tmp_path, every=1, watch=watch)
+        train_here(cut, two_bw(4, 3, 1000), timeout_s=60, folder=tmp_path, every=1, watch=watch)
     assert "\n" not in str(e.value)
-    assert time.monotonic() - begin < 60  # and not after 2000 batches
     first = latest(tmp_path, 4)  # stage 0 may have been an update behind
-    assert first >= 2 and f"after the {first} updates that are kept in {tmp_path}" in str(e.value)
+    assert 2 <= first < 500 and f"after the {first} updates that are kept in {tmp_path}" in str(e.value)
     schedule = two_bw(4, 3, 3, first=first)
     agree(cut, schedule, train_here(cut, schedule, timeout_s=60, folder=tmp_path), first + 3)
     (tmp_path / f"update-{first}-process-2-of-4.pt").unlink()
     with pytest.raises(ForetraceError, match=rf"no file of process 2 of 4 after {first} updates"):
-        train_here(cut, schedule, timeout_s=20, folder=tmp_path)
+        train_here(cut, schedule, timeout_s=60, folder=tmp_path)
     earlier = latest(tmp_path, 4)
     assert earlier < first
     with pytest.raises(ForetraceError, match=r"was kept by a pipeline of layers \[2, 2, 1, 3\], 3 micro-batches"):
-        train_here(cut, two_bw(4, 4, 1, first=earlier), timeout_s=20, folder=tmp_path)
+        train_here(cut, two_bw(4, 4, 1, first=earlier), timeout_s=60, folder=tmp_path)
 
 
 def test_a_stopped_stage_ends_all_within_the_stated_time() -> None:
@@ -238,8 +236,8 @@ def test_a_stopped_stage_ends_all_within_the_stated_time() -> None:
             os.kill(pid, signal.SIGSTOP)
             stopped.append(time.monotonic())
 
-    with pytest.raises(ForetraceError, match=r"process 2 of 4 \(stage 2\) gave no sign of life for 4 s after \d+"):
-        train_here(slow(), two_bw(4, 3, 1000), timeout_s=4, watch=watch)
+    with pytest.raises(ForetraceError, match=r"process 2 of 4 \(stage 2\) gave no sign of life for 8 s after \d+"):
+        train_here(slow(), two_bw(4, 3, 1000), timeout_s=8, watch=watch)
 
 
 def test_checkpoints_of_a_scaler_continue(tmp_path: Path) -> None:
@@ -255,7 +253,7 @@ def broken(out: Tensor, target: Tensor) -> Tensor:
 
 def test_an_error_of_the_users_keeps_its_traceback() -> None:
     with pytest.raises(RuntimeError, match=r"process 1 of the pipeline raised:(.|\n)*ValueError: no such target"):
-        train_here(job(2, loss=broken), gpipe(2, 2, 1), timeout_s=20)
+        train_here(job(2, loss=broken), gpipe(2, 2, 1), timeout_s=60)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -303,7 +301,7 @@ def ragged(micro_batch: int) -> tuple[Tensor, Tensor]:
 
 def test_micro_batches_of_two_sizes_are_refused() -> None:
     with pytest.raises(ForetraceError, match=r"micro-batch 2 gives stage 1 a tensor of \[1, 12, 16\], the first"):
-        train_here(job(2, data=ragged), gpipe(2, 3, 1), timeout_s=20)
+        train_here(job(2, data=ragged), gpipe(2, 3, 1), timeout_s=60)
 
 
 def norm() -> nn.Module:
