@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,6 +121,8 @@ def test_label_transforms_invert(method: str, seed: int, spread: float) -> None:
 
 
 def test_box_cox_and_yeo_johnson_are_scipys() -> None:
+    import scipy.stats
+
     values = np.exp(np.random.default_rng(3).normal(0, 1, 300)) + 0.2
     for power in (-1.3, 0.0, 0.4, 2.0):
         assert labels.box_cox(values, power) == pytest.approx(scipy.stats.boxcox(values, power))

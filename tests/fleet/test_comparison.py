@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet import comparison
@@ -124,6 +123,8 @@ def test_intervals_cover_as_often_as_they_say(n: int) -> None:
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 19, 40])
 def test_the_t_quantile_is_that_of_scipy(freedom: int) -> None:
+    from scipy import stats
+
     assert Tails.of(freedom + 1, 0.9).t == pytest.approx(stats.t.ppf(0.95, freedom))
 
 
