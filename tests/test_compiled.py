@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -60,3 +62,35 @@ def test_a_copy_elsewhere_is_not_compiled_again(tmp_path: Path, monkeypatch: pyt
         seen.append((twice(10), sum(twice.stats.cache_hits.values())))
     assert seen == [(22, 0), (22, 1), (24, 0)]
     assert len(list((tmp_path / "home/.cache/foretrace/loops").iterdir())) == 2
+
+
+@pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")  # type: ignore[attr-defined]
+def test_processes_that_begin_together_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fcntl", reason="where files cannot be locked, each compiles")
+    (tmp_path / "inner_loop.py").write_text(INNER.format(1))
+    long = "".join(f"    if x > {n}:\n        x *= {n}\n" for n in range(100, 200))  # to compile: seconds
+    (tmp_path / "outer_loop.py").write_text(OUTER.replace("    return", f"{long}    return"))
+    script = (
+        "import outer_loop, sys\n"
+        "from foretrace import compiled\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print(outer_loop.twice(10), sum(outer_loop.twice.stats.cache_hits.values()), compiled.compiled_s() > 0)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "HOME": str(tmp_path / "home"), "NUMBA_CACHE_DIR": ""}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    for each in processes:
+        assert each.stdout is not None and each.stdout.readline() == "ready\n"
+    for each in processes:
+        assert each.stdin is not None
+        each.stdin.write("\n")
+        each.stdin.flush()
+    said = sorted(each.communicate()[0].split() for each in processes)
+    assert [each[:2] for each in said] == [["22", "0"], ["22", "1"], ["22", "1"]]
+    assert said[0][2] == "True"

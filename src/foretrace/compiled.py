@@ -7,6 +7,7 @@ does not compile again what did not change.
 from __future__ import annotations
 
 import inspect
+import os
 import shutil
 import sys
 import time
@@ -22,6 +23,10 @@ import numpy as np
 
 from foretrace.errors import MissingExtraError
 
+try:
+    import fcntl
+except ImportError:  # not on Windows: there each process compiles for itself
+    fcntl = None  # type: ignore[assignment]
 try:
     import numba
     from numba.core import event
@@ -78,8 +83,10 @@ class _KeptLoop(IndexDataCacheFile):
     """The files of one loop beside its module, and those under its content in the user's folder.
 
     By itself numba looks at the file of the loop, not at those of loops and constants that are compiled into it, and
-    for no copy of it elsewhere.
+    for no copy of it elsewhere; and processes that begin together all compile it.
     """
+
+    _turn: int | None = None  # a locked file, while this process compiles
 
     def __init__(self, cache: Any) -> None:
         beside = cache._cache_file
@@ -94,6 +101,33 @@ class _KeptLoop(IndexDataCacheFile):
                 self._by_content = IndexDataCacheFile(str(folder), name, stamp)  # type: ignore[no-untyped-call]
 
     def load(self, key: Any) -> Any:
+        """Return what is kept, None if nothing is: then it is compiled here, and other processes wait for it."""
+        found = self._kept(key)
+        if found is None and self._turn is None:
+            self._take_turn()
+            found = self._kept(key)
+            if found is not None:
+                self._end_turn()
+        return found
+
+    def _take_turn(self) -> None:
+        """Wait until no other process compiles it, no longer than `_LONGEST_S`; budgets do not pay for that either."""
+        if fcntl is None:
+            return
+        with suppress(OSError):
+            self._turn = os.open(f"{self._index_path}.lock", os.O_CREAT | os.O_RDWR, 0o666)
+            if not _locked(self._turn):
+                end = time.monotonic() + _LONGEST_S
+                with event.trigger_event("numba:compile"):
+                    while not _locked(self._turn) and time.monotonic() < end:
+                        time.sleep(0.02)
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            os.close(self._turn)
+            self._turn = None
+
+    def _kept(self, key: Any) -> Any:
         """Return what is kept, None if nothing is; a copy found by content is put beside the module."""
         found = super().load(key)  # type: ignore[no-untyped-call]
         if found is None and self._by_content is not None:
@@ -105,7 +139,10 @@ class _KeptLoop(IndexDataCacheFile):
 
     def save(self, key: Any, data: Any) -> None:
         """Keep it in both places; older content of the module leaves the user's folder after `_KEPT_DAYS`."""
-        super().save(key, data)  # type: ignore[no-untyped-call]
+        try:
+            super().save(key, data)  # type: ignore[no-untyped-call]
+        finally:
+            self._end_turn()
         if self._by_content is not None:
             folder = Path(self._by_content._cache_path)
             with suppress(OSError):
@@ -118,6 +155,18 @@ class _KeptLoop(IndexDataCacheFile):
 
 
 _KEPT_DAYS = 30
+_LONGEST_S = 120.0  # for a loop that another process began to compile; one that failed has it until it ends
+
+
+def _locked(file: int) -> bool:
+    """Return whether the file is this process's alone now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 _KNOWN_BY_VERSION = sys.stdlib_module_names | {"numba", "numpy"}
 
 
