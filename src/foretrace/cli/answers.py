@@ -106,8 +106,11 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
     return taking(answering, [*parameters(asked_for), *more])
 
 
-def group(name: str, help: str, default: str = "", models: Callable[[], Collection[str]] = tuple) -> typer.Typer:
-    """Return a command with commands of its own; another first word, or one of `models`, is for `default`."""
+def group(
+    name: str, help: str, *, default: str = "", models: Callable[[], Collection[str]] = tuple,
+    **commands: Callable[..., Result | Reply | None],
+) -> typer.Typer:  # fmt: skip
+    """Return a command with these commands of its own; another first word, or one of `models`, is for `default`."""
 
     class ByModel(TyperGroup):
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -118,7 +121,10 @@ def group(name: str, help: str, default: str = "", models: Callable[[], Collecti
             return super().resolve_command(ctx, args)
 
     kind = ByModel if default else TyperGroup
-    return typer.Typer(name=name, help=help, cls=kind, no_args_is_help=True, rich_markup_mode=None)
+    made = typer.Typer(name=name, help=help, cls=kind, no_args_is_help=True, rich_markup_mode=None)
+    for word, command in commands.items():
+        made.command(word)(answers(command))
+    return made
 
 
 def gathering(command: Callable[..., Given]) -> Callable[..., Given]:

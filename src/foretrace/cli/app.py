@@ -50,12 +50,13 @@ PANELS = {
 }  # fmt: skip
 # Files with other names than their commands.
 _HOMES = {
-    "recordings": ("show", "blame", "simulate", "check", "compare", "advise", "whatif", "report", "export", "graph"),
-    "models": ("zoo", "estimate", "operators", "utilisation", "sparsity", "rewrite"),
-    "programs": ("program", "kernels"),
-    "ranks": ("align", "scale"),
-    "verify": ("ledger",),
-}
+    "recordings": ("show", "blame", "profile", "simulate", "stash", "report", "export", "graph", "advise", "whatif",
+                   "optimise", "compare", "check"),
+    "verify": ("ledger", "rig"),
+    "models": ("estimate", "operators", "utilisation", "sparsity", "rewrite", "program", "kernels", "codesign"),
+    "workers": ("align", "scale", "network", "compression", "cloud"),
+    "tools": ("techniques", "zoo", "devices"),
+}  # fmt: skip
 
 
 class Panels(TyperGroup):
