@@ -113,7 +113,7 @@ def network(
     Example: foretrace calibrate network --workers 2 --to 4194304 --out gloo.json --accept-noise
     """
     from foretrace.experiment import collectives
-    from foretrace.report import network as report
+    from foretrace.report import calibrate as report
 
     writable(out)
     gpus = collectives.gpus()
@@ -125,7 +125,7 @@ def network(
         )  # fmt: skip
     if not accept_noise:
         collectives.refuse_noise(table)
-    return report.calibrated(table, collectives.keep(table, out))
+    return report.network(table, collectives.keep(table, out))
 
 
 def _machine_of(source: Path) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def operators(
     from foretrace.model.blocks import with_blocks
     from foretrace.model.fusion import fuse as fused
     from foretrace.model.readers.json_form import checked, write
-    from foretrace.report import operators as report
+    from foretrace.report import models as report
     from foretrace.zoo.operators import operators_in
 
     by = resolve(by, _BY, {"families": "family", **{f"{each}s": each for each in _BY}}) or by
@@ -149,14 +149,14 @@ def utilisation(
     """
     from foretrace.hardware.devices import named
     from foretrace.model.estimate import model_usage
-    from foretrace.report import utilisation as report
+    from foretrace.report import models as report
     from foretrace.zoo.operators import operators_of
 
     target = named(device)
     with options.progress(f"capturing {model}") as tell:
         graph = operators_of(model, size=size, batch=batch, precision=precision, training=not inference, progress=tell)
     used = model_usage(graph, device=target, known=[member for path in measured or () for member in _times(path)])
-    return report.of_model(
+    return report.utilisation(
         used, model=model, training=not inference, next=f"foretrace estimate {model} --device {device}"
     )
 
@@ -194,7 +194,7 @@ def sparsity(
     Example: foretrace sparsity vgg11 --array "lanes=8 dispatch=fixed"
     """
     from foretrace.cost.accelerators.sparse import SparseArray
-    from foretrace.report import sparsity as report
+    from foretrace.report import models as report
     from foretrace.training.sparsity import exact, samples
     from foretrace.zoo.registry import job, script_mistakes
 
@@ -234,7 +234,7 @@ def rewrite(
     """
     from foretrace.plan.rewrite import write
     from foretrace.plan.rewrite.session import RewriteRequest, rewrite_named
-    from foretrace.report import rewriting as report
+    from foretrace.report import programs as report
 
     if out is not None:
         write.checked(out)
@@ -268,7 +268,7 @@ def program(
     """
     from foretrace.cost.programs.rank import rank
     from foretrace.cost.programs.tasks import KINDS, SIZES, task
-    from foretrace.report.program import program as report
+    from foretrace.report.programs import program as report
 
     found = resolve(kind, KINDS)
     if found is None:
@@ -306,7 +306,7 @@ def kernels(
     """
     from foretrace.experiment.kernels import step_kernels
     from foretrace.hardware.processor import operator_threads
-    from foretrace.report.kernels import kernels as report
+    from foretrace.report.programs import kernels as report
     from foretrace.zoo.registry import job, script_mistakes
 
     make = job(model, size, seed=seed)

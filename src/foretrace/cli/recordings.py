@@ -59,7 +59,7 @@ def blame(
     Example: foretrace blame run/ --by layer
     """
     timeline = run.read().simulate()
-    from foretrace.report.blame import blame
+    from foretrace.report.show import blame
 
     return blame(timeline, by.value, path=run.path)
 
@@ -70,7 +70,7 @@ def simulate(run: options.RunOptions) -> Result:
     Example: foretrace simulate run/
     """
     timeline = run.read(as_recorded=True).simulate()
-    from foretrace.report.simulate import simulate
+    from foretrace.report.check import simulate
 
     return simulate(timeline, path=run.path)
 

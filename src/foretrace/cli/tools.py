@@ -21,7 +21,7 @@ def techniques(
     Example: foretrace techniques prefetch-data
     """
     from foretrace.experiment.ledger import shipped_on, verified_on
-    from foretrace.report.techniques import techniques
+    from foretrace.report.tools import techniques
     from foretrace.techniques import registry
 
     known = [registry.technique(name)] if name else registry.techniques().values()
@@ -38,7 +38,7 @@ def zoo(
 
     Example: foretrace zoo resnet50
     """
-    from foretrace.report.zoo import zoo
+    from foretrace.report.tools import zoo
     from foretrace.zoo import registry
 
     if not name:
@@ -59,6 +59,6 @@ def devices(
     Example: foretrace devices H100-SXM5-80GB
     """
     from foretrace.hardware.devices import catalog, named
-    from foretrace.report import network as report
+    from foretrace.report import tools as report
 
     return report.devices([named(name)] if name else catalog())

@@ -98,10 +98,10 @@ def rig_check() -> Result:
     """
     from foretrace.executor import cores
     from foretrace.experiment.links import netns
-    from foretrace.report import rig as report
+    from foretrace.report import verification as report
 
     able = netns.probe()
-    return report.check(able, cores=cores(), leftovers=() if able.missing else netns.leftovers())
+    return report.rig_check(able, cores=cores(), leftovers=() if able.missing else netns.leftovers())
 
 
 def rig_calibrate(
@@ -114,9 +114,9 @@ def rig_calibrate(
     Refuses where times vary by more than 10 %. Example: foretrace rig calibrate --link 300mbit --workers 2
     """
     from foretrace.experiment.links.calibrate import alone
-    from foretrace.report import rig as report
+    from foretrace.report import verification as report
 
-    return report.calibrate(alone(workers, link, out), link=link, workers=workers, stored=str(out or ""))
+    return report.rig_calibrate(alone(workers, link, out), link=link, workers=workers, stored=str(out or ""))
 
 
 def rig_verify(
@@ -148,7 +148,7 @@ def rig_verify(
     from foretrace.experiment.links import measure
     from foretrace.experiment.links.job import LinkJob
     from foretrace.experiment.links.judge import rows_of
-    from foretrace.report import rig as report
+    from foretrace.report import verification as report
 
     if bool(emulate) == bool(model):
         raise ForetraceError("give one of --emulate 12x1mb/20ms and --model NAME.")
@@ -161,7 +161,7 @@ def rig_verify(
     with options.stages() as tell:
         outcome = measure.verify(job, tell)
     (row,) = rows_of(outcome)
-    return report.verify(outcome, outcome.arms[0], *(() if kept is None else kept.keep(row)))
+    return report.rig_verify(outcome, outcome.arms[0], *(() if kept is None else kept.keep(row)))
 
 
 def rig_clean() -> Result:
@@ -170,10 +170,10 @@ def rig_clean() -> Result:
     Rigs that still run are left alone. Example: foretrace rig clean
     """
     from foretrace.experiment.links import netns
-    from foretrace.report import rig as report
+    from foretrace.report import verification as report
 
     netns.require()
-    return report.clean(netns.clean())
+    return report.rig_clean(netns.clean())
 
 
 rig = group(

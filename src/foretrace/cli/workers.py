@@ -29,7 +29,7 @@ def align(
     Example: foretrace align run/
     """
     from foretrace import flow
-    from foretrace.report.align import align
+    from foretrace.report.ranks import align
 
     if flow.is_graph(source):
         raise ForetraceError(f"{source} is a saved graph; name the folder of the ranks' recordings.")

@@ -1,18 +1,22 @@
-"""`foretrace calibrate device` and `run` as answers: what operators take on this machine."""
+"""`foretrace calibrate` as answers: what operators and collectives take on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from foretrace.cost.network.collective_table import CollectiveTable
+from foretrace.cost.network.network import bus_share
+from foretrace.cost.network.tables import of_table
 from foretrace.cost.operators.grid import timed_classes
 from foretrace.model.effects import is_effect
-from foretrace.report.blocks import Block, Column, Headline, Line, Next, table
-from foretrace.report.units import seconds as seconds_text
-from foretrace.report.views import Result
+from foretrace.report.blocks import Block, Column, Headline, Line, Next, listing, notes
+from foretrace.report.units import binary, digits, share
+from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
     from foretrace.cost.devices.learned.gpu_products import GpuCalibration
@@ -116,19 +120,18 @@ def _headline(seconds: Mapping[str, float]) -> str:
 
 def _classes(seconds: Mapping[str, float]) -> Iterator[Block]:
     """Yield, per class, time in float32, ratios of its twins, share that does not grow with the batch."""
-    rows = []
-    for each in timed_classes(seconds):
-        fixed = "" if each.fixed is None else f"{100 * each.fixed:.0f} %"
-        span = f"{seconds_text(each.float32_s[0])} – {seconds_text(each.float32_s[-1])}"
-        rows.append((each.family, span, _ratios(each.bfloat16), _ratios(each.channels_last), fixed))
-    titles = ("float32", "bfloat16", "channels_last", "fixed")
-    yield table(["class", *(Column(title, right=True) for title in titles)], rows)
+    yield listing(
+        timed_classes(seconds), ("family", "class"), (lambda each: _ends(each.float32_s), "float32", "seconds"),
+        (lambda each: _ends(each.bfloat16), "bfloat16", "ratio"),
+        (lambda each: _ends(each.channels_last), "channels_last", "ratio"),
+        ("fixed", Column("fixed", "share", unknown="")),
+    )  # fmt: skip
     yield "float32: fastest to slowest of the sizes; ratios: time relative to that, from size to size;"
     yield "fixed: share of the time that stays when the batch grows (median over the sizes)"
 
 
-def _ratios(found: Sequence[float]) -> str:
-    return f"{found[0]:.2f} – {found[-1]:.2f}×" if found else "–"
+def _ends(found: Sequence[float]) -> tuple[float, float] | None:
+    return (found[0], found[-1]) if found else None
 
 
 def _failed(failed: Mapping[str, str]) -> Iterator[Block]:
@@ -139,3 +142,69 @@ def _failed(failed: Mapping[str, str]) -> Iterator[Block]:
     for reason, names in reasons.items():
         few = ", ".join(list(dict.fromkeys(names))[:3])
         yield Line(f"{len(names)} calls ({few}{', ...' if len(set(names)) > 3 else ''}): {reason}", label="not timed")
+
+
+class MeasuredSizeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One time of a calibration."""
+
+    kind: str
+    bytes: float
+    time_s: float
+    spread: float  # quartile distance of the repetitions over their median
+    bus_gb_s: float
+
+
+class CalibrateNetworkView(Result, frozen=True, kw_only=True):
+    """`foretrace calibrate network`: collectives between processes of this machine."""
+
+    command: str = "calibrate network"
+    headline: str
+    backend: str
+    workers: int
+    repetitions: int
+    measured: str  # date, UTC
+    stored: str
+    noisiest: float  # largest spread
+    left_out_error: float | None  # mean error of the curve at sizes left out; null with too few sizes
+    sizes: tuple[MeasuredSizeView, ...]
+    missing: dict[str, str]  # kind -> why it was not measured
+    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield listing(
+            self.sizes, ("kind", "collective"), ("bytes", "size", "binary"), ("time_s", "time", "seconds"),
+            ("spread", "spread", "share"), (lambda row: 1e9 * row.bus_gb_s, "bus", "B/s"),
+        )  # fmt: skip
+        yield f"medians of {self.repetitions} repetitions without the slowest fifth; spread: quartile distance"
+        if self.left_out_error is not None:
+            yield f"a size left out is predicted from the others to {share(self.left_out_error)} on average"
+        yield from notes((f"{kind} ({reason})" for kind, reason in self.missing.items()), "not measured")
+        yield f"stored in {self.stored}"
+
+
+def network(table: CollectiveTable, path: Path) -> CalibrateNetworkView:
+    """Return a table that was just measured."""
+    first = table.series[0]
+    worst = table.noisiest()
+    errors = [error for each in table.series if (error := of_table(table, each.workers).left_out(each)) is not None]
+    rows = tuple(
+        MeasuredSizeView(
+            kind=str(each.kind), bytes=size, time_s=time_s, spread=spread,
+            bus_gb_s=bus_share(each.kind, each.workers) * size / time_s / 1e9,
+        )
+        for each, size, time_s, spread in table.times()
+    )  # fmt: skip
+    best = max(rows, key=lambda row: row.bus_gb_s)
+    return taken(
+        CalibrateNetworkView,
+        table,
+        headline=f"{table.backend} between {first.workers} workers of this machine: {digits(best.bus_gb_s)} GB/s bus "
+        f"bandwidth at best ({best.kind}, {binary(best.bytes)}).",
+        workers=first.workers,
+        stored=str(path),
+        noisiest=worst[2] if worst else 0.0,
+        left_out_error=sum(errors) / len(errors) if errors else None,
+        sizes=rows,
+        missing=dict(table.missing),
+        next="foretrace techniques data-parallel",
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from foretrace.plan.compression_advice import CANNOT_TELL, CompressionAdvice, Method
-from foretrace.report.blocks import Block, Column, listing
+from foretrace.report.blocks import Block, listing
 from foretrace.report.units import digits, seconds, share, span, speed
 from foretrace.report.views import Report, taken
 from foretrace.techniques.distributed.coding import PRIOR, SIZES, TRAFFIC
@@ -46,7 +46,7 @@ class CompressionAdviseView(Report, frozen=True, kw_only=True):
             self.methods, ("short", "method"), ("ratio", "ratio", "ratio"),
             (lambda each: each.encode_s + each.decode_s, "coding", "time"), ("step_s", "step", "time"),
             ("gain_s", "gain", "seconds"),
-            (lambda each: span(*each.gain_interval_s), Column("interval of the gain", right=True)), "verdict",
+            ("gain_interval_s", "interval of the gain", "seconds"), "verdict",
             ("pays_below_gbit_s", "gains below, Gbit/s", "digits"),
         )  # fmt: skip
 

@@ -17,9 +17,9 @@ from foretrace.fleet.comparison import MeanInterval, PolicyComparison
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND
 from foretrace.report import power
-from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, listing, table
+from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, listing, table, text
 from foretrace.report.power import J_PER_KWH, EnergyView
-from foretrace.report.units import count, digits, long_range, long_time, share
+from foretrace.report.units import count, digits, level, long_range, long_time, share
 from foretrace.report.views import Report, taken
 
 TENANTS = 8  # rows
@@ -91,7 +91,7 @@ class FleetRunView(Report, frozen=True, kw_only=True):
         yield _figures(self)
         if self.repetitions > 1:
             runs = f"{count(self.repetitions)} runs: {self.repeated_how}"
-            yield f"{level_text(self.interval_level)} intervals from {runs}"
+            yield f"{level(self.interval_level)} intervals from {runs}"
         if self.causes:
             yield causes_table(self.causes)
         yield from _also(self)
@@ -253,21 +253,11 @@ def energy_text(view: FleetRunView) -> str:
     return f"GPUs alone {view.energy.words(lambda found: energy(found / J_PER_KWH))}" if view.energy else ""
 
 
-def level_text(level: float) -> str:
-    """Return text such as "95 %"."""
-    return f"{100 * level:.3g} %"
-
-
 def interval_text(low: float | None, high: float | None, kind: str = "long") -> str:
     """Return text such as "12.1 – 12.9 h" or "45.1 – 45.9 %"; "" where it is not known."""
     if low is None or high is None:
         return ""
     return f"{digits(100 * low)} – {share(high)}" if kind == "share" else long_range(low, high)
-
-
-def figure_text(value: float | None, kind: str = "long") -> str:
-    """Return a long time, or a share."""
-    return "–" if value is None else share(value) if kind == "share" else long_time(value)
 
 
 def about(view: Any) -> About:
@@ -285,7 +275,7 @@ def _figures(view: FleetRunView) -> Grid:
 
     def row(word: str, name: str, kind: str = "long", *, spread: bool = False) -> tuple[str, ...]:
         names = [name, *(name.replace("mean", each) for each in ("p50", "p90", "p99") if spread)]
-        texts = [figure_text(getattr(view, each), kind) for each in names]
+        texts = [text(getattr(view, each), kind) for each in names]
         found = view.intervals.get(name)
         between = [interval_text(found.low, found.high, kind) if found else ""] if view.intervals else []
         return (word, *texts, *[""] * (4 - len(texts)), *between)

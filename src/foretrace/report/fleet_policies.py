@@ -13,10 +13,10 @@ from foretrace.fleet.sweep import Swept
 from foretrace.fleet.synthetic import Generator
 from foretrace.fleet.workload import Workload
 from foretrace.report.blocks import Block, Column, Headline, Kind, Line, table
-from foretrace.report.fleet import about, interval_text, level_text
+from foretrace.report.fleet import about, interval_text
 from foretrace.report.fleet_questions import figure_text
 from foretrace.report.names import listed
-from foretrace.report.units import count, digits, long_time, share
+from foretrace.report.units import count, digits, level, long_time, share
 from foretrace.report.views import Report, Result, taken
 
 FIGURES: tuple[tuple[str, str, Kind], ...] = (
@@ -63,7 +63,7 @@ class FleetCompareView(Report, frozen=True, kw_only=True):
         if self.repetitions > 1:
             means = [(row.policy, row.figures["mean_jct_s"]) for row in self.policies]
             yield table(
-                ["mean JCT", Column(f"{level_text(self.interval_level)} interval", right=True)],
+                ["mean JCT", Column(f"{level(self.interval_level)} interval", right=True)],
                 [(policy, text) for policy, each in means if (text := interval_text(each.low, each.high))],
             )
             yield f"from {count(self.repetitions)} runs of each: {self.repeated_how}"
@@ -78,7 +78,7 @@ def compare(
         notes.append("one run of each policy: nothing tells a difference from noise; repeat with --seeds 20.")
     elif len(found.policies) > 2:
         notes.append(
-            f"each interval holds at {level_text(found.level)} for itself; of many, some miss their ratio by chance."
+            f"each interval holds at {level(found.level)} for itself; of many, some miss their ratio by chance."
         )
     return taken(
         FleetCompareView,

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import log
-from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from foretrace.cost.network.check import CheckedSize, NetworkCheck, Regime, Suspicion
-from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable
-from foretrace.cost.network.network import Network, bus_share
-from foretrace.cost.network.tables import of_table
-from foretrace.hardware.devices import Device
-from foretrace.report.blocks import Block, Column, Headline, Line, Next, listing, notes, table
-from foretrace.report.units import binary, digits, seconds, share, span
-from foretrace.report.views import Report, Result, taken
+from foretrace.cost.network.collective_table import CollectiveSeries
+from foretrace.cost.network.network import Network
+from foretrace.report.blocks import Block, Column, listing, notes
+from foretrace.report.units import binary, digits, seconds, share
+from foretrace.report.views import Report, taken
 
 SHOWN_SIZES = 24
 _WORDS = {"as expected": "as expected", "slower": "slower than expected", "faster": "faster than expected"}
@@ -51,7 +48,7 @@ class NetworkCheckView(Report, frozen=True, kw_only=True):
         where = f", {self.per_node} per machine" if self.per_node < self.workers else ""
         yield f"{self.kind} of {self.workers} workers{where}, expected on {self.on}"
         yield listing(
-            self.regimes, "regime", (lambda each: f"{binary(each.from_bytes)} – {binary(each.to_bytes)}", "sizes"),
+            self.regimes, "regime", ("from_bytes to_bytes", "sizes", "binary"),
             ("ratio", "measured / expected", "ratio"), (lambda each: _WORDS[each.verdict], "verdict"),
             ("why", Column("why", wide=True)),
         )  # fmt: skip
@@ -60,105 +57,13 @@ class NetworkCheckView(Report, frozen=True, kw_only=True):
         yield listing(
             sizes, ("bytes", "size", "binary"), ("measured_s", "measured", "seconds"),
             ("expected_s", "expected", "seconds"),
-            (lambda each: span(each.expected_low_s, each.expected_high_s), Column("80 % range", right=True)),
-            (lambda each: _rate(each.measured_gb_s), Column("GB/s", right=True)),
-            (lambda each: _rate(each.expected_gb_s), Column("expected", right=True)), (_marks, ""),
+            ("expected_low_s expected_high_s", "80 % range", "seconds"),
+            (lambda each: 1e9 * each.measured_gb_s, "bus", "B/s"),
+            (lambda each: 1e9 * each.expected_gb_s, "expected", "B/s"), (_marks, ""),
         )  # fmt: skip
         if len(sizes) < len(self.sizes):
             yield f"{len(sizes)} of {len(self.sizes):,} sizes; --json has all"
 
-
-class MeasuredSizeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One time of a calibration."""
-
-    kind: str
-    bytes: float
-    time_s: float
-    spread: float  # quartile distance of the repetitions over their median
-    bus_gb_s: float
-
-
-class CalibrateNetworkView(Result, frozen=True, kw_only=True):
-    """`foretrace calibrate network`: collectives between processes of this machine."""
-
-    command: str = "calibrate network"
-    headline: str
-    backend: str
-    workers: int
-    repetitions: int
-    measured: str  # date, UTC
-    stored: str
-    noisiest: float  # largest spread
-    left_out_error: float | None  # mean error of the curve at sizes left out; null with too few sizes
-    sizes: tuple[MeasuredSizeView, ...]
-    missing: dict[str, str]  # kind -> why it was not measured
-    next: str
-
-    def shown(self, top: int) -> Iterator[Block]:
-        yield listing(
-            self.sizes, ("kind", "collective"), ("bytes", "size", "binary"), ("time_s", "time", "seconds"),
-            ("spread", "spread", "share"), (lambda row: _rate(row.bus_gb_s), Column("bus GB/s", right=True)),
-        )  # fmt: skip
-        yield f"medians of {self.repetitions} repetitions without the slowest fifth; spread: quartile distance"
-        if self.left_out_error is not None:
-            yield f"a size left out is predicted from the others to {share(self.left_out_error)} on average"
-        yield from notes((f"{kind} ({reason})" for kind, reason in self.missing.items()), "not measured")
-        yield f"stored in {self.stored}"
-
-
-class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of the catalog; null where a figure does not exist or is not known."""
-
-    name: str
-    short: str
-    vendor: str
-    arch: str
-    launch_year: int
-    fp32_tflops: float | None
-    tf32_tflops: float | None
-    fp16_tflops: float | None
-    bf16_tflops: float | None
-    fp8_tflops: float | None
-    int8_tops: float | None
-    memory_gb: float | None
-    memory_gb_s: float | None
-    l2_mb: float | None
-    sms: int
-    boost_mhz: float | None
-    scaleup_link: str
-    scaleup_gb_s: float | None  # both directions
-    pcie: str
-    pcie_gb_s: float | None  # one direction
-    tdp_w: float | None
-    node_devices: int | None  # of a usual machine
-    network_gb_s: float | None  # one direction, to other machines, for each device
-    confirmed: dict[str, str]  # figure -> device tables that give the same; the others are unconfirmed
-    source: str
-    note: str
-
-
-class DevicesView(Result, frozen=True, kw_only=True):
-    """`foretrace devices`: the catalog, or the device that was named."""
-
-    command: str = "devices"
-    devices: tuple[DeviceView, ...]
-
-    def shown(self, top: int) -> Iterator[Block]:
-        if len(self.devices) == 1:
-            yield from _one_device(self.devices[0])
-            return
-        yield Headline(f"{len(self.devices)} devices; dense peak rates of vendors, links count both directions.")
-        yield listing(
-            self.devices, ("short", "device"), ("launch_year", Column("year", right=True)),
-            ("bf16_tflops", "bf16 TFLOP/s", "digits"), ("memory_gb", "memory GB", "digits"),
-            ("memory_gb_s", "GB/s", "digits"), ("scaleup_gb_s", "links GB/s", "digits"),
-            ("pcie_gb_s", "PCIe GB/s", "digits"), ("tdp_w", "W", "digits"),
-            (lambda each: each.scaleup_link or None, "links"),
-        )  # fmt: skip
-        yield Next(f"foretrace devices {self.devices[0].short}")
-
-
-# --- network check --------------------------------------------------------------------------------------------------
 
 _SUSPICIONS = {
     "pcie": "{measured} GB/s is within what PCIe carries ({pcie} GB/s), far below NVLink: peer access over NVLink is "
@@ -247,91 +152,3 @@ def _spread_out(sizes: Sequence[CheckedSize], rows: int) -> list[CheckedSize]:
     logs = [log(each.bytes) for each in sizes]
     wanted = [logs[0] + (logs[-1] - logs[0]) * at / (rows - 1) for at in range(rows)]
     return [sizes[at] for at in sorted({min(bisect_left(logs, value - 1e-9), len(sizes) - 1) for value in wanted})]
-
-
-def _rate(gb_s: float) -> str:
-    """Return GB/s, two digits however small."""
-    return digits(gb_s) if gb_s >= 0.1 else f"{gb_s:.2g}"
-
-
-# --- calibrate network ----------------------------------------------------------------------------------------------
-
-
-def calibrated(table: CollectiveTable, path: Path) -> CalibrateNetworkView:
-    """Return a table that was just measured."""
-    first = table.series[0]
-    worst = table.noisiest()
-    errors = [error for each in table.series if (error := of_table(table, each.workers).left_out(each)) is not None]
-    rows = tuple(
-        MeasuredSizeView(
-            kind=str(each.kind), bytes=size, time_s=time_s, spread=spread,
-            bus_gb_s=bus_share(each.kind, each.workers) * size / time_s / 1e9,
-        )
-        for each, size, time_s, spread in table.times()
-    )  # fmt: skip
-    best = max(rows, key=lambda row: row.bus_gb_s)
-    return taken(
-        CalibrateNetworkView,
-        table,
-        headline=f"{table.backend} between {first.workers} workers of this machine: {digits(best.bus_gb_s)} GB/s bus "
-        f"bandwidth at best ({best.kind}, {binary(best.bytes)}).",
-        workers=first.workers,
-        stored=str(path),
-        noisiest=worst[2] if worst else 0.0,
-        left_out_error=sum(errors) / len(errors) if errors else None,
-        sizes=rows,
-        missing=dict(table.missing),
-        next="foretrace techniques data-parallel",
-    )
-
-
-# --- devices --------------------------------------------------------------------------------------------------------
-
-
-def devices(found: Iterable[Device]) -> DevicesView:
-    """Return devices of the catalog."""
-    return DevicesView(devices=tuple(_device(each) for each in found))
-
-
-def _device(each: Device) -> DeviceView:
-    """Return figures that do not exist or are not known are 0 in the catalog."""
-    optional = [field.name for field in msgspec.structs.fields(DeviceView) if "None" in str(field.type)]
-    return taken(
-        DeviceView, each, confirmed=dict(each.confirmed), **{name: getattr(each, name) or None for name in optional}
-    )
-
-
-_FIGURES = (
-    ("fp32", "fp32_tflops", "TFLOP/s"),
-    ("tf32", "tf32_tflops", "TFLOP/s"),
-    ("fp16", "fp16_tflops", "TFLOP/s"),
-    ("bf16", "bf16_tflops", "TFLOP/s"),
-    ("fp8", "fp8_tflops", "TFLOP/s"),
-    ("int8", "int8_tops", "TOP/s"),
-    ("memory", "memory_gb", "GB"),
-    ("memory bandwidth", "memory_gb_s", "GB/s"),
-    ("L2", "l2_mb", "MB"),
-    ("clock", "boost_mhz", "MHz"),
-    ("links, both ways", "scaleup_gb_s", "GB/s"),
-    ("PCIe, one way", "pcie_gb_s", "GB/s"),
-    ("power", "tdp_w", "W"),
-    ("usual machine", "node_devices", "devices"),
-    ("network per device", "network_gb_s", "GB/s"),
-)
-
-
-def _one_device(each: DeviceView) -> Iterator[Block]:
-    yield Headline(f"{each.name} ({each.arch}, {each.launch_year}), in cluster files: {each.short}")
-    rows = []
-    for word, field, unit in _FIGURES:
-        value = getattr(each, field)
-        if value is not None:
-            source = each.confirmed.get(field, "")
-            said = "vendor's figure, unconfirmed" if each.source != "designed" else "designed"
-            said = f"confirmed by {source.replace('+', ', ')}" if source else said
-            rows.append((word, str(value) if field == "node_devices" else digits(value), unit, said))
-    yield table(["", Column(right=True), "", Column(wide=True)], rows)
-    links = [text for text in (each.scaleup_link, f"PCIe {each.pcie}" if each.pcie else "") if text]
-    yield Line(", ".join(links), label="links")
-    if each.note:
-        yield Line(each.note, label="note")

@@ -15,7 +15,7 @@ from foretrace.report import assumptions
 from foretrace.report.assumptions import assumption
 from foretrace.report.blocks import Block, Column, Line, table
 from foretrace.report.names import listed
-from foretrace.report.units import between, count, digits, nbytes, seconds, share, speed, unit_for
+from foretrace.report.units import between, count, digits, level, nbytes, seconds, share, speed, unit_for
 from foretrace.report.views import Report, taken
 
 SHOWN_BUCKETS = 8
@@ -186,7 +186,7 @@ def _buckets(found: Configuration) -> Iterator[Block]:
 
 def _sure(view: OptimiseView) -> str:
     unit = unit_for(view.step_s)
-    interval = f"{100 * view.interval_level:.3g} % interval {between(*view.interval_s, unit)} {unit.name}"
+    interval = f"{level(view.interval_level)} interval {between(*view.interval_s, unit)} {unit.name}"
     if view.workers == 1:
         return interval
     if view.proven and abs(view.search.difference) < _CLOSE:

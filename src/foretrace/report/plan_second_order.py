@@ -8,7 +8,7 @@ from math import isfinite
 
 from foretrace.plan.second_order import SecondOrderCandidate, SecondOrderPlan
 from foretrace.report.blocks import About, Block, Column, Line, listing
-from foretrace.report.units import digits, nbytes, seconds, span, things
+from foretrace.report.units import digits, nbytes, ranged, seconds, span, things
 from foretrace.report.views import Report, taken
 
 _FEWER = "how many steps K-FAC saves no recording tells: train both for a while, each with tuned rates"
@@ -40,14 +40,11 @@ class SecondOrderView(Report, frozen=True, kw_only=True):
             (lambda each: f"{each.factors_every}/{each.inverses_every}", Column("every", right=True)),
             ("memory_bytes", "memory", "bytes"), ("peak_bytes", Column("at most", "bytes", least=90)),
             ("sent_bytes", "sent", "bytes"), ("added_s", "added", "time"),
-            (lambda each: span(*each.added_interval_s), Column("range", right=True, least=110)),
-            ("step_s", "step", "time"), (lambda each: span(*each.interval_s), Column("range", right=True)),
+            ("added_interval_s", Column("range", "seconds", least=110)),
+            ("step_s", "step", "time"), ("interval_s", "range", "seconds"),
             (lambda each: "" if each.fits else "too large", ""), top=top, noun="candidate", how="--top",
         )  # fmt: skip
-        low, high = self.pays_below_interval
-        yield Line(
-            f"in {digits(self.pays_below)} ({digits(low)} – {digits(high)}) of the steps or fewer", label="it pays"
-        )
+        yield Line(f"in {ranged(self.pays_below, *self.pays_below_interval)} of the steps or fewer", label="it pays")
         yield Line(
             "memory of a worker, kept and at most; sent: bytes of a worker in a step; every: steps between "
             "factors and between inverses",

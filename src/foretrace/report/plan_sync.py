@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from foretrace.plan.sync import PlannedPolicy, SyncPlan, TriedPolicy
 from foretrace.report.blocks import About, Block, Column, Line, listing
-from foretrace.report.units import digits, nbytes, share, span, things
+from foretrace.report.units import digits, share, things
 from foretrace.report.views import Report, taken
 
 
@@ -28,12 +28,11 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
         yield listing(
             self.policies,
             ("policy", "policy"),
-            (lambda each: f"{digits(each.over_synchronous)}×", Column("steps per second", right=True)),
+            ("over_synchronous", "steps per second", "ratio"),
             ("waited", "waiting", "share"),
             ("seconds", "run", "time"),
-            (lambda each: span(*each.interval_s), Column("range", right=True, least=90)),
-            (lambda each: nbytes(each.sent_bytes) if each.sent_bytes else "not asked",
-             Column("sent per step", right=True, least=80)),
+            ("interval_s", Column("range", "seconds", least=90)),
+            (lambda each: each.sent_bytes or None, Column("sent per step", "bytes", least=80, unknown="not asked")),
             (lambda each: " ".join(map(str, each.commits[:8])), Column("commits", right=True, least=100)),
             top=top, noun="policy",
         )  # fmt: skip
@@ -44,7 +43,7 @@ class PlanSyncView(Report, frozen=True, kw_only=True):
                 ("commit_s", "commit", "seconds"),
                 ("foreseen_s", "foreseen", "seconds"),
                 ("measured_s", "measured", "seconds"),
-                (lambda each: f"{each.error:+.1%}", Column("error", right=True)),
+                ("error", "error", "signed"),
                 (lambda each: " ".join(map(str, each.foreseen_commits[:8])), Column("commits", right=True)),
                 (lambda each: " ".join(map(str, each.commits[:8])), Column("counted", right=True)),
             )

@@ -10,7 +10,7 @@ from foretrace.hardware.probe import Peaks
 from foretrace.report import runs
 from foretrace.report.blocks import About, Block, Column, Grid, listing, table
 from foretrace.report.blocks import notes as remarks
-from foretrace.report.units import between, count, digits, in_unit, nbytes, scaled, share, unit_for
+from foretrace.report.units import between, count, digits, in_unit, level, nbytes, scaled, share, unit_for
 from foretrace.report.views import Report, StepTimeView, taken
 from foretrace.simulate.memory import CATEGORIES, MemorySplit
 from foretrace.simulate.timeline import Timeline
@@ -179,7 +179,7 @@ def _metrics(view: ProfileView) -> Iterator[tuple[str, str, str]]:
     unit = unit_for(view.step_time_s.median)
     time = view.step_time_s
     spread = f"p10 {in_unit(time.p10, unit)} – p90 {in_unit(time.p90, unit)}"
-    interval = f"{100 * view.interval_level:.3g} % interval {between(*view.interval_s, unit)}"
+    interval = f"{level(view.interval_level)} interval {between(*view.interval_s, unit)}"
     yield "step", f"{in_unit(time.median, unit)} {unit.name}", f"{spread}; {interval}"
     if view.samples_per_s is not None:
         assert view.samples_per_s_p10 is not None and view.samples_per_s_p90 is not None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from html import escape
 from math import log10
 from typing import TYPE_CHECKING
 
 from foretrace.experiment.stalls import Stall, Stalls
 from foretrace.plan.cloud import Offer, money
-from foretrace.report.blocks import Block, Column, listing, notes, table
+from foretrace.report.blocks import Block, Column, listing, notes, table, text
+from foretrace.report.page import filled
 from foretrace.report.units import digits, seconds, share, span
 from foretrace.report.views import Report, Result
 
@@ -153,54 +153,14 @@ def _hours(value: float) -> str:
 
 def pareto_svg(view: CloudAdviseView) -> str:
     """Return time against money of every offer, both logarithmic; the front is drawn and named."""
-    width, height, left, bottom = 760, 440, 70, 50
-    times = [log10(offer.hours) for offer in view.offers]
-    prices = [log10(offer.dollars) for offer in view.offers]
-
-    def x(offer: Offer) -> float:
-        return left + _place(log10(offer.hours), times) * (width - left - 150)
-
-    def y(offer: Offer) -> float:
-        return height - bottom - _place(log10(offer.dollars), prices) * (height - bottom - 30)
-
-    front = [offer for offer in view.offers if offer.on_front]
-    line = " ".join(f"{x(offer):.1f},{y(offer):.1f}" for offer in front)
-    dots = [
-        f'<circle cx="{x(o):.1f}" cy="{y(o):.1f}" r="{5 if o.on_front else 3}" '
-        f'fill="{"#0b57d0" if o.on_front else "#9aa0a6"}"><title>{escape(_told(o))}</title></circle>'
-        for o in view.offers
-    ]
-    names = [
-        f'<text x="{x(o) + 8:.1f}" y="{y(o) - 6:.1f}" font-weight="{"bold" if o.name == view.chosen else "normal"}">'
-        f"{escape(o.name)}</text>"
-        for o in front
-    ]
-    middle = height / 2
-    across, up = (
-        _span([o.hours for o in view.offers], "h"),
-        _span([o.dollars for o in view.offers], money(view.offers[0].currency)),
-    )
-    axes = (
-        f'<path d="M{left} 20V{height - bottom}H{width - 20}" fill="none" stroke="#5f6368"/>'
-        f'<text x="{width / 2:.0f}" y="{height - 14}" text-anchor="middle">time of all epochs, {across}</text>'
-        f'<text x="14" y="{middle:.0f}" transform="rotate(-90 14 {middle:.0f})" text-anchor="middle">price, {up}</text>'
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        f'font-size="12"><rect width="100%" height="100%" fill="#ffffff"/><text x="{left}" y="16">'
-        f"{escape(view.headline)}</text>{axes}"
-        f'<polyline points="{line}" fill="none" stroke="#0b57d0"/>{"".join(dots)}{"".join(names)}</svg>\n'
-    )
+    hours, prices = ([getattr(offer, name) for offer in view.offers] for name in ("hours", "dollars"))
+    places = zip(_places(hours), _places(prices), view.offers, strict=True)
+    across = f"time of all epochs, {text((min(hours), max(hours)), 'digits')} h"
+    up = f"price, {text((min(prices), max(prices)), 'digits')} {money(view.offers[0].currency)}"
+    return filled("pareto.svg.j2", [], view=view, dots=[*places], across=across, up=up, time=_time, money=money)
 
 
-def _place(value: float, among: Sequence[float]) -> float:
-    low, high = min(among), max(among)
-    return (value - low) / (high - low) if high > low else 0.5
-
-
-def _span(values: Sequence[float], unit: str) -> str:
-    return f"{digits(min(values))} to {digits(max(values))} {unit} (logarithmic)"
-
-
-def _told(offer: Offer) -> str:
-    return f"{offer.name}: {_hours(offer.hours)}, {digits(offer.dollars)} {money(offer.currency)}"
+def _places(values: Sequence[float]) -> list[float]:
+    """Return where values lie on a logarithmic axis from the least to the most, from 0 to 1."""
+    low, high = log10(min(values)), log10(max(values))
+    return [(log10(each) - low) / (high - low) if high > low else 0.5 for each in values]
