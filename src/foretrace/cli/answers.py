@@ -21,6 +21,7 @@ from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
 from foretrace.names import near
+from foretrace.reading import ALLOW_LARGE
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
@@ -29,6 +30,13 @@ Html = Annotated[Path | None, option(..., "FILE", "Write the answer as a self-co
 AsJson = Annotated[bool, flag("--json", "Print JSON (docs/json.md) instead of text.", default=...)]
 Made = TypeVar("Made", bound=Callable[..., Any])
 Given = TypeVar("Given")
+AllowLarge = Annotated[
+    bool,
+    flag(
+        "--allow-large", "Read files that unpack to more than 400 times their size, or to more than fits their kind.",
+        default=...,
+    ),
+]  # fmt: skip
 COMMON = {"html": (Html, None), "as_json": (AsJson, False)}
 
 
@@ -128,16 +136,19 @@ def group(
 
 
 def gathering(command: Callable[..., Given]) -> Callable[..., Given]:
-    """Return the command with options in place of each parameter that is a dataclass of them."""
+    """Return the command with options in place of each parameter that is a dataclass of them, and --allow-large."""
     groups = {name: kind for name, kind in _kinds(command).items() if _is_group(kind)}
 
     @wraps(command)
-    def gathered(**given: Any) -> Given:
+    def gathered(*, allow_large: bool, **given: Any) -> Given:
+        if allow_large:  # workers that read for this process inherit it
+            os.environ[ALLOW_LARGE] = "1"
         for name, kind in groups.items():
             given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
         return command(**given)
 
-    return taking(gathered, [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters(command)])
+    large = Parameter("allow_large", Parameter.KEYWORD_ONLY, default=False, annotation=AllowLarge)
+    return taking(gathered, [*(each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters(command)), large])
 
 
 def parameters(command: Callable[..., Any], *but: str) -> list[Parameter]:

@@ -92,15 +92,9 @@ def advise(advice: Advice, *, path: str = "") -> AdviseView:
     first = advice.together or next(iter(advice.gains), None)
     again = runs.again(graph, path)
     return taken(
-        AdviseView,
-        runs.facts(advice.before, path),
-        advice,
-        headline=_headline(advice),
-        before_s=advice.before.step_time_s,
-        interval_level=advice.level,
-        rows=tuple(map(row, advice.gains)),
-        together=None if advice.together is None else row(advice.together),
-        hidden=tuple(map(row, advice.hidden)),
+        AdviseView, runs.facts(advice.before, path), advice, headline=_headline(advice),
+        before_s=advice.before.step_time_s, interval_level=advice.level, rows=tuple(map(row, advice.gains)),
+        together=None if advice.together is None else row(advice.together), hidden=tuple(map(row, advice.hidden)),
         slower=tuple(map(row, advice.slower)),
         failed=tuple(LeftOut(name=each.name, why=each.why) for each in advice.failed),
         notes=(*runs.notes(graph), *_unlike(graph, path)),
@@ -109,7 +103,7 @@ def advise(advice: Advice, *, path: str = "") -> AdviseView:
         else f"foretrace blame {again}"
         if first is None
         else f"foretrace whatif {again} {runs.do(list(map(str, first.techniques)))}",
-    )
+    )  # fmt: skip
 
 
 def _unlike(graph: TaskGraph, path: str) -> tuple[str, ...]:

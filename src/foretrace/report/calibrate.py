@@ -196,15 +196,10 @@ def network(table: CollectiveTable, path: Path) -> CalibrateNetworkView:
     )  # fmt: skip
     best = max(rows, key=lambda row: row.bus_gb_s)
     return taken(
-        CalibrateNetworkView,
-        table,
+        CalibrateNetworkView, table,
         headline=f"{table.backend} between {first.workers} workers of this machine: {digits(best.bus_gb_s)} GB/s bus "
         f"bandwidth at best ({best.kind}, {binary(best.bytes)}).",
-        workers=first.workers,
-        stored=str(path),
-        noisiest=worst[2] if worst else 0.0,
-        left_out_error=sum(errors) / len(errors) if errors else None,
-        sizes=rows,
-        missing=dict(table.missing),
+        workers=first.workers, stored=str(path), noisiest=worst[2] if worst else 0.0,
+        left_out_error=sum(errors) / len(errors) if errors else None, sizes=rows, missing=dict(table.missing),
         next="foretrace techniques data-parallel",
-    )
+    )  # fmt: skip

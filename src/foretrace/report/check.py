@@ -87,20 +87,13 @@ def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> Simul
     error = _relative(timeline.step_time_s, measured_s)
     structural_error = _relative(structural_s, measured_s)
     return taken(
-        SimulateView,
-        runs.facts(timeline, path),
+        SimulateView, runs.facts(timeline, path),
         headline=headline.simulate(timeline.step_time_s, measured_s, structural_error),
-        step_time_s=timeline.step_time_s,
-        measured_s=measured_s,
-        error=error,
-        structural_step_time_s=structural_s,
-        structural_error=structural_error,
-        interval_s=(interval.low_s, interval.high_s),
-        interval_level=interval.level,
-        interval_source=interval.source,
-        notes=runs.notes(graph),
+        step_time_s=timeline.step_time_s, measured_s=measured_s, error=error, structural_step_time_s=structural_s,
+        structural_error=structural_error, interval_s=(interval.low_s, interval.high_s), interval_level=interval.level,
+        interval_source=interval.source, notes=runs.notes(graph),
         next=f"foretrace check {runs.again(graph, path)}" if path else "",
-    )
+    )  # fmt: skip
 
 
 def _relative(value: float, reference: float) -> float:

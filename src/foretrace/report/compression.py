@@ -61,15 +61,9 @@ def advise(
     if asked:
         words = ["estimate", source, *(f"--{name}={each}" for name, each in asked.items() if each and each != "full")]
     return taken(
-        CompressionAdviseView,
-        advice,
-        advice.parallel,
-        headline=headline(advice),
-        source=source,
-        best=best,
-        notes=tuple(filter(None, (*_notes(advice), note))),
-        next=shlex.join(["foretrace", *words]),
-    )
+        CompressionAdviseView, advice, advice.parallel, headline=headline(advice), source=source, best=best,
+        notes=tuple(filter(None, (*_notes(advice), note))), next=shlex.join(["foretrace", *words]),
+    )  # fmt: skip
 
 
 def headline(advice: CompressionAdvice) -> str:

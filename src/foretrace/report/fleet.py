@@ -134,37 +134,20 @@ def run(
         )
     curve = metrics.cdf(result.jct_s[overtime.chosen(result, only)])
     return taken(
-        FleetRunView,
-        found,
-        found.coverage,
-        result,
-        headline=headline(found, result.gpus),
+        FleetRunView, found, found.coverage, result, headline=headline(found, result.gpus),
         source=path or result.workload.origin.path or result.workload.name,
         unfinished_jobs={word: names for word, names in found.coverage.names.items() if names},
-        **_spread("jct", found.jct_s),
-        longest_jct_s=found.jct_s.longest,
-        **_spread("queue", found.queueing.of_finished),
-        total_queue_s=found.queueing.total_s,
-        causes=found.queueing.causes,
-        mean_rho=found.rho.mean,
-        p99_rho=found.rho.p99,
-        worst_rho=found.rho.longest,
-        rho_is=RHO_IS,
-        usd_used=found.total("usd_used"),
-        usd_all=found.total("usd_all"),
-        kwh=found.total("kwh"),
-        energy=_energy(found, grid),
-        slots=slots,
-        over_time=overtime.over_time(result),
-        jct_cdf=CdfView(jct_s=tuple(curve[0].tolist()), share=tuple(curve[1].tolist())),
-        intervals=intervals,
-        interval_level=repeated.level if repeated else 0.0,
-        repetitions=repeated.repetitions if repeated else 1,
+        **_spread("jct", found.jct_s), longest_jct_s=found.jct_s.longest,
+        **_spread("queue", found.queueing.of_finished), total_queue_s=found.queueing.total_s,
+        causes=found.queueing.causes, mean_rho=found.rho.mean, p99_rho=found.rho.p99, worst_rho=found.rho.longest,
+        rho_is=RHO_IS, usd_used=found.total("usd_used"), usd_all=found.total("usd_all"), kwh=found.total("kwh"),
+        energy=_energy(found, grid), slots=slots, over_time=overtime.over_time(result),
+        jct_cdf=CdfView(jct_s=tuple(curve[0].tolist()), share=tuple(curve[1].tolist())), intervals=intervals,
+        interval_level=repeated.level if repeated else 0.0, repetitions=repeated.repetitions if repeated else 1,
         repeated_how=repeated.how if repeated else "",
         facts={key: str(value) for key, value in result.facts.items() if isinstance(value, str | int | float | bool)},
-        notes=tuple(notes),
-        next=next_,
-    )
+        notes=tuple(notes), next=next_,
+    )  # fmt: skip
 
 
 def _spread(word: str, found: metrics.Spread) -> dict[str, float]:

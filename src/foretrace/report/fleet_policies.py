@@ -81,20 +81,11 @@ def compare(
             f"each interval holds at {level(found.level)} for itself; of many, some miss their ratio by chance."
         )
     return taken(
-        FleetCompareView,
-        found,
-        headline=_compare_headline(found),
-        source=path,
-        cluster=cluster,
-        gpus=gpus,
-        jobs=jobs,
-        repeated_how=found.how,
-        interval_level=found.level,
-        policies=found.rows,
-        best=tuple(Best(each.name, each.best, each.tied) for each in found.figures.values()),
-        notes=tuple(notes),
+        FleetCompareView, found, headline=_compare_headline(found), source=path, cluster=cluster, gpus=gpus, jobs=jobs,
+        repeated_how=found.how, interval_level=found.level, policies=found.rows,
+        best=tuple(Best(each.name, each.best, each.tied) for each in found.figures.values()), notes=tuple(notes),
         next=next_,
-    )
+    )  # fmt: skip
 
 
 def _compare_headline(found: PolicyComparison) -> str:
@@ -176,15 +167,9 @@ def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]], next_: 
         words = ", ".join(f"{key} {best[key]}" for key in by if len(by[key]) > 1)
         headline += f" The shortest mean JCT, {long_time(best['mean_jct_s'])}, has {words or 'the only cell'}."
     return FleetSweepView(
-        headline=headline,
-        source=source,
-        folder=found.folder,
-        cells=len(found.rows),
-        reused=found.reused,
-        columns=tuple(columns),
-        rows=tuple(tuple(row.get(name) for name in columns) for row in found.rows),
-        next=next_,
-    )
+        headline=headline, source=source, folder=found.folder, cells=len(found.rows), reused=found.reused,
+        columns=tuple(columns), rows=tuple(tuple(row.get(name) for name in columns) for row in found.rows), next=next_,
+    )  # fmt: skip
 
 
 def _cell(name: str, value: str | float | int | None) -> str:
@@ -244,25 +229,18 @@ def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:
             else "the log is shorter than two days, so jobs come at any hour alike."
         )
     return taken(
-        FleetFitView,
-        made,
+        FleetFitView, made,
         headline=(
             f"{count(jobs)} jobs in {long_time(made.span_s)}, {digits(made.jobs_per_day)} a day from "
             f"{len(made.tenants)} tenant{'s' if len(made.tenants) > 1 else ''}, {share(swept / jobs)} of them in "
             "sweeps: jobs like these can now be generated."
         ),
-        source=path,
-        days=made.span_s / 86400,
-        tenants=len(made.tenants),
-        kinds=len(made.kinds),
-        strata=len(strata),
-        in_sweeps=swept / jobs,
-        stored=stored,
-        notes=tuple(notes),
+        source=path, days=made.span_s / 86400, tenants=len(made.tenants), kinds=len(made.kinds), strata=len(strata),
+        in_sweeps=swept / jobs, stored=stored, notes=tuple(notes),
         next=f"foretrace fleet generate {shlex.quote(stored)} --days 30 --load 1.2 --out generated.csv"
         if stored
         else "",
-    )
+    )  # fmt: skip
 
 
 class FleetGenerateView(Result, frozen=True, kw_only=True):
@@ -280,12 +258,9 @@ def generate(made: Workload, *, stored: str) -> FleetGenerateView:
     """Return what was generated, and where it is."""
     days = float(made.submit_ns[-1]) / 86400e9 if len(made) else 0.0
     return FleetGenerateView(
-        headline=f"{len(made):,} jobs over {days:.3g} days are in {stored}",
-        jobs=len(made),
-        days=days,
-        stored=stored,
+        headline=f"{len(made):,} jobs over {days:.3g} days are in {stored}", jobs=len(made), days=days, stored=stored,
         next=f"foretrace fleet run {shlex.quote(stored)}",
-    )
+    )  # fmt: skip
 
 
 class FleetExportView(Result, frozen=True, kw_only=True):

@@ -67,18 +67,11 @@ def operators(graph: OperatorGraph, *, path: str = "", fused: bool = False) -> O
     """Return the answer for one graph; `path` is what the user gave."""
     groups = OperatorGroups(graph=graph)
     return taken(
-        OperatorsView,
-        groups,
-        graph,
-        headline=_headline(graph, groups.families),
-        batch=graph.batch or None,
-        operators=len(graph),
-        fused=fused,
-        weight_bytes=groups.held_bytes(Role.WEIGHT),
-        activation_bytes=groups.held_bytes(Role.ACTIVATION),
-        unknown=graph.unknown(),
+        OperatorsView, groups, graph, headline=_headline(graph, groups.families), batch=graph.batch or None,
+        operators=len(graph), fused=fused, weight_bytes=groups.held_bytes(Role.WEIGHT),
+        activation_bytes=groups.held_bytes(Role.ACTIVATION), unknown=graph.unknown(),
         next=f"foretrace operators {shlex.quote(path)} --fuse" if path and not fused else "foretrace estimate --help",
-    )
+    )  # fmt: skip
 
 
 def _headline(graph: OperatorGraph, families: tuple[OperatorGroup, ...]) -> str:

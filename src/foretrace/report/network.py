@@ -85,18 +85,12 @@ def check(series: CollectiveSeries, expected: Network, *, on: str) -> NetworkChe
     found = NetworkCheck(series=series, expected=expected)
     suspicions = tuple(_suspicion(each, found) for each in found.suspicions)
     return taken(
-        NetworkCheckView,
-        found,
-        series,
-        headline=_headline(found, suspicions),
-        ok=not found.slower,
-        kind=str(series.kind),
-        on=on,
-        regimes=tuple(taken(RegimeView, each, why=_why(each, found)) for each in found.regimes),
-        suspicions=suspicions,
+        NetworkCheckView, found, series, headline=_headline(found, suspicions), ok=not found.slower,
+        kind=str(series.kind), on=on,
+        regimes=tuple(taken(RegimeView, each, why=_why(each, found)) for each in found.regimes), suspicions=suspicions,
         notes=(found.why,),
         next="foretrace calibrate network" if found.slower else "foretrace techniques data-parallel",
-    )
+    )  # fmt: skip
 
 
 def _why(regime: Regime, found: NetworkCheck) -> str:

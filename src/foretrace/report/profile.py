@@ -113,17 +113,11 @@ def profile(
         notes.append("The recording holds no allocations with addresses (profile_memory), so memory is not split.")
     platform = info.platform
     return taken(
-        ProfileView,
-        found,
-        headline=_headline(platform, found.total, found.busy_share, found.classes, peaks),
+        ProfileView, found, headline=_headline(platform, found.total, found.busy_share, found.classes, peaks),
         source=name or runs.source(path, info.source),
         device=(peaks.name if peaks and peaks.threads else "") or graph.device_name or _who(platform),
-        platform=platform,
-        steps=graph.n_steps,
-        step_time_s=step,
-        interval_s=(interval.low_s, interval.high_s),
-        interval_level=interval.level,
-        samples_per_step=per_step,
+        platform=platform, steps=graph.n_steps, step_time_s=step, interval_s=(interval.low_s, interval.high_s),
+        interval_level=interval.level, samples_per_step=per_step,
         samples_per_s=per_step / step.median if per_step and step.median else None,
         samples_per_s_p10=per_step / step.p90 if per_step and step.p90 else None,
         samples_per_s_p90=per_step / step.p10 if per_step and step.p10 else None,
@@ -139,12 +133,9 @@ def profile(
             bytes_per_s=peaks.bytes_per_s or None,
             ridge=peaks.ridge or None,
         ),
-        cpu=use,
-        threads_busy=found.lane_busy,
-        memory=memory,
-        notes=tuple(notes),
+        cpu=use, threads_busy=found.lane_busy, memory=memory, notes=tuple(notes),
         next=f"foretrace show {runs.quoted(path)}" if path else f"foretrace profile {name.partition(' ')[0]} --out run",
-    )
+    )  # fmt: skip
 
 
 def _who(platform: str) -> str:

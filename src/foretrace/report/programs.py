@@ -51,19 +51,15 @@ def program(found: Ranking) -> ProgramView:
     if found.foreign:
         notes.append("nothing was measured on this processor, so ranges are wide: --calibrate 30s fits them to it.")
     return taken(
-        ProgramView,
-        found,
+        ProgramView, found,
         headline=(
             f"The best of {things(len(found.candidates), 'schedule')} takes {seconds(best.time_s)} ({told}), "
             f"{scaled(found.flops / best.time_s, 'FLOP/s')}; the slowest {digits(slowest.time_s / best.time_s)} times "
             f"as long. {best.binds.capitalize() if best.binds[0].islower() else best.binds} binds it."
         ),
-        notes=tuple(notes),
-        kind=found.task.kind,
-        sizes=dict(found.task.sizes),
-        predictor=found.predictor.about,
+        notes=tuple(notes), kind=found.task.kind, sizes=dict(found.task.sizes), predictor=found.predictor.about,
         other_processor=found.foreign,
-    )
+    )  # fmt: skip
 
 
 class KernelsView(Report, frozen=True, kw_only=True):
@@ -209,25 +205,15 @@ def rewriting(
         gains = {name: taken(RewriteGainView, each) for name, each in found.gain.gains.items()}
         measured = taken(RewriteMeasuredView, found.gain, times=times, gains=gains)
     return taken(
-        RewriteView,
-        found,
-        done,
-        wanted,
-        headline=_headline(found, measured),
-        source=source,
-        size=size,
-        batch=batch,
-        measured=measured,
-        operators_before=len(done.before.order()),
-        operators_after=len(done.after.order()),
+        RewriteView, found, done, wanted, headline=_headline(found, measured), source=source, size=size, batch=batch,
+        measured=measured, operators_before=len(done.before.order()), operators_after=len(done.after.order()),
         rules=RulesView(
             verified=sum(each.holds for each in found.verdicts),
             unusable={each.name: each.why for each in found.verdicts if not each.holds},
             idle=found.idle,
         ),
-        notes=_notes(found),
-        wrote=wrote,
-    )
+        notes=_notes(found), wrote=wrote,
+    )  # fmt: skip
 
 
 def _headline(found: Rewritten, measured: RewriteMeasuredView | None) -> str:

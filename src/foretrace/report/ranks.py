@@ -91,18 +91,14 @@ def collectives(timeline: Timeline) -> CollectivesView | None:
     free = simulate(scale(graph, transfers, 0.0)) if transfers.any() else timeline
     together = simulate(ranks.entering_together(graph))
     return CollectivesView(
-        matched=int(said.get("matched", found.count)),
-        unmatched=tuple(said.get("unmatched", ())),
-        missing=tuple(said.get("missing", ())),
-        wait_s_mean=float(np.mean([row.wait_s for row in rows])),
+        matched=int(said.get("matched", found.count)), unmatched=tuple(said.get("unmatched", ())),
+        missing=tuple(said.get("missing", ())), wait_s_mean=float(np.mean([row.wait_s for row in rows])),
         transfer_s_mean=float(np.mean([row.transfer_s for row in rows])),
-        last_arriver=tuple(found.rank[found.last_arriver].tolist()),
-        straggler=_straggler(*late) if late else None,
+        last_arriver=tuple(found.rank[found.last_arriver].tolist()), straggler=_straggler(*late) if late else None,
         saved_if_free_s=timeline.step_time_s - free.step_time_s,
-        saved_if_together_s=float(timeline.step_times_ns[0] - together.step_times_ns[0]) / 1e9,
-        by_rank=rows,
+        saved_if_together_s=float(timeline.step_times_ns[0] - together.step_times_ns[0]) / 1e9, by_rank=rows,
         each=_each(graph, found, said.get("what", ())),
-    )
+    )  # fmt: skip
 
 
 def _straggler(row: ranks.RankShare, why: ranks.Lateness) -> StragglerView:

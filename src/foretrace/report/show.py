@@ -83,14 +83,9 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
     numbers = graph.ranks
     together = ranks.collectives(timeline)
     sentence = headline.show(
-        median,
-        rows[:HOLDS_BACK],
-        platform=info.platform,
-        ranks=len(numbers),
-        every=graph.n_steps > 1,
-        recurring=often,
+        median, rows[:HOLDS_BACK], platform=info.platform, ranks=len(numbers), every=graph.n_steps > 1, recurring=often,
         mean=mean,
-    )
+    )  # fmt: skip
     suggestion = runs.advise(graph, path)
     if together is not None and together.each:
         suggestion = ranks.next_command(together, timeline.step_time_s, runs.quoted(path)) or suggestion
@@ -102,27 +97,15 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
         )
         sentence = first if bottleneck == "exposed_communication" else f"{first} {sentence}"
     return taken(
-        ShowView,
-        runs.facts(timeline, path),
-        info,
-        headline=sentence,
-        bottleneck=bottleneck,
-        ranks=len(numbers),
-        step_numbers=info.steps[: graph.n_steps],
-        step_time_s=runs.step_time(timeline),
-        interval_s=runs.estimated(timeline),
-        step_times_s=tuple((timeline.step_times_ns / 1e9).tolist()),
-        breakdown_s=median,
-        breakdown_mean_s=mean,
+        ShowView, runs.facts(timeline, path), info, headline=sentence, bottleneck=bottleneck, ranks=len(numbers),
+        step_numbers=info.steps[: graph.n_steps], step_time_s=runs.step_time(timeline),
+        interval_s=runs.estimated(timeline), step_times_s=tuple((timeline.step_times_ns / 1e9).tolist()),
+        breakdown_s=median, breakdown_mean_s=mean,
         attributed_gpu_share=None if info.platform == "cpu" else float(info.attributed_share),
         unexplained_gpu_share=None if info.platform == "cpu" else float(info.unexplained_share),
-        holds_back=rows[:HOLDS_BACK],
-        collectives=together,
-        clock=ranks.clock(graph),
-        advice=_advice(graph, bottleneck),
-        notes=runs.notes(graph),
-        next=suggestion,
-    )
+        holds_back=rows[:HOLDS_BACK], collectives=together, clock=ranks.clock(graph), advice=_advice(graph, bottleneck),
+        notes=runs.notes(graph), next=suggestion,
+    )  # fmt: skip
 
 
 def _advice(graph: TaskGraph, bottleneck: str) -> tuple[AdviceRow, ...]:
@@ -284,16 +267,11 @@ def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
     """Return suspects ranked by what the step would save if they were 10 % faster."""
     rows, mean_s = timeline.blame(by), timeline.window_ns / timeline.graph.n_steps / 1e9
     return taken(
-        BlameView,
-        runs.facts(timeline, path),
-        headline=headline.blame(rows, timeline.step_time_s, mean_s, every=timeline.graph.n_steps > 1),
-        by=by,
-        step_time_s=timeline.step_time_s,
-        mean_step_s=mean_s,
-        interval_s=runs.estimated(timeline),
-        rows=rows,
+        BlameView, runs.facts(timeline, path),
+        headline=headline.blame(rows, timeline.step_time_s, mean_s, every=timeline.graph.n_steps > 1), by=by,
+        step_time_s=timeline.step_time_s, mean_step_s=mean_s, interval_s=runs.estimated(timeline), rows=rows,
         next=runs.advise(timeline.graph, path),
-    )
+    )  # fmt: skip
 
 
 def ranking(rows: Sequence[BlameRow], title: str, platform: str, *, top: int = 0) -> Grid:

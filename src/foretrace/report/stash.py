@@ -99,19 +99,11 @@ def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
             f"{worst.name.capitalize()} takes {share(worst.share)} of the step, {seconds(worst.seconds)} ({how})."
         )
     return StashView(
-        headline=headline,
-        source=source,
-        workers=workers,
-        alone_s=predicted.alone_s,
-        recorded_s=predicted.recorded_s,
-        interval_s=predicted.interval_s,
-        predicted=predicted.bars,
-        measured=compared.measured if compared else (),
-        runs_s=compared.runs_s if compared else {},
-        unknown=predicted.unknown,
-        notes=compared.notes if compared else (),
+        headline=headline, source=source, workers=workers, alone_s=predicted.alone_s, recorded_s=predicted.recorded_s,
+        interval_s=predicted.interval_s, predicted=predicted.bars, measured=compared.measured if compared else (),
+        runs_s=compared.runs_s if compared else {}, unknown=predicted.unknown, notes=compared.notes if compared else (),
         next=f"foretrace advise {shlex.quote(source)}" if compared is None else "foretrace rig check",
-    )
+    )  # fmt: skip
 
 
 def _range(bar: Stall) -> str:
@@ -130,17 +122,10 @@ def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAd
             f"({digits(chosen.dollars_low)} – {digits(chosen.dollars_high)}), {found.why}."
         )
     return CloudAdviseView(
-        headline=headline,
-        source=source,
-        chosen=chosen.name if chosen else "",
-        samples=wanted.samples,
-        epochs=wanted.epochs,
-        batch=found.batch,
-        offers=found.offers,
-        left_out=found.left_out,
-        assumptions=found.assumed,
-        next=f"foretrace advise {shlex.quote(source)}",
-    )
+        headline=headline, source=source, chosen=chosen.name if chosen else "", samples=wanted.samples,
+        epochs=wanted.epochs, batch=found.batch, offers=found.offers, left_out=found.left_out,
+        assumptions=found.assumed, next=f"foretrace advise {shlex.quote(source)}",
+    )  # fmt: skip
 
 
 def _time(offer: Offer) -> str:

@@ -101,18 +101,10 @@ def text(found: Sequence[Block], terminal: Terminal) -> str:
                 yield Segment(text if text == "\n" else visible(text), style, control)
 
     console = Plain(
-        file=out,
-        force_jupyter=False,
-        width=terminal.width,
-        force_terminal=terminal.colour,
-        color_system="256" if terminal.colour else None,
-        no_color=not terminal.colour,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        soft_wrap=False,
-        _environ={},
-    )
+        file=out, force_jupyter=False, width=terminal.width, force_terminal=terminal.colour,
+        color_system="256" if terminal.colour else None, no_color=not terminal.colour, highlight=False, markup=False,
+        emoji=False, soft_wrap=False, _environ={},
+    )  # fmt: skip
     for block in found:
         if isinstance(block, Next):
             out.write(f"  next: {visible(block.command)}\n")

@@ -188,14 +188,9 @@ def zoo(entries: Iterable[ZooModel], run: Trial | None = None, *, size: str = ""
     if run is not None:
         low, median, high = run.quantiles_s()
         trial = taken(
-            TrialView,
-            run,
-            size=size,
-            seed=seed,
-            step_time_s=TrialTimeView(median=median, p10=low, p90=high),
-            steps=len(run.step_s),
-            loading_s=run.median_loading_s,
-        )
+            TrialView, run, size=size, seed=seed, step_time_s=TrialTimeView(median=median, p10=low, p90=high),
+            steps=len(run.step_s), loading_s=run.median_loading_s,
+        )  # fmt: skip
     models = (
         taken(ModelView, each, parameters=ParametersView(tiny=each.parameters[0], full=each.parameters[1]))
         for each in entries

@@ -295,23 +295,15 @@ def verify(outcome: Outcome, ledger: str = "", row: str = "") -> VerifyView:
     """Return a verification: what was predicted, what was measured, and where the row went."""
     job = outcome.job
     return taken(
-        VerifyView,
-        outcome,
-        outcome.trial,
-        job,
-        headline=headline(outcome),
-        name=" + ".join(outcome.techniques),
-        techniques=tuple(outcome.parameters),
-        batches="loader" if job.loads else "ready",
+        VerifyView, outcome, outcome.trial, job, headline=headline(outcome), name=" + ".join(outcome.techniques),
+        techniques=tuple(outcome.parameters), batches="loader" if job.loads else "ready",
         floor=statistics.floor(outcome.trial.same),
         arms=tuple(
             taken(ArmView, arm, name=name, wall_s=outcome.walls[name].median_s, cpu_s=outcome.cpus[name].median_s)
             for name, arm in (("before", outcome.before), ("after", outcome.trial.after), ("again", outcome.again))
         ),
-        ledger=ledger,
-        row=row,
-        next=_next(outcome, ledger),
-    )
+        ledger=ledger, row=row, next=_next(outcome, ledger),
+    )  # fmt: skip
 
 
 def headline(outcome: Outcome) -> str:
@@ -333,8 +325,7 @@ def ledger(rows: Sequence[Row], *, source: str, summary_only: bool = False) -> L
     """Return rows of a ledger and how well they were predicted; `summary_only` leaves the single rows out."""
     found = summaries(rows)
     return LedgerView(
-        headline=_ledger_headline(found[-1] if found else None),
-        source=source,
+        headline=_ledger_headline(found[-1] if found else None), source=source,
         rows=()
         if summary_only
         else tuple(
@@ -347,10 +338,8 @@ def ledger(rows: Sequence[Row], *, source: str, summary_only: bool = False) -> L
             )
             for row in rows
         ),
-        summary=found,
-        notes=(),
-        next="" if summary_only or not found else "foretrace ledger --summary",
-    )
+        summary=found, notes=(), next="" if summary_only or not found else "foretrace ledger --summary",
+    )  # fmt: skip
 
 
 def _rows(each: Summary) -> str:
@@ -431,12 +420,7 @@ def rig_calibrate(found: LinkCalibration, *, link: str, workers: int, stored: st
         f"among {workers} workers; times repeat within {share(found.spread)}."
     )
     return taken(
-        RigCalibrateView,
-        found,
-        headline=headline,
-        link=link,
-        workers=workers,
-        repetitions=found.table.repetitions,
+        RigCalibrateView, found, headline=headline, link=link, workers=workers, repetitions=found.table.repetitions,
         hosts=dict(found.table.hosts),
         points=tuple(
             RigPointView(kind=str(each.kind), nbytes=nbytes, seconds=time_s, spread=spread)
@@ -445,7 +429,7 @@ def rig_calibrate(found: LinkCalibration, *, link: str, workers: int, stored: st
         stored=stored,
         next='foretrace rig verify "data-parallel bucket_mb=4" '
         f"--workers {workers} --link {link} --emulate 12x1mb/20ms",
-    )
+    )  # fmt: skip
 
 
 def rig_verify(outcome: LinkOutcome, arm: ArmOutcome, ledger: str = "", row: str = "") -> RigVerifyView:
@@ -453,23 +437,14 @@ def rig_verify(outcome: LinkOutcome, arm: ArmOutcome, ledger: str = "", row: str
     job = outcome.job
     known = ledger and not job.work.endswith(".py")
     return taken(
-        RigVerifyView,
-        arm,
-        arm.trial,
-        job,
-        outcome,
-        headline=_rig_headline(arm),
-        link_mbit_s=outcome.link.mbit_s,
-        link_spread=outcome.link.spread,
-        measured_step_s=arm.trial.after.median_s,
+        RigVerifyView, arm, arm.trial, job, outcome, headline=_rig_headline(arm), link_mbit_s=outcome.link.mbit_s,
+        link_spread=outcome.link.spread, measured_step_s=arm.trial.after.median_s,
         arms=tuple(
             taken(RigArmView, each, name=name)
             for name, each in (("before", outcome.before), ("after", arm.trial.after), ("again", outcome.again))
         ),
-        ledger=ledger,
-        row=row,
-        next=f"foretrace ledger --model {shlex.quote(job.work)}" if known else "",
-    )
+        ledger=ledger, row=row, next=f"foretrace ledger --model {shlex.quote(job.work)}" if known else "",
+    )  # fmt: skip
 
 
 def _rig_headline(arm: ArmOutcome) -> str:

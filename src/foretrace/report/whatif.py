@@ -105,25 +105,17 @@ def whatif(result: WhatIf, *, path: str = "", grid: float | None = None) -> What
         sources.append("the range of the assumption" if count == 1 else f"the ranges of {count} assumptions")
     written = [stage.name for stage in result.stages]
     return taken(
-        WhatIfView,
-        runs.facts(result.before, path),
-        result,
-        headline=headline.whatif(before_s, after_s, interval_s, (low, high)),
-        name=" + ".join(written),
-        techniques=names,
-        saved_s=before_s - after_s,
-        speedup=before_s / after_s if after_s else 0.0,
-        speedup_interval=(1 / high if high else 0.0, 1 / low if low else None),
-        interval_level=result.level,
-        interval_source=" and ".join(sources),
-        energy_before=_energy(result.before, result.before_interval_s, grid),
-        energy_after=_energy(result.after, interval_s, grid),
-        breakdown_before_s=runs.breakdowns(result.before)[0],
+        WhatIfView, runs.facts(result.before, path), result,
+        headline=headline.whatif(before_s, after_s, interval_s, (low, high)), name=" + ".join(written),
+        techniques=names, saved_s=before_s - after_s, speedup=before_s / after_s if after_s else 0.0,
+        speedup_interval=(1 / high if high else 0.0, 1 / low if low else None), interval_level=result.level,
+        interval_source=" and ".join(sources), energy_before=_energy(result.before, result.before_interval_s, grid),
+        energy_after=_energy(result.after, interval_s, grid), breakdown_before_s=runs.breakdowns(result.before)[0],
         breakdown_after_s=runs.breakdowns(result.after)[0],
         assumptions=tuple(assumption(each.assumption, each.at_low_s, each.at_high_s) for each in result.assumptions),
         notes=runs.corrections(result.before.graph),
         next=f"foretrace export {runs.again(result.before.graph, path)} {runs.do(written)}" if path else "",
-    )
+    )  # fmt: skip
 
 
 def _energy(timeline: Timeline, interval_s: tuple[float, float], grid: float | None) -> EnergyView | None:
