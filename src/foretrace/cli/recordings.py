@@ -299,13 +299,9 @@ def profile(
             run, rank = options.scenario(out or Path(made)), None
         peaks = peaks_of(run.graph, gflops=peak_gflops, gb_s=peak_gb_s)
         view = profile(
-            run.simulate(),
-            peaks=peaks,
-            memory=run.memory(rank),
-            samples=batch,
-            path=what if recorded else str(out or ""),
-            name="" if recorded else name,
-        )
+            run.simulate(), peaks=peaks, memory=run.memory(rank), samples=batch,
+            path=what if recorded else str(out or ""), name="" if recorded else name,
+        )  # fmt: skip
     return Reply(result=view, files={out: lambda path: None})  # the recorder has written it
 
 

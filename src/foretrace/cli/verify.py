@@ -177,10 +177,6 @@ def rig_clean() -> Result:
 
 
 rig = group(
-    "rig",
-    "Check predictions on real workers and shaped links.",
-    check=rig_check,
-    calibrate=rig_calibrate,
-    verify=rig_verify,
-    clean=rig_clean,
-)
+    "rig", "Check predictions on real workers and shaped links.", check=rig_check, calibrate=rig_calibrate,
+    verify=rig_verify, clean=rig_clean,
+)  # fmt: skip
