@@ -208,8 +208,7 @@ def _pareto(each: CodesignedPlan, batch: int) -> ParetoDesignView:
 def _layer(each: LayerSchedule, simulated_s: float) -> LayerScheduleView:
     return taken(
         LayerScheduleView, each, phase="backward" if each.phase == Phase.BACKWARD else "forward",
-        operators=len(each.operators), serial_s=each.serial_ns / 1e9, schedule_s=each.ns / 1e9,
-        bound_s=each.bound_ns / 1e9, simulated_s=simulated_s, spans=tuple(sorted(
+        operators=len(each.operators), schedule_s=each.ns / 1e9, simulated_s=simulated_s, spans=tuple(sorted(
             (LaneSpan(lane=each.lane(i), name=operator.name, begin_s=begin / 1e9, end_s=(begin + each.took(i)) / 1e9,
                   key="compute" if operator.tensor else "comm")
              for i, (operator, begin) in enumerate(zip(each.operators, each.begins, strict=True))),

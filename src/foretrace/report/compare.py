@@ -111,16 +111,7 @@ def compare(before: Timeline, after: Timeline, *, before_path: str = "", after_p
         breakdown_before_s=parts_before, breakdown_after_s=parts_after, breakdown_change_s=moved,
         matched_share=found.matched_share,
         rows=tuple(
-            taken(
-                CompareRowView,
-                row,
-                name=row.layer,
-                before_s=row.before_ns / 1e9,
-                after_s=row.after_ns / 1e9,
-                change_s=(row.after_ns - row.before_ns) / 1e9,
-                critical_before_s=row.critical_before_ns / 1e9,
-                critical_after_s=row.critical_after_ns / 1e9,
-            )
+            taken(CompareRowView, row, name=row.layer, change_s=(row.after_ns - row.before_ns) / 1e9)
             for row in found.rows
         ),
         notes=(*((said,) if said else ()), *_notes(before, after)), next="",

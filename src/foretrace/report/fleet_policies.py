@@ -150,7 +150,7 @@ class FleetSweepView(Result, frozen=True, kw_only=True):
         first = self.columns.index("jobs") if "jobs" in self.columns else 0
         yield table(
             [Column(self.columns[at], right=True, least=0 if at <= max(first, jct) else 96) for at in kept],
-            [[_cell(self.columns[at], row[at]) for at in kept] for row in rows],
+            [[figure_text(self.columns[at], row[at]) for at in kept] for row in rows],
             top=MOST_CELLS,
             noun="cell",
         )
@@ -170,10 +170,6 @@ def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]], next_: 
         headline=headline, source=source, folder=found.folder, cells=len(found.rows), reused=found.reused,
         columns=tuple(columns), rows=tuple(tuple(row.get(name) for name in columns) for row in found.rows), next=next_,
     )  # fmt: skip
-
-
-def _cell(name: str, value: str | float | int | None) -> str:
-    return figure_text(name.replace("jitter_s", "jitter"), value) if isinstance(value, float | None) else str(value)
 
 
 class FleetPoliciesView(Result, frozen=True, kw_only=True):

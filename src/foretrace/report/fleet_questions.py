@@ -155,11 +155,13 @@ def whatif(
     )  # fmt: skip
 
 
-def figure_text(name: str, value: float | None) -> str:
-    """Return a figure by what its name ends in."""
+def figure_text(name: str, value: str | float | None) -> str:
+    """Return a figure by what its name ends in; other values as they are."""
+    if not isinstance(value, float | None):
+        return str(value)
     if value is None:
         return "–"
-    return long_time(value) if name.endswith("_s") else f"{value:.4g}"
+    return long_time(value) if name.endswith("_s") and name != "jitter_s" else f"{value:.4g}"
 
 
 class FleetSlotsView(Report, frozen=True, kw_only=True):

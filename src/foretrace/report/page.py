@@ -132,7 +132,8 @@ def filled(template: str, styles: Sequence[str], scripts: Sequence[str] = (), **
         keep_trailing_newline=True,
     )  # fmt: skip
     made.filters |= {"whole": unparted, "text": text}
-    css, js = ("\n".join(map(_asset, names)) for names in (styles, scripts))
+    assets = files("foretrace.report") / "assets"
+    css, js = ("\n".join((assets / name).read_text("utf-8") for name in names) for names in (styles, scripts))
     whole = Markup(f"(() => {{\n'use strict';\n{js}\n}})();")
     return visible(made.get_template(template).render(version=_version(), css=Markup(css), js=whole, **context))
 
@@ -157,10 +158,6 @@ def drawn(bar: Bar) -> list[dict[str, Any]]:
         }
         for part in bar.parts
     ]
-
-
-def _asset(name: str) -> str:
-    return files("foretrace.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def script_json(value: Any) -> Any:

@@ -8,7 +8,7 @@ from math import isfinite
 
 from foretrace.plan.second_order import SecondOrderCandidate, SecondOrderPlan
 from foretrace.report.blocks import About, Block, Column, Line, listing
-from foretrace.report.units import digits, nbytes, ranged, seconds, span, things
+from foretrace.report.units import nbytes, ranged, seconds, span, things
 from foretrace.report.views import Report, taken
 
 _FEWER = "how many steps K-FAC saves no recording tells: train both for a while, each with tuned rates"
@@ -36,7 +36,8 @@ class SecondOrderView(Report, frozen=True, kw_only=True):
         link = (self.network,) if self.network else ()
         yield About((self.source, things(self.workers, "worker"), *link, things(self.layers, "layer")))
         yield listing(
-            self.candidates, (lambda each: _name(each, self.choice), "gradient workers"),
+            self.candidates, ("gradient_workers", "gradient workers", "count"), ("fraction", "of them", "digits"),
+            (lambda each: "*" * (each.technique == self.choice.technique), ""),
             (lambda each: f"{each.factors_every}/{each.inverses_every}", Column("every", right=True)),
             ("memory_bytes", "memory", "bytes"), ("peak_bytes", Column("at most", "bytes", least=90)),
             ("sent_bytes", "sent", "bytes"), ("added_s", "added", "time"),
@@ -70,7 +71,3 @@ def planned_second_order(plan: SecondOrderPlan, source: str) -> SecondOrderView:
         pays_below_interval=(low, high), notes=(_FEWER,) if plan.measured else (_FEWER, _COUNTED),
         next=shlex.join(words),
     )  # fmt: skip
-
-
-def _name(each: SecondOrderCandidate, choice: SecondOrderCandidate) -> str:
-    return f"{each.gradient_workers} ({digits(each.fraction)}){' *' * (each.technique == choice.technique)}"

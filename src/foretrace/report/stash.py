@@ -11,8 +11,8 @@ from foretrace.experiment.stalls import Stall, Stalls
 from foretrace.plan.cloud import Offer, money
 from foretrace.report.blocks import Block, Column, listing, notes, table, text
 from foretrace.report.page import filled
-from foretrace.report.units import digits, seconds, share, span
-from foretrace.report.views import Report, Result
+from foretrace.report.units import digits, ranged, seconds, share
+from foretrace.report.views import Report, Result, taken
 
 if TYPE_CHECKING:
     from foretrace.experiment.differential import Compared
@@ -43,7 +43,7 @@ class StashView(Report, frozen=True, kw_only=True):
         for name in dict.fromkeys([*predicted, *measured]):
             sides = [predicted.get(name), *([measured.get(name)] if measured else [])]
             why = next(bar.why for bar in sides if bar is not None)
-            rows.append((name, *("–" if bar is None else _range(bar) for bar in sides), why))
+            rows.append((name, *("–" if bar is None else _said(bar) for bar in sides), why))
         columns = [Column("predicted", right=True), *([Column("measured", right=True)] if measured else [])]
         yield table([Column("stall"), *columns, Column("how", wide=True)], rows)
         yield from notes(self.unknown, "not known")
@@ -98,16 +98,16 @@ def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
         headline = (
             f"{worst.name.capitalize()} takes {share(worst.share)} of the step, {seconds(worst.seconds)} ({how})."
         )
-    return StashView(
-        headline=headline, source=source, workers=workers, alone_s=predicted.alone_s, recorded_s=predicted.recorded_s,
-        interval_s=predicted.interval_s, predicted=predicted.bars, measured=compared.measured if compared else (),
-        runs_s=compared.runs_s if compared else {}, unknown=predicted.unknown, notes=compared.notes if compared else (),
+    return taken(
+        StashView, predicted, headline=headline, source=source, workers=workers, predicted=predicted.bars,
+        measured=compared.measured if compared else (), runs_s=compared.runs_s if compared else {},
+        notes=compared.notes if compared else (),
         next=f"foretrace advise {shlex.quote(source)}" if compared is None else "foretrace rig check",
     )  # fmt: skip
 
 
-def _range(bar: Stall) -> str:
-    return f"{seconds(bar.seconds)} ({span(bar.low_s, bar.high_s)}) {share(bar.share)}"
+def _said(bar: Stall) -> str:
+    return f"{ranged(bar.seconds, bar.low_s, bar.high_s, seconds)} {share(bar.share)}"
 
 
 def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAdviseView:
@@ -121,15 +121,14 @@ def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAd
             f"{chosen.name}: {epochs} in {_time(chosen)} for {digits(chosen.dollars)} {money(chosen.currency)} "
             f"({digits(chosen.dollars_low)} – {digits(chosen.dollars_high)}), {found.why}."
         )
-    return CloudAdviseView(
-        headline=headline, source=source, chosen=chosen.name if chosen else "", samples=wanted.samples,
-        epochs=wanted.epochs, batch=found.batch, offers=found.offers, left_out=found.left_out,
+    return taken(
+        CloudAdviseView, found, wanted, headline=headline, source=source, chosen=chosen.name if chosen else "",
         assumptions=found.assumed, next=f"foretrace advise {shlex.quote(source)}",
     )  # fmt: skip
 
 
 def _time(offer: Offer) -> str:
-    return f"{_hours(offer.hours)} ({_hours(offer.hours_low)} – {_hours(offer.hours_high)})"
+    return ranged(offer.hours, offer.hours_low, offer.hours_high, _hours)
 
 
 def _hours(value: float) -> str:

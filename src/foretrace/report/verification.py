@@ -285,7 +285,7 @@ class LedgerView(Report, frozen=True, kw_only=True):
             )  # fmt: skip
         if self.summary:
             yield listing(
-                self.summary, ("name", "technique"), (_rows, Column("rows", right=True)),
+                self.summary, ("name", "technique"), ("concluded", "concluded", "count"), ("rows", "of rows", "count"),
                 ("median_error", "median error", "share"), ("worst_error", "worst", "share"),
                 ("coverage", "covered", "share"),
             )  # fmt: skip
@@ -340,10 +340,6 @@ def ledger(rows: Sequence[Row], *, source: str, summary_only: bool = False) -> L
         ),
         summary=found, notes=(), next="" if summary_only or not found else "foretrace ledger --summary",
     )  # fmt: skip
-
-
-def _rows(each: Summary) -> str:
-    return count(each.rows) if each.rows == each.concluded else f"{count(each.concluded)} of {each.rows}"
 
 
 def _how(view: VerifyView) -> str:
