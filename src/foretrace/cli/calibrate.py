@@ -125,7 +125,7 @@ def network(
         )  # fmt: skip
     if not accept_noise:
         collectives.refuse_noise(table)
-    return report.network(table, collectives.keep(table, out))
+    return report.calibrated_network(table, collectives.keep(table, out))
 
 
 def _machine_of(source: Path) -> dict[str, Any]:

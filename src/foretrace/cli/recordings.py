@@ -243,7 +243,7 @@ def stash(
     A recording is answered at once; a script or model is also run for real, four ways in turns, and both are compared.
     Example: foretrace stash resnet50 --workers 2
     """
-    from foretrace.report import stash as report
+    from foretrace.report import workers as report
 
     if options.is_recording(source):
         from foretrace.experiment.stalls import stalls

@@ -82,7 +82,7 @@ def network_check(
     """
     from foretrace.cost.network.collective_files import read
     from foretrace.cost.network.parse import network as parse
-    from foretrace.report import network as report
+    from foretrace.report import calibrate as report
 
     table = read(measured, workers=workers, per_node=per_node, kind=kind)
     series = table.one(workers=workers, per_node=per_node, kind=kind, system=system)
@@ -120,7 +120,7 @@ def compression_advise(
     """
     from foretrace.experiment.calibrate import with_hooks
     from foretrace.plan import compression_advice as plan
-    from foretrace.report import compression as report
+    from foretrace.report import workers as report
 
     plan.positive(tolerance=tolerance, seconds=seconds)
     chosen = plan.methods_named(method or ()) or plan.DEFAULT
@@ -144,7 +144,7 @@ def compression_advise(
             graph, note = with_hooks(graph, [(parallel, each) for each in chosen], seconds, told)
     with options.progress("predicting methods") as told:
         advice = plan.advise(graph, parallel, chosen, tolerance=tolerance, progress=told)
-    return report.advise(advice, source=source, note=note, asked=asked)
+    return report.compression(advice, source=source, note=note, asked=asked)
 
 
 def _estimated(source: str, *, device: str, **how: Any) -> TaskGraph:
@@ -186,7 +186,7 @@ def cloud_advise(
     from foretrace.files import write_text
     from foretrace.hardware.instances import instances
     from foretrace.plan import cloud as offers
-    from foretrace.report import stash as report
+    from foretrace.report import workers as report
 
     wrong = "--step {}: write the device and seconds above 0, as in T4=0.21."
     wanted = offers.RentalRequest(
