@@ -8,7 +8,7 @@ import numpy as np
 
 from foretrace.report import headline, runs
 from foretrace.report.blocks import Block, Column, Line, listing, table
-from foretrace.report.units import between, count, level, signed, unit_for
+from foretrace.report.units import between, count, level, signed, things, unit_for
 from foretrace.report.views import Report, Result, taken
 from foretrace.simulate.check import CheckReport, Finding
 from foretrace.simulate.replay import replay
@@ -70,7 +70,7 @@ class SimulateView(Report, frozen=True, kw_only=True):
         )
         unit = unit_for(self.step_time_s)
         yield Line(
-            f"{count(self.steps)} {'step' if self.steps == 1 else 'steps'}, {count(self.tasks)} tasks, "
+            f"{things(self.steps, 'step')}, {count(self.tasks)} tasks, "
             f"{count(self.edges)} edges; {level(self.interval_level)} interval of a step "
             f"{between(*self.interval_s, unit)} {unit.name}.",
             soft=True,

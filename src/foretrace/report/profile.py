@@ -10,7 +10,7 @@ from foretrace.hardware.probe import Peaks
 from foretrace.report import runs
 from foretrace.report.blocks import About, Block, Column, Grid, listing, table
 from foretrace.report.blocks import notes as remarks
-from foretrace.report.units import between, count, digits, in_unit, level, nbytes, scaled, share, unit_for
+from foretrace.report.units import between, count, digits, in_unit, level, nbytes, scaled, share, things, unit_for
 from foretrace.report.views import Report, StepTimeView, taken
 from foretrace.simulate.memory import CATEGORIES, MemorySplit
 from foretrace.simulate.timeline import Timeline
@@ -63,7 +63,7 @@ class ProfileView(Report, frozen=True, kw_only=True):
     memory: MemorySplit | None
 
     def shown(self, top: int) -> Iterator[Block]:
-        yield About((self.source, self.device, f"{count(self.steps)} {'step' if self.steps == 1 else 'steps'}"))
+        yield About((self.source, self.device, things(self.steps, "step")))
         yield table(["metric", Column("value", right=True), Column(wide=True)], _metrics(self))
         yield _rates_table("class", [row for row in self.classes if row.share >= _LITTLE])
         yield _rates_table("operator" if self.platform == "cpu" else "kernel", self.operators[:top])
@@ -121,21 +121,15 @@ def profile(
         samples_per_s=per_step / step.median if per_step and step.median else None,
         samples_per_s_p10=per_step / step.p90 if per_step and step.p90 else None,
         samples_per_s_p90=per_step / step.p10 if per_step and step.p10 else None,
-        peaks=None
-        if peaks is None
-        else taken(
-            PeaksView,
-            peaks,
-            fp32_flops_per_s=peaks.fp32 or None,
-            tf32_flops_per_s=peaks.tf32 or None,
-            fp16_flops_per_s=peaks.fp16 or None,
-            bf16_flops_per_s=peaks.bf16 or None,
-            bytes_per_s=peaks.bytes_per_s or None,
-            ridge=peaks.ridge or None,
-        ),
-        cpu=use, threads_busy=found.lane_busy, memory=memory, notes=tuple(notes),
+        peaks=None if peaks is None else _peaks(peaks), cpu=use, threads_busy=found.lane_busy, memory=memory,
+        notes=tuple(notes),
         next=f"foretrace show {runs.quoted(path)}" if path else f"foretrace profile {name.partition(' ')[0]} --out run",
     )  # fmt: skip
+
+
+def _peaks(peaks: Peaks) -> PeaksView:
+    flops = {f"{name}_flops_per_s": getattr(peaks, name) or None for name in ("fp32", "tf32", "fp16", "bf16")}
+    return taken(PeaksView, peaks, bytes_per_s=peaks.bytes_per_s or None, ridge=peaks.ridge or None, **flops)
 
 
 def _who(platform: str) -> str:
