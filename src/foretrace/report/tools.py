@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import msgspec
 
@@ -229,24 +229,26 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     vendor: str
     arch: str
     launch_year: int
-    fp32_tflops: float | None
-    tf32_tflops: float | None
-    fp16_tflops: float | None
-    bf16_tflops: float | None
-    fp8_tflops: float | None
-    int8_tops: float | None
-    memory_gb: float | None
-    memory_gb_s: float | None
-    l2_mb: float | None
+    fp32_tflops: Annotated[float | None, "fp32", "TFLOP/s"]
+    tf32_tflops: Annotated[float | None, "tf32", "TFLOP/s"]
+    fp16_tflops: Annotated[float | None, "fp16", "TFLOP/s"]
+    bf16_tflops: Annotated[float | None, "bf16", "TFLOP/s"]
+    fp8_tflops: Annotated[float | None, "fp8", "TFLOP/s"]
+    int8_tops: Annotated[float | None, "int8", "TOP/s"]
+    memory_gb: Annotated[float | None, "memory", "GB"]
+    memory_gb_s: Annotated[float | None, "memory bandwidth", "GB/s"]
+    l2_mb: Annotated[float | None, "L2", "MB"]
     sms: int
-    boost_mhz: float | None
+    boost_mhz: Annotated[float | None, "clock", "MHz"]
     scaleup_link: str
-    scaleup_gb_s: float | None  # both directions
+    scaleup_gb_s: Annotated[float | None, "links, both ways", "GB/s"]  # both directions
     pcie: str
-    pcie_gb_s: float | None  # one direction
-    tdp_w: float | None
-    node_devices: int | None  # of a usual machine
-    network_gb_s: float | None  # one direction, to other machines, for each device
+    pcie_gb_s: Annotated[float | None, "PCIe, one way", "GB/s"]  # one direction
+    tdp_w: Annotated[float | None, "power", "W"]
+    node_devices: Annotated[int | None, "usual machine", "devices"]
+    network_gb_s: Annotated[
+        float | None, "network per device", "GB/s"
+    ]  # one direction, to other machines, for each device
     confirmed: dict[str, str]  # figure -> device tables that give the same; the others are unconfirmed
     source: str
     note: str
@@ -286,34 +288,16 @@ def _device(each: Device) -> DeviceView:
     )
 
 
-_FIGURES = (
-    ("fp32", "fp32_tflops", "TFLOP/s"),
-    ("tf32", "tf32_tflops", "TFLOP/s"),
-    ("fp16", "fp16_tflops", "TFLOP/s"),
-    ("bf16", "bf16_tflops", "TFLOP/s"),
-    ("fp8", "fp8_tflops", "TFLOP/s"),
-    ("int8", "int8_tops", "TOP/s"),
-    ("memory", "memory_gb", "GB"),
-    ("memory bandwidth", "memory_gb_s", "GB/s"),
-    ("L2", "l2_mb", "MB"),
-    ("clock", "boost_mhz", "MHz"),
-    ("links, both ways", "scaleup_gb_s", "GB/s"),
-    ("PCIe, one way", "pcie_gb_s", "GB/s"),
-    ("power", "tdp_w", "W"),
-    ("usual machine", "node_devices", "devices"),
-    ("network per device", "network_gb_s", "GB/s"),
-)
-
-
 def _one_device(each: DeviceView) -> Iterator[Block]:
     yield Headline(f"{each.name} ({each.arch}, {each.launch_year}), in cluster files: {each.short}")
     rows = []
-    for word, field, unit in _FIGURES:
+    for field, kind in get_type_hints(DeviceView, include_extras=True).items():
         value = getattr(each, field)
-        if value is not None:
+        if hasattr(kind, "__metadata__") and value is not None:
             source = each.confirmed.get(field, "")
             said = "vendor's figure, unconfirmed" if each.source != "designed" else "designed"
             said = f"confirmed by {source.replace('+', ', ')}" if source else said
+            word, unit = kind.__metadata__
             rows.append((word, str(value) if field == "node_devices" else digits(value), unit, said))
     yield table(["", Column(right=True), "", Column(wide=True)], rows)
     links = [text for text in (each.scaleup_link, f"PCIe {each.pcie}" if each.pcie else "") if text]

@@ -107,10 +107,11 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool, bool, type[msg
             return type_
         return None if get_origin(type_) is dict else next(filter(None, map(struct, get_args(type_))), None)
 
-    return tuple(
-        (field.name, field.required, type(None) in get_args(field.type), struct(field.type))
-        for field in msgspec.structs.fields(kind)
-    )
+    found = []
+    for field in msgspec.structs.fields(kind):
+        type_ = field.type.__origin__ if hasattr(field.type, "__metadata__") else field.type  # without words and units
+        found.append((field.name, field.required, type(None) in get_args(type_), struct(type_)))
+    return tuple(found)
 
 
 class StepTimeView(msgspec.Struct, frozen=True, kw_only=True):
