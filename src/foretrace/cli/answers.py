@@ -24,7 +24,11 @@ from foretrace.names import near
 from foretrace.reading import ALLOW_LARGE
 
 if TYPE_CHECKING:
-    from foretrace.report.views import Result
+    from foretrace.report import views
+
+    Result = views.Result
+else:
+    Result = object  # what commands return; its module takes longer to load than many a command to fail
 
 Html = Annotated[Path | None, option(..., "FILE", "Write the answer as a self-contained page, too.")]
 AsJson = Annotated[bool, flag("--json", "Print JSON (docs/json.md) instead of text.", default=...)]

@@ -6,18 +6,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from foretrace.cli import options
-from foretrace.cli.answers import Reply, asked, group, writable
+from foretrace.cli.answers import Reply, Result, asked, group, writable
 from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
-
 
 Seconds = Annotated[float, option(..., "S", "At most this many seconds for all operators.", least=1.0)]
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from foretrace.cli import completion, options
-from foretrace.cli.answers import group
+from foretrace.cli.answers import Result, group
 from foretrace.cli.options import argument, flag, option
 from foretrace.cli.verify import LedgerFile, NoLedger
 from foretrace.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
 
 
 def tune(

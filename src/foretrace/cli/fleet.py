@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrace.cli import options
-from foretrace.cli.answers import Reply, group, page_asked, writable
+from foretrace.cli.answers import Reply, Result, group, page_asked, writable
 from foretrace.cli.fleet_live import live
 from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies, Seed, following, plays, spelt
 from foretrace.cli.fleet_rig import rig
@@ -20,7 +20,6 @@ from foretrace.errors import ForetraceError
 if TYPE_CHECKING:
     from foretrace.fleet.result import FleetResult
     from foretrace.fleet.scene import Spec
-    from foretrace.report.views import Result
 
 
 @plays(*JOBS, *COSTS, "policy", "cluster", "load", "seed", "checkpoint_gb", "storage_gb_s")

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrace.cli import completion, options
-from foretrace.cli.answers import Reply
+from foretrace.cli.answers import Reply, Result
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 from foretrace.names import keyed, question, resolve
 
 if TYPE_CHECKING:
     from foretrace.cost.model import CostModel
-    from foretrace.report.views import Result
 
 # What says which step is meant, in the order in which the command to try next says it.
 _RECIPE = (

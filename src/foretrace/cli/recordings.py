@@ -8,16 +8,12 @@ from enum import StrEnum
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from foretrace.cli import options
-from foretrace.cli.answers import Reply
+from foretrace.cli.answers import Reply, Result
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
 
 
 class By(StrEnum):

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from foretrace.cli import completion, options
+from foretrace.cli.answers import Result
 from foretrace.cli.options import argument, option
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
 
 
 def techniques(

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from foretrace.cli import options
-from foretrace.cli.answers import Reply, group
+from foretrace.cli.answers import Reply, Result, group
 from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
 
 LedgerFile = Annotated[
     Path | None, option(..., "FILE", "The ledger; by default $FORETRACE_LEDGER or your data folder.")

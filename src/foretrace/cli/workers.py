@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrace.cli import completion, options
-from foretrace.cli.answers import Reply, group
+from foretrace.cli.answers import Reply, Result, group
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.graph.taskgraph import TaskGraph
-    from foretrace.report.views import Result
 
 
 def align(
