@@ -136,10 +136,6 @@ class RewriteTimesView(msgspec.Struct, frozen=True, kw_only=True):
     p90_s: float
 
 
-class RewriteGainView(Ratio, frozen=True, kw_only=True):
-    """Time of the original over that of another model, with its 80 % interval."""
-
-
 class RewriteMeasuredView(msgspec.Struct, frozen=True, kw_only=True):
     """Models that ran in turns: the original, its operators without its Python code, the rewritten one."""
 
@@ -147,7 +143,7 @@ class RewriteMeasuredView(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     rounds: int
     times: dict[str, RewriteTimesView]  # original, captured, rewritten
-    gains: dict[str, RewriteGainView]  # captured, rewritten
+    gains: dict[str, Ratio]  # captured, rewritten: time of the original over theirs, 80 % interval
 
 
 class RewriteView(Result, frozen=True, kw_only=True):
@@ -202,8 +198,7 @@ def rewriting(
     measured = None
     if found.gain is not None:
         times = {name: taken(RewriteTimesView, arm) for name, arm in found.gain.arms.items()}
-        gains = {name: taken(RewriteGainView, each) for name, each in found.gain.gains.items()}
-        measured = taken(RewriteMeasuredView, found.gain, times=times, gains=gains)
+        measured = taken(RewriteMeasuredView, found.gain, times=times)
     return taken(
         RewriteView, found, done, wanted, headline=_headline(found, measured), source=source, size=size, batch=batch,
         measured=measured, operators_before=len(done.before.order()), operators_after=len(done.after.order()),
