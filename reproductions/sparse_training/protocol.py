@@ -30,7 +30,7 @@ from foretrace.cost.accelerators.sparse import (
     expected,
     simulate,
 )
-from foretrace.report.sparsity import sample
+from foretrace.report.models import sample
 from foretrace.techniques.compute.sparse_accelerator import CLUSTERED
 from foretrace.training.sparsity import exact, taken
 from reproductions import parser_of

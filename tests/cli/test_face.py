@@ -72,6 +72,7 @@ MEANINGS = {
     "--accept-noise": "keep times that vary", "--acceptance": "proposals that a model accepts",
     "--accumulate": "micro-batches per update", "--add-rack": "more units",
     "--against": "techniques of the baseline", "--all-ranks": "all ranks as one graph",
+    "--allow-large": "read large files",
     "--alpha": "how much worse graphs may be that are followed", "--any-sets": "several pieces on a device",
     "--apply": "change settings of the machine",
     "--area": "most area of a chip",

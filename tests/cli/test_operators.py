@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from foretrace.model.readers.json_form import loads
-from foretrace.report.operators import OperatorsView
+from foretrace.report.models import OperatorsView
 from foretrace.report.units import scaled
 from tests.cli.conftest import Cli
 

@@ -10,7 +10,7 @@ import pytest
 
 from foretrace.cli.app import run
 from foretrace.report.jsonout import schema
-from foretrace.report.utilisation import UtilisationView
+from foretrace.report.models import UtilisationView
 
 GRAPH = """{"format": "foretrace operators", "version": 1, "name": "layer", "batch": 8, "tensors": [
   {"dims": [4096, 4096], "role": "input"}, {"dims": [4096, 4096], "role": "weight"}, {"dims": [4096, 4096]},

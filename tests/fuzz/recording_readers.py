@@ -152,10 +152,9 @@ def rank_archives() -> Samples:
 
 def _of_scenario(run: Any, path: Path, way: int) -> Iterator[Figure]:
     """What show, simulate, blame, whatif and export make of a graph."""
-    from foretrace.report import blame as blames
+    from foretrace.report import check as simulated
     from foretrace.report import html, perfetto, tracks
     from foretrace.report import show as shows
-    from foretrace.report import simulate as simulated
     from foretrace.report import whatif as predicted
     from foretrace.report.jsonout import dumps
     from foretrace.report.terminal import Terminal, render
@@ -174,7 +173,7 @@ def _of_scenario(run: Any, path: Path, way: int) -> Iterator[Figure]:
         yield "after", changed.simulate().step_time_s
     if way > 1:
         return
-    show, blame = shows.show(timeline, path=str(path)), blames.blame(timeline, path=str(path))
+    show, blame = shows.show(timeline, path=str(path)), shows.blame(timeline, path=str(path))
     for view in (show, blame, simulated.simulate(timeline, path=str(path))):
         yield type(view).__name__, view
         dumps(view)

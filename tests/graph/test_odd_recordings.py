@@ -15,9 +15,8 @@ from foretrace import flow
 from foretrace.errors import ForetraceError
 from foretrace.graph.builder import build as build_graph
 from foretrace.graph.store import load, save
-from foretrace.report.blame import blame
 from foretrace.report.profile import profile
-from foretrace.report.show import show
+from foretrace.report.show import blame, show
 from foretrace.simulate.memory import split
 from foretrace.simulate.overhead import unprofiled
 from foretrace.simulate.timeline import simulate

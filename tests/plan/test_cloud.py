@@ -14,7 +14,7 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.devices import catalog
 from foretrace.hardware.instances import Instance, instances
 from foretrace.plan.cloud import RentalRequest, advise
-from foretrace.report import stash as report
+from foretrace.report import workers as report
 from foretrace.simulate.timeline import simulate
 
 RECORDED = Path(__file__).parents[1] / "data" / "cnn.json.gz"

@@ -9,10 +9,9 @@ from msgspec import structs
 from foretrace.experiment.job import Assumed
 from foretrace.graph.taskgraph import Change
 from foretrace.report import headline
-from foretrace.report.blame import BlameView
+from foretrace.report.check import SimulateView
 from foretrace.report.compare import CompareRowView, CompareView
-from foretrace.report.show import ShowView
-from foretrace.report.simulate import SimulateView
+from foretrace.report.show import BlameView, ShowView
 from foretrace.report.views import BreakdownView, StepTimeView
 from foretrace.report.whatif import StageView, WhatIfView
 from foretrace.simulate.timeline import BlameRow

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from foretrace.graph.taskgraph import TaskKind
-from foretrace.report import blame, compare, html, show, tracks
-from foretrace.report import simulate as simulated
+from foretrace.report import check as simulated
+from foretrace.report import compare, html, show, tracks
 from foretrace.report import whatif as predicted
 from foretrace.report.jsonout import dumps, loads
 from foretrace.report.terminal import Terminal, render
@@ -84,7 +84,7 @@ def test_recurring_needs_steps() -> None:
 
 def test_blame_rows_are_those_of_the_timeline(runs: dict[str, Timeline]) -> None:
     for by in ("name", "layer", "kind", "phase"):
-        view = blame.blame(runs["recorded"], by, path="demo.json")
+        view = show.blame(runs["recorded"], by, path="demo.json")
         rows = runs["recorded"].blame(by)
         assert [row.name for row in view.rows] == [row.name for row in rows]
         assert [row.saved_if_removed_s for row in view.rows] == [row.saved_if_removed_s for row in rows]

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from foretrace.experiment.kernels import CompiledStep, GeneratedKernel
-from foretrace.report.kernels import kernels
+from foretrace.report.programs import kernels
 from foretrace.report.terminal import Terminal, render
 
 

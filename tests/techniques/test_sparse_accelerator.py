@@ -19,7 +19,7 @@ from torch import nn
 from foretrace.cost.accelerators.sparse import SparseArray
 from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import Phase, TaskGraph
-from foretrace.report import sparsity as report
+from foretrace.report import models as report
 from foretrace.report.jsonout import dumps
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique

@@ -21,14 +21,26 @@ from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
 from foretrace.names import near
+from foretrace.reading import ALLOW_LARGE
 
 if TYPE_CHECKING:
-    from foretrace.report.views import Result
+    from foretrace.report import views
+
+    Result = views.Result
+else:
+    Result = object  # what commands return; its module takes longer to load than many a command to fail
 
 Html = Annotated[Path | None, option(..., "FILE", "Write the answer as a self-contained page, too.")]
 AsJson = Annotated[bool, flag("--json", "Print JSON (docs/json.md) instead of text.", default=...)]
 Made = TypeVar("Made", bound=Callable[..., Any])
 Given = TypeVar("Given")
+AllowLarge = Annotated[
+    bool,
+    flag(
+        "--allow-large", "Read files that unpack to more than 400 times their size, or to more than fits their kind.",
+        default=...,
+    ),
+]  # fmt: skip
 COMMON = {"html": (Html, None), "as_json": (AsJson, False)}
 
 
@@ -106,8 +118,11 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
     return taking(answering, [*parameters(asked_for), *more])
 
 
-def group(name: str, help: str, default: str = "", models: Callable[[], Collection[str]] = tuple) -> typer.Typer:
-    """Return a command with commands of its own; another first word, or one of `models`, is for `default`."""
+def group(
+    name: str, help: str, *, default: str = "", models: Callable[[], Collection[str]] = tuple,
+    **commands: Callable[..., Result | Reply | None],
+) -> typer.Typer:  # fmt: skip
+    """Return a command with these commands of its own; another first word, or one of `models`, is for `default`."""
 
     class ByModel(TyperGroup):
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -118,20 +133,26 @@ def group(name: str, help: str, default: str = "", models: Callable[[], Collecti
             return super().resolve_command(ctx, args)
 
     kind = ByModel if default else TyperGroup
-    return typer.Typer(name=name, help=help, cls=kind, no_args_is_help=True, rich_markup_mode=None)
+    made = typer.Typer(name=name, help=help, cls=kind, no_args_is_help=True, rich_markup_mode=None)
+    for word, command in commands.items():
+        made.command(word)(answers(command))
+    return made
 
 
 def gathering(command: Callable[..., Given]) -> Callable[..., Given]:
-    """Return the command with options in place of each parameter that is a dataclass of them."""
+    """Return the command with options in place of each parameter that is a dataclass of them, and --allow-large."""
     groups = {name: kind for name, kind in _kinds(command).items() if _is_group(kind)}
 
     @wraps(command)
-    def gathered(**given: Any) -> Given:
+    def gathered(*, allow_large: bool, **given: Any) -> Given:
+        if allow_large:  # workers that read for this process inherit it
+            os.environ[ALLOW_LARGE] = "1"
         for name, kind in groups.items():
             given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
         return command(**given)
 
-    return taking(gathered, [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters(command)])
+    large = Parameter("allow_large", Parameter.KEYWORD_ONLY, default=False, annotation=AllowLarge)
+    return taking(gathered, [*(each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters(command)), large])
 
 
 def parameters(command: Callable[..., Any], *but: str) -> list[Parameter]:

@@ -50,12 +50,13 @@ PANELS = {
 }  # fmt: skip
 # Files with other names than their commands.
 _HOMES = {
-    "recordings": ("show", "blame", "simulate", "check", "compare", "advise", "whatif", "report", "export", "graph"),
-    "models": ("zoo", "estimate", "operators", "utilisation", "sparsity", "rewrite"),
-    "programs": ("program", "kernels"),
-    "ranks": ("align", "scale"),
-    "verify": ("ledger",),
-}
+    "recordings": ("show", "blame", "profile", "simulate", "stash", "report", "export", "graph", "advise", "whatif",
+                   "optimise", "compare", "check"),
+    "verify": ("ledger", "rig"),
+    "models": ("estimate", "operators", "utilisation", "sparsity", "rewrite", "program", "kernels", "codesign"),
+    "workers": ("align", "scale", "network", "compression", "cloud"),
+    "tools": ("techniques", "zoo", "devices"),
+}  # fmt: skip
 
 
 class Panels(TyperGroup):
@@ -102,7 +103,8 @@ def application() -> typer.Typer:
             app.add_typer(command)
         elif name == "record":  # what is recorded follows --, options and all
             words = "Record a few steps of a training command, left unchanged."
-            app.command(name, short_help=words, context_settings={"allow_extra_args": True})(command)
+            settings = {"allow_extra_args": True}
+            app.command(name, short_help=words, context_settings=settings)(gathering(command))
         else:
             told = command.__annotations__["return"] != "None"
             app.command(name)(answers(command) if told else gathering(command))
@@ -167,35 +169,7 @@ def _run(arguments: Sequence[str]) -> int:
 @cache
 def _command(others: tuple[EntryPoint, ...]) -> Any:
     """Return the application as it is run, made once for what other packages offer."""
-    command: Any = typer.main.get_command(application())
-    _allow_large(command)
-    return command
-
-
-def _allow_large(command: Any) -> None:
-    """Give --allow-large to every command: whatever it reads, it reads within the same limits."""
-
-    def allow(value: bool) -> bool:
-        if value:  # workers that read for this process inherit it
-            os.environ[ALLOW_LARGE] = "1"
-        return value
-
-    words = "Read files that unpack to more than 400 times their size, or to more than fits their kind."
-    one = typer.Typer()
-
-    @one.command()
-    def any_command(allow_large: bool = typer.Option(False, "--allow-large", callback=allow, help=words)) -> None:
-        """Never called: the option is what is wanted of it."""
-
-    option: Any = next(each for each in typer.main.get_command(one).params if each.name == "allow_large")
-    option.expose_value = False
-    waiting = [command]
-    while waiting:
-        each = waiting.pop()
-        inner = list(getattr(each, "commands", {}).values())
-        waiting += inner
-        if not inner:
-            each.params.append(option)
+    return typer.main.get_command(application())
 
 
 def _bug() -> int:

@@ -6,25 +6,18 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from foretrace.cli import options
-from foretrace.cli.answers import Reply, answers, asked, group, writable
+from foretrace.cli.answers import Reply, Result, asked, group, writable
 from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
-
-calibrate = group("calibrate", "Time operators on this machine, for better predictions.")
 
 Seconds = Annotated[float, option(..., "S", "At most this many seconds for all operators.", least=1.0)]
 
 
-@calibrate.command("device")
-@answers
 def device(
     threads: int | None = option(None, "N", "Threads of an operator.", least=1),
     seconds: Seconds = 30.0,
@@ -69,8 +62,6 @@ def device(
     return Reply(result=report.calibrated("device", found), how=how)
 
 
-@calibrate.command("run")
-@answers
 def run(
     source: options.Source,
     do: options.Do,
@@ -99,8 +90,6 @@ def run(
     return Reply(result=calibrated("run", found), how={"source": source.name, "following": following})
 
 
-@calibrate.command("network")
-@answers
 def network(
     workers: int = option(0, "N", "Processes; by default the GPUs, or 2 without any.", least=0),
     backend: str = option("", "gloo|nccl", "By default nccl where there are GPUs."),
@@ -120,7 +109,7 @@ def network(
     Example: foretrace calibrate network --workers 2 --to 4194304 --out gloo.json --accept-noise
     """
     from foretrace.experiment import collectives
-    from foretrace.report import network as report
+    from foretrace.report import calibrate as report
 
     writable(out)
     gpus = collectives.gpus()
@@ -132,7 +121,7 @@ def network(
         )  # fmt: skip
     if not accept_noise:
         collectives.refuse_noise(table)
-    return report.calibrated(table, collectives.keep(table, out))
+    return report.calibrated_network(table, collectives.keep(table, out))
 
 
 def _machine_of(source: Path) -> dict[str, Any]:
@@ -158,3 +147,8 @@ def _elsewhere(allocator: dict[str, str], words: list[str]) -> bool:
     if ended.returncode:
         raise typer.Exit(ended.returncode)
     return True
+
+
+calibrate = group(
+    "calibrate", "Time operators on this machine, for better predictions.", device=device, run=run, network=network
+)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from foretrace.cli import completion, options
-from foretrace.cli.answers import answers, group
+from foretrace.cli.answers import Result, group
 from foretrace.cli.options import argument, flag, option
 from foretrace.cli.verify import LedgerFile, NoLedger
 from foretrace.errors import ForetraceError
 
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
 
-energy = group("energy", "Tune settings for less energy, and measure it.")
-
-
-@energy.command("tune")
-@answers
 def tune(
     target: list[str] = argument(
         ..., "TARGET", "A command, after --; or zeus:FOLDER workload=NAME [gpu=NAME] [target=X], recorded by Zeus."),
@@ -55,8 +46,6 @@ def tune(
         return report.tuned(tuning.tune(environment, slo, evaluations=evaluations, seed=seed, tell=tell), slo=slo)
 
 
-@energy.command("measure")
-@answers
 def measure(
     target: list[str] = argument(..., "COMMAND", "What to run, after --."),
     grid: options.Grid = None,
@@ -72,8 +61,6 @@ def measure(
     return report.measured(found.name, found.measure(()), tuple(each.name for each in found.meters), grid)
 
 
-@energy.command("colocate")
-@answers
 def colocate(
     model: str = argument(..., "MODEL", "Whose requests come: a model of the zoo.", complete=completion.models),
     tuned: str = argument(..., "TUNED", "What is fine-tuned beside it, of the zoo.", complete=completion.models),
@@ -113,3 +100,8 @@ def _values(text: str) -> tuple[str, tuple[float, ...]]:
     if any(not 0 < each < float("inf") for each in values):
         raise ForetraceError(f"`set={text}`: values must be numbers above 0, as in batch=1,2,4.")
     return name, values
+
+
+energy = group(
+    "energy", "Tune settings for less energy, and measure it.", tune=tune, measure=measure, colocate=colocate
+)

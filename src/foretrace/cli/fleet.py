@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrace.cli import options
-from foretrace.cli.answers import Reply, answers, group, page_asked, writable
+from foretrace.cli.answers import Reply, Result, group, page_asked, writable
 from foretrace.cli.fleet_live import live
 from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies, Seed, following, plays, spelt
 from foretrace.cli.fleet_rig import rig
@@ -20,7 +20,6 @@ from foretrace.errors import ForetraceError
 if TYPE_CHECKING:
     from foretrace.fleet.result import FleetResult
     from foretrace.fleet.scene import Spec
-    from foretrace.report.views import Result
 
 
 @plays(*JOBS, *COSTS, "policy", "cluster", "load", "seed", "checkpoint_gb", "storage_gb_s")
@@ -313,6 +312,7 @@ def policies() -> Result:
     return FleetPoliciesView(policies=described())
 
 
-fleet = group("fleet", "Simulate logs of many jobs; ask why and what if.")
-for command in (run, compare, why, whatif, slots, sweep, fit, generate, export, live, policies, rig):
-    fleet.command(command.__name__)(answers(command))
+fleet = group(
+    "fleet", "Simulate logs of many jobs; ask why and what if.", run=run, compare=compare, why=why, whatif=whatif,
+    slots=slots, sweep=sweep, fit=fit, generate=generate, export=export, live=live, policies=policies, rig=rig,
+)  # fmt: skip

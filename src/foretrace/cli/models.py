@@ -1,20 +1,20 @@
-"""Commands about models without a run: what there is to try, what a step computes, takes and could be instead."""
+"""Commands about models without a run: what a step computes, takes and could be instead, and its compiled code."""
 
 from __future__ import annotations
 
 import gc
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrace.cli import completion, options
-from foretrace.cli.answers import Reply
+from foretrace.cli.answers import Reply, Result
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
-from foretrace.names import resolve
+from foretrace.names import keyed, question, resolve
 
 if TYPE_CHECKING:
     from foretrace.cost.model import CostModel
-    from foretrace.report.views import Result
 
 # What says which step is meant, in the order in which the command to try next says it.
 _RECIPE = (
@@ -23,29 +23,6 @@ _RECIPE = (
 )  # fmt: skip
 _USUAL = {"size": "full", "tensor": 1, "accumulate": 1, "workers": 1}
 _BY = ("family", "operator", "phase", "layer")
-
-
-def zoo(
-    name: str = argument("", "[NAME]", "One model, to build and run.", complete=completion.models),
-    size: options.Size = "tiny",
-    steps: int = option(10, "N", "Steps to time, after a warm-up.", least=1),
-    seed: int = option(0, "N", "Seed of weights and data.", least=0),
-) -> Result:
-    """List the models to verify on, or train one for some steps.
-
-    Example: foretrace zoo resnet50
-    """
-    from foretrace.report.zoo import zoo
-    from foretrace.zoo import registry
-
-    if not name:
-        return zoo(registry.entries().values())
-    from foretrace.zoo.trial import trial
-
-    found = registry.entry(name)
-    with options.progress(f"training {name} ({size})") as progress:
-        run = trial(registry.training(name, size, seed=seed), steps, progress)
-    return zoo([found], run, size=size, seed=seed)
 
 
 def estimate(
@@ -136,7 +113,7 @@ def operators(
     from foretrace.model.blocks import with_blocks
     from foretrace.model.fusion import fuse as fused
     from foretrace.model.readers.json_form import checked, write
-    from foretrace.report import operators as report
+    from foretrace.report import models as report
     from foretrace.zoo.operators import operators_in
 
     by = resolve(by, _BY, {"families": "family", **{f"{each}s": each for each in _BY}}) or by
@@ -171,14 +148,14 @@ def utilisation(
     """
     from foretrace.hardware.devices import named
     from foretrace.model.estimate import model_usage
-    from foretrace.report import utilisation as report
+    from foretrace.report import models as report
     from foretrace.zoo.operators import operators_of
 
     target = named(device)
     with options.progress(f"capturing {model}") as tell:
         graph = operators_of(model, size=size, batch=batch, precision=precision, training=not inference, progress=tell)
     used = model_usage(graph, device=target, known=[member for path in measured or () for member in _times(path)])
-    return report.of_model(
+    return report.utilisation(
         used, model=model, training=not inference, next=f"foretrace estimate {model} --device {device}"
     )
 
@@ -216,7 +193,7 @@ def sparsity(
     Example: foretrace sparsity vgg11 --array "lanes=8 dispatch=fixed"
     """
     from foretrace.cost.accelerators.sparse import SparseArray
-    from foretrace.report import sparsity as report
+    from foretrace.report import models as report
     from foretrace.training.sparsity import exact, samples
     from foretrace.zoo.registry import job, script_mistakes
 
@@ -256,7 +233,7 @@ def rewrite(
     """
     from foretrace.plan.rewrite import write
     from foretrace.plan.rewrite.session import RewriteRequest, rewrite_named
-    from foretrace.report import rewriting as report
+    from foretrace.report import programs as report
 
     if out is not None:
         write.checked(out)
@@ -271,3 +248,123 @@ def rewrite(
     shown_size = "" if source.endswith(".py") else size
     view = report.rewriting(found, wanted, source=source, size=shown_size, batch=count, wrote=str(out or ""))
     return Reply(result=view, files={out: lambda path: write.write(found.emitted, path)})
+
+
+def program(
+    kind: str = argument(..., "KIND", "What is computed: matmul, conv2d, softmax, layer-norm ..."),
+    size: list[str] = argument(..., "NAME=N ...", "Its sizes, as in m=64 n=128 k=64."),
+    tries: int = option(100, "N", "Schedules that are drawn and predicted.", least=1, most=10_000),
+    measure: int = option(5, "N", "The best of them that are timed.", least=0),
+    calibrate: str = option("", "TIME", "Time programs of all kinds for so long at most before: 30s."),
+    seed: int = option(0, "N", "Seed of the schedules.", least=0),
+    top: options.Top = 10,
+) -> Result:
+    """Rank schedules of a tensor program, and time the best.
+
+    Each has its predicted time, and what binds it.
+
+    Example: foretrace program matmul m=64 n=128 k=64 --tries 30 --measure 3
+    """
+    from foretrace.cost.programs.rank import rank
+    from foretrace.cost.programs.tasks import KINDS, SIZES, task
+    from foretrace.report.programs import program as report
+
+    found = resolve(kind, KINDS)
+    if found is None:
+        raise ForetraceError(f"kind {kind!r} is unknown; {question(kind, KINDS)}")
+    names = [*SIZES[found], *["t"] * (found == "matmul")]
+    number = re.fullmatch(r"(\d{1,3}(?:\.\d+)?)s", calibrate or "0s")
+    if number is None or 0 < float(number[1]) < 5:
+        raise ForetraceError(f"`calibrate={calibrate}` must be 5 to 999 seconds; write --calibrate 30s.")
+    sizes = {name: _size(name, text) for name, text in keyed(size, names, found).items()}
+    given = task(found, **{name: sizes[name] for name in names if name in sizes})
+    with options.progress("predicting schedules") as tell:
+        ranked = rank(given, tries=tries, measured=measure, seed=seed, calibrate_s=float(number[1]), tell=tell)
+    return report(ranked)
+
+
+def _size(name: str, text: str) -> int:
+    if not text.isdecimal() or len(text) > 6 or not (int(text) or name == "t"):
+        raise ForetraceError(f"{name}={text} must be a whole number from 1 to 999999; write {name}=64.")
+    return int(text)
+
+
+def kernels(
+    model: str = argument(..., "MODEL|SCRIPT", "A zoo model, or a script with training().", complete=completion.models),
+    size: options.Size = "tiny",
+    threads: int = option(1, "N", "Threads of an operator.", least=1),
+    seconds: float = option(20.0, "S", "For running steps, 3 of each kind at least; compiling is extra.", least=0.1),
+    seed: int = option(0, "N", "Seed of weights and data.", least=0),
+    top: options.Top = 12,
+) -> Result:
+    """Time each kernel of a compiled model in its step.
+
+    The sum is held against the step of torch.compile.
+
+    Example: foretrace kernels vgg11 --seconds 10
+    """
+    from foretrace.experiment.kernels import step_kernels
+    from foretrace.hardware.processor import operator_threads
+    from foretrace.report.programs import kernels as report
+    from foretrace.zoo.registry import job, script_mistakes
+
+    make = job(model, size, seed=seed)
+    with operator_threads(threads), options.progress(f"compiling and running {model}") as tell:
+        with script_mistakes(model):
+            training = make()
+        return report(step_kernels(training, seconds=seconds, tell=tell), model)
+
+
+def codesign(
+    model: str = argument(
+        ..., "MODEL", "A transformer by name (gpt2-2.5b), or its config.json.", complete=completion.decoders
+    ),
+    devices: int = option(1024, "N", "How many of the accelerators.", least=1),
+    batch: int = option(4096, "N", "Samples per step.", least=1),
+    area: float = option(0.0, "MM2", "Most area of one, in 45 nm; by default that of a TPU-like one, 279.", least=0.0),
+    link: str = option("50GB/s", "RATE", "Between accelerators, of each in each direction."),
+    length: int = option(0, "N", "Words of a sequence; by default the model's.", least=0),
+    inference: options.Inference = False,
+    decode: int = option(0, "WORDS", "One more word of each sample, with so many in its cache.", least=0),
+    layer: bool = flag("--layer/--no-layer", "Order a layer's operators on the winner's cores.", default=True),
+    strategy: options.Strategy = "",
+    calls: options.Calls = 400,
+    seed: int = option(0, "N", "Seed of --strategy.", least=0),
+    perfetto: Path | None = option(None, "FILE", "Write the timelines for Perfetto (.json or .json.gz), too."),
+    top: options.Top = 8,
+) -> Reply:
+    """Search the accelerator and the plan together.
+
+    All designs with all plans are priced, so the best is proven within the model.
+
+    Example: foretrace codesign gpt2-xl --devices 1024 --link 50GB/s
+    """
+    from foretrace.hardware.cluster import parse_link
+    from foretrace.plan.codesign.answer import codesign as search
+    from foretrace.plan.codesign.schedule import layer_schedules
+    from foretrace.plan.codesign.searched import DesignProblem
+    from foretrace.report import perfetto as timelines
+    from foretrace.report.codesign import codesigned
+    from foretrace.report.tracks import track
+    from foretrace.search.named import search_named
+    from foretrace.simulate.timeline import simulate
+
+    between = parse_link(link)
+    if between.latency_us:
+        raise ForetraceError(
+            f"`link={link}` must be a rate alone, as 50GB/s: latencies are not modelled; leave it out."
+        )
+    rate = between.bytes_per_s / 1e9
+    with options.progress("pricing designs"):
+        found = search(model, devices=devices, batch=batch, area=area * 1e6, link_gb_s=rate, training=not inference,
+                       length=length, decode=decode)  # fmt: skip
+    space, best = found.space, found.best
+    given = space.model, best.plan, best.design
+    layers = layer_schedules(*given, training=space.training, decode=decode) if layer else ()
+    runs = [simulate(each.graph()) for each in layers]
+    ordered = [(each, run.window_ns / 1e9) for each, run in zip(layers, runs, strict=True)]
+    by = search_named(DesignProblem(space, rate), strategy, calls=calls, seed=seed) if strategy else None
+    view = codesigned(found, model, ordered, by=by)
+    names = [f"a layer, {each.phase}" for each in view.layer]
+    files = {perfetto: lambda path: timelines.write([track(model, found.simulated), *map(track, names, runs)], path)}
+    return Reply(result=view, files=files)

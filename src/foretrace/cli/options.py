@@ -138,24 +138,12 @@ class RunOptions(PartOptions):
         return self.of(self.source, as_recorded=as_recorded)
 
 
-def scenario(
-    source: Path,
-    *,
-    rank: int | None = None,
-    steps: str = "",
-    salvage: bool = False,
-    as_recorded: bool = False,
-    all_ranks: bool | None = False,
-    on: str = "here",
-) -> Scenario:
-    """Return the run in `source`, see `flow.scenario`; what was left out of it is said on standard error."""
+def scenario(source: Path, *, steps: str = "", **how: Any) -> Scenario:
+    """Return the run in `source`, read as `flow.scenario` is told; what was left out is said on standard error."""
     from foretrace import flow
 
     with progress(f"reading {source.name}") as report:
-        run = flow.scenario(
-            source, rank=rank, steps=step_numbers(steps), salvage=salvage, as_recorded=as_recorded,
-            all_ranks=all_ranks, on=on, progress=report,
-        )  # fmt: skip
+        run = flow.scenario(source, steps=step_numbers(steps), progress=report, **how)
     for each in run.left_out:
         say(each)
     return run

@@ -273,7 +273,7 @@ def second_order(
     from foretrace.experiment.calibrate import with_hooks
     from foretrace.plan.result import size
     from foretrace.plan.second_order import chain, frequency, plan_second_order
-    from foretrace.report.plan_second_order import planned_second_order
+    from foretrace.report.plan_training import planned_second_order
     from foretrace.techniques.distributed.kfac import Kfac
 
     often = [frequency(each) for each in every or ("10/100", "1/10")]
@@ -464,7 +464,7 @@ def sync(
         step_times,
         try_policies,
     )
-    from foretrace.report.plan_sync import planned_sync
+    from foretrace.report.plan_training import planned_sync
     from foretrace.training.workers.policies import POLICIES
 
     kept = Ledger(ledger).checked() if run and not no_ledger else None

@@ -37,23 +37,12 @@ def record(
     Example: foretrace record --out run -- python train.py
     """
     options = RecordOptions(
-        wait=wait,
-        warmup=warmup,
-        active=steps,
-        skip_first=skip_first,
-        rehearse=rehearse,
-        shapes=shapes,
-        memory=memory,
+        wait=wait, warmup=warmup, active=steps, skip_first=skip_first, rehearse=rehearse, shapes=shapes, memory=memory,
         modules=modules,
-    )
+    )  # fmt: skip
     launch = Launch(
-        context.args,
-        out,
-        options,
-        stop_after=stop_after,
-        keep_memory=keep_memory,
-        overwrite=overwrite,
-    )
+        context.args, out, options, stop_after=stop_after, keep_memory=keep_memory, overwrite=overwrite,
+    )  # fmt: skip
     first = options.phases(in_hook=True).index("active") + 2  # counted from 1, after the one that starts it
     command = textwrap.shorten(shlex.join(context.args), 80, placeholder=" ...")
     say(f"will record steps {first} to {first + steps - 1} of `{command}` into {out}")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from enum import StrEnum
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
 
 from foretrace.cli import options
-from foretrace.cli.answers import Reply
+from foretrace.cli.answers import Reply, Result
 from foretrace.cli.options import argument, flag, option
+from foretrace.errors import ForetraceError
 from foretrace.files import write_text
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
 
 
 class By(StrEnum):
@@ -54,7 +55,7 @@ def blame(
     Example: foretrace blame run/ --by layer
     """
     timeline = run.read().simulate()
-    from foretrace.report.blame import blame
+    from foretrace.report.show import blame
 
     return blame(timeline, by.value, path=run.path)
 
@@ -65,7 +66,7 @@ def simulate(run: options.RunOptions) -> Result:
     Example: foretrace simulate run/
     """
     timeline = run.read(as_recorded=True).simulate()
-    from foretrace.report.simulate import simulate
+    from foretrace.report.check import simulate
 
     return simulate(timeline, path=run.path)
 
@@ -220,3 +221,150 @@ def graph(
     techniques = options.parsed(do)
     run.read().apply(*techniques).save(out)
     options.wrote(out)
+
+
+def stash(
+    source: str = argument(..., "TRACE|SCRIPT|MODEL", "A recording; or what to run: a script, a model of the zoo."),
+    workers: int = option(1, "N", "Workers; 2 or more for stalls between them."),
+    inside: str = option("", "LINK|FILE", "Between workers of a machine, for a recording."),
+    between: str = option("", "LINK|FILE", "Between machines; for runs, a shaped link: 300mbit."),
+    gradient_mb: float = option(0.0, "MB", "All gradients, if the recording lacks them.", least=0.0),
+    data: list[str] | None = option(None, "PATH", "Files of the data set, to be taken out of the page cache."),
+    size: options.Size = "tiny",
+    steps: int = option(8, "N", "Steps of every run and round.", least=1),
+    rank: options.Rank = None,
+) -> Result:
+    """Show why a step stalls: workers, network, data loading.
+
+    A recording is answered at once; a script or model is also run for real, four ways in turns, and both are compared.
+    Example: foretrace stash resnet50 --workers 2
+    """
+    from foretrace.report import workers as report
+
+    if options.is_recording(source):
+        from foretrace.experiment.stalls import stalls
+
+        scenario = options.scenario(Path(source), rank=rank)
+        found = stalls(scenario.graph, workers=workers, inside=inside, between=between, gradient_mb=gradient_mb)
+        return report.stash(found, source=source, workers=workers)
+    from foretrace.experiment.differential import DifferentialRequest, differential
+    from foretrace.zoo.registry import job
+
+    if inside or gradient_mb or rank is not None:
+        raise ForetraceError("--inside, --gradient-mb and --rank are for recordings; runs measure these themselves.")
+    job(source, size)
+    wanted = DifferentialRequest(
+        work=source, workers=workers, size=size, link=between, data=tuple(data or ()), steps=steps
+    )
+    with options.stages() as tell:
+        compared = differential(wanted, tell or (lambda what, share: None))
+    return report.stash(compared, source=source, workers=workers)
+
+
+_WAIT = 3  # unprofiled steps on each side: enough for the CPU time beside the recorded steps
+
+
+def profile(
+    what: str = argument(..., "NAME|SCRIPT|TRACE", "A zoo model, a script with training(), or a recording."),
+    size: options.Size = "tiny",
+    steps: int = option(8, "N", "Steps to record.", least=1),
+    threads: int = option(1, "N", "Intra-op threads.", least=1),
+    batch: int | None = option(None, "N", "Samples per step, where the recording lacks it.", least=1),
+    out: Path | None = option(None, "FOLDER", "Keep the recording there.", "--out", "-o"),
+    peak_gflops: float | None = option(None, "X", "Peak of the device, GFLOP/s.", least=1e-3),
+    peak_gb_s: float | None = option(None, "X", "Peak of its memory, GB/s.", least=1e-3),
+    rank: options.Rank = None,
+    salvage: options.Salvage = False,
+    top: options.Top = 8,
+) -> Reply:
+    """Compare a job's rates with the peaks, and split its memory.
+
+    Example: foretrace profile resnet50, or foretrace profile run/
+    """
+    from foretrace.report.profile import profile
+    from foretrace.techniques.compute.rates import peaks_of
+
+    recorded, name = options.is_recording(what), what if what.endswith(".py") else f"{what} ({size})"
+    if not recorded and out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ForetraceError(f"{out} is not an empty folder; give another one for the recording.")
+    with TemporaryDirectory(prefix="foretrace-") as made:
+        if recorded:
+            run = options.scenario(Path(what), rank=rank, salvage=salvage)
+        else:
+            _record(what, size, name, steps, threads, out or Path(made))
+            run, rank = options.scenario(out or Path(made)), None
+        peaks = peaks_of(run.graph, gflops=peak_gflops, gb_s=peak_gb_s)
+        view = profile(
+            run.simulate(), peaks=peaks, memory=run.memory(rank), samples=batch,
+            path=what if recorded else str(out or ""), name="" if recorded else name,
+        )  # fmt: skip
+    return Reply(result=view, files={out: lambda path: None})  # the recorder has written it
+
+
+def _record(what: str, size: str, name: str, steps: int, threads: int, folder: Path) -> None:
+    """Run the job in this process and record it; of a processor, with its peaks."""
+    from foretrace.hardware.probe import cpu_peaks
+    from foretrace.hardware.processor import operator_threads
+    from foretrace.trace.recorder import RecordOptions
+    from foretrace.training.recording import record_training
+    from foretrace.zoo.registry import job
+
+    training = job(what, size)()
+    total = len(RecordOptions(wait=_WAIT, active=steps).phases(in_hook=False))
+    options.say(f"recording {steps} of {total} steps of {name} with {threads} thread{'s' if threads > 1 else ''}")
+    with operator_threads(threads), options.progress(f"running {name}") as bar, redirect_stdout(sys.stderr):
+        peaks = {"peaks": cpu_peaks(threads).as_dict()} if training.device == "cpu" else {}
+        tell = bar and (lambda seen: bar(seen / total))
+        record_training(training, folder, facts=peaks, tell=tell, wait=_WAIT, active=steps)
+
+
+def optimise(
+    source: options.Source,
+    goal: str = option("step-time", "step-time", "What to minimise.", "--for"),
+    workers: int = option(1, "N", "Workers that train together."),
+    network: str = option("", "RATE[/LATENCY]|FILE", "Between the workers: 10gbit/20us."),
+    backend: str = option("", "gloo|nccl", "The communication back end; by the device."),
+    gradient_mb: float = option(0.0, "MB", "Size of all gradients, where the recording hides them."),
+    only_buckets: bool = flag("--only-buckets", "Leave precision, compiling and the optimizer as they are."),
+    memory_limit: str = option("", "SIZE", "Most memory at the peak of a step: 16GB, 900MiB."),
+    seconds: float = option(60.0, "S", "For the search and its answer; reading, and compiling once, are extra."),
+    resume: Path | None = option(None, "FILE", "Keep the state of the search here, and continue from it."),
+    write: Path | None = option(None, "FILE", "Write the configuration, as Python (.py) or JSON (.json)."),
+    calibration: options.Calibration = True,
+    rank: options.Rank = None,
+    steps: options.Steps = "",
+    salvage: options.Salvage = False,
+) -> Reply:
+    """Find the techniques and bucket sizes with the fastest step.
+
+    Interrupt it for the best so far. Example: foretrace optimise run/ --for step-time --workers 8 --network 10gbit/20us
+    """
+    from foretrace.files import write_text
+    from foretrace.plan import answer
+    from foretrace.plan.result import OptimiseRequest, size
+    from foretrace.report import optimise as report
+    from foretrace.report import units
+
+    if goal != "step-time":
+        raise ForetraceError(f"--for {goal} does not exist; choose step-time.")
+    if not (isfinite(seconds) and seconds > 0):
+        raise ForetraceError(f"--seconds {seconds} is no time; give seconds above 0, e.g. --seconds 30.")
+    if write is not None and write.suffix not in (".py", ".json"):
+        raise ForetraceError(f"--write {write}: name a file that ends in .py or .json.")
+    wanted = OptimiseRequest(
+        workers=workers, network=network, backend=backend, gradient_mb=gradient_mb, memory_limit=size(memory_limit),
+        only_buckets=only_buckets,
+    ).checked()  # fmt: skip
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
+    with options.stages("searching") as bar:
+        found = (run.calibrated() if calibration else run).optimise(
+            wanted,
+            seconds=seconds,
+            state=resume,
+            tell=bar and (lambda what, share, best_s: bar(f"{what}; best {units.seconds(best_s)}", share)),
+        )
+    chosen = answer.configuration(found)
+    return Reply(
+        result=report.optimise(found, chosen, answer.snippet(chosen), source=str(source)),
+        files={write: lambda path: write_text(path, answer.text(chosen, path.suffix))},
+    )

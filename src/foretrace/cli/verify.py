@@ -1,17 +1,15 @@
-"""`foretrace verify` and `ledger`: predict a technique, make it real, measure it; and what was verified so far."""
+"""Commands that run what was predicted: `verify` here, `rig` on shaped links, and the `ledger` of both."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from foretrace.cli import options
-from foretrace.cli.answers import Reply
+from foretrace.cli.answers import Reply, Result, group
 from foretrace.cli.options import flag, option
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
+from foretrace.errors import ForetraceError
 
 LedgerFile = Annotated[
     Path | None, option(..., "FILE", "The ledger; by default $FORETRACE_LEDGER or your data folder.")
@@ -84,3 +82,98 @@ def ledger(
     rows = base.rows(model=model, technique=technique)
     view = verification.ledger(rows, source=str(base.path), summary_only=summary)
     return Reply(result=view, files={export: lambda path: tables.write(rows, path)})
+
+
+LinkRate = Annotated[str, option(..., "RATE", "Rate of every worker's link, such as 300mbit.")]
+Workers = Annotated[int, option(..., "N", "Processes, each in a network of its own.")]
+
+
+def rig_check() -> Result:
+    """Say whether this machine can have a rig, and what it lacks.
+
+    Exit code 1 where it cannot. Example: foretrace rig check
+    """
+    from foretrace.executor import cores
+    from foretrace.experiment.links import netns
+    from foretrace.report import verification as report
+
+    able = netns.probe()
+    return report.rig_check(able, cores=cores(), leftovers=() if able.missing else netns.leftovers())
+
+
+def rig_calibrate(
+    link: LinkRate,
+    workers: Workers = 2,
+    out: Path | None = option(None, "FILE", "Keep the table, for network=FILE of techniques."),
+) -> Result:
+    """Measure what collectives take on a shaped link.
+
+    Refuses where times vary by more than 10 %. Example: foretrace rig calibrate --link 300mbit --workers 2
+    """
+    from foretrace.experiment.links.calibrate import alone
+    from foretrace.report import verification as report
+
+    return report.rig_calibrate(alone(workers, link, out), link=link, workers=workers, stored=str(out or ""))
+
+
+def rig_verify(
+    techniques: options.Techniques,
+    link: LinkRate,
+    workers: Workers = 2,
+    emulate: str = option(
+        "",
+        "LAYERSxGRADIENT/BACKWARD",
+        "Layers that only sleep, with real gradients: 12x1mb/20ms, or 12x1mb/20ms/5ms with a forward pass.",
+    ),
+    model: options.Model = "",
+    size: options.Size = "tiny",
+    against: list[str] | None = option(None, '"TECHNIQUE ..."', "Techniques of the baseline; else one worker alone."),
+    seconds: float = option(
+        30.0, "S", "For running the arms, 6 rounds at least; recording and calibration are extra.", least=0.1
+    ),
+    keep: Path | None = option(None, "FOLDER", "Keep the graph of one worker and the link's table."),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
+) -> Result:
+    """Predict a distributed step, then run it for real.
+
+    The prediction rests on a recording of one worker.
+
+    Example: foretrace rig verify "data-parallel bucket_mb=4" --workers 2 --link 300mbit --emulate 12x1mb/20ms
+    """
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.experiment.links import measure
+    from foretrace.experiment.links.job import LinkJob
+    from foretrace.experiment.links.judge import rows_of
+    from foretrace.report import verification as report
+
+    if bool(emulate) == bool(model):
+        raise ForetraceError("give one of --emulate 12x1mb/20ms and --model NAME.")
+    job = LinkJob(
+        work=emulate or model, link=link, workers=workers, arms=(tuple(techniques),), against=tuple(against or ()),
+        size=size, seconds=seconds, keep=str(keep or ""),
+    )  # fmt: skip
+    measure.check(job)
+    kept = None if no_ledger else Ledger(ledger).checked()
+    with options.stages() as tell:
+        outcome = measure.verify(job, tell)
+    (row,) = rows_of(outcome)
+    return report.rig_verify(outcome, outcome.arms[0], *(() if kept is None else kept.keep(row)))
+
+
+def rig_clean() -> Result:
+    """Remove network namespaces and processes of killed rigs.
+
+    Rigs that still run are left alone. Example: foretrace rig clean
+    """
+    from foretrace.experiment.links import netns
+    from foretrace.report import verification as report
+
+    netns.require()
+    return report.rig_clean(netns.clean())
+
+
+rig = group(
+    "rig", "Check predictions on real workers and shaped links.", check=rig_check, calibrate=rig_calibrate,
+    verify=rig_verify, clean=rig_clean,
+)  # fmt: skip

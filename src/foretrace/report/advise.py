@@ -12,7 +12,7 @@ from foretrace.plan.advise import Advice, LeftOut, Tried
 from foretrace.plan.sync import SyncQuestion, fitted, plan_sync, recorded_step_times
 from foretrace.report import runs
 from foretrace.report.blocks import NARROW, Block, Column, Line, table
-from foretrace.report.units import TimeUnit, between, change, digits, in_unit, seconds, unit_for
+from foretrace.report.units import TimeUnit, between, change, digits, in_unit, level, seconds, unit_for
 from foretrace.report.views import Report, taken
 from foretrace.training.workers.policies import POLICIES
 
@@ -83,7 +83,7 @@ class AdviseView(Report, frozen=True, kw_only=True):
             yield Line(asked, label="not tried, as they need a choice")
         for each in self.failed:
             yield Line(f"{each.why}; this is a bug in foretrace, see the end", label=f"failed {each.name}")
-        yield Line(f"Ranges hold with {100 * self.interval_level:.3g} %. {_how(self)}".rstrip(), soft=True)
+        yield Line(f"Ranges hold with {level(self.interval_level)}. {_how(self)}".rstrip(), soft=True)
 
 
 def advise(advice: Advice, *, path: str = "") -> AdviseView:
@@ -92,18 +92,9 @@ def advise(advice: Advice, *, path: str = "") -> AdviseView:
     first = advice.together or next(iter(advice.gains), None)
     again = runs.again(graph, path)
     return taken(
-        AdviseView,
-        advice,
-        headline=_headline(advice),
-        source=runs.source(path, graph.info.source),
-        platform=graph.info.platform,
-        rank_numbers=graph.ranks,
-        steps=graph.n_steps,
-        before_s=advice.before.step_time_s,
-        interval_level=advice.level,
-        rows=tuple(map(row, advice.gains)),
-        together=None if advice.together is None else row(advice.together),
-        hidden=tuple(map(row, advice.hidden)),
+        AdviseView, runs.facts(advice.before, path), advice, headline=_headline(advice),
+        before_s=advice.before.step_time_s, interval_level=advice.level, rows=tuple(map(row, advice.gains)),
+        together=None if advice.together is None else row(advice.together), hidden=tuple(map(row, advice.hidden)),
         slower=tuple(map(row, advice.slower)),
         failed=tuple(LeftOut(name=each.name, why=each.why) for each in advice.failed),
         notes=(*runs.notes(graph), *_unlike(graph, path)),
@@ -112,7 +103,7 @@ def advise(advice: Advice, *, path: str = "") -> AdviseView:
         else f"foretrace blame {again}"
         if first is None
         else f"foretrace whatif {again} {runs.do(list(map(str, first.techniques)))}",
-    )
+    )  # fmt: skip
 
 
 def _unlike(graph: TaskGraph, path: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ NARROW = 72  # columns; below it tables keep what matters most
 
 Kind = Literal[
     "text", "name", "time", "change", "seconds", "long", "share", "count", "digits", "course", "bytes", "binary",
-    "FLOP", "FLOP/s", "B/s", "J", "ratio",
+    "FLOP", "FLOP/s", "B/s", "J", "ratio", "signed", "yes",
 ]  # fmt: skip
 
 
@@ -72,8 +72,9 @@ class Column(msgspec.Struct, frozen=True):
 
     Kinds of values: texts; names of kernels and operators, which may be shortened; times in one unit for the whole
     column; changes of time, with their sign; seconds, each in its own unit; long times, up to years; shares; counts;
-    numbers; amounts of bytes (decimal or binary) and FLOPs, and rates of them; ratios; courses over time (values from 0
-    to 1), which are drawn where bars are. None is unknown.
+    numbers; amounts of bytes (decimal or binary) and FLOPs, and rates of them; ratios; shares with their sign; yes or
+    no; courses over time (values from 0 to 1), which are drawn where bars are. Two values are the ends of a range, each
+    in its own unit. None is unknown.
     """
 
     title: str = ""
@@ -88,7 +89,7 @@ class Column(msgspec.Struct, frozen=True):
     @property
     def flush_right(self) -> bool:
         """Whether its cells end in one line."""
-        return self.kind not in ("text", "name") if self.right is None else self.right
+        return self.kind not in ("text", "name", "yes") if self.right is None else self.right
 
 
 class Grid(msgspec.Struct, frozen=True, tag=True):
@@ -109,7 +110,7 @@ class Grid(msgspec.Struct, frozen=True, tag=True):
             known = [value for value in values if value is not None]
             texts = iter(units.column(known, signed=kind == "change", pads=pads))
             return [unknown if value is None else next(texts) for value in values]
-        return [unknown if value is None else _FORMATS[kind](value) for value in values]
+        return [unknown if value is None else text(value, kind) for value in values]
 
     @property
     def shown(self) -> int:
@@ -141,6 +142,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "seconds": units.seconds,
     "long": units.long_time,
     "share": units.share,
+    "level": units.level,
     "count": units.count,
     "digits": units.digits,
     "bytes": units.nbytes,
@@ -150,8 +152,19 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "J": lambda value: units.scaled(value, "J"),
     "B/s": lambda value: units.scaled(value, "B/s"),
     "ratio": lambda value: f"{units.digits(value)}×",
+    "signed": units.signed,
+    "yes": lambda value: "yes" if value else "no",
     "course": heights,
 }
+
+
+def text(value: Any, kind: str) -> str:
+    """Return a value, or the two ends of a range, as a column of its kind shows it; "–" where it is not known."""
+    if value is None:
+        return "–"
+    if isinstance(value, tuple) and kind != "course":
+        return " – ".join(_FORMATS[kind](each) for each in value)
+    return _FORMATS[kind](value)
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -259,12 +272,12 @@ def bar(label: str, parts: Mapping[str, float], words: Mapping[str, str]) -> Bar
 def listing(items: Iterable[Any], *columns: tuple[Any, ...] | str, **more: Any) -> Grid:
     """Return a table with a row for every item.
 
-    A column is what is in it (an attribute of an item, or a function of it), its title (or a Column) and its kind; a
-    word alone is an attribute that holds texts, and its title.
+    A column is what is in it (an attribute of an item, two attributes that are the ends of a range, or a function of an
+    item), its title (or a Column) and its kind; a word alone is an attribute that holds texts, and its title.
     """
     whole = [(each, each) if isinstance(each, str) else each for each in columns]
     made = [title if isinstance(title, Column) else Column(title, *kind) for _, title, *kind in whole]
-    values = [attrgetter(what) if isinstance(what, str) else what for what, *_ in whole]
+    values = [attrgetter(*what.split()) if isinstance(what, str) else what for what, *_ in whole]
     return table(made, [[value(item) for value in values] for item in items], **more)
 
 

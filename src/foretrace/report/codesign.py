@@ -16,7 +16,7 @@ from foretrace.plan.codesign.search import ENERGY_RANGE
 from foretrace.plan.codesign.searched import CHOSEN
 from foretrace.report.blocks import About, Block, Chart, Column, Curve, LaneChart, LaneSpan, Line, listing
 from foretrace.report.searched import NamedSearchView, search_view, searched
-from foretrace.report.units import between, count, digits, in_unit, seconds, share, span, unit_for
+from foretrace.report.units import count, digits, ranged, seconds, share, within
 from foretrace.report.views import Report, taken
 from foretrace.search.named import NamedSearch
 
@@ -116,8 +116,7 @@ class CodesignView(Report, frozen=True, kw_only=True):
                      f"{digits(self.link_gb_s)} GB/s links"))  # fmt: skip
         sure = "proven best within the model" if self.proven else "not proven"
         yield Line(f"{count(self.designs)} designs × {count(self.plans)} plans, all priced: {sure}")
-        joules = (f"{digits(each)} J" for each in (self.energy_j, *self.energy_interval_j))
-        yield Line("{} a batch ({} – {})".format(*joules), label="energy")
+        yield Line(f"{ranged(self.energy_j, *self.energy_interval_j)} J a batch", label="energy")
         if self.simulated_s is not None:
             apart = round(100 * (self.simulated_s / self.iteration_s - 1), 1) + 0.0
             yield Line(f"{seconds(self.simulated_s)} simulated pass by pass ({apart:+.1f} %)")
@@ -125,9 +124,9 @@ class CodesignView(Report, frozen=True, kw_only=True):
             list(self.baselines.items()),
             (lambda each: each[0], Column("compared with", wide=True)),
             (lambda each: each[1].iteration_s, "iteration", "time"),
-            (lambda each: span(*each[1].interval_s), Column("range", right=True, least=100)),
-            (lambda each: f"{each[1].ratio:.2f}×", Column("times as long", right=True)),
-            (lambda each: "{:.2f} – {:.2f}".format(*each[1].ratio_interval), Column("ratio's range", right=True)),
+            (lambda each: each[1].interval_s, Column("range", "seconds", least=100)),
+            (lambda each: each[1].ratio, "times as long", "ratio"),
+            (lambda each: each[1].ratio_interval, "ratio's range", "ratio"),
             (lambda each: each[1].design.text.partition(":")[2], Column("design", wide=True, least=110)),
         )
         yield Line(
@@ -135,8 +134,7 @@ class CodesignView(Report, frozen=True, kw_only=True):
         )
         yield listing(
             self.links, ("link", "links"), ("iteration_s", "iteration", "time"),
-            (lambda each: f"{each.tpu_like:.2f}×", Column("TPU-like", right=True)),
-            (lambda each: f"{each.balanced:.2f}×", Column("balanced", right=True)),
+            ("tpu_like", "TPU-like", "ratio"), ("balanced", "balanced", "ratio"),
             (lambda each: _short(each.design), Column("best design", wide=True)),
         )  # fmt: skip
         for each in self.layer:
@@ -155,7 +153,7 @@ class CodesignView(Report, frozen=True, kw_only=True):
         yield listing(
             [rows[i] for i in sorted({min(round(step * k), len(rows) - 1) for k in range(top)})],
             ("area", "area, mm²", "digits"), ("throughput", "samples/s", "digits"),
-            (lambda each: each.energy_j, "energy, J", "digits"),
+            ("energy_j", "energy, J", "digits"),
             (lambda each: _short(each.design), Column("design", wide=True)), top=top, noun="design",
         )  # fmt: skip
 
@@ -165,11 +163,10 @@ def codesigned(
     by: NamedSearch[tuple[int, ...]] | None = None,
 ) -> CodesignView:  # fmt: skip
     """Return the answer; `layer`: schedules with the seconds that they simulate to."""
-    best, unit, space = found.best, unit_for(found.best.iteration_s), found.space
+    best, space = found.best, found.space
     tpu, area = found.baselines["TPU-like"], best.design.area / 1e6
     ratio = tpu.over(best)[0]
     gain = f"{ratio:.2f}× faster" if ratio >= 1 else f"{1 / ratio:.2f}× slower"
-    time = f"{in_unit(best.iteration_s, unit)} {unit.name} ({between(*best.interval_s, unit)})"
     low, high = (factor * found.joules for factor in ENERGY_RANGE)
     fixed, expert = (
         found.baselines[each] for each in ("best design for the plan of TPU-like", "TPU-like with an expert's plan")
@@ -177,8 +174,8 @@ def codesigned(
     return taken(
         CodesignView, found, space, best, source=source, design=_design(best.design), plan=asdict(best.plan),
         words=str(best.plan), area=area, energy_j=found.joules, energy_interval_j=(low, high),
-        headline=f"{_short(str(best.design))} ({area:.3g} mm²) takes {time} a batch with {best.plan}, "
-        f"{gain} than TPU-like ({tpu.design.area / 1e6:.3g} mm²).",
+        headline=f"{_short(str(best.design))} ({area:.3g} mm²) takes {within(best.iteration_s, best.interval_s)} a "
+        f"batch with {best.plan}, {gain} than TPU-like ({tpu.design.area / 1e6:.3g} mm²).",
         simulated_s=found.simulated.window_ns / 1e9 if found.drawable else None,
         pareto=tuple(_pareto(each, space.batch) for each in found.pareto),
         baselines={name: _baseline(each, best) for name, each in found.baselines.items()},
@@ -211,8 +208,7 @@ def _pareto(each: CodesignedPlan, batch: int) -> ParetoDesignView:
 def _layer(each: LayerSchedule, simulated_s: float) -> LayerScheduleView:
     return taken(
         LayerScheduleView, each, phase="backward" if each.phase == Phase.BACKWARD else "forward",
-        operators=len(each.operators), serial_s=each.serial_ns / 1e9, schedule_s=each.ns / 1e9,
-        bound_s=each.bound_ns / 1e9, simulated_s=simulated_s, spans=tuple(sorted(
+        operators=len(each.operators), schedule_s=each.ns / 1e9, simulated_s=simulated_s, spans=tuple(sorted(
             (LaneSpan(lane=each.lane(i), name=operator.name, begin_s=begin / 1e9, end_s=(begin + each.took(i)) / 1e9,
                   key="compute" if operator.tensor else "comm")
              for i, (operator, begin) in enumerate(zip(each.operators, each.begins, strict=True))),

@@ -102,40 +102,20 @@ def compare(before: Timeline, after: Timeline, *, before_path: str = "", after_p
     platform = infos[0].platform if infos[0].platform == infos[1].platform else ""
     before_s, after_s = before.step_time_s, after.step_time_s
     return CompareView(
-        headline=headline.compare(before_s, after_s, moved, platform=platform),
-        platform=platform,
-        before_source=runs.source(before_path, infos[0].source),
-        after_source=runs.source(after_path, infos[1].source),
-        before_steps=before.graph.n_steps,
-        after_steps=after.graph.n_steps,
-        before_s=before_s,
-        after_s=after_s,
-        change_s=after_s - before_s,
-        speedup=before_s / after_s if after_s else 0.0,
-        before_time_s=runs.step_time(before),
-        after_time_s=runs.step_time(after),
-        before_interval_s=runs.estimated(before),
-        after_interval_s=runs.estimated(after),
-        breakdown_before_s=parts_before,
-        breakdown_after_s=parts_after,
-        breakdown_change_s=moved,
+        headline=headline.compare(before_s, after_s, moved, platform=platform), platform=platform,
+        before_source=runs.source(before_path, infos[0].source), after_source=runs.source(after_path, infos[1].source),
+        before_steps=before.graph.n_steps, after_steps=after.graph.n_steps, before_s=before_s, after_s=after_s,
+        change_s=after_s - before_s, speedup=before_s / after_s if after_s else 0.0,
+        before_time_s=runs.step_time(before), after_time_s=runs.step_time(after),
+        before_interval_s=runs.estimated(before), after_interval_s=runs.estimated(after),
+        breakdown_before_s=parts_before, breakdown_after_s=parts_after, breakdown_change_s=moved,
         matched_share=found.matched_share,
         rows=tuple(
-            taken(
-                CompareRowView,
-                row,
-                name=row.layer,
-                before_s=row.before_ns / 1e9,
-                after_s=row.after_ns / 1e9,
-                change_s=(row.after_ns - row.before_ns) / 1e9,
-                critical_before_s=row.critical_before_ns / 1e9,
-                critical_after_s=row.critical_after_ns / 1e9,
-            )
+            taken(CompareRowView, row, name=row.layer, change_s=(row.after_ns - row.before_ns) / 1e9)
             for row in found.rows
         ),
-        notes=(*((said,) if said else ()), *_notes(before, after)),
-        next="",
-    )
+        notes=(*((said,) if said else ()), *_notes(before, after)), next="",
+    )  # fmt: skip
 
 
 def _notes(before: Timeline, after: Timeline) -> tuple[str, ...]:

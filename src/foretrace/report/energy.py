@@ -8,7 +8,7 @@ import msgspec
 
 from foretrace.report.blocks import About, Block, Line, listing
 from foretrace.report.power import carbon, co2_g
-from foretrace.report.units import digits, scaled, seconds, share, span, things
+from foretrace.report.units import digits, scaled, seconds, share, things
 from foretrace.report.views import Report, taken
 from foretrace.serving.energy.colocate import ColocatedArm, Colocation
 from foretrace.serving.energy.command import CommandEnvironment
@@ -63,7 +63,7 @@ class EnergyTuneView(Report, frozen=True, kw_only=True):
             (lambda each: words(each.setting), "setting"),
             ("energy_j", "energy", "J"),
             ("time_s", "time", "seconds"),
-            (lambda each: "yes" if each.within_slo else "no", "within limit"),
+            ("within_slo", "within limit", "yes"),
             top=top, noun="setting", how="--top",
         )  # fmt: skip
         if self.optimum_j and self.energy_j:
@@ -130,9 +130,9 @@ class EnergyColocateView(Report, frozen=True, kw_only=True):
             self.pairs,
             (lambda each: f"{each.request} + {each.step}", "request + step, samples"),
             ("predicted_s", "predicted", "time"),
-            (lambda each: span(each.low_s, each.high_s), "range"),
+            ("low_s high_s", "range", "seconds"),
             ("measured_s", "measured", "time"),
-            (lambda each: "yes" if each.covered else "no", "covered"),
+            ("covered", "covered", "yes"),
         )
         yield f"{things(self.rows, 'row')} added to {self.ledger}" if self.ledger else "no row was written"
 

@@ -135,35 +135,19 @@ def estimate(
     devices = workers * found.sharding.tensor
     samples_per_s = graph.batch * workers / step.step_time_s
     return taken(
-        EstimateView,
-        found,
-        step,
-        graph,
-        fit,
-        headline=headline(found),
-        model=model,
-        device=found.device.name,
-        recipe=tuple(recipe(found, frozenset(asked))),
-        devices=devices,
-        precision=precisions(found),
-        interval_level=LEVEL,
-        samples_per_s=samples_per_s,
-        tokens_per_s=samples_per_s * tokens,
+        EstimateView, found, step, graph, fit, headline=headline(found), model=model, device=found.device.name,
+        recipe=tuple(recipe(found, frozenset(asked))), devices=devices, precision=precisions(found),
+        interval_level=LEVEL, samples_per_s=samples_per_s, tokens_per_s=samples_per_s * tokens,
         tokens_per_s_per_device=samples_per_s * tokens / devices,
         energy=power.energy(found.device, step.step_time_s, step.interval_s, step.device_busy_s, devices, grid),
         peak_memory_bytes=memory.peak_bytes,
         memory_bytes={name: nbytes for name, nbytes in memory.by_category.items() if nbytes},
-        reserved_memory_bytes=memory.reserved_bytes,
-        device_memory_bytes=round(found.room_bytes),
-        needed_memory_bytes=(round(fit.needed_bytes[0]), round(fit.needed_bytes[1])),
-        operators=len(graph),
-        repeated_blocks=sum(block.times for block in graph.blocks),
-        cost_sources=dict(step.cost_sources),
-        sources=sources(found),
-        families=families(found),
-        warnings=(*step.warnings, *found.warnings),
+        reserved_memory_bytes=memory.reserved_bytes, device_memory_bytes=round(found.room_bytes),
+        needed_memory_bytes=(round(fit.needed_bytes[0]), round(fit.needed_bytes[1])), operators=len(graph),
+        repeated_blocks=sum(block.times for block in graph.blocks), cost_sources=dict(step.cost_sources),
+        sources=sources(found), families=families(found), warnings=(*step.warnings, *found.warnings),
         next=shlex.join(_further(model, asked, out, launches=found.device.short != HERE)),
-    )
+    )  # fmt: skip
 
 
 def _further(model: str, asked: Mapping[str, object], out: Path | None, *, launches: bool) -> list[str]:

@@ -17,9 +17,9 @@ from foretrace.fleet.comparison import MeanInterval, PolicyComparison
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND
 from foretrace.report import power
-from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, listing, table
+from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, listing, table, text
 from foretrace.report.power import J_PER_KWH, EnergyView
-from foretrace.report.units import count, digits, long_range, long_time, share
+from foretrace.report.units import count, digits, level, long_range, long_time, share
 from foretrace.report.views import Report, taken
 
 TENANTS = 8  # rows
@@ -91,7 +91,7 @@ class FleetRunView(Report, frozen=True, kw_only=True):
         yield _figures(self)
         if self.repetitions > 1:
             runs = f"{count(self.repetitions)} runs: {self.repeated_how}"
-            yield f"{level_text(self.interval_level)} intervals from {runs}"
+            yield f"{level(self.interval_level)} intervals from {runs}"
         if self.causes:
             yield causes_table(self.causes)
         yield from _also(self)
@@ -134,37 +134,20 @@ def run(
         )
     curve = metrics.cdf(result.jct_s[overtime.chosen(result, only)])
     return taken(
-        FleetRunView,
-        found,
-        found.coverage,
-        result,
-        headline=headline(found, result.gpus),
+        FleetRunView, found, found.coverage, result, headline=headline(found, result.gpus),
         source=path or result.workload.origin.path or result.workload.name,
         unfinished_jobs={word: names for word, names in found.coverage.names.items() if names},
-        **_spread("jct", found.jct_s),
-        longest_jct_s=found.jct_s.longest,
-        **_spread("queue", found.queueing.of_finished),
-        total_queue_s=found.queueing.total_s,
-        causes=found.queueing.causes,
-        mean_rho=found.rho.mean,
-        p99_rho=found.rho.p99,
-        worst_rho=found.rho.longest,
-        rho_is=RHO_IS,
-        usd_used=found.total("usd_used"),
-        usd_all=found.total("usd_all"),
-        kwh=found.total("kwh"),
-        energy=_energy(found, grid),
-        slots=slots,
-        over_time=overtime.over_time(result),
-        jct_cdf=CdfView(jct_s=tuple(curve[0].tolist()), share=tuple(curve[1].tolist())),
-        intervals=intervals,
-        interval_level=repeated.level if repeated else 0.0,
-        repetitions=repeated.repetitions if repeated else 1,
+        **_spread("jct", found.jct_s), longest_jct_s=found.jct_s.longest,
+        **_spread("queue", found.queueing.of_finished), total_queue_s=found.queueing.total_s,
+        causes=found.queueing.causes, mean_rho=found.rho.mean, p99_rho=found.rho.p99, worst_rho=found.rho.longest,
+        rho_is=RHO_IS, usd_used=found.total("usd_used"), usd_all=found.total("usd_all"), kwh=found.total("kwh"),
+        energy=_energy(found, grid), slots=slots, over_time=overtime.over_time(result),
+        jct_cdf=CdfView(jct_s=tuple(curve[0].tolist()), share=tuple(curve[1].tolist())), intervals=intervals,
+        interval_level=repeated.level if repeated else 0.0, repetitions=repeated.repetitions if repeated else 1,
         repeated_how=repeated.how if repeated else "",
         facts={key: str(value) for key, value in result.facts.items() if isinstance(value, str | int | float | bool)},
-        notes=tuple(notes),
-        next=next_,
-    )
+        notes=tuple(notes), next=next_,
+    )  # fmt: skip
 
 
 def _spread(word: str, found: metrics.Spread) -> dict[str, float]:
@@ -253,21 +236,11 @@ def energy_text(view: FleetRunView) -> str:
     return f"GPUs alone {view.energy.words(lambda found: energy(found / J_PER_KWH))}" if view.energy else ""
 
 
-def level_text(level: float) -> str:
-    """Return text such as "95 %"."""
-    return f"{100 * level:.3g} %"
-
-
 def interval_text(low: float | None, high: float | None, kind: str = "long") -> str:
     """Return text such as "12.1 – 12.9 h" or "45.1 – 45.9 %"; "" where it is not known."""
     if low is None or high is None:
         return ""
     return f"{digits(100 * low)} – {share(high)}" if kind == "share" else long_range(low, high)
-
-
-def figure_text(value: float | None, kind: str = "long") -> str:
-    """Return a long time, or a share."""
-    return "–" if value is None else share(value) if kind == "share" else long_time(value)
 
 
 def about(view: Any) -> About:
@@ -285,7 +258,7 @@ def _figures(view: FleetRunView) -> Grid:
 
     def row(word: str, name: str, kind: str = "long", *, spread: bool = False) -> tuple[str, ...]:
         names = [name, *(name.replace("mean", each) for each in ("p50", "p90", "p99") if spread)]
-        texts = [figure_text(getattr(view, each), kind) for each in names]
+        texts = [text(getattr(view, each), kind) for each in names]
         found = view.intervals.get(name)
         between = [interval_text(found.low, found.high, kind) if found else ""] if view.intervals else []
         return (word, *texts, *[""] * (4 - len(texts)), *between)

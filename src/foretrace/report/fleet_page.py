@@ -21,16 +21,13 @@ from foretrace.report.fleet import (
     causes_table,
     energy,
     energy_text,
-    figure_text,
     interval_text,
-    level_text,
     slot_name,
     slots_table,
 )
 from foretrace.report.fleet_policies import FIGURES, FleetCompareView, against
-from foretrace.report.html import filled, script_json
-from foretrace.report.page import context
-from foretrace.report.units import count, digits, long_time, share
+from foretrace.report.page import context, filled, script_json
+from foretrace.report.units import count, level, long_time, share
 
 MOST_TENANTS = 200
 PARTS = {
@@ -77,14 +74,11 @@ def _context(page: FleetPage) -> dict[str, Any]:
         "parts": _parts(page),
         "gantt": gantt,
         "causes": context(causes_table(view.causes)) if view.causes else None,
-        "policies": _policies(page.comparison),
-        "columns": [title for title, _, _ in FIGURES],
+        "columns": FIGURES,
         "comparison": page.comparison,
-        "repeated": _repeated(page.comparison),
-        "tenants": [_tenant(each) for each in view.tenants[:MOST_TENANTS]],
-        "more_tenants": max(len(view.tenants) - MOST_TENANTS, 0),
+        "words": {"against": against, "between": interval_text, "energy": energy, "energies": energy_text},
+        "tenants": view.tenants[:MOST_TENANTS],
         "slots": context(slots_table(view.slots, scattered=True)) if view.slots else None,
-        "figures": _figures(view),
         "notes": view.notes,
         "views": script_json({"run": _brief(view), "compare": page.comparison}),
         "data": script_json(data),
@@ -113,7 +107,7 @@ def _under(view: FleetRunView) -> str:
     between = interval_text(found.low, found.high) if found else ""
     if not between:
         return f"{mean}; one run, so no interval is known"
-    return f"{mean}; {count(view.repetitions)} repeated runs: {between} ({level_text(view.interval_level)} interval)"
+    return f"{mean}; {count(view.repetitions)} repeated runs: {between} ({level(view.interval_level)} interval)"
 
 
 def _parts(page: FleetPage) -> list[dict[str, Any]]:
@@ -128,27 +122,6 @@ def _parts(page: FleetPage) -> list[dict[str, Any]]:
         for key, value in parts.items()
         if value or key in ("waits", "compute")
     ]  # fmt: skip
-
-
-def _figures(view: FleetRunView) -> list[tuple[str, str, str]]:
-    """Return name, value and a remark of what stands in the answer beside the completion time."""
-    rows = [
-        ("median", long_time(view.p50_jct_s), "of completion"),
-        ("p90", long_time(view.p90_jct_s), "of completion"),
-        ("p99", long_time(view.p99_jct_s), "of completion"),
-        ("mean wait", long_time(view.mean_queue_s), ""),
-        ("makespan", long_time(view.makespan_s), ""),
-        ("GPUs in use", figure_text(view.utilisation, "share"), ""),
-    ]
-    if view.mean_rho is not None:
-        rows.append(("fairness ρ", digits(view.mean_rho), f"p99 {digits(view.p99_rho or 0)}; ≤ 1 is a fair share"))
-    if view.lost.gpu_h:
-        rows.append(("lost", f"{digits(view.lost.gpu_h)} GPU-h", f"{count(view.lost.preemptions)} preemptions"))
-    if view.usd_all is not None:
-        rows.append(("cost", f"${view.usd_all:,.0f}", f"${view.usd_used or 0:,.0f} of it while held"))
-    if view.kwh is not None:
-        rows.append(("energy", energy(view.kwh), energy_text(view)))
-    return rows
 
 
 def _time(view: FleetRunView) -> dict[str, Any]:
@@ -174,36 +147,3 @@ def _cdfs(page: FleetPage) -> list[dict[str, Any]]:
         if len(seconds):
             found.append({"name": name, "x": overtime.short(seconds), "y": overtime.short(part)})
     return found
-
-
-def _policies(found: FleetCompareView | None) -> list[dict[str, Any]]:
-    """Return rows of the table."""
-    rows = []
-    for row in found.policies if found else ():
-        cells = []
-        for _, name, kind in FIGURES:
-            each = row.figures[name]
-            between = interval_text(each.low, each.high, kind) if each.low != each.high else ""
-            cells.append({"text": figure_text(each.mean, kind), "between": between, "verdict": each.verdict})
-        rows.append({"name": row.policy, "cells": cells, "against": against(row.figures["mean_jct_s"])})
-    return rows
-
-
-def _repeated(found: FleetCompareView | None) -> str:
-    if found is None:
-        return ""
-    if found.repetitions == 1:
-        return "One run of each policy, so nothing tells a difference from noise."
-    level = level_text(found.interval_level)
-    return f"Means and {level} intervals of {count(found.repetitions)} runs of each policy: {found.repeated_how}."
-
-
-def _tenant(each: metrics.Tenant) -> dict[str, Any]:
-    """Return its name, and value and text of every figure."""
-    cells = [
-        (each.jobs, count(each.jobs)),
-        (each.gpu_share, share(each.gpu_share)),
-        *((value or 0, long_time(value)) for value in (each.mean_jct_s, each.p99_jct_s, each.mean_queue_s)),
-        (each.mean_rho or 0, "–" if each.mean_rho is None else digits(each.mean_rho)),
-    ]
-    return {"name": each.tenant or "(none)", "cells": cells}

@@ -13,10 +13,10 @@ from foretrace.fleet.sweep import Swept
 from foretrace.fleet.synthetic import Generator
 from foretrace.fleet.workload import Workload
 from foretrace.report.blocks import Block, Column, Headline, Kind, Line, table
-from foretrace.report.fleet import about, interval_text, level_text
+from foretrace.report.fleet import about, interval_text
 from foretrace.report.fleet_questions import figure_text
 from foretrace.report.names import listed
-from foretrace.report.units import count, digits, long_time, share
+from foretrace.report.units import count, digits, level, long_time, share
 from foretrace.report.views import Report, Result, taken
 
 FIGURES: tuple[tuple[str, str, Kind], ...] = (
@@ -63,7 +63,7 @@ class FleetCompareView(Report, frozen=True, kw_only=True):
         if self.repetitions > 1:
             means = [(row.policy, row.figures["mean_jct_s"]) for row in self.policies]
             yield table(
-                ["mean JCT", Column(f"{level_text(self.interval_level)} interval", right=True)],
+                ["mean JCT", Column(f"{level(self.interval_level)} interval", right=True)],
                 [(policy, text) for policy, each in means if (text := interval_text(each.low, each.high))],
             )
             yield f"from {count(self.repetitions)} runs of each: {self.repeated_how}"
@@ -78,23 +78,14 @@ def compare(
         notes.append("one run of each policy: nothing tells a difference from noise; repeat with --seeds 20.")
     elif len(found.policies) > 2:
         notes.append(
-            f"each interval holds at {level_text(found.level)} for itself; of many, some miss their ratio by chance."
+            f"each interval holds at {level(found.level)} for itself; of many, some miss their ratio by chance."
         )
     return taken(
-        FleetCompareView,
-        found,
-        headline=_compare_headline(found),
-        source=path,
-        cluster=cluster,
-        gpus=gpus,
-        jobs=jobs,
-        repeated_how=found.how,
-        interval_level=found.level,
-        policies=found.rows,
-        best=tuple(Best(each.name, each.best, each.tied) for each in found.figures.values()),
-        notes=tuple(notes),
+        FleetCompareView, found, headline=_compare_headline(found), source=path, cluster=cluster, gpus=gpus, jobs=jobs,
+        repeated_how=found.how, interval_level=found.level, policies=found.rows,
+        best=tuple(Best(each.name, each.best, each.tied) for each in found.figures.values()), notes=tuple(notes),
         next=next_,
-    )
+    )  # fmt: skip
 
 
 def _compare_headline(found: PolicyComparison) -> str:
@@ -159,7 +150,7 @@ class FleetSweepView(Result, frozen=True, kw_only=True):
         first = self.columns.index("jobs") if "jobs" in self.columns else 0
         yield table(
             [Column(self.columns[at], right=True, least=0 if at <= max(first, jct) else 96) for at in kept],
-            [[_cell(self.columns[at], row[at]) for at in kept] for row in rows],
+            [[figure_text(self.columns[at], row[at]) for at in kept] for row in rows],
             top=MOST_CELLS,
             noun="cell",
         )
@@ -176,19 +167,9 @@ def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]], next_: 
         words = ", ".join(f"{key} {best[key]}" for key in by if len(by[key]) > 1)
         headline += f" The shortest mean JCT, {long_time(best['mean_jct_s'])}, has {words or 'the only cell'}."
     return FleetSweepView(
-        headline=headline,
-        source=source,
-        folder=found.folder,
-        cells=len(found.rows),
-        reused=found.reused,
-        columns=tuple(columns),
-        rows=tuple(tuple(row.get(name) for name in columns) for row in found.rows),
-        next=next_,
-    )
-
-
-def _cell(name: str, value: str | float | int | None) -> str:
-    return figure_text(name.replace("jitter_s", "jitter"), value) if isinstance(value, float | None) else str(value)
+        headline=headline, source=source, folder=found.folder, cells=len(found.rows), reused=found.reused,
+        columns=tuple(columns), rows=tuple(tuple(row.get(name) for name in columns) for row in found.rows), next=next_,
+    )  # fmt: skip
 
 
 class FleetPoliciesView(Result, frozen=True, kw_only=True):
@@ -244,25 +225,18 @@ def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:
             else "the log is shorter than two days, so jobs come at any hour alike."
         )
     return taken(
-        FleetFitView,
-        made,
+        FleetFitView, made,
         headline=(
             f"{count(jobs)} jobs in {long_time(made.span_s)}, {digits(made.jobs_per_day)} a day from "
             f"{len(made.tenants)} tenant{'s' if len(made.tenants) > 1 else ''}, {share(swept / jobs)} of them in "
             "sweeps: jobs like these can now be generated."
         ),
-        source=path,
-        days=made.span_s / 86400,
-        tenants=len(made.tenants),
-        kinds=len(made.kinds),
-        strata=len(strata),
-        in_sweeps=swept / jobs,
-        stored=stored,
-        notes=tuple(notes),
+        source=path, days=made.span_s / 86400, tenants=len(made.tenants), kinds=len(made.kinds), strata=len(strata),
+        in_sweeps=swept / jobs, stored=stored, notes=tuple(notes),
         next=f"foretrace fleet generate {shlex.quote(stored)} --days 30 --load 1.2 --out generated.csv"
         if stored
         else "",
-    )
+    )  # fmt: skip
 
 
 class FleetGenerateView(Result, frozen=True, kw_only=True):
@@ -280,12 +254,9 @@ def generate(made: Workload, *, stored: str) -> FleetGenerateView:
     """Return what was generated, and where it is."""
     days = float(made.submit_ns[-1]) / 86400e9 if len(made) else 0.0
     return FleetGenerateView(
-        headline=f"{len(made):,} jobs over {days:.3g} days are in {stored}",
-        jobs=len(made),
-        days=days,
-        stored=stored,
+        headline=f"{len(made):,} jobs over {days:.3g} days are in {stored}", jobs=len(made), days=days, stored=stored,
         next=f"foretrace fleet run {shlex.quote(stored)}",
-    )
+    )  # fmt: skip
 
 
 class FleetExportView(Result, frozen=True, kw_only=True):

@@ -100,14 +100,8 @@ def why(found: Why, *, source: str, policy: str, cluster: str, next_: str = "") 
     if best is not None and best.queue_s is not None:
         headline += f" What helps: {best.change}; it would then wait {long_time(best.queue_s)}."
     return taken(
-        FleetWhyView,
-        found,
-        headline=headline,
-        source=source,
-        policy=policy,
-        cluster=cluster,
-        next=next_,
-    )
+        FleetWhyView, found, headline=headline, source=source, policy=policy, cluster=cluster, next=next_,
+    )  # fmt: skip
 
 
 class FleetWhatifView(Report, frozen=True, kw_only=True):
@@ -151,28 +145,23 @@ def whatif(
         factor, word = (old / new, "shorter") if new < old else (new / old, "longer")
         headline = f"Jobs take {factor:.2f}× {word}: {long_time(old)} → {long_time(new)} on average, with {those}."
     return FleetWhatifView(
-        headline=headline,
-        source=source,
-        before=words[0],
-        after=words[1],
-        changes=tuple(changes),
-        jobs=len(before.workload),
-        figures=rows,
-        sooner=int((moved < 0).sum()),
-        later=int((moved > 0).sum()),
+        headline=headline, source=source, before=words[0], after=words[1], changes=tuple(changes),
+        jobs=len(before.workload), figures=rows, sooner=int((moved < 0).sum()), later=int((moved > 0).sum()),
         notes=(
             "one run each: differences below 10 % of the makespan on some hundred jobs are noise "
             "(foretrace fleet compare repeats runs)",
         ),
         next=next_,
-    )
+    )  # fmt: skip
 
 
-def figure_text(name: str, value: float | None) -> str:
-    """Return a figure by what its name ends in."""
+def figure_text(name: str, value: str | float | None) -> str:
+    """Return a figure by what its name ends in; other values as they are."""
+    if not isinstance(value, float | None):
+        return str(value)
     if value is None:
         return "–"
-    return long_time(value) if name.endswith("_s") else f"{value:.4g}"
+    return long_time(value) if name.endswith("_s") and name != "jitter_s" else f"{value:.4g}"
 
 
 class FleetSlotsView(Report, frozen=True, kw_only=True):
@@ -212,18 +201,12 @@ def slots(
     end = overtime.horizon_ns(result) if at is None else at
     largest = max(found, key=lambda each: each.slot_gpus, default=one)  # of equals the innermost level
     return taken(
-        FleetSlotsView,
-        result,
+        FleetSlotsView, result,
         headline=(
             f"At {long_time(end / SECOND)}, {count(one.free_now)} of {count(cluster.gpus)} GPUs are free, in which "
             f"{count(largest.free_now)} jobs of {largest.slot_gpus} GPUs find room inside a {largest.level}; "
             f"if the same GPUs lay together it were {count(largest.together_now)}."
         ),
-        source=path,
-        at_s=end / SECOND,
-        free_gpus=one.free_now,
-        edges_s=overtime.seconds(edges),
-        slots=found,
-        notes=(),
+        source=path, at_s=end / SECOND, free_gpus=one.free_now, edges_s=overtime.seconds(edges), slots=found, notes=(),
         next=next_,
-    )
+    )  # fmt: skip

@@ -14,6 +14,18 @@ from foretrace.techniques.compute.rates import operator_words
 
 NOISE_SHARE = 0.001  # breakdown parts below this share of the step are not worth a word
 _APART = 0.05  # mean and median step that differ by more are named apart
+_WAITS = {
+    "data_loading": "{who} waits for data{when}: {spent} are DataLoader work that nothing overlaps.",
+    "launch_bound": "The GPU waits for the host{when}: {spent} pass before the next kernel is launched.",
+    "exposed_communication": "Communication is not hidden{when}: {spent} are collectives beside no compute{alone}.",
+    "exposed_copy": "Copies are not hidden{when}: {spent} are memory copies that no compute overlaps.",
+    "synchronisation": "Synchronisation empties the GPU{when}: in {spent} a blocking call waits while nothing runs.",
+    "idle": "{who} idles{when}: {spent} pass without work, and the recording does not say why.",
+}
+_ON_CPU = {
+    "launch_bound": "Python holds the step back{when}: {spent} pass between operators.",
+    "synchronisation": "Threads wait for each other{when}: {spent} are synchronisation.",
+}
 
 
 def show(
@@ -41,27 +53,14 @@ def show(
     if when:
         spent = f"on average {spent}"
         when = f" {when}"
-    who = "The CPU" if platform == "cpu" else "The GPU"
     if part == "compute":
         return _compute(
             breakdown, rows, mean_s=sum((mean or breakdown).parts().values()), platform=platform, every=every
         )
-    if part == "data_loading":
-        return f"{who} waits for data{when}: {spent} are DataLoader work that nothing overlaps."
-    if part == "launch_bound":
-        if platform == "cpu":
-            return f"Python holds the step back{when}: {spent} pass between operators."
-        return f"The GPU waits for the host{when}: {spent} pass before the next kernel is launched."
-    if part == "exposed_communication":
-        tail = "" if ranks > 1 else "; one rank alone cannot tell waiting from transfer"
-        return f"Communication is not hidden{when}: {spent} are collectives beside no compute{tail}."
-    if part == "exposed_copy":
-        return f"Copies are not hidden{when}: {spent} are memory copies that no compute overlaps."
-    if part == "synchronisation":
-        if platform == "cpu":
-            return f"Threads wait for each other{when}: {spent} are synchronisation."
-        return f"Synchronisation empties the GPU{when}: in {spent} a blocking call waits while nothing runs."
-    return f"{who} idles{when}: {spent} pass without work, and the recording does not say why."
+    sentence = _ON_CPU.get(part, _WAITS[part]) if platform == "cpu" else _WAITS[part]
+    alone = "" if ranks > 1 else "; one rank alone cannot tell waiting from transfer"
+    who = "The CPU" if platform == "cpu" else "The GPU"
+    return sentence.format(who=who, when=when, spent=spent, alone=alone)
 
 
 def apart(step_s: float, mean_s: float) -> bool:

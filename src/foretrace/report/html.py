@@ -7,24 +7,19 @@ security policy in the page holds it to that. All names are escaped: text by the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
-from foretrace.plaintext import encoded, visible
 from foretrace.report import assumptions
-from foretrace.report.blame import BlameView, blame
-from foretrace.report.blocks import Bar
 from foretrace.report.names import short_names
+from foretrace.report.page import PADS, drawn, filled, script_json
 from foretrace.report.runs import step_bar
-from foretrace.report.show import ShowView, facts, reading_notes, show, step_spread
+from foretrace.report.show import BlameView, ShowView, blame, facts, reading_notes, show, step_spread
 from foretrace.report.tracks import MAX_TASKS, Track, pack, track
-from foretrace.report.units import between, column, count, in_unit, seconds, share, speed, unit_for
+from foretrace.report.units import between, column, count, in_unit, seconds, speed, unit_for
 from foretrace.report.views import BreakdownView
 from foretrace.report.whatif import (
     WhatIfView,
@@ -37,7 +32,6 @@ from foretrace.report.whatif import (
 from foretrace.simulate.timeline import Timeline
 from foretrace.techniques.whatif import WhatIf
 
-PADS = ("\N{FIGURE SPACE}", "\N{PUNCTUATION SPACE}")  # as wide as a digit and as a point
 MOST_ROWS = 400  # of a ranking; all of them are in the JSON of `blame`
 SCRIPTS = ("format.js", "data.js", "timeline.js", "axis.js", "gestures.js", "interact.js", "common.js", "page.js")
 
@@ -79,25 +73,6 @@ def render(page: Page, *, max_tasks: int = MAX_TASKS) -> str:
     return filled("report.html.j2", ["report.css"], SCRIPTS, **_context(page, max_tasks))
 
 
-def filled(template: str, styles: Sequence[str], scripts: Sequence[str] = (), **context: Any) -> str:
-    """Return a template of this room with styles and scripts in it; all that is not marked as markup is escaped.
-
-    Deterministic: the same context gives the same bytes.
-    """
-    import jinja2
-    from markupsafe import Markup
-
-    made = jinja2.Environment(
-        loader=jinja2.PackageLoader("foretrace.report"), autoescape=True, undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )  # fmt: skip
-    made.filters["whole"] = unparted
-    css, js = ("\n".join(map(_asset, names)) for names in (styles, scripts))
-    whole = Markup(f"(() => {{\n'use strict';\n{js}\n}})();")
-    text = made.get_template(template).render(version=_version(), css=Markup(css), js=whole, **context)
-    return visible(text)
-
-
 def _context(page: Page, max_tasks: int) -> dict[str, Any]:
     from markupsafe import Markup
 
@@ -134,31 +109,9 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
     }
 
 
-def unparted(text: str) -> str:
-    """Return the text with figures that are not parted from their units at the end of a line."""
-    return re.sub(r"(?<=\d) (?=(?:ns|µs|ms|s|%)\b|%)", "\N{NO-BREAK SPACE}", text)
-
-
 def _breakdown(breakdown: BreakdownView, platform: str) -> dict[str, Any]:
     bar = step_bar("", breakdown, platform)
     return {"total": sum(part.value for part in bar.parts), "parts": drawn(bar)}
-
-
-def drawn(bar: Bar) -> list[dict[str, Any]]:
-    """Return the parts of a bar as the templates take them."""
-    total = sum(part.value for part in bar.parts)
-    unit = unit_for(total)
-    return [
-        {
-            "key": part.key,
-            "word": part.word,
-            "share": part.value / total if total else 0.0,
-            "text": f"{in_unit(part.value, unit)} {unit.name}" if part.value else "0",
-            "short": in_unit(part.value, unit),
-            "percent": share(part.value / total) if total and part.value else "",
-        }
-        for part in bar.parts
-    ]
 
 
 def _blame(blame: BlameView) -> dict[str, Any]:
@@ -196,24 +149,3 @@ def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
         "matter": len(assumptions_that_matter(view)),
         "path": path_change(view) if view.critical_path_after else "",
     }
-
-
-def _asset(name: str) -> str:
-    return files("foretrace.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def script_json(value: Any) -> Any:
-    """Return JSON that may stand inside a script element: no markup character survives, whatever the names hold."""
-    import markupsafe
-
-    text = encoded(value).decode()
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return markupsafe.Markup(text)
-
-
-def _version() -> str:
-    try:
-        return version("foretrace")
-    except PackageNotFoundError:
-        return "(source tree)"

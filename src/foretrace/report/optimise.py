@@ -15,7 +15,7 @@ from foretrace.report import assumptions
 from foretrace.report.assumptions import assumption
 from foretrace.report.blocks import Block, Column, Line, table
 from foretrace.report.names import listed
-from foretrace.report.units import between, count, digits, nbytes, seconds, share, speed, unit_for
+from foretrace.report.units import between, count, digits, level, nbytes, seconds, share, speed, unit_for
 from foretrace.report.views import Report, taken
 
 SHOWN_BUCKETS = 8
@@ -118,24 +118,13 @@ def optimise(answer: Answer, found: Configuration, python: str, *, source: str) 
     wanted, best, over = answer.wanted, answer.best, answer.overtaking
     techniques = tuple(_without_search(str(each)) if each is best.parallel else str(each) for each in best.chain)
     return taken(
-        OptimiseView,
-        answer,
-        headline=headline(answer, found),
-        source=source,
-        workers=wanted.workers,
-        network=wanted.network,
-        interval_s=answer.whatif.interval_s,
-        interval_level=answer.whatif.level,
-        proven=best.found is None or best.found.proven,
-        techniques=techniques,
-        configuration=found,
-        snippet=python,
+        OptimiseView, answer, headline=headline(answer, found), source=source, workers=wanted.workers,
+        network=wanted.network, interval_s=answer.whatif.interval_s, interval_level=answer.whatif.level,
+        proven=best.found is None or best.found.proven, techniques=techniques, configuration=found, snippet=python,
         overtaking=None
         if over is None
         else taken(OvertakingView, over, buckets=len(over.plan.ends), parts=sum(over.plan.chunks)),
-        memory_recorded_bytes=answer.memory_recorded,
-        memory_bytes=best.memory,
-        memory_limit_bytes=wanted.memory_limit,
+        memory_recorded_bytes=answer.memory_recorded, memory_bytes=best.memory, memory_limit_bytes=wanted.memory_limit,
         assumptions=tuple(
             assumption(each.assumption, each.at_low_s, each.at_high_s) for each in answer.whatif.assumptions
         ),
@@ -146,9 +135,8 @@ def optimise(answer: Answer, found: Configuration, python: str, *, source: str) 
             tensors=0 if answer.problem is None else len(answer.problem),
             tasks=len(answer.graph),
         ),
-        notes=_notes(answer),
-        next=_next(answer, source, techniques),
-    )
+        notes=_notes(answer), next=_next(answer, source, techniques),
+    )  # fmt: skip
 
 
 def headline(answer: Answer, found: Configuration) -> str:
@@ -186,7 +174,7 @@ def _buckets(found: Configuration) -> Iterator[Block]:
 
 def _sure(view: OptimiseView) -> str:
     unit = unit_for(view.step_s)
-    interval = f"{100 * view.interval_level:.3g} % interval {between(*view.interval_s, unit)} {unit.name}"
+    interval = f"{level(view.interval_level)} interval {between(*view.interval_s, unit)} {unit.name}"
     if view.workers == 1:
         return interval
     if view.proven and abs(view.search.difference) < _CLOSE:

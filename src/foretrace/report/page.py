@@ -1,17 +1,22 @@
 """Blocks as HTML: a self-contained page, or the fragment of it that a notebook shows.
 
-Everything is inline, as on the page of a run (`html`), so nothing is loaded from a network; all names are escaped.
+Everything is inline, so nothing is loaded from a network; all names are escaped.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from typing import Any
 
-from foretrace.report.blocks import Bars, Block, Chart, Grid, Headline, LaneChart, blocks
-from foretrace.report.html import PADS, drawn, filled, unparted
+from foretrace.plaintext import encoded, visible
+from foretrace.report.blocks import Bar, Bars, Block, Chart, Grid, Headline, LaneChart, blocks, text
 from foretrace.report.names import short_names
-from foretrace.report.units import seconds
+from foretrace.report.units import in_unit, seconds, share, unit_for
 
+PADS = ("\N{FIGURE SPACE}", "\N{PUNCTUATION SPACE}")  # as wide as a digit and as a point
 NAME = 64  # characters of a name
 CHART, POINTS = (640, 150), 129  # box of a chart, and points of a line in it
 LANE = 18  # height of a lane
@@ -112,3 +117,61 @@ def _bars(block: Bars) -> list[dict[str, Any]]:
         {"label": bar.label, "parts": drawn(bar), "length": total / longest}
         for bar, total in zip(block.bars, totals, strict=True)
     ]
+
+
+def filled(template: str, styles: Sequence[str], scripts: Sequence[str] = (), **context: Any) -> str:
+    """Return a template of this room with styles and scripts in it; all that is not marked as markup is escaped.
+
+    Deterministic: the same context gives the same bytes.
+    """
+    import jinja2
+    from markupsafe import Markup
+
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("foretrace.report"), autoescape=True, undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    made.filters |= {"whole": unparted, "text": text}
+    assets = files("foretrace.report") / "assets"
+    css, js = ("\n".join((assets / name).read_text("utf-8") for name in names) for names in (styles, scripts))
+    whole = Markup(f"(() => {{\n'use strict';\n{js}\n}})();")
+    return visible(made.get_template(template).render(version=_version(), css=Markup(css), js=whole, **context))
+
+
+def unparted(text: str) -> str:
+    """Return the text with figures that are not parted from their units at the end of a line."""
+    return re.sub(r"(?<=\d) (?=(?:ns|µs|ms|s|%)\b|%)", "\N{NO-BREAK SPACE}", text)
+
+
+def drawn(bar: Bar) -> list[dict[str, Any]]:
+    """Return the parts of a bar as the templates take them."""
+    total = sum(part.value for part in bar.parts)
+    unit = unit_for(total)
+    return [
+        {
+            "key": part.key,
+            "word": part.word,
+            "share": part.value / total if total else 0.0,
+            "text": f"{in_unit(part.value, unit)} {unit.name}" if part.value else "0",
+            "short": in_unit(part.value, unit),
+            "percent": share(part.value / total) if total and part.value else "",
+        }
+        for part in bar.parts
+    ]
+
+
+def script_json(value: Any) -> Any:
+    """Return JSON that may stand inside a script element: no markup character survives, whatever the names hold."""
+    import markupsafe
+
+    text = encoded(value).decode()
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return markupsafe.Markup(text)
+
+
+def _version() -> str:
+    try:
+        return version("foretrace")
+    except PackageNotFoundError:
+        return "(source tree)"

@@ -56,8 +56,9 @@ def export(tracks: Sequence[Track], *, arrows: bool = True) -> bytes:
             events += _steps(track, pid, shift)
         pids = {rank: pid + 1 + i for i, rank in enumerate(ranks)}
         pid += len(ranks)
+        run = _Run(track, pids, shift)
         for rank in ranks:
-            events += _process(track, rank, pids, shift, arrows)
+            events += _process(run, rank, arrows)
         if len(ranks) > 1:
             found = parts(Timeline(graph=track.graph, start=track.start, end=track.end))
             events += _waits(found, pids, shift)
@@ -110,32 +111,26 @@ def _steps(track: Track, pid: int, shift: int) -> Iterator[Event]:
             yield _slice(pid, STEPS, f"step {steps[i] if i < len(steps) else i}", at + shift, until - at)
 
 
-def _process(track: Track, rank: int, pids: dict[int, int], shift: int, arrows: bool) -> Iterator[Event]:
-    graph, pid = track.graph, pids[rank]
-    yield from _named_process(pid, track.name + (f" · rank {rank}" if len(pids) > 1 else ""))
+def _process(run: _Run, rank: int, arrows: bool) -> Iterator[Event]:
+    track, graph, shift, pid = run.track, run.graph, run.shift, run.pids[rank]
+    yield from _named_process(pid, track.name + (f" · rank {rank}" if len(run.pids) > 1 else ""))
     if track.step is not None:
         unit = unit_for(track.step.high_s)
         lies = f"step {between(track.step.low_s, track.step.high_s, unit)} {unit.name}"
         yield _meta(pid, 0, "process_labels", labels=lies)
-    if len(pids) == 1:
+    if len(run.pids) == 1:
         yield from _steps(track, pid, shift)
     on_rank = graph.rank == rank
-    source, why = binding_edges(graph, track.start, track.end)
-    critical = np.zeros(len(graph), dtype=np.bool_)
-    critical[track.critical] = True
-    longs = track.end > track.start
-    labels = short_names(graph.names)
-    if (critical & longs & on_rank).any():
+    if (run.critical & on_rank).any():
         yield from _named(pid, CRITICAL, "critical path")
-        path = track.critical[(longs & on_rank)[track.critical]]
+        path = track.critical[(run.long & on_rank)[track.critical]]
         ends = np.minimum(track.end[path], np.append(track.start[path[1:]], track.end[path[-1:]]))
         for v, until in zip(path.tolist(), ends.tolist(), strict=True):  # a call continues while its kernel runs
             at = int(track.start[v])
             if until > at:
-                yield _slice(pid, CRITICAL, labels[graph.name[v]], at + shift, until - at)
-    facts = _Facts(track, why, critical)
+                yield _slice(pid, CRITICAL, run.labels[graph.name[v]], at + shift, until - at)
     for index, lane in enumerate(graph.lanes):
-        rows = np.flatnonzero((graph.lane == index) & longs)
+        rows = np.flatnonzero((graph.lane == index) & run.long)
         if lane.rank != rank or not len(rows):
             continue
         rows = rows[np.argsort(track.start[rows], kind="stable")]
@@ -146,12 +141,10 @@ def _process(track: Track, rank: int, pids: dict[int, int], shift: int, arrows: 
             yield from _named(pid, extra * SPILL + tid, lane_word(lane) + " (overlapping)", sort=tid)
         starts, durations = (track.start[rows] + shift).tolist(), (track.end[rows] - track.start[rows]).tolist()
         for v, row, at, dur in zip(rows.tolist(), rows_of.tolist(), starts, durations, strict=True):
-            event = _slice(pid, row * SPILL + tid, labels[facts.name[v]], at, dur)
-            event["cat"] = KINDS[facts.kind[v]]
-            event["args"] = facts.of(v)
-            yield event
+            event = _slice(pid, row * SPILL + tid, run.labels[run.name[v]], at, dur)
+            yield event | {"cat": KINDS[run.kind[v]], "args": run.facts(v)}
     if arrows:
-        yield from _arrows(track, rank, pids, shift, source, critical & longs)
+        yield from _arrows(run, rank)
 
 
 def _waits(found: Parts, pids: dict[int, int], shift: int) -> Iterator[Event]:
@@ -180,29 +173,31 @@ def _meetings(track: Track, found: Parts, pids: dict[int, int], shift: int) -> I
         first = int(found.last_arriver[found.collective[part]])
         if first == part or not shown[first]:
             continue
-        to = int(found.transfer[part])
-        common = {"cat": "collective", "name": "collective", "id": f"c{pids[int(found.rank[part])]}.{to}"}
-        for phase, at in (("s", first), ("f", part)):
-            event = common | {
-                "ph": phase,
-                "pid": pids[int(found.rank[at])],
-                "ts": (int(found.began[at]) + shift) / 1000,
-            }
-            event["tid"] = FIRST_LANE + int(lane[found.transfer[at]])
-            yield event | {"bp": "e"} if phase == "f" else event
+        ends = [
+            (pids[int(found.rank[at])], int(lane[found.transfer[at]]), int(found.began[at]) + shift)
+            for at in (first, part)
+        ]
+        yield from _arrow("collective", f"c{pids[int(found.rank[part])]}.{int(found.transfer[part])}", *ends)
 
 
-class _Facts:
-    """What a viewer shows of a task; columns as lists, because reading single items of arrays is slow."""
+class _Run:
+    """A track as a viewer shows it; columns as lists, because reading single items of arrays is slow."""
 
-    def __init__(self, track: Track, why: npt.NDArray[np.uint8], critical: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, track: Track, pids: dict[int, int], shift: int) -> None:
         graph = track.graph
-        self.graph = graph
+        self.track, self.graph, self.pids, self.shift = track, graph, pids, shift
+        self.source, why = binding_edges(graph, track.start, track.end)
+        on_path = np.zeros(len(graph), dtype=np.bool_)
+        on_path[track.critical] = True
+        self.long = track.end > track.start
+        self.critical = on_path & self.long
+        self.labels = short_names(graph.names)
         self.name, self.kind = graph.name.tolist(), graph.kind.tolist()
         self._layer, self._op, self._phase = graph.layer.tolist(), graph.op.tolist(), graph.phase.tolist()
-        self._nbytes, self._why, self._critical = graph.nbytes.tolist(), why.tolist(), critical.tolist()
+        self._nbytes, self._why, self._critical = graph.nbytes.tolist(), why.tolist(), on_path.tolist()
 
-    def of(self, v: int) -> Event:
+    def facts(self, v: int) -> Event:
+        """Return what is said of a task beside its name and time."""
         graph = self.graph
         facts: Event = {"name": graph.names[self.name[v]], "critical": self._critical[v]}
         if self._layer[v] >= 0:
@@ -218,37 +213,29 @@ class _Facts:
         return facts
 
 
-def _arrows(
-    track: Track,
-    rank: int,
-    pids: dict[int, int],
-    shift: int,
-    source: npt.NDArray[np.int64],
-    critical: npt.NDArray[np.bool_],
-) -> Iterator[Event]:
+def _arrows(run: _Run, rank: int) -> Iterator[Event]:
     """Yield flow arrows from lane to lane along the critical path into a rank, through zero-length tasks on the way."""
-    graph, pid = track.graph, pids[rank]
+    track, graph, critical, pid = run.track, run.graph, run.critical, run.pids[rank]
     for v in np.flatnonzero(critical & (graph.rank == rank)).tolist():
-        u = int(source[v])
+        u = int(run.source[v])
         while u >= 0 and not critical[u] and track.end[u] == track.start[u]:
-            u = int(source[u])
+            u = int(run.source[u])
         if u < 0 or not critical[u] or graph.lane[u] == graph.lane[v]:
             continue
-        if (left := pids.get(graph.lanes[graph.lane[u]].rank)) is None:  # on a lane of no rank, which is not drawn
+        if (left := run.pids.get(graph.lanes[graph.lane[u]].rank)) is None:  # on a lane of no rank: it is not drawn
             continue
-        common = {"cat": "critical path", "name": "critical path", "id": f"{pid}.{v}"}
-        leaves = {"pid": left}
         # An arrow binds to the slice around its time stamp: one nanosecond before the end is inside.
-        leave = min(int(track.end[u]), int(track.start[v])) - 1
-        leave = max(leave, int(track.start[u]))
-        yield common | leaves | {"ph": "s", "tid": FIRST_LANE + int(graph.lane[u]), "ts": (leave + shift) / 1000}
-        yield common | {
-            "ph": "f",
-            "pid": pid,
-            "bp": "e",
-            "tid": FIRST_LANE + int(graph.lane[v]),
-            "ts": (int(track.start[v]) + shift) / 1000,
-        }
+        leave = max(min(int(track.end[u]), int(track.start[v])) - 1, int(track.start[u]))
+        start = (left, int(graph.lane[u]), leave + run.shift)
+        end = (pid, int(graph.lane[v]), int(track.start[v]) + run.shift)
+        yield from _arrow("critical path", f"{pid}.{v}", start, end)
+
+
+def _arrow(name: str, id: str, start: tuple[int, int, int], end: tuple[int, int, int]) -> Iterator[Event]:
+    """Yield both ends of a flow arrow; each is a process, a lane and a time (ns)."""
+    for phase, (pid, lane, at) in (("s", start), ("f", end)):
+        where = {"pid": pid, "tid": FIRST_LANE + lane, "ts": at / 1000}
+        yield {"cat": name, "name": name, "id": id, "ph": phase} | where | ({"bp": "e"} if phase == "f" else {})
 
 
 def _rows(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

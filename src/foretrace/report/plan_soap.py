@@ -12,7 +12,7 @@ from foretrace.plan.soap.plan import SoapPlan, SoapStrategy, SplitOperator
 from foretrace.report import power
 from foretrace.report.blocks import About, Block, Column, Line, table
 from foretrace.report.power import EnergyView
-from foretrace.report.units import between, count, digits, in_unit, nbytes, unit_for
+from foretrace.report.units import count, digits, within
 from foretrace.report.views import Report, taken
 
 _NAMES = dict(zip(DIMENSIONS, ("samples", "height", "width", "channels"), strict=True))
@@ -42,12 +42,11 @@ class SoapView(Report, frozen=True, kw_only=True):
         names = list(self.strategies[0].baselines_s)
         yield table(
             ["gradients by", *(Column(each, "time") for each in names), Column("found", "time"),
-             Column("range", right=True), Column("exchanged", right=True), Column("moved", right=True),
-             Column("fullest device", right=True, least=90)],
+             Column("range", "seconds"), Column("exchanged", "bytes"), Column("moved", "bytes"),
+             Column("fullest device", "bytes", least=90)],
             [
                 (each.synchronisation, *each.baselines_s.values(), each.step_s,
-                 between(*each.interval_s, unit_for(each.step_s)), nbytes(each.exchanged_bytes),
-                 nbytes(each.moved_bytes), nbytes(max(each.memory_bytes)))
+                 each.interval_s, each.exchanged_bytes, each.moved_bytes, max(each.memory_bytes))
                 for each in self.strategies
             ],
         )  # fmt: skip
@@ -68,16 +67,13 @@ def soap_view(found: SoapPlan, source: str, grid: float | None = None) -> SoapVi
     """Return the answer about strategies; `grid`: grams of CO2 per kWh."""
     best, devices, graph = found.strategies[0], found.cluster.workers, found.simulated.graph
     busy_s = float(graph.dur[graph.kind == TaskKind.KERNEL].sum()) / devices / 1e9
-    unit, faster = unit_for(best.step_s), "; data parallelism does not fit"
+    faster = "; data parallelism does not fit"
     if best.gain is not None and best.gain_interval is not None:
         least, most = map(digits, best.gain_interval)
         faster = f": {digits(best.gain)}× as fast as data parallelism ({least} – {most})"
         if best.gain <= 1.0005:
             faster = ", as data parallelism does: nothing faster was found"
-    headline = (
-        f"A step takes {in_unit(best.step_s, unit)} {unit.name} ({between(*best.interval_s, unit)}) with gradients by "
-        f"{best.synchronisation}{faster}."
-    )
+    headline = f"A step takes {within(best.step_s, best.interval_s)} with gradients by {best.synchronisation}{faster}."
     return taken(
         SoapView, found, headline=headline, source=source, devices=devices,
         energy=power.energy(named(found.device), best.step_s, best.interval_s, busy_s, devices, grid),

@@ -10,7 +10,7 @@ from foretrace.hardware.probe import Peaks
 from foretrace.report import runs
 from foretrace.report.blocks import About, Block, Column, Grid, listing, table
 from foretrace.report.blocks import notes as remarks
-from foretrace.report.units import between, count, digits, in_unit, nbytes, scaled, share, unit_for
+from foretrace.report.units import between, count, digits, in_unit, level, nbytes, scaled, share, things, unit_for
 from foretrace.report.views import Report, StepTimeView, taken
 from foretrace.simulate.memory import CATEGORIES, MemorySplit
 from foretrace.simulate.timeline import Timeline
@@ -63,7 +63,7 @@ class ProfileView(Report, frozen=True, kw_only=True):
     memory: MemorySplit | None
 
     def shown(self, top: int) -> Iterator[Block]:
-        yield About((self.source, self.device, f"{count(self.steps)} {'step' if self.steps == 1 else 'steps'}"))
+        yield About((self.source, self.device, things(self.steps, "step")))
         yield table(["metric", Column("value", right=True), Column(wide=True)], _metrics(self))
         yield _rates_table("class", [row for row in self.classes if row.share >= _LITTLE])
         yield _rates_table("operator" if self.platform == "cpu" else "kernel", self.operators[:top])
@@ -113,38 +113,23 @@ def profile(
         notes.append("The recording holds no allocations with addresses (profile_memory), so memory is not split.")
     platform = info.platform
     return taken(
-        ProfileView,
-        found,
-        headline=_headline(platform, found.total, found.busy_share, found.classes, peaks),
+        ProfileView, found, headline=_headline(platform, found.total, found.busy_share, found.classes, peaks),
         source=name or runs.source(path, info.source),
         device=(peaks.name if peaks and peaks.threads else "") or graph.device_name or _who(platform),
-        platform=platform,
-        steps=graph.n_steps,
-        step_time_s=step,
-        interval_s=(interval.low_s, interval.high_s),
-        interval_level=interval.level,
-        samples_per_step=per_step,
+        platform=platform, steps=graph.n_steps, step_time_s=step, interval_s=(interval.low_s, interval.high_s),
+        interval_level=interval.level, samples_per_step=per_step,
         samples_per_s=per_step / step.median if per_step and step.median else None,
         samples_per_s_p10=per_step / step.p90 if per_step and step.p90 else None,
         samples_per_s_p90=per_step / step.p10 if per_step and step.p10 else None,
-        peaks=None
-        if peaks is None
-        else taken(
-            PeaksView,
-            peaks,
-            fp32_flops_per_s=peaks.fp32 or None,
-            tf32_flops_per_s=peaks.tf32 or None,
-            fp16_flops_per_s=peaks.fp16 or None,
-            bf16_flops_per_s=peaks.bf16 or None,
-            bytes_per_s=peaks.bytes_per_s or None,
-            ridge=peaks.ridge or None,
-        ),
-        cpu=use,
-        threads_busy=found.lane_busy,
-        memory=memory,
+        peaks=None if peaks is None else _peaks(peaks), cpu=use, threads_busy=found.lane_busy, memory=memory,
         notes=tuple(notes),
         next=f"foretrace show {runs.quoted(path)}" if path else f"foretrace profile {name.partition(' ')[0]} --out run",
-    )
+    )  # fmt: skip
+
+
+def _peaks(peaks: Peaks) -> PeaksView:
+    flops = {f"{name}_flops_per_s": getattr(peaks, name) or None for name in ("fp32", "tf32", "fp16", "bf16")}
+    return taken(PeaksView, peaks, bytes_per_s=peaks.bytes_per_s or None, ridge=peaks.ridge or None, **flops)
 
 
 def _who(platform: str) -> str:
@@ -179,7 +164,7 @@ def _metrics(view: ProfileView) -> Iterator[tuple[str, str, str]]:
     unit = unit_for(view.step_time_s.median)
     time = view.step_time_s
     spread = f"p10 {in_unit(time.p10, unit)} – p90 {in_unit(time.p90, unit)}"
-    interval = f"{100 * view.interval_level:.3g} % interval {between(*view.interval_s, unit)}"
+    interval = f"{level(view.interval_level)} interval {between(*view.interval_s, unit)}"
     yield "step", f"{in_unit(time.median, unit)} {unit.name}", f"{spread}; {interval}"
     if view.samples_per_s is not None:
         assert view.samples_per_s_p10 is not None and view.samples_per_s_p90 is not None

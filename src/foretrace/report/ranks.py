@@ -1,18 +1,21 @@
-"""The ranks' part of an answer: who waits for whom, whose network takes how long, and how far clocks are apart."""
+"""Several ranks: who waits for whom, whose network takes how long, and how far clocks are apart (`foretrace align`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from foretrace.graph.alignment import ClockOffsets
 from foretrace.graph.edit import scale
+from foretrace.graph.matching import Matching
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
+from foretrace.report.blocks import Block, Column, Headline, notes, table
 from foretrace.report.names import short_name
 from foretrace.report.units import count, seconds
-from foretrace.report.views import taken
+from foretrace.report.views import Result, taken
 from foretrace.simulate import ranks
 from foretrace.simulate.breakdown import Breakdown, over_ranks
 from foretrace.simulate.timeline import Timeline, simulate
@@ -88,18 +91,14 @@ def collectives(timeline: Timeline) -> CollectivesView | None:
     free = simulate(scale(graph, transfers, 0.0)) if transfers.any() else timeline
     together = simulate(ranks.entering_together(graph))
     return CollectivesView(
-        matched=int(said.get("matched", found.count)),
-        unmatched=tuple(said.get("unmatched", ())),
-        missing=tuple(said.get("missing", ())),
-        wait_s_mean=float(np.mean([row.wait_s for row in rows])),
+        matched=int(said.get("matched", found.count)), unmatched=tuple(said.get("unmatched", ())),
+        missing=tuple(said.get("missing", ())), wait_s_mean=float(np.mean([row.wait_s for row in rows])),
         transfer_s_mean=float(np.mean([row.transfer_s for row in rows])),
-        last_arriver=tuple(found.rank[found.last_arriver].tolist()),
-        straggler=_straggler(*late) if late else None,
+        last_arriver=tuple(found.rank[found.last_arriver].tolist()), straggler=_straggler(*late) if late else None,
         saved_if_free_s=timeline.step_time_s - free.step_time_s,
-        saved_if_together_s=float(timeline.step_times_ns[0] - together.step_times_ns[0]) / 1e9,
-        by_rank=rows,
+        saved_if_together_s=float(timeline.step_times_ns[0] - together.step_times_ns[0]) / 1e9, by_rank=rows,
         each=_each(graph, found, said.get("what", ())),
-    )
+    )  # fmt: skip
 
 
 def _straggler(row: ranks.RankShare, why: ranks.Lateness) -> StragglerView:
@@ -178,3 +177,41 @@ def headline(view: CollectivesView, step_s: float, *, every: bool, all_there: bo
         else f"The ranks communicate: {net} of transfer and {waits} of waiting for each other {per}"
     )
     return f"{first}; rank {late.rank} arrives last {times}: {late.reason}{lacking}."
+
+
+class AlignView(Result, frozen=True, kw_only=True):
+    """`foretrace align`: how far the clock of every rank is ahead of that of the first one."""
+
+    command: str = "align"
+    offsets_s: dict[str, float | None]  # by rank; null where no collective ties it to the first
+    uncertainty_s: float | None  # the largest standard error
+    drift: dict[str, float]  # seconds per second, only ranks whose clock drifts
+    matched: int  # collectives that all recorded ranks of their group share
+    unmatched: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        ranks = len(self.offsets_s)
+        known = [offset for offset in self.offsets_s.values() if offset is not None]
+        unsure = "" if self.uncertainty_s is None else f", known to ±{seconds(self.uncertainty_s)} (one standard error)"
+        if len(known) < 2:
+            yield Headline(f"No collective ties the {ranks} ranks together, so their clocks cannot be compared.")
+        else:
+            yield Headline(
+                f"The clocks of {count(len(known))} of {count(ranks)} ranks lie within "
+                f"{seconds(max(known) - min(known))}{unsure}, by {count(self.matched)} collectives."
+            )
+        rows = []
+        for rank, offset in self.offsets_s.items():
+            told = "not known: no collective ties it to the others" if offset is None else seconds(offset)
+            drift = f", drifting {self.drift[rank] * 1e6:.3g} µs per second" if rank in self.drift else ""
+            rows.append((rank, f"{told}{drift}"))
+        yield table([Column("rank", right=True), f"ahead of rank {next(iter(self.offsets_s))}"], rows)
+        yield from notes(self.unmatched)
+
+
+def align(found: Matching, clock: ClockOffsets) -> AlignView:
+    """Return what the collectives of the ranks tell of their clocks."""
+    offsets = [o if known else None for o, known in zip(clock.offset_ns.tolist(), clock.known.tolist(), strict=True)]
+    told = clock_view(clock.ranks, offsets, clock.drift.tolist(), clock.worst_ns)
+    return taken(AlignView, told, found, unmatched=found.unmatched(), notes=(*found.missing, *clock.notes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -47,6 +48,15 @@ def quoted(text: str) -> str:
     """Return one word for a shell, in double quotes where they do: they read better around single ones."""
     quoted = shlex.quote(text)
     return quoted if quoted == text or set(text) & set('"$`\\!') else f'"{text}"'
+
+
+def facts(timeline: Timeline, path: str) -> SimpleNamespace:
+    """Return which run an answer is about, by the names of its fields; `path` is the file as the user named it."""
+    graph, info = timeline.graph, timeline.graph.info
+    return SimpleNamespace(
+        source=source(path, info.source), platform=info.platform, device=graph.device_name, rank_numbers=graph.ranks,
+        steps=graph.n_steps, tasks=len(graph), edges=graph.edges,
+    )  # fmt: skip
 
 
 def source(path: str, recorded: str) -> str:

@@ -99,20 +99,12 @@ def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
     if graph.info.recording.get("overhead"):
         notes.append("the cost of recording is in these times.")
     return taken(
-        ScaleView,
-        found,
-        folded,
-        graph.info,
-        headline=headline(found),
-        source=path,
+        ScaleView, found, folded, graph.info, headline=headline(found), source=path,
         interval_s=(found.low_s, found.high_s),
         wait_s=PerStepView(recorded=found.recorded_wait_s, predicted=float(found.wait_s.mean())),
         transfer_s=PerStepView(recorded=found.recorded_transfer_s, predicted=float(found.transfer_s.mean())),
-        growing=int(folded.grows.sum()),
-        kept=int((~folded.grows).sum()),
-        network=network,
-        transfer_ratio=transfers.ratio,
-        transfers_from="network" if transfers.absolute else "recording",
+        growing=int(folded.grows.sum()), kept=int((~folded.grows).sum()), network=network,
+        transfer_ratio=transfers.ratio, transfers_from="network" if transfers.absolute else "recording",
         per_rank=PerRankView(
             recorded_rank=tuple(folded.recorded_rank.tolist()),
             step_s=tuple(None if np.isnan(each) else each for each in found.step_s.tolist()),
@@ -120,10 +112,9 @@ def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
             transfer_s=tuple(found.transfer_s.tolist()),
             last_share=tuple(found.last_share.tolist()),
         ),
-        assumptions=tuple(assumption(each, low, high) for each, low, high in found.assumptions),
-        notes=tuple(notes),
+        assumptions=tuple(assumption(each, low, high) for each, low, high in found.assumptions), notes=tuple(notes),
         next=f"foretrace show {shlex.quote(path)}",
-    )
+    )  # fmt: skip
 
 
 def headline(found: Scaling) -> str:

@@ -1,4 +1,4 @@
-"""`foretrace show` as an answer: what is in a recording and what holds its step back, and the words for that."""
+"""`foretrace show` and `blame` as answers: what is in a recording, what holds its step back, and the words for that."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from foretrace import techniques
 from foretrace.graph.taskgraph import NotOfStep, TaskGraph
 from foretrace.report import headline, ranks, runs
 from foretrace.report.advise import AdviceRow, row
-from foretrace.report.blame import ranking
 from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, Line, listing, notes
 from foretrace.report.names import short_name
 from foretrace.report.ranks import ClockView, CollectivesView
 from foretrace.report.units import between, change, count, in_unit, seconds, share, unit_for
-from foretrace.report.views import BreakdownView, Report, StepTimeView
+from foretrace.report.views import BreakdownView, Report, Result, StepTimeView, taken
 from foretrace.simulate import breakdown
-from foretrace.simulate.timeline import BlameRow, Timeline
+from foretrace.simulate.timeline import BlameRow, By, Timeline
 
 HOLDS_BACK = 20  # rows of the ranking that `show` carries
 ADVISED_UP_TO = 5_000  # tasks: trying what answers the bottleneck takes about a tenth of reading so many
@@ -84,14 +83,9 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
     numbers = graph.ranks
     together = ranks.collectives(timeline)
     sentence = headline.show(
-        median,
-        rows[:HOLDS_BACK],
-        platform=info.platform,
-        ranks=len(numbers),
-        every=graph.n_steps > 1,
-        recurring=often,
+        median, rows[:HOLDS_BACK], platform=info.platform, ranks=len(numbers), every=graph.n_steps > 1, recurring=often,
         mean=mean,
-    )
+    )  # fmt: skip
     suggestion = runs.advise(graph, path)
     if together is not None and together.each:
         suggestion = ranks.next_command(together, timeline.step_time_s, runs.quoted(path)) or suggestion
@@ -102,35 +96,16 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
             all_there=len(numbers) >= info.world_size,
         )
         sentence = first if bottleneck == "exposed_communication" else f"{first} {sentence}"
-    return ShowView(
-        headline=sentence,
-        bottleneck=bottleneck,
-        source=runs.source(path, info.source),
-        device=graph.device_name,
-        devices=info.devices,
-        platform=info.platform,
-        ranks=len(numbers),
-        rank_numbers=numbers,
-        world_size=info.world_size,
-        steps=graph.n_steps,
-        step_numbers=info.steps[: graph.n_steps],
-        step_source=info.step_source,
-        tasks=len(graph),
-        step_time_s=runs.step_time(timeline),
-        interval_s=runs.estimated(timeline),
-        step_times_s=tuple((timeline.step_times_ns / 1e9).tolist()),
-        breakdown_s=median,
-        breakdown_mean_s=mean,
+    return taken(
+        ShowView, runs.facts(timeline, path), info, headline=sentence, bottleneck=bottleneck, ranks=len(numbers),
+        step_numbers=info.steps[: graph.n_steps], step_time_s=runs.step_time(timeline),
+        interval_s=runs.estimated(timeline), step_times_s=tuple((timeline.step_times_ns / 1e9).tolist()),
+        breakdown_s=median, breakdown_mean_s=mean,
         attributed_gpu_share=None if info.platform == "cpu" else float(info.attributed_share),
         unexplained_gpu_share=None if info.platform == "cpu" else float(info.unexplained_share),
-        holds_back=rows[:HOLDS_BACK],
-        collectives=together,
-        clock=ranks.clock(graph),
-        not_of_step=info.not_of_step,
-        advice=_advice(graph, bottleneck),
-        notes=runs.notes(graph),
-        next=suggestion,
-    )
+        holds_back=rows[:HOLDS_BACK], collectives=together, clock=ranks.clock(graph), advice=_advice(graph, bottleneck),
+        notes=runs.notes(graph), next=suggestion,
+    )  # fmt: skip
 
 
 def _advice(graph: TaskGraph, bottleneck: str) -> tuple[AdviceRow, ...]:
@@ -246,3 +221,72 @@ def trust(show: ShowView) -> list[str]:
     if delays >= UNEXPLAINED_REFUSE:
         return [f"{sentence}: too many to say what a change of the GPU's work would do."]
     return [f"{sentence}: less certain than usual what a change of the GPU's work would do."]
+
+
+# Where a kind of task runs.
+WHERE = {
+    "cpu": "host",
+    "call": "host",
+    "operator": "host",
+    "python": "host",
+    "data": "loader",
+    "kernel": "GPU",
+    "memset": "GPU",
+    "copy": "copy",
+    "collective": "network",
+}
+
+
+class BlameView(Result, frozen=True, kw_only=True):
+    """`foretrace blame`: suspects ranked by what the step would save."""
+
+    command: str = "blame"
+    headline: str
+    source: str
+    platform: str
+    rank_numbers: tuple[int, ...]  # ranks that the answer is about
+    steps: int
+    by: str
+    step_time_s: float
+    mean_step_s: float  # what the rows are about
+    interval_s: tuple[float, float] | None = None  # as in `show`
+    rows: tuple[BlameRow, ...]
+    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        unit = unit_for(self.step_time_s)
+        lies = "" if self.interval_s is None else f" ({between(*self.interval_s, unit)})"
+        title = f"by {self.by}, per step of {seconds(self.step_time_s)}{lies}"
+        if headline.apart(self.step_time_s, self.mean_step_s):
+            title = f"by {self.by}, per mean step of {seconds(self.mean_step_s)} (median {seconds(self.step_time_s)})"
+        title += " (sum of the ranks)" if len(self.rank_numbers) > 1 else ""
+        yield ranking(self.rows, title, self.platform, top=top)
+
+
+def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
+    """Return suspects ranked by what the step would save if they were 10 % faster."""
+    rows, mean_s = timeline.blame(by), timeline.window_ns / timeline.graph.n_steps / 1e9
+    return taken(
+        BlameView, runs.facts(timeline, path),
+        headline=headline.blame(rows, timeline.step_time_s, mean_s, every=timeline.graph.n_steps > 1), by=by,
+        step_time_s=timeline.step_time_s, mean_step_s=mean_s, interval_s=runs.estimated(timeline), rows=rows,
+        next=runs.advise(timeline.graph, path),
+    )  # fmt: skip
+
+
+def ranking(rows: Sequence[BlameRow], title: str, platform: str, *, top: int = 0) -> Grid:
+    """Return a table of suspects. Host and device work may carry the same name, so where a task runs is said."""
+    where = () if platform == "cpu" else (Column("on", least=NARROW),)
+    columns = (
+        Column(title, "name"), *where, Column("count", "count", least=NARROW), Column("time", "time"),
+        Column("10 % faster", "change", least=NARROW), Column("gone", "change"),
+    )  # fmt: skip
+    cells = [
+        (
+            row.name, *([WHERE.get(row.kind, row.kind)] if where else []), row.count, row.time_s,
+            -row.saved_if_10pct_faster_s, -row.saved_if_removed_s,
+        )
+        for row in rows
+    ]  # fmt: skip
+    colours = tuple(row.kind for row in rows)
+    return Grid(columns, tuple(cells), top=top, noun="row", how="--top", colours=colours)

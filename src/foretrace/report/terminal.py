@@ -22,7 +22,6 @@ from foretrace.report.blocks import (
     Bars,
     Block,
     Chart,
-    Column,
     Grid,
     Headline,
     Line,
@@ -101,18 +100,10 @@ def text(found: Sequence[Block], terminal: Terminal) -> str:
                 yield Segment(text if text == "\n" else visible(text), style, control)
 
     console = Plain(
-        file=out,
-        force_jupyter=False,
-        width=terminal.width,
-        force_terminal=terminal.colour,
-        color_system="256" if terminal.colour else None,
-        no_color=not terminal.colour,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        soft_wrap=False,
-        _environ={},
-    )
+        file=out, force_jupyter=False, width=terminal.width, force_terminal=terminal.colour,
+        color_system="256" if terminal.colour else None, no_color=not terminal.colour, highlight=False, markup=False,
+        emoji=False, soft_wrap=False, _environ={},
+    )  # fmt: skip
     for block in found:
         if isinstance(block, Next):
             out.write(f"  next: {visible(block.command)}\n")
@@ -147,7 +138,10 @@ def _table(table: Grid, terminal: Terminal) -> Iterator[RenderableType]:
     """Yield the table, and how much of it is folded away."""
     from rich.table import Table as Drawn
 
-    kept = [at for at, column in enumerate(table.columns) if _fits(column, terminal)]
+    kept = [
+        at for at, column in enumerate(table.columns)
+        if terminal.width >= column.least and (terminal.bars or column.kind != "course")
+    ]  # fmt: skip
     columns = [_cells(table, at, terminal) for at in kept]
     widths = [
         min(
@@ -187,10 +181,6 @@ def _cells(table: Grid, at: int, terminal: Terminal) -> list[rich.Text]:
     room = max(terminal.width - (28 if terminal.width < NARROW else column.beside), 16)
     styles = [KIND_STYLES.get(kind, "") for kind in table.colours] or [""] * len(cells)
     return [_words(*each) for each in zip(short_names(cells, room), styles, strict=False)]
-
-
-def _fits(column: Column, terminal: Terminal) -> bool:
-    return terminal.width >= column.least and (terminal.bars or column.kind != "course")
 
 
 def _bars(block: Bars, terminal: Terminal) -> Iterator[RenderableType]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -145,65 +145,55 @@ class _Table:
         return np.asarray(mapped, dtype=np.int64)[inverse]
 
 
-LaneKey = tuple[int, int, int, int, str]
-LaneTable = dict[LaneKey, tuple[int, dict[str, Any]]]
+LaneTable = dict[Lane, tuple[int, dict[str, Any]]]
 
 
 def _lanes(tracks: Sequence[Track]) -> LaneTable:
     """Return rows of the page, rank by rank: host threads, streams, links, modelled lanes, each by busy time."""
-    busy: dict[LaneKey, float] = {}
-    share: dict[LaneKey, float] = {}
+    busy: dict[Lane, float] = {}
+    share: dict[Lane, float] = {}
     for track in tracks:
         graph = track.graph
         total = np.bincount(graph.lane, weights=track.end - track.start, minlength=len(graph.lanes))
         span = max(float(track.end.max(initial=0) - track.start.min(initial=0)), 1.0)
-        for lane, time in zip(graph.lanes, total.tolist(), strict=True):
-            key = _key(lane)
-            busy[key] = max(busy.get(key, 0.0), time)
-            share[key] = max(share.get(key, 0.0), time / span)
-    ranks = {key[0] for key in busy}
-    devices = {key[2] for key in busy if key[1] == LaneKind.GPU}
+        for lane, time in zip(map(_same, graph.lanes), total.tolist(), strict=True):
+            busy[lane] = max(busy.get(lane, 0.0), time)
+            share[lane] = max(share.get(lane, 0.0), time / span)
+    ranks = {lane.rank for lane in busy}
+    devices = {lane.device for lane in busy if lane.kind == LaneKind.GPU}
     first = tracks[0].graph
-    main = {_key(first.lanes[lane]) for lane in first.lane[first.marks]}  # where the steps begin
+    main = {_same(first.lanes[lane]) for lane in first.lane[first.marks]}  # where the steps begin
     shown = sorted(
-        (key for key in busy if busy[key] > 0), key=lambda key: (key[0], key[1], key not in main, -busy[key], key)
+        (lane for lane in busy if busy[lane] > 0),
+        key=lambda each: (each.rank, each.kind, each not in main, -busy[each], each.device, each.stream, each.label),
     )
     table = {}
-    for at, key in enumerate(shown):
-        rank, kind, device, stream, label = key
-        word = _word(label, LaneKind(kind), stream)
-        prefix = f"rank {rank} · " if len(ranks) > 1 and rank >= 0 else ""
-        word = word.removeprefix(f"rank {rank} ")  # as lanes of a joined graph are called
-        if device >= 0 and len(devices) > 1 and len(ranks) == 1:
-            prefix = f"GPU {device} · "
-        table[key] = (
-            at,
-            {"label": prefix + word, "kind": LaneKind(kind).name.lower(), "quiet": share[key] < 0.002},
-        )
+    for at, lane in enumerate(shown):
+        prefix = f"rank {lane.rank} · " if len(ranks) > 1 and lane.rank >= 0 else ""
+        word = lane_word(lane).removeprefix(f"rank {lane.rank} ")  # as lanes of a joined graph are called
+        if lane.device >= 0 and len(devices) > 1 and len(ranks) == 1:
+            prefix = f"GPU {lane.device} · "
+        about = {"label": prefix + word, "kind": lane.kind.name.lower(), "quiet": share[lane] < 0.002}
+        table[lane] = (at, about)
     return table
 
 
-def _key(lane: Lane) -> LaneKey:
-    return lane.rank, int(lane.kind), lane.device, lane.stream, lane.label
+def _same(lane: Lane) -> Lane:
+    """Return the lane whatever order it keeps: a prediction may reorder what a recording does not."""
+    return replace(lane, ordered=True, slots=1)
 
 
 def lane_word(lane: Lane) -> str:
     """Return how a lane is called: its label, else "thread 7", "stream 7"."""
-    return _word(lane.label, lane.kind, lane.stream)
-
-
-def _word(label: str, kind: LaneKind, stream: int) -> str:
-    return label or {LaneKind.CPU: "thread", LaneKind.GPU: "stream"}.get(kind, "lane") + f" {stream}"
+    words = {LaneKind.CPU: "thread", LaneKind.GPU: "stream"}
+    return lane.label or f"{words.get(lane.kind, 'lane')} {lane.stream}"
 
 
 def _columns(
     track: Track, lanes: LaneTable, names: _Table, layers: _Table, window: tuple[int, int]
 ) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     graph = track.graph
-    lane_row = np.array(
-        [lanes.get(_key(lane), (-1, {}))[0] for lane in graph.lanes],
-        dtype=np.int64,
-    )
+    lane_row = np.array([lanes.get(_same(lane), (-1, {}))[0] for lane in graph.lanes], dtype=np.int64)
     marks = track.marks
     first, last = window
     drawn = lane_row[graph.lane] >= 0

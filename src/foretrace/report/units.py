@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MINUS = "\N{MINUS SIGN}"
@@ -109,6 +109,11 @@ def share(value: float) -> str:
     return text if text == "–" else f"{text} %"
 
 
+def level(value: float) -> str:
+    """Return how often an interval is to hold: "95 %"."""
+    return f"{100 * value:.3g} %"
+
+
 def count(value: float) -> str:
     """Return a number of things: "1,840"; a mean per step keeps what it needs: "0.17", "12.5"."""
     return f"{value:,.0f}" if value == round(value) else digits(value)
@@ -153,6 +158,11 @@ def within(value_s: float, interval_s: tuple[float, float]) -> str:
     """Return text such as "58.1 ms (51.0 – 66.2)": a time and where it lies."""
     unit = unit_for(value_s)
     return f"{in_unit(value_s, unit)} {unit.name} ({between(*interval_s, unit)})"
+
+
+def ranged(value: float, low: float, high: float, text: Callable[[float], str] = digits) -> str:
+    """Return text such as "1.42 (1.30 – 1.55)": a figure and where it lies, each as `text` writes it."""
+    return f"{text(value)} ({text(low)} – {text(high)})"
 
 
 def speed(before_s: float, after_s: float) -> str:

@@ -70,18 +70,23 @@ class Report(Result, frozen=True, kw_only=True):
 def taken(kind: type[Made], /, *sources: object, **others: Any) -> Made:
     """Return a struct whose fields are the same attributes of the first source that has them, but for `others`.
 
-    Structs inside it are made in the same way, sequences become tuples; what has a default and is no attribute keeps
-    it. A figure that is not finite is None where that may be.
+    Structs inside it are made in the same way, sequences become tuples, `_ns` of the first source become seconds; what
+    has a default and is no attribute keeps it. A figure that is not finite is None where that may be.
     """
     if len(sources) == 1 and isinstance(sources[0], kind) and not others:
         return sources[0]
     found = others
     for name, required, may_be_none, inner in _fields(kind):
         if name not in others:
-            source = next((each for each in sources if hasattr(each, name)), None if required else _NOWHERE)
-            if source is _NOWHERE:
+            source = next((each for each in sources if hasattr(each, name)), _NOWHERE)
+            if source is not _NOWHERE:
+                value = getattr(source, name)
+            elif name.endswith("_s") and hasattr(sources[0], f"{name[:-2]}_ns"):
+                value = getattr(sources[0], f"{name[:-2]}_ns") / 1e9
+            elif required:
+                raise TypeError(f"{kind.__name__} needs {name}, which none of its sources has.")
+            else:
                 continue
-            value = getattr(source, name)
             if isinstance(value, list | tuple):
                 value = tuple(taken(inner, each) for each in value) if inner else tuple(value)
             found[name] = taken(inner, value) if inner and value is not None and not isinstance(value, tuple) else value
@@ -102,10 +107,11 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool, bool, type[msg
             return type_
         return None if get_origin(type_) is dict else next(filter(None, map(struct, get_args(type_))), None)
 
-    return tuple(
-        (field.name, field.required, type(None) in get_args(field.type), struct(field.type))
-        for field in msgspec.structs.fields(kind)
-    )
+    found = []
+    for field in msgspec.structs.fields(kind):
+        type_ = field.type.__origin__ if hasattr(field.type, "__metadata__") else field.type  # without words and units
+        found.append((field.name, field.required, type(None) in get_args(type_), struct(type_)))
+    return tuple(found)
 
 
 class StepTimeView(msgspec.Struct, frozen=True, kw_only=True):

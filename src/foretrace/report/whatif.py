@@ -12,7 +12,7 @@ from foretrace.report import assumptions, headline, power, runs
 from foretrace.report.assumptions import assumption
 from foretrace.report.blocks import Bars, Block, Column, Line, table
 from foretrace.report.power import EnergyView
-from foretrace.report.units import between, in_unit, unit_for
+from foretrace.report.units import between, in_unit, level, unit_for
 from foretrace.report.views import BreakdownView, Report, taken
 from foretrace.simulate.timeline import Timeline
 from foretrace.techniques.compute.other_device import recorded_on
@@ -96,7 +96,6 @@ class WhatIfView(Report, frozen=True, kw_only=True):
 
 def whatif(result: WhatIf, *, path: str = "", grid: float | None = None) -> WhatIfView:
     """Return a prediction: the step before and after, how sure, what was changed and what it rests on."""
-    info = result.before.graph.info
     names = tuple(stage.technique.name for stage in result.stages)
     before_s, after_s, interval_s = result.before_s, result.after_s, result.interval_s
     low, high = result.ratio_interval
@@ -106,28 +105,17 @@ def whatif(result: WhatIf, *, path: str = "", grid: float | None = None) -> What
         sources.append("the range of the assumption" if count == 1 else f"the ranges of {count} assumptions")
     written = [stage.name for stage in result.stages]
     return taken(
-        WhatIfView,
-        result,
-        headline=headline.whatif(before_s, after_s, interval_s, (low, high)),
-        source=runs.source(path, info.source),
-        platform=info.platform,
-        name=" + ".join(written),
-        techniques=names,
-        rank_numbers=result.before.graph.ranks,
-        steps=result.before.graph.n_steps,
-        saved_s=before_s - after_s,
-        speedup=before_s / after_s if after_s else 0.0,
-        speedup_interval=(1 / high if high else 0.0, 1 / low if low else None),
-        interval_level=result.level,
-        interval_source=" and ".join(sources),
-        energy_before=_energy(result.before, result.before_interval_s, grid),
-        energy_after=_energy(result.after, interval_s, grid),
-        breakdown_before_s=runs.breakdowns(result.before)[0],
+        WhatIfView, runs.facts(result.before, path), result,
+        headline=headline.whatif(before_s, after_s, interval_s, (low, high)), name=" + ".join(written),
+        techniques=names, saved_s=before_s - after_s, speedup=before_s / after_s if after_s else 0.0,
+        speedup_interval=(1 / high if high else 0.0, 1 / low if low else None), interval_level=result.level,
+        interval_source=" and ".join(sources), energy_before=_energy(result.before, result.before_interval_s, grid),
+        energy_after=_energy(result.after, interval_s, grid), breakdown_before_s=runs.breakdowns(result.before)[0],
         breakdown_after_s=runs.breakdowns(result.after)[0],
         assumptions=tuple(assumption(each.assumption, each.at_low_s, each.at_high_s) for each in result.assumptions),
         notes=runs.corrections(result.before.graph),
         next=f"foretrace export {runs.again(result.before.graph, path)} {runs.do(written)}" if path else "",
-    )
+    )  # fmt: skip
 
 
 def _energy(timeline: Timeline, interval_s: tuple[float, float], grid: float | None) -> EnergyView | None:
@@ -141,7 +129,7 @@ def _energy(timeline: Timeline, interval_s: tuple[float, float], grid: float | N
 def interval_text(view: WhatIfView) -> str:
     """Return text such as "80 % interval 84.0 – 101 ms"."""
     unit = unit_for(view.before_s)
-    return f"{100 * view.interval_level:.3g} % interval {between(*view.interval_s, unit)} {unit.name}"
+    return f"{level(view.interval_level)} interval {between(*view.interval_s, unit)} {unit.name}"
 
 
 def change_text(made: Change, several: bool) -> str:

@@ -1,17 +1,123 @@
-"""What `foretrace rewrite` answers: its result, sentences and blocks."""
+"""Answers about compiled code: `foretrace program`, `kernels`, and `rewrite` to faster operators."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
 
+from foretrace.cost.programs.rank import RankedSchedule, Ranking
+from foretrace.experiment.kernels import CompiledStep, GeneratedKernel
 from foretrace.experiment.statistics import Ratio
 from foretrace.plan.rewrite.measure import Check
 from foretrace.plan.rewrite.session import RewriteRequest, Rewritten, RuleUse
-from foretrace.report.blocks import About, Block, Column, Line, listing, table
-from foretrace.report.units import digits, seconds, speed
-from foretrace.report.views import Result, taken
+from foretrace.report.blocks import About, Bar, BarPart, Bars, Block, Column, Line, listing, table
+from foretrace.report.units import digits, ranged, scaled, seconds, share, signed, span, speed, things, within
+from foretrace.report.views import Report, Result, taken
+
+
+class ProgramView(Report, frozen=True, kw_only=True):
+    """`foretrace program`: schedules of a task, the fastest first."""
+
+    command: str = "program"
+    kind: str
+    sizes: dict[str, int]
+    flops: int
+    predictor: str
+    other_processor: bool
+    candidates: tuple[RankedSchedule, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((f"{self.kind} {' '.join(f'{name}={value}' for name, value in self.sizes.items())}", "one thread"))
+        yield listing(
+            self.candidates,
+            ("loops", "loops from the outermost in", "name"),
+            ("predicted_s", "predicted", "time"),
+            ("low_s high_s", "range", "seconds"),
+            ("measured_s", "measured", "time"),
+            ("binds", "what binds"),
+            top=top, noun="schedule", how="--top",
+        )  # fmt: skip
+        yield f"predicted by {self.predictor}"
+
+
+def program(found: Ranking) -> ProgramView:
+    """Return the answer about one task."""
+    best, slowest = found.candidates[0], found.candidates[-1]
+    told = "measured" if best.measured_s is not None else span(best.low_s, best.high_s)
+    binding = Counter(each.binds for each in found.candidates).most_common(1)[0]
+    notes = [f"{binding[0]} binds {binding[1]} of them; loops marked v are vector lanes, u are unrolled."]
+    if found.foreign:
+        notes.append("nothing was measured on this processor, so ranges are wide: --calibrate 30s fits them to it.")
+    return taken(
+        ProgramView, found,
+        headline=(
+            f"The best of {things(len(found.candidates), 'schedule')} takes {seconds(best.time_s)} ({told}), "
+            f"{scaled(found.flops / best.time_s, 'FLOP/s')}; the slowest {digits(slowest.time_s / best.time_s)} times "
+            f"as long. {best.binds.capitalize() if best.binds[0].islower() else best.binds} binds it."
+        ),
+        notes=tuple(notes), kind=found.task.kind, sizes=dict(found.task.sizes), predictor=found.predictor.about,
+        other_processor=found.foreign,
+    )  # fmt: skip
+
+
+class KernelsView(Report, frozen=True, kw_only=True):
+    """`foretrace kernels`: a compiled training step and its parts."""
+
+    command: str = "kernels"
+    model: str
+    threads: int
+    steps: int
+    step_s: float
+    interval_s: tuple[float, float]
+    eager_s: float
+    kernels_s: float
+    framework_s: float
+    pages_s: float
+    sum_s: float
+    compile_s: float
+    kernels: tuple[GeneratedKernel, ...]
+    modules: tuple[str, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((self.model, things(self.threads, "thread"), f"{things(self.steps, 'step')} of each kind in turns"))
+        fused = sum(each.time_s for each in self.kernels if each.fused)
+        parts = (
+            BarPart("compute", "fused", fused), BarPart("exposed_copy", "library", self.kernels_s - fused),
+            BarPart("idle", "framework, loss, optimizer", self.framework_s),
+            BarPart("synchronisation", "pages", self.pages_s),
+        )  # fmt: skip
+        yield Bars((Bar("step", parts),), legend=True)
+        rows = sorted(self.kernels, key=lambda each: -each.time_s)
+        yield listing(
+            rows, ("name", "kernel", "name"), (lambda each: "fused" if each.fused else "library", "made by"),
+            ("calls", "calls", "count"), ("time_s", "time", "time"),
+            (lambda each: each.time_s / self.step_s, "of the step", "share"), ("page_faults", "page faults", "count"),
+            top=top, noun="kernel", how="--top",
+        )  # fmt: skip
+        for each in self.modules[:3]:
+            yield Line(each, label="code", soft=True, whole=True)
+
+
+def kernels(found: CompiledStep, model: str) -> KernelsView:
+    """Return the answer about one training."""
+    step, off = found.step_s, found.sum_s / found.step_s - 1
+    return taken(
+        KernelsView,
+        found,
+        model=model,
+        interval_s=(found.low_s, found.high_s),
+        headline=(
+            f"The compiled step takes {within(step, (found.low_s, found.high_s))}: kernels {seconds(found.kernels_s)}, "
+            f"framework, loss and optimizer {seconds(found.framework_s)}, pages {seconds(found.pages_s)}; their sum is "
+            f"{signed(off)} off the step."
+        ),
+        notes=(
+            f"a step without the compiler takes {seconds(found.eager_s)}.",
+            f"compiling took {seconds(found.compile_s)}; kernels are {share(found.kernels_s / step)} of the step.",
+        ),
+    )  # fmt: skip
 
 
 class RulesView(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,10 +136,6 @@ class RewriteTimesView(msgspec.Struct, frozen=True, kw_only=True):
     p90_s: float
 
 
-class RewriteGainView(Ratio, frozen=True, kw_only=True):
-    """Time of the original over that of another model, with its 80 % interval."""
-
-
 class RewriteMeasuredView(msgspec.Struct, frozen=True, kw_only=True):
     """Models that ran in turns: the original, its operators without its Python code, the rewritten one."""
 
@@ -41,7 +143,7 @@ class RewriteMeasuredView(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     rounds: int
     times: dict[str, RewriteTimesView]  # original, captured, rewritten
-    gains: dict[str, RewriteGainView]  # captured, rewritten
+    gains: dict[str, Ratio]  # captured, rewritten: time of the original over theirs, 80 % interval
 
 
 class RewriteView(Result, frozen=True, kw_only=True):
@@ -96,28 +198,17 @@ def rewriting(
     measured = None
     if found.gain is not None:
         times = {name: taken(RewriteTimesView, arm) for name, arm in found.gain.arms.items()}
-        gains = {name: taken(RewriteGainView, each) for name, each in found.gain.gains.items()}
-        measured = taken(RewriteMeasuredView, found.gain, times=times, gains=gains)
+        measured = taken(RewriteMeasuredView, found.gain, times=times)
     return taken(
-        RewriteView,
-        found,
-        done,
-        wanted,
-        headline=_headline(found, measured),
-        source=source,
-        size=size,
-        batch=batch,
-        measured=measured,
-        operators_before=len(done.before.order()),
-        operators_after=len(done.after.order()),
+        RewriteView, found, done, wanted, headline=_headline(found, measured), source=source, size=size, batch=batch,
+        measured=measured, operators_before=len(done.before.order()), operators_after=len(done.after.order()),
         rules=RulesView(
             verified=sum(each.holds for each in found.verdicts),
             unusable={each.name: each.why for each in found.verdicts if not each.holds},
             idle=found.idle,
         ),
-        notes=_notes(found),
-        wrote=wrote,
-    )
+        notes=_notes(found), wrote=wrote,
+    )  # fmt: skip
 
 
 def _headline(found: Rewritten, measured: RewriteMeasuredView | None) -> str:
@@ -168,7 +259,7 @@ def _figures(view: RewriteView) -> Iterator[tuple[str, str]]:
         yield "measured", f"{runs}, {'CPU' if measured.clock == 'cpu' else 'wall'} clock, 80 % intervals"
         for name, each in measured.times.items():
             gain = measured.gains.get(name)
-            ratio = f"   {digits(gain.value)}×  ({digits(gain.low)} – {digits(gain.high)})" if gain else ""
+            ratio = f"   {ranged(gain.value, gain.low, gain.high)} times as fast" if gain else ""
             yield f"  {name}", f"{seconds(each.median_s)}{ratio}"
     check = view.check
     yield (
