@@ -163,13 +163,11 @@ def counts_at_start(work: Workload, cluster: str, policy: Policy, speeds: Told) 
 
 
 POWERS = {"a": 0.9, "b": 0.1, "c": 0.5}
-SEARCHES = ["pollux", "pollux search=genetic generations=30"]
 
 
-@pytest.mark.parametrize("policy", SEARCHES)
-def test_pollux_finds_the_best_power_mean(policy: str) -> None:
+def test_pollux_finds_the_best_power_mean() -> None:
     work = stretched(jobs([1000, 1000, 1000], "abc"), 1, 8)
-    found = counts_at_start(work, "1x8", policies.parse(policy), Told(powers=POWERS))
+    found = counts_at_start(work, "1x8", policies.make("pollux"), Told(powers=POWERS))
 
     def mean(sizes: tuple[int, ...]) -> float:  # speed-ups over a fair share of ceil(8 / 3) = 3
         ups = [(size / 3) ** power for size, power in zip(sizes, POWERS.values(), strict=True)]
@@ -201,22 +199,6 @@ def test_pollux_leaves_alone_who_was_stopped_often() -> None:
 
     # a second GPU makes it 15 % faster; at 120 s a restart of 1 s is worth that, and one of 60 s is not
     assert (grown(1.0), grown(60.0)) == (2, 1)
-
-
-def test_genetic_search_is_the_same_for_a_seed_and_refuses_what_it_does_not_know() -> None:
-    random = np.random.default_rng(3)
-    work = stretched(jobs(random.uniform(100, 3000, 10).tolist(), "abcabcabca", submit_s=np.arange(10) * 90.0), 1, 8)
-
-    def ends(seed: int) -> list[int]:
-        policy = policies.make("pollux", search="genetic", seed=seed, generations=3, population=20)
-        result = simulate(work, parse_cluster("2x4"), policy, speeds=Told(powers=POWERS), costs=Costs(restart_s=30))
-        assert result.finished.all()
-        return result.end_ns.tolist()  # type: ignore[no-any-return]
-
-    assert ends(1) == ends(1)
-    assert len({tuple(ends(seed)) for seed in range(4)}) > 1
-    with pytest.raises(ForetraceError, match="search=greedy"):
-        simulate(work, parse_cluster("1x4@a+1x4@b"), policies.make("pollux", search="genetic"))
 
 
 # ---- Sia
@@ -308,9 +290,7 @@ def test_sharing_needs_a_model_of_pairs(name: str) -> None:
         ("gavel-max-min round-s=0", "a round takes 1 s or more"),
         ("gavel-ftf reset-s=-1", "reset-s is a number of seconds"),
         ("allox alpha=0", "alpha is a part of the jobs"),
-        ("pollux search=random", "is not greedy or genetic"),
         ("pollux restart-s=-1", "restart-s is a number"),
-        ("pollux population=1", "the search needs population=2"),
         ("pollux elastic=4", "write elastic=1-16"),
         ("sia elastic=0-4", "from 1 up"),
         ("sia power=0.5", "power is a number below 0"),
