@@ -165,7 +165,7 @@ class Stepping(Engine):
             _, unit, up = self._failures[self._failed]
             self._failed += 1
             state.events += 1
-            for gpu in range(state.lo[unit], state.hi[unit]):
+            for gpu in range(*self.cluster.starts[0][unit : unit + 2].tolist()):
                 if up:
                     if state.broken[gpu]:
                         state.broken[gpu] = False
@@ -310,8 +310,8 @@ class Stepping(Engine):
             shared = state.sharing and (job.share < 1 or any(len(state.owners[gpu]) > 1 for gpu in job.gpus))
             if shared or job.level == 0 or count > state.capacity[job.demand][job.level - 1]:
                 continue
-            gpus = self.rules.tighter(job)
-            if gpus is None:
+            _, gpus = self.rules.find([state.kind_of[job.gpus[0]]], range(job.level), count)
+            if not gpus:
                 continue
             state.settle(job)
             rate, talking, level, part = state.speed_on(job, gpus)
@@ -342,11 +342,9 @@ class Stepping(Engine):
             assert sorted(owners) == held.get(gpu, []), f"GPU {gpu}: owners and holders differ"
             fits = len(owners) <= max(state.sharers, 1) or state.load(gpu) <= 1 + ROUNDING
             assert fits and not (owners and state.broken[gpu]), f"GPU {gpu} is held by {owners}"
-        for unit in range(len(state.lo)):
-            for kind in range(len(self.cluster.types)):
-                free = len(self.rules.free_in(kind, unit))
-                assert free == state.free[kind][unit], f"unit {unit} counts {state.free[kind][unit]} free of {free}"
-        assert state.free_gpus == sum(row[-1] for row in state.free)
+            assert state.open[gpu] == (not owners and not state.broken[gpu]), f"GPU {gpu} is held by {owners}"
+        assert state.free == [int((state.open & mine).sum()) for mine in state.of_kind]
+        assert state.free_gpus == sum(state.free)
         assert state.waiting == {job.at for job in state.jobs if job.status == WAITING}
         for tenant, quota in enumerate(state.facts.quota.tolist()):
             assert state.used[tenant] <= quota + ROUNDING, f"tenant {tenant} holds {state.used[tenant]} of {quota}"

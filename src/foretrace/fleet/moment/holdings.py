@@ -66,7 +66,7 @@ class JobState:
 
 
 class Holdings:
-    """GPUs and the units around them. Units are counted from the innermost level outwards; the last is the cluster."""
+    """GPUs, and who is on them. Levels are counted from the innermost units outwards; the last is the whole cluster."""
 
     jobs: list[JobState]
 
@@ -79,31 +79,18 @@ class Holdings:
         self.sharing = self.sharers > 1 or bool((workload.share < 1).any())
         self.known: dict[tuple[int, Shape], Speed] = {}  # asked once of the model for each kind of job and shape
         self.pair = getattr(speeds, "pair", None)
-        self._number_units()
-
-    def _number_units(self) -> None:
-        cluster = self.cluster
         self.levels = len(cluster.levels)
-        self.first_unit, self.lo, self.hi, parent = (each.tolist() for each in cluster.numbered())
-        self.unit_at = [  # per level the unit that holds each GPU
-            (first + cluster.units_of(level)).tolist() for level, first in enumerate(self.first_unit[:-1])
-        ]
-        self.children: list[list[int]] = [[] for _ in self.lo]
-        for unit, above in enumerate(parent[:-1]):
-            self.children[above].append(unit)
+        self.unit_at = [cluster.units_of(level).tolist() for level in range(self.levels)]  # of each GPU
         self.kind_of = cluster.gpu_type.tolist()
-        self.around = list(zip(*self.unit_at, strict=True))  # per GPU its unit at every level
-        self.free = [[0] * len(self.lo) for _ in cluster.types]  # GPUs that nobody holds, by kind and unit
-        for gpu, kind in enumerate(self.kind_of):
-            for unit in self.around[gpu]:
-                self.free[kind][unit] += 1
+        self.of_kind = [cluster.gpu_type == kind for kind in range(len(cluster.types))]
+        self.open = np.ones(cluster.gpus, bool)  # GPUs that work and that nobody holds
+        self.free = [self.kind_of.count(kind) for kind in range(len(cluster.types))]  # how many of each kind
         self.free_gpus = cluster.gpus
 
     def count(self, gpu: int, by: int) -> None:
-        """Count one GPU more or less as free in all units around it."""
-        free = self.free[self.kind_of[gpu]]
-        for unit in self.around[gpu]:
-            free[unit] += by
+        """Count one GPU more or less as free."""
+        self.open[gpu] = by > 0
+        self.free[self.kind_of[gpu]] += by
         self.free_gpus += by
 
     def load(self, gpu: int) -> float:

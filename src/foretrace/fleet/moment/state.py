@@ -20,7 +20,7 @@ from foretrace.fleet.workload import SECOND, nanoseconds
 
 
 class SteppingState(Holdings):
-    """Jobs, GPUs and units. Units are counted from the innermost level outwards; the last is the whole cluster."""
+    """Jobs and GPUs. Levels are counted from the innermost units outwards; the last is the whole cluster."""
 
     def __init__(self, given: Engine) -> None:
         super().__init__(given)
