@@ -29,6 +29,7 @@ from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.stepping import Stepping
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 from foretrace.testing import PolicyConformance
+from foretrace.testing.policy import check_holdings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,7 @@ def test_gang_that_must_lie_together_waits_or_spreads(consolidate: bool, running
     policy = policies.make("gavel-max-min", consolidate=consolidate)
     steps = Stepping(work, parse_cluster("2x4"), policy)
     steps.run(until_s=50)
-    steps.check()
+    check_holdings(steps)
     assert len(steps.view.running) == running
     steps.run()
     waited = steps.result().waited_ns.sum(axis=0)
@@ -158,7 +159,7 @@ class TestStrictGavel(PolicyConformance):
 def counts_at_start(work: Workload, cluster: str, policy: Policy, speeds: Told) -> list[int]:
     steps = Stepping(work, parse_cluster(cluster), policy, speeds=speeds)
     steps.run(until_s=0)
-    steps.check()
+    check_holdings(steps)
     return [len(steps.devices_of(job)) for job in range(len(work))]
 
 
@@ -209,7 +210,7 @@ def test_sia_takes_the_kind_and_number_that_are_best_for_all() -> None:
     cluster = parse_cluster("1x2@x+1x4@y")
     steps = Stepping(work, cluster, policies.make("sia"), speeds=speeds)
     steps.run(until_s=0)
-    steps.check()
+    check_holdings(steps)
     held = [steps.devices_of(job) for job in range(3)]
     found = tuple((cluster.types[cluster.gpu_type[each[0]]], len(each)) for each in held)
 
@@ -234,7 +235,7 @@ def test_sia_respects_quotas_and_says_who_waits_for_them() -> None:
     cluster = replace(parse_cluster("1x8"), quotas={"red": 1})
     steps = Stepping(work, cluster, policies.make("sia"), speeds=Told(powers=POWERS))
     steps.run(until_s=30)
-    steps.check()
+    check_holdings(steps)
     assert sorted(len(steps.devices_of(job)) for job in range(3)) == [0, 1, 4]
     result = steps.run().result()
     assert result.finished.all() and result.waited_ns[:, Cause.QUOTA].sum() > 0

@@ -329,26 +329,6 @@ class Stepping(Engine):
                     state.note(job, "migrate", words)
 
     # ---- answers
-    def check(self) -> None:
-        """Check that every GPU is free, broken, or held by jobs that fit, and that counts agree (AssertionError)."""
-        state = self.state
-        held: dict[int, list[int]] = {}
-        for at in sorted(state.running):
-            job = state.jobs[at]
-            assert job.status == RUNNING and job.fewest <= len(set(job.gpus)) == len(job.gpus) <= job.most, f"job {at}"
-            for gpu in job.gpus:
-                held.setdefault(gpu, []).append(at)
-        for gpu, owners in enumerate(state.owners):
-            assert sorted(owners) == held.get(gpu, []), f"GPU {gpu}: owners and holders differ"
-            fits = len(owners) <= max(state.sharers, 1) or state.load(gpu) <= 1 + ROUNDING
-            assert fits and not (owners and state.broken[gpu]), f"GPU {gpu} is held by {owners}"
-            assert state.open[gpu] == (not owners and not state.broken[gpu]), f"GPU {gpu} is held by {owners}"
-        assert state.free == [int((state.open & mine).sum()) for mine in state.of_kind]
-        assert state.free_gpus == sum(state.free)
-        assert state.waiting == {job.at for job in state.jobs if job.status == WAITING}
-        for tenant, quota in enumerate(state.facts.quota.tolist()):
-            assert state.used[tenant] <= quota + ROUNDING, f"tenant {tenant} holds {state.used[tenant]} of {quota}"
-
     def devices_of(self, job: int) -> list[int]:
         """Return GPUs that a job holds now, in ascending order."""
         found = self.state.jobs[job]
