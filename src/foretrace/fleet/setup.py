@@ -14,7 +14,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy_rules import MACHINE, PolicyRules, estimates
 from foretrace.fleet.result import FleetResult, up_to_now
-from foretrace.fleet.speeds import Speeds
+from foretrace.fleet.speeds import Shape, Speed, Speeds
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
 from foretrace.fleet.speeds.shared import ProportionalSpeeds
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
@@ -125,6 +125,16 @@ class Engine(ABC):
         until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
         self.stopped = self.play(until, NEVER if max_events is None else max_events)
         return self
+
+    def speed(self, job: int, shape: Shape) -> Speed:
+        """Return what the model says of a job alone in a shape; raises ForetraceError where it makes no progress."""
+        found = self.speeds.speed(self.workload, job, shape)
+        if not (np.isfinite(found.progress) and found.progress > 0):
+            raise ForetraceError(
+                f"speed model {self.speeds.name!r} says that job {self.workload.job[job]!r} makes no progress on "
+                f"{shape.gpus} GPUs ({shape}); a speed is above 0."
+            )
+        return found
 
     @abstractmethod
     def play(self, until: int, events: int) -> bool:

@@ -97,12 +97,7 @@ class Simulation(Engine):
             even=bool(ask[2]),
             gpu_type=self.cluster.types[int(ask[3])],
         )
-        speed = self.speeds.speed(self.workload, job, shape)
-        if not (np.isfinite(speed.progress) and speed.progress > 0):
-            raise ForetraceError(
-                f"speed model {self.speeds.name!r} says that job {self.workload.job[job]!r} makes no progress on "
-                f"{shape.gpus} GPUs ({shape}); a speed is above 0."
-            )
+        speed = self.speed(job, shape)
         at = int(ask[5 + levels])
         state.rows[at] = ask[: 4 + levels]
         state.table[at] = (1, speed.progress, speed.communication)

@@ -78,6 +78,7 @@ class Holdings:
         self.sharers = int(policy.options.get("sharers", 1))  # jobs on one GPU even if their shares are above 1
         self.sharing = self.sharers > 1 or bool((workload.share < 1).any())
         self.known: dict[tuple[int, Shape], Speed] = {}  # asked once of the model for each kind of job and shape
+        self._ask = given.speed
         self.pair = getattr(speeds, "pair", None)
         self.levels = len(cluster.levels)
         self.unit_at = [cluster.units_of(level).tolist() for level in range(self.levels)]  # of each GPU
@@ -120,16 +121,9 @@ class Holdings:
 
     def speed_alone(self, job: JobState, shape: Shape) -> Speed:
         """Return what the model says of a shape."""
-        found = self.known.get((job.kind, shape))
-        if found is None:
-            found = self.speeds.speed(self.workload, job.at, shape)
-            if not (np.isfinite(found.progress) and found.progress > 0):
-                raise ForetraceError(
-                    f"speed model {self.speeds.name!r} says that job {self._name(job.at)} makes no progress on "
-                    f"{shape.gpus} GPUs ({shape}); a speed is above 0."
-                )
-            self.known[job.kind, shape] = found
-        return found
+        if (job.kind, shape) not in self.known:
+            self.known[job.kind, shape] = self._ask(job.at, shape)
+        return self.known[job.kind, shape]
 
     def speed_on(self, job: JobState, gpus: list[int]) -> tuple[float, float, int, float]:
         """Return progress and communication on these GPUs beside their other jobs, the level, and its own part.
