@@ -96,7 +96,8 @@ class ClusterTree:
                 left[most] = 0
             child = enough[left[enough].argmin()]
             lo, hi = edges[child : child + 2].tolist()
-        return chosen + (lo + np.flatnonzero(able[lo:hi])[: wanted - len(chosen)]).tolist()
+        chosen += (lo + np.flatnonzero(able[lo:hi])[: wanted - len(chosen)]).tolist()
+        return chosen
 
     def largest(self) -> Int64:
         """Return (kinds, levels) GPUs of a kind in the unit that has most of them."""

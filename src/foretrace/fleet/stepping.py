@@ -14,7 +14,7 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet import reasons
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.moment.holdings import RUNNING, WAITING, JobState
+from foretrace.fleet.moment.job import RUNNING, WAITING, JobState
 from foretrace.fleet.moment.rules import Rules
 from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.moment.view import View
@@ -65,7 +65,7 @@ class Stepping(Engine):
     @property
     def finished(self) -> bool:
         """Whether nothing is left to happen."""
-        return self.state.alive == 0 and self._come == len(self.workload)
+        return self.state.next_event() == NEVER and self._come == len(self.workload)
 
     @property
     def looks_again_s(self) -> float | None:
@@ -111,7 +111,7 @@ class Stepping(Engine):
                 f"{who} wants to decide again at {self._look_at} ns, which is not later; review gives a time after "
                 "view.now_ns, or None."
             )
-        ahead = state.alive > 0 or self._come < len(self.workload) or self._failed < len(self._failures)
+        ahead = state.next_event() < NEVER or self._come < len(self.workload) or self._failed < len(self._failures)
         self._idle = 0 if ahead or self._look_at is None else self._idle + 1
         if self._idle > _IDLE_REVIEWS:
             raise ForetraceError(

@@ -12,7 +12,7 @@ from itertools import product
 from math import ceil, sqrt
 
 from foretrace.fleet import reasons, setup
-from foretrace.fleet.moment.holdings import RUNNING, JobState
+from foretrace.fleet.moment.job import RUNNING, JobState
 from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.result import Cause

@@ -8,7 +8,7 @@ import numpy as np
 
 from foretrace.arrays import Mask
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.moment.holdings import RUNNING, JobState
+from foretrace.fleet.moment.job import RUNNING, JobState
 from foretrace.fleet.moment.rules import Rules
 from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.policy_rules import Wait
@@ -139,12 +139,12 @@ class View:
 
     def free(self, level: int = -1, gpu_type: str | None = None) -> list[int]:
         """Free GPUs of each unit of a level (−1: of the whole cluster, one number), of one kind or of all."""
-        return self.cluster.counts(level, self._free(gpu_type)).tolist()
+        return list(self.cluster.counts(level, self._free(gpu_type)).tolist())
 
     def free_in(self, unit: int, level: int = -1, gpu_type: str | None = None) -> list[int]:
         """Return numbers of the free GPUs of one unit, of one kind or of all."""
         lo, hi = self.cluster.starts[level][unit : unit + 2].tolist()
-        return (lo + np.flatnonzero(self._free(gpu_type)[lo:hi])).tolist()
+        return list((lo + np.flatnonzero(self._free(gpu_type)[lo:hi])).tolist())
 
     def _free(self, gpu_type: str | None) -> Mask:
         """Return (GPUs,) which are free, of one kind or of all."""
