@@ -13,7 +13,7 @@ import numpy.typing as npt
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy_rules import MACHINE, PolicyRules, estimates
-from foretrace.fleet.result import FleetResult, up_to_now
+from foretrace.fleet.result import FleetResult, Segments, up_to_now
 from foretrace.fleet.speeds import Shape, Speed, Speeds
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
 from foretrace.fleet.speeds.shared import ProportionalSpeeds
@@ -141,17 +141,25 @@ class Engine(ABC):
         """Play on until this time (ns) or so many events; whether something is left to happen."""
 
     @abstractmethod
+    def devices_of(self, job: int) -> list[int]:
+        """Return GPUs that a job holds now, in ascending order."""
+
+    @abstractmethod
     def result(self) -> FleetResult:
         """Return what happened so far."""
 
     def answer(
         self, jobs: Mapping[str, Any], waited: Int64, *, waiting: Int64, running: Int64, part: npt.NDArray[Any],
-        now: int, engine: str, distinct: int, **known: Any,
+        now: int, engine: str, distinct: int, ended: tuple[Int64, Int64, Int64], **known: Any,
     ) -> FleetResult:  # fmt: skip
-        """Return the result, from the books of an engine (`up_to_now`) and what else it knows."""
+        """Return the result, from the books of an engine (`up_to_now`) and what else it knows.
+
+        ended: stretches that are over, as `Segments.of` takes them.
+        """
         known |= up_to_now(jobs, waited, waiting=waiting, running=running, part=part, now=now)
         return FleetResult(
             **known,
+            segments=None if self.record == "nothing" else self._segments(jobs, running, now, *ended),
             workload=self.workload,
             policy=self.policy.name,
             cluster=self.cluster.name,
@@ -164,6 +172,19 @@ class Engine(ABC):
             },
             stopped_ns=now if self.stopped else None,
         )
+
+    def _segments(
+        self, jobs: Mapping[str, Any], running: Int64, now: int, ended: Int64, sizes: Int64, devices: Int64
+    ) -> Segments:
+        """Return the stretches that are over, and those of the jobs that run."""
+        held = [self.devices_of(job) for job in running.tolist()]
+        start, count = jobs["stretch"][running], np.array([len(each) for each in held], np.int64)
+        dead = np.minimum(jobs["stretch_dead"][running], now - start)
+        going = np.array([running, start, np.full(len(running), now), count, jobs["level"][running], dead], np.int64)
+        if self.record == "segments":
+            held, count = [], np.zeros_like(count)
+        devices = np.concatenate([devices, *(np.array(each, np.int64) for each in held)])
+        return Segments.of(np.hstack([ended, going]), np.append(sizes, count), devices)
 
 
 def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs: Costs) -> Facts:

@@ -12,7 +12,7 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.policy_rules import AdmitRule, OrderRule, PreemptRule
 from foretrace.fleet.reasons import decisions_of
-from foretrace.fleet.result import FleetResult, Segments
+from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs, Engine
 from foretrace.fleet.speeds import Shape, Speeds
 from foretrace.fleet.workload import Workload, nanoseconds
@@ -133,6 +133,8 @@ class Simulation(Engine):
         waiting, running = (
             np.flatnonzero(state.jobs["status"] == status) for status in (engine.WAITING, engine.RUNNING)
         )
+        stretches, devices = state.seg[: state.s["segments"][0]], state.devices[: state.s["devices"][0]]
+        columns = np.array([stretches[name] for name in ("job", "start", "end", "gpus", "level", "dead")])
         return self.answer(
             state.jobs,
             state.waited,
@@ -143,30 +145,10 @@ class Simulation(Engine):
             engine="compiled",
             distinct=int(state.s["filled"][0]),
             never=self.facts.never,
-            segments=_segments(self, int(state.s["segments"][0])),
+            ended=(columns, stretches["gpus"] if len(devices) else np.zeros(len(stretches), np.int64), devices),
             decisions=decisions_of(state.log[: state.s["log"][0]], self.workload, self.cluster),
             events=int(state.s["events"][0]),
         )
-
-
-def _segments(played: Simulation, count: int) -> Segments | None:
-    from foretrace.fleet.engine import memory as engine
-
-    state = played.state
-    if not state.s["keep"][0]:
-        return None
-    running = np.flatnonzero(state.jobs["status"] == engine.RUNNING)
-    now, whole = int(state.s["now"][0]), state.s["keep"][0] > 1
-    held = [played.devices_of(int(job)) for job in running] if whole else []
-    going = np.zeros(len(running), engine.SEGMENT)
-    going["job"], going["end"] = running, now
-    for name, of in (("start", "stretch"), ("gpus", "gpus"), ("level", "level")):
-        going[name] = state.jobs[of][running]
-    going["dead"] = np.minimum(state.jobs["stretch_dead"][running], now - going["start"])
-    devices = np.concatenate([state.devices[: state.s["devices"][0]], *(np.array(each, np.int64) for each in held)])
-    rows = np.concatenate([state.seg[:count], going])
-    columns = np.array([rows[name] for name in ("job", "start", "end", "gpus", "level", "dead")])
-    return Segments.of(columns, rows["gpus"] if whole else np.zeros(len(rows), np.int64), devices)
 
 
 def _rehashed(state: Any) -> Any:

@@ -19,7 +19,7 @@ from foretrace.fleet.moment.rules import Rules
 from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.moment.view import View
 from foretrace.fleet.policy import Policy, Wait
-from foretrace.fleet.result import Cause, Decision, FleetResult, Segments
+from foretrace.fleet.result import Cause, Decision, FleetResult
 from foretrace.fleet.setup import NEVER, Engine
 from foretrace.fleet.speeds.shared import ROUNDING
 from foretrace.fleet.workload import SECOND, Int64, Workload
@@ -28,7 +28,7 @@ __all__ = ["Stepping", "View"]
 
 _BOOKS = (
     "first", "ended", "held", "dead", "talk", "gpu_ns", "starts", "preempted", "failed", "cause", "cause_since", "mark",
-    "ready", "talking", "part",
+    "ready", "talking", "part", "level", "stretch", "stretch_dead",
 )  # fmt: skip
 _IDLE_REVIEWS = 10_000  # so many in a row with nothing else ahead are taken for a policy that waits forever
 
@@ -336,7 +336,7 @@ class Stepping(Engine):
 
     def result(self) -> FleetResult:
         """Return what happened so far."""
-        state, now = self.state, self.state.now
+        state, rows = self.state, self.state.segments
         jobs = {name: np.array([getattr(job, name) for job in state.jobs]) for name in _BOOKS}
         waiting, running = np.array(sorted(state.waiting), np.int64), np.array(sorted(state.running), np.int64)
         decisions = [
@@ -349,29 +349,18 @@ class Stepping(Engine):
             waiting=waiting,
             running=running,
             part=jobs["part"],
-            now=now,
+            now=state.now,
             engine="stepping",
             distinct=len(state.known),
             never=state.never,
-            segments=self._segments(),
+            ended=(
+                np.array([row[:6] for row in rows], np.int64).reshape(-1, 6).T,
+                np.array([len(row[6]) for row in rows], np.int64),
+                np.array([gpu for row in rows for gpu in row[6]], np.int64),
+            ),
             decisions=tuple(decisions),
             events=state.events,
         )
-
-    def _segments(self) -> Segments | None:
-        state, now = self.state, self.state.now
-        if self.record == "nothing":
-            return None
-        rows = list(state.segments)
-        for at in sorted(state.running):
-            job = state.jobs[at]
-            gpus = job.gpus if self.record == "devices" else []
-            rows.append(
-                (at, job.stretch, now, len(job.gpus), job.level, min(job.stretch_dead, now - job.stretch), gpus)
-            )
-        columns = np.array([row[:6] for row in rows], np.int64).reshape(len(rows), 6).T
-        sizes = np.array([len(row[6]) for row in rows], np.int64)
-        return Segments.of(columns, sizes, np.array([gpu for row in rows for gpu in row[6]], np.int64))
 
     # ---- mistakes of a policy
     def _expect(self, at: int, status: str, verb: str) -> None:
