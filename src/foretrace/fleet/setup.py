@@ -79,7 +79,8 @@ class Facts:
 
     allowed: (n, kinds) kinds of GPU a job may use; demand: (n,) class of jobs that fit alike; demands: one job of each
     class; capacity: (classes, levels) GPUs of the largest unit of a level for such a job; never: (n,) True where no
-    unit can ever hold it or its tenant may never have so many; tenant: (n,) codes; quota: (tenants,).
+    unit can ever hold it or its tenant may never have so many; tenant: (n,) codes; quota: (tenants,); size: (n,) class
+    of GPUs alone; eager: (n,) no timer holds it; key: (n,) what the order "key" sorts by.
     """
 
     allowed: Bool
@@ -92,6 +93,9 @@ class Facts:
     estimate_ns: Float64
     restart_ns: Int64
     work_ns: Float64
+    size: Int64
+    eager: Bool
+    key: Float64
 
 
 class Engine(ABC):
@@ -222,6 +226,11 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
             f"policy {policy.name!r}: a lease of {policy.lease_s:g} s is no longer than the restart of job "
             f"{workload.job[worst]!r} ({restart[worst] / SECOND:g} s), which may never end; lengthen the lease."
         )
+    key = np.asarray(policy.key(workload), np.float64)
+    if key.shape != (len(workload),):
+        raise ForetraceError(
+            f"policy {policy.name!r}: key gives {key.shape} numbers for {len(workload):,} jobs; one each."
+        )
     return Facts(
         allowed=allowed,
         demand=demand.astype(np.int64),
@@ -233,6 +242,9 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
         estimate_ns=estimates(workload) * SECOND,
         restart_ns=restart,
         work_ns=np.rint(workload.work_s * SECOND),
+        size=np.unique(workload.gpus, return_inverse=True)[1],
+        eager=eager,
+        key=key,
     )
 
 
@@ -257,6 +269,14 @@ def waits_ns(policy: PolicyRules, cluster: ClusterTree) -> tuple[Int64, int]:
             wait = policy.waits_s[min(level - machine, len(policy.waits_s)) - 1]
             waits[level] = NEVER if np.isinf(wait) else int(nanoseconds(wait))
     return waits, machine
+
+
+def tuned_leases(policy: PolicyRules, cluster: ClusterTree) -> tuple[Float64, Float64]:
+    """Return (levels,) the least and the most leases that a tuned timer waits before a unit of each level will do."""
+    above = np.arange(len(cluster.levels)) - waits_ns(policy, cluster)[1]
+    floors = np.array(policy.floors_leases)[np.clip(above, 1, len(policy.floors_leases)) - 1]
+    most = float(policy.history_leases)
+    return np.where(above > 0, floors, 0.0), np.where(above == 1, np.ceil(0.8 * most), most)
 
 
 def failures(

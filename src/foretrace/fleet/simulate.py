@@ -185,14 +185,8 @@ def _state(played: Simulation) -> Any:
     free = np.array(
         [np.concatenate([cluster.counts(i, cluster.gpu_type == kind) for i in range(levels)]) for kind in range(kinds)]
     )
-    sizes, size = np.unique(workload.gpus, return_inverse=True)
     waits, machine = setup.waits_ns(policy, cluster)
-    floors = np.zeros(levels)
-    caps = np.full(levels, float(policy.history_leases))
-    for level in range(machine + 1, levels):
-        floors[level] = policy.floors_leases[min(level - machine, len(policy.floors_leases)) - 1]
-        if level == machine + 1:
-            caps[level] = np.ceil(0.8 * policy.history_leases)
+    floors, caps = setup.tuned_leases(policy, cluster)
     keep, track = setup.RECORDS.index(played.record), engine.UNWATCHED if played.watched is None else played.watched
     index = policy.index or {"service_gpu_s": (), "value": ()}
     breaks, broken, up = played.failures
@@ -209,9 +203,9 @@ def _state(played: Simulation) -> Any:
         ),
         jobs=_records(
             n, engine.JOB, submit=workload.submit_ns, gpus=workload.gpus, work=facts.work_ns, remaining=facts.work_ns,
-            kind=played.speeds.kinds(workload), demand=facts.demand, size=size, tenant=facts.tenant,
-            restart=facts.restart_ns, estimate=facts.estimate_ns, key=policy.key(workload),
-            eager=policy.eager(workload), status=np.where(facts.never, engine.DONE, engine.FUTURE), first=-1, ended=-1,
+            kind=played.speeds.kinds(workload), demand=facts.demand, size=facts.size, tenant=facts.tenant,
+            restart=facts.restart_ns, estimate=facts.estimate_ns, key=facts.key,
+            eager=facts.eager, status=np.where(facts.never, engine.DONE, engine.FUTURE), first=-1, ended=-1,
             head=-1, pos=-1,
         ),
         waited=np.zeros((n, engine.CAUSES), np.int64),
@@ -240,7 +234,7 @@ def _state(played: Simulation) -> Any:
             value=index["value"],
         ),
         tenants=_records(len(facts.quota), engine.TENANT, quota=facts.quota),
-        windows=_records(len(sizes) * levels, engine.WINDOW, head=-1, tail=-1, said=-1, asked=-1),
+        windows=_records((facts.size.max() + 1) * levels, engine.WINDOW, head=-1, tail=-1, said=-1, asked=-1),
         samples=np.zeros(1024, engine.SAMPLE),
         timer_log=np.zeros(timers, engine.TIMER),
         rows=np.zeros((1024, 4 + levels), np.int64),

@@ -257,6 +257,7 @@ class Timers:
         self.state = state
         waits, self.machine = setup.waits_ns(state.policy, state.cluster)
         self.waits = waits.tolist()
+        self.least, self.most = (each.tolist() for each in setup.tuned_leases(state.policy, state.cluster))
         self.auto = state.policy.place_rule == "auto"
         self.windows: dict[tuple[int, int], Window] = {}
 
@@ -292,10 +293,7 @@ class Timers:
             wait = mean + 2 * sqrt(max(window.squares / n - mean * mean, 0.0))
         else:
             window.sum = window.squares = 0.0
-        above = level - self.machine
-        floor = policy.floors_leases[min(above, len(policy.floors_leases)) - 1]
-        cap = ceil(0.8 * policy.history_leases) if above == 1 else policy.history_leases
-        return int(min(float(cap), max(floor, float(ceil(wait)))) * lease)
+        return int(min(self.most[level], max(self.least[level], float(ceil(wait)))) * lease)
 
     def remember(self, job: JobState, level: int) -> None:
         """Remember how many leases a job starved before a unit of this level took it (at least one)."""

@@ -66,16 +66,9 @@ class SteppingState:
         if policy.overrides("place"):  # it may run elastic jobs on fewer GPUs than they ask for
             self.never = (fewest > facts.capacity[facts.demand, -1]) | (fewest > facts.quota[facts.tenant])
         self.capacity, self.allowed = facts.capacity.tolist(), facts.allowed[facts.demands].tolist()
-        sizes = np.unique(work.gpus, return_inverse=True)[1]
-        eager = policy.eager(work)
-        key = np.asarray(policy.key(work), np.float64)
-        if key.shape != (len(work),):
-            raise ForetraceError(
-                f"policy {policy.name!r}: key gives {key.shape} numbers for {len(work):,} jobs; one each."
-            )
         columns = (
-            work.gpus, fewest, most, work.share, work.submit_ns, facts.work_ns, facts.work_ns, facts.estimate_ns, key,
-            facts.restart_ns, facts.demand, sizes, facts.tenant, self.speeds.kinds(work), eager,
+            work.gpus, fewest, most, work.share, work.submit_ns, facts.work_ns, facts.work_ns, facts.estimate_ns,
+            facts.key, facts.restart_ns, facts.demand, facts.size, facts.tenant, self.speeds.kinds(work), facts.eager,
         )  # fmt: skip
         rows = zip(*(column.tolist() for column in columns), strict=True)
         self.jobs = [JobState(at, *row) for at, row in enumerate(rows)]
