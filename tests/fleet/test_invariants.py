@@ -16,8 +16,7 @@ from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import Simulation, simulate
-from foretrace.fleet.speeds import Shape
-from foretrace.fleet.speeds.shared import ProportionalSpeeds
+from foretrace.fleet.speeds import ProportionalSpeeds, Shape
 from foretrace.fleet.stepping import Stepping
 from foretrace.fleet.workload import SECOND
 from foretrace.testing import small_jobs

@@ -22,9 +22,8 @@ from foretrace.fleet.pollux.profiles import Profiles
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
-from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.speeds import PairSpeeds, ProportionalSpeeds, Shape, Speed
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
-from foretrace.fleet.speeds.shared import PairSpeeds, ProportionalSpeeds
 from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.stepping import Stepping
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload

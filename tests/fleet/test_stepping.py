@@ -18,8 +18,8 @@ from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import Simulation, simulate
+from foretrace.fleet.speeds import PairSpeeds, ProportionalSpeeds
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
-from foretrace.fleet.speeds.shared import PairSpeeds, ProportionalSpeeds
 from foretrace.fleet.stepping import Stepping, View
 from foretrace.fleet.workload import SECOND, Workload
 from foretrace.testing.policy import check_holdings

@@ -14,9 +14,8 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy_rules import MACHINE, PolicyRules, estimates
 from foretrace.fleet.result import FleetResult, Segments, up_to_now
-from foretrace.fleet.speeds import Shape, Speed, Speeds
+from foretrace.fleet.speeds import ProportionalSpeeds, Shape, Speed, Speeds
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
-from foretrace.fleet.speeds.shared import ProportionalSpeeds
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
 
 NEVER = 2**62

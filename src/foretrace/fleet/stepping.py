@@ -21,7 +21,7 @@ from foretrace.fleet.moment.view import View
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause, Decision, FleetResult
 from foretrace.fleet.setup import NEVER, Engine
-from foretrace.fleet.speeds.shared import ROUNDING
+from foretrace.fleet.speeds import ROUNDING
 from foretrace.fleet.workload import SECOND, Int64, Workload
 
 __all__ = ["Stepping", "View"]

@@ -16,8 +16,7 @@ from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import FleetResult, Segments
 from foretrace.fleet.setup import Costs
-from foretrace.fleet.speeds import Shape, Speeds
-from foretrace.fleet.speeds.shared import ROUNDING
+from foretrace.fleet.speeds import ROUNDING, Shape, Speeds
 from foretrace.fleet.stepping import Stepping
 from foretrace.fleet.workload import SECOND, Float64, Workload
 

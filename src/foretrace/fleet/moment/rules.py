@@ -17,7 +17,7 @@ from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER
-from foretrace.fleet.speeds.shared import ROUNDING
+from foretrace.fleet.speeds import ROUNDING
 
 Key = tuple[float, float, int]
 

@@ -16,8 +16,7 @@ from foretrace.fleet.moment.job import DONE, RUNNING, WAITING, JobState
 from foretrace.fleet.reasons import minutes, preempted
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER, Engine
-from foretrace.fleet.speeds import Shape, Speed
-from foretrace.fleet.speeds.shared import ROUNDING
+from foretrace.fleet.speeds import ROUNDING, Shape, Speed
 from foretrace.fleet.workload import SECOND, nanoseconds
 
 

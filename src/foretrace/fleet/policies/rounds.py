@@ -18,8 +18,8 @@ from foretrace.arrays import Mask
 from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause
+from foretrace.fleet.speeds import ROUNDING
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
-from foretrace.fleet.speeds.shared import ROUNDING
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
 
 if TYPE_CHECKING:

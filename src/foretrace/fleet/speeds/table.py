@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import numpy as np
 from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.fleet.speeds import Shape, Speed, alone
-from foretrace.fleet.speeds.profiles import above_zero
 from foretrace.fleet.workload import Float64, Int64, Workload, codes
 from foretrace.plaintext import whole_number
 
@@ -222,7 +222,7 @@ def _measured(row: Mapping[str, Any], by: str, levels: Sequence[str], where: str
         rate = float(row["steps_per_s"])
     except (TypeError, ValueError):
         rate = 0.0
-    if not above_zero(rate):
+    if not 0 < rate < inf:
         raise ForetraceError(f"{where}: steps_per_s {row['steps_per_s']!r} is no number above 0.")
     place = 0 if by == "level" and gpus == 1 else place  # inside a node, as one would write, is the GPU itself
     return MeasuredSpeed(
