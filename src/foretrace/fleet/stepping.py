@@ -193,7 +193,6 @@ class Stepping(Engine):
             for at in [int(each) for each in self.policy.preempt(self.view)]:
                 self._expect(at, RUNNING, "preempts")
                 state.release_reclaimable(state.jobs[at])
-            self.rules.unfit.clear()
         if state.waiting:
             self._offer()
             self._name_causes()

@@ -43,7 +43,6 @@ class Rules:
         self.spare = 0.0  # GPUs that are free even then
         self.hopeless: dict[int, tuple[Cause, int]] = {}  # classes of jobs that do not fit now: why, how wide tried
         self.line = Counter[int]()  # waiting jobs by class
-        self.unfit: dict[int, int] = {}  # per class of jobs the widest level at which it was seen not to fit
 
     # ---- order
     def key(self, job: JobState) -> Key:
@@ -185,8 +184,7 @@ class Rules:
             return self._wait(job, Cause.TYPE if other else Cause.FULL, value=state.free_gpus)
         widest, opens = self.timers.widest(job)
         self.tried = widest
-        level, gpus = self.find(kinds, range(self.unfit.get(job.demand, -1) + 1, widest + 1), job.wanted)
-        self.unfit[job.demand] = level - 1 if gpus else widest
+        level, gpus = self.find(kinds, range(widest + 1), job.wanted)
         if job.reclaims and job.level <= widest and (not gpus or job.level <= level) and self._still_free(job):
             return job.gpus
         if gpus:
