@@ -425,4 +425,4 @@ def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
             write(tmp_path, "model,gpus,nodes,gpu_type,steps_per_s\nm,1,1,v100,1\n"), reference_type="h100"
         )
     with pytest.raises(ForetraceError, match="by=racks"):
-        TableSpeeds(rows=[], by="racks")
+        TableSpeeds(rates={}, by="racks")
