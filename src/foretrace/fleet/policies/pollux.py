@@ -19,6 +19,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.policies import rounds
 from foretrace.fleet.policies.rounds import Board, Given, Memory, RoundTable
 from foretrace.fleet.policy import Policy
+from foretrace.fleet.speeds import ROUNDING
 from foretrace.fleet.workload import Int64
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ class _Hopes:
 
     job: int
     share: float
-    tenant: str
     values: dict[Option, float]
     held: Option | None
     moves: bool
@@ -87,8 +87,7 @@ class Pollux(rounds.Rounds):
                 option, speed = held
                 moves = values.get(option, 0.0) > _CLOSER * speed / base
                 values[option] = max(values.get(option, 0.0) if moves else 0.0, speed / base)
-            tenant = str(view.workload.tenant[job])
-            made.append(_Hopes(job, table.share(job), tenant, values, held and held[0], moves))
+            made.append(_Hopes(job, table.share(job), values, held and held[0], moves))
         return made
 
 
@@ -97,30 +96,32 @@ def _gained(table: RoundTable, board: Board, hopes: list[_Hopes], fixed: dict[in
 
     A step may be of several GPUs, so that one that gains nothing by itself (across nodes) does not end the search.
     """
-    room = np.array([board.room[board.kind == kind].sum() for kind in range(len(table.cluster.types))])
-    quota = dict(board.quota)
+    board = Board(table, board.room)
+    room = board.by_kind()
     chosen = dict(fixed)
     for each in hopes:
         if each.job in fixed:
             kind, size = fixed[each.job]
             room[kind] -= size * each.share
-            if each.tenant in quota:
-                quota[each.tenant] -= size * each.share
+            board.count(each.job, size)
 
-    def step(each: _Hopes) -> tuple[float, Option, float] | None:
-        """Return the best step: loss taken off per GPU, what the job has then, GPUs it costs."""
+    def fits(each: _Hopes, kind: int, more: int) -> bool:
+        return bool(more * each.share <= room[kind] + ROUNDING) and board.allows(each.job, more)
+
+    def step(each: _Hopes) -> tuple[float, Option, int] | None:
+        """Return the best step: loss taken off per GPU, what the job has then, how many GPUs more these are."""
         has = chosen.get(each.job)
         before, size = each.loss(has), 0 if has is None else has[1]
         best = None
         for option, value in each.values.items():
             if (has is not None and option[0] != has[0]) or option[1] <= size:
                 continue
-            cost = (option[1] - size) * each.share
-            if cost > room[option[0]] + 1e-9 or cost > quota.get(each.tenant, np.inf) + 1e-9:
+            more = option[1] - size
+            if not fits(each, option[0], more):
                 continue
-            gain = (before - 1 / (value + _LEAST)) / cost
+            gain = (before - 1 / (value + _LEAST)) / (more * each.share)
             if gain > 1e-12 and (best is None or gain > best[0]):
-                best = gain, option, cost
+                best = gain, option, more
         return best
 
     line = []
@@ -130,12 +131,11 @@ def _gained(table: RoundTable, board: Board, hopes: list[_Hopes], fixed: dict[in
             line.append((-found[0], rank, found))
     heapify(line)
     while line:
-        _, rank, (_, option, cost) = heappop(line)
+        _, rank, (_, option, more) = heappop(line)
         each = hopes[rank]
-        if cost <= room[option[0]] + 1e-9 and cost <= quota.get(each.tenant, np.inf) + 1e-9:
-            room[option[0]] -= cost
-            if each.tenant in quota:
-                quota[each.tenant] -= cost
+        if fits(each, option[0], more):
+            room[option[0]] -= more * each.share
+            board.count(each.job, more)
             chosen[each.job] = option
         found = step(each)
         if found:

@@ -49,6 +49,10 @@ class Board:
         """Return (kinds,) GPUs that are wholly free."""
         return np.bincount(self.kind[self.room >= 1 - ROUNDING], minlength=len(self.table.cluster.types))
 
+    def by_kind(self) -> Float64:
+        """Return (kinds,) GPUs that are left, parts of them counted as such."""
+        return np.array([self.room[self.kind == kind].sum() for kind in range(len(self.table.cluster.types))])
+
     def allows(self, job: int, gpus: int) -> bool:
         """Return whether the quota of the job's tenant allows it so many."""
         tenant = str(self.table.workload.tenant[job])
