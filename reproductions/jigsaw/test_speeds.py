@@ -7,7 +7,7 @@ import pytest
 from foretrace.fleet import policies
 from foretrace.fleet.cluster import parse_cluster
 from foretrace.fleet.simulate import simulate
-from foretrace.fleet.speeds.shared import ProportionalSpeeds
+from foretrace.fleet.speeds import ProportionalSpeeds
 from foretrace.fleet.workload import SECOND, Workload
 from reproductions.jigsaw.sharing import jigsaw_speeds
 from reproductions.jigsaw.speeds import JigsawSpeeds

@@ -1,7 +1,7 @@
 """The policy Pollux as its simulator has it: allocations by a genetic search, jobs that learn how fast they are.
 
 Source of the mechanism: petuum/adaptdl, branch osdi21-artifact, simulator (Pollux, OSDI'21). The search is
-`foretrace.fleet.pollux.search`. Every job fits its own step model to what it measured while it ran, and chooses its
+`genetic.py`. Every job fits its own step model to what it measured while it ran, and chooses its
 batch size by it.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from foretrace.fleet.pollux.goodput import BatchLimits, Candidates, Goodput, StepModel, efficiency, fit_step_model
-from foretrace.fleet.pollux.search import Aim, State, search
 from foretrace.fleet.workload import Float64
+from reproductions.pollux.genetic import Aim, State, search
 from reproductions.pollux.policies import PAUSE_S, Allocations, Job
 
 _MOST_REPLICAS = 64  # of one job, as published

@@ -8,8 +8,7 @@ import numpy as np
 
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause
-from foretrace.fleet.speeds import Shape, Speed
-from foretrace.fleet.speeds.shared import PairSpeeds, ProportionalSpeeds
+from foretrace.fleet.speeds import PairSpeeds, ProportionalSpeeds, Shape, Speed
 from foretrace.fleet.stepping import View
 from foretrace.fleet.workload import Int64, Workload
 

@@ -18,9 +18,8 @@ from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.speeds import Shape, Speed
-from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds, speed_table
+from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds, Profile, speed_table
 from foretrace.fleet.speeds.graph import Exchange, GraphSpeeds, link_text
-from foretrace.fleet.speeds.profiles import Profile
 from foretrace.fleet.workload import Workload
 from foretrace.flow import read
 from foretrace.graph.edit import scale

@@ -16,11 +16,11 @@ from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import Simulation, simulate
-from foretrace.fleet.speeds import Shape
-from foretrace.fleet.speeds.shared import ProportionalSpeeds
+from foretrace.fleet.speeds import ProportionalSpeeds, Shape
 from foretrace.fleet.stepping import Stepping
 from foretrace.fleet.workload import SECOND
 from foretrace.testing import small_jobs
+from foretrace.testing.policy import check_holdings
 from tests.fleet.stepping_cases import Case, cases, check_books
 from tests.fleet.stepping_policies import Packs, Resizes, keeps_most
 
@@ -206,7 +206,7 @@ def test_the_step_by_step_engine_keeps_its_books(seed: int, which: str, leases: 
     costs = Costs(restart_s=11, checkpoint_s=500, mtbf_h=4.0 if breaks else 0.0, mttr_h=0.1)
     steps = Stepping(work, parse_cluster("2x4"), policy, speeds=speeds, costs=costs, seed=seed, record="devices")
     while steps.run(max_events=steps.state.events + 5).stopped:
-        steps.check()
+        check_holdings(steps)
     result = steps.result()
     assert result.finished.all()
     segments = result.segments

@@ -22,13 +22,13 @@ from foretrace.fleet.pollux.profiles import Profiles
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
-from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.speeds import PairSpeeds, ProportionalSpeeds, Shape, Speed
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
-from foretrace.fleet.speeds.shared import PairSpeeds, ProportionalSpeeds
 from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.stepping import Stepping
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 from foretrace.testing import PolicyConformance
+from foretrace.testing.policy import check_holdings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ def test_gang_that_must_lie_together_waits_or_spreads(consolidate: bool, running
     policy = policies.make("gavel-max-min", consolidate=consolidate)
     steps = Stepping(work, parse_cluster("2x4"), policy)
     steps.run(until_s=50)
-    steps.check()
+    check_holdings(steps)
     assert len(steps.view.running) == running
     steps.run()
     waited = steps.result().waited_ns.sum(axis=0)
@@ -158,18 +158,16 @@ class TestStrictGavel(PolicyConformance):
 def counts_at_start(work: Workload, cluster: str, policy: Policy, speeds: Told) -> list[int]:
     steps = Stepping(work, parse_cluster(cluster), policy, speeds=speeds)
     steps.run(until_s=0)
-    steps.check()
+    check_holdings(steps)
     return [len(steps.devices_of(job)) for job in range(len(work))]
 
 
 POWERS = {"a": 0.9, "b": 0.1, "c": 0.5}
-SEARCHES = ["pollux", "pollux search=genetic generations=30"]
 
 
-@pytest.mark.parametrize("policy", SEARCHES)
-def test_pollux_finds_the_best_power_mean(policy: str) -> None:
+def test_pollux_finds_the_best_power_mean() -> None:
     work = stretched(jobs([1000, 1000, 1000], "abc"), 1, 8)
-    found = counts_at_start(work, "1x8", policies.parse(policy), Told(powers=POWERS))
+    found = counts_at_start(work, "1x8", policies.make("pollux"), Told(powers=POWERS))
 
     def mean(sizes: tuple[int, ...]) -> float:  # speed-ups over a fair share of ceil(8 / 3) = 3
         ups = [(size / 3) ** power for size, power in zip(sizes, POWERS.values(), strict=True)]
@@ -203,22 +201,6 @@ def test_pollux_leaves_alone_who_was_stopped_often() -> None:
     assert (grown(1.0), grown(60.0)) == (2, 1)
 
 
-def test_genetic_search_is_the_same_for_a_seed_and_refuses_what_it_does_not_know() -> None:
-    random = np.random.default_rng(3)
-    work = stretched(jobs(random.uniform(100, 3000, 10).tolist(), "abcabcabca", submit_s=np.arange(10) * 90.0), 1, 8)
-
-    def ends(seed: int) -> list[int]:
-        policy = policies.make("pollux", search="genetic", seed=seed, generations=3, population=20)
-        result = simulate(work, parse_cluster("2x4"), policy, speeds=Told(powers=POWERS), costs=Costs(restart_s=30))
-        assert result.finished.all()
-        return result.end_ns.tolist()  # type: ignore[no-any-return]
-
-    assert ends(1) == ends(1)
-    assert len({tuple(ends(seed)) for seed in range(4)}) > 1
-    with pytest.raises(ForetraceError, match="search=greedy"):
-        simulate(work, parse_cluster("1x4@a+1x4@b"), policies.make("pollux", search="genetic"))
-
-
 # ---- Sia
 def test_sia_takes_the_kind_and_number_that_are_best_for_all() -> None:
     rates = {("a", "x"): 3.0, ("a", "y"): 1.0, ("b", "x"): 1.2, ("b", "y"): 1.0, ("c", "x"): 1.0, ("c", "y"): 2.0}
@@ -227,7 +209,7 @@ def test_sia_takes_the_kind_and_number_that_are_best_for_all() -> None:
     cluster = parse_cluster("1x2@x+1x4@y")
     steps = Stepping(work, cluster, policies.make("sia"), speeds=speeds)
     steps.run(until_s=0)
-    steps.check()
+    check_holdings(steps)
     held = [steps.devices_of(job) for job in range(3)]
     found = tuple((cluster.types[cluster.gpu_type[each[0]]], len(each)) for each in held)
 
@@ -252,7 +234,7 @@ def test_sia_respects_quotas_and_says_who_waits_for_them() -> None:
     cluster = replace(parse_cluster("1x8"), quotas={"red": 1})
     steps = Stepping(work, cluster, policies.make("sia"), speeds=Told(powers=POWERS))
     steps.run(until_s=30)
-    steps.check()
+    check_holdings(steps)
     assert sorted(len(steps.devices_of(job)) for job in range(3)) == [0, 1, 4]
     result = steps.run().result()
     assert result.finished.all() and result.waited_ns[:, Cause.QUOTA].sum() > 0
@@ -308,9 +290,7 @@ def test_sharing_needs_a_model_of_pairs(name: str) -> None:
         ("gavel-max-min round-s=0", "a round takes 1 s or more"),
         ("gavel-ftf reset-s=-1", "reset-s is a number of seconds"),
         ("allox alpha=0", "alpha is a part of the jobs"),
-        ("pollux search=random", "is not greedy or genetic"),
         ("pollux restart-s=-1", "restart-s is a number"),
-        ("pollux population=1", "the search needs population=2"),
         ("pollux elastic=4", "write elastic=1-16"),
         ("sia elastic=0-4", "from 1 up"),
         ("sia power=0.5", "power is a number below 0"),

@@ -18,8 +18,7 @@ from foretrace.fleet.policies.slurm_options import SchedulerParameters, limits_m
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
-from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds
-from foretrace.fleet.speeds.profiles import Profile
+from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds, Profile
 from foretrace.fleet.workload import SECOND, Workload
 
 TINY = ClusterTree.of((2, 2, 4), levels=("rack", "node"))  # nodes 0, 1 below one switch, 2, 3 below the other

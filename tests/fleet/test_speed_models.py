@@ -17,8 +17,15 @@ from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.speeds import Shape, Speed, dimensions
-from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds, ConstantSpeeds, TableSpeeds, as_text, speed_table
-from foretrace.fleet.speeds.profiles import Profile, load_profiles
+from foretrace.fleet.speeds.closed_form import (
+    ClosedFormSpeeds,
+    ConstantSpeeds,
+    Profile,
+    as_text,
+    load_profiles,
+    speed_table,
+)
+from foretrace.fleet.speeds.table import TableSpeeds
 from foretrace.fleet.workload import Workload
 
 # S on 8 GPUs of one level at 300, 25 and 2.5 GB/s, unscaled and with the published scale (re-test of Dally, section 3).
@@ -418,4 +425,4 @@ def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
             write(tmp_path, "model,gpus,nodes,gpu_type,steps_per_s\nm,1,1,v100,1\n"), reference_type="h100"
         )
     with pytest.raises(ForetraceError, match="by=racks"):
-        TableSpeeds(rows=[], by="racks")
+        TableSpeeds(rates={}, by="racks")

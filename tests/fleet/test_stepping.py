@@ -18,10 +18,11 @@ from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import Simulation, simulate
+from foretrace.fleet.speeds import PairSpeeds, ProportionalSpeeds
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
-from foretrace.fleet.speeds.shared import PairSpeeds, ProportionalSpeeds
 from foretrace.fleet.stepping import Stepping, View
 from foretrace.fleet.workload import SECOND, Workload
+from foretrace.testing.policy import check_holdings
 from tests.fleet.stepping_cases import Case, cases, check_books
 from tests.fleet.stepping_policies import Packs, Resizes
 
@@ -54,7 +55,7 @@ def test_equal_to_the_compiled_engine_bit_for_bit(case: Case, until_s: float | N
     compiled = Simulation(*case.parts, **case.options).run(until_s=until_s)
     steps = Stepping(*case.parts, **case.options).run(until_s=until_s)
     check_books(compiled)
-    steps.check()
+    check_holdings(steps)
     check_equal(compiled.result(), steps.result())
     assert compiled.now_s == steps.now_s and compiled.stopped == steps.stopped
 
@@ -177,7 +178,7 @@ def test_parts_of_a_gpu_fill_the_fullest_first() -> None:
         submit_s=[0, 1, 2, 3, 4], gpus=[1] * 5, work_s=[100] * 5, share=[0.3, 0.6, 0.5, 0.1, 1.0], job=list("abcde")
     )
     steps = Stepping(work, parse_cluster("1x4"), Policy(name="parts"), record="devices").run(until_s=10)
-    steps.check()
+    check_holdings(steps)
     assert [steps.devices_of(job) for job in range(5)] == [[0], [0], [1], [0], [2]]
     result = steps.run().result()
     assert result.end_ns.tolist() == [(100 + at) * SECOND for at in range(5)], "parts do not disturb each other"

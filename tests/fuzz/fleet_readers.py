@@ -110,7 +110,7 @@ def _play_throughputs(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _play_speed_table(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.speeds.closed_form import TableSpeeds
+    from foretrace.fleet.speeds.table import TableSpeeds
     from foretrace.fleet.workload import Workload
 
     speeds = TableSpeeds.read(path, interpolate=True)
@@ -122,8 +122,7 @@ def _play_speed_table(path: Path, way: int) -> Iterator[Figure]:
 
 def _play_profiles(path: Path, way: int) -> Iterator[Figure]:
     from foretrace.fleet.speeds import Shape
-    from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds
-    from foretrace.fleet.speeds.profiles import load_profiles
+    from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds, load_profiles
     from foretrace.fleet.workload import Workload
 
     profiles = load_profiles(path)
@@ -260,7 +259,7 @@ def fleet_readers() -> Iterator[Reader]:
     yield Reader(name="speed-table", covers=("fleet.speeds.table",), samples=lambda: speed, play=_play_speed_table)
     profiles = {"profiles": [{"name": "m", "compute_ms": 90.0, "gradient_mb": 98, "batch": 32, "aliases": ["n"],
                               "published_scale": 0.5, "note": "x"}]}  # fmt: skip
-    yield Reader(name="profiles", covers=("fleet.speeds.profiles",), play=_play_profiles,
+    yield Reader(name="profiles", covers=("fleet.speeds.closed_form",), play=_play_profiles,
                  samples=lambda: {"profiles.json": json.dumps(profiles).encode()})  # fmt: skip
     yield Reader(name="generator", covers=("fleet.synthetic",), samples=_generators, play=_play_generator)
     covers = ("fleet.live.sources", "fleet.live.records", "fleet.live.history")

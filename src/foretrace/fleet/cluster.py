@@ -77,6 +77,28 @@ class ClusterTree:
         """Return how many of these GPUs, a mask, each unit of a level holds."""
         return np.add.reduceat(gpus, self.starts[level][:-1], dtype=np.int64)
 
+    def tightest(self, able: Mask, level: int, wanted: int) -> int:
+        """Return the unit of a level with the fewest of these GPUs, a mask, that are enough: the first, −1 none."""
+        have = self.counts(level, able)
+        enough = np.flatnonzero(have >= wanted)
+        return int(enough[have[enough].argmin()]) if len(enough) else -1
+
+    def packed(self, able: Mask, level: int, unit: int, wanted: int) -> list[int]:
+        """Return so many of these GPUs, a mask, of a unit: whole children, most first, the rest where it just fits."""
+        chosen: list[int] = []
+        lo, hi = self.starts[level][unit : unit + 2].tolist()
+        for starts in reversed(self.starts[:level]):
+            edges = starts[np.searchsorted(starts, lo) : np.searchsorted(starts, hi) + 1]
+            left = np.add.reduceat(able[lo:hi], edges[:-1] - lo, dtype=np.int64)
+            while not len(enough := np.flatnonzero(left >= wanted - len(chosen))):
+                most = int(left.argmax())
+                chosen += (edges[most] + np.flatnonzero(able[edges[most] : edges[most + 1]])).tolist()
+                left[most] = 0
+            child = enough[left[enough].argmin()]
+            lo, hi = edges[child : child + 2].tolist()
+        chosen += (lo + np.flatnonzero(able[lo:hi])[: wanted - len(chosen)]).tolist()
+        return chosen
+
     def largest(self) -> Int64:
         """Return (kinds, levels) GPUs of a kind in the unit that has most of them."""
         kinds, levels = range(len(self.types)), range(len(self.levels))

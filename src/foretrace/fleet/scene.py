@@ -5,7 +5,7 @@ A `Spec` holds plain values only, so that it can be stored beside answers and se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,13 +17,16 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet import formats, policies
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.comparison import jitter
-from foretrace.fleet.policies.registry import words_of
+from foretrace.fleet.policies.packing import TablePairs
+from foretrace.fleet.policies.registry import arguments, words_of
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs, checkpoint_cost
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.speeds import Speeds
 from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds, ConstantSpeeds
+from foretrace.fleet.speeds.table import TableSpeeds
+from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.workload import FARTHEST_S, SECOND, Int64, Workload
 from foretrace.names import resolve
 
@@ -185,112 +188,82 @@ def parse_speeds(text: str, cluster: ClusterTree) -> Speeds:
     unknown=uniform:0`, `table=FILE`, `throughputs=FILE`, `goodput=FOLDER` or `graphs NAME=RECORDING ...
     links=2400gbit,400gbit`.
     """
-    first, *words = words_of("speeds", text, f"names no model of speed; there are {SPEEDS}")
-    kind, _, value = first.partition("=")
-    given: dict[str, str] = {}
-    for word in words:
-        key, equals, said = word.partition("=")
-        if not equals or key in given:
-            what = "is given twice" if key in given else "is no key=value"
-            raise ForetraceError(f"`speeds={kind}`: {word!r} {what}; correct it.")
-        given[key] = said
-    makers: Mapping[str, Callable[[str, dict[str, str], ClusterTree], Speeds]] = {
-        "constant": _constant,
-        "closed-form": _closed_form,
-        "table": _table,
-        "throughputs": _throughputs,
-        "goodput": _goodput,
-        "graphs": _graphs,
-    }
-    kind = resolve(kind, makers) or kind
-    if kind not in makers:
-        raise ForetraceError(f"there is no model of speed {kind!r}; there are {SPEEDS}.")
-    made = makers[kind](value, given, cluster)
-    if given:
-        raise ForetraceError(f"`speeds={kind}` has no {sorted(given)[0]!r}; see foretrace fleet run --help.")
-    return made
+    words = words_of("speeds", text, f"names no model of speed; there are {SPEEDS}")
+    said, given, _ = words[0].partition("=")
+    kind = resolve(said, _MODELS) or said
+    if kind == "graphs":
+        return _graphs(cluster, words[1:])
+    if kind not in _MODELS:
+        raise ForetraceError(f"there is no model of speed {said!r}; there are {SPEEDS}.")
+    return _MODELS[kind](cluster, **arguments(_MODELS[kind], words[not given :], f"`speeds={kind}`"))
 
 
-def _constant(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
-    if value:
-        raise ForetraceError(f"`speeds=constant={value}`: constant takes nothing; write `speeds=constant`.")
+def _constant(cluster: ClusterTree, /) -> Speeds:
     return ConstantSpeeds()
 
 
-def _numbers(kind: str, key: str, text: str) -> tuple[float, ...]:
+def _closed_form(
+    cluster: ClusterTree, /, *, gb_s: tuple[float, ...] = (), latency_us: tuple[float, ...] = (),
+    congestion: float = 1.0, compute: str = "full", unknown: str = "refuse",
+) -> Speeds:  # fmt: skip
     try:
-        return tuple(float(each) for each in text.split(","))
+        scale: str | float = float(compute)
     except ValueError:
-        raise ForetraceError(f"`speeds={kind}`: {key}={text} is no list of numbers; write as in 300,50,25.") from None
+        scale = compute
+    given: dict[str, Any] = {
+        "latency_us": latency_us, "congestion": congestion, "compute_scale": scale, "unknown": unknown,
+    }  # fmt: skip
+    if not gb_s:
+        return ClosedFormSpeeds.on(cluster, **given)
+    if len(gb_s) != len(cluster.levels):
+        raise ForetraceError(
+            f"`speeds=closed-form`: gb-s has {len(gb_s)} bandwidths, the cluster {len(cluster.levels)} levels; "
+            f"give one for each of {', '.join(cluster.levels)}, in GB/s."
+        )
+    return ClosedFormSpeeds(bandwidth_gb_s=gb_s, levels=cluster.levels, **given)
 
 
-def _closed_form(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
-    parameters: dict[str, Any] = {}
-    if "congestion" in given:
-        parameters["congestion"] = _numbers("closed-form", "congestion", given.pop("congestion"))[0]
-    if "latency-us" in given:
-        parameters["latency_us"] = _numbers("closed-form", "latency-us", given.pop("latency-us"))
-    if "compute" in given:
-        said = given.pop("compute")
-        named = said in ("full", "published")
-        parameters["compute_scale"] = said if named else _numbers("closed-form", "compute", said)[0]
-    if "unknown" in given:
-        parameters["unknown"] = given.pop("unknown")
-    if "gb-s" in given:
-        rates = _numbers("closed-form", "gb-s", given.pop("gb-s"))
-        if len(rates) != len(cluster.levels):
-            raise ForetraceError(
-                f"`speeds=closed-form`: gb-s has {len(rates)} bandwidths, the cluster {len(cluster.levels)} levels; "
-                f"give one for each of {', '.join(cluster.levels)}, in GB/s."
-            )
-        return ClosedFormSpeeds(bandwidth_gb_s=rates, levels=cluster.levels, **parameters)
-    return ClosedFormSpeeds.on(cluster, **parameters)
+def _table(cluster: ClusterTree, /, *, table: str, reference: str | None = None, interpolate: bool = False) -> Speeds:
+    return TableSpeeds.read(table, levels=cluster.levels, reference_type=reference, interpolate=interpolate)
 
 
-def _table(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
-    from foretrace.fleet.speeds.table import TableSpeeds
-
-    parameters: dict[str, Any] = {}
-    if "reference" in given:
-        parameters["reference_type"] = given.pop("reference")
-    if "interpolate" in given:
-        parameters["interpolate"] = given.pop("interpolate") in ("yes", "true")
-    return TableSpeeds.read(value, levels=cluster.levels, **parameters)
+def _throughputs(cluster: ClusterTree, /, *, throughputs: str, reference: str = "v100", pairs: bool = False) -> Speeds:
+    read = ThroughputTable.read(throughputs, reference=reference)
+    return TablePairs(table=read) if pairs else read
 
 
-def _throughputs(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
-    from foretrace.fleet.speeds.throughputs import ThroughputTable
-
-    table = ThroughputTable.read(value, reference=given.pop("reference", "v100"))
-    if given.pop("pairs", "no") in ("yes", "true"):
-        from foretrace.fleet.policies.packing import TablePairs
-
-        return TablePairs(table=table)
-    return table
-
-
-def _goodput(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
+def _goodput(cluster: ClusterTree, /, *, goodput: str, adapt: bool = False) -> Speeds:
     from foretrace.fleet.pollux.goodput import GoodputSpeeds
 
-    adapt = given.pop("adapt", "no") in ("yes", "true")
-    return GoodputSpeeds(Path(value), per_node=cluster.per_node, adapt=adapt)
+    return GoodputSpeeds(Path(goodput), per_node=cluster.per_node, adapt=adapt)
 
 
-def _graphs(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
+_MODELS: Mapping[str, Callable[..., Speeds]] = {
+    "constant": _constant, "closed-form": _closed_form, "table": _table, "throughputs": _throughputs,
+    "goodput": _goodput,
+}  # fmt: skip
+
+
+def _graphs(cluster: ClusterTree, words: Sequence[str]) -> Speeds:
     from foretrace.fleet.speeds.graph import GraphSpeeds
 
-    links = given.pop("links", "")
+    given: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or key in given:
+            what = "is given twice" if key in given else "is no key=value"
+            raise ForetraceError(f"`speeds=graphs`: {word!r} {what}; correct it.")
+        given[key] = value
+    networks = given.pop("links", "").split(",")
     graphs = {name: Path(path) for name, path in given.items()}
-    given.clear()
-    if links:
-        networks = links.split(",")
-        if len(networks) != len(cluster.levels):
-            raise ForetraceError(
-                f"`speeds=graphs`: links has {len(networks)} networks, the cluster {len(cluster.levels)} levels; give "
-                f"one for each of {', '.join(cluster.levels)}."
-            )
-        return GraphSpeeds(networks, graphs)
-    return GraphSpeeds.on(cluster, graphs)
+    if networks == [""]:
+        return GraphSpeeds.on(cluster, graphs)
+    if len(networks) != len(cluster.levels):
+        raise ForetraceError(
+            f"`speeds=graphs`: links has {len(networks)} networks, the cluster {len(cluster.levels)} levels; give "
+            f"one for each of {', '.join(cluster.levels)}."
+        )
+    return GraphSpeeds(networks, graphs)
 
 
 def measured(text: str, workload: Workload) -> Int64 | None:

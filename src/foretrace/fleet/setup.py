@@ -13,10 +13,9 @@ import numpy.typing as npt
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy_rules import MACHINE, PolicyRules, estimates
-from foretrace.fleet.result import FleetResult, up_to_now
-from foretrace.fleet.speeds import Speeds
+from foretrace.fleet.result import FleetResult, Segments, up_to_now
+from foretrace.fleet.speeds import ProportionalSpeeds, Shape, Speed, Speeds
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
-from foretrace.fleet.speeds.shared import ProportionalSpeeds
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
 
 NEVER = 2**62
@@ -79,7 +78,8 @@ class Facts:
 
     allowed: (n, kinds) kinds of GPU a job may use; demand: (n,) class of jobs that fit alike; demands: one job of each
     class; capacity: (classes, levels) GPUs of the largest unit of a level for such a job; never: (n,) True where no
-    unit can ever hold it or its tenant may never have so many; tenant: (n,) codes; quota: (tenants,).
+    unit can ever hold it or its tenant may never have so many; tenant: (n,) codes; quota: (tenants,); size: (n,) class
+    of GPUs alone; eager: (n,) no timer holds it; key: (n,) what the order "key" sorts by.
     """
 
     allowed: Bool
@@ -92,6 +92,9 @@ class Facts:
     estimate_ns: Float64
     restart_ns: Int64
     work_ns: Float64
+    size: Int64
+    eager: Bool
+    key: Float64
 
 
 class Engine(ABC):
@@ -126,9 +129,23 @@ class Engine(ABC):
         self.stopped = self.play(until, NEVER if max_events is None else max_events)
         return self
 
+    def speed(self, job: int, shape: Shape) -> Speed:
+        """Return what the model says of a job alone in a shape; raises ForetraceError where it makes no progress."""
+        found = self.speeds.speed(self.workload, job, shape)
+        if not (np.isfinite(found.progress) and found.progress > 0):
+            raise ForetraceError(
+                f"speed model {self.speeds.name!r} says that job {self.workload.job[job]!r} makes no progress on "
+                f"{shape.gpus} GPUs ({shape}); a speed is above 0."
+            )
+        return found
+
     @abstractmethod
     def play(self, until: int, events: int) -> bool:
         """Play on until this time (ns) or so many events; whether something is left to happen."""
+
+    @abstractmethod
+    def devices_of(self, job: int) -> list[int]:
+        """Return GPUs that a job holds now, in ascending order."""
 
     @abstractmethod
     def result(self) -> FleetResult:
@@ -136,12 +153,16 @@ class Engine(ABC):
 
     def answer(
         self, jobs: Mapping[str, Any], waited: Int64, *, waiting: Int64, running: Int64, part: npt.NDArray[Any],
-        now: int, engine: str, distinct: int, **known: Any,
+        now: int, engine: str, distinct: int, ended: tuple[Int64, Int64, Int64], **known: Any,
     ) -> FleetResult:  # fmt: skip
-        """Return the result, from the books of an engine (`up_to_now`) and what else it knows."""
+        """Return the result, from the books of an engine (`up_to_now`) and what else it knows.
+
+        ended: stretches that are over, as `Segments.of` takes them.
+        """
         known |= up_to_now(jobs, waited, waiting=waiting, running=running, part=part, now=now)
         return FleetResult(
             **known,
+            segments=None if self.record == "nothing" else self._segments(jobs, running, now, *ended),
             workload=self.workload,
             policy=self.policy.name,
             cluster=self.cluster.name,
@@ -154,6 +175,19 @@ class Engine(ABC):
             },
             stopped_ns=now if self.stopped else None,
         )
+
+    def _segments(
+        self, jobs: Mapping[str, Any], running: Int64, now: int, ended: Int64, sizes: Int64, devices: Int64
+    ) -> Segments:
+        """Return the stretches that are over, and those of the jobs that run."""
+        held = [self.devices_of(job) for job in running.tolist()]
+        start, count = jobs["stretch"][running], np.array([len(each) for each in held], np.int64)
+        dead = np.minimum(jobs["stretch_dead"][running], now - start)
+        going = np.array([running, start, np.full(len(running), now), count, jobs["level"][running], dead], np.int64)
+        if self.record == "segments":
+            held, count = [], np.zeros_like(count)
+        devices = np.concatenate([devices, *(np.array(each, np.int64) for each in held)])
+        return Segments.of(np.hstack([ended, going]), np.append(sizes, count), devices)
 
 
 def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs: Costs) -> Facts:
@@ -191,6 +225,11 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
             f"policy {policy.name!r}: a lease of {policy.lease_s:g} s is no longer than the restart of job "
             f"{workload.job[worst]!r} ({restart[worst] / SECOND:g} s), which may never end; lengthen the lease."
         )
+    key = np.asarray(policy.key(workload), np.float64)
+    if key.shape != (len(workload),):
+        raise ForetraceError(
+            f"policy {policy.name!r}: key gives {key.shape} numbers for {len(workload):,} jobs; one each."
+        )
     return Facts(
         allowed=allowed,
         demand=demand.astype(np.int64),
@@ -202,6 +241,9 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
         estimate_ns=estimates(workload) * SECOND,
         restart_ns=restart,
         work_ns=np.rint(workload.work_s * SECOND),
+        size=np.unique(workload.gpus, return_inverse=True)[1],
+        eager=eager,
+        key=key,
     )
 
 
@@ -226,6 +268,14 @@ def waits_ns(policy: PolicyRules, cluster: ClusterTree) -> tuple[Int64, int]:
             wait = policy.waits_s[min(level - machine, len(policy.waits_s)) - 1]
             waits[level] = NEVER if np.isinf(wait) else int(nanoseconds(wait))
     return waits, machine
+
+
+def tuned_leases(policy: PolicyRules, cluster: ClusterTree) -> tuple[Float64, Float64]:
+    """Return (levels,) the least and the most leases that a tuned timer waits before a unit of each level will do."""
+    above = np.arange(len(cluster.levels)) - waits_ns(policy, cluster)[1]
+    floors = np.array(policy.floors_leases)[np.clip(above, 1, len(policy.floors_leases)) - 1]
+    most = float(policy.history_leases)
+    return np.where(above > 0, floors, 0.0), np.where(above == 1, np.ceil(0.8 * most), most)
 
 
 def failures(

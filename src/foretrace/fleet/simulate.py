@@ -12,7 +12,7 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.policy_rules import AdmitRule, OrderRule, PreemptRule
 from foretrace.fleet.reasons import decisions_of
-from foretrace.fleet.result import FleetResult, Segments
+from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs, Engine
 from foretrace.fleet.speeds import Shape, Speeds
 from foretrace.fleet.workload import Workload, nanoseconds
@@ -97,12 +97,7 @@ class Simulation(Engine):
             even=bool(ask[2]),
             gpu_type=self.cluster.types[int(ask[3])],
         )
-        speed = self.speeds.speed(self.workload, job, shape)
-        if not (np.isfinite(speed.progress) and speed.progress > 0):
-            raise ForetraceError(
-                f"speed model {self.speeds.name!r} says that job {self.workload.job[job]!r} makes no progress on "
-                f"{shape.gpus} GPUs ({shape}); a speed is above 0."
-            )
+        speed = self.speed(job, shape)
         at = int(ask[5 + levels])
         state.rows[at] = ask[: 4 + levels]
         state.table[at] = (1, speed.progress, speed.communication)
@@ -138,6 +133,8 @@ class Simulation(Engine):
         waiting, running = (
             np.flatnonzero(state.jobs["status"] == status) for status in (engine.WAITING, engine.RUNNING)
         )
+        stretches, devices = state.seg[: state.s["segments"][0]], state.devices[: state.s["devices"][0]]
+        columns = np.array([stretches[name] for name in ("job", "start", "end", "gpus", "level", "dead")])
         return self.answer(
             state.jobs,
             state.waited,
@@ -148,30 +145,10 @@ class Simulation(Engine):
             engine="compiled",
             distinct=int(state.s["filled"][0]),
             never=self.facts.never,
-            segments=_segments(self, int(state.s["segments"][0])),
+            ended=(columns, stretches["gpus"] if len(devices) else np.zeros(len(stretches), np.int64), devices),
             decisions=decisions_of(state.log[: state.s["log"][0]], self.workload, self.cluster),
             events=int(state.s["events"][0]),
         )
-
-
-def _segments(played: Simulation, count: int) -> Segments | None:
-    from foretrace.fleet.engine import memory as engine
-
-    state = played.state
-    if not state.s["keep"][0]:
-        return None
-    running = np.flatnonzero(state.jobs["status"] == engine.RUNNING)
-    now, whole = int(state.s["now"][0]), state.s["keep"][0] > 1
-    held = [played.devices_of(int(job)) for job in running] if whole else []
-    going = np.zeros(len(running), engine.SEGMENT)
-    going["job"], going["end"] = running, now
-    for name, of in (("start", "stretch"), ("gpus", "gpus"), ("level", "level")):
-        going[name] = state.jobs[of][running]
-    going["dead"] = np.minimum(state.jobs["stretch_dead"][running], now - going["start"])
-    devices = np.concatenate([state.devices[: state.s["devices"][0]], *(np.array(each, np.int64) for each in held)])
-    rows = np.concatenate([state.seg[:count], going])
-    columns = np.array([rows[name] for name in ("job", "start", "end", "gpus", "level", "dead")])
-    return Segments.of(columns, rows["gpus"] if whole else np.zeros(len(rows), np.int64), devices)
 
 
 def _rehashed(state: Any) -> Any:
@@ -208,14 +185,8 @@ def _state(played: Simulation) -> Any:
     free = np.array(
         [np.concatenate([cluster.counts(i, cluster.gpu_type == kind) for i in range(levels)]) for kind in range(kinds)]
     )
-    sizes, size = np.unique(workload.gpus, return_inverse=True)
     waits, machine = setup.waits_ns(policy, cluster)
-    floors = np.zeros(levels)
-    caps = np.full(levels, float(policy.history_leases))
-    for level in range(machine + 1, levels):
-        floors[level] = policy.floors_leases[min(level - machine, len(policy.floors_leases)) - 1]
-        if level == machine + 1:
-            caps[level] = np.ceil(0.8 * policy.history_leases)
+    floors, caps = setup.tuned_leases(policy, cluster)
     keep, track = setup.RECORDS.index(played.record), engine.UNWATCHED if played.watched is None else played.watched
     index = policy.index or {"service_gpu_s": (), "value": ()}
     breaks, broken, up = played.failures
@@ -232,9 +203,9 @@ def _state(played: Simulation) -> Any:
         ),
         jobs=_records(
             n, engine.JOB, submit=workload.submit_ns, gpus=workload.gpus, work=facts.work_ns, remaining=facts.work_ns,
-            kind=played.speeds.kinds(workload), demand=facts.demand, size=size, tenant=facts.tenant,
-            restart=facts.restart_ns, estimate=facts.estimate_ns, key=policy.key(workload),
-            eager=policy.eager(workload), status=np.where(facts.never, engine.DONE, engine.FUTURE), first=-1, ended=-1,
+            kind=played.speeds.kinds(workload), demand=facts.demand, size=facts.size, tenant=facts.tenant,
+            restart=facts.restart_ns, estimate=facts.estimate_ns, key=facts.key,
+            eager=facts.eager, status=np.where(facts.never, engine.DONE, engine.FUTURE), first=-1, ended=-1,
             head=-1, pos=-1,
         ),
         waited=np.zeros((n, engine.CAUSES), np.int64),
@@ -263,7 +234,7 @@ def _state(played: Simulation) -> Any:
             value=index["value"],
         ),
         tenants=_records(len(facts.quota), engine.TENANT, quota=facts.quota),
-        windows=_records(len(sizes) * levels, engine.WINDOW, head=-1, tail=-1, said=-1, asked=-1),
+        windows=_records((facts.size.max() + 1) * levels, engine.WINDOW, head=-1, tail=-1, said=-1, asked=-1),
         samples=np.zeros(1024, engine.SAMPLE),
         timer_log=np.zeros(timers, engine.TIMER),
         rows=np.zeros((1024, 4 + levels), np.int64),

@@ -14,21 +14,21 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet import reasons
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.moment.holdings import RUNNING, WAITING, JobState
+from foretrace.fleet.moment.job import RUNNING, WAITING, JobState
 from foretrace.fleet.moment.rules import Rules
 from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.moment.view import View
 from foretrace.fleet.policy import Policy, Wait
-from foretrace.fleet.result import Cause, Decision, FleetResult, Segments
+from foretrace.fleet.result import Cause, Decision, FleetResult
 from foretrace.fleet.setup import NEVER, Engine
-from foretrace.fleet.speeds.shared import ROUNDING
+from foretrace.fleet.speeds import ROUNDING
 from foretrace.fleet.workload import SECOND, Int64, Workload
 
 __all__ = ["Stepping", "View"]
 
 _BOOKS = (
     "first", "ended", "held", "dead", "talk", "gpu_ns", "starts", "preempted", "failed", "cause", "cause_since", "mark",
-    "ready", "talking", "part",
+    "ready", "talking", "part", "level", "stretch", "stretch_dead",
 )  # fmt: skip
 _IDLE_REVIEWS = 10_000  # so many in a row with nothing else ahead are taken for a policy that waits forever
 
@@ -65,7 +65,7 @@ class Stepping(Engine):
     @property
     def finished(self) -> bool:
         """Whether nothing is left to happen."""
-        return self.state.alive == 0 and self._come == len(self.workload)
+        return self.state.next_event() == NEVER and self._come == len(self.workload)
 
     @property
     def looks_again_s(self) -> float | None:
@@ -111,7 +111,7 @@ class Stepping(Engine):
                 f"{who} wants to decide again at {self._look_at} ns, which is not later; review gives a time after "
                 "view.now_ns, or None."
             )
-        ahead = state.alive > 0 or self._come < len(self.workload) or self._failed < len(self._failures)
+        ahead = state.next_event() < NEVER or self._come < len(self.workload) or self._failed < len(self._failures)
         self._idle = 0 if ahead or self._look_at is None else self._idle + 1
         if self._idle > _IDLE_REVIEWS:
             raise ForetraceError(
@@ -165,7 +165,7 @@ class Stepping(Engine):
             _, unit, up = self._failures[self._failed]
             self._failed += 1
             state.events += 1
-            for gpu in range(state.lo[unit], state.hi[unit]):
+            for gpu in range(*self.cluster.starts[0][unit : unit + 2].tolist()):
                 if up:
                     if state.broken[gpu]:
                         state.broken[gpu] = False
@@ -193,7 +193,6 @@ class Stepping(Engine):
             for at in [int(each) for each in self.policy.preempt(self.view)]:
                 self._expect(at, RUNNING, "preempts")
                 state.release_reclaimable(state.jobs[at])
-            self.rules.unfit.clear()
         if state.waiting:
             self._offer()
             self._name_causes()
@@ -310,8 +309,8 @@ class Stepping(Engine):
             shared = state.sharing and (job.share < 1 or any(len(state.owners[gpu]) > 1 for gpu in job.gpus))
             if shared or job.level == 0 or count > state.capacity[job.demand][job.level - 1]:
                 continue
-            gpus = self.rules.tighter(job)
-            if gpus is None:
+            _, gpus = self.rules.find([state.kind_of[job.gpus[0]]], range(job.level), count)
+            if not gpus:
                 continue
             state.settle(job)
             rate, talking, level, part = state.speed_on(job, gpus)
@@ -329,28 +328,6 @@ class Stepping(Engine):
                     state.note(job, "migrate", words)
 
     # ---- answers
-    def check(self) -> None:
-        """Check that every GPU is free, broken, or held by jobs that fit, and that counts agree (AssertionError)."""
-        state = self.state
-        held: dict[int, list[int]] = {}
-        for at in sorted(state.running):
-            job = state.jobs[at]
-            assert job.status == RUNNING and job.fewest <= len(set(job.gpus)) == len(job.gpus) <= job.most, f"job {at}"
-            for gpu in job.gpus:
-                held.setdefault(gpu, []).append(at)
-        for gpu, owners in enumerate(state.owners):
-            assert sorted(owners) == held.get(gpu, []), f"GPU {gpu}: owners and holders differ"
-            fits = len(owners) <= max(state.sharers, 1) or state.load(gpu) <= 1 + ROUNDING
-            assert fits and not (owners and state.broken[gpu]), f"GPU {gpu} is held by {owners}"
-        for unit in range(len(state.lo)):
-            for kind in range(len(self.cluster.types)):
-                free = len(self.rules.free_in(kind, unit))
-                assert free == state.free[kind][unit], f"unit {unit} counts {state.free[kind][unit]} free of {free}"
-        assert state.free_gpus == sum(row[-1] for row in state.free)
-        assert state.waiting == {job.at for job in state.jobs if job.status == WAITING}
-        for tenant, quota in enumerate(state.facts.quota.tolist()):
-            assert state.used[tenant] <= quota + ROUNDING, f"tenant {tenant} holds {state.used[tenant]} of {quota}"
-
     def devices_of(self, job: int) -> list[int]:
         """Return GPUs that a job holds now, in ascending order."""
         found = self.state.jobs[job]
@@ -358,7 +335,7 @@ class Stepping(Engine):
 
     def result(self) -> FleetResult:
         """Return what happened so far."""
-        state, now = self.state, self.state.now
+        state, rows = self.state, self.state.segments
         jobs = {name: np.array([getattr(job, name) for job in state.jobs]) for name in _BOOKS}
         waiting, running = np.array(sorted(state.waiting), np.int64), np.array(sorted(state.running), np.int64)
         decisions = [
@@ -371,29 +348,18 @@ class Stepping(Engine):
             waiting=waiting,
             running=running,
             part=jobs["part"],
-            now=now,
+            now=state.now,
             engine="stepping",
             distinct=len(state.known),
             never=state.never,
-            segments=self._segments(),
+            ended=(
+                np.array([row[:6] for row in rows], np.int64).reshape(-1, 6).T,
+                np.array([len(row[6]) for row in rows], np.int64),
+                np.array([gpu for row in rows for gpu in row[6]], np.int64),
+            ),
             decisions=tuple(decisions),
             events=state.events,
         )
-
-    def _segments(self) -> Segments | None:
-        state, now = self.state, self.state.now
-        if self.record == "nothing":
-            return None
-        rows = list(state.segments)
-        for at in sorted(state.running):
-            job = state.jobs[at]
-            gpus = job.gpus if self.record == "devices" else []
-            rows.append(
-                (at, job.stretch, now, len(job.gpus), job.level, min(job.stretch_dead, now - job.stretch), gpus)
-            )
-        columns = np.array([row[:6] for row in rows], np.int64).reshape(len(rows), 6).T
-        sizes = np.array([len(row[6]) for row in rows], np.int64)
-        return Segments.of(columns, sizes, np.array([gpu for row in rows for gpu in row[6]], np.int64))
 
     # ---- mistakes of a policy
     def _expect(self, at: int, status: str, verb: str) -> None:

@@ -16,7 +16,7 @@ from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import FleetResult, Segments
 from foretrace.fleet.setup import Costs
-from foretrace.fleet.speeds import Shape, Speeds
+from foretrace.fleet.speeds import ROUNDING, Shape, Speeds
 from foretrace.fleet.stepping import Stepping
 from foretrace.fleet.workload import SECOND, Float64, Workload
 
@@ -153,7 +153,7 @@ class _Played:
         self.steps, self.broken, self.idle = steps, "", ""
         while steps.run(max_events=steps.state.events + 1).stopped:
             try:
-                steps.check()
+                check_holdings(steps)
             except AssertionError as error:
                 self.broken = self.broken or f"at {steps.now_s:g} s {error}"
             self.idle = self.idle or self._waits_for_nothing()
@@ -176,6 +176,27 @@ _KEPT = 64  # policies whose simulations are kept for the next test
 def _segments(result: FleetResult) -> Segments:
     assert result.segments is not None
     return result.segments
+
+
+def check_holdings(steps: Stepping) -> None:
+    """Check that every GPU is free, broken, or held by jobs that fit, and that counts agree (AssertionError)."""
+    state = steps.state
+    held: dict[int, list[int]] = {}
+    for at in sorted(state.running):
+        job = state.jobs[at]
+        assert job.status == "running" and job.fewest <= len(set(job.gpus)) == len(job.gpus) <= job.most, f"job {at}"
+        for gpu in job.gpus:
+            held.setdefault(gpu, []).append(at)
+    for gpu, owners in enumerate(state.owners):
+        assert sorted(owners) == held.get(gpu, []), f"GPU {gpu}: owners and holders differ"
+        fits = len(owners) <= max(state.sharers, 1) or state.load(gpu) <= 1 + ROUNDING
+        assert fits and not (owners and state.broken[gpu]), f"GPU {gpu} is held by {owners}"
+        assert state.open[gpu] == (not owners and not state.broken[gpu]), f"GPU {gpu} is held by {owners}"
+    assert state.free == [int((state.open & mine).sum()) for mine in state.of_kind]
+    assert state.free_gpus == sum(state.free)
+    assert state.waiting == {job.at for job in state.jobs if job.status == "waiting"}
+    for tenant, quota in enumerate(state.facts.quota.tolist()):
+        assert state.used[tenant] <= quota + ROUNDING, f"tenant {tenant} holds {state.used[tenant]} of {quota}"
 
 
 def small_jobs(

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.export import kubernetes, ray, slurm
-from foretrace.fleet.export.ask import Ask, Settings
+from foretrace.fleet.export.ask import Ask
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import Workload
 from foretrace.names import resolve
@@ -48,7 +49,7 @@ def export(
     tenant. image, command: what runs; IMAGE is to be replaced.
     Raises ForetraceError for an unknown target, job or level, and for a job that the level can never hold.
     """
-    writers: dict[str, Callable[[Ask, Settings], dict[str, str]]] = {
+    writers: dict[str, Callable[[Ask], dict[str, str]]] = {
         "slurm": slurm.script,
         "kueue": kubernetes.kueue,
         "volcano": kubernetes.volcano,
@@ -64,14 +65,10 @@ def export(
     known |= dict.fromkeys(cluster.levels[: machine + 1], "kubernetes.io/hostname")
     for each in labels or {}:
         cluster.level(each)
-    settings = Settings(
-        labels=known | dict(labels or {}),
-        queue=queue,
-        image=image,
-        command=tuple(command),
-        resource=resource,
-        namespace=namespace,
-    )
+    said: dict[str, Any] = {
+        "labels": known | dict(labels or {}), "image": image, "command": tuple(command), "resource": resource,
+        "namespace": namespace, "wait_s": float(wait_s),
+    }  # fmt: skip
     if result is not None and len(result.workload) != len(workload):
         raise ForetraceError(
             f"the result is of {len(result.workload):,} jobs and the workload has {len(workload):,}; give those that "
@@ -82,19 +79,14 @@ def export(
     names = _names([str(workload.job[at]) for at in positions])
     files: dict[str, str] = {}
     for at, name in zip(positions, names, strict=True):
-        files |= writers[to](_ask(workload, cluster, result, at, name, level, wait_s), settings)
+        files |= writers[to](_ask(workload, cluster, result, at, level, queue, name=name, **said))
     return files
 
 
 def _ask(
-    workload: Workload,
-    cluster: ClusterTree,
-    result: FleetResult | None,
-    at: int,
-    name: str,
-    level: str | None,
-    wait_s: float,
-) -> Ask:
+    workload: Workload, cluster: ClusterTree, result: FleetResult | None, at: int, level: str | None,
+    queue: str | None, **said: Any,
+) -> Ask:  # fmt: skip
     job, gpus = str(workload.job[at]), int(workload.gpus[at])
     kinds = [kind for kind in str(workload.gpu_type[at]).split("|") if kind]
     usable = np.isin(cluster.gpu_type, [code for code, kind in enumerate(cluster.types) if not kinds or kind in kinds])
@@ -121,11 +113,11 @@ def _ask(
         _, counts = np.unique(np.searchsorted(cluster.starts[machine], held, side="right"), return_counts=True)
         nodes, per_node = len(counts), int(counts[0]) if len(set(counts.tolist())) == 1 else 0
     return Ask(
-        job=job, name=name, gpus=gpus, level=max(0, chosen - machine), level_name=cluster.levels[chosen],
+        job=job, gpus=gpus, level=max(0, chosen - machine), level_name=cluster.levels[chosen],
         anywhere=chosen == len(cluster.levels) - 1, nodes=nodes, per_node=per_node, largest=largest[machine],
-        leaves=math.ceil(gpus / largest[min(machine + 1, len(largest) - 1)]), wait_s=float(wait_s),
-        gpu_type="|".join(kinds),
-        tenant=str(workload.tenant[at]), estimate_s=float(workload.estimate_s[at]), share=float(workload.share[at]),
+        leaves=math.ceil(gpus / largest[min(machine + 1, len(largest) - 1)]), gpu_type="|".join(kinds),
+        queue=queue or str(workload.tenant[at]), estimate_s=float(workload.estimate_s[at]),
+        share=float(workload.share[at]), **said,
     )  # fmt: skip
 
 

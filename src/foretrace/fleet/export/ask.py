@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One job as it is asked for, whatever the scheduler.
+    """One job as it is asked for, whatever the scheduler, and what only the cluster's users know.
 
     name: its name made safe for file and object names, no two alike. level: 0 one machine, 1 one unit of the level
     above machines, and so on; level_name: what it is called; anywhere: it is the whole cluster. nodes × per_node GPUs,
     per_node 0 where machines hold unequal numbers; largest: GPUs of the largest machine it may use; leaves: fewest
-    units of the level above machines that can hold it. wait_s: seconds it insists on the level, inf forever.
+    units of the level above machines that can hold it. wait_s: seconds it insists on the level, inf forever. labels:
+    node label by level; resource: what Kubernetes calls a GPU; image, command: what runs.
     """
 
     job: str
@@ -29,9 +30,14 @@ class Ask:
     leaves: int
     wait_s: float
     gpu_type: str
-    tenant: str
+    queue: str
     estimate_s: float
     share: float
+    labels: Mapping[str, str]
+    image: str
+    command: tuple[str, ...]
+    resource: str
+    namespace: str | None
 
     @property
     def pods(self) -> tuple[int, int]:
@@ -50,18 +56,6 @@ class Ask:
             return f"{self.gpus} GPUs, better in one {self.level_name}"
         held = "however long that takes" if math.isinf(self.wait_s) else f"waiting {self.wait_s:g} s for it"
         return f"{self.gpus} GPUs in one {self.level_name}, {held}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What only the cluster's users know. labels: node label by level; resource: what Kubernetes calls a GPU."""
-
-    labels: Mapping[str, str]
-    queue: str | None
-    image: str
-    command: tuple[str, ...]
-    resource: str
-    namespace: str | None
 
 
 def clock(seconds: float) -> str:

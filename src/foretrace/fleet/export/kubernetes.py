@@ -15,22 +15,22 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.export.ask import Ask, Settings
+from foretrace.fleet.export.ask import Ask
 
 QUEUE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
-def kueue(ask: Ask, settings: Settings) -> dict[str, str]:
+def kueue(ask: Ask) -> dict[str, str]:
     """Return NAME.yaml; where the wait is finite also NAME.after-SECONDS.yaml, to apply once it is over."""
-    queue = _queue(ask, settings, "LocalQueue")
+    queue = _queue(ask, "LocalQueue")
 
     def one(ask: Ask) -> list[dict[str, Any]]:
         pods, each = _pods(ask)
         annotations = {}
         if not ask.anywhere and pods > 1:
             wish = "required" if ask.wait_s > 0 else "preferred"
-            annotations[f"kueue.x-k8s.io/podset-{wish}-topology"] = settings.labels[ask.level_name]
-        job = _job(ask, settings, pods, each, annotations)
+            annotations[f"kueue.x-k8s.io/podset-{wish}-topology"] = ask.labels[ask.level_name]
+        job = _job(ask, pods, each, annotations)
         job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": queue}
         job["spec"] = {"suspend": True, **job["spec"]}  # Kueue starts it
         return [job]
@@ -38,16 +38,16 @@ def kueue(ask: Ask, settings: Settings) -> dict[str, str]:
     return _timed(ask, one, "Kueue")
 
 
-def volcano(ask: Ask, settings: Settings) -> dict[str, str]:
+def volcano(ask: Ask) -> dict[str, str]:
     """Return manifests as `kueue` does. A level is the tier of its number: the units above the machines are tier 1."""
-    queue = _queue(ask, settings, "Queue")
+    queue = _queue(ask, "Queue")
 
     def one(ask: Ask) -> list[dict[str, Any]]:
         pods, each = _pods(ask)
         spec: dict[str, Any] = {
             "minMember": pods,
             "queue": queue,
-            "minResources": {settings.resource: str(ask.gpus)},
+            "minResources": {ask.resource: str(ask.gpus)},
         }
         if not ask.anywhere and ask.level > 0 and pods > 1:
             spec["networkTopology"] = {
@@ -57,10 +57,10 @@ def volcano(ask: Ask, settings: Settings) -> dict[str, str]:
         group = {
             "apiVersion": "scheduling.volcano.sh/v1beta1",
             "kind": "PodGroup",
-            "metadata": _metadata(ask, settings),
+            "metadata": _metadata(ask),
             "spec": spec,
         }
-        job = _job(ask, settings, pods, each, {"scheduling.k8s.io/group-name": ask.name})
+        job = _job(ask, pods, each, {"scheduling.k8s.io/group-name": ask.name})
         job["spec"]["template"]["spec"]["schedulerName"] = "volcano"
         return [group, job]
 
@@ -92,16 +92,16 @@ def _pods(ask: Ask) -> tuple[int, int]:
     return ask.pods
 
 
-def _metadata(ask: Ask, settings: Settings) -> dict[str, Any]:
-    return {"name": ask.name} | ({"namespace": settings.namespace} if settings.namespace else {})
+def _metadata(ask: Ask) -> dict[str, Any]:
+    return {"name": ask.name} | ({"namespace": ask.namespace} if ask.namespace else {})
 
 
-def _job(ask: Ask, settings: Settings, pods: int, each: int, annotations: dict[str, str]) -> dict[str, Any]:
+def _job(ask: Ask, pods: int, each: int, annotations: dict[str, str]) -> dict[str, Any]:
     container = {
         "name": "train",
-        "image": settings.image,
-        "command": list(settings.command),
-        "resources": {"limits": {settings.resource: str(each)}},
+        "image": ask.image,
+        "command": list(ask.command),
+        "resources": {"limits": {ask.resource: str(each)}},
     }
     pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container]}
     kinds = [kind for kind in ask.gpu_type.split("|") if kind]
@@ -120,11 +120,11 @@ def _job(ask: Ask, settings: Settings, pods: int, each: int, annotations: dict[s
         "backoffLimit": 0,
         "template": template,
     }
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(ask, settings), "spec": spec}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(ask), "spec": spec}
 
 
-def _queue(ask: Ask, settings: Settings, what: str) -> str:
-    queue = settings.queue or ask.tenant
+def _queue(ask: Ask, what: str) -> str:
+    queue = ask.queue
     if not QUEUE.fullmatch(queue):
         raise ForetraceError(f"job {ask.job!r} names no {what} ({queue!r} cannot be one); rename the job's tenant.")
     return queue

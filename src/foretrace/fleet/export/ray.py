@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any
 
-from foretrace.fleet.export.ask import Ask, Settings
+from foretrace.fleet.export.ask import Ask
 
 _CODE = '''"""Reserves the GPUs of job {job}: {within}."""
 
@@ -33,7 +33,7 @@ _TIMED = """    if not group.wait(timeout_seconds={seconds!r}):  # the delay tim
 """
 
 
-def group(ask: Ask, settings: Settings) -> dict[str, str]:
+def group(ask: Ask) -> dict[str, str]:
     """Return NAME.json and NAME.py."""
     if ask.level == 0:
         bundles = [{"GPU": ask.share if ask.gpus == 1 else 1}] * ask.gpus
@@ -41,7 +41,7 @@ def group(ask: Ask, settings: Settings) -> dict[str, str]:
     else:
         pods, each = ask.pods
         bundles = [{"GPU": each}] * pods
-        label = settings.labels.get(ask.level_name, "")
+        label = ask.labels.get(ask.level_name, "")
         strict = {"strategy": "PACK"} if ask.anywhere else {"topology_strategy": {label: "STRICT_PACK"}}
     loose = {"strategy": "PACK"}
     first = loose if ask.wait_s == 0 or ask.anywhere else strict

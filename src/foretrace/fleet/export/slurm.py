@@ -12,17 +12,17 @@ import re
 import shlex
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.export.ask import Ask, Settings, clock
+from foretrace.fleet.export.ask import Ask, clock
 
 PARTITION = re.compile(r"[\w.,-]+", re.ASCII)
 
 
-def script(ask: Ask, settings: Settings) -> dict[str, str]:
+def script(ask: Ask) -> dict[str, str]:
     """Return one script, NAME.sbatch."""
     kind = f"{ask.gpu_type}:" if ask.gpu_type and "|" not in ask.gpu_type else ""
     lines = [f"#SBATCH --job-name={ask.name}"]
     notes = [f"{ask.within} (job {ask.job!r})"]
-    queue = settings.queue or ask.tenant
+    queue = ask.queue
     if queue and not PARTITION.fullmatch(queue):
         raise ForetraceError(f"job {ask.job!r}: {queue!r} cannot be a partition; rename the job's tenant.")
     if queue:
@@ -54,7 +54,7 @@ def script(ask: Ask, settings: Settings) -> dict[str, str]:
         notes.append(f"it needs {ask.share:g} of a GPU; whole ones are asked for")
     if ask.estimate_s > 0:
         lines.append(f"#SBATCH --time={clock(ask.estimate_s)}")
-    body = "srun " + " ".join(shlex.quote(word) for word in settings.command)
+    body = "srun " + " ".join(shlex.quote(word) for word in ask.command)
     text = "\n".join(["#!/bin/bash", *lines, *(f"# {note}" for note in notes), "", body, ""])
     return {f"{ask.name}.sbatch": text}
 

@@ -1,29 +1,15 @@
-"""Logs and job lists of other systems, read into a `Workload`: one file per format, distinguished by content."""
+"""Logs and job lists of other systems, read into a `Workload`: distinguished by content."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.formats import (
-    alibaba2020,
-    alibaba2023,
-    gavel,
-    helios,
-    kueue,
-    own,
-    philly,
-    pollux,
-    ray_jobs,
-    shockwave,
-    slurm,
-    swf,
-    tiresias,
-)  # fmt: skip
+from foretrace.fleet.formats import alibaba2020, alibaba2023, gavel, kueue, own, ray_jobs, slurm, swf, tables
 from foretrace.fleet.formats.clusters import read_cluster
 from foretrace.fleet.formats.own import write_csv
 from foretrace.fleet.formats.source import Source, load
@@ -48,16 +34,21 @@ class Format:
         return tuple(name for name in inspect.signature(self.read).parameters if name not in ("source", "salvage"))
 
 
+def _with(columns: Sequence[str]) -> Callable[[Source], bool]:
+    """Return whether the header of a source names these columns."""
+    return lambda source: source.has(*columns)
+
+
 FORMATS: Mapping[str, Format] = {
     each.name: each
     for each in (
         Format("foretrace", "a workload as foretrace writes it (CSV)", own.matches, own.read),
-        Format("philly", "Microsoft Philly, one row per job (CSV)", philly.matches, philly.read),
-        Format("gavel", "Gavel job lists of 7 or 10 columns (TSV), generated jobs (CSV)", gavel.matches, gavel.read),
-        Format("shockwave", "Shockwave job lists of 12 columns (TSV)", shockwave.matches, shockwave.read),
-        Format("tiresias", "job files of the Tiresias simulator (CSV)", tiresias.matches, tiresias.read),
-        Format("pollux", "workloads of the Pollux and Sia simulators (CSV)", pollux.matches, pollux.read),
-        Format("helios", "SenseTime Helios cluster_log.csv", helios.matches, helios.read),
+        Format("philly", "Microsoft Philly, one row per job (CSV)", _with(tables.PHILLY), tables.philly),
+        Format("gavel", "Gavel job lists of 7 or 10 columns (TSV), generated jobs (CSV)", gavel.is_gavel, gavel.gavel),
+        Format("shockwave", "Shockwave job lists of 12 columns (TSV)", gavel.is_shockwave, gavel.shockwave),
+        Format("tiresias", "job files of the Tiresias simulator (CSV)", tables.is_tiresias, tables.tiresias),
+        Format("pollux", "workloads of the Pollux and Sia simulators (CSV)", _with(tables.POLLUX), tables.pollux),
+        Format("helios", "SenseTime Helios cluster_log.csv", _with(tables.HELIOS), tables.helios),
         Format("alibaba2020", "Alibaba PAI 2020, pai_task_table", alibaba2020.matches, alibaba2020.read),
         Format("alibaba2023", "Alibaba 2023, openb_pod_list", alibaba2023.matches, alibaba2023.read),
         Format("swf", "Standard Workload Format 2.2", swf.matches, swf.read),

@@ -18,7 +18,7 @@ ALSO = ("qos", "pod_phase", "cpu_milli", "memory_mib")
 
 def matches(source: Source) -> bool:
     """Return whether its header names pods and their share of a GPU; `read` says where the times are missing."""
-    return {"name", "num_gpu", "gpu_milli"} <= set(source.header)
+    return source.has("name", "num_gpu", "gpu_milli")
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file", pending: bool = False) -> Workload:

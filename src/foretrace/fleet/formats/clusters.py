@@ -45,10 +45,9 @@ def read_cluster(
         return slurm_cluster.grow(source, slurm_cluster.topology_conf(source), _shown(nodes), alike, name=name)
     if slurm_cluster.is_nodes(source):
         return _flat(source, name)
-    header = set(source.header)
-    if {"sn", "gpu", "model"} <= header:
+    if source.has("sn", "gpu", "model"):
         return _alibaba(source, name=name, salvage=salvage)
-    if {"num_switch", "num_node_p_switch", "num_gpu_p_node"} <= header:
+    if source.has("num_switch", "num_node_p_switch", "num_gpu_p_node"):
         return _tiresias(source, name=name, gpu_type=gpu_type)
     if source.first.lstrip().startswith("{") and any(kind_of(item) == "Node" for item in objects(source)):
         return _kubernetes(source, levels, name=name)

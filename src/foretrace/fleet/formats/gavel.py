@@ -1,8 +1,10 @@
-"""Job lists of Gavel (Narayanan et al., OSDI 2020): two widths of tab-separated lines, and generated jobs as CSV.
+"""Job lists of Gavel (Narayanan et al., OSDI 2020) and Shockwave (Zheng et al., NSDI 2023): tab-separated, or CSV.
 
-10 columns: job type, command, directory, steps flag, needs data, total steps, scale factor, priority weight, SLO,
-arrival in seconds. 7 columns: job type, command, steps flag, needs data, total steps, arrival, scale factor.
-CSV: job_id, arrival_s, job_type, total_steps, scale_factor, and allox_jct_s where it is known.
+Gavel, 10 columns: job type, command, directory, steps flag, needs data, total steps, scale factor, priority weight,
+SLO, arrival in seconds. 7 columns: job type, command, steps flag, needs data, total steps, arrival, scale factor.
+CSV of generated jobs: job_id, arrival_s, job_type, total_steps, scale_factor, and allox_jct_s where it is known.
+Shockwave, 12 columns: Gavel's 10 with the mode (static, accordion, gns) before the priority weight and the duration in
+seconds before the arrival.
 """
 
 from __future__ import annotations
@@ -29,42 +31,67 @@ from foretrace.fleet.formats.source import Source, table
 from foretrace.fleet.workload import Workload
 
 CSV_COLUMNS = ("job_id", "arrival_s", "job_type", "total_steps", "scale_factor")
-WIDE = {"steps": 5, "scale": 6, "priority": 7, "slo": 8, "arrival": 9}
-NARROW = {"steps": 4, "arrival": 5, "scale": 6}
+COLUMNS = {  # where each stands, by how many there are
+    7: {"steps": 4, "arrival": 5, "scale": 6},
+    10: {"steps": 5, "scale": 6, "priority": 7, "slo": 8, "arrival": 9},
+    12: {"steps": 5, "scale": 6, "mode": 7, "priority": 8, "slo": 9, "duration": 10, "arrival": 11},
+}
+MODES = ("static", "accordion", "gns")
 
 
-def matches(source: Source) -> bool:
+def is_gavel(source: Source) -> bool:
     """Return whether seven or ten columns apart by tabs, or the header of generated jobs."""
-    return source.first.count("\t") in (6, 9) or set(CSV_COLUMNS) <= set(source.header)
+    return _width(source) in (7, 10) or source.has(*CSV_COLUMNS)
 
 
-def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
+def is_shockwave(source: Source) -> bool:
+    """Return whether twelve columns apart by tabs."""
+    return _width(source) == 12
+
+
+def gavel(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
     """Return jobs without a name are called by the number of their row, from 0. How long a step takes stands in Gavel's
     throughput tables, so `work_s` is nan and `iterations` says how much is to be done.
     """
-    if set(CSV_COLUMNS) <= set(source.header):
+    if source.has(*CSV_COLUMNS):
         return _generated(source, salvage=salvage, ties=ties)
+    if _width(source) not in (7, 10):
+        raise source.fail(f"has {_width(source)} columns apart by tabs where Gavel has 7 or 10; name another format.")
+    return _lines(source, "gavel", _width(source), salvage=salvage, ties=ties)
+
+
+def shockwave(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
+    """Return jobs are called by the number of their row, from 0; `work_s` is the duration as the file states it."""
+    return _lines(source, "shockwave", 12, salvage=salvage, ties=ties)
+
+
+def _width(source: Source) -> int:
+    return source.first.count("\t") + 1
+
+
+def _lines(source: Source, format: str, width: int, *, salvage: bool, ties: str) -> Workload:
     taken = table(source, "\t", header=False)
-    width = source.first.count("\t") + 1
-    if width not in (7, 10):
-        raise source.fail(f"has {width} columns apart by tabs where Gavel has 7 or 10; name another format.")
-    at = WIDE if width == 10 else NARROW
 
     def job(cells: list[str] | None) -> Row:
         cells = cut(cells, width)
-        made = common(cells[0], cells[at["steps"]], cells[at["scale"]], cells[at["arrival"]])
-        if width == 10:
-            made["priority"] = number(cells[at["priority"]], "priority weight")
-            made["slo"] = slo_of(cells[at["slo"]])
+        said = {name: cells[at] for name, at in COLUMNS[width].items()}
+        if "mode" in said and said["mode"] not in MODES:
+            raise Bad(f"mode is {said['mode'][:40]!r}, not one of {', '.join(MODES)}")
+        made = _common(cells[0], said["steps"], said["scale"], said["arrival"])
+        made["mode"] = said.get("mode", made["mode"])
+        if "priority" in said:
+            made |= {"priority": number(said["priority"], "priority weight"), "slo": _slo(said["slo"])}
+        if "duration" in said:
+            made["work_s"] = above_zero(said["duration"], "duration")
         return made
 
     return collect(
-        source, "gavel", placed(taken.rows), job, salvage=salvage, ties=ties,
+        source, format, placed(taken.rows), job, salvage=salvage, ties=ties,
         details={"slo": math.nan, "mode": "static"}, notes=lambda: table_notes(taken),
     )  # fmt: skip
 
 
-def common(job_type: str, steps: str, scale: str, arrival: str) -> Row:
+def _common(job_type: str, steps: str, scale: str, arrival: str) -> Row:
     """Return columns that all forms have; raises Bad."""
     return {
         "model": name_of(job_type, "job type"),
@@ -77,7 +104,7 @@ def common(job_type: str, steps: str, scale: str, arrival: str) -> Row:
     }
 
 
-def slo_of(text: str) -> float:
+def _slo(text: str) -> float:
     """Return a service level objective, nan where −1 says that there is none."""
     value = number(text, "SLO")
     if value < 0:
@@ -89,7 +116,7 @@ def slo_of(text: str) -> float:
 
 def _generated(source: Source, *, salvage: bool, ties: str) -> Workload:
     def job(cells: dict[str, str]) -> Row:
-        made = common(*(cells[key] for key in ("job_type", "total_steps", "scale_factor", "arrival_s")))
+        made = _common(*(cells[key] for key in ("job_type", "total_steps", "scale_factor", "arrival_s")))
         known = optional(cells["allox_jct_s"], "allox_jct_s") if "allox_jct_s" in cells else math.nan
         return made | {"job": name_of(cells["job_id"], "job_id"), "allox_jct_s": known, "slo": math.nan}
 

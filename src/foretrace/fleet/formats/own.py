@@ -36,7 +36,7 @@ _KINDS = {"number": np.float64, "whole": np.int64, "flag": np.bool_, "text": np.
 
 def matches(source: Source) -> bool:
     """Return whether it begins with the mark, or its header names the columns that are needed."""
-    return source.first.startswith(MARK) or set(NEEDED) <= set(source.header)
+    return source.first.startswith(MARK) or source.has(*NEEDED)
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:

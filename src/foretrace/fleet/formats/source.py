@@ -48,6 +48,10 @@ class Source:
         cells = split_line(self.first, ",")
         return tuple(cell.strip() for cell in cells) if cells else ()
 
+    def has(self, *columns: str) -> bool:
+        """Return whether all these are names in the first line."""
+        return set(columns) <= set(self.header)
+
     def fail(self, why: str) -> ForetraceError:
         """Return the error to raise about the file as a whole; `why` ends with how to fix it."""
         return ForetraceError(f"{self.path}: {why}")

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import product
 from math import ceil, sqrt
 
 from foretrace.fleet import reasons, setup
-from foretrace.fleet.moment.holdings import RUNNING, JobState
+from foretrace.fleet.moment.job import RUNNING, JobState
 from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER
-from foretrace.fleet.speeds.shared import ROUNDING
+from foretrace.fleet.speeds import ROUNDING
 
 Key = tuple[float, float, int]
 
@@ -42,7 +43,6 @@ class Rules:
         self.spare = 0.0  # GPUs that are free even then
         self.hopeless: dict[int, tuple[Cause, int]] = {}  # classes of jobs that do not fit now: why, how wide tried
         self.line = Counter[int]()  # waiting jobs by class
-        self.unfit: dict[int, int] = {}  # per class of jobs the widest level at which it was seen not to fit
 
     # ---- order
     def key(self, job: JobState) -> Key:
@@ -179,26 +179,16 @@ class Rules:
             if shared:
                 return shared
         kinds = [kind for kind, may in enumerate(state.allowed[job.demand]) if may]
-        if not any(state.free[kind][-1] >= job.wanted for kind in kinds):
+        if not any(state.free[kind] >= job.wanted for kind in kinds):
             other = state.free_gpus >= job.wanted and len(state.free) > 1
             return self._wait(job, Cause.TYPE if other else Cause.FULL, value=state.free_gpus)
         widest, opens = self.timers.widest(job)
         self.tried = widest
-        unit = -1
-        for level in range(self.unfit.get(job.demand, -1) + 1, widest + 1):
-            if state.capacity[job.demand][level] < job.wanted:
-                continue
-            for kind in kinds:
-                unit = self.best(kind, level, job.wanted)
-                if unit >= 0:
-                    break
-            if unit >= 0:
-                break
-            self.unfit[job.demand] = level
-        if job.reclaims and job.level <= widest and (unit < 0 or job.level <= level) and self._still_free(job):
+        level, gpus = self.find(kinds, range(widest + 1), job.wanted)
+        if job.reclaims and job.level <= widest and (not gpus or job.level <= level) and self._still_free(job):
             return job.gpus
-        if unit >= 0:
-            return self.choose(kind, level, unit, job.wanted)
+        if gpus:
+            return gpus
         if opens < NEVER:
             return self._wait(job, Cause.TIMER, widest=widest, value=opens, until=opens)
         return self._wait(job, Cause.SCATTERED, widest=widest, value=state.free_gpus)
@@ -213,43 +203,6 @@ class Rules:
 
     def _still_free(self, claimant: JobState) -> bool:
         return all(self.state.has_room(gpu, claimant) for gpu in claimant.gpus)
-
-    def best(self, kind: int, level: int, wanted: int) -> int:
-        """Return the unit with the fewest free GPUs that are enough, the first of several; −1 none."""
-        free = self.state.free[kind]
-        best, least = -1, NEVER
-        for unit in range(self.state.first_unit[level], self.state.first_unit[level + 1]):
-            if wanted <= free[unit] < least:
-                best, least = unit, free[unit]
-                if least == wanted:
-                    break
-        return best
-
-    def choose(self, kind: int, level: int, unit: int, wanted: int) -> list[int]:
-        """Return so many free GPUs of a unit: whole children, most free first, the rest where it just fits."""
-        state = self.state
-        free = state.free[kind]
-        chosen: list[int] = []
-        while level > 0:
-            emptied: set[int] = set()
-            while True:
-                left = [(unit_, 0 if unit_ in emptied else free[unit_]) for unit_ in state.children[unit]]
-                enough = [(have, unit_) for unit_, have in left if have >= wanted - len(chosen)]
-                if enough:
-                    unit, level = min(enough)[1], level - 1
-                    break
-                most = max(left, key=lambda each: each[1])[0]  # the first of several
-                chosen += self.free_in(kind, most)
-                emptied.add(most)
-                if len(chosen) == wanted:
-                    return chosen
-        return chosen + self.free_in(kind, unit)[: wanted - len(chosen)]
-
-    def free_in(self, kind: int, unit: int) -> list[int]:
-        """Return GPUs of a kind in a unit that nobody holds."""
-        state = self.state
-        span = range(state.lo[unit], state.hi[unit])
-        return [g for g in span if not state.owners[g] and not state.broken[g] and state.kind_of[g] == kind]
 
     def _beside(self, job: JobState) -> list[int]:
         """Return GPUs that are shared and have room for a part of one, the fullest first; [] where there are too few.
@@ -275,16 +228,15 @@ class Rules:
                 return [gpu for _, gpu in groups[min(fitting)[1]][: job.wanted]]
         return []
 
-    def tighter(self, job: JobState) -> list[int] | None:
-        """Return as many GPUs in a tighter unit than a running job's, of the same kind; None where there are none."""
-        state, wanted = self.state, len(job.gpus)
-        kind = state.kind_of[job.gpus[0]]
-        for level in range(job.level):
-            if state.capacity[job.demand][level] >= wanted:
-                unit = self.best(kind, level, wanted)
-                if unit >= 0:
-                    return self.choose(kind, level, unit, wanted)
-        return None
+    def find(self, kinds: Iterable[int], levels: Iterable[int], wanted: int) -> tuple[int, list[int]]:
+        """Return so many free GPUs of one kind in one unit of the first level that has them; −1, [] where none has."""
+        state = self.state
+        for level, kind in product(levels, kinds):
+            able = state.open & state.of_kind[kind]
+            unit = state.cluster.tightest(able, level, wanted)
+            if unit >= 0:
+                return level, state.cluster.packed(able, level, unit, wanted)
+        return -1, []
 
 
 @dataclass(slots=True)
@@ -303,6 +255,7 @@ class Timers:
         self.state = state
         waits, self.machine = setup.waits_ns(state.policy, state.cluster)
         self.waits = waits.tolist()
+        self.least, self.most = (each.tolist() for each in setup.tuned_leases(state.policy, state.cluster))
         self.auto = state.policy.place_rule == "auto"
         self.windows: dict[tuple[int, int], Window] = {}
 
@@ -338,10 +291,7 @@ class Timers:
             wait = mean + 2 * sqrt(max(window.squares / n - mean * mean, 0.0))
         else:
             window.sum = window.squares = 0.0
-        above = level - self.machine
-        floor = policy.floors_leases[min(above, len(policy.floors_leases)) - 1]
-        cap = ceil(0.8 * policy.history_leases) if above == 1 else policy.history_leases
-        return int(min(float(cap), max(floor, float(ceil(wait)))) * lease)
+        return int(min(self.most[level], max(self.least[level], float(ceil(wait)))) * lease)
 
     def remember(self, job: JobState, level: int) -> None:
         """Remember how many leases a job starved before a unit of this level took it (at least one)."""

@@ -1,4 +1,4 @@
-"""What the step-by-step engine knows at one moment: jobs, GPUs, the units around them, and how progress is counted.
+"""What the step-by-step engine knows at one moment: who holds which GPUs, how fast jobs run, what they did so far.
 
 `engine` holds the same as numpy records for the compiled loop. Times are int nanoseconds, work is float nanoseconds at
 speed 1. Nothing here decides; `rules` and policies do.
@@ -12,19 +12,34 @@ from math import ceil
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.moment.holdings import DONE, RUNNING, WAITING, Holdings, JobState
+from foretrace.fleet.moment.job import DONE, RUNNING, WAITING, JobState
 from foretrace.fleet.reasons import minutes, preempted
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER, Engine
+from foretrace.fleet.speeds import ROUNDING, Shape, Speed
 from foretrace.fleet.workload import SECOND, nanoseconds
 
 
-class SteppingState(Holdings):
-    """Jobs, GPUs and units. Units are counted from the innermost level outwards; the last is the whole cluster."""
+class SteppingState:
+    """Jobs and GPUs. Levels are counted from the innermost units outwards; the last is the whole cluster."""
 
     def __init__(self, given: Engine) -> None:
-        super().__init__(given)
-        workload, policy = given.workload, given.policy
+        workload, cluster, policy, speeds = given.workload, given.cluster, given.policy, given.speeds
+        self.workload, self.cluster, self.policy, self.speeds = workload, cluster, policy, speeds
+        self.owners: list[list[int]] = [[] for _ in range(cluster.gpus)]
+        self.broken = bytearray(cluster.gpus)
+        self.sharers = int(policy.options.get("sharers", 1))  # jobs on one GPU even if their shares are above 1
+        self.sharing = self.sharers > 1 or bool((workload.share < 1).any())
+        self.known: dict[tuple[int, Shape], Speed] = {}  # asked once of the model for each kind of job and shape
+        self._ask = given.speed
+        self.pair = getattr(speeds, "pair", None)
+        self.levels = len(cluster.levels)
+        self.unit_at = [cluster.units_of(level).tolist() for level in range(self.levels)]  # of each GPU
+        self.kind_of = cluster.gpu_type.tolist()
+        self.of_kind = [cluster.gpu_type == kind for kind in range(len(cluster.types))]
+        self.open = np.ones(cluster.gpus, bool)  # GPUs that work and that nobody holds
+        self.free = [self.kind_of.count(kind) for kind in range(len(cluster.types))]  # how many of each kind
+        self.free_gpus = cluster.gpus
         self.costs, self.record, self.facts, self.watched = given.costs, given.record, given.facts, given.watched
         self.now, self.events = 0, 0
         self._meet_jobs()
@@ -36,7 +51,6 @@ class SteppingState(Holdings):
         self.used = [0.0] * len(self.facts.quota)  # GPUs by tenant
         self.wanting = 0.0  # GPUs that the waiting ask for
         self.heap: list[tuple[int, int]] = []
-        self.alive = 0  # entries of the heap that count
         self.waited = [[0] * len(Cause) for _ in range(len(workload))]
         self.segments: list[tuple[int, int, int, int, int, int, list[int]]] = []
         self.log: list[tuple[int, int, str, str]] = []
@@ -51,16 +65,9 @@ class SteppingState(Holdings):
         if policy.overrides("place"):  # it may run elastic jobs on fewer GPUs than they ask for
             self.never = (fewest > facts.capacity[facts.demand, -1]) | (fewest > facts.quota[facts.tenant])
         self.capacity, self.allowed = facts.capacity.tolist(), facts.allowed[facts.demands].tolist()
-        sizes = np.unique(work.gpus, return_inverse=True)[1]
-        eager = policy.eager(work)
-        key = np.asarray(policy.key(work), np.float64)
-        if key.shape != (len(work),):
-            raise ForetraceError(
-                f"policy {policy.name!r}: key gives {key.shape} numbers for {len(work):,} jobs; one each."
-            )
         columns = (
-            work.gpus, fewest, most, work.share, work.submit_ns, facts.work_ns, facts.work_ns, facts.estimate_ns, key,
-            facts.restart_ns, facts.demand, sizes, facts.tenant, self.speeds.kinds(work), eager,
+            work.gpus, fewest, most, work.share, work.submit_ns, facts.work_ns, facts.work_ns, facts.estimate_ns,
+            facts.key, facts.restart_ns, facts.demand, facts.size, facts.tenant, self.speeds.kinds(work), facts.eager,
         )  # fmt: skip
         rows = zip(*(column.tolist() for column in columns), strict=True)
         self.jobs = [JobState(at, *row) for at, row in enumerate(rows)]
@@ -71,13 +78,11 @@ class SteppingState(Holdings):
     # ---- events
     def schedule(self, job: JobState, when: int) -> None:
         """Set the job's next event; it has one at most."""
-        self.alive += job.when < 0
         job.when = when
         heappush(self.heap, (when, job.at))
 
     def unschedule(self, job: JobState) -> None:
         """Remove the job's event."""
-        self.alive -= job.when >= 0
         job.when = -1
 
     def next_event(self) -> int:
@@ -87,6 +92,23 @@ class SteppingState(Holdings):
         return self.heap[0][0] if self.heap else NEVER
 
     # ---- who holds GPUs
+    def count(self, gpu: int, by: int) -> None:
+        """Count one GPU more or less as free."""
+        self.open[gpu] = by > 0
+        self.free[self.kind_of[gpu]] += by
+        self.free_gpus += by
+
+    def load(self, gpu: int) -> float:
+        """Return sum of the shares on a GPU."""
+        return sum(self.jobs[each].share for each in self.owners[gpu])
+
+    def has_room(self, gpu: int, job: JobState) -> bool:
+        """Return whether the job may be on this GPU beside those that are there."""
+        if self.broken[gpu]:
+            return False
+        owners = self.owners[gpu]
+        return not owners or len(owners) < self.sharers or self.load(gpu) + job.share <= 1 + ROUNDING
+
     def take(self, job: JobState, gpus: list[int]) -> None:
         """Give the job these GPUs; jobs that could reclaim one of them no longer can."""
         for gpu in gpus:
@@ -104,17 +126,13 @@ class SteppingState(Holdings):
                     self.lose(claimant)
         job.gpus = gpus
 
-    def leave(self, job: JobState) -> None:
-        """Stop holding the job's GPUs on its behalf; the list stays."""
+    def release(self, job: JobState) -> None:
+        """Stop the job; the list of its GPUs stays."""
         for gpu in job.gpus:
             self.owners[gpu].remove(job.at)
             self.disturbed.update(self.owners[gpu])
             if not self.owners[gpu]:
                 self.count(gpu, 1)
-
-    def release(self, job: JobState) -> None:
-        """Stop the job."""
-        self.leave(job)
         self.used[job.tenant] -= self.claim(job, len(job.gpus))
         self.running.discard(job.at)
         self.disturbed.discard(job.at)
@@ -122,6 +140,67 @@ class SteppingState(Holdings):
     def claim(self, job: JobState, gpus: int) -> float:
         """Return what so many GPUs count against a quota."""
         return gpus if job.share == 1 else gpus * job.share
+
+    # ---- speeds
+    def shape(self, gpus: list[int], *, sharers: int = 0) -> tuple[Shape, int]:
+        """Return what speed depends on, and the level of the smallest unit around the GPUs (0 the innermost)."""
+        units, even = [], True
+        for unit_at in self.unit_at:
+            counts: dict[int, int] = {}
+            for gpu in gpus:
+                counts[unit_at[gpu]] = counts.get(unit_at[gpu], 0) + 1
+            units.append(len(counts))
+            even = even and len(set(counts.values())) == 1
+        kind = self.cluster.types[self.kind_of[gpus[0]]]
+        shape = Shape(gpus=len(gpus), units=tuple(units), even=even, gpu_type=kind, sharers=sharers)
+        return shape, units.index(1)
+
+    def speed_alone(self, job: JobState, shape: Shape) -> Speed:
+        """Return what the model says of a shape."""
+        if (job.kind, shape) not in self.known:
+            self.known[job.kind, shape] = self._ask(job.at, shape)
+        return self.known[job.kind, shape]
+
+    def speed_on(self, job: JobState, gpus: list[int]) -> tuple[float, float, int, float]:
+        """Return progress and communication on these GPUs beside their other jobs, the level, and its own part.
+
+        A gang is as slow as on the GPU where its partners hold it up most. Where shares on a GPU are above 1, its time
+        counts to each in proportion.
+        """
+        others = [[each for each in self.owners[gpu] if each != job.at] for gpu in gpus] if self.sharing else []
+        crowd = max((len(each) for each in others), default=0)
+        shape, level = self.shape(gpus, sharers=crowd)
+        speed = self.speed_alone(job, shape)
+        own: float = len(gpus)
+        if job.share < 1 or crowd:
+            loads = (max(1.0, job.share + sum(self.jobs[each].share for each in beside)) for beside in others)
+            own = sum(job.share / load for load in loads)
+        slowest = min((self._left(job, each) for each in others), default=1.0)
+        return speed.progress * slowest, speed.communication, level, own
+
+    def _left(self, job: JobState, others: list[int]) -> float:
+        """Return what the partners on one GPU leave of the job's speed, one after the other."""
+        factor = 1.0
+        for other in others:
+            if self.pair is None:
+                if job.share + self.jobs[other].share > 1 + ROUNDING:
+                    raise ForetraceError(
+                        f"policy {self.policy.name!r} puts job {self._name(job.at)} on a GPU beside "
+                        f"{self._name(other)}, and speed model {self.speeds.name!r} does not know what they do to each "
+                        "other; give one with pair(workload, job, other), such as PairSpeeds."
+                    )
+                continue
+            given = float(self.pair(self.workload, job.at, other))
+            if not 0 < given < float("inf"):
+                raise ForetraceError(
+                    f"speed model {self.speeds.name!r} leaves job {self._name(job.at)} {given:g} of its speed beside "
+                    f"{self._name(other)}; what is left is above 0."
+                )
+            factor *= given
+        return factor
+
+    def _name(self, at: int) -> str:
+        return repr(str(self.workload.job[at]))
 
     # ---- waiting and why
     def note(self, job: JobState, what: str, why: str) -> None:

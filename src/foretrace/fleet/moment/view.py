@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from foretrace.arrays import Mask
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.moment.holdings import RUNNING, JobState
+from foretrace.fleet.moment.job import RUNNING, JobState
 from foretrace.fleet.moment.rules import Rules
 from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.policy_rules import Wait
@@ -138,17 +139,19 @@ class View:
 
     def free(self, level: int = -1, gpu_type: str | None = None) -> list[int]:
         """Free GPUs of each unit of a level (−1: of the whole cluster, one number), of one kind or of all."""
-        state, at = self._state, level % self._state.levels
-        span = slice(state.first_unit[at], state.first_unit[at + 1])
-        kinds = [kind for kind, name in enumerate(self.cluster.types) if gpu_type in (None, name)]
-        rows = [state.free[kind][span] for kind in kinds]
-        return [sum(each) for each in zip(*rows, strict=True)]
+        return list(self.cluster.counts(level, self._free(gpu_type)).tolist())
 
     def free_in(self, unit: int, level: int = -1, gpu_type: str | None = None) -> list[int]:
         """Return numbers of the free GPUs of one unit, of one kind or of all."""
-        state, at = self._state, level % self._state.levels
-        kinds = [kind for kind, name in enumerate(self.cluster.types) if gpu_type in (None, name)]
-        return sorted(gpu for kind in kinds for gpu in self._rules.free_in(kind, state.first_unit[at] + unit))
+        lo, hi = self.cluster.starts[level][unit : unit + 2].tolist()
+        return list((lo + np.flatnonzero(self._free(gpu_type)[lo:hi])).tolist())
+
+    def _free(self, gpu_type: str | None) -> Mask:
+        """Return (GPUs,) which are free, of one kind or of all."""
+        state = self._state
+        if gpu_type is None:
+            return state.open
+        return state.open & np.isin(self.cluster.types, gpu_type)[self.cluster.gpu_type]
 
     def jobs_on(self, gpu: int) -> tuple[int, ...]:
         """Return jobs that hold a GPU."""
@@ -160,12 +163,8 @@ class View:
         GPUs.
         """
         state = self._state
-        for level in range(widest % state.levels + 1):
-            for kind, allowed in enumerate(state.allowed[state.jobs[job].demand]):
-                unit = self._rules.best(kind, level, gpus) if allowed else -1
-                if unit >= 0:
-                    return self._rules.choose(kind, level, unit, gpus)
-        return []
+        kinds = [kind for kind, may in enumerate(state.allowed[state.jobs[job].demand]) if may]
+        return self._rules.find(kinds, range(widest % state.levels + 1), gpus)[1]
 
     # ---- the rules as written
     def ordered(self, waiting: Iterable[int]) -> Int64:

@@ -181,8 +181,7 @@ def _isolated(
 
 def _served(table: RoundTable, claims: _Claims, active: list[int], rates: Float64, board: Board) -> list[Given]:
     """Return who runs in this round: per kind by (priority, deficit, due) as long as they fit, then all others."""
-    left = board.room.copy()
-    room = np.array([left[board.kind == kind].sum() for kind in range(len(claims.total))])
+    room = board.by_kind()
     none = np.zeros(len(claims.total))
     share = {job: claims.had[job] / claims.total for job in active}
     given: list[Given] = []

@@ -3,7 +3,8 @@
 Every round the numbers of GPUs are chosen that maximise the power mean with exponent −1 of the jobs' speed-ups over a
 fair share (fleet-scheduling.md 4.2). Speed-ups come from the model of speed that is played with; with
 `GoodputSpeeds(adapt=True)` they are goodput at the best batch size. A rigid job has one number to choose.
-Not as the authors have it: jobs need not learn how fast they are, and several jobs may spread over one node.
+Not as the authors have it: GPUs go where they take most off Σ 1 / speed-up instead of by a genetic search
+(reproductions/pollux has that), jobs need not learn how fast they are, and several jobs may spread over one node.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.policies import rounds
 from foretrace.fleet.policies.rounds import Board, Given, Memory, RoundTable
 from foretrace.fleet.policy import Policy
+from foretrace.fleet.speeds import ROUNDING
 from foretrace.fleet.workload import Int64
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ class _Hopes:
 
     job: int
     share: float
-    tenant: str
     values: dict[Option, float]
     held: Option | None
     moves: bool
@@ -46,38 +47,24 @@ class _Hopes:
 
 @dataclass(frozen=True, kw_only=True)
 class Pollux(rounds.Rounds):
-    """Rounds by speed-ups. search: "greedy" or "genetic"."""
+    """Rounds by speed-ups."""
 
-    search: str = "greedy"
     restart_s: float = 30.0
-    seed: int = 0
-    population: int = 100
-    generations: int = 100
 
     def validate(self) -> None:
         """See `Policy.validate`."""
-        if self.search not in ("greedy", "genetic"):
-            raise ForetraceError(f"policy {self.name!r}: search={self.search} is not greedy or genetic.")
         if not (np.isfinite(self.restart_s) and self.restart_s >= 0):
             raise ForetraceError(f"policy {self.name!r}: restart-s is a number from 0 up, not {self.restart_s:g}.")
-        if self.population < 2 or self.generations < 1 or self.seed < 0:
-            raise ForetraceError(f"policy {self.name!r}: the search needs population=2, generations=1, seed=0 or more.")
         super().validate()
 
     def choose(self, view: View, memory: Memory, jobs: Int64) -> list[Given]:
         """See `Rounds.choose`."""
         board = rounds.working(view, memory.table)
         hopes = self._hopes(view, memory.table, board, jobs)
-        if self.search == "genetic":
-            chosen = self._bred(view, memory, board, hopes)
-        else:
-            # starting over can be worse than to leave everybody alone and give away what is free
-            kept = {each.job: each.held for each in hopes if each.held is not None}
-            tried = [
-                _gained(memory.table, board, hopes, kept),
-                _gained(memory.table, board, hopes, {}),
-            ]
-            chosen = min(tried, key=lambda way: sum(each.loss(way.get(each.job)) for each in hopes))
+        # starting over can be worse than to leave everybody alone and give away what is free
+        kept = {each.job: each.held for each in hopes if each.held is not None}
+        tried = [_gained(memory.table, board, hopes, kept), _gained(memory.table, board, hopes, {})]
+        chosen = min(tried, key=lambda way: sum(each.loss(way.get(each.job)) for each in hopes))
         return [
             Given(each.job, *chosen[each.job], each.moves and chosen[each.job] == each.held)
             for each in hopes
@@ -100,45 +87,8 @@ class Pollux(rounds.Rounds):
                 option, speed = held
                 moves = values.get(option, 0.0) > _CLOSER * speed / base
                 values[option] = max(values.get(option, 0.0) if moves else 0.0, speed / base)
-            tenant = str(view.workload.tenant[job])
-            made.append(_Hopes(job, table.share(job), tenant, values, held and held[0], moves))
+            made.append(_Hopes(job, table.share(job), values, held and held[0], moves))
         return made
-
-    def _bred(self, view: View, memory: Memory, board: Board, hopes: list[_Hopes]) -> dict[int, Option]:
-        """Search with the genetic search of the re-created simulator, on GPUs by (job, node)."""
-        from foretrace.fleet.pollux import search
-
-        table = memory.table
-        if len(table.cluster.types) > 1 or table.cluster.quotas or any(each.share < 1 for each in hopes):
-            raise ForetraceError(
-                f"policy {self.name!r}: search=genetic knows neither several kinds of GPU nor quotas nor parts of "
-                "a GPU; leave search=greedy."
-            )
-        nodes = np.bincount(table.units[0], weights=board.room, minlength=int(table.units[0][-1]) + 1).astype(np.int16)
-        base = np.zeros((len(hopes), len(nodes)), np.int16)
-        for row, each in enumerate(hopes):
-            if each.held is not None:
-                np.add.at(base[row], table.units[0][list(view.gpus_of(each.job))], 1)
-        total, per_node = int(nodes.sum()), int(nodes.max())
-        speedup = np.zeros((len(hopes), len(nodes) + 1, total + 1))
-        for row, each in enumerate(hopes):
-            for (_, size), value in each.values.items():
-                # wider than need be it is taken to be as fast as on the fewest nodes; the GPUs are laid out again
-                if size <= total:
-                    speedup[row, -(-size // per_node) : min(size, len(nodes)) + 1, size] = value
-        aim = search.Aim(
-            base=base,
-            nodes=nodes,
-            most=np.array([max(size for _, size in each.values) for each in hopes], np.int64),
-            speedup=speedup,
-            kept=np.ones(len(hopes)),  # it is in the speed-ups
-        )
-        random = np.random.default_rng([self.seed, view.now_ns // self._round_ns])
-        states = search.search(aim, base[None], self.population, self.generations, random)
-        best = states[int(np.argmin(aim.judge(states)[:, 0]))].sum(axis=1).tolist()
-        return {
-            each.job: (0, int(size)) for each, size in zip(hopes, best, strict=True) if (0, int(size)) in each.values
-        }
 
 
 def _gained(table: RoundTable, board: Board, hopes: list[_Hopes], fixed: dict[int, Option]) -> dict[int, Option]:
@@ -146,30 +96,32 @@ def _gained(table: RoundTable, board: Board, hopes: list[_Hopes], fixed: dict[in
 
     A step may be of several GPUs, so that one that gains nothing by itself (across nodes) does not end the search.
     """
-    room = np.array([board.room[board.kind == kind].sum() for kind in range(len(table.cluster.types))])
-    quota = dict(board.quota)
+    board = Board(table, board.room)
+    room = board.by_kind()
     chosen = dict(fixed)
     for each in hopes:
         if each.job in fixed:
             kind, size = fixed[each.job]
             room[kind] -= size * each.share
-            if each.tenant in quota:
-                quota[each.tenant] -= size * each.share
+            board.count(each.job, size)
 
-    def step(each: _Hopes) -> tuple[float, Option, float] | None:
-        """Return the best step: loss taken off per GPU, what the job has then, GPUs it costs."""
+    def fits(each: _Hopes, kind: int, more: int) -> bool:
+        return bool(more * each.share <= room[kind] + ROUNDING) and board.allows(each.job, more)
+
+    def step(each: _Hopes) -> tuple[float, Option, int] | None:
+        """Return the best step: loss taken off per GPU, what the job has then, how many GPUs more these are."""
         has = chosen.get(each.job)
         before, size = each.loss(has), 0 if has is None else has[1]
         best = None
         for option, value in each.values.items():
             if (has is not None and option[0] != has[0]) or option[1] <= size:
                 continue
-            cost = (option[1] - size) * each.share
-            if cost > room[option[0]] + 1e-9 or cost > quota.get(each.tenant, np.inf) + 1e-9:
+            more = option[1] - size
+            if not fits(each, option[0], more):
                 continue
-            gain = (before - 1 / (value + _LEAST)) / cost
+            gain = (before - 1 / (value + _LEAST)) / (more * each.share)
             if gain > 1e-12 and (best is None or gain > best[0]):
-                best = gain, option, cost
+                best = gain, option, more
         return best
 
     line = []
@@ -179,12 +131,11 @@ def _gained(table: RoundTable, board: Board, hopes: list[_Hopes], fixed: dict[in
             line.append((-found[0], rank, found))
     heapify(line)
     while line:
-        _, rank, (_, option, cost) = heappop(line)
+        _, rank, (_, option, more) = heappop(line)
         each = hopes[rank]
-        if cost <= room[option[0]] + 1e-9 and cost <= quota.get(each.tenant, np.inf) + 1e-9:
-            room[option[0]] -= cost
-            if each.tenant in quota:
-                quota[each.tenant] -= cost
+        if fits(each, option[0], more):
+            room[option[0]] -= more * each.share
+            board.count(each.job, more)
             chosen[each.job] = option
         found = step(each)
         if found:
@@ -192,18 +143,12 @@ def _gained(table: RoundTable, board: Board, hopes: list[_Hopes], fixed: dict[in
     return chosen
 
 
-def pollux(
-    *, round_s: float = 60.0, search: str = "greedy", restart_s: float = 30.0, seed: int = 0, population: int = 100,
-    generations: int = 100, elastic: str = "",
-) -> Policy:  # fmt: skip
+def pollux(*, round_s: float = 60.0, restart_s: float = 30.0, elastic: str = "") -> Policy:
     """GPUs by marginal speed-up, every `round_s`, for jobs between their fewest and most GPUs.
 
-    elastic: such as 1-16 lets all jobs of a log run on so many GPUs, whatever they ask for.
-
-    search: greedy (GPUs go where they take most off Σ 1 / speed-up), or genetic as published, with `seed`, `population`
-    and `generations`, which takes a second or so per round. restart_s: what the policy believes a move to cost.
+    elastic: such as 1-16 lets all jobs of a log run on so many GPUs, whatever they ask for. restart_s: what the policy
+    believes a move to cost.
     """
     return Pollux(
-        name="pollux", place_rule="greedy", round_s=round_s, search=search, restart_s=restart_s, seed=seed,
-        population=population, generations=generations, elastic=rounds.gpu_range(elastic),
-    )  # fmt: skip
+        name="pollux", place_rule="greedy", round_s=round_s, restart_s=restart_s, elastic=rounds.gpu_range(elastic)
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,26 +41,19 @@ def predicted_gpu_seconds(workload: Workload, *, memory: float = 0.8) -> Float64
     exact = list(zip(who, workload.model.tolist(), workload.gpus.tolist(), strict=True))
     ends = workload.submit_ns + np.rint(workload.work_s * SECOND).astype(np.int64)
     by_end = np.argsort(ends, kind="stable")
+    stated = np.where(np.isnan(workload.estimate_s), 0.0, workload.estimate_s)
     means: dict[object, float] = {}
     predicted = np.zeros(n)
     known = 0
-    stated = np.where(np.isnan(workload.estimate_s), np.nan, workload.estimate_s)
-    counts: dict[object, int] = defaultdict(int)
     for job in range(n):
         now = workload.submit_ns[job]
         while known < n and ends[by_end[known]] <= now:
             done = int(by_end[known])
             for key in (exact[done], who[done], None):
                 old = means.get(key)
-                means[key] = (
-                    workload.work_s[done] if old is None else memory * old + (1 - memory) * workload.work_s[done]
-                )
-                counts[key] += 1
+                ran = workload.work_s[done]
+                means[key] = ran if old is None else memory * old + (1 - memory) * ran
             known += 1
-        for key in (exact[job], who[job], None):
-            if counts[key]:
-                predicted[job] = means[key]
-                break
-        else:
-            predicted[job] = stated[job] if not np.isnan(stated[job]) else 0.0
+        found = [means[key] for key in (exact[job], who[job], None) if key in means]
+        predicted[job] = found[0] if found else stated[job]
     return predicted * workload.gpus

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -20,7 +20,7 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import Policy
-from foretrace.names import near, question, resolve
+from foretrace.names import keyed, question, resolve
 from foretrace.shipped import entry_points
 
 GROUP = "foretrace.policies"
@@ -146,30 +146,26 @@ def parse(text: str) -> Policy:
 
     Lists are numbers with commas. Raises ForetraceError for an unknown name or key, or a value of the wrong type.
     """
-    words = words_of("policy", text, 'names no policy; write for example `policy="dally lease-s=600"`')
-    made = factory(words[0])
-    known = inspect.signature(made, eval_str=True).parameters
-    given: dict[str, Any] = {}
-    for word in words[1:]:
-        key, equals, value = word.partition("=")
-        field = key.replace("-", "_")
-        listed = ", ".join(f"{each.replace('_', '-')}=" for each in known) or "no parameters"
-        if not equals:
-            raise ForetraceError(f"policy {words[0]}: {word!r} is no key=value; it takes {listed}.")
-        if field not in known:
-            close = near(field, known)
-            hint = f"did you mean {close[0].replace('_', '-')}=?" if close else f"it takes {listed}."
-            raise ForetraceError(f"policy {words[0]} has no parameter {key}; {hint}")
-        if field in given:
-            raise ForetraceError(f"policy {words[0]}: {key} is given twice; keep one.")
-        given[field] = _convert(words[0], key, known[field].annotation, value)
+    name, *words = words_of("policy", text, 'names no policy; write for example `policy="dally lease-s=600"`')
+    return make(name, **arguments(factory(name), words, f"policy {name}"))
+
+
+def arguments(function: Callable[..., Any], words: Iterable[str], who: str) -> dict[str, Any]:
+    """Return what `key=value` words give a function by keyword, each as its annotation says.
+
+    Raises ForetraceError, in the name of `who`, for an unknown key, one that is missing, or a value of the wrong type.
+    """
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    known = {each.name: each for each in parameters if each.kind is not each.POSITIONAL_ONLY}
+    given = {key: _convert(who, known[key], value) for key, value in keyed(words, known, who, "-").items()}
     missing = [name for name, each in known.items() if each.default is each.empty and name not in given]
     if missing:
-        raise ForetraceError(f"policy {words[0]} needs {missing[0].replace('_', '-')}=.")
-    return make(words[0], **given)
+        raise ForetraceError(f"{who} needs {missing[0].replace('_', '-')}=.")
+    return given
 
 
-def _convert(policy: str, key: str, kind: Any, value: str) -> Any:
+def _convert(who: str, to: inspect.Parameter, value: str) -> Any:
+    kind = to.annotation
     try:
         if kind is bool:
             return {"yes": True, "true": True, "no": False, "false": False}[value.lower()]
@@ -184,5 +180,5 @@ def _convert(policy: str, key: str, kind: Any, value: str) -> Any:
             return tuple(each for each in value.split(",") if each)
     except (ValueError, KeyError):
         wanted = {bool: "yes or no", int: "a whole number", float: "a number"}.get(kind, "numbers with commas")
-        raise ForetraceError(f"policy {policy}: {key}={value} is not {wanted}.") from None
+        raise ForetraceError(f"{who}: {to.name.replace('_', '-')}={value} is not {wanted}.") from None
     return value

@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Mask
 from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause
+from foretrace.fleet.speeds import ROUNDING
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
-from foretrace.fleet.speeds.shared import ROUNDING
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
 
 if TYPE_CHECKING:
     from foretrace.fleet.stepping import View
 
-Bool = npt.NDArray[np.bool_]
 _EVERY_SIZE = 16  # up to so many GPUs each number is tried for an elastic job, above it whole nodes
 
 
@@ -49,6 +48,10 @@ class Board:
     def workers(self) -> Int64:
         """Return (kinds,) GPUs that are wholly free."""
         return np.bincount(self.kind[self.room >= 1 - ROUNDING], minlength=len(self.table.cluster.types))
+
+    def by_kind(self) -> Float64:
+        """Return (kinds,) GPUs that are left, parts of them counted as such."""
+        return np.array([self.room[self.kind == kind].sum() for kind in range(len(self.table.cluster.types))])
 
     def allows(self, job: int, gpus: int) -> bool:
         """Return whether the quota of the job's tenant allows it so many."""
@@ -85,36 +88,16 @@ class Board:
                 return begun
         return self._together(able, given, strict=strict)
 
-    def _together(self, able: Bool, given: Given, *, strict: bool) -> list[int]:
-        if np.count_nonzero(able) < given.gpus:
-            return []
-        for level, unit in enumerate(self.table.units):
-            if self.table.capacity[given.kind, level] < given.gpus:
-                continue
-            count = np.bincount(unit[able])
-            fitting = np.flatnonzero(count >= given.gpus)
-            if len(fitting):
-                best = fitting[np.argmin(count[fitting])]
-                return self._inside(able & (unit == best), level, given.gpus)
-            if strict:
-                return []
+    def _together(self, able: Mask, given: Given, *, strict: bool) -> list[int]:
+        cluster = self.table.cluster
+        for level, most in enumerate(self.table.capacity[given.kind].tolist()):
+            if most >= given.gpus:
+                unit = cluster.tightest(able, level, given.gpus)
+                if unit >= 0:
+                    return cluster.packed(able, level, unit, given.gpus)
+                if strict:
+                    break
         return []
-
-    def _inside(self, able: Bool, level: int, wanted: int) -> list[int]:
-        """Return so many of these GPUs of one unit: whole children, most first, the rest where it just fits."""
-        chosen: list[int] = []
-        while level > 0:
-            child = self.table.units[level - 1]
-            count = np.bincount(child[able])
-            fitting = np.flatnonzero(count >= wanted - len(chosen))
-            if len(fitting):
-                able, level = able & (child == fitting[np.argmin(count[fitting])]), level - 1
-                continue
-            most = able & (child == np.argmax(count))
-            chosen += np.flatnonzero(most).tolist()
-            able = able & ~most
-        chosen += np.flatnonzero(able)[: wanted - len(chosen)].tolist()
-        return chosen
 
 
 class RoundTable:
@@ -122,7 +105,6 @@ class RoundTable:
 
     def __init__(self, view: View) -> None:
         self.workload, self.cluster = view.workload, view.cluster
-        self.units = [self.cluster.units_of(level) for level in range(len(self.cluster.levels))]
         self.capacity = self.cluster.largest()
         self._kinds: dict[int, list[int]] = {}
         self._rigid: dict[int, int] = {}

@@ -93,26 +93,18 @@ def _solved(table: RoundTable, board: Board, rows: list[Given], cost: Float64) -
     line = {job: at for at, job in enumerate(jobs)}
     used = np.array([each.gpus * table.share(each.job) for each in rows])
     at = np.arange(len(rows))
-    row = [np.array([line[each.job] for each in rows]), len(jobs) + np.array([each.kind for each in rows])]
-    column, value = [at, at], [np.ones(len(rows)), used]
-    limited = np.array([str(table.workload.tenant[each.job]) in board.quota for each in rows])
-    if limited.any():
-        row.append(
-            np.array(
-                [
-                    len(jobs) + kinds + tenants.index(str(table.workload.tenant[each.job]))
-                    for each, is_limited in zip(rows, limited, strict=True)
-                    if is_limited
-                ]
-            )
-        )
-        column.append(at[limited])
-        value.append(used[limited])
-    room = [board.room[board.kind == kind].sum() for kind in range(kinds)]
-    limits = np.array([*np.ones(len(jobs)), *room, *(board.quota[tenant] for tenant in tenants)])
-    matrix = csr_array(
-        (np.concatenate(value), (np.concatenate(row), np.concatenate(column))), shape=(len(limits), len(rows))
-    )
+    tenant = [str(table.workload.tenant[each.job]) for each in rows]
+    limited = np.array([i for i, name in enumerate(tenant) if name in board.quota], np.int64)
+    row = np.concatenate(
+        [
+            [line[each.job] for each in rows],
+            [len(jobs) + each.kind for each in rows],
+            [len(jobs) + kinds + tenants.index(tenant[i]) for i in limited],
+        ]
+    ).astype(np.int64)
+    column, value = np.concatenate([at, at, limited]), np.concatenate([np.ones(len(rows)), used, used[limited]])
+    limits = np.array([*np.ones(len(jobs)), *board.by_kind(), *(board.quota[tenant] for tenant in tenants)])
+    matrix = csr_array((value, (row, column)), shape=(len(limits), len(rows)))
     best: dict[int, int] = {}
     for each in np.argsort(cost, kind="stable").tolist():
         best.setdefault(rows[each].job, each)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,16 +33,8 @@ def tiresias(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gittins(Policy):
-    """`index` tabulates the Gittins index by service had."""
-
-
 def gittins(
-    *,
-    history: str,
-    thresholds: tuple[float, ...] = (3600.0, 57600.0),
-    spread: tuple[str, ...] = LOW_SKEW,
+    *, history: str, thresholds: tuple[float, ...] = (3600.0, 57600.0), spread: tuple[str, ...] = LOW_SKEW
 ) -> Policy:
     """Tiresias with a 2D-Gittins index in every band but the last: the more likely a job is to end soon for the GPU
     time that it would take, the earlier it is served.
@@ -51,17 +43,8 @@ def gittins(
     from (Tiresias, section 3.2).
     """
     at, value = gittins_table(_samples(Path(history)))
-    return replace(
-        Gittins(
-            name="gittins",
-            order_rule="queues",
-            preempt_rule="always",
-            thresholds_gpu_s=thresholds,
-            place_rule="strict",
-            eager_models=frozenset(spread),
-        ),
-        index={"service_gpu_s": tuple(at.tolist()), "value": tuple(value.tolist())},
-    )
+    index = {"service_gpu_s": tuple(at.tolist()), "value": tuple(value.tolist())}
+    return replace(tiresias(thresholds=thresholds, spread=spread), name="gittins", index=index)
 
 
 def gittins_table(samples: Float64, *, points: int = 256) -> tuple[Float64, Float64]:

@@ -1,1 +1,1 @@
-"""What Pollux's policy rests on: goodput, profiles and the search for allocations."""
+"""What Pollux's policy rests on: goodput and profiles."""

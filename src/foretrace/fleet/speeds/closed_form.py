@@ -1,31 +1,55 @@
-"""Speeds from numbers: always 1, or the closed form S = compute / (compute + communication)."""
+"""Speeds from numbers: always 1, or the closed form S = compute / (compute + communication) with profiles of models:
+what an iteration computes and exchanges on one GPU.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from importlib.resources import files
 from math import inf
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.speeds import Shape, Speed, Speeds, alone, dimensions
-from foretrace.fleet.speeds.profiles import Profile, above_zero, load_profiles
-from foretrace.fleet.speeds.table import TableSpeeds
 from foretrace.fleet.workload import Int64, Object, Workload, codes, plain
 
-__all__ = [
-    "ClosedFormSpeeds",
-    "ConstantSpeeds",
-    "SpeedRow",
-    "TableSpeeds",
-    "as_text",
-    "cluster_gbit_s",
-    "speed_table",
-]
+_Above = Annotated[float, msgspec.Meta(gt=0, le=1e300)]
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an iteration of a model computes and exchanges on one GPU."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    compute_ms: _Above
+    gradient_mb: _Above  # MB (1e6 bytes) that every worker sends around
+    batch: Annotated[int, msgspec.Meta(gt=0)]  # samples per iteration and GPU
+    aliases: tuple[str, ...] = ()
+    published_scale: _Above | None = None  # what the authors' simulator multiplies compute_ms by
+    note: str = ""
+
+
+class _Profiles(msgspec.Struct):
+    profiles: Annotated[tuple[Profile, ...], msgspec.Meta(min_length=1)]
+
+
+def load_profiles(path: Path | None = None) -> tuple[Profile, ...]:
+    """Return profiles from JSON, by default the shipped ones. Raises ForetraceError naming entry and key."""
+    where = path or files("foretrace.fleet").joinpath("model_profiles.json")
+    text = where.read_text(encoding="utf-8") if path is None else reading.read_text(path)
+    try:
+        return msgspec.convert(reading.parse_json(text, str(where)), _Profiles).profiles
+    except msgspec.ValidationError as error:
+        raise ForetraceError(
+            f'{where} holds no profiles ({error}); write {{"profiles": [{{"name": ..., "compute_ms": ...}}]}}.'
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +109,7 @@ class ClosedFormSpeeds:
         set_(self, "latency_us", tuple(float(each) for each in self.latency_us) or (0.0,) * len(self.bandwidth_gb_s))
         set_(self, "levels", tuple(self.levels) or tuple(f"level {i + 1}" for i in range(len(self.bandwidth_gb_s))))
         set_(self, "profiles", tuple(self.profiles) or load_profiles())
-        if not self.bandwidth_gb_s or not all(above_zero(each) for each in self.bandwidth_gb_s):
+        if not self.bandwidth_gb_s or not all(0 < each < inf for each in self.bandwidth_gb_s):
             raise ForetraceError("bandwidths must be GB/s above 0, one per level, innermost first, e.g. 50,25,12.5.")
         if not all(0 <= each < inf for each in self.latency_us):
             raise ForetraceError("latencies must be microseconds, 0 or more, one per level, innermost first.")
@@ -186,7 +210,7 @@ class ClosedFormSpeeds:
             if profile.published_scale is None:
                 raise ForetraceError(f"the profile {profile.name} has no published_scale; use full or a number.")
             return profile.published_scale
-        if isinstance(self.compute_scale, str) or not above_zero(self.compute_scale):
+        if isinstance(self.compute_scale, str) or not 0 < self.compute_scale < inf:
             raise ForetraceError(f"compute_scale={self.compute_scale} must be full, published or a number above 0.")
         return float(self.compute_scale)
 

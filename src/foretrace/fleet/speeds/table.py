@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +14,18 @@ import numpy as np
 from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.fleet.speeds import Shape, Speed, alone
-from foretrace.fleet.speeds.profiles import above_zero
 from foretrace.fleet.workload import Float64, Int64, Workload, codes
 from foretrace.plaintext import whole_number
 
 _COLUMNS = ("model", "gpus", "nodes", "level", "gpu_type", "steps_per_s")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredSpeed:
-    """One row of a table: so many steps per second. `where` counts nodes (innermost units) or is a `Shape.level`."""
-
-    model: str
-    gpus: int
-    where: int
-    gpu_type: str  # "" any
-    steps_per_s: float
-    line: int
+Placement = tuple[str, int, str]  # model, nodes (innermost units) or `Shape.level`, kind of GPU ("" any)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableSpeeds:
-    """Measured steps per second by model, GPUs, placement and kind of GPU; placements are distinguished by `by`.
+    """Measured steps per second: `rates` by placement and number of GPUs. `by`: what tells placements apart.
 
     A job's progress is its rate over that of the tightest placement in the table with the GPUs it requests, on
     `reference_type` (may be left out where the table has one kind). It may exceed 1: some jobs run faster spread out.
@@ -43,29 +34,17 @@ class TableSpeeds:
     What communication takes is not in such a table, so it is given as 0.
     """
 
-    rows: Sequence[MeasuredSpeed]
+    rates: Mapping[Placement, Mapping[int, float]]
     by: str = "nodes"
     reference_type: str | None = None
     interpolate: bool = False
     source: str = "table"
     name: str = "table"
 
-    _rates: dict[tuple[str, int, str], dict[int, float]] = None  # type: ignore[assignment]  # (model, where, type): by gpus
-
     def __post_init__(self) -> None:
         if self.by not in ("nodes", "level"):
             raise ForetraceError(f"by={self.by} must be nodes or level.")
-        rates: dict[tuple[str, int, str], dict[int, float]] = {}
-        lines: dict[tuple[str, int, str, int], int] = {}
-        for row in self.rows:
-            first = lines.setdefault((row.model, row.where, row.gpu_type, row.gpus), row.line)
-            if first != row.line:
-                raise ForetraceError(
-                    f"{self.source}, line {row.line}: the same placement stands in line {first}; keep one."
-                )
-            rates.setdefault((row.model, row.where, row.gpu_type), {})[row.gpus] = row.steps_per_s
-        object.__setattr__(self, "_rates", rates)
-        types = sorted({row.gpu_type for row in self.rows})
+        types = sorted({gpu_type for _, _, gpu_type in self.rates})
         if self.reference_type is None:
             if len(types) > 1:
                 kinds = ", ".join(repr(each) for each in types)
@@ -95,8 +74,15 @@ class TableSpeeds:
                 f"{' and '.join(sorted(ways)) or 'neither'}."
             )
         by = ways.pop()
-        rows = [_measured(row, by, levels, f"{where}, line {line}", line) for line, row in given]
-        return cls(rows=rows, by=by, source=str(where), **parameters)
+        rates: dict[Placement, dict[int, float]] = {}
+        lines: dict[tuple[Placement, int], int] = {}
+        for line, row in given:
+            placement, gpus, rate = _measured(row, by, levels, f"{where}, line {line}")
+            first = lines.setdefault((placement, gpus), line)
+            if first != line:
+                raise ForetraceError(f"{where}, line {line}: the same placement stands in line {first}; keep one.")
+            rates.setdefault(placement, {})[gpus] = rate
+        return cls(rates=rates, by=by, source=str(where), **parameters)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -139,7 +125,7 @@ class TableSpeeds:
 
     def _reference(self, model: str, gpus: int) -> float:
         """Return the rate at the tightest placement of the table."""
-        for where in sorted({place for name, place, _ in self._rates if name == model}):
+        for where in sorted({place for name, place, _ in self.rates if name == model}):
             rate = self._rate(model, gpus, where, self.reference_type or "")
             if rate is not None:
                 return rate
@@ -148,7 +134,7 @@ class TableSpeeds:
 
     def _rate(self, model: str, gpus: int, where: int, gpu_type: str) -> float | None:
         for kind in dict.fromkeys((gpu_type, "")):
-            known = self._rates.get((model, where, kind), {})
+            known = self.rates.get((model, where, kind), {})
             if gpus in known:
                 return known[gpus]
             below, above = [n for n in known if n < gpus], [n for n in known if n > gpus]
@@ -196,7 +182,9 @@ def _known(keys: Sequence[str], where: str) -> None:
             raise ForetraceError(f"{where}: the column {key} is missing; add it.")
 
 
-def _measured(row: Mapping[str, Any], by: str, levels: Sequence[str], where: str, line: int) -> MeasuredSpeed:
+def _measured(row: Mapping[str, Any], by: str, levels: Sequence[str], where: str) -> tuple[Placement, int, float]:
+    """Return placement, number of GPUs and steps per second of a row."""
+
     def whole(key: str, least: int) -> int:
         said = row.get(key, "")
         number = said if type(said) is int else whole_number(said) if isinstance(said, str) else None
@@ -222,14 +210,7 @@ def _measured(row: Mapping[str, Any], by: str, levels: Sequence[str], where: str
         rate = float(row["steps_per_s"])
     except (TypeError, ValueError):
         rate = 0.0
-    if not above_zero(rate):
+    if not 0 < rate < inf:
         raise ForetraceError(f"{where}: steps_per_s {row['steps_per_s']!r} is no number above 0.")
     place = 0 if by == "level" and gpus == 1 else place  # inside a node, as one would write, is the GPU itself
-    return MeasuredSpeed(
-        model=model,
-        gpus=gpus,
-        where=place,
-        gpu_type=str(row.get("gpu_type") or "").strip(),
-        steps_per_s=rate,
-        line=line,
-    )
+    return (model, place, str(row.get("gpu_type") or "").strip()), gpus, rate

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.fleet.pollux.search import Aim, _fronts, search
+from reproductions.pollux.genetic import Aim, _fronts, search
 
 
 def test_front_against_its_definition() -> None:

@@ -1,0 +1,127 @@
+"""Logs with a header and a row per job, of which each column says one thing.
+
+philly: the per-job form of the Microsoft Philly trace (Jeon et al., USENIX ATC 2019) that the Pollux artifact ships.
+tiresias: job files of the Tiresias simulator (Gu et al., NSDI 2019). pollux: workloads of the simulators of Pollux and
+Sia (Qiao et al., OSDI 2021; Jayaram Subramanya et al., SOSP 2023). helios: `cluster_log.csv` (Hu et al., SC 2021), a
+Slurm accounting log with queue times, as SenseTime published it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from foretrace.fleet.formats.jobs import (
+    Aside,
+    Clock,
+    Row,
+    above_zero,
+    collect_table,
+    gpus_of,
+    name_of,
+    not_below_zero,
+    optional,
+    whole,
+)  # fmt: skip
+from foretrace.fleet.formats.source import Source
+from foretrace.fleet.workload import Workload
+
+PHILLY = ("timestamp", "duration", "num_gpus", "cluster")  # seconds, virtual cluster
+TIRESIAS = ("job_id", "num_gpu", "submit_time", "duration")
+POLLUX = ("name", "time", "application", "num_replicas", "batch_size")
+HELIOS = ("job_id", "user", "vc", "gpu_num", "node_num", "state", "submit_time", "start_time", "end_time", "duration")
+RESULTS = {"start_time", "end_time", "JCT"}  # with these a file of Tiresias is what a simulation returned
+UNKNOWN = {"", "None", "NaN", "nan", "Unknown", "NULL"}
+Meaning = tuple[str, Callable[[str, str], Any]]  # key of a job, and what reads (text, name of the column)
+
+
+def is_tiresias(source: Source) -> bool:
+    """Return whether its header names the columns, and it is no result of a run."""
+    return source.has(*TIRESIAS) and not source.has(*RESULTS)
+
+
+def philly(source: Source, *, salvage: bool = False, ties: str = "file", timezone: str | None = None) -> Workload:
+    """Return jobs are called by the number of their row, from 0. The file is not sorted; the workload is."""
+    clock = Clock.of(timezone)
+    meanings: dict[str, Meaning] = {
+        "timestamp": ("submit", clock.read), "num_gpus": ("gpus", gpus_of), "duration": ("work_s", above_zero),
+        "cluster": ("tenant", _text),
+    }  # fmt: skip
+    return collect_table(
+        source, "philly", _job(meanings), PHILLY, ("gpu_time",), salvage=salvage, dated=True, ties=ties,
+        notes=lambda: clock.note,
+    )  # fmt: skip
+
+
+def tiresias(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
+    """Return `interval`, seconds since the job before, is kept in details; nan where the file has none."""
+    also: dict[str, Meaning] = {
+        "iterations": ("iterations", optional), "model_name": ("model", _stripped), "interval": ("interval", optional)
+    }  # fmt: skip
+    meanings: dict[str, Meaning] = {
+        "job_id": ("job", lambda text, what: name_of(text.strip(), what)), "submit_time": ("submit", not_below_zero),
+        "num_gpu": ("gpus", gpus_of), "duration": ("work_s", above_zero),
+    }  # fmt: skip
+    return collect_table(
+        source, "tiresias", _job(meanings | also), TIRESIAS, tuple(also), salvage=salvage, ties=ties,
+        details={"interval": math.nan},
+    )  # fmt: skip
+
+
+def pollux(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
+    """Return the file says how much is to be trained only by the name of the application, so `work_s` is nan."""
+    meanings: dict[str, Meaning] = {
+        "name": ("job", name_of), "time": ("submit", not_below_zero), "num_replicas": ("gpus", gpus_of),
+        "application": ("model", name_of), "batch_size": ("batch", above_zero),
+    }  # fmt: skip
+    return collect_table(source, "pollux", _job(meanings, work_s=math.nan), POLLUX, salvage=salvage, ties=ties)
+
+
+def helios(source: Source, *, salvage: bool = False, ties: str = "file", timezone: str | None = None) -> Workload:
+    """Return `state` and `nodes` are kept in details. Jobs without GPUs, and jobs that never ran, are set aside."""
+    clock = Clock.of(timezone)
+
+    def job(cells: dict[str, str]) -> Row:
+        submit = clock.read(cells["submit_time"], "submit_time")
+        if whole(cells["gpu_num"], "gpu_num") == 0:
+            raise Aside("jobs without GPUs")
+        gpus = gpus_of(cells["gpu_num"], "gpu_num")
+        if cells["start_time"].strip() in UNKNOWN:
+            raise Aside("jobs that never started")
+        seconds = not_below_zero(cells["duration"], "duration")
+        if seconds == 0:
+            raise Aside("jobs that ran for less than a second")
+        start = clock.read(cells["start_time"], "start_time", after=submit)
+        return {
+            "job": name_of(cells["job_id"].strip(), "job_id"),
+            "submit": submit,
+            "start": start,
+            "end": clock.read(cells["end_time"], "end_time", after=start),
+            "gpus": gpus,
+            "work_s": seconds,
+            "tenant": cells["vc"],
+            "user": cells["user"],
+            "state": cells["state"],
+            "nodes": float(whole(cells["node_num"], "node_num")),
+        }
+
+    return collect_table(
+        source, "helios", job, HELIOS, salvage=salvage, dated=True, ties=ties,
+        details={"state": "", "nodes": 1.0}, notes=lambda: clock.note,
+    )  # fmt: skip
+
+
+def _job(meanings: Mapping[str, Meaning], **same: Any) -> Callable[[dict[str, str]], Row]:
+    """Return what reads a row by the meaning of each column; `same`: what all jobs have."""
+    return lambda cells: (
+        same | {key: read(cells[column], column) for column, (key, read) in meanings.items() if column in cells}
+    )
+
+
+def _text(text: str, what: str) -> str:
+    return text
+
+
+def _stripped(text: str, what: str) -> str:
+    return text.strip()
