@@ -48,7 +48,6 @@ MODELS = {
     "resnet50": (32, 64), "resnet101": (32, 64), "vgg16": (32,), "bert": (16, 32), "bert-large": (8,), "gpt2": (8,),
     "dlrm": (2048,), "lstm-lm": (64,),
 }  # fmt: skip
-SCRIPTS = {"resnet101": "resnet101", "vgg16": "vgg16", "bert-large": "bert_large"}
 WORKERS, GBIT, LATENCY_US = (16, 64), (10.0,), 50.0
 # Seconds of encoding and decoding the 102 MB of ResNet-50 on a V100, quoted from the study at second hand: kernels of
 # 2021, among them a selection of the largest elements on one multiprocessor, and columns made orthogonal one by one.
@@ -85,8 +84,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def estimated(model: str, batch: int, device: str) -> TaskGraph:
     """A step of a full-size model that never ran."""
-    source = str(HERE / "models" / f"{SCRIPTS[model]}.py") if model in SCRIPTS else model
-    found = flow.estimate(source, device=device, batch=batch, threads=1 if device == "here" else None)
+    found = flow.estimate(model, device=device, batch=batch, threads=1 if device == "here" else None)
     return found.step.lowered.graph
 
 

@@ -56,7 +56,7 @@ def shaped(name: str) -> list[tuple[str, int, float]]:
     """(parameter, elements, seconds of its module's forward pass) in the order of registration."""
     import torch
 
-    model, feed = vgg16() if name == "vgg16" else from_zoo(name)
+    model, feed = from_zoo(name)
     found: dict[str, float] = {}
     hooks = []
 
@@ -82,24 +82,6 @@ def shaped(name: str) -> list[tuple[str, int, float]]:
         first = next(model.get_submodule(owner).named_parameters(recurse=False))[0] == path.rpartition(".")[2]
         rows.append((path, parameter.numel(), found.get(owner, 0.0) if first else 0.0))
     return rows
-
-
-def vgg16() -> tuple[nn.Module, Callable[[nn.Module], Any]]:
-    """VGG-16 (Simonyan & Zisserman, 2015) on two images of 224 x 224, without data: shapes alone."""
-    import torch
-    from torch import nn
-
-    layers: list[nn.Module] = []
-    width = 3
-    with torch.device("meta"):
-        for count, channels in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
-            for _ in range(count):
-                layers += [nn.Conv2d(width, channels, 3, padding=1), nn.ReLU()]
-                width = channels
-            layers.append(nn.MaxPool2d(2))
-        layers += [nn.Flatten(), nn.Linear(25088, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU()]
-        model = nn.Sequential(*layers, nn.Linear(4096, 1000))
-        return model, lambda m: m(torch.empty(2, 3, 224, 224, device="meta"))
 
 
 def from_zoo(name: str) -> tuple[nn.Module, Callable[[nn.Module], Any]]:

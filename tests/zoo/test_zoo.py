@@ -19,10 +19,20 @@ from foretrace.zoo.trial import trial
 
 torch = pytest.importorskip("torch")
 
-NAMES = tuple(registry.entries())
+DEEPER = ("resnet34", "resnet101", "resnet152", "vgg13", "vgg16", "vgg19", "bert-large")  # code that others run, too
+NAMES = tuple(name for name in registry.entries() if name not in DEEPER)
 # As published or as other implementations count them, in millions.
 PUBLISHED = {
+    "resnet18": 11.69,
+    "resnet34": 21.80,
     "resnet50": 25.56,
+    "resnet101": 44.55,
+    "resnet152": 60.19,
+    "vgg13": 133.0,
+    "vgg16": 138.4,
+    "vgg19": 143.7,
+    "vit-b-16": 86.57,
+    "bert-large": 336.2,
     "inception-v3": 27.16,
     "mobilenet-v2": 3.50,
     "vgg11": 132.9,
@@ -93,7 +103,7 @@ def test_loss_survives_16_bit_arithmetic(name: str) -> None:
     assert math.isfinite(loss.item())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", registry.entries())
 def test_numbers_of_parameters_are_those_of_the_registry(name: str) -> None:
     entry = registry.entry(name)
     if entry.needs:

@@ -6,6 +6,7 @@ Words are (batch, length) int64; attention is torch's scaled_dot_product_attenti
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,10 +69,10 @@ def next_word_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return functional.cross_entropy(scores[:, :-1].float().flatten(0, 1), words[:, 1:].flatten())
 
 
-def bert(size: str) -> Training:
+def _bert(size: str, *, name: str, full: dict[str, int]) -> Training:
     from transformers import BertConfig, BertForPreTraining
 
-    shape: dict[str, Any] = {"attn_implementation": "sdpa"}  # BERT base
+    shape: dict[str, Any] = {"attn_implementation": "sdpa"} | full
     length, batch_size = 128, 32
     if size == "tiny":
         shape |= {"vocab_size": 2048, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -79,7 +80,12 @@ def bert(size: str) -> Training:
         length, batch_size = 64, 8
     config = BertConfig(**shape)
     pairs = Pair(length=length, words=config.vocab_size)
-    return _training("bert", BertForPreTraining(config), pairs, batch_size, pretraining_loss, lr=1e-4)
+    return _training(name, BertForPreTraining(config), pairs, batch_size, pretraining_loss, lr=1e-4)
+
+
+_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+bert = partial(_bert, name="bert", full={})  # the defaults of BertConfig are BERT base
+bert_large = partial(_bert, name="bert-large", full=_LARGE)
 
 
 def gpt2(size: str) -> Training:

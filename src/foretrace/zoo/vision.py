@@ -1,11 +1,14 @@
-"""Image classification: ResNet-50, MobileNetV2 and VGG-11 (Inception v3 has a module of its own).
+"""Image classification: ResNets, MobileNetV2, VGG networks and a vision transformer (Inception v3 has its own module).
 
 Images are (batch, 3, height, width) float32, labels (batch,) int64.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +41,34 @@ class Photo:
         return crop.float().div_(255).sub_(_MEAN).div_(_STD), label
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolution around a shortcut (He et al. 2016, figure 5), with the stride on the 3x3."""
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut (He et al. 2016, figure 5)."""
+
+    EXPANSION = 1
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        outputs = 4 * width
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut = _shortcut(inputs, width, stride)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = self.relu(self.bn1(self.conv1(images)))
+        added: Tensor = self.bn2(self.conv2(found)) + self.shortcut(images)
+        return torch.relu_(added)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolution around a shortcut (He et al. 2016, figure 5), with the stride on the 3x3."""
+
+    EXPANSION = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = self.EXPANSION * width
         self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
@@ -51,11 +76,7 @@ class Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs)
         self.relu = nn.ReLU(inplace=True)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+        self.shortcut = _shortcut(inputs, outputs, stride)
 
     def forward(self, images: Tensor) -> Tensor:
         found = self.relu(self.bn1(self.conv1(images)))
@@ -65,9 +86,16 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Residual network of bottleneck blocks. `features` gives the four stages, at strides 4, 8, 16 and 32."""
+    """Residual network. `features` gives the four stages, at strides 4, 8, 16 and 32."""
 
-    def __init__(self, blocks: tuple[int, int, int, int], *, width: int = 64, classes: int = 1000) -> None:
+    def __init__(
+        self,
+        blocks: tuple[int, int, int, int],
+        *,
+        block: type[BasicBlock | Bottleneck] = Bottleneck,
+        width: int = 64,
+        classes: int = 1000,
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -77,9 +105,9 @@ class ResNet(nn.Module):
         stages = []
         for stage, count in enumerate(blocks):
             made = []
-            for block in range(count):
-                made.append(Bottleneck(channels, width << stage, 2 if stage and not block else 1))
-                channels = 4 * (width << stage)
+            for i in range(count):
+                made.append(block(channels, width << stage, 2 if stage and not i else 1))
+                channels = block.EXPANSION * (width << stage)
             stages.append(nn.Sequential(*made))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(channels, classes) if classes else nn.Identity()
@@ -161,16 +189,25 @@ class MobileNetV2(nn.Module):
         return scores
 
 
-class VGG11(nn.Module):
-    """Configuration A of the paper: 3x3 convolutions with bias and without normalisation, three large linear layers."""
+class VGG(nn.Module):
+    """3x3 convolutions with bias and without normalisation in five parts, and three large linear layers.
 
-    PLAN = ((64, 1), (128, 1), (256, 2), (512, 2), (512, 2))
+    `convolutions` of each part are a column of the paper's table 1.
+    """
 
-    def __init__(self, *, side: int = 224, width: float = 1.0, hidden: int = 4096, classes: int = 1000) -> None:
+    def __init__(
+        self,
+        convolutions: Sequence[int],
+        *,
+        side: int = 224,
+        width: float = 1.0,
+        hidden: int = 4096,
+        classes: int = 1000,
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
-        for outputs, count in self.PLAN:
+        for outputs, count in zip((64, 128, 256, 512, 512), convolutions, strict=True):
             for _ in range(count):
                 layers += [nn.Conv2d(channels, int(outputs * width), 3, padding=1), nn.ReLU(inplace=True)]
                 channels = int(outputs * width)
@@ -204,11 +241,19 @@ def _training(name: str, model: nn.Module, photo: Photo, batch_size: int, *, lr:
     return Training(name=name, model=model, optimizers=(optimizer,), loader=batches, loss=classification_loss)
 
 
-def resnet50(size: str) -> Training:
+def _resnet(size: str, *, name: str, blocks: tuple[int, int, int, int], block: type = Bottleneck) -> Training:
     if size == "full":
-        return _training("resnet50", ResNet((3, 4, 6, 3)), Photo(side=224, classes=1000), 32, lr=0.0125, decay=1e-4)
-    model = ResNet((3, 4, 6, 3), width=16, classes=100)
-    return _training("resnet50", model, Photo(side=64, classes=100), 16, lr=0.01, decay=1e-4)
+        model = ResNet(blocks, block=block)
+        return _training(name, model, Photo(side=224, classes=1000), 32, lr=0.0125, decay=1e-4)
+    model = ResNet(blocks, block=block, width=16, classes=100)
+    return _training(name, model, Photo(side=64, classes=100), 16, lr=0.01, decay=1e-4)
+
+
+resnet18 = partial(_resnet, name="resnet18", blocks=(2, 2, 2, 2), block=BasicBlock)
+resnet34 = partial(_resnet, name="resnet34", blocks=(3, 4, 6, 3), block=BasicBlock)
+resnet50 = partial(_resnet, name="resnet50", blocks=(3, 4, 6, 3))
+resnet101 = partial(_resnet, name="resnet101", blocks=(3, 4, 23, 3))
+resnet152 = partial(_resnet, name="resnet152", blocks=(3, 8, 36, 3))
 
 
 def mobilenet_v2(size: str) -> Training:
@@ -218,11 +263,44 @@ def mobilenet_v2(size: str) -> Training:
     return _training("mobilenet-v2", model, Photo(side=64, classes=100), 16, lr=0.02, decay=4e-5)
 
 
-def vgg11(size: str) -> Training:
+def _vgg(size: str, *, name: str, convolutions: Sequence[int]) -> Training:
     if size == "full":
-        return _training("vgg11", VGG11(), Photo(side=224, classes=1000), 64, lr=0.01, decay=5e-4)
-    model = VGG11(side=32, width=0.5, hidden=1024, classes=100)
-    return _training("vgg11", model, Photo(side=32, classes=100), 16, lr=0.01, decay=5e-4)
+        return _training(name, VGG(convolutions), Photo(side=224, classes=1000), 64, lr=0.01, decay=5e-4)
+    model = VGG(convolutions, side=32, width=0.5, hidden=1024, classes=100)
+    return _training(name, model, Photo(side=32, classes=100), 16, lr=0.01, decay=5e-4)
+
+
+vgg11 = partial(_vgg, name="vgg11", convolutions=(1, 1, 2, 2, 2))
+vgg13 = partial(_vgg, name="vgg13", convolutions=(2, 2, 2, 2, 2))
+vgg16 = partial(_vgg, name="vgg16", convolutions=(2, 2, 3, 3, 3))
+vgg19 = partial(_vgg, name="vgg19", convolutions=(2, 2, 4, 4, 4))
+
+
+def _scores_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return mean cross entropy of a model of `transformers`."""
+    images, labels = batch
+    return functional.cross_entropy(model(pixel_values=images).logits.float(), labels)
+
+
+def vit_b_16(size: str) -> Training:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    shape: dict[str, Any] = {"attn_implementation": "sdpa", "num_labels": 1000}  # ViT-B/16 of the paper's table 1
+    side, batch_size = 224, 64
+    if size == "tiny":
+        shape |= {"num_labels": 100, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+        shape |= {"intermediate_size": 512, "image_size": 64, "patch_size": 8}
+        side, batch_size = 64, 8
+    model = ViTForImageClassification(ViTConfig(**shape))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    batches = loader(Photo(side=side, classes=shape["num_labels"]), batch_size=batch_size)
+    return Training(name="vit-b-16", model=model, optimizers=(optimizer,), loader=batches, loss=_scores_loss)
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
 
 
 def _multiple_of_8(channels: float) -> int:

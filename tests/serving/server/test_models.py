@@ -104,7 +104,7 @@ def test_models_of_the_zoo_answer_each_sample_by_itself(name: str) -> None:
     ("name", "inputs", "words"),
     [
         ("detector", (), "first dimension counts the samples, got objectness"),
-        ("resnet5o", (), "did you mean resnet50?"),
+        ("resnet5o", (), "did you mean resnet50"),
         ("nowhere.pt", (), "nowhere.pt does not exist; name a file that does."),
         ("net.pt", (), "which does not say its inputs"),
         ("net.pt", ("x=float32[5]",), "mat1 and mat2"),

@@ -257,7 +257,7 @@ def test_clients_that_left_and_a_stop_while_requests_are_here(serve: Serve, scri
         (["MODEL:net", "--token-file", "/dev/null"], "must be one word of at least 16 characters"),
         (["MODEL:net", "--plan", "MODEL"], "must be the JSON of foretrace serve plan"),
         (["MODEL:net", "--plan", "MODEL", "--split", "1x1:1"], "give one of them"),
-        (["resnet5o"], "did you mean resnet50?"),
+        (["resnet5o"], "did you mean resnet50"),
     ],
 )
 def test_mistakes_are_one_sentence(
