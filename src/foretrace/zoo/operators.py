@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from foretrace.training.training import Training
 
 ALIASES = {"bert-base": "bert", "bert-base-uncased": "bert", "bert-base-cased": "bert", "gpt-2": "gpt2",
-           "bert-large-uncased": "bert-large", "bert-large-cased": "bert-large", "resnet": "resnet50", "vit": "vit-b-16",
-           "vit-base-patch16-224": "vit-b-16", "llama": "llama-2-7b"}  # fmt: skip
+           "bert-large-uncased": "bert-large", "bert-large-cased": "bert-large", "resnet": "resnet50",
+           "vit": "vit-b-16", "vit-base-patch16-224": "vit-b-16", "llama": "llama-2-7b"}  # fmt: skip
 _FILES = (".json", ".gz", ".onnx", ".et", ".graph", ".zip", ".tgz")
 _MOST_SAMPLES = 10**9  # sizes of more would not fit into 64 bits
 
