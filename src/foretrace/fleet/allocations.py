@@ -214,10 +214,8 @@ def matrix(values: npt.ArrayLike) -> Float64:
 def per_job(values: Float64) -> Float64:
     """Return (m, m · types) a row per job with its values at its variables."""
     m, n = values.shape
-    rows = np.zeros((m, m * n))
-    for j in range(n):
-        rows[np.arange(m), np.arange(m) * n + j] = values[:, j]
-    return rows
+    made: Float64 = (np.eye(m)[:, :, None] * values).reshape(m, m * n)
+    return made
 
 
 def capacity(scale: Float64, workers: Float64) -> tuple[Float64, Float64]:

@@ -86,8 +86,7 @@ def chosen(result: FleetResult, only: Only) -> Int64:
         return np.arange(n)
     if only.dtype == bool:
         return np.flatnonzero(only)
-    at: Int64 = np.sort(only.astype(np.int64))
-    return np.asarray(at[np.diff(at, prepend=-1) != 0])
+    return np.unique(only.astype(np.int64))
 
 
 def span_ns(result: FleetResult) -> int:

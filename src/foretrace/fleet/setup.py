@@ -312,9 +312,7 @@ def failures(
 
 def _in_order(rows: Sequence[tuple[float, int, int]]) -> tuple[Int64, Int64, Int64]:
     """Return times (s), units and repairs as columns, by time; what never happens is left out."""
-    rows = [row for row in rows if np.isfinite(row[0])]
-    times = nanoseconds([row[0] for row in rows])
-    units = np.array([row[1] for row in rows], np.int64)
-    ups = np.array([row[2] for row in rows], np.int64)
+    columns = np.array([row for row in rows if np.isfinite(row[0])], np.float64).reshape(-1, 3).T
+    times, (units, ups) = nanoseconds(columns[0]), columns[1:].astype(np.int64)
     order = np.lexsort((units, ups, times))
     return times[order], units[order], ups[order]

@@ -210,7 +210,7 @@ class Generator:
         columns = {
             field.name: np.array([getattr(each, field.name) for each in self.kinds])[kind] for field in fields(Kind)
         }
-        estimate = None
+        estimate = np.full(n, np.nan)
         if self.estimate_logs:
             ratio = np.interp(rng.random(n), levels(self.estimate_pool), np.asarray(self.estimate_logs))
             estimate = work * np.exp(ratio)
@@ -224,7 +224,7 @@ class Generator:
             tenant=np.array([each.name for each in self.tenants], object)[tenant],
             iterations=work * speed,
             batch=batch,
-            estimate_s=estimate if estimate is not None else np.full(n, np.nan),
+            estimate_s=estimate,
             name=f"like {self.name}" if self.name else "generated",
             epoch_s=self.epoch_s,
             origin=Origin(format="generated", rows=n, notes=(f"generated after {self.jobs:,} jobs, load {load:g}",)),

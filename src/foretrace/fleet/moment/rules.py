@@ -5,6 +5,7 @@ What is written here is what the compiled loops of `engine` compute, bit for bit
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -30,8 +31,8 @@ class Rules:
         self.timers = Timers(state)
         self.places = state.policy.overrides("place")  # elsewhere, or on other numbers of GPUs
         index = self.policy.index or {}
-        values = [float(each) for each in index.get("value", ())]
-        self.index = list(zip([float(each) * 1e9 for each in index.get("service_gpu_s", ())], values, strict=True))
+        self.services = [float(each) * 1e9 for each in index.get("service_gpu_s", ())]
+        self.values = [float(each) for each in index.get("value", ())]
         self.final = setup.alike(state.policy, state.cluster) and not state.sharing
         self.begin()
 
@@ -57,7 +58,7 @@ class Rules:
             first = job.gpu_ns
         elif rule == "queues":
             first = float(job.band)
-            if self.index and job.band < len(self.state.thresholds):
+            if self.values and job.band < len(self.state.thresholds):
                 second = -self._index(job.gpu_ns)
         elif rule == "network":
             # W / (R / ideal): the share of the work that is done over the share of the ideal time that it took
@@ -71,12 +72,7 @@ class Rules:
 
     def _index(self, attained: float) -> float:
         """Return value at an attained service: that of the last grid point not above it."""
-        found = self.index[0][1]
-        for service, value in self.index:
-            if service > attained:
-                break
-            found = value
-        return found
+        return self.values[max(bisect_right(self.services, attained) - 1, 0)]
 
     def ordered(self, waiting: Iterable[int]) -> list[int]:
         """Return the waiting jobs, first served first."""
