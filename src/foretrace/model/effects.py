@@ -4,6 +4,7 @@
   so it did with what all calls share (the dispatcher, autograd, Python) if the call just before touched much.
 - Data: how much of a call's time from afar it takes by how long ago its data was used (`memory.reuse`).
 - Values: roots of exact zeros, which the state of an optimizer holds for rows of a table that no batch has used yet.
+- Layout: a product of few rows takes longer with its second operand transposed, as layers keep their weights.
 - Memory: what the allocator gave back to the system is faulted in again.
 
 Each constant is measured in a second, on small calls between which a known number of bytes is gone over; no model
@@ -12,10 +13,12 @@ takes part. They are stored among the times of operators.
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +43,7 @@ _KIND_OF = {
 _PIECE = 256 << 10  # bytes that a call goes over where many drive code out
 _FRAMEWORK_AT = (4 << 20, 16 << 20)
 _LAYER = {"view": 2, "product": 2, "plain": 2, "rows": 1}  # operators that a layer's two passes call first
+_ROWS = (4, 16, 64, 256)  # of a product with a matrix of 512 x 1024
 _TURNS, _REPEATS = 3, 5
 _ELEMENTS = 1 << 18  # whose roots are taken
 _NEVER_KEPT = 32 << 20  # bytes: glibc maps larger blocks and gives them back whatever it was told
@@ -100,17 +104,27 @@ def _arms(big: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Iterator[_Arm]:
         yield _key("data", size), lambda: torch.add(one, two, out=three), pieces[: size // _PIECE]
     for size in (0, *_FRAMEWORK_AT):
         yield _key("layers", size), _layers((big[: size // 4],) if size else ()), ()
+    for m in _ROWS:
+        left, right, turned = torch.rand(m, 512), torch.rand(512, 1024), torch.rand(1024, 512).t()
+        yield _key("product of rows", m), partial(torch.mm, left, right), ()
+        yield _key("product of rows, transposed", m), partial(torch.mm, left, turned), ()
     zeros, ones = torch.zeros(_ELEMENTS), torch.rand(_ELEMENTS) + 0.5
     yield _key("roots of zeros"), lambda: torch.sqrt(zeros), ()
     yield _key("roots"), lambda: torch.sqrt(ones), ()
     block: list[torch.Tensor] = []
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
-    def fault() -> None:
-        block[:] = []
-        block[:] = [torch.empty(_NEVER_KEPT // 4 + 4096).fill_(1.0)]
+    def fault() -> float:
+        begin = clock()
+        block.clear()
+        big.add_(1.0)  # what was given back is in no cache when the system gives it again
+        spent = clock() - begin
+        pages = mmap.mmap(-1, _NEVER_KEPT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)  # as an allocator gets them
+        block.append(torch.frombuffer(pages, dtype=torch.float32).fill_(1.0))
+        return spent
 
     yield _key("new memory"), fault, ()
-    yield _key("memory"), lambda: block[0].fill_(1.0), ()
+    yield _key("memory"), lambda: block[0].fill_(1.0), (big,)
 
 
 def _calls() -> dict[str, Callable[[], object]]:
@@ -170,13 +184,14 @@ class StepEffects:
     shared: Float64  # of what all calls share, by SIZES that the call before touched
     far: Float64  # share of data that is in no cache of the core, by SIZES
     framework: float  # times that the code of a call is, with Python and autograd
+    turned: Float64  # times that a product takes with its second operand transposed, by _ROWS
     root_s: float  # of an exact zero, beyond that of another number
     fault_s: float  # per byte that the allocator gets from the system
 
     @classmethod
     def of(cls, seconds: Mapping[str, float]) -> StepEffects | None:
         """Make it from stored times; None where they were not measured."""
-        if _key("memory") not in seconds:
+        if _key("product of rows", _ROWS[0]) not in seconds:
             return None
 
         def row(what: str, hot: str) -> Float64:
@@ -194,8 +209,9 @@ class StepEffects:
             direct = sum(times * code[kind][at] for kind, times in _LAYER.items()) + 2 * shared[at]
             more = (seconds[_key("layers", size)] - seconds[_key("layers")]) / 8
             factors.append(more / max(direct, 1e-9))
+        pairs = [[seconds[_key(f"product of rows{how}", m)] for how in (", transposed", "")] for m in _ROWS]
         return cls(
-            code=code, shared=shared, far=far,
+            code=code, shared=shared, far=far, turned=np.maximum([long / short for long, short in pairs], 1.0),
             framework=float(np.clip(np.mean(factors), 1.0, 4.0)),
             root_s=max(seconds[_key("roots of zeros")] - seconds[_key("roots")], 0.0) / _ELEMENTS,
             fault_s=max(seconds[_key("new memory")] - seconds[_key("memory")], 0.0) / _NEVER_KEPT,
@@ -215,6 +231,11 @@ class StepEffects:
         """Return the far share of data between whose uses so many bytes of others were touched."""
         return _between(since, self.far)
 
+    def turning(self, graph: OperatorGraph) -> Float64:
+        """Return of every product how much longer it takes for a transposed second operand, as a share (n)."""
+        more = np.interp(np.log(np.maximum(graph.calls.m, 1.0)), np.log(_ROWS), self.turned - 1.0)
+        return np.asarray(more * [node.op in _PRODUCTS and _is_turned(graph, node.inputs[-1]) for node in graph.nodes])
+
     def beyond(self, graph: OperatorGraph, lies: Reuse) -> Float64:
         """Return seconds of every call of a step beyond what it takes alone (n)."""
         found = self.framework * _between(lies.before, self.shared)
@@ -223,6 +244,18 @@ class StepEffects:
             at = np.array([_KIND_OF.get(Family(each), "plain") == kind for each in family.tolist()], dtype=bool)
             found[at] += self.framework * _between(lies.code[at], curve)
         return np.asarray(found + self.root_s * zeros(graph) + self.fault_s * faulted(graph))
+
+
+_PRODUCTS = frozenset(f"aten::{each}" for each in ("mm", "addmm", "addmm_"))
+
+
+def _is_turned(graph: OperatorGraph, tensor: int) -> bool:
+    """Return whether views have transposed a tensor since something wrote it."""
+    found, at = False, int(graph.producer[tensor])
+    while at >= 0 and graph.calls.family[at] == Family.NONE and graph.nodes[at].inputs:
+        found ^= graph.nodes[at].op in ("aten::t", "aten::transpose")
+        at = int(graph.producer[graph.nodes[at].inputs[0]])
+    return found
 
 
 def _between(nbytes: Float64, curve: Float64) -> Float64:
