@@ -101,7 +101,7 @@ def test_memory_is_faulted_in_again_where_the_allocator_gives_it_back(monkeypatc
         storages=tuple(replace(each, dies=last) for each in made.storages),
     )  # fmt: skip
     found = faulted(made)
-    assert found[0] == 40 * MIB
+    assert found[0] == 40 * MIB and faulted(made, {0})[0] == 0.0
     assert found[1:].sum() == pytest.approx(8 * MIB * 18, abs=8 * MIB)
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(1 << 32))
     assert faulted(made).sum() == 40 * MIB
@@ -132,6 +132,23 @@ def test_products_with_a_transposed_operand_take_longer_where_rows_are_few() -> 
     assert list(products) == ["aten::addmm"]
     assert 0.0 < products["aten::addmm"] < 0.5  # of 50 rows, between 16 and 64
     assert not plain.turning(made).any()
+
+
+@pytest.mark.parametrize("exponential", [False, True])
+def test_products_of_exponentials_may_meet_denormal_numbers(exponential: bool) -> None:
+    model = nn.Linear(8, 4)
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        data = torch.ones(len(batch), 8)
+        found: torch.Tensor = model((data * -90).exp().view(-1, 8) if exponential else data * -90).sum()
+        return found
+
+    training = Training(
+        name="pictures", model=model, optimizers=(torch.optim.SGD(model.parameters()),), loader=Loader(), loss=loss
+    )
+    made = capture(training, like="cpu")
+    found = [node.op for node, doubt in zip(made.nodes, effects.doubtful(made), strict=True) if doubt]
+    assert found == (["aten::addmm", "aten::mm"] if exponential else [])
 
 
 def test_times_of_large_results_are_without_getting_their_memory() -> None:

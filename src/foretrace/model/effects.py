@@ -16,12 +16,13 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family, Float64
 from foretrace.cost.operators.operator import Operator
@@ -221,10 +222,8 @@ class StepEffects:
         """Return times of operators without getting memory for large results, which is counted apart in a step."""
         found = dict(seconds)
         for key in seconds:
-            name, _, text = key.removeprefix("near ").partition(" ")
-            written = float(Calls.of([(name, text)]).written_bytes[0]) if name.startswith("aten::") else 0.0
-            if written > _NEVER_KEPT:
-                found[key] = max(found[key] - self.fault_s * written, 0.1 * found[key])
+            if mapped := _mapped(key.removeprefix("near ")):
+                found[key] = max(found[key] - self.fault_s * mapped, 0.1 * found[key])
         return found
 
     def far_share(self, since: Float64) -> Float64:
@@ -236,14 +235,16 @@ class StepEffects:
         more = np.interp(np.log(np.maximum(graph.calls.m, 1.0)), np.log(_ROWS), self.turned - 1.0)
         return np.asarray(more * [node.op in _PRODUCTS and _is_turned(graph, node.inputs[-1]) for node in graph.nodes])
 
-    def beyond(self, graph: OperatorGraph, lies: Reuse) -> Float64:
-        """Return seconds of every call of a step beyond what it takes alone (n)."""
+    def beyond(self, graph: OperatorGraph, lies: Reuse, timed: Container[str] = ()) -> Float64:
+        """Return seconds of every call of a step beyond what it takes alone, or took where it was `timed` (n)."""
+        keys = [f"{node.op} {node.text}" for node in graph.nodes]
+        counted = {i for i, key in enumerate(keys) if key in timed and not _mapped(key)}
         found = self.framework * _between(lies.before, self.shared)
         family = graph.calls.family
         for kind, curve in self.code.items():
             at = np.array([_KIND_OF.get(Family(each), "plain") == kind for each in family.tolist()], dtype=bool)
             found[at] += self.framework * _between(lies.code[at], curve)
-        return np.asarray(found + self.root_s * zeros(graph) + self.fault_s * faulted(graph))
+        return np.asarray(found + self.root_s * zeros(graph) + self.fault_s * faulted(graph, counted))
 
 
 _PRODUCTS = frozenset(f"aten::{each}" for each in ("mm", "addmm", "addmm_"))
@@ -256,6 +257,13 @@ def _is_turned(graph: OperatorGraph, tensor: int) -> bool:
         found ^= graph.nodes[at].op in ("aten::t", "aten::transpose")
         at = int(graph.producer[graph.nodes[at].inputs[0]])
     return found
+
+
+def _mapped(key: str) -> float:
+    """Return bytes of a call's results if they are so large that they are mapped, as far as its inputs tell."""
+    name, _, text = key.partition(" ")
+    written = float(Calls.of([(name, text)]).written_bytes[0]) if name.startswith("aten::") else 0.0
+    return written if written > _NEVER_KEPT else 0.0
 
 
 def _between(nbytes: Float64, curve: Float64) -> Float64:
@@ -288,15 +296,28 @@ def zeros(graph: OperatorGraph) -> Float64:
     return found
 
 
+def doubtful(graph: OperatorGraph) -> npt.NDArray[np.bool_]:
+    """Return which products read what an exponential made (n): denormal numbers, of which those take far longer."""
+    family, found = graph.calls.family, np.zeros(len(graph), dtype=bool)
+    small: set[int] = set()
+    for i, node in enumerate(graph.nodes):
+        read = not small.isdisjoint(node.inputs)
+        found[i] = read and family[i] in (Family.GEMM, Family.CONV)
+        if node.op in ("aten::exp", "aten::exp_") or (read and family[i] in _PASSING):
+            small.update(node.outputs)
+    return found
+
+
+_PASSING = (Family.ELEMENTWISE, Family.MOVE, Family.NONE)
 _READING = (Family.LOOKUP, Family.GEMM, Family.CONV, Family.NORM)
 
 
-def faulted(graph: OperatorGraph) -> Float64:
+def faulted(graph: OperatorGraph, counted: Container[int] = ()) -> Float64:
     """Return of every call bytes of its results that the allocator has to get from the system (n).
 
     glibc's: blocks beyond a limit are mapped each time. The others lie on a heap, whose end is given back where more
     than a threshold of it is free; that follows the largest block freed, unless the environment sets it. The heap is
-    taken to be as long as what lies on it.
+    taken to be as long as what lies on it. Times of the calls `counted` hold what is mapped for them.
     """
     found = np.zeros(len(graph))
     changes: list[tuple[int, int, int]] = []
@@ -305,7 +326,7 @@ def faulted(graph: OperatorGraph) -> Float64:
         if each.born == BEFORE:
             continue
         if each.nbytes > _NEVER_KEPT:
-            found[each.born] += each.nbytes
+            found[each.born] += each.nbytes * (each.born not in counted)
         else:
             largest = max(largest, each.nbytes)
             changes += [(each.born, 1, each.nbytes), (min(each.dies, len(graph) - 1), 2, -each.nbytes)]

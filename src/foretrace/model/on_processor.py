@@ -53,6 +53,7 @@ _STRAY, _LEAST_STRAY = 0.5, 0.3
 _LEAST_VIEW = 0.1  # of a view called alone
 _STEP_ERROR = 0.15  # standard deviation of the logarithm of a step that no call explains; judged on half of the zoo
 _EFFECT_ERROR = 0.3  # of what a step does to its calls
+_DENORMAL = 3.0  # of products that may read denormal numbers: one in twenty makes them take five times as long
 ENOUGH_FOR_EFFECTS = 20  # operators: with fewer, a calibration is to be short
 _OWN_TURNS = 2  # of each of two rounds of a model's own operators
 SLOWED = Operator.of(f"{__name__}:slowed", [[]], ["Scalar"]).key  # of how many times slower the machine was
@@ -485,7 +486,8 @@ class Processor:
             raise ForetraceError(f"{graph.name} has no operator whose time is known; capture it in float32.")
         spent = own * self.local.shares(calls, place)
         per_call = float(spent[0]) + abs(beyond)  # dispatch, and what stands between: as much as Python does with them
-        unsure = (own * stray, per_call * self.host.stray, context * _EFFECT_ERROR)
+        doubt = float(np.nansum(alone[effects.doubtful(graph)]))
+        unsure = (own * stray, per_call * self.host.stray, context * _EFFECT_ERROR, doubt * _DENORMAL)
         spent[0] += total - own
         drifted = 1.0 if self.drift is None else float(spent @ self.drift[_PROBE_OF] / total)
         apart = np.log(self.slowed) ** 2 + np.log(drifted) ** 2
@@ -501,7 +503,7 @@ class Processor:
         lies = reuse(graph)
         if self.effects is None:
             return lies.far_shares(), np.zeros(len(graph))
-        return lies.far_shares(self.effects.far_share), self.effects.beyond(graph, lies)
+        return lies.far_shares(self.effects.far_share), self.effects.beyond(graph, lies, self.local.seconds)
 
     def _beyond(self, graph: OperatorGraph, alone: Float64) -> Float64:
         views = graph.calls.family == Family.NONE
