@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from foretrace.model.on_processor import TimedOperators
 
 DATA = ROOT / "benchmarks" / "data" / "local.json"
+NARROW = DATA.with_name("local_avx2.json")  # with ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2
 SEED = 21
 OWN, OPERATORS = 10, 50
 WAYS = {"prices": "nothing measured", "general": "50 operators", "own": "and 10 of its own"}
@@ -367,14 +368,31 @@ def main(arguments: Sequence[str]) -> int:
         measure(given.folder, given.seconds, given.each)
     else:
         data = joined(given.folder)
-        write_bytes(DATA, json.dumps(data, indent=1).encode())
+        write_bytes(
+            NARROW if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2" else DATA, json.dumps(data, indent=1).encode()
+        )
         print(json.dumps(data, indent=1) if given.json else section(data))
     return 0
 
 
-def kept(path: Path = DATA) -> str:
-    """The section from the kept result."""
-    return section(json.loads(path.read_text()))
+def kept() -> str:
+    """The section from the kept results."""
+    narrow = json.loads(NARROW.read_text())
+    rounds = max(row["rounds"] for row in narrow["rows"])
+    lines = [
+        [name, str(len(mine)), said, *summary(mine, way)]
+        for name in (*GROUPS, "")
+        if (mine := [row for row in narrow["rows"] if row["case"][1] == name or not name])
+        for way, said in WAYS.items()
+    ]
+    lines = [[each[0] or "together", *each[1:]] for each in lines]
+    return (
+        section(json.loads(DATA.read_text()))
+        + f"\n\n## With AVX2 alone\n\n*{narrow['date']}, {narrow['machine']}.* The same models with "
+        "`ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2`, calibrated again; operators "
+        f"of their own were timed in {rounds} round{'s' if rounds > 1 else ''}.\n\n"
+        + table(("models", "cases", "from", "median error %", "signed median", "worst", "range held %"), lines)
+    )
 
 
 if __name__ == "__main__":
