@@ -7,14 +7,15 @@
 
 In parts, so that those that time can have the machine for themselves for some minutes. `predict` calibrates the machine
 (50 operators and the constants of `model.effects`), times the OWN calls of every model that say most of its step, and
-predicts: from the prices of the package alone, from the 50, and with the model's own. Only then are real
-steps run. Groups: the zoo's models fall into halves by a seed (SEED): on one, `development`, every rule and constant
-was chosen; the other, `score`, was looked at once. `outside` are models of `local_models`, `full` some of the zoo at
-full size with small batches. Batches lie ready in memory, one thread does all. Models take turns, a second or so at a
-time, and before and after every step a probe (a few hundred views) tells how fast the machine is just then: steps count
-that met it calm, as the operators that count were timed, since other users make a machine up to twice as slow within
-seconds. CPU time is taken, which waiting for a core does not touch. The result is kept in benchmarks/data/local.json;
-`python benchmarks/accuracy.py local` writes the section.
+predicts: from the prices of the package alone, from the 50, and with the model's own. Those are timed in two rounds
+apart in time, and once more where these differ. Only then are real steps run. Groups: the zoo's models fall into halves
+by a seed (SEED): on one, `development` (with CHOSEN_FULL, and CHOSEN of `local_models`), every rule and constant was
+chosen; the other, `score`, was looked at once. `outside` are models of `local_models`, `full` some of the zoo at full
+size with small batches. Batches lie ready in memory, one thread does all. Models take turns, a second or so at a time,
+and probes tell how fast the machine is just then, small calls beside every step, products and memory beside every turn:
+steps count that met it calm, as the operators that count were timed, since other users make a machine up to twice as
+slow within seconds. CPU time is taken, which waiting for a core does not touch. The result is kept in
+benchmarks/data/local.json; `python benchmarks/accuracy.py local` writes the section.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,15 +40,21 @@ from foretrace.files import write_bytes
 from foretrace.training.training import Training
 from tables import ROOT, load, machine, table, today
 
+if TYPE_CHECKING:
+    from foretrace.model.on_processor import TimedOperators
+
 DATA = ROOT / "benchmarks" / "data" / "local.json"
+NARROW = DATA.with_name("local_avx2.json")  # with ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2
 SEED = 21
 OWN, OPERATORS = 10, 50
 WAYS = {"prices": "nothing measured", "general": "50 operators", "own": "and 10 of its own"}
-GROUPS = ("development", "score", "outside", "full")
+LATER = {"then": "the same, range by the probes beside the steps"}
+GROUPS = ("development", "development full", "score", "outside", "full")
 BEFORE = "before"  # rows that were predicted before effects and own operators were; kept until new ones are
 # Models with another batch than their own: name and batch.
 OTHERS = (("resnet50", 4), ("bert", 16), ("lstm-lm", 32), ("ncf", 64))
 FULL = (("bert", 1), ("lstm-lm", 4), ("resnet50", 2), ("seq2seq", 2))
+CHOSEN_FULL = (("dropout-lstm-large", 4), ("transformer", 2), ("gan", 4))  # none of FULL
 _WARM, _ENOUGH = 4, 12
 # glibc keeps what was freed, instead of giving it back and faulting it in again in every step.
 KEEPING = {
@@ -67,14 +74,16 @@ def development() -> frozenset[str]:
 def cases(groups: Sequence[str]) -> list[Case]:
     """What is predicted and run."""
     from foretrace.zoo.registry import entries
-    from local_models import MODELS
+    from local_models import CHOSEN, MODELS
 
     chosen = development()
     both: list[tuple[str, str, int | None]] = [(name, name, None) for name in entries()]
     both += [(f"{name} batch {batch}", name, batch) for name, batch in OTHERS]
     found: list[Case] = [(label, "development" if n in chosen else "score", n, b) for label, n, b in both]
     found += [(name, "outside", name, None) for name in MODELS]
-    found += [(f"{name} full", "full", name, batch) for name, batch in FULL]
+    found += [(name, "development", name, None) for name in CHOSEN]
+    for group, full in (("full", FULL), ("development full", CHOSEN_FULL)):
+        found += [(f"{name} full", group, name, batch) for name, batch in full]
     return [each for each in found if each[1] in groups]
 
 
@@ -82,15 +91,15 @@ def made(case: Case) -> Training:
     """The model on batches that lie ready."""
     from foretrace.training.batches import resized
     from foretrace.zoo.registry import training
-    from local_models import MODELS
+    from local_models import CHOSEN, MODELS
 
     _, group, name, batch = case
-    if group == "outside":
+    if name in MODELS or name in CHOSEN:
         import torch
 
         torch.manual_seed(0)
-        return MODELS[name]()
-    found = training(name, "full" if group == "full" else "tiny")
+        return (MODELS | CHOSEN)[name]()
+    found = training(name, "full" if group.endswith("full") else "tiny")
     if batch is not None:
         found = replace(found, loader=resized(found.loader, batch))
     return found.with_batches(2)
@@ -114,105 +123,151 @@ def captured(groups: Sequence[str], folder: Path) -> None:
 
 
 def predict(folder: Path, seconds: float) -> None:
-    """Calibrate, then predict for so many seconds; what came of it goes to the folder, before any step."""
-    from foretrace.cost.operators.local import Local
-    from foretrace.model.on_processor import SLOWED, HostOverhead, Processor, calibrated, timed
+    """Calibrate, time, then predict what was timed; for so many seconds, and again for the rest, before any step.
 
-    path, began = folder / "predicted.json", time.perf_counter()
+    The models' own operators are timed in rounds: all models, then all in reverse, then those operators that differed.
+    """
+    from foretrace.model.on_processor import Processor, agreed, calibrated, timed
+
+    path, began = folder / "timed.pickle", time.perf_counter()
+    until = began + seconds
+    graphs = dict(pickle.loads((folder / "graphs.pickle").read_bytes()))
     if not path.exists():
         calibration = calibrated(OPERATORS)
-        data = {
-            "date": today(), "machine": machine(), "load": [load()], "rows": [], "refused": {},
-            "calibration_s": time.perf_counter() - began, "probe_s": calibration.probe_s, "calm": calibration.alike,
-            "timed": {**calibration.measured.seconds, SLOWED: calibration.disturbed},
+        facts = {
+            "date": today(), "machine": machine(), "load": [load()], "calibration_s": time.perf_counter() - began,
+            "probe_s": calibration.usual_s.tolist(), "calm": calibration.alike,
             "allocator": {key: value for key, value in os.environ.items() if key.startswith("MALLOC_")},
         }  # fmt: skip
-        write_bytes(path, json.dumps(data).encode())
-    data = json.loads(path.read_text())
-    known, nothing = data["timed"], Local.of({})
+        write_bytes(path, pickle.dumps((facts, calibration, {})))
+    facts, calibration, rounds = pickle.loads(path.read_bytes())
+    known = known_of(calibration)
     general = Processor.of(known)
-    done = {row["case"][0] for row in data["rows"]} | set(data["refused"])
-    graphs = list(pickle.loads((folder / "graphs.pickle").read_bytes()).items())
-    for case, graph in graphs:
-        if case[0] in done or time.perf_counter() > began + seconds:
+    wanted = {case: general.telling(graph, OWN, known) for case, graph in graphs.items() if not isinstance(graph, str)}
+    own: dict[Case, list[TimedOperators]] = rounds
+    for turn in range(3):
+        for case in list(wanted)[:: -1 if turn % 2 else 1]:
+            done = own.setdefault(case, [])
+            if len(done) > turn or time.perf_counter() > until:
+                continue
+            left = wanted[case][:: -1 if turn % 2 else 1]
+            if turn == 2:
+                unsure = agreed(done, calibration.usual_s).unsure
+                left = [each for each in left if {each.key, each.near_key} & set(unsure)]
+            if left:
+                done.append(timed(left, turns=2, budget_s=40.0))
+                print(f"{case[0]}: round {turn + 1}, {len(left)}", file=sys.stderr, flush=True)
+        write_bytes(path, pickle.dumps((facts, calibration, own)))
+    write_bytes(folder / "predicted.json", json.dumps(predicted(facts, graphs, calibration, own)).encode())
+
+
+def known_of(timed: TimedOperators, before: TimedOperators | None = None) -> dict[str, float]:
+    """What a calibration would have stored of these."""
+    from foretrace.model.machine_state import USUAL
+
+    known = {} if before is None else known_of(before)
+    return {**dict(zip(USUAL, timed.usual_s.tolist(), strict=True)), **known, **timed.known}
+
+
+def predicted(
+    facts: dict[str, Any], graphs: dict[Case, Any], calibration: TimedOperators, own: dict[Case, list[TimedOperators]]
+) -> dict[str, Any]:
+    """A row per model: what is said from nothing, the calibration, and its own operators."""
+    from foretrace.cost.operators.local import Local
+    from foretrace.model.on_processor import HostOverhead, Processor, agreed
+
+    nothing = Local.of({})
+    rows = []
+    for case, graph in graphs.items():
+        if isinstance(graph, str) or not own.get(case):
             continue
-        if isinstance(graph, str):
-            data["refused"][case[0]] = graph
-            continue
-        wanted = general.telling(graph, OWN, known)
-        own = timed(wanted, turns=3, budget_s=60.0, usual_s=data["probe_s"])
+        found = agreed(own[case], calibration.usual_s)
         processors = {
-            "prices": Processor(local=nothing, host=HostOverhead.of({}, nothing)), "general": general,
-            "own": Processor.of({**known, **own.measured.seconds, SLOWED: max(known[SLOWED], own.disturbed)}),
+            "prices": Processor(local=nothing, host=HostOverhead.of({}, nothing)),
+            "general": Processor.of(known_of(calibration)), "own": Processor.of(known_of(found, calibration)),
         }  # fmt: skip
         row: dict[str, Any] = {"case": list(case), "batch": graph.batch, "calls": len(graph)}
-        row |= {"own_calm": own.alike, "own_probe": own.probe_s, "not_timed": own.measured.failed}
-        row["timed"] = own.measured.seconds
+        row |= {"own_calm": found.alike, "own_probe": found.usual_s.tolist(), "not_timed": found.measured.failed}
+        row |= {"unsure": len(found.unsure), "rounds": len(own[case])}
         for way, processor in processors.items():
             step = processor.step(graph)
             row[way] = [step.seconds, step.low_s, step.high_s]
-        data["rows"].append(row)
-        print(f"{case[0]}: {1e3 * row['own'][0]:.1f} ms", file=sys.stderr, flush=True)
-        write_bytes(path, json.dumps(data).encode())
+        rows.append(row)
+    refused = {case[0]: graph for case, graph in graphs.items() if isinstance(graph, str)}
+    return {**facts, "rows": rows, "refused": refused}
 
 
 def measure(folder: Path, seconds: float, each_s: float) -> None:
     """Real steps of every case in turns, for so many seconds; adds to what the folder has."""
-    from foretrace.model.on_processor import ALIKE, probe
+    from foretrace.model.machine_state import probe, views
 
     predicted = json.loads((folder / "predicted.json").read_text())
     path = folder / "steps.json"
     samples: dict[str, list[list[float]]] = json.loads(path.read_text()) if path.exists() else {}
     until = time.perf_counter() + seconds
+    usual = np.array(predicted["probe_s"])
     told: list[Case] = [tuple(row["case"]) for row in predicted["rows"]]
     running: dict[str, Iterator[Any]] = {}
     turn = 0
     while time.perf_counter() < until and turn < 12:
         for case in sorted(told, key=lambda each: len(samples.get(each[0], ()))):
             mine = samples.setdefault(case[0], [])
-            met = sum(abs(np.log(each[2] / predicted["probe_s"])) < ALIKE for each in mine)
+            met = sum(calm(np.array(mine), usual)) if mine else 0
             if time.perf_counter() > until or (met >= _ENOUGH and turn):
                 continue
             first = case[0] not in running
             if first:
                 running[case[0]] = made(case).steps()
-            for _ in range((2 if case[1] == "full" else _WARM) if first else 1):
+            for _ in range((2 if case[1].endswith("full") else _WARM) if first else 1):
                 next(running[case[0]])
             gc.collect()
-            ends, count = time.perf_counter() + each_s, 0
-            while time.perf_counter() < ends or count < 2:
-                before, begin, wall = probe(), time.process_time(), time.perf_counter()
+            ends, first_state = time.perf_counter() + each_s, probe()
+            steps: list[list[float]] = []
+            while time.perf_counter() < ends or len(steps) < 2:
+                before, begin, wall = views(), time.process_time(), time.perf_counter()
                 next(running[case[0]])
                 cpu, wall = time.process_time() - begin, time.perf_counter() - wall
-                mine.append([cpu, wall, (before + probe()) / 2])
-                count += 1
-            if case[1] == "full":  # its tensors would crowd out the others'
+                steps.append([cpu, wall, (before + views()) / 2])
+            state = np.sqrt(first_state * probe()).tolist()  # these touch memory: not beside every step
+            mine += [[*each, *state[1:]] for each in steps]
+            if case[1].endswith("full"):  # its tensors would crowd out the others'
                 del running[case[0]]
                 gc.collect()
             write_bytes(path, json.dumps(samples).encode())
         turn += 1
 
 
+def calm(steps: Any, usual: Any) -> Any:
+    """Which of the steps [n x (CPU, wall, probes)] met the machine as calm as the calibration did."""
+    from foretrace.model.machine_state import ALIKE
+
+    return (np.abs(np.log(steps[:, 2:] / usual)) < ALIKE).all(axis=1)
+
+
 def joined(folder: Path) -> dict[str, Any]:
     """What was predicted with what was measured."""
-    from foretrace.model.on_processor import ALIKE
+    from foretrace.model.on_processor import Processor, agreed
 
     data: dict[str, Any] = json.loads((folder / "predicted.json").read_text())
     samples = json.loads((folder / "steps.json").read_text())
+    _, calibration, own = pickle.loads((folder / "timed.pickle").read_bytes())
+    graphs = {case[0]: graph for case, graph in pickle.loads((folder / "graphs.pickle").read_bytes()).items()}
     rows = []
     for row in data["rows"]:
         found = np.array(samples.get(row["case"][0], []))
         if len(found) < 2:
             data["refused"][row["case"][0]] = "no time was left to run it"
             continue
-        alike = np.abs(np.log(found[:, 2] / data["probe_s"])) < ALIKE
+        alike = calm(found, np.array(data["probe_s"]))
         used = found[alike] if alike.sum() >= min(5, len(found)) else found
         row |= {"steps": len(found), "alike": int(alike.sum()), "measured_s": float(np.median(used[:, 0]))}
         row["spread"] = [float(value) for value in np.quantile(used[:, 0], [0.25, 0.75])]
+        state = np.median(used[:, 2:], axis=0)  # beside these steps, as `estimate` would probe it just then
+        processor = Processor.of(known_of(agreed(own[tuple(row["case"])], calibration.usual_s), calibration))
+        then = processor.now(state).step(graphs[row["case"][0]])
+        row |= {"then": [then.seconds, then.low_s, then.high_s], "state": (state / data["probe_s"]).tolist()}
         row |= {"all_s": float(np.median(found[:, 0])), "wall_s": float(np.median(found[:, 1]))}
         rows.append(row)
-        del row["timed"]
-    del data["timed"]
     data["rows"] = rows
     return data
 
@@ -229,6 +284,7 @@ def section(data: dict[str, Any]) -> str:
     """The page docs/accuracy/local.md, from what was kept."""
     rows = data["rows"]
     ways = {way: said for way, said in WAYS.items() if all(way in row for row in rows)}
+    later = {way: said for way, said in LATER.items() if all(way in row for row in rows)}
     best = list(ways)[-1]
     lines = []
     for row in rows:
@@ -244,11 +300,21 @@ def section(data: dict[str, Any]) -> str:
     curve = []
     for name, among in [*((each, [each]) for each in groups), ("all but development", seen)]:
         mine = [row for row in rows if row["case"][1] in among]
-        curve += [[name, str(len(mine)), said, *summary(mine, way)] for way, said in ways.items()] if mine else []
+        curve += (
+            [[name, str(len(mine)), said, *summary(mine, way)] for way, said in (ways | later).items()] if mine else []
+        )
     refused = "".join(f"\n- {case}: {why}" for case, why in data["refused"].items())
+    probes = np.atleast_1d(data["probe_s"])
+    calm_probe = ", ".join(
+        f"{scale * each:.3g} {what}"
+        for each, scale, what in zip(
+            probes, (1e6, 1e3, 1e3), ("µs a view", "ms a product of 256³", "ms a copy of 4 MiB"), strict=False
+        )
+    )
     split = (
-        f"Halves of the zoo were drawn by a seed ({SEED}): on *development* ({', '.join(sorted(development()))}) every "
-        "rule, constant and range was chosen; *score*, *outside* (transformers' configurations and networks of our "
+        f"Halves of the zoo were drawn by a seed ({SEED}): on *development* ({', '.join(sorted(development()))}) and "
+        "on further models and sizes (`CHOSEN` of `local_models`, `CHOSEN_FULL`) every rule, constant and range was "
+        "chosen; *score*, *outside* (transformers' configurations and networks of our "
         "own) and *full* (full size, small batch) were predicted once, before any of their steps ran."
     )
     old = (
@@ -260,11 +326,12 @@ def section(data: dict[str, Any]) -> str:
         "Training steps that were never run, from captured operators; then the real steps, on batches that lie in "
         "memory. Prices that a calibration starts from were fitted on an Intel Xeon with AVX-512. "
         f"{split if seen or BEFORE not in groups else old}\n\n"
-        "*Measured*: median CPU time of the steps during which a probe ran as fast (±15 %) as on the calm machine, "
-        f"since the machine was shared; with fewer than five such steps all count. The calibration took "
-        f"{data['calibration_s']:.0f} s; {100 * data['calm']:.0f} % of its times met the machine calm "
-        f"({1e6 * data['probe_s']:.2f} µs a view). glibc was told to keep freed memory (`MALLOC_TRIM_THRESHOLD_` and "
-        "others).\n\n"
+        "*Measured*: median CPU time of the steps during which probes of small calls, products and memory ran as fast "
+        "(±15 %) as on the calm machine, since the machine was shared; with fewer than five such steps all count. The "
+        "last line of every group is what `estimate` would have said beside the steps, from the times of before: its "
+        f"range widens where the probes differ. The calibration took {data['calibration_s']:.0f} s; "
+        f"{100 * data['calm']:.0f} % of its times met the machine calm ({calm_probe}). glibc was told to keep freed "
+        "memory (`MALLOC_TRIM_THRESHOLD_` and others).\n\n"
         + table(("models", "cases", "from", "median error %", "signed median", "worst", "range held %"), curve)
         + f"\n\nEvery case, predicted from {ways[best]}; errors in the order of the table above:\n\n"
         + table(
@@ -301,14 +368,31 @@ def main(arguments: Sequence[str]) -> int:
         measure(given.folder, given.seconds, given.each)
     else:
         data = joined(given.folder)
-        write_bytes(DATA, json.dumps(data, indent=1).encode())
+        write_bytes(
+            NARROW if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2" else DATA, json.dumps(data, indent=1).encode()
+        )
         print(json.dumps(data, indent=1) if given.json else section(data))
     return 0
 
 
-def kept(path: Path = DATA) -> str:
-    """The section from the kept result."""
-    return section(json.loads(path.read_text()))
+def kept() -> str:
+    """The section from the kept results."""
+    narrow = json.loads(NARROW.read_text())
+    rounds = max(row["rounds"] for row in narrow["rows"])
+    lines = [
+        [name, str(len(mine)), said, *summary(mine, way)]
+        for name in (*GROUPS, "")
+        if (mine := [row for row in narrow["rows"] if row["case"][1] == name or not name])
+        for way, said in WAYS.items()
+    ]
+    lines = [[each[0] or "together", *each[1:]] for each in lines]
+    return (
+        section(json.loads(DATA.read_text()))
+        + f"\n\n## With AVX2 alone\n\n*{narrow['date']}, {narrow['machine']}.* The same models with "
+        "`ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2`, calibrated again; operators "
+        f"of their own were timed in {rounds} round{'s' if rounds > 1 else ''}.\n\n"
+        + table(("models", "cases", "from", "median error %", "signed median", "worst", "range held %"), lines)
+    )
 
 
 if __name__ == "__main__":

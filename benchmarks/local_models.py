@@ -1,7 +1,7 @@
 """Models that are not in the zoo, for `local.py`: configurations of transformers, and networks of our own.
 
-Each is a function without arguments that gives a Training; `MODELS` names them. They were written before any was run
-or predicted, and nothing was changed after.
+Each is a function without arguments that gives a Training; `MODELS` names those to score. They were written before any
+was run or predicted, and nothing was changed after. `CHOSEN` are others, on which rules were chosen.
 """
 
 from __future__ import annotations
@@ -196,4 +196,61 @@ def autoencoder() -> Training:
     return _training("autoencoder", nn.Sequential(*layers[:-1]), lambda: (torch.rand(128, 784),), loss)
 
 
+def residual() -> Training:
+    """Residual blocks of convolutions and batch normalisation, as image models have them."""
+
+    class Residual(nn.Module):
+        def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+            super().__init__()
+            self.first, self.second = (
+                nn.Sequential(nn.Conv2d(a, outputs, 3, by, 1, bias=False), nn.BatchNorm2d(outputs))
+                for a, by in ((inputs, stride), (outputs, 1))
+            )
+            self.aside = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(self.second(torch.relu(self.first(x))) + self.aside(x))
+
+    widths = (24, 24, 48, 48, 96, 96, 192)
+    blocks = [Residual(a, b, 1 + (b > a)) for a, b in pairwise(widths)]
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(192, 10))
+    model = nn.Sequential(nn.Conv2d(3, 24, 3, padding=1), *blocks, *head)
+    return _training("residual", model, lambda: (torch.randn(12, 3, 32, 32), _labels(12, 10)), _classified, "sgd")
+
+
+def separable() -> Training:
+    """Convolutions per channel between ones per point, batch normalisation after each."""
+
+    def block(a: int, b: int) -> nn.Module:
+        inner = 4 * a
+        return nn.Sequential(
+            nn.Conv2d(a, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.Hardswish(),
+            nn.Conv2d(inner, inner, 3, 1 + (b > a), 1, groups=inner, bias=False), nn.BatchNorm2d(inner), nn.Hardswish(),
+            nn.Conv2d(inner, b, 1, bias=False), nn.BatchNorm2d(b),
+        )  # fmt: skip
+
+    widths = (16, 24, 24, 40, 40, 40, 80, 80, 80)
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(80, 10))
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), *[block(a, b) for a, b in pairwise(widths)], *head)
+    return _training("separable", model, lambda: (torch.randn(12, 3, 48, 48), _labels(12, 10)), _classified)
+
+
+def rollout() -> Training:
+    """A controller in the loop with a simulated pendulum: a thousand different small calls, differentiated through."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        state, total = batch[0], torch.zeros(())
+        for _ in range(40):
+            angle, speed = state.unbind(1)
+            push = model(torch.stack([angle.sin(), angle.cos(), speed], 1)).squeeze(1).clamp(-2.0, 2.0)
+            total = total + (angle.square() + 0.1 * speed.square() + 0.001 * push**2).mean()
+            speed = torch.where(speed.abs() < 8, speed + 0.05 * (15 * angle.sin() + 3 * push), 0.9 * speed)
+            state = torch.stack([angle + 0.05 * speed, speed], dim=1)
+        return total / 40
+
+    model = nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+    return _training("rollout", model, lambda: (torch.randn(16, 2),), loss)
+
+
 MODELS = {each.__name__: each for each in (distilbert, vit, opt, t5, convnext, unet, mixer, wavenet, autoencoder)}
+CHOSEN = {each.__name__: each for each in (residual, separable, rollout)}  # with these the rules were chosen

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from foretrace.cost.calls import Calls
 from foretrace.cost.operators.grid import chosen
-from foretrace.cost.operators.local import RESOURCES, Local, rows_of, shipped
+from foretrace.cost.operators.local import RESOURCES, Local, rows_of, shipped, unsure_key
 from foretrace.cost.operators.operator import Operator, call
 from foretrace.cost.operators.work_terms import NAMES, amounts
 from operator_calls import choose_designed, designed, grid
@@ -83,6 +83,35 @@ def test_one_disturbed_measurement_is_not_believed() -> None:
     plain, other = (error(Local.of(each), HELD, {}) for each in (times, disturbed))
     assert plain < 0.1
     assert other < 0.15
+
+
+def test_a_call_that_was_measured_takes_what_was_measured() -> None:
+    few = TRAINED[:60]
+    times = machine(few, {"matrix": 2.0})
+    odd = next(each for each in few if each.key in times and calls_of([each]).nbytes[0] > 1 << 20)
+    for key in (odd.key, odd.near_key):
+        times[key] *= 1.6  # as no other call says
+    calls = calls_of([odd])
+    known = Local.of(times)
+    for place, key in ((1.0, odd.key), (0.0, odd.near_key)):
+        mean, deviation = known.logarithms(calls, np.array([place]))
+        assert np.exp(mean[0]) == pytest.approx(times[key])
+        assert deviation[0] < 0.1
+    assert known.total(calls, np.array([1.0]))[0] == pytest.approx(times[odd.key])
+    unsure = Local.of(times | {unsure_key(odd.key): 2.0})
+    assert unsure.total(calls, np.array([1.0]))[1] > 0.6
+
+
+def test_a_measured_time_that_the_others_do_not_believe_at_all_is_unsure() -> None:
+    few = TRAINED[:60]
+    times = machine(few, {})
+    odd = few[5]
+    true = times[odd.key]
+    for key in (odd.key, odd.near_key):
+        times[key] *= 8
+    seconds, deviation = Local.of(times).total(calls_of([odd]), np.array([1.0]))
+    assert seconds == pytest.approx(8 * true)
+    assert seconds / np.exp(1.2816 * deviation) < 2.5 * true
 
 
 def test_more_measurements_are_surer() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from foretrace.cost.operators.operator import Operator
+from foretrace.graph.taskgraph import Phase
 from foretrace.model import effects
 from foretrace.model.capture.capture import capture
 from foretrace.model.effects import KINDS, SIZES, StepEffects, faulted, zeros
@@ -22,7 +23,7 @@ from tests.model.test_reuse import graph
 MIB = 1 << 20
 
 
-def times(root_s: float = 0.0) -> dict[str, float]:
+def times(root_s: float = 0.0, turned: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)) -> dict[str, float]:
     """Of a machine where a call takes 1 µs, its code 1 µs per 16 MiB gone over, and data 10 µs per 16 MiB."""
     found = {}
     for size in (0, *SIZES):
@@ -31,6 +32,9 @@ def times(root_s: float = 0.0) -> dict[str, float]:
         found[effects._key("layers", size)] = 1e-3 + 8 * 14 * cold  # twice the code of a layer's seven calls
         for kind in KINDS:
             found[effects._key(kind, size)] = found[effects._key(f"{kind} at once", size)] = 1e-6 + cold
+    for m, ratio in zip(effects._ROWS, turned, strict=True):
+        found |= {effects._key("product of rows", m): 1e-5}
+        found |= {effects._key("product of rows, transposed", m): ratio * 1e-5}
     found |= {effects._key("roots"): 1e-3, effects._key("roots of zeros"): 1e-3 + effects._ELEMENTS * root_s}
     return found | {effects._key("memory"): 5e-3, effects._key("new memory"): 5e-3 + 1e-3 * 33}
 
@@ -97,10 +101,54 @@ def test_memory_is_faulted_in_again_where_the_allocator_gives_it_back(monkeypatc
         storages=tuple(replace(each, dies=last) for each in made.storages),
     )  # fmt: skip
     found = faulted(made)
-    assert found[0] == 40 * MIB
+    assert found[0] == 40 * MIB and faulted(made, {0})[0] == 0.0
     assert found[1:].sum() == pytest.approx(8 * MIB * 18, abs=8 * MIB)
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(1 << 32))
     assert faulted(made).sum() == 40 * MIB
+
+
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inner(x) @ torch.ones(16, 4)
+        return found
+
+
+def test_products_with_a_transposed_operand_take_longer_where_rows_are_few() -> None:
+    model = Turned()
+    training = Training(
+        name="turned", model=model, optimizers=(torch.optim.SGD(model.parameters()),), loader=Loader(),
+        loss=lambda model, batch: model(torch.ones(len(batch), 8)).sum(),
+    )  # fmt: skip
+    made = capture(training, like="cpu")
+    found, plain = StepEffects.of(times(turned=(2.0, 1.5, 1.0, 1.0))), StepEffects.of(times())
+    assert found is not None and plain is not None
+    share = found.turning(made)
+    forward = [(node.op, share[i]) for i, node in enumerate(made.nodes) if node.phase == Phase.FORWARD]
+    products = {op: more for op, more in forward if more > 0}
+    assert list(products) == ["aten::addmm"]
+    assert 0.0 < products["aten::addmm"] < 0.5  # of 50 rows, between 16 and 64
+    assert not plain.turning(made).any()
+
+
+@pytest.mark.parametrize("exponential", [False, True])
+def test_products_of_exponentials_may_meet_denormal_numbers(exponential: bool) -> None:
+    model = nn.Linear(8, 4)
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        data = torch.ones(len(batch), 8)
+        found: torch.Tensor = model((data * -90).exp().view(-1, 8) if exponential else data * -90).sum()
+        return found
+
+    training = Training(
+        name="pictures", model=model, optimizers=(torch.optim.SGD(model.parameters()),), loader=Loader(), loss=loss
+    )
+    made = capture(training, like="cpu")
+    found = [node.op for node, doubt in zip(made.nodes, effects.doubtful(made), strict=True) if doubt]
+    assert found == (["aten::addmm", "aten::mm"] if exponential else [])
 
 
 def test_times_of_large_results_are_without_getting_their_memory() -> None:
@@ -121,4 +169,5 @@ def test_a_real_machine_has_such_constants(monkeypatch: pytest.MonkeyPatch) -> N
     assert found is not None
     assert 1.0 <= found.framework <= 4.0
     assert found.far.max() == 1.0
+    assert (found.turned >= 1.0).all()
     assert (np.diff(found.shared) >= 0).all()

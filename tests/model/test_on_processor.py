@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 from foretrace.cost.calls import Calls, Family
 from foretrace.cost.operators import store
 from foretrace.cost.operators.bench import OperatorTimings
-from foretrace.cost.operators.local import Local
+from foretrace.cost.operators.local import Local, unsure_key
 from foretrace.cost.operators.operator import Operator
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
@@ -22,7 +23,17 @@ from foretrace.model import on_processor
 from foretrace.model.capture.capture import capture
 from foretrace.model.host_chains import KINDS, PARTS, STRIDED, chains, kinds_of, network, time_key
 from foretrace.model.lower import lower
-from foretrace.model.on_processor import LEAST, HostOverhead, Processor, TimedOperators, calibrated, keep, operators
+from foretrace.model.machine_state import alike, probe
+from foretrace.model.on_processor import (
+    LEAST,
+    HostOverhead,
+    Processor,
+    TimedOperators,
+    agreed,
+    calibrated,
+    keep,
+    operators,
+)  # fmt: skip
 from foretrace.simulate.timeline import simulate
 from foretrace.training.training import Training
 
@@ -55,7 +66,7 @@ def made_up(beyond_s: tuple[float, float, float], view_s: float) -> dict[str, fl
 def test_what_calls_cost_beyond_their_operators_is_recovered() -> None:
     beyond = (8e-6, 6e-6, 7e-6)
     found = HostOverhead.of(made_up(beyond, -1e-6), Local.of({}))
-    assert found.networks == 2
+    assert found.networks == len(KINDS)
     assert found.call_s == pytest.approx(beyond, rel=0.3)
     assert found.view_s[:2] == pytest.approx((-1e-6, -1e-6), abs=1.5e-6)
 
@@ -76,9 +87,9 @@ def test_operators_are_distinct_and_so_many() -> None:
         operators(4)
 
 
-def small() -> Training:
+def small(hidden: int = 256) -> Training:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+    model = nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 8))
 
     class Loader:
         batch_size = 32
@@ -149,7 +160,7 @@ def test_a_slowed_machine_keeps_times_of_calmer_moments(tmp_path: Path, monkeypa
 
     def seen(probe_s: float, **seconds: float) -> str:
         timings = OperatorTimings(seconds={{"add": add, "mul": mul}[key]: value for key, value in seconds.items()})
-        return keep(machine, TimedOperators(measured=timings, probe_s=probe_s, alike=1.0))[1]
+        return keep(machine, TimedOperators(measured=timings, usual_s=np.array([1e-6, 1e-4, probe_s]), alike=1.0))[1]
 
     seen(1e-6, add=4e-6)
     assert "2.0 times faster in another" in seen(2e-6, add=8e-6, mul=9e-6)
@@ -164,11 +175,84 @@ def test_a_slowed_machine_keeps_times_of_calmer_moments(tmp_path: Path, monkeypa
     assert "2.0 times faster in another" in seen(0.5e-6, mul=3e-6)
 
 
+ADD, MM = (Operator.of(f"aten::{each}", [[512, 512], [512, 512]], ["float", "float"]).key for each in ("add", "mm"))
+CALM = np.array([1e-6, 1e-4, 1e-3])
+
+
+def a_round(slower: float = 1.0, **seconds: float) -> TimedOperators:
+    """A round in which the machine's probes were so many times slower than calm."""
+    keys = {"add": ADD, "mm": MM}
+    samples = {keys[each]: [(value, slower * CALM)] * 3 for each, value in seconds.items()}
+    timings = OperatorTimings()
+    return TimedOperators(measured=timings, usual_s=CALM, alike=1.0, samples=samples, states=[slower * CALM] * 6)
+
+
+def test_of_rounds_that_differ_the_least_counts_and_is_unsure() -> None:
+    found = agreed([a_round(add=1.0, mm=2.0), a_round(add=1.1, mm=5.0)])
+    assert found.measured.seconds == pytest.approx({ADD: 1.05, MM: 2.0})
+    assert found.unsure == pytest.approx({MM: 2.5})
+    assert found.known[unsure_key(MM)] == pytest.approx(2.5)
+    third = agreed([a_round(mm=2.0), a_round(mm=5.0), a_round(mm=2.1)])
+    assert third.measured.seconds[MM] == pytest.approx(2.05)
+    assert not third.unsure
+
+
+def test_operators_that_never_met_the_machine_calm_are_as_unsure_as_it_was_slow() -> None:
+    found = agreed([a_round(1.6, add=1.0), a_round(1.6, add=1.0)], CALM)
+    assert found.alike == 0.0
+    assert found.unsure == pytest.approx({ADD: 1.6})
+
+
+def test_what_differed_is_timed_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def slow_second(wanted: list[Operator], **_: object) -> TimedOperators:
+        asked.append([each.key for each in wanted])
+        return a_round(add=1.0, mm=3.0 if len(asked) == 2 else 2.0)
+
+    monkeypatch.setattr(on_processor, "timed", slow_second)
+    both = [Operator(name, text) for name, _, text in (key.partition(" ") for key in (ADD, MM))]
+    found = on_processor.in_rounds(both)
+    assert asked == [[ADD, MM], [MM, ADD], [MM]]
+    assert not found.unsure
+
+
+def test_an_unsure_time_is_believed_less_than_the_other_operators() -> None:
+    graph = capture(small(), like="cpu")
+    operators = [Operator(op, text) for op, text in zip(graph.calls.op, graph.calls.text, strict=True)]
+    times = {each.key: 1e-5 for each in operators if each.name in ("aten::addmm", "aten::mm")}
+    unsure = times | {unsure_key(key): 4.0 for key in times}
+    sure, doubted, nothing = (Local.of(each).total(graph.calls) for each in (times, unsure, {}))
+    assert sure[1] < doubted[1] <= 1.05 * nothing[1]
+    assert abs(np.log(doubted[0] / nothing[0])) < abs(np.log(sure[0] / nothing[0]))
+
+
+def test_ranges_widen_where_the_machine_differs_from_when_it_was_calibrated() -> None:
+    local = Local.of({})
+    before = Processor(local=local, host=HostOverhead.of({}, local), usual_s=CALM)
+    steady, memory, all_of_it = (before.now(CALM * np.array(each)) for each in ([1.1] * 3, [1, 1, 3], [3, 3, 3]))
+    graph, large = capture(small(), like="cpu"), capture(small(hidden=50_000), like="cpu")
+    assert steady.step(graph) == before.step(graph) == memory.step(graph)  # which finds all in a cache
+    found = [each.step(large) for each in (before, memory, all_of_it)]
+    assert len({each.seconds for each in found}) == 1
+    assert found[0].high_s < found[1].high_s < found[2].high_s
+    assert found[2].high_s > 3 * found[2].seconds
+    assert replace(before, usual_s=np.full(3, np.inf)).now(CALM).drift is None
+
+
+def test_probes_are_of_calls_products_and_memory() -> None:
+    found = probe()
+    assert found.shape == (3,)
+    assert (found > 0).all()
+    assert found[2] > found[0]
+    assert alike(found, found * 1.1) and not alike(found, found * [1.0, 1.0, 1.3])
+
+
 def test_a_real_calibration_says_something_of_a_real_step() -> None:
     """Only that it is no nonsense: times are those of a shared machine."""
     timed = calibrated(10, turns=1, target_s=0.0005)
     assert not timed.measured.failed
-    assert timed.probe_s > 0
+    assert (timed.usual_s > 0).all()
     processor = Processor.of(timed.measured.seconds)
     assert processor.local.measured == 10 - len(chains(kinds_of(10)))
     step = processor.step(capture(small(), like="cpu"))

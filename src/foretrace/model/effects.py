@@ -4,6 +4,7 @@
   so it did with what all calls share (the dispatcher, autograd, Python) if the call just before touched much.
 - Data: how much of a call's time from afar it takes by how long ago its data was used (`memory.reuse`).
 - Values: roots of exact zeros, which the state of an optimizer holds for rows of a table that no batch has used yet.
+- Layout: a product of few rows takes longer with its second operand transposed, as layers keep their weights.
 - Memory: what the allocator gave back to the system is faulted in again.
 
 Each constant is measured in a second, on small calls between which a known number of bytes is gone over; no model
@@ -12,13 +13,16 @@ takes part. They are stored among the times of operators.
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family, Float64
 from foretrace.cost.operators.operator import Operator
@@ -40,6 +44,7 @@ _KIND_OF = {
 _PIECE = 256 << 10  # bytes that a call goes over where many drive code out
 _FRAMEWORK_AT = (4 << 20, 16 << 20)
 _LAYER = {"view": 2, "product": 2, "plain": 2, "rows": 1}  # operators that a layer's two passes call first
+_ROWS = (4, 16, 64, 256)  # of a product with a matrix of 512 x 1024
 _TURNS, _REPEATS = 3, 5
 _ELEMENTS = 1 << 18  # whose roots are taken
 _NEVER_KEPT = 32 << 20  # bytes: glibc maps larger blocks and gives them back whatever it was told
@@ -100,17 +105,27 @@ def _arms(big: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Iterator[_Arm]:
         yield _key("data", size), lambda: torch.add(one, two, out=three), pieces[: size // _PIECE]
     for size in (0, *_FRAMEWORK_AT):
         yield _key("layers", size), _layers((big[: size // 4],) if size else ()), ()
+    for m in _ROWS:
+        left, right, turned = torch.rand(m, 512), torch.rand(512, 1024), torch.rand(1024, 512).t()
+        yield _key("product of rows", m), partial(torch.mm, left, right), ()
+        yield _key("product of rows, transposed", m), partial(torch.mm, left, turned), ()
     zeros, ones = torch.zeros(_ELEMENTS), torch.rand(_ELEMENTS) + 0.5
     yield _key("roots of zeros"), lambda: torch.sqrt(zeros), ()
     yield _key("roots"), lambda: torch.sqrt(ones), ()
     block: list[torch.Tensor] = []
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
-    def fault() -> None:
-        block[:] = []
-        block[:] = [torch.empty(_NEVER_KEPT // 4 + 4096).fill_(1.0)]
+    def fault() -> float:
+        begin = clock()
+        block.clear()
+        big.add_(1.0)  # what was given back is in no cache when the system gives it again
+        spent = clock() - begin
+        pages = mmap.mmap(-1, _NEVER_KEPT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)  # as an allocator gets them
+        block.append(torch.frombuffer(pages, dtype=torch.float32).fill_(1.0))
+        return spent
 
     yield _key("new memory"), fault, ()
-    yield _key("memory"), lambda: block[0].fill_(1.0), ()
+    yield _key("memory"), lambda: block[0].fill_(1.0), (big,)
 
 
 def _calls() -> dict[str, Callable[[], object]]:
@@ -170,13 +185,14 @@ class StepEffects:
     shared: Float64  # of what all calls share, by SIZES that the call before touched
     far: Float64  # share of data that is in no cache of the core, by SIZES
     framework: float  # times that the code of a call is, with Python and autograd
+    turned: Float64  # times that a product takes with its second operand transposed, by _ROWS
     root_s: float  # of an exact zero, beyond that of another number
     fault_s: float  # per byte that the allocator gets from the system
 
     @classmethod
     def of(cls, seconds: Mapping[str, float]) -> StepEffects | None:
         """Make it from stored times; None where they were not measured."""
-        if _key("memory") not in seconds:
+        if _key("product of rows", _ROWS[0]) not in seconds:
             return None
 
         def row(what: str, hot: str) -> Float64:
@@ -194,8 +210,9 @@ class StepEffects:
             direct = sum(times * code[kind][at] for kind, times in _LAYER.items()) + 2 * shared[at]
             more = (seconds[_key("layers", size)] - seconds[_key("layers")]) / 8
             factors.append(more / max(direct, 1e-9))
+        pairs = [[seconds[_key(f"product of rows{how}", m)] for how in (", transposed", "")] for m in _ROWS]
         return cls(
-            code=code, shared=shared, far=far,
+            code=code, shared=shared, far=far, turned=np.maximum([long / short for long, short in pairs], 1.0),
             framework=float(np.clip(np.mean(factors), 1.0, 4.0)),
             root_s=max(seconds[_key("roots of zeros")] - seconds[_key("roots")], 0.0) / _ELEMENTS,
             fault_s=max(seconds[_key("new memory")] - seconds[_key("memory")], 0.0) / _NEVER_KEPT,
@@ -205,24 +222,48 @@ class StepEffects:
         """Return times of operators without getting memory for large results, which is counted apart in a step."""
         found = dict(seconds)
         for key in seconds:
-            name, _, text = key.removeprefix("near ").partition(" ")
-            written = float(Calls.of([(name, text)]).written_bytes[0]) if name.startswith("aten::") else 0.0
-            if written > _NEVER_KEPT:
-                found[key] = max(found[key] - self.fault_s * written, 0.1 * found[key])
+            if mapped := _mapped(key.removeprefix("near ")):
+                found[key] = max(found[key] - self.fault_s * mapped, 0.1 * found[key])
         return found
 
     def far_share(self, since: Float64) -> Float64:
         """Return the far share of data between whose uses so many bytes of others were touched."""
         return _between(since, self.far)
 
-    def beyond(self, graph: OperatorGraph, lies: Reuse) -> Float64:
-        """Return seconds of every call of a step beyond what it takes alone (n)."""
+    def turning(self, graph: OperatorGraph) -> Float64:
+        """Return of every product how much longer it takes for a transposed second operand, as a share (n)."""
+        more = np.interp(np.log(np.maximum(graph.calls.m, 1.0)), np.log(_ROWS), self.turned - 1.0)
+        return np.asarray(more * [node.op in _PRODUCTS and _is_turned(graph, node.inputs[-1]) for node in graph.nodes])
+
+    def beyond(self, graph: OperatorGraph, lies: Reuse, timed: Container[str] = ()) -> Float64:
+        """Return seconds of every call of a step beyond what it takes alone, or took where it was `timed` (n)."""
+        keys = [f"{node.op} {node.text}" for node in graph.nodes]
+        counted = {i for i, key in enumerate(keys) if key in timed and not _mapped(key)}
         found = self.framework * _between(lies.before, self.shared)
         family = graph.calls.family
         for kind, curve in self.code.items():
             at = np.array([_KIND_OF.get(Family(each), "plain") == kind for each in family.tolist()], dtype=bool)
             found[at] += self.framework * _between(lies.code[at], curve)
-        return np.asarray(found + self.root_s * zeros(graph) + self.fault_s * faulted(graph))
+        return np.asarray(found + self.root_s * zeros(graph) + self.fault_s * faulted(graph, counted))
+
+
+_PRODUCTS = frozenset(f"aten::{each}" for each in ("mm", "addmm", "addmm_"))
+
+
+def _is_turned(graph: OperatorGraph, tensor: int) -> bool:
+    """Return whether views have transposed a tensor since something wrote it."""
+    found, at = False, int(graph.producer[tensor])
+    while at >= 0 and graph.calls.family[at] == Family.NONE and graph.nodes[at].inputs:
+        found ^= graph.nodes[at].op in ("aten::t", "aten::transpose")
+        at = int(graph.producer[graph.nodes[at].inputs[0]])
+    return found
+
+
+def _mapped(key: str) -> float:
+    """Return bytes of a call's results if they are so large that they are mapped, as far as its inputs tell."""
+    name, _, text = key.partition(" ")
+    written = float(Calls.of([(name, text)]).written_bytes[0]) if name.startswith("aten::") else 0.0
+    return written if written > _NEVER_KEPT else 0.0
 
 
 def _between(nbytes: Float64, curve: Float64) -> Float64:
@@ -255,15 +296,28 @@ def zeros(graph: OperatorGraph) -> Float64:
     return found
 
 
+def doubtful(graph: OperatorGraph) -> npt.NDArray[np.bool_]:
+    """Return which products read what an exponential made (n): denormal numbers, of which those take far longer."""
+    family, found = graph.calls.family, np.zeros(len(graph), dtype=bool)
+    small: set[int] = set()
+    for i, node in enumerate(graph.nodes):
+        read = not small.isdisjoint(node.inputs)
+        found[i] = read and family[i] in (Family.GEMM, Family.CONV)
+        if node.op in ("aten::exp", "aten::exp_") or (read and family[i] in _PASSING):
+            small.update(node.outputs)
+    return found
+
+
+_PASSING = (Family.ELEMENTWISE, Family.MOVE, Family.NONE)
 _READING = (Family.LOOKUP, Family.GEMM, Family.CONV, Family.NORM)
 
 
-def faulted(graph: OperatorGraph) -> Float64:
+def faulted(graph: OperatorGraph, counted: Container[int] = ()) -> Float64:
     """Return of every call bytes of its results that the allocator has to get from the system (n).
 
     glibc's: blocks beyond a limit are mapped each time. The others lie on a heap, whose end is given back where more
     than a threshold of it is free; that follows the largest block freed, unless the environment sets it. The heap is
-    taken to be as long as what lies on it.
+    taken to be as long as what lies on it. Times of the calls `counted` hold what is mapped for them.
     """
     found = np.zeros(len(graph))
     changes: list[tuple[int, int, int]] = []
@@ -272,7 +326,7 @@ def faulted(graph: OperatorGraph) -> Float64:
         if each.born == BEFORE:
             continue
         if each.nbytes > _NEVER_KEPT:
-            found[each.born] += each.nbytes
+            found[each.born] += each.nbytes * (each.born not in counted)
         else:
             largest = max(largest, each.nbytes)
             changes += [(each.born, 1, each.nbytes), (min(each.dies, len(graph) - 1), 2, -each.nbytes)]

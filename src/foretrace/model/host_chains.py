@@ -2,9 +2,9 @@
 
 An operator that is timed alone is called from Python with its arguments ready. In a step, modules and functions of
 Python stand before it, autograd notes it down, its backward pass is called by the engine instead of by Python, and an
-optimizer picks its tensors from dictionaries. Two networks of different kinds are timed as a whole: forward, forward
-and backward, update. `bench.measure` times them as it times operators (`chains()` names them), so they count among the
-operators of a calibration.
+optimizer picks its tensors from dictionaries. Networks of different kinds, of modules and without any, are timed as a
+whole: forward, forward and backward, update. `bench.measure` times them as it times operators (`chains()` names them),
+so they count among the operators of a calibration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from foretrace.training.training import Training
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-KINDS = ("linear", "attention")
+KINDS = ("linear", "attention", "tensors")
 PARTS = ("forward", "backward", "update")  # "backward" is timed with the forward pass before it
 _DEPTH = 8
 
@@ -56,6 +56,9 @@ def network(kind: str) -> Training:
         model: nn.Module = nn.Sequential(*layers)
         data = torch.randn(batch, width)
         optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    elif kind == "tensors":
+        model, data = _tensors(width), torch.randn(batch, width)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     else:
         model = nn.Sequential(*[_attention(width) for _ in range(_DEPTH // 2)])
         data = torch.randn(batch, 4, width)
@@ -88,6 +91,28 @@ def _attention(width: int) -> nn.Module:
             return found
 
     return ProbeBlock()
+
+
+def _tensors(width: int) -> nn.Module:
+    import torch
+    from torch import nn
+
+    class ProbeLoop(nn.Module):
+        """A loop of arithmetic without modules, as simulations and cells of their own are written."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(width))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            speed = x * self.scale
+            for _ in range(_DEPTH):
+                force = 0.5 * x.sin() - 0.1 * speed.square()
+                speed = torch.where(speed.abs() < 4, speed + 0.05 * force, 0.9 * speed)
+                x = torch.stack([x + 0.05 * speed, speed]).mean(0)
+            return x
+
+    return ProbeLoop()
 
 
 class _Same:

@@ -12,9 +12,8 @@ backward pass, which calls them from C++, than they do alone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from foretrace.cost.operators import store
 from foretrace.cost.operators.arguments import callable_alone
 from foretrace.cost.operators.bench import OperatorTimings
 from foretrace.cost.operators.grid import chosen
-from foretrace.cost.operators.local import TENTH, Local
+from foretrace.cost.operators.local import RESOURCES, TENTH, Local, unsure_key
 from foretrace.cost.operators.machine import fingerprint
 from foretrace.cost.operators.operator import Operator, call
 from foretrace.deadline import Deadline
@@ -37,28 +36,31 @@ from foretrace.hardware.devices import Device
 from foretrace.model import effects
 from foretrace.model.effects import StepEffects
 from foretrace.model.host_chains import PARTS, STRIDED, chains, kinds_of, network, time_key
+from foretrace.model.machine_state import ALIKE, OF_RESOURCE, USUAL, alike, calm, probe, usual
 from foretrace.model.memory.reuse import reuse
-from foretrace.model.operator_graph import OperatorGraph
+from foretrace.model.operator_graph import OperatorGraph, Role
 
 LEAST = 5  # operators: the parts of one network, a copy, and a call
+_PROBE_OF = [OF_RESOURCE[each] for each in RESOURCES]
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _ROW = {phase: i for i, phase in enumerate(PHASES)}
 # What is believed of a call beforehand, in times of a view that is called alone: a value and its deviation.
 _CALL = (1.5, 1.5)
 _VIEW = (-0.4, 0.4)  # less than it takes alone
+_OWNER = (1.0, 1.5)  # that is called: a module; backward, a weight whose gradient is kept
 _CHAIN_ERROR = 0.08  # of the time of a network, most of it what its own operators are mispredicted by
+_STRAY, _LEAST_STRAY = 0.5, 0.3
 _LEAST_VIEW = 0.1  # of a view called alone
-_STEP_ERROR = 0.2  # standard deviation of the logarithm of a step that no call explains; judged on half of the zoo
+_STEP_ERROR = 0.15  # standard deviation of the logarithm of a step that no call explains; judged on half of the zoo
 _EFFECT_ERROR = 0.3  # of what a step does to its calls
+_DENORMAL = 3.0  # of products that may read denormal numbers: one in twenty makes them take five times as long
 ENOUGH_FOR_EFFECTS = 20  # operators: with fewer, a calibration is to be short
-_OWN_TURNS = 4  # of a model's own operators
-_USUAL, SLOWED = (  # keys of the calm machine's probe, and of how many times slower it was
-    Operator.of(f"{__name__}:{each}", [[]], ["Scalar"]).key for each in ("calm", "slowed")
-)
+_OWN_TURNS = 2  # of each of two rounds of a model's own operators
+SLOWED = Operator.of(f"{__name__}:slowed", [[]], ["Scalar"]).key  # of how many times slower the machine was
 Progress = Callable[[float], None]
-TURNS = 7  # of the whole calibration
-ALIKE = 0.15  # logarithm: two probes that differ by less met the machine in the same state
-_PROBES, _CHUNK, _CALM = 300, 3, 0.2
+TURNS = 4  # of each of two rounds of the whole calibration
+_CHUNK = 3  # operators between two probes
+_MOST_ROUNDS = 3
 
 
 def operators(k: int) -> list[Operator]:
@@ -72,38 +74,66 @@ def operators(k: int) -> list[Operator]:
     return [*chosen().designed[: k - len(first)], *first]
 
 
-def probe() -> float:
-    """Return seconds per view of a small tensor just now: how fast the machine is, in under a millisecond."""
-    import torch
-
-    small = torch.ones(64, 64)
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    begin = clock()
-    for _ in range(_PROBES):
-        small.t()
-    return (clock() - begin) / _PROBES
+Sample = tuple[float, Float64]  # seconds of an operator, and the probes beside it (NaN where the machine changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedOperators:
-    """Seconds by key, why the others have none, and the probe of the calm machine."""
+    """Seconds by key, why the others have none, and the probes of the calm machine."""
 
     measured: OperatorTimings
-    probe_s: float
+    usual_s: Float64  # by PROBES
     alike: float  # share of the times that met the machine calm
-    disturbed: float = 1.0  # times that it was slower than calm while the others were taken
+    unsure: Mapping[str, float] = field(default_factory=dict)  # by key: times that rounds apart in time differ
+    samples: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
+    states: Sequence[Float64] = ()
+
+    @property
+    def known(self) -> dict[str, float]:
+        """What `Processor.of` wants of it."""
+        return {**self.measured.seconds, **{unsure_key(key): times for key, times in self.unsure.items()}}
 
 
 def calibrated(
-    k: int, *, budget_s: float | None = None, progress: Progress | None = None, **how: Any
+    k: int, *, budget_s: float | None = None, progress: Progress | None = None, turns: int = TURNS, **how: Any
 ) -> TimedOperators:
     """Time the k operators, and the constants of `effects` where they are many; see `timed`."""
     until = Deadline(float("inf") if budget_s is None else budget_s)
     with_effects = k >= ENOUGH_FOR_EFFECTS and until.allows(then=2 * effects.MEASURING_S)
     more = effects.measured() if with_effects else {}
-    found = timed(operators(k), budget_s=None if budget_s is None else until.budget_s, progress=progress, **how)
+    left = None if budget_s is None else until.budget_s
+    found = in_rounds(operators(k), turns=turns, budget_s=left, progress=progress, **how)
     seconds = {**found.measured.seconds, **more}
     return replace(found, measured=replace(found.measured, seconds=seconds))
+
+
+def in_rounds(
+    wanted: Sequence[Operator],
+    *,
+    budget_s: float | None = None,
+    usual_s: Float64 | None = None,
+    progress: Progress | None = None,
+    **how: Any,
+) -> TimedOperators:
+    """Return operators timed in two rounds, the second in reverse, and once more where these differ: see `agreed`."""
+    until = Deadline(float("inf") if budget_s is None else budget_s)
+    rounds: list[TimedOperators] = []
+    left = list(wanted)
+    for turn in range(_MOST_ROUNDS):
+        if not left or (turn and not until.allows("round")):
+            break
+
+        def told(share: float, turn: int = turn) -> None:
+            if progress is not None and turn < 2:
+                progress((turn + share) / 2)
+
+        with until.part("round"):
+            rest = None if budget_s is None else max(until.budget_s, 0.0) / (1 if turn else 2)
+            rounds.append(timed(left[::-1] if turn % 2 else left, budget_s=rest, progress=told, **how))
+        if turn:
+            found = agreed(rounds, usual_s)
+            left = [each for each in wanted if {each.key, each.near_key} & set(found.unsure)]
+    return agreed(rounds, usual_s)
 
 
 def timed(
@@ -112,29 +142,26 @@ def timed(
     turns: int = TURNS,
     target_s: float = 0.004,
     budget_s: float | None = None,
-    usual_s: float = np.inf,
     progress: Progress | None = None,
 ) -> TimedOperators:
-    """Return time operators, several times over.
+    """Return operators timed in one round of several turns.
 
     A machine that others use is fast in some seconds and slow in others (twice as slow, where two of its processors
     are one core). So the machine is probed before and after every few operators, and of a call's times the median of
-    those counts that met the machine calm: as fast as it was in its fastest fifth. Operators that never met it so are
-    timed again, up to `turns` more times. Turns that would not end within `budget_s` are left out, but for the first.
-    `usual_s` is the probe of the calm machine as earlier calibrations saw it.
+    those counts that met the machine calm (see `agreed`): as fast as it was in its fastest fifth. Turns that would not
+    end within `budget_s` are left out, but for the first.
     """
     from foretrace.cost.operators.bench import NO_TIME, measure
 
     chunks = [wanted[at : at + _CHUNK] for at in range(0, len(wanted), _CHUNK)]
-    times: dict[str, list[tuple[float, float]]] = {}
+    samples: dict[str, list[Sample]] = {}
     failed: dict[str, str] = {}
-    states: list[float] = []
+    states: list[Float64] = []
     until = Deadline(float("inf") if budget_s is None else budget_s)
-    for turn in range(2 * turns):
+    for turn in range(turns):
         if turn and not until.allows(then=until.spent / turn):
             break
-        left = chunks if turn < turns else [each for each in chunks if not _met(each, times, states)]
-        for i, chunk in enumerate(left):
+        for i, chunk in enumerate(chunks):
             if not until.allows("chunk"):
                 failed |= dict.fromkeys((each.key for each in chunk), NO_TIME)
                 continue
@@ -143,26 +170,54 @@ def timed(
                 found = measure(chunk, target_s=target_s)
                 after = probe()
             states += [before, after]
-            state = (before * after) ** 0.5 if abs(np.log(before / after)) < ALIKE else np.nan
+            state = (before * after) ** 0.5 if alike(before, after) else np.full(len(before), np.nan)
             for key, value in found.seconds.items():
-                times.setdefault(key, []).append((value, state))
+                samples.setdefault(key, []).append((value, state))
             failed |= found.failed
-            if progress is not None and turn < turns:
-                progress((turn + (i + 1) / len(left)) / turns)
-    calm = min(_calm(states), usual_s)
-    seconds = {}
+            if progress is not None:
+                progress((turn + (i + 1) / len(chunks)) / turns)
+    timings = OperatorTimings(failed=failed)
+    return agreed([TimedOperators(measured=timings, usual_s=calm(states), alike=0.0, samples=samples, states=states)])
+
+
+def agreed(rounds: Sequence[TimedOperators], usual_s: Float64 | None = None) -> TimedOperators:
+    """Return what rounds that are apart in time say together.
+
+    A machine that is slow while an operator is timed, and so are its probes, cannot be told from a slow operator. So
+    where rounds differ by more than ALIKE the least counts, and the next one to it says how unsure that is. An operator
+    that never met the machine calm is as unsure as the machine was slow. `usual_s` are the probes of the calm machine
+    as earlier calibrations saw it.
+    """
+    states = [each for found in rounds for each in found.states]
+    best = calm(states) if usual_s is None else np.fmin(calm(states), usual_s)
+    seconds: dict[str, float] = {}
+    unsure: dict[str, float] = {}
     met = 0
-    for key, values in times.items():
-        alike = [value for value, state in values if abs(np.log(state / calm)) < ALIKE]
-        met += bool(alike)
-        seconds[key] = float(np.median(alike)) if alike else min(value for value, _ in values)
-    failed = {key: why for key, why in failed.items() if key not in seconds}
+    for key in dict.fromkeys(key for found in rounds for key in found.samples):
+        levels: list[list[float]] = []
+        slower = []
+        calmly = False
+        for found in rounds:
+            if mine := found.samples.get(key, ()):
+                slower += [float(np.max(state / best)) for _, state in mine if np.isfinite(state).all()]
+                values = [value for value, state in mine if alike(state, best)]
+                calmly = calmly or bool(values)
+                levels.append(values or [min(value for value, _ in mine)])
+        levels.sort(key=np.median)
+        least, *others = (float(np.median(each)) for each in levels)
+        apart = others[0] / least if others else 1.0
+        together = [each for values in levels for each in values if np.median(values) < least * np.exp(ALIKE)]
+        seconds[key] = float(np.median(together)) if calmly else least
+        met += calmly
+        apart *= 1.0 if calmly else max(float(np.median(slower)) if slower else 2.0, 1.0)
+        if apart > np.exp(ALIKE):
+            unsure[key] = apart
+    failed = {key: why for found in rounds for key, why in found.measured.failed.items() if key not in seconds}
     return TimedOperators(
-        measured=OperatorTimings(seconds=seconds, failed=failed),
-        probe_s=_calm(states),
-        alike=met / max(len(seconds), 1),
-        disturbed=float(max(np.median(states) / calm, 1.0)) ** (1 - met / max(len(seconds), 1)) if states else 1.0,
-    )
+        measured=OperatorTimings(seconds=seconds, failed=failed), usual_s=calm(states),
+        alike=met / max(len(seconds), 1), unsure=unsure, states=states,
+        samples={key: [each for found in rounds for each in found.samples.get(key, ())] for key in seconds},
+    )  # fmt: skip
 
 
 def keep(machine: Mapping[str, Any], found: TimedOperators) -> tuple[Path, str]:
@@ -172,19 +227,26 @@ def keep(machine: Mapping[str, Any], found: TimedOperators) -> tuple[Path, str]:
     calibration meets the machine calm again.
     """
     known, seconds = store.load(machine), dict(found.measured.seconds)
-    slower = found.probe_s / known.get(_USUAL, found.probe_s)
+    before = np.array([known.get(key, each) for key, each in zip(USUAL, found.usual_s.tolist(), strict=True)])
+    slower, faster = float(np.max(found.usual_s / before)), float(np.max(before / found.usual_s))
     whole = any(map(effects.is_effect, seconds))
-    state = f"{100 * found.alike:.0f} % of the times met the machine calm ({1e6 * found.probe_s:.2f} µs a view)"
-    unsure = max(found.disturbed, slower, 1.0 if whole else max(1 / slower, known.get(SLOWED, 1.0)))
+    state = (
+        f"{100 * found.alike:.0f} % of the times met the machine calm ({1e6 * found.usual_s[0]:.2f} µs a view, "
+        f"{1e3 * found.usual_s[2]:.2f} ms a copy of 4 MiB)"
+    )
+    unsure = max(slower, 1.0 if whole else max(faster, known.get(SLOWED, 1.0)))
     if slower > np.exp(ALIKE):
         seconds = {key: value for key, value in seconds.items() if key not in known}
     else:
-        seconds[_USUAL] = min(found.probe_s, known.get(_USUAL, np.inf))
+        seconds |= dict(zip(USUAL, np.minimum(found.usual_s, before).tolist(), strict=True))
     if unsure > np.exp(ALIKE):
         state += (
             f"; others slowed it, or it was up to {unsure:.1f} times faster in another calibration: ranges are wider"
         )
-    seconds[SLOWED] = unsure if unsure > np.exp(ALIKE) else 0.0  # of which nothing is loaded
+    for key in found.measured.seconds.keys() & seconds.keys():
+        if key in found.unsure or unsure_key(key) in known:
+            seconds[unsure_key(key)] = found.unsure.get(key, 0.0)  # of which nothing is loaded
+    seconds[SLOWED] = unsure if unsure > np.exp(ALIKE) else 0.0
     return store.save(machine, seconds), state
 
 
@@ -192,23 +254,10 @@ def with_own(graph: OperatorGraph, k: int, *, budget_s: float = 60.0, progress: 
     """Return this machine's processor after timing, and keeping, the k calls of the graph that say most of its step."""
     machine = fingerprint()
     known = store.load(machine)
-    usual = known.get(_USUAL, np.inf)
     if wanted := Processor.of(known).telling(graph, k, known):
-        keep(machine, timed(wanted, turns=_OWN_TURNS, budget_s=budget_s, usual_s=usual, progress=progress))
-    return Processor.of(store.load(machine))
-
-
-def _calm(states: Sequence[float]) -> float:
-    """Return the probe of a machine that nobody else uses, as far as these show it."""
-    return float(np.quantile(states, _CALM)) if states else np.nan
-
-
-def _met(chunk: Sequence[Operator], times: Mapping[str, list[tuple[float, float]]], states: Sequence[float]) -> bool:
-    """Return whether each of these was timed on the calm machine (or cannot be timed)."""
-    calm = _calm(states)
-    return all(
-        any(abs(np.log(state / calm)) < ALIKE for _, state in times.get(each.key, [(0.0, calm)])) for each in chunk
-    )
+        best = usual(known)
+        keep(machine, in_rounds(wanted, turns=_OWN_TURNS, usual_s=best, budget_s=budget_s, progress=progress))
+    return Processor.of(store.load(machine)).now()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,15 +266,17 @@ class HostOverhead:
 
     call_s: tuple[float, float, float]
     view_s: tuple[float, float, float]
+    owner_s: tuple[float, float, float] = (0.0, 0.0, 0.0)  # per module called, and weight whose gradient is kept
     alone_s: float  # of a view called alone
     networks: int  # that this comes from; 0: assumed
     strided: float = 1.0  # times that a copy takes longer where its tensor was transposed
+    stray: float = _STRAY  # of all that is spent per call: how far this is off for the networks that it comes from
 
     @classmethod
     def of(cls, seconds: Mapping[str, float], local: Local) -> HostOverhead:
         """Make it from the times of the networks, as `calibrated` gives them."""
         alone = float(np.exp(local.logarithms(_VIEW_CALL)[0][0]))
-        rows: list[list[tuple[float, float, float, float]]] = [[], [], []]
+        rows: list[list[tuple[Float64, float, float]]] = [[], [], []]
         found = 0
         for kind in kinds_of(None):
             if any(time_key(kind, part) not in seconds for part in PARTS):
@@ -233,15 +284,24 @@ class HostOverhead:
             found += 1
             both = [seconds[time_key(kind, part)] for part in PARTS]
             taken = (both[0], both[1] - both[0], both[2])
-            for at, (calls, views, own) in enumerate(_counted(kind, local)):
-                rows[at].append((calls, views, taken[at] - own, max(taken[at], 1e-9)))
+            for at, (amounts, own) in enumerate(_counted(kind, local)):
+                rows[at].append((amounts, taken[at] - own, max(taken[at], 1e-9)))
         solved = [_solved(each, alone) for each in rows]
+        times = np.array([
+            (taken, max(taken - left + float(np.dot(each, amount)), 0.1 * taken))
+            for each, among in zip(solved, rows, strict=True)
+            for amount, left, taken in among
+        ]).reshape(-1, 2)  # fmt: skip
+        off = np.average(np.log(times[:, 1] / times[:, 0]) ** 2, weights=times[:, 0]) if found else _STRAY**2
+        call_s, view_s, owner_s = zip(*solved, strict=True)
         return cls(
-            call_s=tuple(a for a, _ in solved),  # type: ignore[arg-type]
-            view_s=tuple(b for _, b in solved),  # type: ignore[arg-type]
+            call_s=call_s,
+            view_s=view_s,
+            owner_s=owner_s,
             alone_s=alone,
             networks=found,
             strided=_strided(seconds, local),
+            stray=max(float(np.sqrt(off)), _LEAST_STRAY),
         )
 
 
@@ -256,16 +316,28 @@ def _strided(seconds: Mapping[str, float], local: Local) -> float:
 _VIEW_CALL = Calls.of([("aten::view", '[[[8,8],[]],["float","ScalarList"],["","[64]"]]')])
 
 
-def _counted(kind: str, local: Local) -> list[tuple[float, float, float]]:
-    """Return per phase of a network calls, views, and what all of them take alone."""
+def _counted(kind: str, local: Local) -> list[tuple[Float64, float]]:
+    """Return per phase of a network calls, views and owners, and what all calls take alone."""
     graph = _captured(kind)
     own = np.exp(local.logarithms(graph.calls)[0])
     views = graph.calls.family == Family.NONE
+    amounts = np.stack([~views, views, _owners(graph)])
     phases = np.array([node.phase for node in graph.nodes])
-    return [
-        (float((~views & at).sum()), float((views & at).sum()), float(np.nansum(own[at])))
-        for at in (phases == each for each in PHASES)
-    ]
+    return [(amounts[:, at].sum(axis=1), float(np.nansum(own[at]))) for at in (phases == each for each in PHASES)]
+
+
+def _owners(graph: OperatorGraph) -> Float64:
+    """Return of every node how many modules begin there in the forward pass, and gradients of weights behind it (n)."""
+    found = np.zeros(len(graph))
+    layer = ""
+    for i, node in enumerate(graph.nodes):
+        if node.phase == Phase.FORWARD:
+            found[i] = node.layer not in ("", layer)
+            layer = node.layer
+    for each in graph.storages:
+        if each.role == Role.GRADIENT and each.born >= 0:
+            found[each.born] += graph.nodes[each.born].phase == Phase.BACKWARD
+    return found
 
 
 @cache
@@ -275,18 +347,17 @@ def _captured(kind: str) -> OperatorGraph:
     return capture(network(kind), like="cpu")
 
 
-def _solved(rows: Sequence[tuple[float, float, float, float]], alone: float) -> tuple[float, float]:
-    """Return seconds per call and per view that explain what is left, near to what is believed beforehand."""
-    believed = np.array([_CALL[0], _VIEW[0]]) * alone
-    precision = np.diag((np.array([_CALL[1], _VIEW[1]]) * alone) ** -2.0)
+def _solved(rows: Sequence[tuple[Float64, float, float]], alone: float) -> tuple[float, float, float]:
+    """Return seconds per call, view and owner that explain what is left, near to what is believed beforehand."""
+    believed, stray = np.array([_CALL, _VIEW, _OWNER]).T * alone
+    precision = np.diag(stray**-2.0)
     right = precision @ believed
-    for calls, views, left, taken in rows:
-        amount = np.array([calls, views])
+    for amount, left, taken in rows:
         weight = (_CHAIN_ERROR * taken) ** -2.0
         precision = precision + weight * np.outer(amount, amount)
         right = right + weight * left * amount
-    found = np.linalg.solve(precision, right)
-    return float(max(found[0], 0.0)), float(found[1])
+    call, view, owner = np.linalg.solve(precision, right).tolist()
+    return max(call, 0.0), view, max(owner, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,6 +410,8 @@ class Processor:
     host: HostOverhead
     effects: StepEffects | None = None
     slowed: float = 1.0  # times that the machine was slower, or faster, when some of its operators were timed
+    usual_s: Float64 | None = None  # probes of the machine when they were timed
+    drift: Float64 | None = None  # times that it is slower, or faster, by now, by PROBES
 
     @classmethod
     def of(cls, seconds: Mapping[str, float]) -> Processor:
@@ -349,7 +422,17 @@ class Processor:
             raise ForetraceError(
                 "no operator was timed on this machine yet; run foretrace calibrate device --operators 50."
             )
-        return cls(local=local, host=HostOverhead.of(seconds, local), effects=in_step, slowed=seconds.get(SLOWED, 1.0))
+        return cls(
+            local=local, host=HostOverhead.of(seconds, local), effects=in_step, slowed=seconds.get(SLOWED, 1.0),
+            usual_s=usual(seconds),
+        )  # fmt: skip
+
+    def now(self, state: Float64 | None = None) -> Processor:
+        """Return the processor as its probes see it just now (or saw it): ranges widen by what that differs."""
+        state = probe() if state is None else state
+        if self.usual_s is None or not np.isfinite(self.usual_s).all() or alike(state, self.usual_s):
+            return self
+        return replace(self, drift=state / self.usual_s)
 
     def telling(self, graph: OperatorGraph, k: int, known: Collection[str] = ()) -> list[Operator]:
         """Return the k calls whose times say most of how long a step takes, of those not `known` by their keys."""
@@ -401,9 +484,14 @@ class Processor:
         total = own + beyond + context
         if not total > 0:
             raise ForetraceError(f"{graph.name} has no operator whose time is known; capture it in float32.")
-        host_stray = 0.2 if self.host.networks else 0.5
-        unsure = (own * stray, abs(beyond) * host_stray, context * _EFFECT_ERROR)
-        deviation = np.sqrt(np.sum(np.square(unsure)) / total**2 + _STEP_ERROR**2 + np.log(self.slowed) ** 2)
+        spent = own * self.local.shares(calls, place)
+        per_call = float(spent[0]) + abs(beyond)  # dispatch, and what stands between: as much as Python does with them
+        doubt = float(np.nansum(alone[effects.doubtful(graph)]))
+        unsure = (own * stray, per_call * self.host.stray, context * _EFFECT_ERROR, doubt * _DENORMAL)
+        spent[0] += total - own
+        drifted = 1.0 if self.drift is None else float(spent @ self.drift[_PROBE_OF] / total)
+        apart = np.log(self.slowed) ** 2 + np.log(drifted) ** 2
+        deviation = np.sqrt(np.sum(np.square(unsure)) / total**2 + _STEP_ERROR**2 + apart)
         factor = float(np.exp(TENTH * deviation))
         return StepTime(
             seconds=total, low_s=total / factor, high_s=total * factor, operators_s=own, host_s=beyond + context,
@@ -415,7 +503,7 @@ class Processor:
         lies = reuse(graph)
         if self.effects is None:
             return lies.far_shares(), np.zeros(len(graph))
-        return lies.far_shares(self.effects.far_share), self.effects.beyond(graph, lies)
+        return lies.far_shares(self.effects.far_share), self.effects.beyond(graph, lies, self.local.seconds)
 
     def _beyond(self, graph: OperatorGraph, alone: Float64) -> Float64:
         views = graph.calls.family == Family.NONE
@@ -423,6 +511,9 @@ class Processor:
         per_call, per_view = np.array(self.host.call_s)[at], np.array(self.host.view_s)[at]
         least = _LEAST_VIEW * self.host.alone_s - alone
         found = np.where(views, np.maximum(per_view, least), per_call)
+        found += np.array(self.host.owner_s)[at] * _owners(graph)
+        if self.effects is not None:
+            found += self.effects.turning(graph) * np.nan_to_num(alone)
         if self.host.strided > 1.0:
             copied = _copies_of_transposed(graph)
             found[copied] += (self.host.strided - 1.0) * np.maximum(alone[copied] - self.host.alone_s, 0.0)

@@ -133,7 +133,7 @@ def target(name: str, *, threads: int | None = None, measure: int = 0) -> Target
 
     with operator_threads(threads):
         machine = fingerprint()
-        processor = Processor.of(store.load(machine))
+        processor = Processor.of(store.load(machine)).now()
         device = _processor(machine["cpu"] or "processor")
         return Target(device=device, processor=processor, threads=threads, measure=measure)
 

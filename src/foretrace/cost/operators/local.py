@@ -15,7 +15,7 @@ much of each there is, and how sure that is. This is Gaussian process regression
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
 
@@ -41,6 +41,7 @@ _REACH = 2.5  # in factors of two of a size: how far what remains of one call te
 _SMOOTH = 0.3  # share of what remains that such a call tells of; the rest is each call's own
 _SAME = 1e-6
 _BELIEVED = 1.5  # standard deviations from what the other measured calls say: beyond, a call is taken for disturbed
+_ODD = 0.7  # logarithm: a time that is off by more from what the others say is doubted
 _ENOUGH = 8  # operators, to say anything by leaving some out
 _ROUNDS = 8
 _SMALL_BYTES = 32 << 10  # calls below this were only measured with data near
@@ -48,6 +49,11 @@ MIDWAY = 0.5  # share of a call's bytes that are not in a core's caches, where n
 MOST = 400  # measured operators that are looked at: time and memory grow with their square
 _TOGETHER = 600  # different calls whose errors are added up together
 TENTH = 1.2816  # standard deviations between the middle and either end of an 80 % range
+
+
+def unsure_key(key: str) -> str:
+    """Return what a calibration stores how many times a measured time may be off under."""
+    return f"unsure {key}"
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,12 +165,12 @@ class LocalFit:
     inverse: Float64  # of the covariance of the measured calls
 
     @classmethod
-    def to(cls, rows: RegressionRows, log_s: Float64) -> LocalFit:
-        """Return the most probable machine for these log times."""
+    def to(cls, rows: RegressionRows, log_s: Float64, unsure: Float64 | float = 0.0) -> LocalFit:
+        """Return the most probable machine for these log times, of which some are unsure beyond NOISE."""
         n = len(rows)
         change = np.zeros((n, len(RESOURCES)))
         among, rest = shared(rows, rows), remaining(rows, rows)
-        noise = np.full(n, NOISE**2)
+        noise = np.full(n, NOISE**2) + np.square(unsure)
         for turn in range(_ROUNDS):
             cost = rows.cost * np.exp(change)
             total = cost.sum(axis=1)
@@ -183,7 +189,7 @@ class LocalFit:
 
     def predict(self, rows: RegressionRows) -> tuple[Float64, Float64]:
         """Return log seconds and their variance (n each)."""
-        total, share = self._spent(rows)
+        total, share = self.spent(rows)
         if not len(self.rows):
             return np.log(total), _variance(rows, share)
         cross = covariance(rows, self.rows, share, self.share)
@@ -194,7 +200,7 @@ class LocalFit:
     def among(self, rows: RegressionRows) -> tuple[Float64, Float64]:
         """Return log seconds (n) and their covariance [n x n]: errors of similar calls go together."""
         mean, variance = self.predict(rows)
-        _, share = self._spent(rows)
+        _, share = self.spent(rows)
         found = covariance(rows, rows, share, share)
         if len(self.rows):
             cross = covariance(rows, self.rows, share, self.share)
@@ -202,7 +208,7 @@ class LocalFit:
             np.fill_diagonal(found, variance)
         return mean, found
 
-    def _spent(self, rows: RegressionRows) -> tuple[Float64, Float64]:
+    def spent(self, rows: RegressionRows) -> tuple[Float64, Float64]:
         """Return seconds at this machine's prices (n), and the share of each resource in them [n x resources]."""
         cost = rows.cost
         if len(self.rows):
@@ -244,6 +250,7 @@ class Local(CostModel):
     measured: int  # operators
     place: float = MIDWAY
     widened: float = 1.0  # of the deviations, from leaving operators out
+    seconds: Mapping[str, float] = field(default_factory=dict)  # as measured
     name: str = "local"
 
     @classmethod
@@ -253,13 +260,13 @@ class Local(CostModel):
         Only ATen calls count; of more than MOST operators as many, evenly through all.
         """
         known = prices or shipped()
-        rows, log_s, operators = _measured(seconds, known)
-        fit = LocalFit.to(rows, log_s)
+        rows, log_s, unsure, operators = _measured(seconds, known)
+        fit = LocalFit.to(rows, log_s, unsure)
         widened = 1.0
         if operators >= _ENOUGH:
             error, deviation = fit.left_out()
             widened = float(np.clip(np.quantile(np.abs(error) / deviation, 0.8) / TENTH, 0.5, 2.0))
-        return cls(fit=fit, prices=known, measured=operators, widened=widened)
+        return cls(fit=fit, prices=known, measured=operators, widened=widened, seconds=seconds)
 
     def predict(self, calls: Calls, device: Device | None = None) -> Prediction:
         """Return seconds of every call (n rows) with its 80 % range; NaN for products that are not in float32."""
@@ -278,7 +285,11 @@ class Local(CostModel):
         at = np.flatnonzero(known)
         if len(at):
             mean[at], variance[at] = self.fit.predict(rows.take(at))
-        return mean[which], self.widened * np.sqrt(variance[which])
+            variance *= self.widened**2
+        here, own = self._here(distinct, apart, mean)
+        here &= known
+        mean, variance = np.where(here, own[0], mean), np.where(here, own[1], variance)
+        return mean[which], np.sqrt(variance[which])
 
     def total(self, calls: Calls, place: Float64 | None = None) -> tuple[float, float]:
         """Return seconds of all calls that can be spoken of, and the standard deviation of its logarithm."""
@@ -288,18 +299,25 @@ class Local(CostModel):
         at = np.flatnonzero(known)
         if not len(at):
             return 0.0, 0.0
-        rows, times = rows.take(at), times[at]
-        if len(rows) > _TOGETHER:  # the largest decide how sure the sum is
-            mean, _ = self.fit.predict(rows)
-            most = np.argsort(-np.exp(mean) * times)[:_TOGETHER]
-            seconds = float((np.exp(mean) * times).sum())
-            rows, times = rows.take(most), times[most]
-        else:
-            seconds = 0.0
-        mean, among = self.fit.among(rows)
-        each = np.exp(mean) * times
-        share = each / each.sum()
-        return max(seconds, float(each.sum())), self.widened * float(np.sqrt(max(share @ among @ share, 0.0)))
+        distinct, apart = distinct.take(at), None if apart is None else apart[at]
+        rows, times, (mean, _) = rows.take(at), times[at], self.fit.predict(rows.take(at))
+        here, own = self._here(distinct, apart, mean)
+        each = np.exp(np.where(here, own[0], mean)) * times
+        most = np.argsort(-each)[:_TOGETHER]  # the largest decide how sure the sum is
+        among = self.widened**2 * self.fit.among(rows.take(most))[1]
+        among[here[most]] = among[:, here[most]] = 0.0  # what was measured errs by itself
+        among[np.diag_indices(len(most))] += np.where(here, own[1], 0.0)[most]
+        share = each[most] / each[most].sum()
+        return float(each.sum()), float(np.sqrt(max(share @ among @ share, 0.0)))
+
+    def shares(self, calls: Calls, place: Float64 | None = None) -> Float64:
+        """Return the share of each of RESOURCES in the seconds of all calls that can be spoken of."""
+        rows, known = self._rows(calls, place)
+        at = np.flatnonzero(known)
+        if not len(at):
+            return np.zeros(len(RESOURCES))
+        total, share = self.fit.spent(rows.take(at))
+        return np.asarray(total @ share / total.sum())
 
     def telling(self, calls: Calls, place: Float64 | None = None) -> Iterator[int]:
         """Yield the calls by what their times would say of the sum of all: greedily, what lowers its variance most."""
@@ -317,6 +335,23 @@ class Local(CostModel):
             best = int(np.argmax((among @ spent) ** 2 / (np.diag(among) + NOISE**2)))
             yield int(first[best])
             among = among - np.outer(among[:, best], among[best]) / (among[best, best] + NOISE**2)
+
+    def _here(self, calls: Calls, place: Float64 | None, others: Float64) -> tuple[npt.NDArray[np.bool_], Float64]:
+        """Return which of these calls were measured themselves, and log seconds and variance of those [2 x n].
+
+        A time of which the other measured calls say, in logarithms, that it should be some quite other one, is as
+        unsure as that differs.
+        """
+        found = np.full((2, len(calls)), np.nan)
+        given = np.full(len(calls), self.place) if place is None else place
+        for i, key in enumerate(map(" ".join, zip(calls.op, calls.text, strict=True))):
+            if (far := self.seconds.get(key, 0.0)) > 0.0:
+                near = self.seconds.get(f"near {key}", far)
+                apart = max(self.seconds.get(unsure_key(each), 1.0) for each in (key, f"near {key}"))
+                found[:, i] = np.log(near + given[i] * (far - near)), NOISE**2 + np.log(apart) ** 2
+        off = np.abs(others - found[0])
+        found[1] += np.where(off > _ODD, off / TENTH, 0.0) ** 2
+        return np.isfinite(found[0]), found
 
     def _rows(self, calls: Calls, place: Float64 | None) -> tuple[RegressionRows, npt.NDArray[np.bool_]]:
         given = np.full(len(calls), self.place) if place is None else place
@@ -341,7 +376,7 @@ def _distinct(calls: Calls, place: Float64 | None) -> tuple[Calls, npt.NDArray[n
     return calls.take(at), which, None if place is None else places[at]
 
 
-def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[RegressionRows, Float64, int]:
+def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[RegressionRows, Float64, Float64, int]:
     names = [key for key in seconds if key.startswith("aten::") and " " in key and "channels_last" not in key]
     calls = Calls.of([(name, text) for name, _, text in (key.partition(" ") for key in names)])
     keep = np.flatnonzero(rows_of(calls, prices, 0.0)[1])
@@ -351,6 +386,7 @@ def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[RegressionR
     near = np.array([f"near {key}" in seconds for key in names], dtype=bool)
     far_rows, _ = rows_of(calls, prices, near.astype(np.float64))
     near_rows = rows_of(calls, prices, 0.0)[0].take(np.flatnonzero(near))
-    log_s = [seconds[key] for key in names]
-    log_s += [seconds[f"near {key}"] for key, has in zip(names, near, strict=True) if has]
-    return far_rows.with_more(near_rows), np.log(np.array(log_s, dtype=np.float64)), len(names)
+    keys = [*names, *(f"near {key}" for key, has in zip(names, near, strict=True) if has)]
+    taken = np.array([[seconds[key], seconds.get(unsure_key(key), 1.0)] for key in keys], dtype=np.float64)
+    log_s, unsure = np.log(taken.reshape(-1, 2)).T
+    return far_rows.with_more(near_rows), log_s, unsure, len(names)
