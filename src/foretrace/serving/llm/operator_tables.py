@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from foretrace.arrays import Float64
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device, find
 from foretrace.serving.llm.step_law import LawTimes
+from foretrace.shipped import optional
 
 _Key = tuple[Any, ...]
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim")
@@ -207,9 +208,7 @@ class MeasuredTimes(LawTimes):
         return np.maximum.accumulate(np.where(np.isfinite(seconds), seconds, by_law), axis=1)
 
     def prefill(self, chunk: Float64, context: Float64) -> Float64:
-        """See `LawTimes`. A chunk costs what the whole prompt does more than the context alone, and never less than
-        the chunk alone.
-        """
+        """See `LawTimes`. A chunk costs what prompt costs more than context, and never less than the chunk alone."""
         grid, scale = self._attention_table("prefill")
         if grid is None:
             return super().prefill(chunk, context)
@@ -250,13 +249,9 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _rows(path: Path, most: int = 0) -> list[dict[str, Any]]:
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            "pyarrow is needed to read tables of operators: pip install 'foretrace[tables]'."
-        ) from error
+    arrow = optional("pyarrow", "reading tables of operators", "'foretrace[tables]'")
+    from pyarrow import parquet
+
     try:
         file = parquet.ParquetFile(path)
         table = next(file.iter_batches(batch_size=most)) if most else file.read()
@@ -267,9 +262,7 @@ def _rows(path: Path, most: int = 0) -> list[dict[str, Any]]:
 
 
 def _grids(rows: list[dict[str, Any]], names: Iterable[str], sizes: Iterable[str]) -> dict[_Key, TimeGrid]:
-    """Return grids of the rows that count, by what is in the columns `names`. Times in a graph count where both ways
-    were measured.
-    """
+    """Return grids of the rows that count, by what is in the columns `names`; of both ways, those in a graph count."""
     measured: dict[_Key, dict[tuple[int, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in [row for row in rows if "graph" in str(row.get("kernel_source", ""))] or rows:
         at, latency_ms = tuple(int(row[each]) * _BYTES.get(each, 1) for each in sizes), float(row["latency"])
