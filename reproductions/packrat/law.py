@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from foretrace.arrays import Float64
-from foretrace.serving.server.latencies import LatencyProfile
+from foretrace.serving.server.measure import LatencyProfile
 from foretrace.serving.server.split import ModelInstance
 
 _CACHED = 8.0  # samples at which half of the extra cost is reached

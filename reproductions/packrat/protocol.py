@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.serving.server.latencies import LatencyProfile, read
+from foretrace.serving.server.measure import LatencyProfile, read
 from foretrace.serving.server.split import CoreSplit, ModelInstance, split_table
 from reproductions import parser_of, shared_data
 from reproductions.packrat.law import fit

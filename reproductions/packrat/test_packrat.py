@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretrace.serving.server.latencies import LatencyProfile, read
+from foretrace.serving.server.measure import LatencyProfile, read
 from foretrace.serving.server.split import ModelInstance
 from reproductions.packrat.law import LatencyLaw, fit
 from reproductions.packrat.protocol import cells, fat_over_optimum, page, thin_over_optimum

@@ -19,12 +19,14 @@ import zlib
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.arrays import Array
+
+Struct = TypeVar("Struct")
 
 ALLOW_LARGE = "FORETRACE_ALLOW_LARGE"
 # Deflate cannot pack more than 1,030 : 1. Recordings reach 30 : 1, and since hardly two of their time stamps are
@@ -182,6 +184,16 @@ def read_text(path: Path, *, mend: str = "give a file that exists", lenient: boo
         return data.decode("utf-8-sig", errors="replace" if lenient else "strict")
     except UnicodeDecodeError as error:
         raise ForetraceError(f"{path} is no text (byte {error.start:,} is not UTF-8); {mend}.") from None
+
+
+def read_struct(path: Path, kind: type[Struct], what: str, mend: str) -> Struct:
+    """Return the struct that a file holds as JSON. Raises ForetraceError: it is no `what`, and how to `mend` that."""
+    import msgspec  # here: --help needs none
+
+    try:
+        return msgspec.json.decode(read_bytes(path, mend=mend), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ForetraceError(f"{path} is no {what} ({error}); {mend}.") from None
 
 
 def parse_json(text: str | bytes, where: str, *, mend: str = "mend it") -> Any:

@@ -1,4 +1,4 @@
-"""What packages bring: the rows of our CSV tables as dataclasses, and the entry points of all that are installed."""
+"""What packages bring: the rows of our CSV tables, the entry points of all that are installed, and optional modules."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.resources import files
 from typing import Any, TypeVar
+
+from foretrace.errors import MissingExtraError
 
 Row = TypeVar("Row")
 
@@ -27,6 +29,14 @@ def rows(
         cells = {key: (special or {}).get(key, str)(value) for key, value in row.items() if value}
         found.append(msgspec.convert(cells, kind, strict=False))
     return tuple(found)
+
+
+def optional(name: str, needs: str, install: str) -> Any:
+    """Return a module of an optional package. Raises MissingExtraError, in the name of what `needs` it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise MissingExtraError(f"{needs} needs {name}, which is not installed: pip install {install}") from None
 
 
 def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:

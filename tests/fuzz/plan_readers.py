@@ -44,7 +44,7 @@ def _play_problem(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _play_latencies(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.serving.server.latencies import read
+    from foretrace.serving.server.measure import read
     from foretrace.serving.server.split import split_table
 
     for profile in read(path):
@@ -163,7 +163,7 @@ def plan_readers() -> Iterator[Reader]:
     """The readers of this file."""
     files = {
         "placement": ("plan.placement.problem", "problem.json", json.dumps(PROBLEM), _play_problem),
-        "latencies": ("serving.server.latencies", "profile.csv", LATENCIES, _play_latencies),
+        "latencies": ("serving.server.measure", "profile.csv", LATENCIES, _play_latencies),
         "arrivals": ("serving.server.load", "log.csv", ARRIVALS, _play_arrivals),
         "reuse": ("training.rows.lookups", "stats.txt", REUSE, _play_reuse),
         "serve-plan": ("serving.server.run", "plan.json", json.dumps(SERVE_PLAN), _play_serve_plan),

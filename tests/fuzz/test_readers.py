@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "foretrace"
 NAMES = sorted(readers())
 
 # The doors through which files of others come in, and what may open files beside them.
-DOORS = {"read_bytes", "read_text", "sources", "parse_json", "parse_yaml"}
+DOORS = {"read_bytes", "read_struct", "read_text", "sources", "parse_json", "parse_yaml"}
 # Models that a server loads are programs: they are loaded in a process of their own, whose end is an answer.
 OWN_FILES = re.compile(
     r"^(reading|files|shipped|executor|compiled|flow)\.py$|^(experiment/(links/(?!calibrate)|rows/|worker|forks|cores|runner|stalls|differential)|trace/(observe|autorecord|recorder|"

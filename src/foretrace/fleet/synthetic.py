@@ -292,10 +292,7 @@ def fit(workload: Workload) -> Generator:
 
 def load_generator(path: Path) -> Generator:
     """Return what `save` wrote. Raises ForetraceError where the file is not that."""
-    try:
-        made = msgspec.json.decode(reading.read_bytes(path), type=Generator)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ForetraceError(f"{path} is no generator of workloads ({error}); make one from a log.") from None
+    made = reading.read_struct(path, Generator, "generator of workloads", "make one from a log")
     if made.version != VERSION:
         raise ForetraceError(
             f"{path} is a generator of version {made.version}, this is version {VERSION}; fit it again."

@@ -142,9 +142,7 @@ def llm_simulated(found: Simulated, *, grid: float | None = None) -> LlmSimulate
 
 
 def headline(found: Simulated) -> str:
-    """Return text such as "2.01 requests per second are answered: the first token after 91 ms (p99 236 ms), then one
-    every 20 ms".
-    """
+    """Return text such as "2.01 requests per second are answered: the first token after 91 ms (p99 236 ms), ..."."""
     figures, asked = found.figures, found.requests
     ttft, tpot = figures.latencies["ttft"], figures.latencies["tpot"]
     rate = digits(figures.rates["requests_per_s"].value or 0)

@@ -97,9 +97,7 @@ def _serve(source: ModelSource, split: str) -> str:
 
 
 def _headline(plan: SplitPlan) -> str:
-    """Return text such as "2 × (1 thread, batch 32): 15.2 ms (10.8 – 21.1) per batch of 64, 1.43× faster than one
-    instance …".
-    """
+    """Return text such as "2 × (1 thread, batch 32): 15.2 ms (10.8 – 21.1) per batch of 64, 1.43× faster than …"."""
     best, fat = plan.chosen, plan.named(FAT)
     unit = unit_for(best.latency_s)
     time = f"{digits(best.latency_s / unit.seconds)} {unit.name} ({between(best.low_s, best.high_s, unit)})"

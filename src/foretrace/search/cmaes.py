@@ -5,16 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from math import inf, nan, prod
 from typing import Any
 
 import numpy as np
 
 from foretrace.arrays import Float64
-from foretrace.errors import MissingExtraError
 from foretrace.search.space import Point
 from foretrace.search.strategy import SearchContext, Steps
+from foretrace.shipped import optional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +47,7 @@ class CMAES:
 def _cma() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of plots that it could not draw
-        try:
-            return import_module("cma")
-        except ImportError:
-            raise MissingExtraError("CMA-ES needs cma; install it with pip install 'foretrace[search]'.") from None
+        return optional("cma", "CMA-ES", "'foretrace[search]'")
 
 
 def _finite(costs: Sequence[float]) -> Float64:

@@ -66,18 +66,10 @@ class Requests:
 
 
 def of(
-    arrival_s: Array | list[float],
-    prompt: Array | list[int],
-    output: Array | list[int],
-    *,
-    hash_first: Array | None = None,
-    hashes: Array | None = None,
-    hash_tokens: int = 0,
-    concurrency: int = 0,
-    drawn: bool = False,
-    source: str = "requests",
-    notes: tuple[str, ...] = (),
-) -> Requests:
+    arrival_s: Array | list[float], prompt: Array | list[int], output: Array | list[int], *,
+    hash_first: Array | None = None, hashes: Array | None = None, hash_tokens: int = 0, concurrency: int = 0,
+    drawn: bool = False, source: str = "requests", notes: tuple[str, ...] = (),
+) -> Requests:  # fmt: skip
     """Return requests from columns, sorted by arrival. Raises ForetraceError where a number cannot be."""
     at, lengths = np.asarray(arrival_s, np.float64), [np.asarray(each, np.float64) for each in (prompt, output)]
     if not len(at):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
-from foretrace.serving.server.latencies import LatencyProfile, read, samples_for
+from foretrace.serving.server.measure import LatencyProfile, read, samples_for
 from foretrace.serving.server.split import CoreSplit, ModelInstance
 
 HEAD = "model,threads,batch,latency_ms\n"

@@ -13,8 +13,7 @@ pytest.importorskip("torch")
 from foretrace.errors import ForetraceError
 from foretrace.hardware import processor
 from foretrace.serving.server import measure
-from foretrace.serving.server.latencies import LatencyProfile, read
-from foretrace.serving.server.measure import facts_of, measure_profile, points, run_in_turns, running
+from foretrace.serving.server.measure import LatencyProfile, facts_of, measure_profile, points, run_in_turns, running
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.run import usable
 from foretrace.serving.server.split import CoreSplit, ModelInstance
@@ -61,7 +60,7 @@ def test_a_profile_is_measured_resumed_and_kept_from_others(
     )
     assert told[2:] == ["1 threads, batch 4"], "what is in the file is not measured again"
 
-    (kept,) = read(path)
+    (kept,) = measure.read(path)
     assert "module" in kept.origin and "torch" in kept.origin
     LatencyProfile(model=source.name, samples_s=kept.samples_s, origin="another machine").save(path)
     with pytest.raises(ForetraceError, match=r"holds a profile of .* from elsewhere \(another machine\)"):

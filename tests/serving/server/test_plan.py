@@ -12,7 +12,7 @@ import pytest
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger
 from foretrace.experiment.statistics import Ratio, Verdict
-from foretrace.serving.server import latencies
+from foretrace.serving.server import measure
 from foretrace.serving.server import plan as plans
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.plan import INTERFERENCE, NOISE, SplitPlan, plan_splits, try_plan
@@ -66,7 +66,7 @@ def test_what_cannot_be_planned(how: dict[str, Any], said: str, recorded: Path) 
 
 
 def test_the_search_uses_no_refused_point_and_fat_and_thin_stay(recorded: Path) -> None:
-    (profile,) = latencies.read(recorded)
+    (profile,) = measure.read(recorded)
     refused = (ModelInstance(1, 1), ModelInstance(2, 2), ModelInstance(4, 4))
     found = plans._planned(replace(profile, refused=refused), 4, 4, 0.5, None)
     others = [each.instances for each in found.splits if each.name not in ("fat", "thin")]
@@ -75,7 +75,7 @@ def test_the_search_uses_no_refused_point_and_fat_and_thin_stay(recorded: Path) 
 
 
 def test_memory_holds_so_many_instances(recorded: Path) -> None:
-    (profile,) = latencies.read(recorded)
+    (profile,) = measure.read(recorded)
     found = plans._planned(profile, 4, 4, 0.5, 2)
     assert [each.name for each in found.splits] == ["2x2:2", "fat"]
     assert [(each.name, each.why) for each in found.rejected] == [
@@ -99,7 +99,7 @@ def test_a_split_that_would_win_alone_is_run_before_it_is_chosen(
         turns.append(list(splits))
         return {name: [[took[len(split)] * each] for each in (0.98, 1, 1.02)] for name, split in splits.items()}
 
-    monkeypatch.setattr(plans, "run_in_turns", run)
+    monkeypatch.setattr(measure, "run_in_turns", run)
     found = plans._with_interference(replace(planned(recorded), source=ModelSource(name="m")), print)
     assert turns == [["thin", "fat", "2x2:2", "1x2:2+2x1:1"]]
     assert [each.name for each in found.splits] == ["2x2:2", "1x2:2+2x1:1", "fat", "thin"]
@@ -119,7 +119,7 @@ def test_a_row_of_the_ledger_holds_the_comparison(
 ) -> None:
     took = {"fat": 0.018, "again": 0.018, "alone": 0.015, "thin": 0.012}
     monkeypatch.setattr(
-        plans, "run_in_turns", lambda source, splits, **how: {name: [[took[name]]] * 2 for name in splits}
+        measure, "run_in_turns", lambda source, splits, **how: {name: [[took[name]]] * 2 for name in splits}
     )
     plan = replace(planned(recorded), source=ModelSource(name="m", size="tiny"))
     best = msgspec.structs.replace(plan.chosen, over_fat=Ratio(value=0.6, low=0.5, high=0.7))
@@ -143,8 +143,6 @@ def test_a_real_model_is_planned_run_and_written_down(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from foretrace.serving.server import measure
-
     monkeypatch.setattr(measure, "ATTEMPTS", 1)
     monkeypatch.setattr(measure, "MOST_SPREAD", 1e9)
     monkeypatch.setattr(plans, "_RUN_S", 0.1)

@@ -255,7 +255,7 @@ def test_clients_that_left_and_a_stop_while_requests_are_here(serve: Serve, scri
         (["MODEL:net", "--certificate", "MODEL"], "go together"),
         (["MODEL:net", "--certificate", "MODEL", "--key", "MODEL"], "the certificate or its key cannot be used"),
         (["MODEL:net", "--token-file", "/dev/null"], "must be one word of at least 16 characters"),
-        (["MODEL:net", "--plan", "MODEL"], "must be the JSON of foretrace serve plan"),
+        (["MODEL:net", "--plan", "MODEL"], "is no JSON of foretrace serve plan"),
         (["MODEL:net", "--plan", "MODEL", "--split", "1x1:1"], "give one of them"),
         (["resnet5o"], "did you mean resnet50"),
     ],

@@ -23,7 +23,7 @@ import numpy as np
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
-from foretrace.reading import read_bytes, read_text
+from foretrace.reading import read_struct, read_text
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.metrics import Latency, latency_statistics
 from foretrace.serving.llm.step_times import StepTimes
@@ -87,12 +87,7 @@ class EngineCalibration(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_calibration(path: Path) -> EngineCalibration:
     """Return what `save` wrote. Raises ForetraceError."""
-    try:
-        return msgspec.json.decode(read_bytes(path), type=EngineCalibration)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ForetraceError(
-            f"{path} is no calibration of a server ({error}); foretrace llm calibrate makes one."
-        ) from None
+    return read_struct(path, EngineCalibration, "calibration of a server", "make one with foretrace llm calibrate")
 
 
 def scaled(steps: StepTimes, level: float, host_s: float, request_s: float, low: float, high: float) -> StepTimes:

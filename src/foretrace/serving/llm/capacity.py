@@ -22,7 +22,7 @@ from foretrace.errors import ForetraceError
 from foretrace.files import write_text
 from foretrace.hardware.devices import named
 from foretrace.hardware.instances import instances
-from foretrace.reading import read_bytes
+from foretrace.reading import read_struct
 from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import Served, simulate
 from foretrace.serving.llm.metrics import falls_behind, latency_statistics, limits
@@ -247,10 +247,7 @@ def read_state(state: Path | None, question: str) -> tuple[EngineCapacity, ...]:
     """Return what a search has kept, if there is a file. Raises ForetraceError for one of another question."""
     if state is None or not state.exists():
         return ()
-    try:
-        kept = msgspec.json.decode(read_bytes(state), type=_Kept)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ForetraceError(f"{state} is no state of a capacity search ({error}); give another file.") from None
+    kept = read_struct(state, _Kept, "state of a capacity search", "give another file")
     if kept.question != question:
         raise ForetraceError(f"{state} answers another question; give another `state=`, or remove that file.")
     return kept.found

@@ -25,9 +25,7 @@ HOST = (0.05, 0.3, 1.0)
 
 
 def read_draft(text: str, target: ServedModel) -> ServedModel:
-    """Return a draft by layers x width (2x2048), by name, or its config.json. Raises ForetraceError where it cannot be
-    one.
-    """
+    """Return a draft by layers x width (2x2048), by name, or config.json. ForetraceError where it can be none."""
     if shape := re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{1,5})", text):
         draft = draft_like(target, int(shape[1]), int(shape[2]))
     elif re.match(r"\d", text):  # no decoder's name begins so

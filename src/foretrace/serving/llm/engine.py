@@ -132,17 +132,9 @@ def check_word(name: str, word: str, known: Collection[str]) -> None:
 
 
 def simulate(
-    requests: Requests,
-    steps: StepTimes,
-    rules: EngineRules | None = None,
-    *,
-    replicas: int = 1,
-    router: str = "round-robin",
-    end: int = MIDDLE,
-    log: int = 0,
-    begun_s: Float64 | None = None,
-    on: str = "here",
-) -> Served:
+    requests: Requests, steps: StepTimes, rules: EngineRules | None = None, *, replicas: int = 1,
+    router: str = "round-robin", end: int = MIDDLE, log: int = 0, begun_s: Float64 | None = None, on: str = "here",
+) -> Served:  # fmt: skip
     """Serve requests with so many equal engines.
 
     Args:

@@ -187,14 +187,10 @@ def advance(state: EngineArrays, table: TimeTable, mine: Int64, until: float) ->
 
 @njit()
 def _chosen(load: Int64, found: Int64, prompt: int, block: int) -> int:
-    """Return which engine gets a request.
+    """Return which engine gets a request of so many `prompt` tokens.
 
-    Args:
-        load: (R,) requests at each.
-        found: (R,) leading blocks of the prompt that each has in its prefix cache; 0 unless the router is prefix-aware.
-        prompt: tokens.
-        block: tokens of such a block.
-
+    `load` (R,): requests at each; `found` (R,): leading blocks of the prompt, of `block` tokens, in each prefix cache,
+    0 unless the router is prefix-aware.
     """
     least, best, most = np.argmin(load), np.argmax(found), load.max()
     near = most - load[least] <= _MOST_MORE or most <= _MOST_TIMES * load[least]

@@ -60,9 +60,7 @@ class Limit:
 
 
 def limits(text: str) -> tuple[Limit, ...]:
-    """Return limits from NAME[.STATISTIC]=TIME, several with spaces; without a statistic it is p99. Raises
-    ForetraceError.
-    """
+    """Return limits from NAME[.STATISTIC]=TIME, several with spaces, by default of p99. Raises ForetraceError."""
     known = [*LATENCIES, *(f"{latency}.{of}" for latency in LATENCIES for of in STATISTICS)]
     words = text.lower().split()
     if bare := next((each for each in words if "=" not in each), ""):

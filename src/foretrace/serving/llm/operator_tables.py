@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from foretrace.arrays import Float64
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device, find
 from foretrace.serving.llm.step_law import LawTimes
+from foretrace.shipped import optional
 
 _Key = tuple[Any, ...]
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim")
@@ -89,12 +90,8 @@ class OperatorTables:
     experts: (type, sizes) -> (tokens); all_reduce: (devices) -> (bytes).
     """
 
-    grids: Mapping[str, Mapping[_Key, TimeGrid]]
+    grids: Mapping[str, Mapping[_Key, TimeGrid]]  # of every kind, none where it was not measured
     sources: Mapping[str, str]  # kind of table -> engine and version
-
-    def of(self, kind: str) -> Mapping[_Key, TimeGrid]:
-        """Return the grids of a kind, none where it was not measured."""
-        return self.grids.get(kind, {})
 
 
 def multiplied(grid: TimeGrid, m: Float64, n: float, k: float) -> Float64:
@@ -127,7 +124,8 @@ class MeasuredTimes(LawTimes):
 
     def _table(self, kind: str, *keys: _Key) -> TimeGrid | None:
         """Return the first of these tables that was measured, and note which part comes from where."""
-        found = next((self.tables.of(kind)[key] for key in keys if key in self.tables.of(kind)), None)
+        grids = self.tables.grids[kind]
+        found = next((grids[key] for key in keys if key in grids), None)
         if found is None:
             self.left.append(f"{kind.replace('_', '-')}: by the law, it was not measured")
         else:
@@ -180,7 +178,7 @@ class MeasuredTimes(LawTimes):
 
     def output(self, sequences: Float64) -> Float64:
         """See `LawTimes`."""
-        grid = self.tables.of("gemm").get(("bfloat16",))
+        grid = self.tables.grids["gemm"].get(("bfloat16",))
         if grid is None:
             return super().output(sequences)
         rows = np.maximum(sequences / self.layout.dp, 1.0)
@@ -190,7 +188,7 @@ class MeasuredTimes(LawTimes):
         """Return the grid of this attention, and the factor on it: heads divide the work."""
         model, tp = self.model, self.layout.tp
         wanted = (max(model.heads // tp, 1), max(model.kv_heads // tp, 1), model.head)
-        key = None if model.latent or self.kept.cache < 2 else nearest(self.tables.of(kind), wanted)
+        key = None if model.latent or self.kept.cache < 2 else nearest(self.tables.grids[kind], wanted)
         grid = self._table(kind, *([key] if key else []))
         if not key:
             return grid, 1.0
@@ -207,9 +205,7 @@ class MeasuredTimes(LawTimes):
         return np.maximum.accumulate(np.where(np.isfinite(seconds), seconds, by_law), axis=1)
 
     def prefill(self, chunk: Float64, context: Float64) -> Float64:
-        """See `LawTimes`. A chunk costs what the whole prompt does more than the context alone, and never less than
-        the chunk alone.
-        """
+        """See `LawTimes`. A chunk costs what prompt costs more than context, and never less than the chunk alone."""
         grid, scale = self._attention_table("prefill")
         if grid is None:
             return super().prefill(chunk, context)
@@ -231,7 +227,8 @@ def read_tables(folder: Path, device: Device, engine: str) -> OperatorTables:
             found[path.name.removesuffix("_perf.parquet")].append(path)
         else:
             others.add(name or path.parent.name)
-    grids, sources = {}, {}
+    sources = dict[str, str]()
+    grids: dict[str, dict[_Key, TimeGrid]] = {kind: {} for kind in _FILES}
     for kind, (file, names, sizes) in _FILES.items():
         if file in found:
             path = max(found[file], key=lambda each: (each.parent.parent.name == engine, _version(each.parent.name)))
@@ -239,7 +236,7 @@ def read_tables(folder: Path, device: Device, engine: str) -> OperatorTables:
             sources[kind] = f"{path.parent.parent.name} {path.parent.name}"
             if not grids[kind]:
                 raise ForetraceError(f"{path} holds no time above 0 that can be taken; copy it again.")
-    if not grids:
+    if not sources:
         there = ", ".join(sorted(others)[:4]) or "no such file"
         raise ForetraceError(f"{folder} holds no measured operators of {device.short} ({there}); give another folder.")
     return OperatorTables(grids=grids, sources=sources)
@@ -250,13 +247,9 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _rows(path: Path, most: int = 0) -> list[dict[str, Any]]:
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            "pyarrow is needed to read tables of operators: pip install 'foretrace[tables]'."
-        ) from error
+    arrow = optional("pyarrow", "reading tables of operators", "'foretrace[tables]'")
+    from pyarrow import parquet
+
     try:
         file = parquet.ParquetFile(path)
         table = next(file.iter_batches(batch_size=most)) if most else file.read()
@@ -267,9 +260,7 @@ def _rows(path: Path, most: int = 0) -> list[dict[str, Any]]:
 
 
 def _grids(rows: list[dict[str, Any]], names: Iterable[str], sizes: Iterable[str]) -> dict[_Key, TimeGrid]:
-    """Return grids of the rows that count, by what is in the columns `names`. Times in a graph count where both ways
-    were measured.
-    """
+    """Return grids of the rows that count, by what is in the columns `names`; of both ways, those in a graph count."""
     measured: dict[_Key, dict[tuple[int, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in [row for row in rows if "graph" in str(row.get("kernel_source", ""))] or rows:
         at, latency_ms = tuple(int(row[each]) * _BYTES.get(each, 1) for each in sizes), float(row["latency"])

@@ -377,9 +377,7 @@ def _unlink(state: EngineArrays, entry: int) -> None:
 
 @njit()
 def matched(state: EngineArrays, i: int, most: int) -> tuple[int, int]:
-    """Return how many leading blocks of the prompt the prefix cache holds, at most `most`, and how many of them nobody
-    uses.
-    """
+    """Return how many leading blocks of the prompt, at most `most`, the prefix cache holds, and how many are unused."""
     s = state.seqs[i]
     found = unused = 0
     while found < min(most, s.hash_n):

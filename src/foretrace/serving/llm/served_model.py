@@ -101,9 +101,7 @@ _NAMES = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3"}
 
 
 def served_model(name: str) -> ServedModel:
-    """Return the model of this name, or of a `config.json` of llama or mistral. Raises ForetraceError with
-    near names.
-    """
+    """Return the model of this name, or of a `config.json` of llama or mistral. ForetraceError has near names."""
     bare = name.rpartition("/")[2] if "/" in name and not name.endswith(".json") else name
     if found := resolve(bare, SERVED, _NAMES):
         return SERVED[found]

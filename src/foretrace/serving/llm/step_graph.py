@@ -71,9 +71,7 @@ def steps_graph(run: Served, steps: StepTimes, rules: EngineRules) -> TaskGraph:
 
 
 def _ranged(graph: TaskGraph, run: Served, steps: StepTimes) -> TaskGraph:
-    """Return the graph with the range of the step times, wider for steps beyond the grids (prompts taken as one
-    chunk).
-    """
+    """Return the graph with the range of the step times, wider beyond the grids (prompts are taken as one chunk)."""
     t = steps.table
     far = [max(beyond(t, row), (row.prompts > 0) * row.tokens / t.chunk[-1], 1.0) for row in run.log]
     rows = np.flatnonzero(np.isin(graph.kind, (TaskKind.CPU, TaskKind.KERNEL)))

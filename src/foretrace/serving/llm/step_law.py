@@ -201,9 +201,7 @@ class LawTimes:
         self, nbytes: float | Float64, multiplied: Float64, peak: str, rate: float | None = None,
         flops: float | None = None,
     ) -> Float64:  # fmt: skip
-        """Return products that read so many bytes and multiply and add so often, at shares of the peaks (the law's
-        dense).
-        """
+        """Return products that read so many bytes and multiply and add so often, at shares of peaks (dense ones)."""
         rate = self.law.weight_rate if rate is None else rate
         flops = self.law.dense_flops if flops is None else flops
         found: Float64 = np.hypot(

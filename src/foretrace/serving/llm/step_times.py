@@ -95,9 +95,7 @@ class StepTimes:
             raise ForetraceError(f"the range of a step must hold 1, got `low={t.low:g}` and `high={t.high:g}`.")
 
     def capacity_tokens(self, utilisation: float, tokens_per_step: int) -> float:
-        """Return tokens whose keys and values fit beside weights, activations of the largest step, and buffers; may be
-        < 0.
-        """
+        """Return tokens that fit beside weights, activations of the largest step, and buffers; it may be below 0."""
         free = self.memory_bytes * utilisation - self.weight_bytes - self.buffer_bytes
         return (free - self.activation_bytes_per_token * tokens_per_step) / self.kv_bytes_per_token
 

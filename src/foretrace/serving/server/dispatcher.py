@@ -346,22 +346,16 @@ class Dispatcher:
         reported in the log and tried again.
         """
         estimator = BatchEstimator()
-
-        async def sample() -> None:
-            while True:
+        while True:
+            for _ in range(max(round(every_s / SAMPLE_S), 1)):
                 estimator.sample(self.waiting + self.running)
                 await asyncio.sleep(SAMPLE_S)
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(sample())
-            while True:
-                await asyncio.sleep(every_s)
-                best = splits[min((each for each in splits if each >= estimator.batch), default=max(splits))]
-                if best != self.active.split and not self.changing:
-                    try:
-                        await self.reconfigure(best)
-                    except ForetraceError as error:
-                        logging.getLogger(__name__).warning("the split stays: %s", error)
+            best = splits[min((each for each in splits if each >= estimator.batch), default=max(splits))]
+            if best != self.active.split and not self.changing:
+                try:
+                    await self.reconfigure(best)
+                except ForetraceError as error:
+                    logging.getLogger(__name__).warning("the split stays: %s", error)
 
     async def close(self, patience_s: float) -> None:
         """Take no more requests, answer those that are here within `patience_s`, and end all processes."""

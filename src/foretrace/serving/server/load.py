@@ -22,8 +22,9 @@ from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.serving.requests import column, moment, read_rows
 from foretrace.serving.server import protocol
-from foretrace.serving.server.models import Array, library, said
+from foretrace.serving.server.models import Array, said
 from foretrace.serving.server.protocol import DATATYPES, InferRequest, ModelMetadata, RequestTensor
+from foretrace.shipped import optional
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -91,7 +92,7 @@ def load(
     Every request holds `samples` random samples of the model that the URL names, else of the first one that is served.
     Raises ForetraceError where the server does not answer, or has no such model; MissingExtraError without aiohttp.
     """
-    library("aiohttp", "'foretrace[serve]'")
+    optional("aiohttp", "loading a server", "'foretrace[serve]'")
     import aiohttp
 
     statuses, latencies, late = Counter[str](), list[float](), list[float]()

@@ -18,7 +18,6 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError
+from foretrace.shipped import optional
 
 if TYPE_CHECKING:
     from torch import nn
@@ -196,7 +196,7 @@ class ModelSource:
         return self._module(path.stem, "exported", program.module(), (), given, file=path, fixed=fixed)
 
     def _onnx(self, path: Path, threads: int) -> LoadedModel:
-        onnxruntime = library("onnxruntime", "onnxruntime")
+        onnxruntime = optional("onnxruntime", "serving", "onnxruntime")
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads, settings.inter_op_num_threads = threads, 1
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -256,17 +256,9 @@ class ModelSource:
         )  # fmt: skip
 
 
-def library(name: str, install: str) -> Any:
-    """Return an optional package. Raises MissingExtraError."""
-    try:
-        return import_module(name)
-    except ImportError:
-        raise MissingExtraError(f"serving needs {name}, which is not installed: pip install {install}") from None
-
-
 def import_torch() -> Any:
     """Return PyTorch. Raises MissingExtraError."""
-    return library("torch", "'foretrace[torch]'")
+    return optional("torch", "serving", "'foretrace[torch]'")
 
 
 def said(error: BaseException) -> str:

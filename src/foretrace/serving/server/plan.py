@@ -20,8 +20,8 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.statistics import LEAST_FLOOR, Arm, Ratio, paired_ratio
 from foretrace.experiment.trial import changed
-from foretrace.serving.server.latencies import LatencyProfile, read, samples_for
-from foretrace.serving.server.measure import SAMPLES, Tell, facts_of, measure_profile, run_in_turns
+from foretrace.serving.server import measure
+from foretrace.serving.server.measure import LatencyProfile, Tell, samples_for
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.run import usable
 from foretrace.serving.server.split import CoreSplit, split_table
@@ -117,7 +117,7 @@ def plan_splits(
     if not 0.5 <= tail < 1:
         raise ForetraceError(f"`tail={tail:g}` must be from 0.5 (the median) to below 1; write 0.99.")
     tell = tell or (lambda what, share: None)
-    recorded = read(profile) if profile is not None and profile.exists() else ()
+    recorded = measure.read(profile) if profile is not None and profile.exists() else ()
     if recorded and not any(each.origin for each in recorded):
         found = next((each for each in recorded if each.model == source.name), None)
         if found is None:
@@ -131,15 +131,15 @@ def plan_splits(
     path = profile or store.cache() / "latencies" / f"{re.sub('[^A-Za-z0-9.]+', '-', source.name)}-{source.size}.csv"
     if profile is None:
         store.make_folder(path.parent)
-    facts = facts_of(source, cores)
+    facts = measure.facts_of(source, cores)
     weights = max(facts.weight_bytes, 1)
     most = None if memory_limit is None else memory_limit // weights
     if most == 0:
         raise ForetraceError(
             f"no split fits: the weights of one instance take {weights / 1e6:.3g} MB; give more `memory_limit=`."
         )
-    measured = measure_profile(
-        source, facts, cores=cores, batch=batch, path=path, samples=max(SAMPLES, samples_for(tail)),
+    measured = measure.measure_profile(
+        source, facts, cores=cores, batch=batch, path=path, samples=max(measure.SAMPLES, samples_for(tail)),
         ours=profile is None, tell=tell,
     )  # fmt: skip
     counted = f"Of memory, weights are counted, {weights / 1e6:.3g} MB per instance, and nothing else."
@@ -200,7 +200,7 @@ def _with_interference(plan: SplitPlan, tell: Tell) -> SplitPlan:
     """
     assert plan.source is not None
     first = sorted(plan.splits, key=lambda each: each.name not in (FAT, THIN))[:_MOST_RUN]
-    runs = run_in_turns(
+    runs = measure.run_in_turns(
         plan.source, {each.name: each.instances for each in first}, cores=plan.cores, seconds=_RUN_S,
         batches=samples_for(plan.quantile), tell=lambda share: tell("running splits in turns", share),
     )  # fmt: skip
@@ -245,7 +245,7 @@ def try_plan(
         )
     splits = {each.name: each.instances for each in plan.splits if each.name in (FAT, THIN, after.name)}
     copies = {AGAIN: splits[FAT]} | ({ALONE: splits[FAT]} if "torch" in plan.source.libraries else {})
-    runs = run_in_turns(plan.source, splits | copies, cores=plan.cores, seconds=seconds, own=ALONE, tell=tell)
+    runs = measure.run_in_turns(plan.source, splits | copies, cores=plan.cores, seconds=seconds, own=ALONE, tell=tell)
     arms = {name: Arm.of(np.mean(blocks, axis=1).tolist()) for name, blocks in runs.items()}
     tried = changed(after.over_fat, arms[FAT], arms[AGAIN], arms[after.name])
     trial = SplitTrial(

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.executor import cores
 from foretrace.hardware.processor import allowed_cores
-from foretrace.serving.server.models import ModelSource, library
+from foretrace.reading import read_struct
+from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.split import CoreSplit
+from foretrace.shipped import optional
 
 TOKEN = "FORETRACE_TOKEN"  # in the environment, where no file is named
 _DRAIN_S = 30  # for requests that are being answered when it stops
@@ -49,12 +50,7 @@ def read_plans(files: Iterable[Path]) -> dict[int, CoreSplit]:
     """Return splits by batch size, from answers of `foretrace serve plan` in JSON. Raises ForetraceError."""
     found = {}
     for file in files:
-        try:
-            plan = msgspec.json.decode(reading.read_bytes(file, mend="write it again"), type=_PlanFile)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ForetraceError(
-                f"{file} must be the JSON of foretrace serve plan, got {error}; write it again."
-            ) from None
+        plan = read_struct(file, _PlanFile, "JSON of foretrace serve plan", "write it again")
         found[plan.batch] = CoreSplit.parse(plan.chosen.split)
     return found
 
@@ -83,7 +79,7 @@ def run_server(
     certificate cannot be loaded, or there is no token where others could ask; MissingExtraError for a package.
     """
     for name in ("uvicorn", "starlette", "prometheus_client"):
-        library(name, "'foretrace[serve]'")
+        optional(name, "serving", "'foretrace[serve]'")
     import uvicorn
 
     from foretrace.serving.server.app import ServerApp
