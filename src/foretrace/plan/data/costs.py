@@ -29,6 +29,7 @@ from foretrace.training.rows.disk import RowsOnDisk
 from foretrace.training.rows.out_of_core import TrainingJob
 from foretrace.training.rows.partitions import GraphSizes, PartitionedGraph
 from foretrace.training.rows.rows import Rows, RowsInMemory
+from foretrace.training.rows.samplers import NeighborLoader
 
 _STEPS, _MOVES = 20, 3
 _ONE_BY_ONE = 64  # edges or targets of a step that reads and writes its rows one by one
@@ -166,13 +167,14 @@ def _classifying(probe: Probe, rows: Rows, random: np.random.Generator, folder: 
     found = []
     for _ in range(_MOVES):
         begin = thread_time()
-        adjacency = nodes.neighbours_within(graph, tuple(range(parts)))
+        lists = nodes.neighbours_within(graph, tuple(range(parts)))
         found.append((thread_time() - begin) / edges)
+
+    loader = NeighborLoader(lists, num_neighbors=job.fanouts, seed=random)
 
     def call(targets: int) -> None:
         chosen = random.choice(rows.count, min(targets, rows.count), replace=False)
-        read = nodes.sample(adjacency, chosen, job.fanouts, random)
-        nodes.step(labels, rows, model, optimizer, read)
+        nodes.step(labels, rows, model, optimizer, loader.sample(chosen))
 
     return call, _levels(found)
 
