@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
-from foretrace.plan.data.candidate import DataCandidate, ranked
+from foretrace.plan.data.plan import DataCandidate, ranked
 from foretrace.training.rows.disk import RowsOnDisk, create
 from foretrace.training.rows.graphs import NodeData
 from foretrace.training.rows.neighbours import (
