@@ -131,8 +131,9 @@ def page(cells: Sequence[Cell], command: str) -> str:
     parts += [
         "## Run on processes\n",
         "`foretrace plan rows ... --devices 2 --run --between 50mbit`: a batch on shaped links, each placement twice "
-        "per round, in turns; *column-wise* tells the rate of the links. Sums are those of whole tables bit by bit, "
-        "bytes those predicted.\n",
+        "per round, in turns. Sums are those of whole tables bit by bit, bytes those predicted. Until the afternoon of "
+        "2026-11-28 the bytes of *column-wise* told the rate of the links; the last runs are predicted by all-to-alls "
+        "that are timed on the links.\n",
         predictions("plan-rows") + "\n",
     ]
     return "\n".join(parts)

@@ -114,6 +114,12 @@ class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True):
     check: bool  # whether to compare with whole tables instead of timing
 
 
+class TimeMessages(msgspec.Struct, frozen=True, kw_only=True):
+    """Time messages of so many `bytes` (workers, workers) from every worker to every other, all at once."""
+
+    bytes: tuple[tuple[int, ...], ...]
+
+
 class RowSetup(msgspec.Struct, frozen=True, kw_only=True):
     """A training over rows of an embedding server: what all of its processes know."""
 

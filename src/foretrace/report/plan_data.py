@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from foretrace.plan.data.candidate import DataCandidate
-from foretrace.plan.data.plan import DataPlan, DataTrial
+from foretrace.plan.data.plan import DataCandidate, DataPlan, DataTrial
 from foretrace.report.blocks import About, Block, Column, Line, listing, notes
 from foretrace.report.units import count, digits, nbytes, seconds, share, span
 from foretrace.report.views import Report

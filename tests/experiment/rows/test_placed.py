@@ -7,7 +7,7 @@ import pytest
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
-from foretrace.experiment.rows.placed import run
+from foretrace.experiment.rows.placed import MessageRate, run
 from foretrace.training.rows.lookups import parse
 from foretrace.training.rows.placement import Mode, PlacedTable, RowPlacement
 
@@ -44,6 +44,30 @@ def test_processes_compute_what_whole_tables_do_and_exchange_what_is_predicted(d
         assert each.gradient_error < 1e-5
         assert each.counted_bytes == each.predicted_bytes > 0
         assert len(each.rounds_s) == len(each.again_s) == 1 and each.predicted_s is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "measured_ms"),
+    [
+        (1 << 19, 0, 83.0),
+        (0, 1 << 19, 83.0),
+        (1 << 18, 1 << 18, 77.8),
+        (1 << 19, 1 << 17, 99.6),
+        (1 << 16, 1 << 16, 11.8),
+    ],
+)
+def test_a_connection_carries_one_way_at_a_time(one: int, other: int, measured_ms: float) -> None:
+    """All-to-alls of two processes of gloo on links of 50 Mbit/s with buckets of 32 KB, as they were timed."""
+    rate = MessageRate(bytes_per_s=(5.97e6,) * 3, waits=1.0, burst_bytes=32_768)
+    value, low, high = rate.seconds([np.array([[0.0, one], [other, 0.0]])])
+    assert 1e3 * value == pytest.approx(measured_ms, rel=0.08)
+    assert low <= 1.001 * measured_ms / 1e3 <= high
+
+
+def test_ways_of_other_connections_do_not_wait_for_each_other() -> None:
+    rate = MessageRate(bytes_per_s=(1e6,) * 3, waits=1.0, burst_bytes=0)
+    assert rate.seconds([1e6 * np.roll(np.eye(3), 1, axis=1)]) == pytest.approx((1, 1, 1))  # a ring of three
+    assert rate.seconds([np.full((3, 3), 1e6) - np.diag([1e6] * 3)]) == pytest.approx((4, 4, 4))
 
 
 def test_what_cannot_be_run_is_said() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.plan.data.candidate import DataCandidate, ranked
+from foretrace.plan.data.plan import DataCandidate, ranked
 
 
 def candidate(name: str, seconds: float, memory: int, reach: float = 1.0) -> DataCandidate:

@@ -11,8 +11,8 @@ import pytest
 
 from foretrace.arrays import Float32, Int64
 from foretrace.errors import ForetraceError
-from foretrace.plan.data.candidate import DataCandidate, ranked
 from foretrace.plan.data.neighbour_caches import candidates, fan_outs, samplers
+from foretrace.plan.data.plan import DataCandidate, ranked
 from foretrace.training.rows.graphs import Adjacency, planted
 from foretrace.training.rows.neighbours import CachePolicy, NeighbourLists, blocks, policies
 from foretrace.training.rows.rows import Rows, RowsInMemory

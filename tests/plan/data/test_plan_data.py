@@ -13,9 +13,8 @@ pytest.importorskip("torch", reason="trains; install the extra torch")
 from msgspec.structs import replace as but
 
 from foretrace.errors import ForetraceError
-from foretrace.plan.data.candidate import DataCandidate, ranked
 from foretrace.plan.data.costs import AccessCosts, Probe, epoch_graph, measure_one
-from foretrace.plan.data.plan import GraphSource, candidate_jobs, plan_data, priced, untimed
+from foretrace.plan.data.plan import DataCandidate, GraphSource, candidate_jobs, plan_data, priced, ranked, untimed
 from foretrace.simulate.timeline import simulate
 from foretrace.training.rows.out_of_core import TrainingJob
 from foretrace.training.rows.partitions import GraphSizes

@@ -52,7 +52,7 @@ def test_an_uncached_step_is_fetch_passes_and_push() -> None:
     np.testing.assert_allclose(uncached_s(moved, ON), expected)
     # Each trainer reads its own two rows in every batch: nothing but the dense gradients is exchanged.
     kept = traffic(plan, **SIZES, cached=True)
-    assert kept.later_out.sum() == kept.back_out[:-1].sum() == kept.fetch_in[1:].sum() == 0
+    assert kept.later.sum() == kept.back[:, :-1].sum() == kept.fetch[:, 1:].sum() == 0
     np.testing.assert_allclose(cached_s(kept, ON, ahead=1)[2:], 0.01 + 2 * dense / 1e6)
 
 
@@ -83,10 +83,10 @@ def test_bytes_are_those_that_trainers_send() -> None:
     sizes = {"row": 9 * NUMBER, "gradient": 8 * NUMBER, "dense": len(done[0].dense) * NUMBER}
     moved = traffic(plan_ahead(found, trainers=trainers, look_ahead=4), **sizes, cached=True)
     for rank, trainer in enumerate(done):
-        sent = (moved.gradients_out + moved.values_out + moved.later_out)[:, rank].sum()
+        sent = (moved.gradients + moved.values + moved.later)[0, :, rank].sum()
         assert peers[rank].bytes_sent == pytest.approx(sent, abs=4 * 2 * trainers * found.batches)  # uneven shares
-        assert sum(each.counters.bytes_read for each in trainer.fetches) == moved.fetch_in[:, rank].sum()
-        written = moved.back_out[:, rank].sum()
+        assert sum(each.counters.bytes_read for each in trainer.fetches) == moved.fetch[1, :, rank].sum()
+        written = moved.back[0, :, rank].sum()
         assert trainer.pushes.counters.bytes_written == written * 9 / 10  # and a number per row
         peers[rank].close()
 

@@ -1,4 +1,4 @@
-"""DENSE against plain recursion over the same one-hop samples, and neighbour samples against their distribution."""
+"""Samples that all layers use (DENSE) against plain recursion over the same one-hop samples, and their distribution."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.training.rows.graphs import Adjacency
-
-pytest.importorskip("torch")
-
-from foretrace.training.rows.nodes import DenseSample, sample
+from foretrace.training.rows.neighbours import NeighbourLists
+from foretrace.training.rows.samplers import NeighborLoader, SampledBatch
 
 
 def graph(nodes: int, edges: int, seed: int) -> Adjacency:
@@ -21,11 +19,18 @@ def graph(nodes: int, edges: int, seed: int) -> Adjacency:
     return Adjacency.of(np.random.default_rng(seed).integers(0, max(nodes // 2, 1), (edges, 2)), nodes)
 
 
-def lists(read: DenseSample) -> dict[int, Int64]:
+def sample(adjacency: Adjacency, targets: Int64, fanouts: list[int], random: np.random.Generator) -> SampledBatch:
+    loader = NeighborLoader(
+        NeighbourLists.of(adjacency), num_neighbors=fanouts, input_nodes=targets, batch_size=len(targets), seed=random
+    )
+    return next(iter(loader))
+
+
+def lists(read: SampledBatch) -> dict[int, Int64]:
     """The one-hop sample of every node that has one."""
-    owners = read.nodes[read.hops[1] :].tolist()
-    parts = np.split(read.nodes[read.places], read.starts[1:-1])
-    return dict(zip(owners, parts, strict=True)) if owners else {}
+    drawn, owner = read.edge_index
+    owners = read.n_id[: sum(read.num_sampled_nodes[:-1])].tolist()
+    return {node: read.n_id[drawn[owner == at]] for at, node in enumerate(owners)}
 
 
 def plain(node: int, layers: int, own: dict[int, Int64], values: Float64) -> float:
@@ -36,13 +41,13 @@ def plain(node: int, layers: int, own: dict[int, Int64], values: Float64) -> flo
     return 2 * plain(node, layers - 1, own, values) + below
 
 
-def by_dense(read: DenseSample, layers: int, values: Float64) -> Float64:
-    found = values[read.nodes]
-    for k in range(layers):
-        read = read.next() if k else read
-        sums = np.zeros(len(read.starts) - 1)
-        np.add.at(sums, np.repeat(np.arange(len(sums)), np.diff(read.starts)), found[read.places])
-        found = 2 * found[read.hops[1] :] + sums
+def by_dense(read: SampledBatch, layers: int, values: Float64) -> Float64:
+    found, (drawn, owner) = values[read.n_id], read.edge_index
+    for hops in range(layers, 0, -1):
+        count, edges = sum(read.num_sampled_nodes[:hops]), sum(read.num_sampled_edges[:hops])
+        sums = np.zeros(count)
+        np.add.at(sums, owner[:edges], found[drawn[:edges]])
+        found = 2 * found[:count] + sums
     return found
 
 
@@ -51,8 +56,8 @@ def test_layers_equal_plain_recursion(nodes: int, edges: int, layers: int, fanou
     adjacency, random = graph(nodes, edges, seed), np.random.default_rng(seed)
     targets = random.permutation(nodes)[: max(nodes // 3, 1)]
     read = sample(adjacency, targets, [fanout] * layers, random)
-    assert len(np.unique(read.nodes)) == len(read.nodes)
-    np.testing.assert_array_equal(read.nodes[read.hops[-2] :], targets)
+    assert len(np.unique(read.n_id)) == len(read.n_id)
+    np.testing.assert_array_equal(read.n_id[: read.batch_size], targets)
     values, own = random.integers(0, 9, nodes).astype(np.float64), lists(read)
     expected = [plain(int(each), layers, own, values) for each in targets]
     np.testing.assert_array_equal(by_dense(read, layers, values), expected)
@@ -67,7 +72,7 @@ def test_samples_are_uniform_without_replacement() -> None:
     random, seen = np.random.default_rng(1), np.zeros((8, 8))
     for _ in range(6_000):
         read = sample(adjacency, np.zeros(1, np.int64), [3], random)
-        drawn = read.nodes[read.places]
+        drawn = read.n_id[read.edge_index[0]]
         assert len(set(drawn.tolist())) == 3
         seen[np.ix_(drawn, drawn)] += 1
     share = seen / 6_000

@@ -21,10 +21,10 @@ from foretrace.experiment.processes import limited
 from foretrace.plan.data.plan import memory_of
 from foretrace.training.rows import graphs, links, nodes, partitions
 from foretrace.training.rows.disk import RowsOnDisk, read_whole
-from foretrace.training.rows.nodes import sample
 from foretrace.training.rows.out_of_core import TrainingJob, train
 from foretrace.training.rows.partitions import GraphSizes
 from foretrace.training.rows.rows import RowsInMemory
+from foretrace.training.rows.samplers import NeighborLoader
 from tests.training.rows.test_graphs import odd
 
 
@@ -142,10 +142,10 @@ def test_judging_reads_all_neighbours(folder: Path) -> None:
     graph = partitions.read(folder)
     model = nodes.Sage((16, 8, graph.sizes.classes)).eval()
     everyone, features = np.arange(graph.sizes.nodes), torch.from_numpy(read_whole(graph.features))
-    adjacency = nodes.neighbours_within(graph, tuple(range(8)))
-    read = sample(adjacency, everyone, (10_000, 10_000), np.random.default_rng(0))
+    lists = nodes.neighbours_within(graph, tuple(range(8)))
+    (read,) = NeighborLoader(lists, num_neighbors=(-1, -1), batch_size=len(everyone))
     with torch.no_grad():
-        scores = model(features[torch.from_numpy(read.nodes)], read)
+        scores = model(features[torch.from_numpy(read.n_id)], read)
     expected = float((scores.argmax(1).numpy() == graph.labels).mean())
     with RowsOnDisk(graph.features, buffer=2) as rows:
         assert nodes.accuracy(graph, rows, model, everyone) == pytest.approx(expected, abs=2e-3)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from foretrace.arrays import Float32
+from foretrace.arrays import Float32, Float64
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.links import netns
-from foretrace.experiment.messages import ExchangedRows, ExchangeRows, Worker
+from foretrace.experiment.messages import ExchangedRows, ExchangeRows, TimeMessages, Worker
 from foretrace.experiment.processes import Workers, together
 from foretrace.experiment.statistics import Arm
 from foretrace.experiment.trial import figured, in_turns, means
@@ -28,6 +28,7 @@ _SCALE = 0.1  # gradients of the sums are this times the sums
 _ROUNDS = 5
 _AGAIN = " again"
 _ALONE = 3  # blocks without a link
+_TIMED, _TIMED_S, _TIMED_BURSTS = 5, 0.1, 8  # messages on a link: how often, and their least size in seconds and bursts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class RanPlacement:
     rounds_s: tuple[float, ...]
     again_s: tuple[float, ...]  # of a second copy of it
     step_s: float  # median over rounds
-    predicted_s: float | None  # None without a link, and of the placement that the link was calibrated with
+    predicted_s: float | None  # None without a link
     interval_s: tuple[float, float] | None
 
     def row(self, size: str, devices: int) -> Row | None:
@@ -61,9 +62,9 @@ def run(
 ) -> tuple[RanPlacement, ...]:  # fmt: skip
     """Run placements in turns, each twice per round, on processes that are joined by this machine or by shaped links.
 
-    On a `link`, a batch is predicted to take what it takes without one, and the busiest device's bytes in and out, at
-    the rate that the last placement reaches. Raises ForetraceError for tables that do not fit into each
-    process whole, and where there can be no rig.
+    On a `link`, a batch is predicted to take what it takes without one, and what its messages take by all-to-alls that
+    are timed there. Raises ForetraceError for tables that do not fit into each process whole, and where there can be no
+    rig.
     """
     first = next(iter(arms.values()))
     if (whole := FLOAT * first.width * sum(each.rows for each in first.tables)) > _MOST_BYTES:
@@ -86,23 +87,21 @@ def run(
             times = {} if link else _turns(workers, requests, rounds, tell)
         if link:
             with netns.made(first.devices, parse_link(link)) as net, netns.running(net) as workers:
+                rate = _rate(workers, net)
                 times = _turns(workers, requests, rounds, tell)
-    busiest = {name: float(each.exchanged(lookups, batches).mean(axis=0).max()) for name, each in arms.items()}
-    reference = list(arms)[-1]
-    wires = np.maximum(np.array(times[reference]) - np.median(alone[reference]), 1e-9) / max(busiest[reference], 1.0)
     found = []
-    for name in arms:
+    for name, placement in arms.items():
         predicted_s, interval_s = None, None
-        if link and name != reference:
-            # Computing is hidden behind the messages of others, or takes up to twice as long beside them. A link that
-            # carries both ways at once is as slow as the way that has more to carry.
-            uneven = max(arms[name].one_way(lookups, batches[0]) / arms[reference].one_way(lookups, batches[0]), 1.0)
-            wire = wires * busiest[name]
-            predicted_s = float(np.median(wire) + np.median(alone[name]))
-            interval_s = float(wire.min()), float(uneven * wire.max() + 2 * max(alone[name]))
+        if link:
+            # Computing is hidden behind the messages of others, or takes up to twice as long beside them.
+            messages = [rate.seconds(placement.exchanges(lookups, batch).values()) for batch in batches]
+            wire_s, low_s, high_s = np.mean(messages, axis=0)
+            predicted_s = float(wire_s + np.median(alone[name]))
+            interval_s = float(low_s), float(high_s + 2 * max(alone[name]))
         found.append(
             RanPlacement(
-                name=name, predicted_bytes=busiest[name], predicted_s=predicted_s, interval_s=interval_s,
+                name=name, predicted_bytes=float(placement.exchanged(lookups, batches).mean(axis=0).max()),
+                predicted_s=predicted_s, interval_s=interval_s,
                 counted_bytes=float(np.array([each.bytes for each in checks[name]]).mean(axis=1).max()),
                 equal=all(each.equal for each in checks[name]),
                 gradient_error=max(each.gradient_error for each in checks[name]),
@@ -110,6 +109,67 @@ def run(
                 step_s=Arm.of(means(times[name], times[name + _AGAIN])).median_s,
             )
         )  # fmt: skip
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageRate:
+    """What all-to-alls reach on shaped links, as timed there."""
+
+    bytes_per_s: tuple[float, float, float]  # one way: median, slowest, quickest
+    waits: float  # share of what goes the lesser way of a connection that waits for the other way
+    burst_bytes: int  # that a way which was idle carries at once
+
+    def seconds(self, exchanges: Iterable[Float64]) -> tuple[float, float, float]:
+        """Return seconds that exchanges take one after the other, low and high ones.
+
+        Each has bytes by sender and receiver (devices, devices).
+        """
+        value, most = 0.0, 0.0
+        for moved in exchanges:
+            at_once = np.minimum(self.burst_bytes / np.maximum(moved.sum(axis=1), 1), 1)[:, None]
+            value, most = value + self._busiest(moved * (1 - at_once)), most + self._busiest(moved)
+        middle, slowest, quickest = self.bytes_per_s
+        return value / middle, value / quickest, most / slowest
+
+    def _busiest(self, moved: Float64) -> float:
+        """Return bytes that have to pass the busiest device one after the other."""
+        ways = np.maximum(moved.sum(axis=1), moved.sum(axis=0))
+        return float((ways + self.waits * np.minimum(moved, moved.T).sum(axis=1)).max())
+
+
+def _rate(workers: Workers, net: netns.Net) -> MessageRate:
+    """Time messages of one way, and of all ways at once."""
+    burst, count = netns.burst_bytes(net.link), len(workers)
+    size = max(round(_TIMED_S * net.link.bytes_per_s), _TIMED_BURSTS * burst) // FLOAT * FLOAT
+    given = np.zeros((2, count, count), np.int64)
+    given[0, 0, 1] = size
+    given[1] = (1 - np.eye(count, dtype=np.int64)) * (size // (count - 1))
+    one, both = (
+        np.max(workers.ask(time_messages, TimeMessages(bytes=each.tolist()), "timing the links", seconds=60), axis=0)
+        for each in given
+    )
+    rates = size / one
+    after = float(np.median(rates) * np.median(both)) - (size - burst)  # of both ways each has a burst
+    return MessageRate(
+        bytes_per_s=(float(np.median(rates)), float(rates.min()), float(rates.max())),
+        waits=min(max(after / (size - burst), 0.0), 1.0), burst_bytes=burst,
+    )  # fmt: skip
+
+
+def time_messages(given: TimeMessages, worker: Worker) -> tuple[float, ...]:
+    """Return seconds of all-to-alls, all of the same messages."""
+    import torch
+    import torch.distributed as dist
+
+    out = [each // FLOAT for each in given.bytes[worker.rank]]
+    into = [each[worker.rank] // FLOAT for each in given.bytes]
+    sent, came, found = torch.zeros(sum(out)), torch.zeros(sum(into)), []
+    dist.all_to_all_single(came, sent, into, out)
+    for _ in range(_TIMED):
+        begin = time.perf_counter()
+        dist.all_to_all_single(came, sent, into, out)
+        found.append(time.perf_counter() - begin)
     return tuple(found)
 
 

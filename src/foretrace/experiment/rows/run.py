@@ -63,15 +63,21 @@ class RowRun:
         calls = [AskedCall(train_batches, TrainRows(arm=arm, begin=begin, end=end))] * self.setup.trainers
         try:
             found = self._workers.ask_each(calls, f"training {arm}", patience_s=seconds + START_S)
+            if self.setup.every and end % self.setup.every == 0:
+                self.keep(end)
         except DeadError as error:
             raise ForetraceError(self._ended(error, begin)) from None
         self.done = end
-        if self.setup.folder and self.setup.every and end % self.setup.every == 0:
-            forget(Path(self.setup.folder), end)
         if self.setup.look_ahead[arm]:
             hits = sum(each.hits for each in found)
             self.hit_rate = hits / max(hits + sum(each.misses for each in found), 1)
         return found
+
+    def keep(self, batches: int) -> None:
+        """Keep the table and the dense weights after so many batches, if there is a folder, and forget older ones."""
+        if self.setup.folder:
+            self._workers.ask(keep, batches, "keeping weights")
+            forget(Path(self.setup.folder), batches)
 
     def time(self) -> list[tuple[tuple[float, ...], ...]]:
         """Return seconds of reads of TIMED rows over the links, all at once: by trainer, size and repetition."""
@@ -129,7 +135,10 @@ def running(lookups: Lookups, setup: RowSetup, *, link: str = "") -> Iterator[Ro
         *ports, arms = workers.ask_each([*begins, serving], "starting", patience_s=START_S)
         meet = MeetRows(server=hosts[-1], ports=arms, trainers=tuple(zip(hosts, ports, strict=False)))
         workers.ask_each([AskedCall(connect, meet)] * setup.trainers, "meeting", patience_s=START_S)
-        yield RowRun(workers, setup, net)
+        run = RowRun(workers, setup, net)
+        if not setup.begin:
+            run.keep(0)
+        yield run
 
 
 def train(lookups: Lookups, setup: RowSetup, *, batches: int = 0, link: str = "") -> RowWeights:
@@ -168,17 +177,14 @@ def _begin(setup: RowSetup, lookups: Lookups) -> int:
     return recover(folder, trainers=setup.trainers, shape=shape, optimizer=rule)
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Trainer:
     """A trainer of every arm: each has a server and dense weights of its own."""
 
-    def __init__(self, given: ListenRows, peers: Peers) -> None:
-        self.setup, self.rank, self.peers = given.setup, given.rank, peers
-        self.arms: dict[str, RowTrainer] = {}
-
-    def keep(self, dense: Float32, batches: int) -> None:
-        """Keep the dense weights, which all trainers have alike."""
-        if not self.rank:
-            write_bytes(file_of(Path(self.setup.folder), "dense", batches), dense.tobytes())
+    setup: RowSetup
+    rank: int
+    peers: Peers
+    arms: dict[str, RowTrainer]
 
 
 def serve(given: ListenRows, worker: Worker) -> dict[str, int]:
@@ -194,13 +200,12 @@ def serve(given: ListenRows, worker: Worker) -> dict[str, int]:
         tables[arm] = np.zeros(shape, np.float32)
         drawn = np.random.default_rng(setup.seed).standard_normal((shape[0], setup.width), np.float32)
         tables[arm][:, : setup.width] = 0.1 * drawn
-        if folder is not None:
-            write_bytes(file_of(folder, "rows", 0), tables[arm].tobytes())
     worker.kept["weights"] = lambda: tables
+    worker.kept["keep"] = folder, "rows"
     servers = {
         arm: RowServer(
             RowsInMemory(table), trainers=setup.trainers, optimizer=rule, host=given.host,
-            token=bytes.fromhex(setup.token), begin=setup.begin, folder=folder, every=setup.every,
+            token=bytes.fromhex(setup.token), begin=setup.begin,
         )
         for arm, table in tables.items()
     }  # fmt: skip
@@ -212,9 +217,13 @@ def listen(given: ListenRows, worker: Worker) -> int:
     import torch
 
     torch.set_num_threads(1)
-    worker.kept["trainer"] = role = _Trainer(given, Peers(given.rank, given.setup.trainers, given.host))
-    worker.kept["weights"] = lambda: {arm: each.dense.numpy() for arm, each in role.arms.items()}
-    return role.peers.address[1]
+    peers = Peers(given.rank, given.setup.trainers, given.host)
+    arms: dict[str, RowTrainer] = {}
+    worker.kept["trainer"] = _Trainer(setup=given.setup, rank=given.rank, peers=peers, arms=arms)
+    worker.kept["weights"] = lambda: {arm: each.dense.numpy() for arm, each in arms.items()}
+    if not given.rank:  # all trainers have the same dense weights
+        worker.kept["keep"] = Path(given.setup.folder), "dense"
+    return peers.address[1]
 
 
 def connect(given: MeetRows, worker: Worker) -> None:
@@ -233,11 +242,9 @@ def connect(given: MeetRows, worker: Worker) -> None:
         )
         at = given.server, given.ports[arm]
         trainer = RowTrainer(job.module, job.loss, lookups, rule, role.peers, at, token, compute_s=setup.compute_s)
-        dense = trainer.dense.numpy()
         if setup.begin:
+            dense = trainer.dense.numpy()
             dense[:] = read_floats(file_of(Path(setup.folder), "dense", setup.begin), dense.shape)
-        elif setup.folder:
-            role.keep(dense, 0)
         role.arms[arm] = trainer
 
 
@@ -264,9 +271,15 @@ def train_batches(given: TrainRows, worker: Worker) -> TrainedRows:
     counters = trainer.cache.counters if look_ahead else trainer.fetches[0].counters
     if trainer.log is not None:
         trainer.log.close()
-        if setup.every and not given.end % setup.every:
-            role.keep(trainer.dense.numpy(), given.end)
     return TrainedRows(ends_s=tuple(each - ends[0] for each in ends[1:]), hits=counters.hits, misses=counters.misses)
+
+
+def keep(batches: int, worker: Worker) -> None:
+    """Write the table (the server) or the dense weights (the first trainer) after so many batches."""
+    if "keep" in worker.kept:
+        folder, what = worker.kept["keep"]
+        for each in worker.kept["weights"]().values():
+            write_bytes(file_of(folder, what, batches), each.tobytes())
 
 
 def hashes(given: None, worker: Worker) -> dict[str, str]:

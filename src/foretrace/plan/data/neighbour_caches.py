@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
-from foretrace.plan.data.candidate import DataCandidate, ranked
+from foretrace.plan.data.plan import DataCandidate, ranked
 from foretrace.training.rows.disk import RowsOnDisk, create
 from foretrace.training.rows.graphs import NodeData
 from foretrace.training.rows.neighbours import (
@@ -37,25 +37,28 @@ _OFF = 0.2  # share by which so few batches were off where it was tried, beside 
 
 def candidates(
     lists: NeighbourLists, *, num_neighbors: tuple[int, ...], input_nodes: Int64, batch_size: int,
-    among: Mapping[str, CachePolicy | None] | None = None, memory_bytes: float = inf, seed: int = 0,
+    among: Mapping[str, CachePolicy | None] | None = None, memory_bytes: float = inf, disk_bytes: int = 0,
+    seed: int = 0,
 ) -> Iterator[DataCandidate]:  # fmt: skip
     """Yield samplers with their memory and predicted seconds of an epoch of sampling alone.
 
     `among` are policies by name, None for plain sampling; by default plain sampling and all of `policies`. What takes
-    more than `memory_bytes` is not timed. Notes say what a cache changes: how few neighbours of the node with most an
-    epoch sees, and how long it takes to fill.
+    more than `memory_bytes` is not timed. `disk_bytes` are of the lists' files, 0 in memory. Notes say what a cache
+    changes: how few neighbours of the node with most an epoch sees, and how long it takes to fill.
     """
     loader = partial(NeighborLoader, lists, num_neighbors=num_neighbors, batch_size=batch_size, seed=seed)
     pilot = loader(input_nodes=input_nodes, shuffle=True)
     batches = [batch for batch, _ in zip(pilot, range(_TIMED), strict=False)] or [pilot.sample(input_nodes)]
+    words: dict[str, int | float | str] = {"fan_out": ",".join(map(str, num_neighbors)), "batch": batch_size}
+    words["lists"] = "disk" if disk_bytes else "memory"
     if among is None:
         among = {"plain": None, **(policies() if min(num_neighbors, default=0) >= 0 else {})}
     for name, policy in among.items():
         memory = pilot.memory_bytes + _temporary_bytes(lists, policy, batches)
         memory += policy.memory_bytes(np.diff(lists.starts), num_neighbors) if policy else 0
         found = DataCandidate(
-            name=name, loader=name, parameters={"fan_out": ",".join(map(str, num_neighbors)), "batch": batch_size},
-            epoch_s=inf, low_s=inf, high_s=inf, memory_bytes=memory, batches=len(pilot),
+            name=DataCandidate.name_of(name, words), loader=name, parameters=words, epoch_s=inf, low_s=inf, high_s=inf,
+            memory_bytes=memory, disk_bytes=disk_bytes, batches=len(pilot),
         )  # fmt: skip
         if memory <= memory_bytes:
             filled_s, low_s, s, high_s = _timed(lists, policy, partial(loader, cache=policy), batches)
@@ -102,23 +105,17 @@ def samplers(
     """
     adjacency = data.adjacency
     input_nodes = data.train if len(data.train) else np.arange(adjacency.nodes)
-    held, found = blocks(adjacency, DISK_WIDTH), list[DataCandidate]()
-
-    def add(lists: NeighbourLists, where: str, among: Mapping[str, CachePolicy | None] | None, disk_bytes: int) -> None:
-        for each in candidates(
-            lists, num_neighbors=num_neighbors, input_nodes=input_nodes, batch_size=batch_size, among=among,
-            memory_bytes=memory_bytes, seed=seed,
-        ):  # fmt: skip
-            words = {**each.parameters, "lists": where}
-            name = DataCandidate.name_of(each.loader, words)
-            found.append(replace(each, name=name, parameters=words, disk_bytes=disk_bytes))
-
-    add(NeighbourLists.of(adjacency), "memory", {"plain": None}, 0)
+    held = blocks(adjacency, DISK_WIDTH)
+    ways = partial(
+        candidates, num_neighbors=num_neighbors, input_nodes=input_nodes, batch_size=batch_size,
+        memory_bytes=memory_bytes, seed=seed,
+    )  # fmt: skip
+    found = list(ways(NeighbourLists.of(adjacency), among={"plain": None}))
     with TemporaryDirectory(dir=folder) as own:
         path = Path(own) / "lists"
         create(path, held.shape[0], held.shape[1], 1, lambda i, j: held[i:j])
         with RowsOnDisk(path, buffer=0, spare=0) as rows:
-            add(NeighbourLists(adjacency.starts, rows), "disk", None, path.stat().st_size)
+            found += ways(NeighbourLists(adjacency.starts, rows), disk_bytes=path.stat().st_size)
     return ranked(found, memory_bytes)
 
 

@@ -8,7 +8,7 @@ writes what left the buffer and reads what comes next.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -22,7 +22,6 @@ from foretrace.experiment.ledger import Row
 from foretrace.experiment.processes import limited
 from foretrace.experiment.statistics import Ratio, paired_ratio
 from foretrace.experiment.trial import figured
-from foretrace.plan.data.candidate import HALF, DataCandidate, ranked
 from foretrace.plan.data.costs import AccessCosts, Probe, epochs, measure
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.training.rows import graphs, links, nodes, orders, out_of_core, partitions
@@ -32,12 +31,53 @@ from foretrace.training.rows.out_of_core import Task, TrainedGraph, TrainingJob,
 from foretrace.training.rows.partitions import GraphSizes, PartitionedGraph
 
 PARTITIONS = (8, 16, 32, 64)  # that are tried
+HALF = 0.5  # of a graph, from which accuracy was within two points of memory on the graphs tried
 _RUNTIME = 16_000_000  # bytes: modules that are imported late, stacks of threads, what a heap leaves unused
 _HEAP = 1.25  # of what is counted: blocks that a heap cannot give back
 # Of a prediction: what two lanes do not know, as caches that the disk's thread shares. Epochs of nodes, which take
-# milliseconds, were up to 20 % off either way.
+# milliseconds, were up to 9 % off on a quiet machine, and up to 20 % either way on a busy one.
 _MODEL = {"links": 0.05, "nodes": 0.2}
 Tell = Callable[[str, float], object]
+
+
+class DataCandidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A loader with its parameters, and the epoch that is predicted: all that is waited for is in its seconds."""
+
+    name: str  # loader and parameters, as in "partition buffer partitions=16 buffer=4 order=comet"
+    loader: str  # "in memory", "partition buffer", "rows from disk", "fcr", ...
+    parameters: dict[str, int | float | str]
+    epoch_s: float  # infinite before it is timed
+    low_s: float
+    high_s: float
+    batches: int  # of an epoch
+    memory_bytes: int  # at the peak, beyond interpreter and libraries; temporaries of a batch included
+    disk_bytes: int = 0  # files that it needs
+    swaps: int | None = None  # loads of a partition after the first `buffer` ones; null without any
+    swaps_bound: int | None = None
+    reach: float = 1.0  # share of a node's neighbours that are held when it is trained
+    notes: tuple[str, ...] = ()  # what it changes beside time, as "a hub shows 24 of its 1,900 neighbours"
+
+    @staticmethod
+    def name_of(loader: str, parameters: Mapping[str, int | float | str]) -> str:
+        """Return what to call it."""
+        return " ".join([loader, *(f"{key}={value}" for key, value in parameters.items())])
+
+
+def ranked(candidates: Iterable[DataCandidate], memory_bytes: float) -> tuple[DataCandidate, ...]:
+    """Return those that fit into the memory, the quickest epoch first; of equal ones that with less memory.
+
+    Those that hold less than half of a node's neighbours come last: their accuracy is lower than in memory.
+    Raises ForetraceError where none fits, with the least memory that one of them needs.
+    """
+    known = sorted(candidates, key=lambda each: (each.reach < HALF, each.epoch_s, each.memory_bytes))
+    fitting = tuple(each for each in known if each.memory_bytes <= memory_bytes)
+    if not fitting:
+        least = min(known, key=lambda each: each.memory_bytes)
+        raise ForetraceError(
+            f"Nothing fits into `memory={memory_bytes / 1e6:g}MB`; the least that works is "
+            f"{-(-least.memory_bytes // 10**6)}MB ({least.name})."
+        )
+    return fitting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,8 +176,8 @@ def _looked(
         look_ahead=plan.look_ahead, step=_ranged(steps),
         speedup=Ratio(value=ratios[0], low=min(ratios), high=max(ratios)),
         hit_rate=float(plan.hit[plan.starts[warm] :].mean()), now_bytes=now,
-        later_bytes=mean(np.maximum(moved.later_out + moved.back_out, moved.later_in)),
-        fetched_bytes=mean(moved.fetch_in), all_bytes=every, bound_s=max(compute_s + now / rate, every / rate),
+        later_bytes=mean(busier(moved.later + moved.back)),
+        fetched_bytes=mean(moved.fetch[1]), all_bytes=every, bound_s=max(compute_s + now / rate, every / rate),
         held_rows=int(plan.held.max()), held_bytes=int(plan.held.max()) * row,
     )  # fmt: skip
 
@@ -213,29 +213,28 @@ def _notes(question: CacheQuestion, warm: int) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RowTraffic:
-    """Bytes per batch and trainer (batches, trainers), as a trainer sends and gets them."""
+    """Bytes by direction, batch and trainer (2, batches, trainers): what a trainer sends, and what it gets."""
 
-    fetch_out: Float64
-    fetch_in: Float64
-    gradients_out: Float64  # needed at once; uncached: pushed to the server
-    gradients_in: Float64
-    values_out: Float64
-    values_in: Float64
-    later_out: Float64
-    later_in: Float64
-    back_out: Float64  # rows that go back to the server
+    fetch: Float64
+    gradients: Float64  # needed at once; uncached: pushed to the server
+    values: Float64
+    later: Float64
+    back: Float64  # rows that go back to the server
 
     @property
     def now(self) -> Float64:
         """Bytes of the busier direction that a batch waits for."""
-        out, into = self.gradients_out + self.values_out, self.gradients_in + self.values_in
-        return np.maximum(out, into)
+        return busier(self.gradients + self.values)
 
     @property
     def all(self) -> Float64:
         """Bytes of the busier direction."""
-        out = self.gradients_out + self.values_out + self.later_out + self.fetch_out + self.back_out
-        return np.maximum(out, self.gradients_in + self.values_in + self.later_in + self.fetch_in)
+        return busier(self.gradients + self.values + self.later + self.fetch + self.back)
+
+
+def busier(moved: Float64) -> Float64:
+    """Return bytes of the busier direction: (batches, trainers)."""
+    return np.asarray(moved.max(0), np.float64)
 
 
 def traffic(plan: LookAheadPlan, *, row: int, gradient: int, dense: int, cached: bool) -> RowTraffic:
@@ -246,40 +245,34 @@ def traffic(plan: LookAheadPlan, *, row: int, gradient: int, dense: int, cached:
     trainers, users, after = plan.trainers, plan.users, plan.next_users
     mine, soon = plan.owner[:, None] == np.arange(trainers), plan.soon[:, None]
 
-    def counted(entries: Int64 | Mask) -> Float64:
-        """Return sums over the entries of every batch: (batches, trainers)."""
-        sums = np.concatenate([np.zeros((1, trainers)), np.cumsum(entries, axis=0)])
-        return np.diff(sums[plan.starts], axis=0)
+    def counted(*entries: Int64 | Mask) -> Float64:
+        """Return sums over the entries of every batch, by direction: (2, batches, trainers)."""
+        sums = np.concatenate([np.zeros((len(entries), 1, trainers)), np.cumsum(entries, axis=1)], axis=1)
+        return np.diff(sums[:, plan.starts], axis=1)
 
-    reads, shares = counted(users), dense / trainers * (trainers - 1)
-    nothing = np.zeros_like(reads)
+    shares, nothing = dense / trainers * (trainers - 1), np.zeros_like(users)
+    asked = np.array([NUMBER, row])[:, None, None]  # a row's number for a row
     if not cached:
-        return RowTraffic(
-            fetch_out=NUMBER * reads, fetch_in=row * reads, gradients_out=shares + (NUMBER + gradient) * reads,
-            gradients_in=shares + nothing, values_out=shares + nothing, values_in=shares + nothing,
-            later_out=nothing, later_in=nothing, back_out=nothing,
-        )  # fmt: skip
-    fetched, back = counted(users & ~plan.hit[:, None]), counted(mine & ~after.any(1, keepdims=True))
+        reads = counted(users, users)
+        none, pushed = np.zeros_like(reads), (NUMBER + gradient) * counted(users, nothing)
+        return RowTraffic(fetch=asked * reads, gradients=shares + pushed, values=shares + none, later=none, back=none)
+    fetched, back = users & ~plan.hit[:, None], mine & ~after.any(1, keepdims=True)
     given, taken = users & ~mine, mine * (users.sum(1, keepdims=True) - 1)  # gradients to and from others
     sent, got = mine * (after.sum(1, keepdims=True) - after), after & ~mine  # values
     return RowTraffic(
-        fetch_out=NUMBER * fetched, fetch_in=row * fetched, gradients_out=shares + gradient * counted(given & soon),
-        gradients_in=shares + gradient * counted(taken * soon), values_out=shares + row * counted(sent * soon),
-        values_in=shares + row * counted(got & soon), back_out=(NUMBER + row) * back,
-        later_out=gradient * counted(given & ~soon) + row * counted(sent * ~soon),
-        later_in=gradient * counted(taken * ~soon) + row * counted(got & ~soon),
+        fetch=asked * counted(fetched, fetched), gradients=shares + gradient * counted(given * soon, taken * soon),
+        values=shares + row * counted(sent * soon, got * soon), back=(NUMBER + row) * counted(back, nothing),
+        later=gradient * counted(given * ~soon, taken * ~soon) + row * counted(sent * ~soon, got * ~soon),
     )  # fmt: skip
 
 
 def uncached_s(moved: RowTraffic, conditions: Conditions, corner: Corner = (0, 0, 0)) -> Float64:
     """Return seconds of every batch: fetch, compute, push and exchange, one after the other."""
     rate, compute_s, host_s = _at(conditions, corner, cached=False)
-    fetch = (moved.fetch_out + moved.fetch_in).max(1)
-    fetch = np.maximum(fetch - conditions.burst_bytes, 0)
-    push = np.maximum(np.maximum(moved.gradients_out, moved.gradients_in).max(1) - conditions.burst_bytes, 0)
-    exchange = np.maximum(moved.values_out, moved.values_in).max(1)
-    found: Float64 = (fetch + push + exchange) / rate + compute_s + host_s + 4 * conditions.latency_s
-    return found
+    fetch = np.maximum(moved.fetch.sum(0).max(1) - conditions.burst_bytes, 0)
+    push = np.maximum(moved.gradients.max((0, 2)) - conditions.burst_bytes, 0)
+    moving = fetch + push + moved.values.max((0, 2))
+    return np.asarray(moving / rate + compute_s + host_s + 4 * conditions.latency_s, np.float64)
 
 
 def _at(conditions: Conditions, corner: Corner, *, cached: bool) -> tuple[float, float, float]:
@@ -290,19 +283,15 @@ def _at(conditions: Conditions, corner: Corner, *, cached: bool) -> tuple[float,
 
 def cached_s(moved: RowTraffic, conditions: Conditions, corner: Corner = (0, 0, 0), *, ahead: int) -> Float64:
     """Return seconds of every batch; rows are fetched up to `ahead` batches before they are needed."""
-    (rate, *both_s), batches = _at(conditions, corner, cached=True), len(moved.later_out)
-    soon = np.maximum(moved.gradients_out, moved.gradients_in).max(1)
-    soon += np.maximum(moved.values_out, moved.values_in).max(1)
+    (rate, *both_s), batches = _at(conditions, corner, cached=True), moved.later.shape[1]
+    soon = moved.gradients.max((0, 2)) + moved.values.max((0, 2))
     busy_s = sum(both_s)
     waiting: list[tuple[int, Float64]] = []  # which batch needs it; bytes (sent or received, trainers) in their order
     found, fetched = [], 0
 
-    def add(needed: int, out: Float64, into: Float64) -> None:
-        waiting.append((needed, np.stack([out, into])))
-
     def drain(seconds: float) -> None:
         """Move what waits for so long, what came first first, each direction by itself."""
-        room = np.full((2, moved.later_out.shape[1]), seconds * rate)
+        room = np.full_like(moved.later[:, 0], seconds * rate)
         for number, (needed, left) in enumerate(waiting):
             took = np.minimum(left, room)
             waiting[number] = needed, left - took
@@ -317,15 +306,14 @@ def cached_s(moved: RowTraffic, conditions: Conditions, corner: Corner = (0, 0, 
 
     for batch in range(batches):
         while fetched <= min(batch + ahead, batches - 1):
-            add(fetched, moved.fetch_out[fetched], moved.fetch_in[fetched])
+            waiting.append((fetched, moved.fetch[:, fetched]))
             fetched += 1
         late_s = get(batch)
         drain(busy_s)
         # What is under way goes first: a piece in this process and one in the kernel. An idle link has saved up.
         extra = 2 * CHUNK if waiting else -min(conditions.burst_bytes, float(soon[batch]) / 2)
         found.append(late_s + busy_s + (float(soon[batch]) + extra) / rate + 4 * conditions.latency_s)
-        add(batch + LAG, moved.later_out[batch], moved.later_in[batch])
-        add(batch + LAG + ahead, moved.back_out[batch], 0 * moved.back_out[batch])
+        waiting += [(batch + LAG, moved.later[:, batch]), (batch + LAG + ahead, moved.back[:, batch])]
     return np.array(found)
 
 

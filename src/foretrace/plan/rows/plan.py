@@ -25,7 +25,7 @@ from foretrace.trace.trace import LaneKind
 from foretrace.training.rows.lookups import Lookups
 from foretrace.training.rows.placement import EVERYWHERE, Mode, PlacedTable, RowPlacement, column_shares
 
-_COMPARED = ("table-wise", "rows by number", "column-wise")  # the last calibrates the link
+_COMPARED = ("table-wise", "rows by number", "column-wise")
 _RUN = 4  # batches
 # In and out of the busiest device per batch: of the mean of held-out batches, low and high end of its 80 % interval.
 Bytes = tuple[float, float, float]
@@ -102,9 +102,8 @@ def exchange(plan: RowPlan, lookups: Lookups, link: str) -> Timeline:
         GraphInfo(source="a batch", platform="cpu", world_size=placement.devices, steps=(0,)),
     )
     writer.mark(len(lanes), "batch", release=0, step=0)
-    asked, sent = placement.pairs(lookups, plan.batches[0])
     ends = writer.marks[:]
-    for name, moved in {"ids": asked, "rows and sums": sent, "gradients": placement.training * sent}.items():
+    for name, moved in placement.exchanges(lookups, plan.batches[0]).items():
         seconds = np.maximum(moved.sum(axis=0), moved.sum(axis=1)) / rate
         parts = [writer.task(TaskKind.COPY, r, name, round(1e9 * each), step=0) for r, each in enumerate(seconds)]
         for part in parts:

@@ -51,14 +51,11 @@ def partition_bytes(rows: int, width: int, partitions: int) -> int:
 
 def read_whole(path: Path) -> Float32:
     """Return all rows of a table, in memory once: (rows, width). Raises ForetraceError."""
-    head = _read_header(path)
-    values = np.empty((head.rows, head.width), np.float32)
-    size, stride = -(-head.rows // head.partitions), partition_bytes(head.rows, head.width, head.partitions)
-    with said(path), path.open("rb") as file:
-        for k in range(-(-head.rows // size)):
-            file.seek(BLOCK + k * stride)
-            file.readinto(values[k * size : (k + 1) * size].data)
-            forget(file.fileno())
+    with RowsOnDisk(path, buffer=1, spare=0) as rows:
+        values = np.empty((rows.count, rows.width), np.float32)
+        for (k,) in rows.visit([(k,) for k in range(rows.partitions)]):
+            held = values[k * rows.size : (k + 1) * rows.size]
+            held[:] = rows.held(k)[: len(held)]
     return values
 
 
@@ -121,8 +118,12 @@ class RowsOnDisk(Rows):
     def visit(self, states: Sequence[State]) -> Iterator[State]:
         """Hold the partitions of each state in turn; those of the next one are read meanwhile, as far as there is room.
 
-        Raises ForetraceError for more partitions than the buffer holds, and where the disk fails.
+        Without a buffer nothing is held. Raises ForetraceError for more partitions than the buffer holds, and where the
+        disk fails.
         """
+        if not self.buffer:
+            yield from states
+            return
         for state, after in zip(states, [*states[1:], ()], strict=True):
             if len(state) > self.buffer:
                 raise ForetraceError(
@@ -189,7 +190,7 @@ class RowsOnDisk(Rows):
         found = np.empty((len(ids), self.width), np.float32)
         for partition, where, at in self._by_partition(ids):
             if partition in self._slots:
-                found[where] = self._held(partition)[at]
+                found[where] = self.held(partition)[at]
             else:
                 for row, place in zip(where.tolist(), at.tolist(), strict=True):
                     found[row] = self._row(partition, place)[0]
@@ -198,7 +199,7 @@ class RowsOnDisk(Rows):
     def _put(self, ids: Int64, values: Float32) -> None:
         for partition, where, at in self._by_partition(ids):
             if partition in self._slots:
-                self._held(partition)[at] = values[where]
+                self.held(partition)[at] = values[where]
                 self._dirty.add(partition)
             else:
                 self._own(partition)
@@ -217,8 +218,8 @@ class RowsOnDisk(Rows):
             where = np.flatnonzero(partition == each)
             yield each, where, ids[where] - each * self.size
 
-    def _held(self, partition: int) -> Float32:
-        """Return the rows of a partition in the buffer."""
+    def held(self, partition: int) -> Float32:
+        """Return the rows of a partition in the buffer (size, width), those behind the last row included."""
         self._wait(partition)
         values: Float32 = self._slots[partition].view(np.float32)
         return values[: self.size * self.width].reshape(self.size, self.width)

@@ -7,14 +7,11 @@ in the buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
 import torch
 from torch.nn import functional
 
 from foretrace.arrays import Float32, Float64, Int32
-from foretrace.training.rows.disk import RowsOnDisk
 from foretrace.training.rows.orders import State
 from foretrace.training.rows.partitions import PartitionedGraph
 from foretrace.training.rows.rows import Rows
@@ -28,11 +25,6 @@ def first_values(width: int, seed: int, begin: int, end: int) -> Float32:
     random = np.random.default_rng([seed, begin])
     values[:, :width] = _SPREAD * random.standard_normal((end - begin, width), np.float32)
     return values
-
-
-def visited(rows: Rows, states: Sequence[State]) -> Iterator[State]:
-    """Return the states, which a table on disk with a buffer holds one after the other."""
-    return rows.visit(states) if isinstance(rows, RowsOnDisk) and rows.buffer else iter(states)
 
 
 def draw(graph: PartitionedGraph, state: State, count: int, random: np.random.Generator) -> Int32:
@@ -71,7 +63,7 @@ def link_auc(graph: PartitionedGraph, rows: Rows, *, seed: int = 0) -> float:
     pairs = np.concatenate([graph.held_out, random.integers(0, graph.sizes.nodes, graph.held_out.shape)])
     ids, inverse = np.unique(pairs, return_inverse=True)
     values = np.empty((len(ids), rows.width - 1), np.float32)
-    for state in visited(rows, [(each,) for each in range(graph.sizes.partitions)]):
+    for state in rows.visit([(each,) for each in range(graph.sizes.partitions)]):
         first, last = np.searchsorted(ids, graph.nodes_of(state[0]))
         values[first:last] = rows.get(ids[first:last])[:, :-1]
     ends = inverse.reshape(pairs.shape)

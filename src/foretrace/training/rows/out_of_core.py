@@ -21,9 +21,11 @@ from foretrace.errors import ForetraceError
 from foretrace.training.rows import disk, links, nodes, orders, partitions
 from foretrace.training.rows.disk import RowsOnDisk
 from foretrace.training.rows.graphs import Adjacency
+from foretrace.training.rows.neighbours import NeighbourLists
 from foretrace.training.rows.orders import State
 from foretrace.training.rows.partitions import PartitionedGraph
 from foretrace.training.rows.rows import RowCounters, Rows, RowsInMemory
+from foretrace.training.rows.samplers import NeighborLoader
 
 Task = Literal["links", "nodes"]
 Loader = Literal["in memory", "partition buffer", "rows from disk"]
@@ -154,7 +156,7 @@ class _Links:
     def epoch(self, states: list[State], buckets: list[Int64], random: np.random.Generator) -> tuple[float, int]:
         """Train every bucket of edges once, in the state that it is assigned to; mean loss of an edge, and batches."""
         job, total, items, done = self.job, 0.0, 0, 0
-        for state, chosen in zip(links.visited(self.rows, states), buckets, strict=True):
+        for state, chosen in zip(self.rows.visit(states), buckets, strict=True):
             edges = self.graph.edges_of(chosen)
             random.shuffle(edges.view(np.int64).ravel())  # in place: no memory beside them
             for begin in range(0, len(edges), job.batch)[: job.batches - done if job.batches else None]:
@@ -184,16 +186,16 @@ class _Nodes:
 
     def epoch(self, states: list[State], buckets: list[Int64], random: np.random.Generator) -> tuple[float, int]:
         """Train every training node once; the mean loss of one, and batches."""
-        graph, batch, total, items, done = self.graph, self.job.batch, 0.0, 0, 0
+        graph, total, items, done = self.graph, 0.0, 0, 0
         self.model.train()
-        for state in links.visited(self.rows, states):
-            adjacency = nodes.neighbours_within(graph, state)
-            targets = random.permutation(graph.train[np.isin(graph.train // graph.size, state)])
-            for begin in range(0, len(targets), batch):
-                read = nodes.sample(adjacency, targets[begin : begin + batch], self.job.fanouts, random)
-                count = int(read.hops[-1] - read.hops[-2])
-                total += count * nodes.step(graph.labels, self.rows, self.model, self.optimizer, read)
-                items, done = items + count, done + 1
+        for state in self.rows.visit(states):
+            loader = NeighborLoader(
+                nodes.neighbours_within(graph, state), num_neighbors=self.job.fanouts, batch_size=self.job.batch,
+                input_nodes=graph.train[np.isin(graph.train // graph.size, state)], shuffle=True, seed=random,
+            )  # fmt: skip
+            for read in loader:
+                loss = nodes.step(graph.labels, self.rows, self.model, self.optimizer, read)
+                total, items, done = total + read.batch_size * loss, items + read.batch_size, done + 1
         return total / max(items, 1), done
 
     def judge(self) -> float:
@@ -230,7 +232,7 @@ def limit_memory(bytes_more: int) -> None:
     """
     warm = nodes.Sage((4, 4, 2))  # libraries take memory of their own, and import more, at the first update
     alone = Adjacency(starts=np.zeros(3, np.int64), neighbours=np.zeros(0, np.int64))
-    read = nodes.sample(alone, np.arange(2), (1, 1), np.random.default_rng(0))
+    (read,) = NeighborLoader(NeighbourLists.of(alone), num_neighbors=(1, 1), batch_size=2)
     nodes.step(
         np.zeros(2, int), RowsInMemory(np.ones((2, 4), np.float32)), warm, torch.optim.Adam(warm.parameters()), read
     )

@@ -102,7 +102,7 @@ def write(data: NodeData, folder: Path, *, partitions: int, seed: int = 0, hold_
         raise ForetraceError(f"A graph of {nodes} nodes must have 1 to {nodes} partitions, got {partitions}.")
     if nodes >= 2**31:
         raise ForetraceError(f"A graph must have fewer than 2^31 nodes, got {nodes}.")
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng([seed, 1])  # `planted` permutes nodes by its seed alone: not by community again
     trains = np.zeros(nodes, bool)
     trains[data.train] = True
     shuffled = random.permutation(nodes)

@@ -134,28 +134,19 @@ class RowPlacement:
         ring = self.training * 4 * (self.devices - 1) / self.devices * whole  # reduce-scatter, all-gather; in and out
         found = []
         for batch in batches:
-            asked, sent = self.pairs(lookups, batch)
-            both = asked + sent * (1 + self.training)
-            found.append(both.sum(axis=0) + both.sum(axis=1) + ring)
+            moved = sum(self.exchanges(lookups, batch).values())
+            found.append(np.sum(moved, axis=0) + np.sum(moved, axis=1) + ring)
         return np.array(found, np.float64)
-
-    def one_way(self, lookups: Lookups, batch: int) -> float:
-        """Return how uneven the directions are: from 1, where the busiest device sends what it gets, to 2, where all is
-        sent.
-
-        What is asked for, rows and sums, and in training gradients are exchanged one after the other.
-        """
-        stages = (*self.pairs(lookups, batch), *self.pairs(lookups, batch)[1:][: self.training])
-        ends = sum(max(each.sum(axis=0).max(), each.sum(axis=1).max()) for each in stages)
-        return float(2 * ends / max(self.exchanged(lookups, [batch]).max(), 1.0))
 
     def check(self, lookups: Lookups) -> None:
         """Raise ForetraceError for lookups of other tables."""
         if [(each.name, each.rows) for each in lookups.tables] != [(each.name, each.rows) for each in self.tables]:
             raise ForetraceError("The placement is of other tables than the lookups; plan these first.")
 
-    def pairs(self, lookups: Lookups, batch: int) -> tuple[Float64, Float64]:
-        """Return bytes of ids, lengths and counts to owners, and of floats that come: (reader, owner)."""
+    def exchanges(self, lookups: Lookups, batch: int) -> dict[str, Float64]:
+        """Return bytes by sender and receiver (devices, devices): ids with lengths and counts, rows and sums, and in
+        training gradients, one exchange after the other.
+        """
         asked, sent = np.zeros((2, self.devices, self.devices))
         for reader in range(self.devices):
             read = lookups.read(batch, reader, self.devices)
@@ -176,7 +167,7 @@ class RowPlacement:
                         sent[reader] += FLOAT * self.width * own
         np.fill_diagonal(asked, 0)
         np.fill_diagonal(sent, 0)
-        return asked, sent
+        return {"ids": asked, "rows and sums": sent.T} | ({"gradients": sent} if self.training else {})
 
     def save(self, path: Path) -> None:
         """Write it as an NPZ file. Raises ForetraceError where that cannot be."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter, thread_time
@@ -22,6 +22,7 @@ import numpy as np
 
 from foretrace.arrays import Float32, Int64
 from foretrace.errors import ForetraceError
+from foretrace.training.rows.orders import State
 
 
 @dataclass(slots=True)
@@ -70,6 +71,10 @@ class Rows(ABC):
     def put(self, ids: Int64, values: Float32) -> None:
         """Replace the rows of `ids` (n,), each named once, by `values` (n, width)."""
         self._write(self._put, ids, values)
+
+    def visit(self, states: Sequence[State]) -> Iterator[State]:
+        """Yield states of partitions whose rows are read and written next: a table with a buffer holds these."""
+        return iter(states)
 
     def close(self) -> None:  # noqa: B027 - a table in memory has nothing to close
         """Write what is not yet written, and release files and connections. May be called again."""

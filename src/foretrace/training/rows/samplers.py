@@ -42,7 +42,7 @@ class NeighborLoader:
         batch_size: how many of them in a batch.
         shuffle: put them in a random order in every epoch.
         cache: keep samples of the lists in memory and draw from those.
-        seed: two loaders with the same arguments yield the same batches.
+        seed: two loaders with the same arguments yield the same batches; or what draws.
 
     Raises ForetraceError for nodes, sizes or a cache that cannot be.
 
@@ -50,7 +50,8 @@ class NeighborLoader:
 
     def __init__(
         self, lists: NeighbourLists, *, num_neighbors: Sequence[int], input_nodes: Int64 | None = None,
-        batch_size: int = 1, shuffle: bool = False, cache: CachePolicy | None = None, seed: int = 0,
+        batch_size: int = 1, shuffle: bool = False, cache: CachePolicy | None = None,
+        seed: int | np.random.Generator = 0,
     ) -> None:  # fmt: skip
         nodes = len(lists.starts) - 1
         self.input_nodes = np.arange(nodes) if input_nodes is None else np.asarray(input_nodes, np.int64)

@@ -21,14 +21,11 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from enum import IntEnum
-from pathlib import Path
 
 import numpy as np
 
 from foretrace.arrays import Array, Float32, Int64
 from foretrace.errors import ForetraceError
-from foretrace.files import write_bytes
-from foretrace.training.rows.kept import file_of
 from foretrace.training.rows.optimizers import RowOptimizer, add_up
 from foretrace.training.rows.rows import Rows
 
@@ -108,19 +105,15 @@ def _end(*sockets: socket.socket) -> None:
 
 
 class RowServer(AbstractContextManager["RowServer"]):
-    """Serves `rows` to `trainers` trainers that push every batch from `begin` on; threads of this process.
-
-    With a `folder`, the table is kept there whenever a multiple of `every` batches is whole.
-    """
+    """Serves `rows` to `trainers` trainers that push every batch from `begin` on; threads of this process."""
 
     def __init__(
         self, rows: Rows, *, trainers: int = 1, optimizer: RowOptimizer | None = None, host: str = "127.0.0.1",
-        port: int = 0, token: bytes = b"", begin: int = 0, folder: Path | None = None, every: int = 0,
+        port: int = 0, token: bytes = b"", begin: int = 0,
     ) -> None:  # fmt: skip
         self.rows, self.optimizer, self.trainers = rows, optimizer, trainers
         self.token = token or secrets.token_bytes(_TOKEN)
         self.complete = begin  # batches that are in the table
-        self.folder, self.every = folder, every
         self._changed = threading.Condition()
         self._staged: dict[int, dict[int, tuple[int, Int64, Float32]]] = {}
         self._lost = ""
@@ -210,9 +203,6 @@ class RowServer(AbstractContextManager["RowServer"]):
         while len(self._staged.get(self.complete, ())) == self.trainers:
             self._apply(self._staged.pop(self.complete))
             self.complete += 1
-            if self.folder is not None and self.every and self.complete % self.every == 0:
-                whole = self.rows.get(np.arange(self.rows.count))
-                write_bytes(file_of(self.folder, "rows", self.complete), whole.tobytes())
             self._changed.notify_all()
 
     def _apply(self, parts: dict[int, tuple[int, Int64, Float32]]) -> None:
