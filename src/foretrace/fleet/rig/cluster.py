@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
@@ -179,17 +179,19 @@ def guarded(
 def _ports(count: int) -> tuple[socket.socket, list[int]]:
     """Return a socket that holds a block of ports, and those of the block that are for the daemons."""
     starts = range(_FIRST_PORT, _LAST_PORT - _BLOCK, _BLOCK)
-    offset = secrets.randbelow(len(starts))
-    for first in (*starts[offset:], *starts[:offset]):
+    for first in secrets.SystemRandom().sample(starts, len(starts)):
         ports = list(range(first + 1, first + 1 + count))
-        with ExitStack() as ours, ExitStack() as stack, suppress(OSError):
-            held = ours.enter_context(socket.socket())
+        held = socket.socket()
+        try:
             held.bind(("127.0.0.1", first))
             held.listen(1)
             for port in ports:
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            ours.pop_all()
-            return held, ports
+                with socket.socket() as free:
+                    free.bind(("127.0.0.1", port))
+        except OSError:
+            held.close()
+            continue
+        return held, ports
     raise ForetraceError(f"no {count} ports in a row are free on this machine; end what uses them.")
 
 
