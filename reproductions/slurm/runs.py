@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foretrace.fleet.policies import parse
-from foretrace.fleet.policies.slurm import BACKGROUND_S, SlurmPolicy
+from foretrace.fleet.policies.slurm import SlurmPolicy
+from foretrace.fleet.policies.slurm_options import BACKGROUND_S
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.rig import against
 from foretrace.fleet.rig.against import RigErrors

@@ -32,10 +32,7 @@ def gather(folder: Path, jobs: list[RigJob], past: list[RigJob]) -> None:
                 at += 1
             if now > shown * EVERY_S:
                 shown += 1
-                said = sources.ask_slurm(lambda words: slurm.run(*words))
-                for name, text in said.items():
-                    (folder / f"at{shown:03d}").mkdir(exist_ok=True)
-                    write_text(folder / f"at{shown:03d}" / name, text)
+                sources.ask_slurm(lambda words: slurm.run(*words), save=folder / f"at{shown:03d}")
                 if at == len(jobs) and not slurm.run("squeue", "--noheader", "--states=PENDING").strip():
                     break
             time.sleep(0.1)

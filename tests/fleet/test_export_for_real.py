@@ -50,7 +50,7 @@ def test_scripts_for_slurm_run_as_predicted(tmp_path: Path) -> None:
             (tmp_path / name).write_text(text)
             names[slurm.run("sbatch", "--parsable", "--output=/dev/null", str(tmp_path / name)).strip()] = name
         for _ in range(200):
-            seen = sources.read_slurm(sources.ask_slurm(lambda words: slurm.run(*words)))
+            seen = sources.ask_slurm(lambda words: slurm.run(*words))
             ran |= {names[job.job]: job for job in seen.jobs if job.held}
             if all(job.state == "COMPLETED" for job in seen.jobs):
                 break

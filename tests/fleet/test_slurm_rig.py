@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet.formats.slurm_cluster import expand
 from foretrace.fleet.policies import parse
 from foretrace.fleet.policies.slurm import SlurmPolicy
 from foretrace.fleet.policies.slurm_options import NodeWindow
@@ -124,11 +125,12 @@ def test_a_killed_one_leaves_nothing(short: Path) -> None:
     while time.monotonic() < end and (owned(short) or any(short.iterdir())):
         time.sleep(0.1)
     assert not owned(short) and not any(short.iterdir())
-    ports = [int(word[5:]) for line in said for word in line.split() if word.startswith("Port=")]
+    (ports,) = [expand(word[5:]) for line in said for word in line.split() if word.startswith("Port=")]
+    assert len(ports) == 2
     for port in ports:
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind(("127.0.0.1", port))
+            free.bind(("127.0.0.1", int(port)))
 
 
 def owned(folder: Path) -> list[int]:

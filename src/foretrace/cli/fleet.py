@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, Result, group, page_asked, writable
-from foretrace.cli.fleet_live import live
 from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies, Seed, following, plays, spelt
-from foretrace.cli.fleet_rig import rig
+from foretrace.cli.fleet_slurm import live, rig
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 

@@ -14,7 +14,7 @@ from foretrace.fleet.formats.slurm_cluster import pairs
 from foretrace.fleet.live import questions, queue
 from foretrace.fleet.live.history import drawn, read_past, with_queue
 from foretrace.fleet.live.records import QueuedJob, stamp
-from foretrace.fleet.live.sources import ask_slurm, read_folder, read_slurm
+from foretrace.fleet.live.sources import ask_slurm, read_folder
 from tests.fleet.live.queues import EXAMPLE, job, write_queue
 
 
@@ -26,15 +26,15 @@ def past(user: str, *ran: float, **more: Any) -> list[QueuedJob]:
 def test_run_times_are_those_of_the_same_user(tmp_path: Path) -> None:
     seen = read_folder(write_queue(tmp_path, job(1), job(2, UserId="bob(2)")))
     known = past("ann", *[100.0] * 40) + past("bob", *[10.0] * 40)
-    made = drawn(seen.jobs, np.full(2, 600.0), known, 400, np.random.default_rng(0))
+    made = drawn(seen.jobs, known, 400, np.random.default_rng(0))
     assert 70 < np.median(made[:, 0]) < 140 and 7 < np.median(made[:, 1]) < 14
 
 
 def test_who_runs_has_more_ahead_than_behind_and_ends_at_the_limit(tmp_path: Path) -> None:
     seen = read_folder(write_queue(tmp_path, job(1, "RUNNING", ran="00:05:00", on="n0")))
-    made = drawn(seen.jobs, np.full(1, 600.0), past("ann", *[100.0] * 40, 400.0), 300, np.random.default_rng(0))
+    made = drawn(seen.jobs, past("ann", *[100.0] * 40, 400.0), 300, np.random.default_rng(0))
     assert (made > 300).all() and (made <= 600).all()
-    alone = drawn(seen.jobs, np.full(1, 600.0), [], 300, np.random.default_rng(0))
+    alone = drawn(seen.jobs, [], 300, np.random.default_rng(0))
     assert alone.min() < 330 and alone.max() == 600.0
 
 
@@ -106,7 +106,7 @@ def test_settings_that_are_not_played_are_refused() -> None:
 )  # fmt: skip
 def test_reasons_in_plain_words(tmp_path: Path, reason: str, says: str) -> None:
     seen = read_folder(write_queue(tmp_path, job(1, Reason=reason)))
-    assert says in queue.pending(seen.jobs[0])
+    assert says in queue.pending(seen.jobs[0]).words
 
 
 def test_drained_nodes_take_nobody(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_real_queue_starts_when_it_is_said_to() -> None:
 
         first, then = submit(2, 6), submit(2, 1)
         time.sleep(2.5)
-        seen = read_slurm(ask_slurm(lambda words: slurm.run(*words)))
+        seen = ask_slurm(lambda words: slurm.run(*words))
         known = past("root", *[6.0] * 50, account="", name="sbatch", gpus=8, limit_s=60.0)
         found = questions.ask(seen, known, job=then, draws=50)
         for _ in range(120):

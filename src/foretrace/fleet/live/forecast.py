@@ -38,7 +38,7 @@ ROW = np.dtype(
 class Queue:
     """Jobs in the order in which Slurm considers them, and nodes, in numbers; seconds count from the snapshot.
 
-    jobs: (j) records, a task of an array each; left_out: jobs that are not played → why; notes: sentences.
+    jobs: (j) records, a task of an array each, with limits; left_out: jobs that are not played → why; notes: sentences.
     slots: (n,) GPUs of a node (cores where it has none), 0 where it takes no job; leaf: (n,) its leaf switch.
     may: (j, n) bool, nodes a job may use; held: (j, n) slots it has. rows: (j,) of `ROW`: nodes and slots on each;
     partition; leaf switches it insists on, and until when; another job that must end first, −1 none; its array, −1
@@ -221,7 +221,7 @@ def _play(jobs, may, held, slots, leaf, interval, window, depth, backfill, lag, 
         if happened:
             look = min(look, now + lag)
             if fill >= FOREVER:
-                # where nothing had changed it slept for a second at a time (`slurm_clock`)
+                # where nothing had changed it slept for a second at a time (`SlurmClock`)
                 due = looked + interval
                 fill = due if due >= now else due + np.ceil(now - due)
         times[0] = now

@@ -69,8 +69,8 @@ def with_queue(past: Sequence[QueuedJob], jobs: Iterable[QueuedJob]) -> list[Que
 
 
 def drawn(
-    jobs: Sequence[QueuedJob], limits_s: Float64, past: Sequence[QueuedJob], draws: int, random: np.random.Generator
-) -> Float64:
+    jobs: Sequence[QueuedJob], past: Sequence[QueuedJob], draws: int, random: np.random.Generator
+) -> Float64:  # fmt: skip
     """Return (draws, jobs) run times in seconds, each above what the job has run already and at most its limit.
 
     A draw is a run time of a past job, the more likely the more it shares (`SAME`), or a share of the limit. Jobs that
@@ -81,22 +81,21 @@ def drawn(
     """
     past = list(past)[-MOST_ROWS:]
     ran = np.array([max(each.ran_s, 1.0) for each in past])
-    going = [i for i, job in enumerate(jobs) if job.running]
-    rows = [_said(each) for each in past] + [_said(jobs[i], float(limits_s[i])) for i in going]
-    columns = np.array(rows, object).reshape(len(rows), len(SAME))
-    elapsed = np.array([jobs[i].ran_s for i in going])
+    going = [job for job in jobs if job.running]
+    columns = np.array([_said(each) for each in (*past, *going)], object).reshape(-1, len(SAME))
+    elapsed = np.array([each.ran_s for each in going])
     noise = random.exponential(size=(draws, len(past)))
     own = PRIOR * random.exponential(size=draws)
     factors: dict[tuple[object, ...], Float64] = {}
     alike: dict[tuple[object, ...], Float64] = {}
     made = np.empty((draws, len(jobs)))
     for at, job in enumerate(jobs):
-        key = _said(job, float(limits_s[at]))
+        key = _said(job)
         if key not in alike:
             alike[key] = _weights(key, columns, ran, elapsed)
         if key[:2] not in factors:
             factors[key[:2]] = np.exp(DRIFT * random.standard_normal((draws, 1)) - DRIFT**2 / 2)
-        limit = max(float(limits_s[at]), job.ran_s + 1.0)
+        limit = max(job.limit_s, job.ran_s + 1.0)
         least = job.ran_s if job.running else 0.0
         guess = _of_limit(least, limit, random, draws)
         if len(past):
@@ -110,9 +109,9 @@ def drawn(
     return made
 
 
-def _said(job: QueuedJob, limit_s: float | None = None) -> tuple[object, ...]:
+def _said(job: QueuedJob) -> tuple[object, ...]:
     """Return what two jobs may share, in the order of `SAME`."""
-    return (job.user, job.account, stem(job.name), job.limit_s if limit_s is None else limit_s, job.gpus)
+    return (job.user, job.account, stem(job.name), job.limit_s, job.gpus)
 
 
 def _weights(

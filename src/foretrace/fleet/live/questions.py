@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.live import history, queue
-from foretrace.fleet.live.forecast import HORIZON_S, Queue, play
+from foretrace.fleet.live.forecast import HORIZON_S, play
 from foretrace.fleet.live.records import QueuedJob, Snapshot
 from foretrace.fleet.policies.slurm_options import numbers
-from foretrace.fleet.workload import Float64, Int64
+from foretrace.fleet.workload import Float64
 
 LOW, HIGH = 10, 90  # percentiles of the ranges
 PARAMETERS = ("bf_interval", "bf_window", "bf_max_job_test", "max_switch_wait")
@@ -86,30 +86,24 @@ class QueueAnswer:
     notes: tuple[str, ...]
 
 
-class PlayedQueue(NamedTuple):
-    """A queue that was played on."""
+class PlayedQueue:
+    """The queue of a snapshot, played on with the same run times and phases for the same seed."""
 
-    queue: Queue
-    starts: Float64  # (draws, jobs), seconds from now
-    at: Mapping[str, int]  # where in the queue a job stands, the first of its tasks
-    free: Int64  # slots of each node that nobody holds now
+    def __init__(self, seen: Snapshot, past: Sequence[QueuedJob], draws: int, seed: int) -> None:
+        self.queue = lined = queue.line_up(seen)
+        random = np.random.default_rng(seed)
+        phases = random.random(draws)
+        # by number, so that a change of one job leaves the draws of all others as they were
+        order = np.argsort([each.job for each in lined.jobs], kind="stable")
+        run = np.empty((draws, len(order)))
+        run[:, order] = history.drawn([lined.jobs[i] for i in order], past, draws, random)
+        self.starts = play(lined, run, phases)  # (draws, jobs), seconds from now
+        # where in the queue a job stands, the first of its tasks
+        self.at = {each.job: i for i, each in reversed(list(enumerate(lined.jobs)))}
 
     def of(self, job: QueuedJob) -> Float64:
         """Return (draws,) starts of a job; none where it is not played."""
         return self.starts[:, self.at[job.job]] if job.job in self.at else np.empty(0)
-
-
-def played(seen: Snapshot, past: Sequence[QueuedJob], draws: int, seed: int) -> PlayedQueue:
-    """Play on the queue of a snapshot, with the same run times and phases for the same seed."""
-    lined = queue.line_up(seen)
-    random = np.random.default_rng(seed)
-    phases = random.random(draws)
-    # by number, so that a change of one job leaves the draws of all others as they were
-    order = np.argsort([each.job for each in lined.jobs], kind="stable")
-    run = np.empty((draws, len(order)))
-    run[:, order] = history.drawn([lined.jobs[i] for i in order], lined.rows["limit"][order], past, draws, random)
-    at = {each.job: i for i, each in reversed(list(enumerate(lined.jobs)))}
-    return PlayedQueue(lined, play(lined, run, phases), at, lined.slots - lined.held.sum(axis=0))
 
 
 def ask(
@@ -123,7 +117,7 @@ def ask(
     chosen = seen.find(job) if job is not None else None
     told = progress or (lambda _: None)
     past = history.with_queue(past, seen.jobs)
-    again = partial(played, past=past, draws=draws, seed=seed)
+    again = partial(PlayedQueue, past=past, draws=draws, seed=seed)
     here = again(seen)
     told(0.3)
     found = [_start(each, here, seen) for each in seen.jobs if each.waiting]
@@ -133,7 +127,8 @@ def ask(
     if chosen is not None and chosen.waiting and chosen.job in here.at and asked is not None:
         tries = list(_tries(seen, chosen, past)) if asked.start_s is not None else []
         for i, (change, command, fields, risk) in enumerate(tries):
-            then = again(queue.changed_job(seen, chosen.job, **fields)).of(chosen)
+            other = replace(seen, jobs=tuple(replace(each, **fields) if each is chosen else each for each in seen.jobs))
+            then = again(other).of(chosen)
             sooner.append(_sooner(here.of(chosen), then, change, command, risk))
             told(0.3 + 0.5 * (i + 1) / len(tries))
     others: dict[str, Snapshot] = {}
@@ -178,13 +173,14 @@ def _start(job: QueuedJob, here: PlayedQueue, seen: Snapshot) -> ForecastStart:
 def _why(job: QueuedJob, here: PlayedQueue) -> str:
     """Return Slurm's reason, and what stands behind it in numbers."""
     if job.job not in here.at:
-        return queue.pending(job)
+        return queue.pending(job).words
     at = here.at[job.job]
     row = here.queue.rows[at]
     ahead = sum(each.waiting and each.partition == job.partition for each in here.queue.jobs[:at])
-    fit = int((here.queue.may[at] & (here.free >= row["each"])).sum())
+    free = here.queue.slots - here.queue.held.sum(axis=0)
+    fit = int((here.queue.may[at] & (free >= row["each"])).sum())
     asks = f"it needs {row['nodes']:,} node{'s' if row['nodes'] > 1 else ''} with {row['each']:,} free each"
-    parts = [queue.pending(job), f"{asks}, {fit:,} {'has' if fit == 1 else 'have'} that now"]
+    parts = [queue.pending(job).words, f"{asks}, {fit:,} {'has' if fit == 1 else 'have'} that now"]
     if ahead:
         stand = "job of its partition stands" if ahead == 1 else "jobs of its partition stand"
         parts.append(f"{ahead:,} {stand} before it")

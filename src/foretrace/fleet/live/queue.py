@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from foretrace import shipped
 from foretrace.errors import ForetraceError
 from foretrace.fleet.live.forecast import FOREVER, HELD_, QUEUED_, ROW, Queue
 from foretrace.fleet.live.records import QueuedJob, SlurmNode, SlurmPartition, Snapshot
@@ -18,41 +19,26 @@ MOST_JOBS, MOST_CELLS = 20_000, 40_000_000
 _JOB = re.compile(r"(?:after\w*|singleton)(?::([\d_*+,:()\w]*))?")
 
 
-# Slurm's reasons (squeue(1)) in plain words, by how they begin; first those that no schedule answers: somebody has to
-# act, or a limit that is not seen here must ease.
-_NOBODY = {
-    r"JobHeldUser": "its user holds it; scontrol release lets it go",
-    r"JobHeldAdmin": "an operator holds it; only an operator can release it",
-    r"DependencyNeverSatisfied": "what it depends on failed and cannot be satisfied any more; cancel it",
-    r"PartitionTimeLimit": "its time limit is above that of its partition; lower it with scontrol update TimeLimit=",
-    r"PartitionNodeLimit": "it requests more nodes than its partition has or gives to one job",
-    r"PartitionInactive": "its partition takes no new starts",
-    r"ReqNodeNotAvail": "a node that it insists on is down, drained or reserved",
-    r"Licenses": "licenses that it needs are all in use",
-    r"BadConstraints": "no node can satisfy its constraints; change them",
-    r"Assoc|QOS.|Max": "a limit of its account or QOS is reached ({reason}); it starts when others of them end",
-    r"(?!JobArrayTaskLimit).*(Invalid|Inactive|Account|FrontEnd|Cleaning|Prolog|launch_failed|JobLaunchFailure|"
-    r"SystemFailure|NodeDown|OutOfMemory|BeginTimeUnknown|Federation|AdminHold|RequeueHold|JobHeld|Limit$)":
-    "Slurm says {reason}",
-}  # fmt: skip
-_REASONS = _NOBODY | {
-    r"Priority": "other jobs of its partition with a higher priority come first",
-    r"Resources": "it is first in line, and the nodes it needs are not free",
-    r"Dependency": "it waits until other jobs have ended",
-    r"BeginTime": "the time before which it must not start has not come",
-    r"JobArrayTaskLimit": "as many tasks of its array run as it allows at once",
-    r"PartitionDown": "its partition is down",
-    r"Reservation": "it waits for its reservation",
-    r"Nodes|.*DOWN": "nodes it needs are down, drained, or kept for jobs of a higher priority",
-    r"None|$": "Slurm has not looked at it yet",
-    r"": "Slurm says {reason}",
-}
+@dataclass(frozen=True)
+class Reason:
+    """What Slurm's reasons (squeue(1)) that begin so mean in plain words; stuck: no schedule answers them.
+
+    Then somebody has to act, or a limit that is not seen here must ease.
+    """
+
+    begins: str = ""
+    words: str = ""
+    stuck: bool = False
 
 
-def pending(job: QueuedJob) -> str:
-    """Return Slurm's reason in plain words."""
-    reason = job.reason.strip("()")
-    return next(words for begins, words in _REASONS.items() if re.match(begins, reason)).format(reason=reason)
+_REASONS = shipped.rows(__package__, "reasons.csv", Reason)
+
+
+def pending(job: QueuedJob) -> Reason:
+    """Return Slurm's reason, the first of the table that it begins with."""
+    said = job.reason.strip("()")
+    found = next(each for each in _REASONS if re.match(each.begins, said))
+    return replace(found, words=found.words.format(reason=said))
 
 
 def line_up(seen: Snapshot) -> Queue:
@@ -61,8 +47,9 @@ def line_up(seen: Snapshot) -> Queue:
     devices = any(each.gpus for each in nodes)
     left_out = {job.job: why for job in seen.jobs if job.waiting and (why := stuck(job, parts))}
     played = [
-        task for job in seen.jobs if job.running or (job.waiting and job.job not in left_out) for task in _tasks(job)
-    ]
+        task for job in seen.jobs if job.running or (job.waiting and job.job not in left_out)
+        for task in (job, *(replace(job, job=f"{job.job}+{i}", tasks=1) for i in range(1, job.tasks)))
+    ]  # fmt: skip
     if len(played) > MOST_JOBS or len(played) * max(len(nodes), 1) > MOST_CELLS:
         raise ForetraceError(
             f"{len(played):,} jobs on {len(nodes):,} nodes are more than is played ({MOST_CELLS:,} pairs); save the "
@@ -88,7 +75,7 @@ def line_up(seen: Snapshot) -> Queue:
             if job.reason == "Dependency" and _awaited(job, known) < 0:
                 left_out[job.job] = f"it depends on {job.after}, whose end is not known here"
         if job.job not in left_out:
-            kept.append((job, may, held, shape))
+            kept.append((replace(job, limit_s=limit_of(job, parts)), may, held, shape))
     jobs = tuple(each[0] for each in kept)
     index = {job.job: i for i, job in enumerate(jobs)}
     groups = {name: i for i, name in enumerate(dict.fromkeys(job.array for job in jobs if job.array))}
@@ -97,8 +84,8 @@ def line_up(seen: Snapshot) -> Queue:
     rows = [
         (
             HELD_ if job.running else QUEUED_, *shape, first[job.partition.split(",")[0]], job.switches,
-            _awaited(job, index), groups.get(job.array, -1), job.throttle, limit_of(job, parts),
-            _eligible(job, seen.now_s),
+            _awaited(job, index), groups.get(job.array, -1), job.throttle, job.limit_s,
+            np.nanmax([0.0, *(at - seen.now_s for at in (job.eligible_s, job.start_s) if job.reason == "BeginTime")]),
             _submit(job) - seen.now_s + min(job.switch_wait_s, given.max_switch_wait),
             -job.ran_s if job.running else FOREVER, 0.0, 0.0, 0.0,
         )
@@ -132,8 +119,8 @@ def _of(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> list[SlurmPartit
 def stuck(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> str:
     """Return why no schedule says when it starts, "" where one does."""
     reason = job.reason
-    if any(re.match(begins, reason) for begins in _NOBODY):
-        return pending(job)
+    if pending(job).stuck:
+        return pending(job).words
     if job.reservation:
         return f"it waits for the reservation {job.reservation}, which is not read here"
     if job.priority == 0 and reason not in ("", "None", "Dependency", "BeginTime"):
@@ -152,20 +139,11 @@ def limit_of(job: QueuedJob, parts: Mapping[str, SlurmPartition]) -> float:
     for each in _of(job, parts):
         limit = each.default_s if math.isnan(limit) else limit
         limit = each.limit_s if math.isnan(limit) else limit
-    return min(limit, 365 * 86400.0) if not math.isnan(limit) else 365 * 86400.0
-
-
-def _tasks(job: QueuedJob) -> list[QueuedJob]:
-    return [job, *(replace(job, job=f"{job.job}+{i}", tasks=1) for i in range(1, job.tasks))]
+    return float(np.fmin(limit, 365 * 86400.0))
 
 
 def _submit(job: QueuedJob) -> float:
     return job.submit_s if math.isfinite(job.submit_s) else 0.0
-
-
-def _eligible(job: QueuedJob, now: float) -> float:
-    times = (job.eligible_s, job.start_s) if job.reason == "BeginTime" else ()
-    return max([0.0, *(each - now for each in times if math.isfinite(each))])
 
 
 def _on(job: QueuedJob) -> list[str]:
@@ -203,11 +181,6 @@ def _shape(job: QueuedJob, largest: int, devices: bool, *, whole: bool) -> tuple
     else:
         each = 0 if devices else -(-job.cpus // nodes)
     return nodes, largest if whole and largest else each
-
-
-def changed_job(seen: Snapshot, job: str, **fields: object) -> Snapshot:
-    """Return the snapshot with one job asking for something else."""
-    return replace(seen, jobs=tuple(replace(each, **fields) if each.job == job else each for each in seen.jobs))  # type: ignore[arg-type]
 
 
 def larger(seen: Snapshot, racks: int) -> Snapshot:

@@ -20,7 +20,7 @@ from typing import Any
 from foretrace.errors import ForetraceError
 from foretrace.fleet.formats import slurm
 from foretrace.fleet.formats.slurm import gpus_in
-from foretrace.fleet.formats.slurm_cluster import expand, pairs
+from foretrace.fleet.formats.slurm_cluster import expand
 from foretrace.fleet.policies.slurm_options import SchedulerParameters, array_ranges
 
 _NUMBER = re.compile(r"(\d{1,12})(?:_(?:(\d{1,9})|\[([^\]]*)\]?))?(?:\+\d+)?")  # of a job, with tasks of an array
@@ -79,7 +79,7 @@ class QueuedJob:
     cpus: int = 1
     exclusive: bool = False
     limit_s: float = math.nan
-    submit_s: float = math.nan
+    submit_s: float = 0.0
     eligible_s: float = math.nan
     start_s: float = math.nan
     ran_s: float = 0.0
@@ -200,14 +200,6 @@ def _known(said: Mapping[str, str]) -> defaultdict[str, str]:
     return defaultdict(str, {key: value for key, value in said.items() if value.strip() not in NOTHING})
 
 
-def _tasks(text: str) -> tuple[int, int]:
-    """Return tasks of an array that wait, and how many may run at once (0: all). Raises ValueError."""
-    body, percent, most = text.partition("%")
-    kept = ",".join(part for part in body.split(",") if not part.endswith("..."))  # cut short by Slurm
-    ranges, throttle = array_ranges(kept + percent + most)
-    return max(sum(map(len, ranges)), 1), throttle
-
-
 def job_of(said: Mapping[str, str]) -> QueuedJob:
     """Return one job, by the keys of `scontrol show job`. Raises ForetraceError."""
     ident, known = said.get("JobId", "").split(" ")[0], _known(said)
@@ -224,8 +216,10 @@ def job_of(said: Mapping[str, str]) -> QueuedJob:
         ident, array = numbered[1] if task else ident, known["ArrayJobId"] or numbered[1] * bool(task)
         tasks, throttle = 1, int(known["ArrayTaskThrottle"] or 0)
         if waits and task and not task.isdecimal():
-            tasks, most = _tasks(task)
-            throttle = most or throttle
+            body, percent, most = task.partition("%")
+            kept = ",".join(part for part in body.split(",") if not part.endswith("..."))  # cut short by Slurm
+            ranges, at_once = array_ranges(kept + percent + most)
+            tasks, throttle = max(sum(map(len, ranges)), 1), at_once or throttle
         per_node = gpus_in(known["TresPerNode"])
         gpus = (
             gpus_in(known["JOB_GRES"]) or gpus_in(known["TresPerJob"]) or per_node * nodes
@@ -264,23 +258,21 @@ def node_of(said: Mapping[str, str]) -> SlurmNode:
         )  # fmt: skip
 
 
-def partitions_of(text: str) -> dict[str, SlurmPartition]:
-    """Return `scontrol show partition` by name. Raises ForetraceError."""
-    found = {}
-    for known in map(_known, pairs(text, "PartitionName")):
-        with _reading("partition", known["PartitionName"]):
-            found[known["PartitionName"]] = SlurmPartition(
-                nodes=frozenset(expand(known["Nodes"])), limit_s=duration(known["MaxTime"] or "UNLIMITED"),
-                default_s=duration(known["DefaultTime"]), tier=number(known["PriorityTier"] or "1"),
-                up=known["State"] in ("", "UP"), whole=known["OverSubscribe"].startswith("EXCLUSIVE"),
-            )  # fmt: skip
-    return found
+def partition_of(said: Mapping[str, str]) -> tuple[str, SlurmPartition]:
+    """Return one partition and its name, by the keys of `scontrol show partition`. Raises ForetraceError."""
+    known = _known(said)
+    with _reading("partition", known["PartitionName"]):
+        return known["PartitionName"], SlurmPartition(
+            nodes=frozenset(expand(known["Nodes"])), limit_s=duration(known["MaxTime"] or "UNLIMITED"),
+            default_s=duration(known["DefaultTime"]), tier=number(known["PriorityTier"] or "1"),
+            up=known["State"] in ("", "UP"), whole=known["OverSubscribe"].startswith("EXCLUSIVE"),
+        )  # fmt: skip
 
 
-def settings_of(text: str) -> dict[str, str]:
+def settings_of(text: str) -> list[tuple[str, str]]:
     """Return `scontrol show config` by key in lower case, and when it was printed as `as_of`."""
     rows = (line.partition("=") for line in text.replace("Configuration data as of", "as_of =", 1).splitlines())
-    return {key.strip().lower(): value.strip() for key, equals, value in rows if equals and key.strip()}
+    return [(key.strip().lower(), value.strip()) for key, equals, value in rows if equals and key.strip()]
 
 
 def queue_json(whole: Mapping[str, Any], where: str) -> list[QueuedJob]:

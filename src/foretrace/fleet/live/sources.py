@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,14 @@ _MOST_FILES = 100
 _SAVE = "save them with foretrace fleet live --save FOLDER where Slurm runs"
 
 
-def ask_slurm(run: Callable[[tuple[str, ...]], str] | None = None, *, save: Path | None = None) -> dict[str, str]:
-    """Return what the commands print, by file name, also written into `save`. Raises ForetraceError."""
+def ask_slurm(run: Callable[[tuple[str, ...]], str] | None = None, *, save: Path | None = None) -> Snapshot:
+    """Return a snapshot from what the commands print, which is also written into `save`. Raises ForetraceError."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SCONTROL_"))}
+    run = run or partial(call, environment=kept | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"})
     said = {}
     for name, command in COMMANDS.items():
         try:
-            said[name] = (run or _run)(command)
+            said[name] = run(command)
         except ForetraceError:
             if name in NEEDED:
                 raise
@@ -50,20 +52,11 @@ def ask_slurm(run: Callable[[tuple[str, ...]], str] | None = None, *, save: Path
     if not (said["job.txt"].strip() or said["squeue.txt"].strip()):
         raise ForetraceError("neither scontrol show job nor squeue answers; ask the cluster's operators.")
     if save is not None:
-        try:
+        with suppress(OSError):  # of which writing tells
             save.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ForetraceError(f"cannot write to {save} ({error.strerror or error}); choose another.") from None
         for name, text in said.items():
             write_text(save / name, text)
-    return said
-
-
-def _run(command: tuple[str, ...]) -> str:
-    if shutil.which(command[0]) is None:
-        raise ForetraceError(f"there is no {command[0]} here; run this where Slurm runs, or give `from=FOLDER`.")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SCONTROL_"))}
-    return call(command, kept | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"})
+    return snapshot([decode(name, text.encode()) for name, text in said.items()], "Slurm")
 
 
 def call(
@@ -76,6 +69,9 @@ def call(
             command, env=environment, input=text, text=True, errors="replace", capture_output=True, timeout=_WAIT_S,
             cwd=folder, check=False,
         )  # fmt: skip
+    except FileNotFoundError:
+        text = f"there is no {command[0]} here; run this where Slurm runs, or give `from=FOLDER`."
+        raise ForetraceError(text) from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ForetraceError(f"{words} does not answer ({error}); ask whoever runs this Slurm.") from None
     if done.returncode:
@@ -95,20 +91,15 @@ def read_folder(folder: str | Path) -> Snapshot:
     return snapshot([load(each) for each in files], str(folder))
 
 
-def read_slurm(said: Mapping[str, str]) -> Snapshot:
-    """Return a snapshot from what `ask_slurm` returned. Raises ForetraceError."""
-    return snapshot([decode(name, text.encode()) for name, text in said.items()], "Slurm")
-
-
 _JOBS = ("scontrol show job", "squeue --json", "squeue")  # the one that says most first
 _KINDS: tuple[tuple[str, str, Callable[[Source], list[Any]]], ...] = (  # what it is, how it begins, its records
     (_JOBS[2], r"JobId=\S+ JobState=", lambda each: list(map(records.job_of, pairs(each.text, "JobId")))),
     (_JOBS[0], r"JobId=(?!.*ProcCnt=)", lambda each: list(map(records.job_of, pairs(each.text, "JobId")))),
     ("no job", r"No jobs", lambda _: []),
     ("node", r"NodeName=", lambda each: list(map(records.node_of, pairs(each.text, "NodeName")))),
-    ("partition", r"PartitionName=", lambda each: list(records.partitions_of(each.text).items())),
+    ("partition", r"PartitionName=", lambda each: list(map(records.partition_of, pairs(each.text, "PartitionName")))),
     ("leaf", r"(Switch|Block)Name=", lambda each: topology_conf(each).leaves),
-    ("setting", r"Configuration data as of", lambda each: list(records.settings_of(each.text).items())),
+    ("setting", r"Configuration data as of", lambda each: records.settings_of(each.text)),
     ("nothing", r"$|There is no|slurm_load|JobID\||JobId=", lambda _: []),
 )
 

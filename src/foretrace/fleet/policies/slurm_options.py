@@ -7,13 +7,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.formats.slurm import duration
+from foretrace.fleet.policy import Policy
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 from foretrace.names import keyed
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from foretrace.fleet.cluster import ClusterTree
 
 DEFAULTS = ("yes", "defaults")
+BACKGROUND_S = 1.005  # the background thread sleeps ten times 0.1 s, and works a little; 1.002 on an idle machine
+MODES = ("off", "requeue", "suspend")  # PreemptMode; suspended jobs keep their GPUs (gres.html)
 MOST_TASKS = 1001  # MaxArraySize as it is by default
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _WINDOW = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?@(\d{1,9}(?:\.\d+)?)(?:-(\d{1,9}(?:\.\d+)?))?")
@@ -152,7 +156,16 @@ def tasks_of(workload: Workload) -> Workload:
     given = workload.details.get("array")
     if given is None or "array_of" in workload.details:
         return workload
-    listed = [_indices(str(text), str(job)) if text else [-1] for job, text in zip(workload.job, given, strict=True)]
+    listed = []
+    for name, text in zip(map(str, workload.job), map(str, given), strict=True):
+        ranges = []
+        with suppress(ValueError):
+            ranges = array_ranges(text)[0] if text else [range(-1, 0)]
+        indices = list(itertools.chain(*ranges)) if sum(map(len, ranges)) <= MOST_TASKS else []
+        if not 0 < len(set(indices)) == len(indices):
+            form = f"0-9%2 or 1,3,5-9:2, at most {MOST_TASKS:,} tasks"
+            raise ForetraceError(f"job {name!r}: `array` must be such as {form}, got {text[:60]!r}.")
+        listed.append(sorted(indices))
     made = workload.take(np.repeat(np.arange(len(workload)), list(map(len, listed))))
     tasks, job = np.array(list(itertools.chain(*listed)), np.int64), made.job.astype(object)
     names = np.where(tasks < 0, job, job + "_" + tasks.astype(str).astype(object))
@@ -174,18 +187,6 @@ def array_ranges(text: str) -> tuple[list[range], int]:
             raise ValueError(f"{part[:20]!r} is no range of tasks")
         found.append(range(int(said[1]), int(said[2] or said[1]) + 1, max(int(said[3] or 1), 1)))
     return found, int(most or 0)
-
-
-def _indices(text: str, job: str) -> list[int]:
-    try:
-        ranges, _ = array_ranges(text)
-    except ValueError:
-        ranges = []
-    indices = list(itertools.chain(*ranges)) if sum(map(len, ranges)) <= MOST_TASKS else []
-    if not 0 < len(set(indices)) == len(indices):
-        most = f"at most {MOST_TASKS:,} tasks"
-        raise ForetraceError(f"job {job!r}: `array` must be such as 0-9%2 or 1,3,5-9:2, {most}, got {text[:60]!r}.")
-    return sorted(indices)
 
 
 def arrays_of(workload: Workload) -> tuple[Int64, Int64]:
@@ -236,3 +237,64 @@ def levels(option: str, text: str) -> dict[str, int]:
             raise ForetraceError(f"`{option}` must be NAME=NUMBER, such as high=10,low=1, got {word!r}.")
         made[name] = int(value)
     return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmOptions(Policy):
+    """What is stated of one Slurm.
+
+    tiers: PriorityTier by partition, which a job's tenant is; qos: Priority by QOS, a column `qos` of the jobs.
+    """
+
+    parameters: SchedulerParameters = field(default_factory=SchedulerParameters)
+    backfill: bool = False
+    by_priority: bool = False
+    switches: int = 0  # leaf switches that all jobs insist on, for so long; 0: any
+    switch_wait_s: float = 0.0
+    exclusive: bool = False  # and nobody else on their nodes
+    backfill_s: float = 0.0  # a time at which the backfill scheduler looks
+    background_s: float = 0.0  # a time at which the background thread wakes
+    background_every_s: float = BACKGROUND_S
+    checks_s: float = 0.0  # and one at which it enforces limits and priorities are weighted
+    weights: PriorityWeights | None = None  # None: priorities as stated
+    drains: tuple[NodeWindow, ...] = ()
+    reservations: tuple[NodeWindow, ...] = ()  # for maintenance: nobody may use them, who runs there runs on
+    preempt_mode: str = "off"
+    tiers: Mapping[str, int] = field(default_factory=dict)
+    qos: Mapping[str, int] = field(default_factory=dict)
+
+    def validate(self) -> None:
+        """See `Policy.validate`."""
+        if self.preempt_mode not in MODES:
+            raise ForetraceError(f"`preempt-mode` must be one of {', '.join(MODES)}, got {self.preempt_mode!r}.")
+        if self.preempt_mode != "off" and not self.tiers:
+            raise ForetraceError("`preempt-mode` needs to know who comes before whom; add priority-tier=high=10,low=1.")
+        Policy.validate(self)
+
+    def key(self, workload: Workload) -> Float64:
+        """Return (n,) sorted ascending."""
+        return -workload.priority if self.by_priority else np.zeros(len(workload))
+
+    def takes(self, workload: Workload) -> Workload:
+        """Return a row for each task of an array."""
+        return tasks_of(workload)
+
+    def fits(self, nodes: int) -> None:
+        """Raise ForetraceError where an option names nodes that the cluster does not have."""
+        within("drain", self.drains, nodes)
+        within("reservation", self.reservations, nodes)
+
+    def qos_of(self, workload: Workload) -> list[str]:
+        """Return (n,) QOS of each job, "" where it has none. Raises ForetraceError for one that `qos` does not name."""
+        names = [str(each) for each in workload.details.get("qos", np.full(len(workload), "", object)).tolist()]
+        for job, name in enumerate(names):
+            if name and self.qos and name not in self.qos:
+                raise ForetraceError(
+                    f"job {workload.job[job]!r}: `qos` {name!r} is not among {', '.join(self.qos)}; name it in qos=."
+                )
+        return names
+
+    @property
+    def makes_room(self) -> bool:
+        """Whether it continues where no GPU is free: GPUs of a suspended job stay its own (gres.html)."""
+        return self.preempt_mode == "requeue"

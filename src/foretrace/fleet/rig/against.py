@@ -11,8 +11,8 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.policies import parse
-from foretrace.fleet.policies.slurm import BACKGROUND_S, SlurmPolicy
-from foretrace.fleet.policies.slurm_options import NodeWindow, within
+from foretrace.fleet.policies.slurm import SlurmPolicy
+from foretrace.fleet.policies.slurm_options import BACKGROUND_S, NodeWindow, within
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.rig import on_ray
 from foretrace.fleet.rig.cluster import SlurmSetup, private

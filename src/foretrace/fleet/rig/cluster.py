@@ -17,13 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-
-import msgspec
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
@@ -81,20 +80,18 @@ class SlurmSetup:
 
 
 class PrivateSlurm:
-    """A Slurm that runs. `environment` is what its commands need; `run` calls one."""
+    """A Slurm that runs. `environment` is what its commands need; `run` calls one.
+
+    completed: the file of jobcomp/filetxt, a line per job that ended.
+    """
 
     def __init__(self, setup: SlurmSetup, folder: Path) -> None:
-        self.setup, self.folder = setup, folder
+        self.setup, self.folder, self.completed = setup, folder, folder / "completed"
         known = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
         self.environment = known | {
             "PATH": _path(), "SLURM_TIME_FORMAT": "%s", "SLURM_CONF": str(folder / "slurm.conf"),
             "SLURMDBD_CONF": str(folder / "slurmdbd.conf"), "MYSQL_UNIX_PORT": str(folder / "db.s"),
         }  # fmt: skip
-
-    @property
-    def completed(self) -> Path:
-        """The file of jobcomp/filetxt: a line per job that ended."""
-        return self.folder / "completed"
 
     def run(self, program: str, *words: str, text: str | None = None) -> str:
         """Return what a command of Slurm says. Raises ForetraceError with its complaint where it fails."""
@@ -103,12 +100,9 @@ class PrivateSlurm:
 
 def missing(*, accounting: bool = False) -> str:
     """Return why this machine can have no private Slurm, or none with accounting, one sentence; "" where it can."""
-    for names, what, packages in (
-        (PROGRAMS, "Slurm", PACKAGES),
-        (ACCOUNTING, "The accounting of Slurm", ACCOUNTING_PACKAGES),
-    ):
-        lacks = [name for name in names if shutil.which(name, path=_path()) is None]
-        if lacks and (accounting or names is PROGRAMS):
+    wanted = [(PROGRAMS, "Slurm", PACKAGES), (ACCOUNTING, "The accounting of Slurm", ACCOUNTING_PACKAGES)]
+    for names, what, packages in wanted if accounting else wanted[:1]:
+        if lacks := [name for name in names if shutil.which(name, path=_path()) is None]:
             return f"{what} is not installed here ({lacks[0]} is missing); install it with: apt-get install {packages}."
     if os.geteuid() != 0:
         return "a private Slurm starts its node daemons as root; run this as root, in a container for example."
@@ -126,13 +120,14 @@ def private(setup: SlurmSetup, *, under: Path | None = None) -> Iterator[Private
     Raises ForetraceError where Slurm is not installed or does not start.
     """
     setup.validate()
-    lacks = missing(accounting=bool(setup.accounting))
-    if lacks:
+    if lacks := missing(accounting=bool(setup.accounting)):
         raise ForetraceError(lacks)
-    with guarded("ft-slurm-", setup.nodes + 3, lambda folder, ports: _write(PrivateSlurm(setup, folder), ports),
-                 under=under) as (folder, _, pids):  # fmt: skip
+
+    def idle(folder: Path, _: Sequence[int]) -> int:
+        return sum(map(int, PrivateSlurm(setup, folder).run("sinfo", "-h", "--states=idle", "--format=%D").split()))
+
+    with guarded("Slurm", setup.nodes, 3, partial(_write, setup), idle, under=under) as folder:
         made = PrivateSlurm(setup, folder)
-        _wait(made, pids)
         for words in setup.accounting:
             made.run("sacctmgr", "-i", *words.split())
         yield made
@@ -140,19 +135,22 @@ def private(setup: SlurmSetup, *, under: Path | None = None) -> Iterator[Private
 
 @contextmanager
 def guarded(
-    prefix: str, ports: int, write: Callable[[Path, Sequence[int]], tuple[list[list[str]], Mapping[str, str]]], *,
-    under: Path | None = None,
-) -> Iterator[tuple[Path, list[int], list[int]]]:  # fmt: skip
-    """(folder, ports, process numbers) of daemons that a guardian owns: all end with the block, and with us.
+    engine: str, nodes: int, more: int,
+    write: Callable[[Path, Sequence[int]], tuple[list[str], Mapping[str, str]]],
+    ready: Callable[[Path, Sequence[int]], int], *, under: Path | None = None,
+) -> Iterator[Path]:  # fmt: skip
+    """Yield a folder with daemons that a guardian owns, once all nodes are ready; all ends with the block, and with us.
 
-    ports: how many they need; write: fills the folder, given the ports, and says their commands and environment.
+    more: ports that they need beside one per node; write: fills the folder, given the ports, and says the lines of
+    shell that become the daemons, and their environment; ready: how many nodes are. Raises ForetraceError with the last
+    words of the daemons where some never are.
     """
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=under))
+    folder = Path(tempfile.mkdtemp(prefix=f"ft-{engine.lower()}-", dir=under))
     try:
-        held, free = _ports(ports)
+        held, ports = _ports(nodes + more)
         with held:
-            commands, environment = write(folder, free)
-            (folder / guardian.DAEMONS).write_bytes(msgspec.json.encode(commands))
+            commands, environment = write(folder, ports)
+            (folder / guardian.DAEMONS).write_text("\n".join(commands))
             started = subprocess.Popen(
                 [sys.executable, "-m", guardian.__name__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 start_new_session=True, pass_fds=[held.fileno()], env=environment,
@@ -162,30 +160,43 @@ def guarded(
         raise
     with started:  # whose end closes its input, upon which it ends everything
         assert started.stdout is not None
-        yield folder, free, msgspec.json.decode(started.stdout.readline() or b"[]", type=list[int])
+        pids, until, count = started.stdout.readline().split(), time.monotonic() + START_S, 0
+        while count < nodes:
+            if time.monotonic() > until or not (pids and all(Path("/proc", pid.decode()).exists() for pid in pids)):
+                said = [
+                    line for each in (*sorted(folder.glob("daemon[01].txt")), *folder.glob("slurmctld.log"))
+                    for line in each.read_text(errors="replace").splitlines()[-50:]
+                ]  # fmt: skip
+                words = [line for line in said if "error" in line.lower() or "fatal" in line.lower()] or said
+                last = " / ".join(words[-3:]) or "it said nothing"
+                raise ForetraceError(f"the private {engine} got {count} of its {nodes} nodes ready: {last}.")
+            time.sleep(0.2)
+            with suppress(ForetraceError, OSError):
+                count = ready(folder, ports)
+        yield folder
 
 
 def _ports(count: int) -> tuple[socket.socket, list[int]]:
     """Return a socket that holds a block of ports, and those of the block that are for the daemons."""
     starts = range(_FIRST_PORT, _LAST_PORT - _BLOCK, _BLOCK)
-    offset = secrets.randbelow(len(starts))
-    for first in (*starts[offset:], *starts[:offset]):
+    for first in secrets.SystemRandom().sample(starts, len(starts)):
         ports = list(range(first + 1, first + 1 + count))
-        with ExitStack() as ours, ExitStack() as stack, suppress(OSError):
-            held = ours.enter_context(socket.socket())
+        held = socket.socket()
+        try:
             held.bind(("127.0.0.1", first))
             held.listen(1)
             for port in ports:
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            ours.pop_all()
-            return held, ports
+                with socket.socket() as free:
+                    free.bind(("127.0.0.1", port))
+        except OSError:
+            held.close()
+            continue
+        return held, ports
     raise ForetraceError(f"no {count} ports in a row are free on this machine; end what uses them.")
 
 
-def _write(made: PrivateSlurm, ports: Sequence[int]) -> tuple[list[list[str]], Mapping[str, str]]:
-    """Fill the folder: configuration, key, stand-ins for devices; commands of the daemons and their environment."""
-    setup, folder = made.setup, made.folder
-    host = socket.gethostname().split(".")[0]
+def _write(setup: SlurmSetup, folder: Path, ports: Sequence[int]) -> tuple[list[str], Mapping[str, str]]:
+    """Fill the folder: configuration, key, stand-ins for devices; lines that become daemons and their environment."""
     names = [setup.node(at) for at in range(setup.nodes)]
     step = len(f"{folder}/spool/{names[0]}/{names[0]}_{10**7}.{2**32 - 1}")
     if step >= _SOCKET:  # steps of jobs could not be reached, and no job would ever start
@@ -198,70 +209,31 @@ def _write(made: PrivateSlurm, ports: Sequence[int]) -> tuple[list[list[str]], M
     for at in range(setup.gpus):
         (folder / f"gpu{at}").symlink_to("/dev/null")  # Slurm wants a file per GPU; it is never opened
     size = setup.nodes // setup.racks
-    leaves = (f"SwitchName=rack{at} Nodes={setup.listed(at * size, (at + 1) * size - 1)}" for at in range(setup.racks))
-    top = f"SwitchName=top Switches=rack[0-{setup.racks - 1}]"
-    parameters = ",".join(name if value is None else f"{name}={value}" for name, value in setup.parameters.items())
-    nodes = [
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[at + 1]} CPUs={setup.gpus} "
-        f"RealMemory=1000 Gres=gpu:{setup.gpus} State=UNKNOWN"
-        for at, name in enumerate(names)
-    ]
     said = {
-        "host": host, "folder": folder, "port": ports[0], "database_port": ports[-1],
-        "scheduler": "backfill" if setup.backfill else "builtin",
+        "host": socket.gethostname().split(".")[0], "folder": folder, "port": ports[0], "database_port": ports[-1],
+        "scheduler": "backfill" if setup.backfill else "builtin", "nodes": setup.listed(0, setup.nodes - 1),
+        "gpus": setup.gpus, "first_port": ports[1], "last_port": ports[setup.nodes], "last_gpu": setup.gpus - 1,
+        "racks": "\n".join(
+            f"SwitchName=rack{at} Nodes={setup.listed(at * size, (at + 1) * size - 1)}" for at in range(setup.racks)
+        ),
+        "last_rack": setup.racks - 1,
     }  # fmt: skip
 
     def filled(name: str) -> str:
         return Template(files(__package__).joinpath(name).read_text()).substitute(said)
 
-    lines = [*setup.lines, *nodes, f"SchedulerParameters={parameters}" * bool(parameters)]
+    given = ",".join(name if value is None else f"{name}={value}" for name, value in setup.parameters.items())
+    lines = [*setup.lines, f"SchedulerParameters={given}" * bool(given)]
     if not any(line.startswith("PriorityType=") for line in lines):
         lines.append("PriorityType=priority/basic")
     if setup.accounting:
         lines.append(filled("accounting.conf"))
         folder.chmod(0o711)  # jobs of other users are started from below it; keys and settings are root's alone
     said["lines"] = "\n".join(lines)
-    texts = {
-        "munge.key": secrets.token_hex(64), "topology.conf": "\n".join([*leaves, top]) + "\n",
-        "gres.conf": f"Name=gpu File={folder}/{'gpu0' if setup.gpus == 1 else f'gpu[0-{setup.gpus - 1}]'}\n",
-        "slurm.conf": filled("slurm.conf"), "slurmdbd.conf": filled("slurmdbd.conf"),
-    }  # fmt: skip
-    for name, text in texts.items():
+    texts = {name: filled(name) for name in ("slurm.conf", "slurmdbd.conf", "topology.conf", "gres.conf")}
+    for name, text in ({"munge.key": secrets.token_hex(64)} | texts).items():
         (folder / name).touch(mode=0o600 if name in ("munge.key", "slurmdbd.conf") else 0o644)
         (folder / name).write_text(text)
-    munge = [
-        f"--{name}={folder}/munge.{name.partition('-')[0]}"
-        for name in ("key-file", "socket", "pid-file", "log-file", "seed-file")
-    ]
-    conf = str(folder / "slurm.conf")
-    daemons = [["munged", "--foreground", "--force", *munge]]
-    controller = ["slurmctld", "-D", "-f", conf]
-    if setup.accounting:
-        # made by a process of the guardian, which ends it and the folder at any time
-        data = f"--no-defaults --datadir={folder}/db --user=root"
-        create = f"mariadb-install-db {data} --skip-test-db --auth-root-authentication-method=normal"
-        serve = f"mariadbd {data} --socket={folder}/db.s --pid-file={folder}/db.pid --skip-networking"
-        serve += " --innodb-buffer-pool-size=32M --innodb-flush-log-at-trx-commit=0"
-        ready = f"until [ -S {folder}/db.s ]; do sleep 0.1; done"
-        known = "until sacctmgr -i add cluster foretrace; do sleep 0.2; done"
-        scripts = (f"{create} && exec {serve}", f"{ready}; exec slurmdbd -D", f"{known}; exec {' '.join(controller)}")
-        *before, controller = (["/bin/sh", "-c", each] for each in scripts)
-        daemons += before
-    daemons += [controller, *(["slurmd", "-D", "-f", conf, "-N", name] for name in names)]
-    return daemons, made.environment
-
-
-def _wait(made: PrivateSlurm, pids: Sequence[int]) -> None:
-    """Wait until all nodes are idle. Raises ForetraceError with the last words of the controller."""
-    end = time.monotonic() + START_S
-    while time.monotonic() < end and pids and all(Path(f"/proc/{pid}").exists() for pid in pids):
-        with suppress(ForetraceError):
-            idle = made.run("sinfo", "--noheader", "--states=idle", "--format=%D").split()
-            if sum(int(each) for each in idle) == made.setup.nodes:
-                return
-        time.sleep(0.2)
-    files = (made.folder / name for name in ("slurmctld.log", "daemon1.txt", "daemon0.txt"))
-    said = [line for each in files if each.exists() for line in each.read_text(errors="replace").splitlines()[-50:]]
-    words = [line for line in said if "error" in line.lower() or "fatal" in line.lower()]
-    last = " / ".join(words[-3:]) or "it said nothing"
-    raise ForetraceError(f"the private Slurm did not get its {made.setup.nodes} nodes ready: {last}.")
+    daemons = filled("accounting.daemons" if setup.accounting else "slurm.daemons").splitlines()
+    nodes = [f"exec slurmd -D -f {folder}/slurm.conf -N {name}" for name in names]
+    return [*daemons, *nodes], PrivateSlurm(setup, folder).environment

@@ -7,7 +7,6 @@ its work also when whoever started it was killed.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import shutil
 import signal
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from foretrace.trace.autorecord.guard import descendants
 
-DAEMONS = "daemons.json"  # in the folder: a list of commands
+DAEMONS = "daemons.sh"  # in the folder: a line for each
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _SWEEPS, _SWEEP_S = 200, 0.05
@@ -36,13 +35,13 @@ def main(folder: Path) -> None:
         os.nice(-10)  # daemons need little, but at once: a late launch would be taken for the scheduler's doing
     try:
         made = []
-        for at, command in enumerate(json.loads((folder / DAEMONS).read_text())):
+        for at, command in enumerate((folder / DAEMONS).read_text().splitlines()):
             with (folder / f"daemon{at}.txt").open("wb") as said:
                 started = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, preexec_fn=_daemon  # noqa: PLW1509  # one thread
+                    command, shell=True, stdin=subprocess.DEVNULL, stdout=said, stderr=said, preexec_fn=_daemon  # noqa: PLW1509  # one thread
                 )  # fmt: skip
                 made.append(started.pid)
-        print(json.dumps(made), flush=True)
+        print(*made, flush=True)
         sys.stdin.read()
     finally:
         for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

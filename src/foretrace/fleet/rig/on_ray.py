@@ -14,7 +14,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def play(setup: SlurmSetup, workload: Workload, progress: Told | None = None) ->
     if ray.is_initialized():
         raise ForetraceError("this process is connected to a Ray already; call ray.shutdown() first.")
 
-    def write(folder: Path, ports: Sequence[int]) -> tuple[list[list[str]], dict[str, str]]:
+    def write(folder: Path, ports: Sequence[int]) -> tuple[list[str], dict[str, str]]:
         program = shutil.which("ray", path=str(Path(sys.executable).parent)) or "ray"
         start = f"{shlex.quote(program)} start --block {_QUIET}"
         head = f"--node-ip-address={HOST} --num-gpus=0 --head --include-dashboard=false --port={ports[0]}"
@@ -68,32 +67,24 @@ def play(setup: SlurmSetup, workload: Workload, progress: Told | None = None) ->
                 f"--node-ip-address=127.0.1.{at + 1} --num-gpus={setup.gpus} "
                 f"--dashboard-agent-listen-port={ports[at + 2]}"
             )
-        return [["/bin/bash", "-c", each] for each in commands], os.environ | {"RAY_AUTH_MODE": "disabled"}
+        return commands, os.environ | {"RAY_AUTH_MODE": "disabled"}
 
-    with guarded("ft-ray-", setup.nodes + 2, write) as (folder, ports, pids):
-        try:
-            _connect(ray, ports[0], setup.nodes, folder, pids)
-            return _played(ray, setup, workload, progress)
-        finally:
-            ray.shutdown()
-
-
-def _connect(ray: Any, port: int, nodes: int, folder: Path, pids: Sequence[int]) -> None:
-    """Wait until all nodes are there. Raises ForetraceError with the last words of the head where they never are."""
-    until, ready = time.monotonic() + START_S, 0
-    while ready < nodes:
-        if time.monotonic() > until or not all(Path(f"/proc/{pid}").exists() for pid in pids):
-            words = [each.read_text(errors="replace").split()[-25:] for each in sorted(folder.glob("daemon[0-1].txt"))]
-            said = " / ".join(map(" ".join, words))
-            raise ForetraceError(f"the private Ray got {ready} of its {nodes} nodes ready: {said}.")
-        time.sleep(0.2)
-        with suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
+    def ready(_: Path, ports: Sequence[int]) -> int:
+        with socket.create_connection((HOST, ports[0]), timeout=1.0):
             if not ray.is_initialized():
                 ray.init(
-                    address=f"{HOST}:{port}", log_to_driver=False, configure_logging=False, logging_level="ERROR",
+                    address=f"{HOST}:{ports[0]}", log_to_driver=False, configure_logging=False, logging_level="ERROR",
                     _node_ip_address=HOST,
                 )  # fmt: skip
-            ready = sum(bool(each["Alive"] and each["Resources"].get("GPU")) for each in ray.nodes())
+        return sum(bool(each["Alive"] and each["Resources"].get("GPU")) for each in ray.nodes())
+
+    try:
+        with guarded("Ray", setup.nodes, 2, write, ready):
+            ran = _played(ray, setup, workload, progress)
+            ray.shutdown()  # while there is whom to tell
+    finally:
+        ray.shutdown()
+    return ran
 
 
 def _played(ray: Any, setup: SlurmSetup, workload: Workload, progress: Told | None) -> RigRun:
