@@ -33,7 +33,7 @@ _preload = forkserver.set_forkserver_preload
 
 def preload(names: Sequence[str]) -> None:
     """As asked for, and what many tests need."""
-    _preload([*dict.fromkeys((*PRELOADED, *names))])
+    _preload(["tests.imports_begin", *dict.fromkeys((*PRELOADED, *names)), "tests.imports_end"])
 
 
 forkserver.set_forkserver_preload = preload  # type: ignore[assignment]

@@ -15,6 +15,7 @@ from foretrace.errors import ForetraceError  # noqa: E402
 from foretrace.experiment import kernels  # noqa: E402
 from foretrace.techniques.compute.compiled import compiler  # noqa: E402
 from foretrace.testing import small_training  # noqa: E402
+from foretrace.training.training import Training  # noqa: E402
 
 
 def test_calls_are_timed_in_order_and_hollow_ones_give_earlier_results() -> None:
@@ -54,6 +55,16 @@ def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         kernels.step_kernels(small_training())
 
 
+def perceptron() -> Training:
+    """Few kernels to compile: a second of a core each."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
+    return Training(
+        name="perceptron", model=model, optimizers=(torch.optim.SGD(model.parameters(), lr=0.01),),
+        loader=[torch.randn(256, 64) for _ in range(4)], loss=lambda module, batch: module(batch).square().mean(),
+    )  # fmt: skip
+
+
 @pytest.mark.slow("compiles a model with a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler
 def test_parts_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +73,7 @@ def test_parts_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("no C++ compiler")
     monkeypatch.setattr(kernels, "time", SimpleNamespace(perf_counter=thread_time, perf_counter_ns=thread_time_ns))
     monkeypatch.setattr(kernels, "_Watch", partial(kernels._Watch, clock=thread_time_ns))
-    found = kernels.step_kernels(small_training(), seconds=0.5)
+    found = kernels.step_kernels(perceptron(), seconds=0.5)
     assert any(each.fused for each in found.kernels) and any(not each.fused for each in found.kernels)
     assert found.sum_s == pytest.approx(found.kernels_s + found.framework_s + found.pages_s)
     assert 0.3 < found.sum_s / found.step_s < 3 and found.steps >= 3

@@ -29,7 +29,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def run(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(package)}
+    environment = os.environ | {"PYTHONPATH": str(package), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # none is used
     return subprocess.run(
         [sys.executable, *words], cwd=package, env=environment, capture_output=True, text=True, check=False
     )
