@@ -14,7 +14,6 @@ from foretrace.executor import check_place
 from foretrace.hardware.cluster import Cluster, Link, parse_link
 from foretrace.model.target import HERE, NODE, target
 from foretrace.plan.placement.source import of_model
-from foretrace.plan.soap.expand import expand
 from foretrace.plan.soap.problem import (
     MOST_DEVICES,
     SYNCHRONISATIONS,
@@ -119,7 +118,7 @@ def plan_soap(
     found.sort(key=lambda each: each[0])
     return SoapPlan(
         device=to.device.short, cluster=cluster, batch=model.operators[0].sizes[0], memory_limit=placed.memory_limit,
-        strategies=tuple(each for _, each, _, _ in found), simulated=simulate(expand(found[0][2], found[0][3])),
+        strategies=tuple(each for _, each, _, _ in found), simulated=simulate(found[0][2].expand(found[0][3])),
         seconds=time.process_time() - begun, notes=placed.graph.notes,
     )  # fmt: skip
 

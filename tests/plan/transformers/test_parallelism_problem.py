@@ -1,4 +1,4 @@
-"""Configurations as a space: whatever it gives is valid, all of them can be reached, and costs are the sweep's."""
+"""`ParallelismSpace` as a space that is searched: all of it is valid and can be reached, costs are the sweep's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers.model import Parallelism, fields_of
-from foretrace.plan.transformers.searched import ParallelismProblem
 from foretrace.plan.transformers.shape import TransformerSizes
+from foretrace.plan.transformers.space import ParallelismProblem
 from foretrace.search.minimise import minimise
 from foretrace.search.strategies import Descent
 from tests.plan.transformers.test_space import DENSE, MIXED, SMALL, plainly, space
@@ -31,7 +31,7 @@ def test_all_valid_configurations_and_no_others(model: TransformerSizes, devices
         met.add(row)
         assert of.decode(of.encode(at)) == at
         queue += of.moves(at)
-    assert met == valid
+    assert met == valid == {tuple(fields_of(at).tolist()) for at in of.points()}
     others = [of.random(rng) for _ in range(50)] + [of.neighbour(of.random(rng), rng) for _ in range(50)]
     others += [of.decode([rng.uniform(-0.5, 1.5) for _ in range(10)]) for _ in range(50)]
     assert {tuple(fields_of(at).tolist()) for at in others} <= valid
