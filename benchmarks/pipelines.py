@@ -28,8 +28,7 @@ from foretrace.plan.pipelines.lower import StageCost, predict
 from foretrace.training.pipeline.job import PipelineJob
 from foretrace.training.pipeline.launch import train_here
 from foretrace.training.pipeline.runtime import Trained
-from foretrace.training.pipeline.schedule import PipelineSchedule
-from foretrace.training.pipeline.schedules import SCHEDULES
+from foretrace.training.pipeline.schedule import SCHEDULES, PipelineSchedule
 from pipeline_costs import batch_times_s, measured_costs
 from pipeline_storages import measured
 from tables import ROOT, machine, table, today

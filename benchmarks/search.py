@@ -22,11 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.search.cmaes import CMAES
 from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.minimise import minimise
 from foretrace.search.space import Choices, Problem
-from foretrace.search.strategies import MCMC, BestFirst, Descent, Evolution, Exhaustive, RandomSearch
+from foretrace.search.strategies import CMAES, MCMC, BestFirst, Descent, Evolution, Exhaustive, RandomSearch
 from foretrace.search.strategy import SearchStrategy
 from tables import load, machine, table, today
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.hardware.devices import named
-from foretrace.plan.soap.expand import expand
 from foretrace.plan.soap.operators import Needed
 from foretrace.plan.soap.problem import (
     SYNCHRONISATIONS,
@@ -267,7 +266,7 @@ def test_the_expanded_graph_is_simulated_alike(
 ) -> None:
     problem = problem_of(name, *shape, sync)
     point = mixed(problem, Random(seed))
-    graph = expand(problem, point)
+    graph = problem.expand(point)
     timeline = simulate(graph)
     found, tasks = problem.simulated(point)
     count = problem.counted(point).tasks

@@ -14,10 +14,9 @@ import numpy as np
 from foretrace.hardware.accelerators import TPU_LIKE
 from foretrace.plan.codesign.search import CodesignSpace, design_columns
 from foretrace.plan.codesign.searched import DesignProblem
-from foretrace.plan.transformers.model import machine, software
-from foretrace.plan.transformers.searched import ParallelismProblem
+from foretrace.plan.transformers.model import machine, softwares
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
-from foretrace.plan.transformers.space import ParallelismSpace
+from foretrace.plan.transformers.space import ParallelismProblem, ParallelismSpace
 from foretrace.search.space import Problem, Responded, Space
 from reproductions.nanophotonic.films import LAYERS, LEARNED, THICKNESS, WAVELENGTHS, Film, indices, reflectance
 
@@ -139,7 +138,11 @@ def _design(work: Work) -> DesignProblem:
 def _plan(work: Work) -> ParallelismProblem:
     return ParallelismProblem(
         ParallelismSpace(
-            model=work.sizes, on=machine(DEVICE), software=software("megatron"), devices=work.devices, batch=work.batch
+            model=work.sizes,
+            on=machine(DEVICE),
+            software=softwares()["megatron"],
+            devices=work.devices,
+            batch=work.batch,
         )
     )
 
@@ -163,7 +166,7 @@ def plans(seed: int, each: int) -> Iterator[Target]:
         problem = Learned((work, *OTHERS), _plan)
         swept = problem.problems[0]
         assert isinstance(swept, ParallelismProblem)
-        of = swept.space.of
+        of = swept.space
         yield Target(group=group, problem=problem, optimum=log(of.cost(of.search(1).configurations[0]).seconds))
 
 

@@ -25,13 +25,12 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.reading import read_text
-from foretrace.search.cmaes import CMAES
 from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.hybrid import Hybrid
 from foretrace.search.minimise import Found, minimise
 from foretrace.search.named import strategy_named
 from foretrace.search.reinforcement import DQN, REINFORCE
-from foretrace.search.strategies import MCMC, Evolution, RandomSearch
+from foretrace.search.strategies import CMAES, MCMC, Evolution, RandomSearch
 from foretrace.search.strategy import SearchStrategy
 from reproductions import parser_of
 from reproductions.kept import Cell, measured

@@ -114,8 +114,8 @@ def _play_speed_table(path: Path, way: int) -> Iterator[Figure]:
     from foretrace.fleet.workload import Workload
 
     speeds = TableSpeeds.read(path, interpolate=True)
-    yield "rows", [row.steps_per_s for row in speeds.rows]
-    models = sorted({row.model for row in speeds.rows})[:3]
+    yield "rows", [rate for rates in speeds.rates.values() for rate in rates.values()]
+    models = sorted({model for model, _, _ in speeds.rates})[:3]
     jobs = Workload.of(submit_s=[0.0] * len(models), gpus=[2] * len(models), work_s=[1.0] * len(models), model=models)
     yield "kinds", speeds.kinds(jobs)
 

@@ -8,7 +8,7 @@ import pytest
 from foretrace.errors import ForetraceError
 from foretrace.search.hybrid import Hybrid
 from foretrace.search.named import NAMES, strategy_named
-from foretrace.search.nets import Adam, DenseNet
+from foretrace.search.reinforcement import Adam, DenseNet
 
 
 def test_gradients_are_those_of_small_differences() -> None:

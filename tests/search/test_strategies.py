@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from foretrace.deadline import Deadline, never
-from foretrace.search.cmaes import CMAES
 from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.hybrid import Hybrid
 from foretrace.search.minimise import minimise
 from foretrace.search.reinforcement import DQN, REINFORCE
 from foretrace.search.space import Choices, Problem
-from foretrace.search.strategies import MCMC, BestFirst, Descent, Evolution, Exhaustive, RandomSearch
+from foretrace.search.strategies import CMAES, MCMC, BestFirst, Descent, Evolution, Exhaustive, RandomSearch
 from foretrace.search.strategy import Exact, SearchContext, SearchStrategy
 from foretrace.testing.search import SearchConformance, Tabled
 

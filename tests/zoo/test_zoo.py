@@ -15,6 +15,7 @@ from foretrace.hardware.processor import instruction_sets, trains_lstm
 from foretrace.training import batches
 from foretrace.training.training import Training
 from foretrace.zoo import registry
+from foretrace.zoo.operators import operators_of
 from foretrace.zoo.trial import trial
 
 torch = pytest.importorskip("torch")
@@ -253,3 +254,9 @@ def test_a_script_is_a_job_like_any_other(tmp_path: Path) -> None:
         registry.job(str(script))()
     with pytest.raises(ForetraceError, match="does not exist"):
         registry.job(str(tmp_path / "none.py"))
+
+
+def test_inception_has_one_classifier_without_gradients() -> None:
+    """Its loss, too: the auxiliary one is of training alone."""
+    graph = operators_of("inception-v3", batch=1, training=False)
+    assert [node.op for node in graph.nodes].count("aten::nll_loss_forward") == 1

@@ -359,7 +359,7 @@ def transformer(
     from foretrace.plan.export.launch import LaunchedPlan
     from foretrace.plan.transformers.alpa import unequal_stages
     from foretrace.plan.transformers.plan import plan_decoder
-    from foretrace.plan.transformers.searched import ParallelismProblem
+    from foretrace.plan.transformers.space import ParallelismProblem
     from foretrace.report import perfetto as timelines
     from foretrace.report import plan as report
     from foretrace.report.tracks import track

@@ -4,7 +4,8 @@ Where the update waits for all messages, `buckets.best_buckets` has the answer w
 Where messages may overtake each other across steps, plans are the points of a `Space` whose neighbours are, in this
 order, moves of the buckets that compute waits for (the critical path leads through them alone), of their neighbours,
 of all boundaries that are alike in repeated blocks (dPRO, MLSys 2022, section 5.3), at last any move; `Descent` goes
-through them from the best simple plans, and from the best plan shaken or walked from.
+through them from the best simple plans, and from the best plan shaken or walked from. Of a few tensors, all plans are
+tried instead.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import combinations, product
+from math import prod
 from random import Random
 from typing import Any
 
@@ -22,15 +25,18 @@ from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.problem import CHUNKS, CoarseStep, Plan
 from foretrace.search.minimise import Found, minimise
 from foretrace.search.space import Problem, Space
-from foretrace.search.strategies import Descent
+from foretrace.search.strategies import Descent, Exhaustive
 
 _NUMBER = re.compile(r"\d+")
 _MET = 1e-4  # a step this near to its bound needs no better plan
+_FEW = 2_500  # plans, of five tensors, that are all tried in less time than descents take
 
 
 def overtaking(evaluator: Evaluator, **given: Any) -> Found[Plan]:
-    """Return the best plan with `ahead` that is found; `given` are budgets, seed, state and listener of `minimise`."""
-    return minimise(Ahead(evaluator), strategy=Descent(), starts=simple(evaluator), gap=_MET, **given)
+    """Return the best plan with `ahead` that is found, of few the best one; `given`: budgets, ... of `minimise`."""
+    problem = Ahead(evaluator)
+    strategy = Exhaustive() if problem.space.size <= _FEW else Descent()
+    return minimise(problem, strategy=strategy, starts=simple(evaluator), gap=_MET, **given)
 
 
 def simple(evaluator: Evaluator) -> list[Plan]:
@@ -59,6 +65,14 @@ class Plans(Space[Plan]):
 
     def __init__(self, evaluator: Evaluator) -> None:
         self.evaluator = evaluator
+        self.size = prod([len(CHUNKS) + 1.0] * (len(evaluator.problem) - 1), start=len(CHUNKS))  # of hundreds: inf
+
+    def points(self) -> Iterator[Plan]:
+        last = len(self.evaluator.problem) - 1
+        for count in range(last + 1):
+            for cuts in combinations(range(last), count):
+                for chunks in product(CHUNKS, repeat=count + 1):
+                    yield Plan(ends=(*cuts, last), chunks=chunks, ahead=True)
 
     @cached_property
     def _groups(self) -> list[list[int]]:

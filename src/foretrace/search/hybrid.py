@@ -18,7 +18,7 @@ import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.search.nets import Adam, DenseNet
+from foretrace.search.reinforcement import Adam, DenseNet
 from foretrace.search.space import Point, Problem, Responded
 from foretrace.search.strategy import LearnedStart, SearchContext, SearchStrategy, Steps
 

@@ -7,13 +7,12 @@ from typing import Generic
 
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
-from foretrace.search.cmaes import CMAES
 from foretrace.search.constrained import ConstrainedBayes
 from foretrace.search.hybrid import Hybrid
 from foretrace.search.minimise import Found, minimise
 from foretrace.search.reinforcement import DQN, REINFORCE
 from foretrace.search.space import Point, Problem
-from foretrace.search.strategies import MCMC, Evolution, RandomSearch
+from foretrace.search.strategies import CMAES, MCMC, Evolution, RandomSearch
 from foretrace.search.strategy import SearchStrategy
 
 # Costs are logarithms: a Markov chain accepts what is 2 % worse with probability 1/e.

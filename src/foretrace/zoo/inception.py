@@ -162,9 +162,10 @@ class InceptionV3(nn.Module):
 def two_classifier_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Return mean cross entropy of the final classifier and, with less weight, of the auxiliary one."""
     images, labels = batch
-    scores, auxiliary = model(images)
+    found = model(images)
+    scores, *auxiliary = found if isinstance(found, tuple) else (found,)  # the second one in training alone
     final = functional.cross_entropy(scores.float(), labels)
-    return final + _AUXILIARY_WEIGHT * functional.cross_entropy(auxiliary.float(), labels)
+    return sum((_AUXILIARY_WEIGHT * functional.cross_entropy(each.float(), labels) for each in auxiliary), final)
 
 
 def inception_v3(size: str) -> Training:

@@ -12,8 +12,20 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.graph.sound import verify
 from foretrace.plan.pipelines.lower import StageCost, lower, predict
-from foretrace.training.pipeline.schedule import Action, B, F, I, PipelineSchedule, U, W
-from foretrace.training.pipeline.schedules import SCHEDULES, gpipe, interleaved, two_bw, zero_bubble
+from foretrace.training.pipeline.schedule import (
+    SCHEDULES,
+    Action,
+    B,
+    F,
+    I,
+    PipelineSchedule,
+    U,
+    W,
+    gpipe,
+    interleaved,
+    two_bw,
+    zero_bubble,
+)
 from tests.training.pipeline.test_schedule import drawn, sizes
 
 FORWARD, BACKWARD = 0.02, 0.04

@@ -11,8 +11,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.plan.pipelines.lower import StageCost, predict
 from foretrace.training.pipeline.runtime import Span, Trained
-from foretrace.training.pipeline.schedule import PipelineSchedule
-from foretrace.training.pipeline.schedules import SCHEDULES
+from foretrace.training.pipeline.schedule import SCHEDULES, PipelineSchedule
 from pipeline_costs import batch_times_s, measured_costs
 from tests.plan.pipelines.test_lower import costs
 

@@ -10,6 +10,7 @@ import pytest
 
 from foretrace.cli.app import run
 from foretrace.report import jsonout
+from foretrace.zoo.registry import entries
 
 
 def _problem(**changes: Any) -> dict[str, Any]:
@@ -57,6 +58,21 @@ def test_models_of_other_kinds_are_planned(model: str, capsys: pytest.CaptureFix
     assert run(["plan", "transformer", model, "--device", "h100", "--devices", "8"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and f"foretrace plan place {model}." in said
+
+
+@pytest.mark.slow("captures every model of the zoo at its full size, and plans it in seven ways: minutes")
+@pytest.mark.parametrize("model", list(entries()))
+def test_every_model_is_planned_or_refused_at_full_size(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    there = [model, "--device", "a100-80gb", "--devices", "4"]
+    for command, *words in (
+        ["place"], ["place", "--objective", "latency", "--seconds", "5", "--inference"], ["pipeline"],
+        ["pipeline", "--planner", "piper"], ["pipeline", "--planner", "pipedream"], ["soap", "--calls", "100"],
+        ["transformer"],
+    ):  # fmt: skip
+        code = run(["plan", command, *there, *words])
+        said = capsys.readouterr().err.splitlines()
+        assert code == 0 or (code == 2 and len(said) == 1), (command, words, said)
 
 
 _WRONG: list[tuple[dict[str, Any], tuple[str, ...], str]] = [

@@ -17,10 +17,9 @@ from foretrace import deadline
 from foretrace.errors import ForetraceError
 from foretrace.plan.placement import programs
 from foretrace.plan.placement.blocks import PlacementBlocks, contract
-from foretrace.plan.placement.latency import latency
+from foretrace.plan.placement.latency import bound, latency
 from foretrace.plan.placement.place import place
 from foretrace.plan.placement.problem import PlacementProblem
-from foretrace.plan.placement.series import bound
 from foretrace.plan.solver import SolverLimits
 from tests.plan.placement.problems import chain, placements, problems
 

@@ -39,6 +39,12 @@ def test_answer_is_never_slower_and_its_graph_takes_as_long(tmp_path: Path, caps
     assert "gradients by" in capsys.readouterr().out
 
 
+@pytest.mark.slow("prices a model of full size")
+def test_a_step_is_within_its_range_where_faster_operators_make_it_longer() -> None:
+    for each in plan_soap("seq2seq", device="a100-80gb", devices=4, calls=100).strategies:
+        assert each.interval_s[0] <= each.step_s <= each.interval_s[1]
+
+
 def test_best_one_is_simulated_alike() -> None:
     found = planned()
     best = found.strategies[0]

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers.alpa import UnequalStage, cut, unequal_stages
-from foretrace.plan.transformers.expand import expand, stage_cost
-from foretrace.plan.transformers.model import Parallelism, machine, software
+from foretrace.plan.transformers.model import Parallelism, machine, softwares
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace
 from foretrace.simulate.timeline import simulate
@@ -65,7 +64,7 @@ def test_the_least_sum_is_that_of_all_ways_to_cut(
 def space(model: TransformerSizes = SMALL, *, devices: int = 4, batch: int = 8, gb: float = 80, **fixed: int):  # type: ignore[no-untyped-def]
     on = replace(machine("a100-80gb", network_gb_s=0.5), node=2, capacity=gb * 1e9)
     return ParallelismSpace(
-        model=model, on=on, software=software("megatron"), devices=devices, batch=batch, fixed=fixed
+        model=model, on=on, software=softwares()["megatron"], devices=devices, batch=batch, fixed=fixed
     )
 
 
@@ -113,7 +112,7 @@ def ways(
             pipeline=max(here.devices // mesh, 2) if mesh < here.devices else 1,
         )  # fmt: skip
         if nbytes(here, at, n, flight, first, last) <= here.on.capacity:
-            cost = stage_cost(here, at, n, here.batch // samples, last=last)
+            cost = here.stage_cost(at, n, last=last)
             found.append((cost.forward_s + cost.backward_s + 2 * cost.hop_s, cost.update_s))
     return found
 
@@ -132,7 +131,7 @@ def nbytes(here: ParallelismSpace, at: Parallelism, n: int, flight: int, first: 
 def test_stages_use_all_layers_and_devices_and_are_simulated() -> None:
     """126 layers in stages that no power of two divides; equal ones cost three times as much on a slow network."""
     here = ParallelismSpace(
-        model=transformer("llama-3-405b"), on=machine("h100", network_gb_s=2.0), software=software("megatron"),
+        model=transformer("llama-3-405b"), on=machine("h100", network_gb_s=2.0), software=softwares()["megatron"],
         devices=128, batch=64,
     )  # fmt: skip
     found = unequal_stages(here)
@@ -147,7 +146,7 @@ def test_equal_stages_stay_where_nothing_is_better() -> None:
     here = space(transformer("gpt2-xl"), devices=4, batch=32, gb=80)
     found = unequal_stages(here)
     (at,) = replace(here, fixed={"virtual": 1}).sweep(1).configurations
-    assert found.equal_s == pytest.approx(simulate(expand(here, at)).window_ns / 1e9)
+    assert found.equal_s == pytest.approx(simulate(here.expand(at)).window_ns / 1e9)
     assert found.step_s <= found.equal_s
     assert all(isinstance(each, UnequalStage) for each in found.stages)
 

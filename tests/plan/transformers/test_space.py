@@ -10,7 +10,7 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
-from foretrace.plan.transformers.model import Parallelism, fields_of, machine, software
+from foretrace.plan.transformers.model import Parallelism, fields_of, machine, softwares
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace
 
@@ -23,7 +23,12 @@ DENSE = TransformerSizes(name="dense", layers=6, hidden=256, heads=4, kv_heads=4
 
 def space(model: TransformerSizes = SMALL, *, devices: int = 8, batch: int = 24, **fixed: int) -> ParallelismSpace:
     return ParallelismSpace(
-        model=model, on=machine("a100-40gb"), software=software("megatron"), devices=devices, batch=batch, fixed=fixed
+        model=model,
+        on=machine("a100-40gb"),
+        software=softwares()["megatron"],
+        devices=devices,
+        batch=batch,
+        fixed=fixed,
     )
 
 
@@ -123,7 +128,7 @@ def test_activations_are_the_published_closed_form() -> None:
         length=2048,
         tied=True,
     )
-    by = software("megatron-2022")
+    by = softwares()["megatron-2022"]
     one = ParallelismSpace(model=gpt, on=machine("a100-80gb"), software=by, devices=64, batch=64)
     at = {"tensor": 8, "pipeline": 8, "virtual": 3}
     sbh, in_flight = 2048 * 12288, 96 * (1 + 7 / 24)

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from foretrace.errors import ForetraceError
-from foretrace.training.pipeline.checkpoints import latest
 from foretrace.training.pipeline.job import LossScaling, PipelineJob
-from foretrace.training.pipeline.launch import train_here
+from foretrace.training.pipeline.launch import latest, train_here
 from foretrace.training.pipeline.runtime import StageWorker, Trained
-from foretrace.training.pipeline.schedule import F, PipelineSchedule, parse
-from foretrace.training.pipeline.schedules import SCHEDULES, gpipe, one_f_one_b_flush, two_bw
+from foretrace.training.pipeline.schedule import SCHEDULES, F, PipelineSchedule, gpipe, one_f_one_b_flush, parse, two_bw
 from foretrace.training.pipeline.versions import StageVersions
 from pipeline_storages import measured
 from tests.gloo_workers import together

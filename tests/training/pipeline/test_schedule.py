@@ -10,8 +10,20 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
-from foretrace.training.pipeline.schedule import Action, ActionKind, B, F, I, PipelineSchedule, U, parse
-from foretrace.training.pipeline.schedules import SCHEDULES, interleaved, one_f_one_b, two_bw
+from foretrace.training.pipeline.schedule import (
+    SCHEDULES,
+    Action,
+    ActionKind,
+    B,
+    F,
+    I,
+    PipelineSchedule,
+    U,
+    interleaved,
+    one_f_one_b,
+    parse,
+    two_bw,
+)
 
 
 def works(schedule: PipelineSchedule) -> bool:

@@ -17,7 +17,6 @@ from foretrace.graph.writer import GraphWriter
 from foretrace.hardware.accelerators import MAPPED_PORTS, TPU_LIKE, Accelerator
 from foretrace.plan.codesign import kernels
 from foretrace.plan.codesign.search import CodesignSpace, PricedDesigns, design_columns
-from foretrace.plan.transformers.expand import expand
 from foretrace.plan.transformers.model import DESIGNED, Parallelism, fields_of, on_design
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace
@@ -116,7 +115,7 @@ class Codesign:
             whole = ParallelismSpace(
                 model=space.model, on=on, software=DESIGNED, devices=space.devices, batch=space.batch
             )
-            return expand(whole, at)
+            return whole.expand(at)
         (s, c), parts = space.arrays, np.zeros(3)
         kernels.forward_parts(s, on_design(self.best.design).array(), c, fields_of(at), space.decode, parts)
         pace_s, head_s, hop_s = parts.tolist()

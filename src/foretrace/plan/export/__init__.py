@@ -11,7 +11,7 @@ from pathlib import Path
 
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
-from foretrace.plan.export import dtensor, scripts, settings
+from foretrace.plan.export import dtensor, launch, settings
 from foretrace.plan.export.launch import LaunchedPlan, UnsupportedSetting, lacking
 
 
@@ -31,8 +31,8 @@ class LaunchTarget:
 
 
 TARGETS = {
-    "torchrun": LaunchTarget(file="torchrun.sh", write=scripts.torchrun, splits=False),
-    "slurm": LaunchTarget(file="plan.sbatch", write=scripts.slurm, splits=False),
+    "torchrun": LaunchTarget(file="torchrun.sh", write=launch.torchrun, splits=False),
+    "slurm": LaunchTarget(file="plan.sbatch", write=launch.slurm, splits=False),
     "megatron": LaunchTarget(file="megatron.args", write=settings.megatron, refuses=settings.MEGATRON_REFUSES),
     "megatron-bridge": LaunchTarget(
         file="megatron_bridge.yaml", write=settings.megatron_bridge, refuses=settings.MEGATRON_REFUSES

@@ -20,7 +20,7 @@ from foretrace.plan.placement.ideals import lattice
 from foretrace.plan.placement.place import Placement, place
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 from foretrace.plan.placement.source import KEPT, PlaceableModel
-from foretrace.training.pipeline.schedules import SCHEDULES
+from foretrace.training.pipeline.schedule import SCHEDULES
 
 PLANNERS = ("placement", "pipedream", "piper")
 _MOST_PASSES = 300_000  # of a schedule that is simulated; all of them take a minute or two

@@ -13,8 +13,8 @@ from foretrace.plan.placement import latency as one_sample
 from foretrace.plan.placement import programs
 from foretrace.plan.placement.blocks import PlacementBlocks, contract
 from foretrace.plan.placement.ideals import least_load, solve
+from foretrace.plan.placement.latency import bound
 from foretrace.plan.placement.problem import ROUNDING, DeviceLoad, PlacementProblem
-from foretrace.plan.placement.series import bound
 from foretrace.plan.solver import SolverLimits
 
 OBJECTIVES = ("throughput", "latency")

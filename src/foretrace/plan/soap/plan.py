@@ -14,7 +14,6 @@ from foretrace.executor import check_place
 from foretrace.hardware.cluster import Cluster, Link, parse_link
 from foretrace.model.target import HERE, NODE, target
 from foretrace.plan.placement.source import of_model
-from foretrace.plan.soap.expand import expand
 from foretrace.plan.soap.problem import (
     MOST_DEVICES,
     SYNCHRONISATIONS,
@@ -119,7 +118,7 @@ def plan_soap(
     found.sort(key=lambda each: each[0])
     return SoapPlan(
         device=to.device.short, cluster=cluster, batch=model.operators[0].sizes[0], memory_limit=placed.memory_limit,
-        strategies=tuple(each for _, each, _, _ in found), simulated=simulate(expand(found[0][2], found[0][3])),
+        strategies=tuple(each for _, each, _, _ in found), simulated=simulate(found[0][2].expand(found[0][3])),
         seconds=time.process_time() - begun, notes=placed.graph.notes,
     )  # fmt: skip
 
@@ -130,13 +129,14 @@ def _strategy(problems: tuple[SoapProblem, ...], found: Found[Codes]) -> SoapStr
     starts = {"data parallel": problem.data_parallel(), "expert": problem.expert(), "one device": problem.alone()}
     costs = {name: problem.cost(at) for name, at in starts.items()}
     took = [each.counted(point) for each in problems]
+    # With faster operators others may go first, and the step be longer (Graham, 1969): the expected one is an end then.
+    steps = [each.milliseconds / 1e3 for each in took]
     gains = [
         problem.counted(starts["data parallel"]).milliseconds / mine.milliseconds
         for problem, mine in zip(problems, took, strict=True)
     ] if costs["data parallel"] < inf else None  # fmt: skip
     return SoapStrategy(
-        synchronisation=problem.synchronisation, step_s=took[0].milliseconds / 1e3,
-        interval_s=(took[1].milliseconds / 1e3, took[2].milliseconds / 1e3),
+        synchronisation=problem.synchronisation, step_s=steps[0], interval_s=(min(steps), max(steps)),
         baselines_s={name: cost / 1e3 if cost < inf else None for name, cost in costs.items()},
         gain=gains[0] if gains else None, gain_interval=(min(gains), max(gains)) if gains else None,
         moved_bytes=took[0].moved_bytes, exchanged_bytes=took[0].exchanged_bytes, memory_bytes=took[0].held_bytes,

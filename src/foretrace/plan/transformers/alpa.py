@@ -21,8 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
-from math import exp, gcd, inf
+from math import exp, inf
 
 import numpy as np
 
@@ -31,11 +30,10 @@ from foretrace.compiled import njit
 from foretrace.errors import ForetraceError
 from foretrace.plan.pipelines.lower import StageCost, lower
 from foretrace.plan.transformers import kernels
-from foretrace.plan.transformers.expand import stage_cost, stage_costs
 from foretrace.plan.transformers.model import Parallelism, configuration_of, fields_of
-from foretrace.plan.transformers.space import ParallelismSpace
+from foretrace.plan.transformers.space import ParallelismSpace, divisors
 from foretrace.simulate.timeline import simulate
-from foretrace.training.pipeline.schedules import one_f_one_b_flush
+from foretrace.training.pipeline.schedule import one_f_one_b_flush
 
 _GAIN = 1e-4  # share of a step that a better one has to gain
 _FREE = ("pipeline", "micro", "virtual", "versions")  # what cannot be given
@@ -133,33 +131,17 @@ class _Ways:
         return self.rows[:, kernels.TENSOR] * self.rows[:, kernels.CONTEXT] * self.rows[:, kernels.DATA]
 
     def _configurations(self) -> Iterator[Parallelism]:
-        space, model = self.space, self.space.model
-        low, high = (dict(zip(kernels.FIELDS, each.tolist(), strict=True)) for each in space.bounds())
-        sizes, node = space.arrays[0], space.on.node
-
-        def within(name: str, most: int, of: int = 0) -> list[int]:
-            ends = range(low[name], min(high[name], most) + 1)
-            return [each for each in ends if not of or (each and of % each == 0)]
-
+        space, node = self.space, self.space.on.node
         for size in range(1, space.devices + 1):
             if size & (size - 1) if size < node else size % node:
                 continue
             pipeline = max(space.devices // size, 2) if size < space.devices else 1
-            split = ((t, c) for t in within("tensor", size, size) for c in within("context", size // t, size // t))
-            for tensor, context in split:
-                data = size // (tensor * context)
-                if self.samples % data or data not in within("data", data) or not kernels.fits(sizes, tensor, context):
-                    continue
-                for expert, sequence, recompute, zero in product(
-                    within("expert", data, gcd(data, model.experts)),
-                    within("sequence", int(tensor > 1 and model.length % (tensor * context) == 0)),
-                    within("recompute", 2),
-                    within("zero", 3 if data * context > 1 else 0),
-                ):
-                    yield Parallelism(
-                        tensor=tensor, sequence=sequence, context=context, pipeline=pipeline, data=data, expert=expert,
-                        micro=self.samples // data, recompute=recompute, zero=zero, overlap=high["overlap"],
-                    )  # fmt: skip
+            for tensor, context in ((t, c) for t in divisors(size) for c in divisors(size // t)):
+                at = Parallelism(tensor=tensor, context=context, data=size // (tensor * context))
+                inside = all(space.allowed(name, getattr(at, name)) for name in ("tensor", "context", "data"))
+                if inside and self.samples % at.data == 0 and kernels.fits(space.arrays[0], tensor, context):
+                    at = replace(at, pipeline=pipeline, micro=self.samples // at.data, overlap=space.ends["overlap"][1])
+                    yield from space.completed(at, ("expert", "sequence", "recompute", "zero"))
 
     @cached_property
     def columns(self) -> Float64:
@@ -193,7 +175,7 @@ class _Ways:
         fit = (self.devices == size) & (end <= limit) & (self.flights[:, layers, kind] >= flight)
         row = int(np.argmin(np.where(fit, pace, inf)))
         at = configuration_of(self.rows[row])
-        cost = stage_cost(self.space, at, layers, self.count, last=kind >= 2)
+        cost = self.space.stage_cost(at, layers, last=kind >= 2)
         return UnequalStage(layers=layers, configuration=at, cost=cost, nbytes=float((fixed + flight * each)[row]))
 
 
@@ -234,7 +216,7 @@ def _equal_stages(space: ParallelismSpace, at: Parallelism) -> tuple[UnequalStag
     memory, layers = space.cost(at).memory, space.model.layers // at.pipeline
     return tuple(
         UnequalStage(layers=layers, configuration=at, cost=cost, nbytes=sum(held.values()))
-        for cost, held in zip(stage_costs(space, at), memory, strict=True)
+        for cost, held in zip(space.stage_costs(at), memory, strict=True)
     )
 
 

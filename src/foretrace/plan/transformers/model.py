@@ -20,7 +20,6 @@ from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError
 from foretrace.hardware.accelerators import Accelerator, AcceleratorDevice
 from foretrace.hardware.devices import Device, named
-from foretrace.names import question, resolve
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.shape import TransformerSizes
 
@@ -204,11 +203,3 @@ class StepCost:
     @property
     def peak_bytes(self) -> float:
         return max(sum(each.values()) for each in self.memory)
-
-
-def software(name: str) -> Software:
-    """Return the stored fit of this name. Raises ForetraceError with names that come near."""
-    found = resolve(name, softwares())
-    if not found:
-        raise ForetraceError(f"`software=` must be one of the fitted ones, got {name!r}; {question(name, softwares())}")
-    return softwares()[found]

@@ -10,13 +10,11 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
-from foretrace.plan.transformers.expand import expand
-from foretrace.plan.transformers.model import DESIGNED, DeviceRates, Parallelism, StepCost, machine, software
+from foretrace.plan.transformers.model import DESIGNED, DeviceRates, Parallelism, StepCost, machine, softwares
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace, SweptSpace
 from foretrace.simulate.timeline import Timeline, simulate
 
-_USUAL_SOFTWARE = "megatron"
 _TRIES = 64  # other numbers of devices
 _NODES = 32  # more nodes that are tried one by one, beside doubled devices
 _MOST_PASSES = 100_000  # that are simulated unasked, in some seconds
@@ -52,13 +50,13 @@ class TransformerPlan:
     @cached_property
     def simulated(self) -> Timeline:
         """The best one's step on the simulator, one device per stage."""
-        return simulate(expand(self.space, self.configuration))
+        return simulate(self.space.expand(self.configuration))
 
     def simulated_s(self, at: Parallelism) -> float | None:
         """Return seconds of a configuration's step on the simulator; None where its passes are more than 100,000."""
         if 2 * at.pipeline * at.virtual * self.space.batch // (at.data * at.micro) > _MOST_PASSES:
             return None
-        timeline = self.simulated if at == self.configuration else simulate(expand(self.space, at))
+        timeline = self.simulated if at == self.configuration else simulate(self.space.expand(at))
         return timeline.step_time_s
 
     @property
@@ -83,7 +81,7 @@ class TransformerPlan:
 
 def plan_decoder(
     name: str | TransformerSizes, *, devices: int, device: str, batch: int, length: int = 0, network_gb_s: float = 0.0,
-    software_name: str = _USUAL_SOFTWARE, fixed: dict[str, int] | None = None, runners_up: int = 5,
+    fixed: dict[str, int] | None = None, runners_up: int = 5,
 ) -> TransformerPlan:  # fmt: skip
     """Time every valid configuration and take the quickest that fits in memory.
 
@@ -94,7 +92,7 @@ def plan_decoder(
     begun = time.perf_counter()
     model = name if isinstance(name, TransformerSizes) else transformer(name, length=length)
     on = machine(device, network_gb_s=network_gb_s)
-    by = DESIGNED if any(on.design) else software(software_name)
+    by = DESIGNED if any(on.design) else softwares()["megatron"]
     space = ParallelismSpace(model=model, on=on, software=by, devices=devices, batch=batch, fixed=fixed or {})
     found = space.search(_KEPT)
     if not found.fitting:

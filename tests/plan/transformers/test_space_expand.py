@@ -8,8 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from foretrace.plan.transformers.expand import expand, stage_costs
-from foretrace.plan.transformers.model import Parallelism, machine, software, softwares
+from foretrace.plan.transformers.model import Parallelism, machine, softwares
 from foretrace.plan.transformers.plan import plan_decoder
 from foretrace.plan.transformers.shape import TransformerSizes
 from foretrace.plan.transformers.space import ParallelismSpace
@@ -39,7 +38,7 @@ def spaces(draw: st.DrawFn) -> tuple[ParallelismSpace, Parallelism]:
     count = groups * (pipeline if virtual > 1 else 1)
     if virtual == 1 and at.zero < 2 and 1 < pipeline <= count + 1:
         at = replace(at, versions=draw(st.integers(1, 2)))
-    by = software(draw(st.sampled_from(sorted(softwares()))))
+    by = softwares()[draw(st.sampled_from(sorted(softwares())))]
     batch = count * data * micro
     return ParallelismSpace(model=model, on=on, software=by, devices=at.devices, batch=batch), at
 
@@ -50,10 +49,10 @@ def test_the_simulated_step_is_the_closed_form(drawn: tuple[ParallelismSpace, Pa
     """The same to the rounding of tasks; with overlap longer, by no more than the hidden part of every hop."""
     space, at = drawn
     closed = space.cost(at)
-    graph = expand(space, at)
+    graph = space.expand(at)
     simulated = simulate(graph).step_time_s
     rounding = 0.5e-9 * len(graph)
-    hidden = stage_costs(space, at)[0].hop_s
+    hidden = space.stage_costs(at)[0].hop_s
     assert (hidden > 0) == bool(at.overlap and at.pipeline > 1)
     count = space.batch // (at.data * at.micro)
     assert -rounding <= simulated - closed.seconds <= 2 * count * at.virtual * hidden + rounding
