@@ -58,14 +58,14 @@ def test_processes_compute_what_whole_tables_do_and_exchange_what_is_predicted(d
 )
 def test_a_connection_carries_one_way_at_a_time(one: int, other: int, measured_ms: float) -> None:
     """All-to-alls of two processes of gloo on links of 50 Mbit/s with buckets of 32 KB, as they were timed."""
-    rate = MessageRate(bytes_per_s=(5.97e6,) * 3, waits=1.0, burst_bytes=32_768)
+    rate = MessageRate(bytes_per_s=(5.97e6,) * 3, waits=1.0, waits_least=1.0, burst_bytes=32_768)
     value, low, high = rate.seconds([np.array([[0.0, one], [other, 0.0]])])
     assert 1e3 * value == pytest.approx(measured_ms, rel=0.08)
     assert low <= 1.001 * measured_ms / 1e3 <= high
 
 
 def test_ways_of_other_connections_do_not_wait_for_each_other() -> None:
-    rate = MessageRate(bytes_per_s=(1e6,) * 3, waits=1.0, burst_bytes=0)
+    rate = MessageRate(bytes_per_s=(1e6,) * 3, waits=1.0, waits_least=1.0, burst_bytes=0)
     assert rate.seconds([1e6 * np.roll(np.eye(3), 1, axis=1)]) == pytest.approx((1, 1, 1))  # a ring of three
     assert rate.seconds([np.full((3, 3), 1e6) - np.diag([1e6] * 3)]) == pytest.approx((4, 4, 4))
 

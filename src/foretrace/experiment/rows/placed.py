@@ -28,7 +28,7 @@ _SCALE = 0.1  # gradients of the sums are this times the sums
 _ROUNDS = 5
 _AGAIN = " again"
 _ALONE = 3  # blocks without a link
-_TIMED, _TIMED_S, _TIMED_BURSTS = 5, 0.1, 8  # messages on a link: how often, and their least size in seconds and bursts
+_TIMED, _TIMED_BURSTS = 5, 4  # messages on a link: how often, and their least size in bursts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,8 @@ def run(
             times = {} if link else _turns(workers, requests, rounds, tell)
         if link:
             with netns.made(first.devices, parse_link(link)) as net, netns.running(net) as workers:
-                rate = _rate(workers, net)
+                most = [each.sum(axis=1).max() for arm in arms.values() for each in arm.exchanges(lookups, 0).values()]
+                rate = _rate(workers, net, int(max(most)))
                 times = _turns(workers, requests, rounds, tell)
     found = []
     for name, placement in arms.items():
@@ -118,6 +119,7 @@ class MessageRate:
 
     bytes_per_s: tuple[float, float, float]  # one way: median, slowest, quickest
     waits: float  # share of what goes the lesser way of a connection that waits for the other way
+    waits_least: float  # the same in a batch: nothing among more than two devices, which exchange with others meanwhile
     burst_bytes: int  # that a way which was idle carries at once
 
     def seconds(self, exchanges: Iterable[Float64]) -> tuple[float, float, float]:
@@ -128,20 +130,22 @@ class MessageRate:
         value, most = 0.0, 0.0
         for moved in exchanges:
             at_once = np.minimum(self.burst_bytes / np.maximum(moved.sum(axis=1), 1), 1)[:, None]
-            value, most = value + self._busiest(moved * (1 - at_once)), most + self._busiest(moved)
+            value += _busiest(moved * (1 - at_once), self.waits_least)
+            most += _busiest(moved, self.waits)
         middle, slowest, quickest = self.bytes_per_s
         return value / middle, value / quickest, most / slowest
 
-    def _busiest(self, moved: Float64) -> float:
-        """Return bytes that have to pass the busiest device one after the other."""
-        ways = np.maximum(moved.sum(axis=1), moved.sum(axis=0))
-        return float((ways + self.waits * np.minimum(moved, moved.T).sum(axis=1)).max())
+
+def _busiest(moved: Float64, waits: float) -> float:
+    """Return bytes that have to pass the busiest device one after the other."""
+    ways = np.maximum(moved.sum(axis=1), moved.sum(axis=0))
+    return float((ways + waits * np.minimum(moved, moved.T).sum(axis=1)).max())
 
 
-def _rate(workers: Workers, net: netns.Net) -> MessageRate:
-    """Time messages of one way, and of all ways at once."""
+def _rate(workers: Workers, net: netns.Net, size: int) -> MessageRate:
+    """Time messages of one way, and of all ways at once, of `size` bytes from each sender."""
     burst, count = netns.burst_bytes(net.link), len(workers)
-    size = max(round(_TIMED_S * net.link.bytes_per_s), _TIMED_BURSTS * burst) // FLOAT * FLOAT
+    size = max(size, _TIMED_BURSTS * burst) // FLOAT * FLOAT
     given = np.zeros((2, count, count), np.int64)
     given[0, 0, 1] = size
     given[1] = (1 - np.eye(count, dtype=np.int64)) * (size // (count - 1))
@@ -151,9 +155,10 @@ def _rate(workers: Workers, net: netns.Net) -> MessageRate:
     )
     rates = size / one
     after = float(np.median(rates) * np.median(both)) - (size - burst)  # of both ways each has a burst
+    waits = min(max(after / (size - burst), 0.0), 1.0)
     return MessageRate(
-        bytes_per_s=(float(np.median(rates)), float(rates.min()), float(rates.max())),
-        waits=min(max(after / (size - burst), 0.0), 1.0), burst_bytes=burst,
+        bytes_per_s=(float(np.median(rates)), float(rates.min()), float(rates.max())), waits=waits,
+        waits_least=waits if count == 2 else 0.0, burst_bytes=burst,
     )  # fmt: skip
 
 
