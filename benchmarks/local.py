@@ -41,7 +41,7 @@ from foretrace.training.training import Training
 from tables import ROOT, load, machine, table, today
 
 if TYPE_CHECKING:
-    from foretrace.model.on_processor import TimedOperators
+    from foretrace.model.timed_operators import TimedOperators
 
 DATA = ROOT / "benchmarks" / "data" / "local.json"
 NARROW = DATA.with_name("local_avx2.json")  # with ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2
@@ -127,7 +127,8 @@ def predict(folder: Path, seconds: float) -> None:
 
     The models' own operators are timed in rounds: all models, then all in reverse, then those operators that differed.
     """
-    from foretrace.model.on_processor import Processor, agreed, calibrated, timed
+    from foretrace.model.on_processor import Processor, calibrated
+    from foretrace.model.timed_operators import agreed, timed
 
     path, began = folder / "timed.pickle", time.perf_counter()
     until = began + seconds
@@ -174,7 +175,8 @@ def predicted(
 ) -> dict[str, Any]:
     """A row per model: what is said from nothing, the calibration, and its own operators."""
     from foretrace.cost.operators.local import Local
-    from foretrace.model.on_processor import HostOverhead, Processor, agreed
+    from foretrace.model.on_processor import HostOverhead, Processor
+    from foretrace.model.timed_operators import agreed
 
     nothing = Local.of({})
     rows = []
@@ -246,7 +248,8 @@ def calm(steps: Any, usual: Any) -> Any:
 
 def joined(folder: Path) -> dict[str, Any]:
     """What was predicted with what was measured."""
-    from foretrace.model.on_processor import Processor, agreed
+    from foretrace.model.on_processor import Processor
+    from foretrace.model.timed_operators import agreed
 
     data: dict[str, Any] = json.loads((folder / "predicted.json").read_text())
     samples = json.loads((folder / "steps.json").read_text())

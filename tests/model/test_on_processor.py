@@ -19,7 +19,7 @@ from foretrace.cost.operators.operator import Operator
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import named
-from foretrace.model import on_processor
+from foretrace.model import on_processor, timed_operators
 from foretrace.model.capture.capture import capture
 from foretrace.model.host_chains import KINDS, PARTS, STRIDED, chains, kinds_of, network, time_key
 from foretrace.model.lower import lower
@@ -28,12 +28,11 @@ from foretrace.model.on_processor import (
     LEAST,
     HostOverhead,
     Processor,
-    TimedOperators,
-    agreed,
     calibrated,
     keep,
     operators,
 )  # fmt: skip
+from foretrace.model.timed_operators import TimedOperators, agreed
 from foretrace.simulate.timeline import simulate
 from foretrace.training.training import Training
 
@@ -210,9 +209,9 @@ def test_what_differed_is_timed_once_more(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append([each.key for each in wanted])
         return a_round(add=1.0, mm=3.0 if len(asked) == 2 else 2.0)
 
-    monkeypatch.setattr(on_processor, "timed", slow_second)
+    monkeypatch.setattr(timed_operators, "timed", slow_second)
     both = [Operator(name, text) for name, _, text in (key.partition(" ") for key in (ADD, MM))]
-    found = on_processor.in_rounds(both)
+    found = timed_operators.in_rounds(both)
     assert asked == [[ADD, MM], [MM, ADD], [MM]]
     assert not found.unsure
 
