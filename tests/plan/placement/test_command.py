@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,12 @@ def test_models_of_other_kinds_are_planned(model: str, capsys: pytest.CaptureFix
     assert said.count("\n") == 1 and f"foretrace plan place {model}." in said
 
 
-@pytest.mark.slow("captures every model of the zoo at its full size, and plans it in seven ways: minutes")
-@pytest.mark.parametrize("model", list(entries()))
+# All of them take minutes: a quick run takes one of each kind (branches, an optimizer alone, transformers).
+_FULL = ("inception-v3", "ncf", "vit-b-16") if os.environ.get("FORETRACE_EXAMPLES") == "quick" else tuple(entries())
+
+
+@pytest.mark.slow("captures models at their full size, and plans each in seven ways")
+@pytest.mark.parametrize("model", _FULL)
 def test_every_model_is_planned_or_refused_at_full_size(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     there = [model, "--device", "a100-80gb", "--devices", "4"]
