@@ -63,7 +63,7 @@ test: $(VENV)/dev.stamp
 test-avx2: $(VENV)/dev.stamp
 	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m processor $(ARGS) $$(grep -rl --include='test_*.py' mark.processor tests reproductions)
 
-# What 118 commands answer, against the answers that are kept; ARGS="--write NAME" where one is meant to change.
+# What the commands answer, against the answers that are kept; ARGS="--write NAME" where one is meant to change.
 golden: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.golden.golden $(ARGS)
 
