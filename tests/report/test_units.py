@@ -18,6 +18,7 @@ from foretrace.report.units import (
     of,
     seconds,
     share,
+    share_at_most,
     speed,
     unit_for,
 )
@@ -82,6 +83,7 @@ def test_signs_and_shares() -> None:
     assert change(-0.057) == "−57.0 ms"
     assert change(0.0) == change(-0.0) == "0"
     assert share(0.3341) == "33.4 %"
+    assert [share_at_most(gap) for gap in (0.0, 3e-6, 0.0062)] == ["at most 0 %", "less than 0.01 %", "at most 0.620 %"]
     assert (count(1840), count(0.17), count(3.0)) == ("1,840", "0.170", "3")
 
 

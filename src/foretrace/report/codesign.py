@@ -16,7 +16,7 @@ from foretrace.plan.codesign.search import ENERGY_RANGE
 from foretrace.plan.codesign.searched import CHOSEN
 from foretrace.report.blocks import About, Block, Chart, Column, Curve, LaneChart, LaneSpan, Line, listing
 from foretrace.report.searched import NamedSearchView, search_view, searched
-from foretrace.report.units import count, digits, ranged, seconds, share, within
+from foretrace.report.units import count, digits, ranged, seconds, share_at_most, within
 from foretrace.report.views import Report, taken
 from foretrace.search.named import NamedSearch
 
@@ -139,7 +139,7 @@ class CodesignView(Report, frozen=True, kw_only=True):
         )  # fmt: skip
         for each in self.layer:
             yield LaneChart(title=f"a layer {each.phase} on the cores of the winner", spans=each.spans)
-            sure = "proven shortest" if each.proven else f"at most {share(each.gap)} from the shortest"
+            sure = "proven shortest" if each.proven else f"{share_at_most(each.gap)} from the shortest"
             yield Line(
                 f"{seconds(each.schedule_s)} for {each.operators} operators, {seconds(each.serial_s)} one after "
                 f"another; {sure}", label=f"a layer {each.phase}",

@@ -19,7 +19,18 @@ from foretrace.report import power
 from foretrace.report.blocks import About, Block, Column, Kind, Line, table
 from foretrace.report.power import EnergyView
 from foretrace.report.searched import NamedSearchView, search_view, searched
-from foretrace.report.units import between, count, digits, in_unit, nbytes, seconds, share, things, unit_for
+from foretrace.report.units import (
+    between,
+    count,
+    digits,
+    in_unit,
+    nbytes,
+    seconds,
+    share,
+    share_at_most,
+    things,
+    unit_for,
+)
 from foretrace.report.views import Result, taken
 from foretrace.search.named import NamedSearch
 
@@ -94,7 +105,7 @@ def placed(found: Placement, source: str, device: str = "", grid: float | None =
                               len(loads), grid)  # fmt: skip
     sized = bool(problem.nbytes.any())
     accelerators = sum(each.kind == "accelerator" for each in found.devices)
-    goodness = "proven best" if found.proven else f"at most {share(found.gap)} from the best"
+    goodness = "proven best" if found.proven else f"{share_at_most(found.gap)} from the best"
     what = "A batch leaves the pipeline every" if found.objective == "throughput" else "One batch takes"
     time = (digits if problem.accelerator_range is None else seconds)(found.objective_value)
     hosts = [

@@ -109,6 +109,11 @@ def share(value: float) -> str:
     return text if text == "–" else f"{text} %"
 
 
+def share_at_most(value: float) -> str:
+    """Return text such as "at most 0.620 %"; a share too small for two decimals is "less than 0.01 %", never 0."""
+    return "less than 0.01 %" if 0 < value < 0.00005 else f"at most {share(value)}"
+
+
 def level(value: float) -> str:
     """Return how often an interval is to hold: "95 %"."""
     return f"{100 * value:.3g} %"
