@@ -149,7 +149,7 @@ class PolicyFigure:
 
     @classmethod
     def of(cls, mean: MeanInterval, against: Contrast) -> PolicyFigure:
-        """Return what is not known is None."""
+        """Return the figure; what is not known is None."""
         return cls(
             mean=metrics.known(mean.mean),
             low=mean.low,

@@ -281,7 +281,7 @@ def devices(found: Iterable[Device]) -> DevicesView:
 
 
 def _device(each: Device) -> DeviceView:
-    """Return figures that do not exist or are not known are 0 in the catalog."""
+    """Return a device; figures that do not exist or are not known are 0 in the catalog and None here."""
     optional = [field.name for field in msgspec.structs.fields(DeviceView) if "None" in str(field.type)]
     return taken(
         DeviceView, each, confirmed=dict(each.confirmed), **{name: getattr(each, name) or None for name in optional}

@@ -124,7 +124,7 @@ class PolicyConformance:
             assert not found, f"{name}: {found}"
 
     def _played(self, name: str, setting: Setting) -> _Played:
-        """Return played to the end once for all tests that only look, stopping after every event."""
+        """Return the setting played to the end, stopping after every event: once for all tests that only look."""
         who = type(self), repr(self.policy())
         if who not in _PLAYED:
             while len(_PLAYED) >= _KEPT:

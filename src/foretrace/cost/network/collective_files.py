@@ -156,7 +156,7 @@ def _vidur(path: Path, rows: csv.DictReader[str]) -> Iterator[_Point]:
 
 
 def _bandwidths(path: Path, rows: csv.DictReader[str]) -> Iterator[_Point]:
-    """Yield rows without a number of workers are left out: without it a bus bandwidth is no time."""
+    """Yield points; rows without a number of workers are left out: without it a bus bandwidth is no time."""
     for line, row in enumerate(rows, 2):
         if not (row.get("gpus") or "").strip():
             continue

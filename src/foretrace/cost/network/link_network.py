@@ -146,7 +146,7 @@ class _Job:
         return Way("tree", self.slow, passes * hops_s, passes * self.nbytes / self.slow.bytes_per_s)
 
     def hierarchical(self) -> Way:
-        """Return scatter inside every machine, do the rest between machines, gather inside again.
+        """Return the way that scatters inside every machine, does the rest between machines and gathers inside again.
 
         Between machines each worker moves its own part, and the parts of one machine together are the whole buffer.
         """

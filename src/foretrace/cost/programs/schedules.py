@@ -227,7 +227,7 @@ class _Stage:
         return body
 
     def finish(self, target: Access, gathered: Access, inner: list[tuple[str, int]]) -> list[LoopNest]:
-        """Return partial results of the lanes become one."""
+        """Return the loops that combine the partial results of the lanes."""
         assert self.lanes is not None
         stage, lanes = self.stage, self.lanes
         start = Statement(name=f"{stage.buffer}.begin", target=self.marked(target, inner, "^"), reads=(),

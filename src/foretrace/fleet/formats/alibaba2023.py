@@ -22,7 +22,7 @@ def matches(source: Source) -> bool:
 
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file", pending: bool = False) -> Workload:
-    """Return `qos`, `phase`, `cpu_milli` and `memory_mib` are kept in details; run time is deletion minus scheduling.
+    """Read pods; `qos`, `phase`, `cpu_milli`, `memory_mib` are kept in details; run time is deletion minus scheduling.
 
     pending: keep pods that were deleted before they were scheduled, with unknown run time; else they are set aside.
     """

@@ -50,8 +50,10 @@ def is_shockwave(source: Source) -> bool:
 
 
 def gavel(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
-    """Return jobs without a name are called by the number of their row, from 0. How long a step takes stands in Gavel's
-    throughput tables, so `work_s` is nan and `iterations` says how much is to be done.
+    """Read jobs; those without a name are called by the number of their row, from 0.
+
+    How long a step takes stands in Gavel's throughput tables, so `work_s` is nan and `iterations` says how much is to
+    be done.
     """
     if source.has(*CSV_COLUMNS):
         return _generated(source, salvage=salvage, ties=ties)
@@ -61,7 +63,7 @@ def gavel(source: Source, *, salvage: bool = False, ties: str = "file") -> Workl
 
 
 def shockwave(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
-    """Return jobs are called by the number of their row, from 0; `work_s` is the duration as the file states it."""
+    """Read jobs, called by the number of their row, from 0; `work_s` is the duration as the file states it."""
     return _lines(source, "shockwave", 12, salvage=salvage, ties=ties)
 
 

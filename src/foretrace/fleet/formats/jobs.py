@@ -315,7 +315,7 @@ def _workload(
 
 
 def _kind(values: list[Any]) -> type[np.generic]:
-    """Return whole numbers and flags keep their type where no row lacks one."""
+    """Return the type of a column: whole numbers and flags keep theirs where no row lacks one."""
     for python, kind in ((bool, np.bool_), (int, np.int64)):
         if all(type(value) is python for value in values):
             return kind
@@ -323,7 +323,7 @@ def _kind(values: list[Any]) -> type[np.generic]:
 
 
 def _in_order(rows: list[Row], ties: str) -> list[Row]:
-    """Return `Workload.of` sorts by submission and keeps this order among equals."""
+    """Return rows in the order of ties; `Workload.of` sorts by submission and keeps this order among equals."""
     if ties == "file":
         return rows
     if ties == "reverse":

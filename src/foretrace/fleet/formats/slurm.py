@@ -65,7 +65,7 @@ def read(
     gpus: str = "requested",
     unfinished: bool = False,
 ) -> Workload:
-    """Return `state`, `account`, `qos` and `nodes` are kept in details.
+    """Read jobs; `state`, `account`, `qos` and `nodes` are kept in details.
 
     timezone: where the cluster stands (sacct prints local times without a zone), else UTC. since: `submit`, or
     `eligible` for waiting that counts from when dependencies and holds were over. gpus: `requested` (what was

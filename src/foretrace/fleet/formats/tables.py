@@ -42,7 +42,7 @@ def is_tiresias(source: Source) -> bool:
 
 
 def philly(source: Source, *, salvage: bool = False, ties: str = "file", timezone: str | None = None) -> Workload:
-    """Return jobs are called by the number of their row, from 0. The file is not sorted; the workload is."""
+    """Read jobs, called by the number of their row, from 0. The file is not sorted; the workload is."""
     clock = Clock.of(timezone)
     meanings: dict[str, Meaning] = {
         "timestamp": ("submit", clock.read), "num_gpus": ("gpus", gpus_of), "duration": ("work_s", above_zero),
@@ -79,7 +79,7 @@ def pollux(source: Source, *, salvage: bool = False, ties: str = "file") -> Work
 
 
 def helios(source: Source, *, salvage: bool = False, ties: str = "file", timezone: str | None = None) -> Workload:
-    """Return `state` and `nodes` are kept in details. Jobs without GPUs, and jobs that never ran, are set aside."""
+    """Read jobs; `state` and `nodes` are kept in details. Jobs without GPUs, and jobs that never ran, are set aside."""
     clock = Clock.of(timezone)
 
     def job(cells: dict[str, str]) -> Row:

@@ -245,7 +245,7 @@ class GoodputSpeeds:
         self._goodputs: dict[str, Goodput] = {}
 
     def kinds(self, workload: Workload) -> Int64:
-        """Return jobs of equal application, GPUs and batch size are equally fast."""
+        """Return (n,) kind of each job: those of equal application, GPUs and batch size are equally fast."""
         batch = np.nan_to_num(workload.batch, nan=-1.0)
         return codes(zip(workload.model.tolist(), workload.gpus.tolist(), batch.tolist(), strict=True))[0]
 

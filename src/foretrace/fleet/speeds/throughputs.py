@@ -102,7 +102,7 @@ class ThroughputTable:
         return both
 
     def kinds(self, workload: Workload) -> Int64:
-        """Return (n,) jobs of one model and size are equally fast."""
+        """Return (n,) kind of each job: those of one model and number of GPUs are equally fast."""
         return codes(zip(workload.model.tolist(), workload.gpus.tolist(), strict=True))[0]
 
     def run_times(self, workload: Workload) -> Float64:

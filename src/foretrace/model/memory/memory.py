@@ -288,7 +288,7 @@ def _recomputed(graph: OperatorGraph, lives: Lives, blocks: Blocks, chosen: froz
 
 
 def _accumulated(lives: Lives, count: int) -> Lives:
-    """Return gradients are there already; those that are made now are added to them and free."""
+    """Return lives where gradients are there already: those that are made now are added to them and freed."""
     rows = np.flatnonzero((lives.category == Role.GRADIENT) & (lives.born >= 0))
     dies, category = lives.dies.copy(), lives.category.copy()
     kept = [(int(lives.nbytes[row]), int(Role.GRADIENT), BEFORE, int(dies[row])) for row in rows.tolist()]

@@ -147,8 +147,8 @@ class Resize:
         return Operator.of(operator.name, new, operator.types, concrete, operator.layout)
 
     def _time_first(self, dims: list[Any]) -> list[Any]:
-        """Return sequences are [time, batch, channels] and states [batch, channels], whatever else has the batch's
-        size.
+        """Return sizes with the other batch: sequences are [time, batch, channels] and states [batch, channels],
+        whatever else has the batch's size.
         """
         new = list(dims)
         for i, each in enumerate(dims):

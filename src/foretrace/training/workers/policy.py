@@ -232,7 +232,7 @@ class Server:
         return self.released(now_s)
 
     def leave(self, worker: int, now_s: float) -> dict[int, SyncAnswer]:
-        """Return a worker has gone; answers to those who waited for it alone."""
+        """Return answers to those who waited for this worker alone, which has gone."""
         self.live.discard(worker)
         self._waiting.discard(worker)
         return self.released(now_s)
