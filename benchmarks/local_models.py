@@ -235,6 +235,51 @@ def separable() -> Training:
     return _training("separable", model, lambda: (torch.randn(12, 3, 48, 48), _labels(12, 10)), _classified)
 
 
+def branches() -> Training:
+    """Branches of one-sided convolutions beside an average over windows, joined again and again."""
+
+    def unit(a: int, b: int, size: Any, stride: int = 1, padding: Any = 0) -> nn.Module:
+        convolution = nn.Conv2d(a, b, size, stride, padding, bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(b, eps=1e-3), nn.ReLU())
+
+    class Mixed(nn.Module):
+        def __init__(self, a: int, w: int) -> None:
+            super().__init__()
+            self.ways = nn.ModuleList([
+                unit(a, w, 1),
+                nn.Sequential(unit(a, w, 1), unit(w, w, (1, 5), 1, (0, 2)), unit(w, w, (5, 1), 1, (2, 0))),
+                nn.Sequential(unit(a, w, 1), unit(w, w, 3, 1, 1), unit(w, w, 3, 1, 1)),
+                nn.Sequential(nn.AvgPool2d(3, 1, 1), unit(a, w, 1)),
+            ])  # fmt: skip
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([way(x) for way in self.ways], 1)
+
+    widths = (12, 16, 20, 24, 24, 28, 28)
+    mixed = [Mixed(a, w) for a, w in zip((24, *(4 * w for w in widths)), widths, strict=False)]
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(112, 40))
+    model = nn.Sequential(unit(3, 16, 3, 2, 1), unit(16, 24, 3, 1, 1), nn.MaxPool2d(3, 2), *mixed, *head)
+    return _training("branches", model, lambda: (torch.randn(10, 3, 64, 64), _labels(10, 40)), _classified, "sgd")
+
+
+def blobs() -> Training:
+    """Pictures drawn within the step: exponentials of squared distances, some of whose values are denormal."""
+    head = (nn.Flatten(), nn.Linear(2400, 64), nn.ReLU(), nn.Linear(64, 3))
+    model = nn.Sequential(nn.Conv2d(2, 12, 5, 2), nn.ReLU(), nn.Conv2d(12, 24, 3, 2), nn.ReLU(), *head)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        line, total = torch.linspace(-1, 1, 48), torch.zeros(())
+        for tick in range(6):
+            place = batch[0] + 0.03 * tick
+            apart = (line[None, None, :] - place[:, 0, None, None]).square()
+            apart = apart + (line[None, :, None] - place[:, 1, None, None]).square()
+            found = model(torch.stack([torch.exp(-90 * apart), torch.exp(-30 * apart)], 1))
+            total = total + (found - place).square().mean()
+        return total
+
+    return _training("blobs", model, lambda: (torch.rand(10, 3) * 1.6 - 0.8,), loss)
+
+
 def rollout() -> Training:
     """A controller in the loop with a simulated pendulum: a thousand different small calls, differentiated through."""
 
@@ -253,4 +298,6 @@ def rollout() -> Training:
 
 
 MODELS = {each.__name__: each for each in (distilbert, vit, opt, t5, convnext, unet, mixer, wavenet, autoencoder)}
-CHOSEN = {each.__name__: each for each in (residual, separable, rollout)}  # with these the rules were chosen
+CHOSEN = {
+    each.__name__: each for each in (residual, separable, branches, blobs, rollout)
+}  # with these the rules were chosen

@@ -116,7 +116,10 @@ def test_devices_in_all(cli: Cli) -> None:
 
 def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETRACE_CACHE", str(tmp_path))
-    answer = cli("estimate", script, "--device", "here", "--threads", "1")
+    probed = cli("estimate", script, "--device", "here", "--threads", "1")
+    said = " ".join(probed.out.split())
+    assert probed.code == 0 and "fitted to 3 operators" in said and "calibrate device --operators 50 tells more" in said
+    answer = cli("estimate", script, "--device", "here", "--threads", "1", "--measure", "2")
     assert answer.code == 2 and "foretrace calibrate device --operators 50" in answer.err
     assert cli("calibrate", "device", "--operators", "8", "--threads", "1", "--seconds", "20").code == 0
     found = cli("estimate", script, "--device", "here", "--threads", "1", "--json").json

@@ -315,3 +315,14 @@ def test_a_layer_whose_state_does_not_fit_is_never_run() -> None:
     concrete = ["", "", "", "", "", "", "", "False", "[]", "2", "4", "1", "True", "False", "False", "True"]
     wrong = Operator.of("aten::mkldnn_rnn_layer", dims, types, concrete)
     assert "do not fit together" in measure([wrong], target_s=0.0).failed[wrong.key]
+
+
+def test_large_results_of_small_inputs_are_timed_far_and_near() -> None:
+    """Each set of inputs keeps its results, so that they do not lie where the last ones did."""
+    each = Operator.of(
+        "aten::embedding_dense_backward", [[4, 16], [4], [], [], []],
+        ["float", "long int", "Scalar", "Scalar", "Scalar"], ["", "", "50000", "-1", "False"],
+    )  # fmt: skip
+    found = measure([each], target_s=0.0005)
+    assert not found.failed
+    assert set(found.seconds) == {each.key, each.near_key}

@@ -236,3 +236,23 @@ def test_times_are_positive_finite_and_grow_with_the_batch(kind: str, m: int, n:
     # What one call was off says something of those of its operator nearby, so that small calls may differ a little.
     assert found.seconds[0] <= 1.25 * found.seconds[1]
     assert found.seconds[1] <= 1.25 * found.seconds[2]
+
+
+def test_averages_over_windows_add_every_number_of_a_window() -> None:
+    def additions(name: str, *tensors: list[int], window: int, stride: int) -> float:
+        sizes = (f"[{window}, {window}]", f"[{stride}, {stride}]", "[0, 0]", "False", "True", None)
+        each = call(name, *tensors, *sizes)
+        return float(amounts(Calls.of([(each.name, each.text)])).terms[0, NAMES.index("rows")])
+
+    assert additions("avg_pool2d", [2, 3, 8, 8], window=3, stride=1) == 2 * 3 * 6 * 6 * 9
+    assert additions("avg_pool2d", [2, 3, 8, 8], window=2, stride=2) == 2 * 3 * 4 * 4 * 4
+    assert additions("avg_pool2d_backward", [2, 3, 6, 6], [2, 3, 8, 8], window=3, stride=1) == 2 * 3 * 6 * 6 * 9
+
+
+def test_small_planes_are_normalised_number_by_number_on_the_way_back() -> None:
+    def elements(side: int) -> float:
+        x, c = [4, 16, side, side], [16]
+        each = call("native_batch_norm_backward", x, x, c, c, c, c, c, "True", "1e-05", "[True, True, True]")
+        return float(amounts(Calls.of([(each.name, each.text)])).terms[0, NAMES.index("elements")]) / (64 * side**2)
+
+    assert [elements(side) > 1 for side in (1, 2, 3, 8)] == [False, True, False, False]

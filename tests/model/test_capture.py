@@ -465,3 +465,24 @@ def test_a_recorded_update_moves_as_many_arrays(shared_data: Path) -> None:
     assert arrays == pytest.approx(19, rel=0.02)
     parameters = 133_047_848  # of VGG-13
     assert seconds == pytest.approx(arrays * 4 * parameters / (0.85 * 3350e9), rel=0.05)
+
+
+def test_operators_that_have_a_kernel_of_their_own_stay_whole_on_a_processor() -> None:
+    """PyTorch could take its backward pass apart, and does not."""
+    found = [node.op for node in capture(plain(nn.Sequential(nn.Linear(8, 8), nn.SiLU()), (2, 8)), like="cpu").nodes]
+    assert "aten::silu_backward" in found
+    assert "aten::sigmoid" not in found
+
+
+def test_values_of_the_batch_decide_nothing() -> None:
+    def loss(module: Any, batch: Any) -> Any:
+        return module(*batch).sum() * (2 if batch[0].sum().item() else 1)
+
+    with pytest.raises(ForetraceError, match="a value of a tensor decides"):
+        capture(plain(network(), (2, 8), loss=loss), like="cpu")
+
+
+def test_the_batch_is_not_written_to() -> None:
+    found = plain(network(), (2, 8), loss=lambda module, batch: module(batch[0].add_(1.0).exp()).sum())
+    assert capture(found, like="cpu").denormal
+    assert not found.loader[0][0].any()  # type: ignore[index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import Phase
 from foretrace.model import effects
 from foretrace.model.capture.capture import capture
-from foretrace.model.effects import KINDS, SIZES, StepEffects, faulted, zeros
+from foretrace.model.effects import KINDS, SIZES, StepEffects, denormals, faulted, zeros
 from foretrace.model.memory.reuse import reuse
 from foretrace.model.operator_graph import OperatorGraph
 from foretrace.training.training import Training
@@ -134,21 +135,76 @@ def test_products_with_a_transposed_operand_take_longer_where_rows_are_few() -> 
     assert not plain.turning(made).any()
 
 
-@pytest.mark.parametrize("exponential", [False, True])
-def test_products_of_exponentials_may_meet_denormal_numbers(exponential: bool) -> None:
+class Pictures:
+    batch_size = 50
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter([torch.tensor([[0.0, 1.0, 95.0, 200.0, 1.0, 1.0, 1.0, 1.0]]).repeat(50, 1)])
+
+
+def drawn(loss: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> OperatorGraph:
+    """Return the captured step of a linear layer with this loss."""
     model = nn.Linear(8, 4)
+    return capture(
+        Training(name="pictures", model=model, optimizers=(torch.optim.SGD(model.parameters()),), loader=Pictures(),
+                 loss=loss), like="cpu"
+    )  # fmt: skip
 
+
+def test_the_batch_says_how_many_denormal_numbers_products_read() -> None:
+    made = drawn(lambda model, batch: model(torch.exp(-batch)).sum())
+    found = {node.op: count for node, count in zip(made.nodes, denormals(made), strict=True) if count}
+    assert found["aten::exp"] == 50  # one of eight numbers, of fifty rows
+    assert found["aten::addmm"] == pytest.approx(50 * 8 / 8)  # each once, for the four outputs in one vector
+    assert found.keys() == {"aten::exp", "aten::addmm", "aten::mm"}
+    plain = drawn(lambda model, batch: model(-batch).sum())
+    assert not denormals(plain).any()
+
+
+def test_denormal_numbers_of_what_the_batch_does_not_say_are_those_of_others_like_it() -> None:
     def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        data = torch.ones(len(batch), 8)
-        found: torch.Tensor = model((data * -90).exp().view(-1, 8) if exponential else data * -90).sum()
-        return found
+        first = model(torch.exp(-batch))
+        return model(torch.exp(-batch - 0 * first.sum())).sum()  # type: ignore[no-any-return]
 
+    made = drawn(loss)
+    counts = [count for node, count in zip(made.nodes, denormals(made), strict=True) if node.op == "aten::addmm"]
+    assert counts == pytest.approx([50.0, 50.0])
+    alone = drawn(lambda model, batch: model(torch.exp(-batch.sum() * next(model.parameters()))).sum())
+    unknown = [np.isnan(count) for node, count in zip(alone.nodes, denormals(alone), strict=True) if "mm" in node.op]
+    assert unknown[0], "nothing says what it makes"
+
+
+def test_a_denormal_number_costs_what_a_product_of_some_took_longer() -> None:
+    rows = effects._TINY_ROWS * 256**2 / effects._LANES / effects._TINY_EVERY
+    slow = {effects._key("product", 256): 1e-4, effects._key("product of denormals", 256): 1e-4 + rows * 45e-9}
+    found = StepEffects.of(times() | slow)
+    assert found is not None
+    assert found.denormal_s == pytest.approx(45e-9)
+    made = drawn(lambda model, batch: model(torch.exp(-batch)).sum())
+    less = StepEffects.of(times())
+    assert less is not None
+    more = found.beyond(made, reuse(made)).sum() - less.beyond(made, reuse(made)).sum()
+    assert more == pytest.approx(45e-9 * denormals(made).sum())
+
+
+def test_moments_of_another_weight_as_large_as_a_table_are_not_zero() -> None:
+    """A head that is not tied has the sizes of the table, and every row of it is used."""
+
+    class Untied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(1000, 8), nn.Linear(8, 1000, bias=False)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.head(self.table(words))
+            return found
+
+    model = Untied()
     training = Training(
-        name="pictures", model=model, optimizers=(torch.optim.SGD(model.parameters()),), loader=Loader(), loss=loss
-    )
-    made = capture(training, like="cpu")
-    found = [node.op for node, doubt in zip(made.nodes, effects.doubtful(made), strict=True) if doubt]
-    assert found == (["aten::addmm", "aten::mm"] if exponential else [])
+        name="untied", model=model, optimizers=(torch.optim.Adam(model.parameters()),), loader=Loader(),
+        loss=lambda model, batch: model(batch).sum(),
+    )  # fmt: skip
+    assert zeros(capture(training, like="cpu")).sum() == pytest.approx(8 * 1000 * (1 - 1 / 1000) ** 50)
 
 
 def test_times_of_large_results_are_without_getting_their_memory() -> None:
@@ -171,3 +227,4 @@ def test_a_real_machine_has_such_constants(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.far.max() == 1.0
     assert (found.turned >= 1.0).all()
     assert (np.diff(found.shared) >= 0).all()
+    assert 0.0 <= found.denormal_s < 1e-5

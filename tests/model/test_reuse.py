@@ -92,3 +92,14 @@ def test_distances_are_those_of_a_list_of_what_was_used_last(touched: list[list[
         expected += [sum(sizes[i] for i in order[order.index(one) if one in order else 0 :]) for one in each]
         order = [i for i in order if i not in each] + each
     assert reuse(made).since.tolist() == pytest.approx(expected[len(expected) // 2 :])
+
+
+def test_code_of_a_convolution_is_that_of_its_sizes() -> None:
+    """Another convolution in between does not bring it back; another addition does."""
+    made = graph([64 * KIB] * 4, [((0,), (1,)), ((2,), (3,)), ((0,), (1,))])
+    nodes = [
+        replace(node, op="aten::convolution", text=f"[[[{sides}]]]")
+        for node, sides in zip(made.nodes, (1, 2, 1), strict=True)
+    ]
+    assert reuse(made).code[2] == 128 * KIB
+    assert reuse(replace(made, nodes=tuple(nodes))).code[2] == 256 * KIB

@@ -3,7 +3,8 @@
 - Code: between two calls of an operator others ran, and what they touched drove its instructions out of the caches;
   so it did with what all calls share (the dispatcher, autograd, Python) if the call just before touched much.
 - Data: how much of a call's time from afar it takes by how long ago its data was used (`memory.reuse`).
-- Values: roots of exact zeros, which the state of an optimizer holds for rows of a table that no batch has used yet.
+- Values: roots of exact zeros, which the state of an optimizer holds for rows of a table that no batch has used yet;
+  products with denormal numbers, which exponentials make.
 - Layout: a product of few rows takes longer with its second operand transposed, as layers keep their weights.
 - Memory: what the allocator gave back to the system is faulted in again.
 
@@ -22,13 +23,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family, Float64
 from foretrace.cost.operators.operator import Operator
+from foretrace.cost.operators.work_terms import NAMES, amounts
 from foretrace.model.host_chains import network
 from foretrace.model.memory.reuse import KEPT_BYTES, Reuse
-from foretrace.model.operator_graph import BEFORE, OperatorGraph, Role
+from foretrace.model.operator_graph import BEFORE, EXPONENTIALS, OperatorGraph, Role
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +48,8 @@ _LAYER = {"view": 2, "product": 2, "plain": 2, "rows": 1}  # operators that a la
 _ROWS = (4, 16, 64, 256)  # of a product with a matrix of 512 x 1024
 _TURNS, _REPEATS = 3, 5
 _ELEMENTS = 1 << 18  # whose roots are taken
+_TINY_ROWS, _TINY_EVERY = 64, 16  # of a product of which one number in so many is denormal
+_LANES = 16  # numbers of a vector
 _NEVER_KEPT = 32 << 20  # bytes: glibc maps larger blocks and gives them back whatever it was told
 _TRIMMED = 128 << 10  # bytes free at the end of its heap that it gives back, while it has freed none that is larger
 _KEEPING = frozenset(["MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "LD_PRELOAD"])
@@ -109,6 +112,10 @@ def _arms(big: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Iterator[_Arm]:
         left, right, turned = torch.rand(m, 512), torch.rand(512, 1024), torch.rand(1024, 512).t()
         yield _key("product of rows", m), partial(torch.mm, left, right), ()
         yield _key("product of rows, transposed", m), partial(torch.mm, left, turned), ()
+    for what, value in (("product", 0.5), ("product of denormals", 1e-40)):
+        left, right = torch.rand(_TINY_ROWS, 256), torch.rand(256, 256)
+        left[:, ::_TINY_EVERY] = value
+        yield _key(what, 256), partial(torch.mm, left, right), ()
     zeros, ones = torch.zeros(_ELEMENTS), torch.rand(_ELEMENTS) + 0.5
     yield _key("roots of zeros"), lambda: torch.sqrt(zeros), ()
     yield _key("roots"), lambda: torch.sqrt(ones), ()
@@ -187,6 +194,7 @@ class StepEffects:
     framework: float  # times that the code of a call is, with Python and autograd
     turned: Float64  # times that a product takes with its second operand transposed, by _ROWS
     root_s: float  # of an exact zero, beyond that of another number
+    denormal_s: float  # of a vector with a denormal number, beyond one without
     fault_s: float  # per byte that the allocator gets from the system
 
     @classmethod
@@ -211,10 +219,12 @@ class StepEffects:
             more = (seconds[_key("layers", size)] - seconds[_key("layers")]) / 8
             factors.append(more / max(direct, 1e-9))
         pairs = [[seconds[_key(f"product of rows{how}", m)] for how in (", transposed", "")] for m in _ROWS]
+        plain, tiny = (seconds.get(_key(what, 256), 0.0) for what in ("product", "product of denormals"))
         return cls(
             code=code, shared=shared, far=far, turned=np.maximum([long / short for long, short in pairs], 1.0),
             framework=float(np.clip(np.mean(factors), 1.0, 4.0)),
             root_s=max(seconds[_key("roots of zeros")] - seconds[_key("roots")], 0.0) / _ELEMENTS,
+            denormal_s=max(tiny - plain, 0.0) * _TINY_EVERY / (_TINY_ROWS * 256**2 / _LANES),
             fault_s=max(seconds[_key("new memory")] - seconds[_key("memory")], 0.0) / _NEVER_KEPT,
         )  # fmt: skip
 
@@ -243,8 +253,11 @@ class StepEffects:
         family = graph.calls.family
         for kind, curve in self.code.items():
             at = np.array([_KIND_OF.get(Family(each), "plain") == kind for each in family.tolist()], dtype=bool)
-            found[at] += self.framework * _between(lies.code[at], curve)
-        return np.asarray(found + self.root_s * zeros(graph) + self.fault_s * faulted(graph, counted))
+            # Most code of a convolution is its own, compiled for its sizes; what surrounds it is like that of others.
+            around = self.code["plain"] if kind == "convolution" else curve
+            found[at] += _between(lies.code[at], curve + (self.framework - 1.0) * around)
+        found += self.root_s * zeros(graph) + self.denormal_s * np.nan_to_num(denormals(graph))
+        return np.asarray(found + self.fault_s * faulted(graph, counted))
 
 
 _PRODUCTS = frozenset(f"aten::{each}" for each in ("mm", "addmm", "addmm_"))
@@ -281,30 +294,46 @@ def zeros(graph: OperatorGraph) -> Float64:
     for i, node in enumerate(graph.nodes):
         for each in node.inputs if calls.family[i] in _READING else ():
             used.setdefault(graph.tensors[each].storage, set()).add(int(calls.family[i]))
-    rows: dict[tuple[int, ...], float] = {}
+    rows: dict[str, float] = {}
     for i, node in enumerate(graph.nodes):
         if calls.family[i] == Family.LOOKUP and len(node.inputs) > 1:
             table, index = graph.tensors[node.inputs[0]], graph.tensors[node.inputs[1]]
             weight = graph.storages[table.storage].role == Role.WEIGHT
             if weight and table.dims and used[table.storage] == {int(Family.LOOKUP)}:
                 untouched = (1 - 1 / max(table.dims[0], 1)) ** np.prod(index.dims)
-                rows[table.dims] = min(float(untouched), rows.get(table.dims, 1.0))
+                name = graph.storages[table.storage].name
+                rows[name] = min(float(untouched), rows.get(name, 1.0))
         elif node.op.startswith("aten::sqrt") and node.inputs:
             state = graph.tensors[node.inputs[0]]
-            if graph.storages[state.storage].role == Role.OPTIMIZER:
-                found[i] = rows.get(state.dims, 0.0) * np.prod(state.dims)
+            kept = graph.storages[state.storage]
+            if kept.role == Role.OPTIMIZER:
+                found[i] = rows.get(kept.name.rpartition(".")[0], 0.0) * np.prod(state.dims)
     return found
 
 
-def doubtful(graph: OperatorGraph) -> npt.NDArray[np.bool_]:
-    """Return which products read what an exponential made (n): denormal numbers, of which those take far longer."""
-    family, found = graph.calls.family, np.zeros(len(graph), dtype=bool)
-    small: set[int] = set()
+def denormals(graph: OperatorGraph) -> Float64:
+    """Return how many vectors with a denormal number a call works on; NaN for a product of which nobody knows (n).
+
+    Exponentials make such numbers. Where the example batch alone says what one makes, others like it make as many.
+    Products read each number once for every vector of results.
+    """
+    family, found = graph.calls.family, np.zeros(len(graph))
+    work = amounts(graph.calls).terms[:, NAMES.index("padded")] / (2 * _LANES)
+    like: dict[str, list[float]] = {}
+    for i, share in graph.denormal.items():
+        if graph.nodes[i].op in EXPONENTIALS:
+            like.setdefault(graph.nodes[i].text, []).append(share)
+    carried: dict[int, float] = {}
     for i, node in enumerate(graph.nodes):
-        read = not small.isdisjoint(node.inputs)
-        found[i] = read and family[i] in (Family.GEMM, Family.CONV)
-        if node.op in ("aten::exp", "aten::exp_") or (read and family[i] in _PASSING):
-            small.update(node.outputs)
+        read = [carried[each] for each in node.inputs if each in carried]
+        share = graph.denormal.get(i, float(np.max(read)) if read else 0.0)  # NaN if one is
+        if node.op in EXPONENTIALS:
+            share = graph.denormal.get(i, float(np.mean(like.get(node.text, np.nan))))
+            found[i] = np.nan_to_num(share) * np.prod(graph.tensors[node.outputs[0]].dims)
+        elif family[i] in (Family.GEMM, Family.CONV):
+            found[i] = share * work[i]
+        if node.op in EXPONENTIALS or (read and family[i] in _PASSING):
+            carried |= dict.fromkeys(node.outputs, share)
     return found
 
 

@@ -30,8 +30,8 @@ def kinds_of(k: int | None) -> tuple[str, ...]:
 
 
 def chains(kinds: Sequence[str] = KINDS) -> list[Operator]:
-    """Return what is to be timed: every part of every network, and a copy of a non-contiguous tensor."""
-    return [*(_operator(kind, part) for kind in kinds for part in PARTS), STRIDED]
+    """Return what is to be timed: every part of every network."""
+    return [_operator(kind, part) for kind in kinds for part in PARTS]
 
 
 def _operator(kind: str, part: str) -> Operator:
@@ -126,17 +126,6 @@ class _Same:
 
     def __len__(self) -> int:
         return 1
-
-
-STRIDED = Operator.of("foretrace.model.host_chains:strided", [[64, 4, 64, 32]], ["float"])
-
-
-def strided(operator: Operator) -> Callable[[], object]:
-    """Return a copy of a tensor whose middle dimensions are swapped, as attention makes them of its heads."""
-    import torch
-
-    data = torch.rand(operator.dims[0]).transpose(1, 2)
-    return data.contiguous
 
 
 @cache

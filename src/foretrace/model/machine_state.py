@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foretrace.cost.calls import Float64
-from foretrace.cost.operators.operator import Operator
+from foretrace.cost.operators.operator import Operator, call
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,9 @@ _VIEWS, _PRODUCTS = 300, 3
 _CALM = 0.2  # share of the probes that are believed to have met the machine calm
 _WIDTH = 256  # of a product, whose operands lie in a core's cache
 _RING_BYTES, _PIECE_BYTES = 128 << 20, 4 << 20  # a piece comes again after 256 MiB: no cache that others use keeps it
+# What the probes call, as a calibration would name it.
+CALLS = (call("t", [64, 64]), call("mm", [_WIDTH, _WIDTH], [_WIDTH, _WIDTH]),
+         call("copy_", [_PIECE_BYTES // 4], [_PIECE_BYTES // 4], "False"))  # fmt: skip
 # Keys of the calm machine's probes.
 USUAL = tuple(
     Operator.of(f"foretrace.model.on_processor:{each}", [[]], ["Scalar"]).key

@@ -34,13 +34,13 @@ from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import Device
 from foretrace.model import effects
 from foretrace.model.effects import StepEffects
-from foretrace.model.host_chains import PARTS, STRIDED, chains, kinds_of, network, time_key
-from foretrace.model.machine_state import ALIKE, OF_RESOURCE, USUAL, alike, probe, usual
+from foretrace.model.host_chains import PARTS, chains, kinds_of, network, time_key
+from foretrace.model.machine_state import ALIKE, CALLS, OF_RESOURCE, USUAL, alike, probe, usual
 from foretrace.model.memory.reuse import reuse
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.timed_operators import TURNS, Progress, TimedOperators, in_rounds
 
-LEAST = 5  # operators: the parts of one network, a copy, and a call
+LEAST = 5  # operators: the parts of one network, and two calls
 _PROBE_OF = [OF_RESOURCE[each] for each in RESOURCES]
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _ROW = {phase: i for i, phase in enumerate(PHASES)}
@@ -51,10 +51,10 @@ _OWNER = (1.0, 1.5)  # that is called: a module; backward, a weight whose gradie
 _CHAIN_ERROR = 0.08  # of the time of a network, most of it what its own operators are mispredicted by
 _STRAY, _LEAST_STRAY = 0.5, 0.3
 _LEAST_VIEW = 0.1  # of a view called alone
-_STEP_ERROR = 0.15  # standard deviation of the logarithm of a step that no call explains; judged on half of the zoo
+_STEP_ERROR = 0.12  # standard deviation of the logarithm of a step that no call explains; judged on development models
 _EFFECT_ERROR = 0.3  # of what a step does to its calls
-# Of products that may read denormal numbers: one in twenty makes them take five times as long. Set on the one model
-# that showed it (actor-critic of the zoo), after it had been missed: its range there is not evidence.
+# Of products that may read denormal numbers, where the batch does not say how many: one in twenty makes products take 4
+# to 12 times as long (measured on products alone); how many there are, if any, nobody knows.
 _DENORMAL = 3.0
 ENOUGH_FOR_EFFECTS = 20  # operators: with fewer, a calibration is to be short
 _OWN_TURNS = 2  # of each of two rounds of a model's own operators
@@ -134,7 +134,6 @@ class HostOverhead:
     owner_s: tuple[float, float, float] = (0.0, 0.0, 0.0)  # per module called, and weight whose gradient is kept
     alone_s: float  # of a view called alone
     networks: int  # that this comes from; 0: assumed
-    strided: float = 1.0  # times that a copy takes longer where its tensor was transposed
     stray: float = _STRAY  # of all that is spent per call: how far this is off for the networks that it comes from
 
     @classmethod
@@ -165,17 +164,8 @@ class HostOverhead:
             owner_s=owner_s,
             alone_s=alone,
             networks=found,
-            strided=_strided(seconds, local),
             stray=max(float(np.sqrt(off)), _LEAST_STRAY),
         )
-
-
-def _strided(seconds: Mapping[str, float], local: Local) -> float:
-    if STRIDED.key not in seconds:
-        return 1.0
-    plain = Calls.of([("aten::clone", Operator.of("aten::clone", [*STRIDED.dims, []], ["float", ""]).text)])
-    alone = float(np.exp(replace(local, place=0.0).logarithms(plain)[0][0]))
-    return max(seconds[STRIDED.key] / alone, 1.0)
 
 
 _VIEW_CALL = Calls.of([("aten::view", '[[[8,8],[]],["float","ScalarList"],["","[64]"]]')])
@@ -292,6 +282,13 @@ class Processor:
             usual_s=usual(seconds),
         )  # fmt: skip
 
+    @classmethod
+    def probed(cls, state: Float64 | None = None) -> Processor:
+        """Return what the probes alone say (of this machine just now, or seen so): three calls, and no calibration."""
+        seen = dict(zip((each.key for each in CALLS), (probe() if state is None else state).tolist(), strict=True))
+        local = Local.of(seen | {CALLS[1].near_key: seen[CALLS[1].key]})
+        return cls(local=local, host=HostOverhead.of({}, local))
+
     def now(self, state: Float64 | None = None) -> Processor:
         """Return the processor as its probes see it just now (or saw it): ranges widen by what that differs."""
         state = probe() if state is None else state
@@ -351,7 +348,7 @@ class Processor:
             raise ForetraceError(f"{graph.name} has no operator whose time is known; capture it in float32.")
         spent = own * self.local.shares(calls, place)
         per_call = float(spent[0]) + abs(beyond)  # dispatch, and what stands between: as much as Python does with them
-        doubt = float(np.nansum(alone[effects.doubtful(graph)]))
+        doubt = float(np.nansum(alone[np.isnan(effects.denormals(graph))]))
         unsure = (own * stray, per_call * self.host.stray, context * _EFFECT_ERROR, doubt * _DENORMAL)
         spent[0] += total - own
         drifted = 1.0 if self.drift is None else float(spent @ self.drift[_PROBE_OF] / total)
@@ -379,31 +376,7 @@ class Processor:
         found += np.array(self.host.owner_s)[at] * _owners(graph)
         if self.effects is not None:
             found += self.effects.turning(graph) * np.nan_to_num(alone)
-        if self.host.strided > 1.0:
-            copied = _copies_of_transposed(graph)
-            found[copied] += (self.host.strided - 1.0) * np.maximum(alone[copied] - self.host.alone_s, 0.0)
         return np.asarray(found)
-
-
-_TRANSPOSING = frozenset(f"aten::{each}" for each in ("t", "transpose", "permute", "movedim", "swapaxes"))
-_COPIES = frozenset(f"aten::{each}" for each in ("clone", "copy_", "_to_copy", "contiguous"))
-
-
-def _copies_of_transposed(graph: OperatorGraph) -> list[int]:
-    """Return nodes that copy what views have transposed."""
-    found = []
-    views = graph.calls.family == Family.NONE
-    for i, node in enumerate(graph.nodes):
-        if node.op not in _COPIES:
-            continue
-        for tensor in node.inputs:
-            at = int(graph.producer[tensor])
-            while at >= 0 and views[at] and graph.nodes[at].op not in _TRANSPOSING and graph.nodes[at].inputs:
-                at = int(graph.producer[graph.nodes[at].inputs[0]])
-            if at >= 0 and graph.nodes[at].op in _TRANSPOSING:
-                found.append(i)
-                break
-    return found
 
 
 @cache

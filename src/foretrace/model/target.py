@@ -116,8 +116,8 @@ def target(name: str, *, threads: int | None = None, measure: int = 0) -> Target
 
     `measure` operators of what it is asked about are timed here first.
 
-    Raises ForetraceError for an unknown name, with those that come near, for a device without a float32 rate, and for a
-    processor that no operator was timed on.
+    Raises ForetraceError for an unknown name, with those that come near, and for a device without a float32 rate. Of a
+    processor that no operator was timed on only three probes tell.
     """
     if name != HERE:
         if measure:
@@ -133,7 +133,8 @@ def target(name: str, *, threads: int | None = None, measure: int = 0) -> Target
 
     with operator_threads(threads):
         machine = fingerprint()
-        processor = Processor.of(store.load(machine)).now()
+        known = store.load(machine)
+        processor = Processor.of(known).now() if known else Processor.probed()
         device = _processor(machine["cpu"] or "processor")
         return Target(device=device, processor=processor, threads=threads, measure=measure)
 

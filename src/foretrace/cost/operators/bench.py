@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
+from typing import Any
 
 from foretrace.cost.operators.arguments import BoundCall, UnknownCallError, prepare
 from foretrace.cost.operators.operator import Operator
@@ -207,14 +208,27 @@ class _Runner:
 def _input_sets(make: Callable[[], Prepared], clock: Callable[[], float]) -> list[Prepared]:
     """Return the call with as many sets of inputs as no cache holds, or as can be walked through in _TURN_S."""
     first = make()
-    if not isinstance(first, BoundCall) or first.nbytes < _NEAR_BYTES:
+    if not isinstance(first, BoundCall):
         return [first]
-    first()
+    nbytes = first.nbytes + _made_bytes(first, first())
+    if nbytes < _NEAR_BYTES:
+        return [first]
     begin = clock()
     first()
     once = max(clock() - begin, 1e-6)
-    sets = min(ceil(_WORKING_SET_BYTES / first.nbytes), _MAX_SETS, max(ceil(_TURN_S / once), 2))
+    sets = min(ceil(_WORKING_SET_BYTES / nbytes), _MAX_SETS, max(ceil(_TURN_S / once), 2))
     return [first, *(first.cloned() for _ in range(sets - 1))]
+
+
+def _made_bytes(call: BoundCall, made: Any) -> int:
+    """Return bytes of new results: a set keeps its own, so that they are not written to the same memory again."""
+    given = {each.data_ptr() for each in (*call.args, *call.kwargs.values()) if hasattr(each, "data_ptr")}
+    new = [
+        each
+        for each in (made if isinstance(made, list | tuple) else [made])
+        if hasattr(each, "data_ptr") and not each.is_sparse and each.data_ptr() not in given
+    ]
+    return sum(each.numel() * each.element_size() for each in new)
 
 
 def _maker(operator: Operator, device: str, trust: Collection[str]) -> Callable[[], Prepared]:

@@ -363,7 +363,8 @@ class Local(CostModel):
         if not self.measured:
             there, here = self.prices.machine, named(instruction_sets())
             return f"prices of operators on another processor ({there}); none was measured on this one ({here})."
-        return f"fitted to {self.measured} operators measured on this processor."
+        more = "; foretrace calibrate device --operators 50 tells more" if self.measured < _ENOUGH else ""
+        return f"fitted to {self.measured} operators measured on this processor{more}."
 
 
 def _distinct(calls: Calls, place: Float64 | None) -> tuple[Calls, npt.NDArray[np.int64], Float64 | None]:

@@ -70,11 +70,13 @@ def capture(
     if precision not in PRECISIONS:
         raise ForetraceError(f"there is no precision {precision!r}; {question(precision, PRECISIONS, ALIASES)}")
 
+    from foretrace.model.capture import known
+
     def on(mode: Sizes) -> OperatorGraph:
         training = mode.made(source) if callable(source) else source
         example, samples = _batch(training, batch)
         fake = _faked(training, mode, precision)
-        data = mapped(example, mode.of)
+        data = mapped(example, (lambda each: known.of_batch(mode.of(each), each)) if like == "cpu" else mode.of)
         with mode.entered():
             for change in fake.on_batch:
                 data = change(data)
@@ -280,6 +282,7 @@ def _logged(
         batch=samples,
         source="capture",
         recipe=_recipe(training) | _attention(attention, nodes),
+        denormal=log.denormal,
     )
 
 

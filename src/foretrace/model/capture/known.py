@@ -1,7 +1,8 @@
 """Values that a model's code makes from nothing but sizes: positions, masks, lengths, counters of steps.
 
 Code may look at them (`if mask.all():`), in a capture as in a real run. So what is made without data and is small is
-really computed beside the sizes, and forgotten as soon as something unknown is written into it.
+really computed beside the sizes, and forgotten as soon as something unknown is written into it. What is made of the
+example batch alone is computed, too, but code must not look at it: only the share of denormal numbers is asked of it.
 """
 
 from __future__ import annotations
@@ -14,15 +15,40 @@ from typing import Any
 from foretrace.model.capture.light import replaced
 
 _MOST = 2**17  # elements that are computed; positions of 32 sequences of 4096
-_VALUE, _SPOILED = "_foretrace_value", "_foretrace_spoiled"
+_VALUE, _SPOILED, _BATCH = "_foretrace_value", "_foretrace_spoiled", "_foretrace_batch"
 
 
-def values_of(tensor: Any) -> Any:
-    """Return the values of a tensor as numbers in lists, None if they are not known."""
+def of_batch(tensor: Any, example: Any) -> Any:
+    """Return the tensor without data, told that it stands for this one of a batch."""
+    if example.device.type == "cpu" and type(tensor) is not type(example) and example.numel() <= _MOST:
+        setattr(tensor, _VALUE, example.detach().clone())
+        setattr(tensor, _BATCH, True)
+    return tensor
+
+
+def denormal(tensor: Any, together: int = 1) -> float | None:
+    """Return the share of a tensor's numbers that are denormal, None if its values are not known.
+
+    Of so many neighbours `together` one is enough: a product loads the rows of its second operand as vectors.
+    """
+    import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
     value = _real(tensor)
-    if value is None:
+    if value is None or not value.is_floating_point() or not value.numel():
+        return None
+    with _disable_current_modes():
+        tiny = ((value != 0) & (value.abs() < torch.finfo(value.dtype).tiny)).flatten()
+        groups = torch.nn.functional.pad(tiny, (0, -len(tiny) % together)).view(-1, together)
+        return float(groups.any(1).double().mean())
+
+
+def values_of(tensor: Any) -> Any:
+    """Return the values of a tensor as numbers in lists, None if they are not known or another batch has others."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    value = _real(tensor)
+    if value is None or getattr(tensor, _BATCH, False):
         return None
     with _disable_current_modes():
         return value.tolist()
@@ -43,11 +69,12 @@ def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
     made = [each for each in (out if isinstance(out, list | tuple) else [out]) if isinstance(each, torch.Tensor)]
     if not made and not func._schema.is_mutable:
         return
-    real, most = True, 0
+    real, most, batch = True, 0, False
 
     def look(value: Any) -> Any:
-        nonlocal real, most
+        nonlocal real, most, batch
         if isinstance(value, torch.Tensor):
+            batch = batch or getattr(value, _BATCH, False)
             known = value if type(value) is torch.Tensor and value.device.type == "cpu" else _real(value)
             real, most = real and known is not None, max(most, value.numel())
             return known
@@ -73,6 +100,8 @@ def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
     for tensor, value in zip(made, values, strict=False):
         if type(tensor) is not torch.Tensor and isinstance(value, torch.Tensor):
             setattr(tensor, _VALUE, value)
+            if batch:
+                setattr(tensor, _BATCH, True)
 
 
 def _spoil(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

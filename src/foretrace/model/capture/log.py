@@ -20,9 +20,10 @@ from foretrace.cost.calls import describe
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.capture import known, scratch
-from foretrace.model.operator_graph import BEFORE, Node, Role, Storage, Tensor
+from foretrace.model.operator_graph import BEFORE, EXPONENTIALS, Node, Role, Storage, Tensor
 from foretrace.model.texts import arguments, call_text, dtype_name
 
+_LANES = 16  # numbers of a vector
 _SILENT = frozenset(["prim", "prims", "profiler", "debugprims", "inductor"])  # what is no work of the model
 
 _BY_VALUE = (
@@ -118,6 +119,7 @@ class Log(TorchDispatchMode):
         self.scalars: Callable[[], float | None] = lambda: None  # what `.item()` gives, None: it cannot be known
         self.nodes: list[Node] = []
         self.tensors: list[Tensor] = []
+        self.denormal: dict[int, float] = {}  # by node: see `OperatorGraph`
         self._rows: list[_Row] = []
         self._live: dict[int, _Live] = {}
         self._watchers: dict[int, weakref.ref[Any]] = {}
@@ -138,7 +140,12 @@ class Log(TorchDispatchMode):
             if value is None:
                 raise self._refused(func, _BY_VALUE)
             return value
-        if space == "aten" and func._can_decompose() and _is_composite(func):
+        if (
+            space == "aten"
+            and func._can_decompose()
+            and _has_kernel(func, "CompositeImplicitAutograd")
+            and not (self.host and _has_kernel(func, "CPU"))
+        ):
             with self:
                 found = func.decompose(*args, **kwargs)
             if found is not NotImplemented:
@@ -257,12 +264,24 @@ class Log(TorchDispatchMode):
         scratch_bytes = scratch.workspace(func, args) if self.host else 0
         if scratch_bytes:
             self._rows.append(_Row(nbytes=scratch_bytes, role=Role.WORKSPACE, born=at, dies=at))
+        if self.host:
+            self._look(at, schema.name, given, made)
         phase, layer = self.where.now()
         flops, read, wrote = self._work(schema.name, text, tuple(results))
         self.nodes.append(
             Node(op=schema.name, inputs=inputs, outputs=tuple(outputs), text=text, phase=phase, layer=layer,
                  flops=flops, read_bytes=read, written_bytes=wrote)
         )  # fmt: skip
+
+    def _look(self, at: int, op: str, given: Sequence[Any], made: Sequence[Any]) -> None:
+        """Note the share of denormal numbers, where the batch alone says it: see `OperatorGraph`."""
+        rows = op in ("aten::mm", "aten::bmm")
+        shares = [
+            known.denormal(each, _LANES if rows and i else 1)
+            for i, each in enumerate(made if op in EXPONENTIALS else given)
+        ]
+        if found := [share for share in shares if share is not None]:
+            self.denormal[at] = max(found)
 
     def _work(self, op: str, text: str, outputs: tuple[tuple[tuple[int, ...], int], ...]) -> tuple[float, float, float]:
         key = (op, text, outputs)
@@ -324,10 +343,8 @@ def _role(row: _Row, phases: Sequence[Phase]) -> Role:
     return Role.ACTIVATION if last == Phase.BACKWARD else Role.TEMPORARY
 
 
-def _is_composite(func: Any) -> bool:
-    return bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
-    )
+def _has_kernel(func: Any, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 
 
 def _view(tensor: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.compiled import njit
+from foretrace.cost.calls import Family
 from foretrace.model.operator_graph import BEFORE, OperatorGraph
 from foretrace.trace.tables import Interner
 
@@ -31,7 +32,7 @@ class Reuse:
     node: Int64  # [m] that touches
     nbytes: Float64  # [m] touched
     since: Float64  # [m] different bytes touched since that memory was, itself among them
-    code: Float64  # [n] different bytes touched since the same operator began the last time
+    code: Float64  # [n] different bytes touched since this operator, or convolution of these sizes, began
     before: Float64  # [n] bytes that the call before it touched
 
     def far_shares(self, share: Callable[[Float64], Float64] | None = None) -> Float64:
@@ -52,12 +53,15 @@ def reuse(graph: OperatorGraph) -> Reuse:
     n = len(graph)
     node, block, nbytes = _touches(graph)
     names = Interner()
-    op = np.array([names[each.op] for each in graph.nodes] * 2, dtype=np.int64)
+    # The code of a convolution is compiled for its sizes.
+    own = (graph.calls.family == Family.CONV).tolist()
+    code = [f"{each.op} {each.text}" if of else each.op for each, of in zip(graph.nodes, own, strict=True)]
+    op = np.array([names[each] for each in code] * 2, dtype=np.int64)
     start = np.searchsorted(node, np.arange(2 * n + 1))
-    since, code = _distances(start, block, nbytes, op, int(block.max(initial=-1)) + 1, int(op.max(initial=-1)) + 1)
+    since, behind = _distances(start, block, nbytes, op, int(block.max(initial=-1)) + 1, int(op.max(initial=-1)) + 1)
     at = node >= n
     moved = np.bincount(node[at] - n, weights=nbytes[at], minlength=n)
-    return Reuse(node=node[at] - n, nbytes=nbytes[at], since=since[at], code=code[n:], before=np.roll(moved, 1))
+    return Reuse(node=node[at] - n, nbytes=nbytes[at], since=since[at], code=behind[n:], before=np.roll(moved, 1))
 
 
 def _touches(graph: OperatorGraph) -> tuple[Int64, Int64, Float64]:
