@@ -139,7 +139,7 @@ def brute_force(costs: RowCosts, memory: float) -> float:
     devices, tables = costs.profile.devices, len(costs.table_rows)
     dealt = [each for each in product(range(costs.width + 1), repeat=devices) if sum(each) in (0, costs.width)]
     own = range(0 if costs.training else -1, devices)
-    options = []
+    options = list[list[tuple[tuple[int, ...], tuple[int, ...]]]]()
     for at in range(tables):
         count = int((costs.table == at).sum())
         kept = [(shares, (0,) * count) for shares in dealt if any(shares)]
