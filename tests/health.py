@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator, Iterable
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -74,14 +75,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Whole files to each process, and those that wait to few."""
     if config.getoption("dist") != "loadfile":
         return None
-    from xdist.scheduler import LoadFileScheduling
+    scheduler: Any = import_module("xdist.scheduler").LoadFileScheduling(config, log)
+    groups, of_file = max(scheduler.numnodes - 2, 1), scheduler._split_scope
 
-    class Files(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = str(super()._split_scope(nodeid))
-            return f"waiting {WAITING.index(file) % max(self.numnodes - 2, 1)}" if file in WAITING else file
+    def of_group(nodeid: str) -> str:
+        file = str(of_file(nodeid))
+        return f"waiting {WAITING.index(file) % groups}" if file in WAITING else file
 
-    return Files(config, log)
+    scheduler._split_scope = of_group
+    return scheduler
 
 
 @pytest.hookimpl(wrapper=True)
