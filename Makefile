@@ -1,4 +1,4 @@
-# make demo | check | test | test-avx2 | golden | lint | docs | bench | reproduce | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
+# make demo | check | test | test-avx2 | coverage | golden | lint | docs | bench | reproduce | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ PROCESSES ?= 3
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 DEMO := demo-out
 
-.PHONY: help demo check test test-changed test-avx2 golden lint docs bench reproduce fuzz clean
+.PHONY: help demo check test test-changed test-avx2 coverage golden lint docs bench reproduce fuzz clean
 help:
 	@grep -E '^# make' Makefile | cut -c 3-
 
@@ -62,6 +62,13 @@ test: $(VENV)/dev.stamp
 # What depends on the processor, once more as if it had AVX2 and no more. All tests: ONEDNN_MAX_CPU_ISA=AVX2 make test
 test-avx2: $(VENV)/dev.stamp
 	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m processor $(ARGS) $$(grep -rl --include='test_*.py' mark.processor tests reproductions)
+
+# Branches that the tests of four rooms take. Compiled loops and processes of their own are not seen.
+coverage: $(VENV)/dev.stamp
+	$(INSTALL) coverage
+	FORETRACE_EXAMPLES=quick $(BIN)/python -m coverage run --branch --source=src/foretrace \
+	  -m pytest -q tests/graph tests/simulate tests/trace tests/techniques $(ARGS)
+	$(BIN)/python -m coverage report --skip-covered --include="*/graph/*,*/simulate/*,*/trace/*,*/techniques/*"
 
 # What the commands answer, against the answers that are kept; ARGS="--write NAME" where one is meant to change.
 golden: $(VENV)/dev.stamp

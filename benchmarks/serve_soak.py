@@ -218,7 +218,7 @@ async def _soaked(session: aiohttp.ClientSession, pid: int, source: ModelSource,
 
     async def send() -> None:
         due = began
-        while (due := due + draws.expovariate(args.rate)) < began + args.seconds:
+        while (due := due + draws.expovariate(args.rate)) < began + args.seconds or asker.phase == "during":
             await asyncio.sleep(max(due - time.monotonic(), 0))
             spawn(asker.ask())
 
@@ -227,9 +227,12 @@ async def _soaked(session: aiohttp.ClientSession, pid: int, source: ModelSource,
             found: dict[str, Any] = await answered.json()
         return found
 
+    def lacking() -> bool:
+        return bool(seen.reconfigurations < args.changes or seen.kills < args.kills)
+
     async def trouble() -> None:
         next_kill = quiet_until + args.kill_every / 2
-        while time.monotonic() < quiet_from:
+        while time.monotonic() < quiet_from or (not seen.trouble and lacking()):
             wanted = draws.choice([each for each in SPLITS if each != (await state())["split"]])
             async with session.put("/split", json={"split": wanted}) as answered:
                 text = await answered.text()
@@ -342,6 +345,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--rate", type=float, default=60.0, help="requests per second")
     found.add_argument("--change-every", type=float, default=4.0, help="most seconds between two changes of the split")
     found.add_argument("--kill-every", type=float, default=30.0)
+    found.add_argument("--changes", type=int, default=0, help="of the split at least, however long they take")
+    found.add_argument("--kills", type=int, default=0, help="of workers at least")
     found.add_argument("--model", default="", help="a zoo model (tiny), or another; by default a small network")
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--json", action="store_true")

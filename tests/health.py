@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator, Iterable
+from importlib import import_module
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -17,18 +19,27 @@ TWINS = ("graph", "simulate", "plan", "search", "serving", "fleet")  # rooms who
 LONGEST = (
     "tests/cli/test_deterministic.py", "tests/model/test_capture.py", "tests/experiment/test_kernels.py",
     "tests/trace/test_record_command.py", "tests/training/pipeline/test_runtime.py", "tests/search/test_strategies.py",
-    "tests/zoo/test_zoo.py", "tests/serving/energy/test_colocate.py", "tests/serving/server/test_soak.py",
-    "tests/experiment/links/test_verify.py", "tests/experiment/test_verify.py",
-    "reproductions/speculative/test_speculative.py",
-    "tests/test_readme.py", "tests/cli/test_face.py", "tests/cli/test_next.py", "tests/plan/placement/test_command.py",
-    "tests/cli/test_estimate.py", "tests/plan/rows/test_rows.py", "tests/model/test_recipe.py", "tests/test_on_ray.py",
-    "tests/fleet/test_slurm_rig.py", "tests/fleet/test_export_for_real.py", "tests/simulate/test_flows.py",
-    "tests/serving/speculative/test_rounds.py", "tests/report/test_page.py", "tests/model/test_kept.py",
+    "tests/zoo/test_zoo.py", "tests/serving/energy/test_colocate.py",
+    "reproductions/speculative/test_speculative.py", "tests/test_readme.py", "tests/cli/test_face.py",
+    "tests/cli/test_next.py", "tests/plan/placement/test_command.py", "tests/cli/test_estimate.py",
+    "tests/report/test_page.py", "tests/report/test_fleet_page.py", "tests/plan/rows/test_rows.py",
+    "tests/model/test_recipe.py", "tests/simulate/test_flows.py", "tests/model/test_kept.py",
     "tests/cli/test_ranks.py", "tests/cli/test_outputs.py", "tests/golden/test_golden.py",
     "tests/plan/placement/test_known.py", "tests/training/rows/test_out_of_core.py",
-    "tests/experiment/test_collectives.py", "tests/graph/test_odd_recordings.py", "tests/experiment/test_stalls.py",
+    "tests/graph/test_odd_recordings.py",
     "tests/techniques/test_cross.py", "tests/cli/test_plan_data.py", "tests/techniques/test_write_a_technique.py",
     "tests/cli/test_headlines.py",
+)  # fmt: skip
+# Files whose tests mostly wait, for schedulers, links and time limits: one process takes them all from the beginning,
+# and two others compute meanwhile. Of more than three processes, all but two share them.
+WAITING = (
+    "tests/serving/server/test_soak.py", "tests/experiment/links/test_verify.py", "tests/experiment/test_verify.py",
+    "tests/fleet/test_slurm_rig.py", "tests/test_on_ray.py", "tests/fleet/test_export_for_real.py",
+    "tests/test_executor.py", "tests/experiment/test_stalls.py", "tests/experiment/test_collectives.py",
+    "tests/fleet/live/test_questions.py", "reproductions/slurm_dally/test_slurm_dally.py",
+    "tests/serving/server/test_worker.py", "tests/serving/server/test_server.py",
+    "tests/experiment/links/test_processes.py", "tests/experiment/links/test_hosts.py",
+    "tests/experiment/links/test_netns.py", "tests/experiment/test_forks.py",
 )  # fmt: skip
 SLOW_TIMEOUT_S = 1500.0  # by the clock: half a minute of CPU can take ten where others compute as well
 
@@ -38,7 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = [item for item in items if item.get_closest_marker("slow")]
     for item in slow:
         item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
-    first, longest = {item.path for item in slow}, {name: at for at, name in enumerate(LONGEST)}
+    first = {item.path for item in slow}
+    longest = {name: at for at, name in enumerate(dict.fromkeys((*WAITING, *LONGEST)))}
     rest = len(longest)
     items.sort(key=lambda item: longest.get(item.nodeid.partition("::")[0], rest + (item.path not in first)))
     for item in items:
@@ -56,6 +68,22 @@ def _keep_to_profile(item: pytest.Item) -> None:
     stated: settings | None = getattr(function, "_hypothesis_internal_use_settings", None)
     if function is not None and stated and profile and stated.max_examples > profile.max_examples:
         function._hypothesis_internal_use_settings = settings(stated, max_examples=profile.max_examples)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Whole files to each process, and those that wait to few."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    scheduler: Any = import_module("xdist.scheduler").LoadFileScheduling(config, log)
+    groups, of_file = max(scheduler.numnodes - 2, 1), scheduler._split_scope
+
+    def of_group(nodeid: str) -> str:
+        file = str(of_file(nodeid))
+        return f"waiting {WAITING.index(file) % groups}" if file in WAITING else file
+
+    scheduler._split_scope = of_group
+    return scheduler
 
 
 @pytest.hookimpl(wrapper=True)

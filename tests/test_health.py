@@ -60,8 +60,23 @@ def test_long_tests_are_named_with_their_reasons() -> None:
 
 
 def test_files_that_take_longest_are_there() -> None:
-    assert len(set(health.LONGEST)) == len(health.LONGEST)
-    assert [each for each in health.LONGEST if not (ROOT / each).is_file()] == []
+    named = (*health.WAITING, *health.LONGEST)
+    assert len(set(named)) == len(named)
+    assert [each for each in named if not (ROOT / each).is_file()] == []
+
+
+@pytest.mark.parametrize(("processes", "groups"), [(2, 1), (3, 1), (5, 3)])
+def test_files_that_wait_are_shared_by_all_processes_but_two(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, processes: int, groups: int
+) -> None:
+    pytest.importorskip("xdist")
+    monkeypatch.setattr(pytestconfig.option, "dist", "loadfile")
+    monkeypatch.setattr(pytestconfig.option, "tx", ["popen"] * processes)
+    scopes = health.pytest_xdist_make_scheduler(pytestconfig, None)._split_scope
+    assert len({scopes(f"{each}::test_it[a::b]") for each in health.WAITING}) == groups
+    assert scopes("tests/graph/test_edit.py::test_it") == "tests/graph/test_edit.py"
+    monkeypatch.setattr(pytestconfig.option, "dist", "load")
+    assert health.pytest_xdist_make_scheduler(pytestconfig, None) is None
 
 
 @pytest.mark.slow("so that it is one of them")

@@ -130,7 +130,10 @@ def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pyt
     own = cli("estimate", script, "--device", "here", "--threads", "1", "--measure", "2", "--json").json
     timed = {key for key in set(json.loads(stored.read_text())["seconds"]) - set(before) if key.startswith("aten::")}
     assert len(timed) == 2
-    assert 0.05 < own["step_time_s"] / found["step_time_s"] < 20  # both from times of this machine, however busy
+    # By the thread's own clock, whatever else the machine does; and what was timed is kept for the next question.
+    assert 0.2 < own["step_time_s"] / found["step_time_s"] < 5
+    again = cli("estimate", script, "--device", "here", "--threads", "1", "--json").json
+    assert (again["step_time_s"], again["interval_s"]) == (own["step_time_s"], own["interval_s"])
 
 
 @pytest.mark.parametrize(

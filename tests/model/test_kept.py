@@ -36,7 +36,7 @@ def never() -> OperatorGraph:
     [
         lambda: operators_of("gnn", size="tiny"),
         lambda: operators_of("gnn", size="tiny", batch=8, training=False, like="cpu"),
-        lambda: operators_of("actor-critic", size="tiny", techniques=[parse("mixed-precision")]),
+        lambda: operators_of("ncf", size="tiny", techniques=[parse("mixed-precision")]),
         lambda: operators_of("mpt-125m", length=64),
     ],
 )
@@ -116,7 +116,7 @@ def test_techniques_of_others_are_not_kept(own_cache: Path) -> None:
         pass
 
     assert Theirs.__module__ == __name__
-    operators_of("actor-critic", size="tiny", techniques=[Theirs()])
+    operators_of("ncf", size="tiny", techniques=[Theirs()])
     assert not own_cache.exists()
 
 

@@ -194,7 +194,7 @@ def page_file(page: FleetPage, tmp_path_factory: pytest.TempPathFactory) -> Path
 def opened(browser: Any, page_file: Path) -> Iterator[Opened]:
     found = Opened(browser, page_file)
     yield found
-    found.context.close()
+    found.close()
 
 
 def test_the_page_is_the_same_for_the_same_result(page: FleetPage) -> None:
@@ -372,7 +372,7 @@ def test_many_jobs_keep_the_page_small(browser: Any, tmp_path: Path) -> None:
     found.page.mouse.move(600, found.page.locator("#gantt").bounding_box()["y"] + 20)
     found.until("!document.querySelector('#gantt .tip').hidden")
     assert "rack0 at" in found.page.locator("#gantt .tip").inner_text()
-    found.context.close()
+    found.close()
 
 
 def test_rows_stay_few_on_any_cluster() -> None:
@@ -398,7 +398,7 @@ def test_counts_alone_are_drawn_as_one_row(
     found = Opened(browser, file)
     assert found.page.evaluate("document.getElementById('gantt').gantt.meta.rows") == [{"name": "all GPUs", "gpus": 32}]
     assert found.page.locator("#slots").count() == 0 and found.complaints == []
-    found.context.close()
+    found.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

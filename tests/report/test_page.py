@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,38 @@ from foretrace.report.units import seconds
 from tests.report.report_demo import NASTY, make_tracks
 from tests.report.report_views import make_show, make_whatif
 
+SIZE = {"width": 1280, "height": 900}
 LINE = "document.getElementById('canvas').timeline"
 
 
 class Opened:
-    """A page with everything that it complained about or asked the network for."""
+    """A page with everything that it complained about or asked the network for; a browser has one tab for all."""
 
-    def __init__(self, browser: Any, file: Path, **options: Any) -> None:
-        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
-        self.page = self.context.new_page()
+    def __init__(self, browser: Any, file: Path) -> None:
+        if not browser.contexts:  # a process for each page takes longer than what the page does
+            browser.new_context(viewport=SIZE).new_page()
+        (self.page,) = browser.contexts[0].pages
         self.complaints: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.listeners: dict[str, Callable[[Any], None]] = {
+            "console": lambda message: self.complaints.append(message.text),
+            "pageerror": lambda error: self.complaints.append(str(error)),
+            "request": lambda request: self.requests.append(request.url),
+        }
+        for event, listener in self.listeners.items():
+            self.page.on(event, listener)
         self.page.goto(file.as_uri())
         self.until("document.body.dataset.ready === 'yes'")
+
+    def close(self) -> None:
+        """Leave the tab as it was found."""
+        for event, listener in self.listeners.items():
+            self.page.remove_listener(event, listener)
+        self.page.mouse.up()
+        self.page.mouse.move(0, 0)
+        self.page.emulate_media(media="null", color_scheme="null")
+        self.page.set_viewport_size(SIZE)
+        self.page.goto("about:blank")
 
     def until(self, condition: str) -> None:
         """Wait for a condition; the page's own policy forbids the browser's way of polling for one."""
@@ -61,7 +77,7 @@ class Opened:
 def opened(browser: Any, page_file: Path) -> Iterator[Opened]:
     found = Opened(browser, page_file)
     yield found
-    found.context.close()
+    found.close()
 
 
 def test_it_needs_nothing_but_itself(opened: Opened, page_file: Path) -> None:
@@ -359,7 +375,7 @@ def test_many_tasks_stay_fluid_and_small(browser: Any, tmp_path: Path) -> None:
     found = Opened(browser, file)
     walked = found.page.evaluate(f"(() => {{ {LINE}.view(...{LINE}.extent()); {LINE}.paint(); return {LINE}.t1; }})()")
     assert walked > 0 and found.complaints == []
-    found.context.close()
+    found.close()
 
 
 def test_a_page_without_a_timeline_or_tables(browser: Any, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ GRID = Grid(Choices((tuple(range(101)),) * 3), (71, 22, 40))
         (MCMC(beta=0.01), 6000),
         (Descent(), 3000),
         (Evolution(), 3000),
-        (ConstrainedBayes(), 60),
+        (ConstrainedBayes(candidates=128, near=16), 60),
         (CMAES(), 600),
         (DQN(), 600),
         (REINFORCE(), 1000),

@@ -15,11 +15,12 @@ from foretrace.graph import edit
 from foretrace.graph.builder import build
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.store import load, save
-from foretrace.graph.taskgraph import Carried, Doubt, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import Carried, Doubt, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.doubt import assumed, doubted, ends, work_between
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.whatif import whatif
 from tests.kineto_files import Recording
+from tests.simulate.small import small_graph
 from tests.strategies import task_graphs
 
 
@@ -144,3 +145,11 @@ def test_a_table_that_leads_in_a_circle_ends() -> None:
     graph = estimated(small(), kernels=(0.5, 2.0), host=(0.8, 1.5))
     bad = (*(replace(each, beside=1) for each in graph.info.doubts), Doubt(source="x", low=1, high=1, beside=9))
     assert simulate(replace(graph, info=replace(graph.info, doubts=bad))).interval_s().high_s > 0
+
+
+def test_an_assumption_that_moves_nothing_or_what_took_no_time_is_on_no_task() -> None:
+    graph = small_graph([(0, TaskKind.OPERATOR, 0), (0, TaskKind.OPERATOR, 10)], [(0, 1, EdgeKind.PROGRAM, 0, False)])
+    low, high, first = (graph.with_columns(dur=np.array(each)) for each in ([0, 5], [0, 20], [1, 10]))
+    assert assumed(graph, graph, graph, "source") is None and assumed(graph, graph, first, "source") is None
+    found = assumed(graph, low, high, "source")
+    assert found is not None and found.dur.tolist() == [0, 10]

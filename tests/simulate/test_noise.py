@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
-from foretrace.simulate.noise import between, factors
+from foretrace.simulate.noise import between, factors, t_quantile
 from foretrace.simulate.timeline import simulate
 from tests.simulate.small import small_graph
 
@@ -82,3 +82,10 @@ def test_factors_of_two_steps_are_as_far_apart_as_their_classes() -> None:
     drawn, _ = factors(total, np.random.default_rng(0), 4000)
     assert np.std(drawn[3]) == pytest.approx(np.sqrt(2) * 34 / 140, rel=0.1)
     assert np.std(drawn[0]) == pytest.approx(0.005, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "said"), [(1, 3.0777), (2, 1.8856), (3, 1.6377), (4, 1.5332), (5, 1.4759), (9, 1.3830), (30, 1.3104)]
+)
+def test_quantiles_of_student_are_those_of_the_tables(freedom: int, said: float) -> None:
+    assert t_quantile(0.9, freedom) == pytest.approx(said, abs=1e-4)

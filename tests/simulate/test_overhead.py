@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
+from foretrace.graph import edit
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.check import check
@@ -51,6 +52,11 @@ def recorded(steps: int, neighbours: list[float], *, wall_over_cpu: float = 1.0)
 def steps_of(graph: TaskGraph) -> list[int]:
     _, end = replay(graph)
     return [int(t) for t in np.diff(end[graph.marks])]
+
+
+def test_a_changed_graph_is_left_as_it_is() -> None:
+    changed = edit.scale(recorded(5, [148, 149, 150, 151, 152]), np.array([3]), 0.5)
+    assert unprofiled(changed) is changed
 
 
 def test_corrected_steps_take_as_long_as_unprofiled_ones() -> None:

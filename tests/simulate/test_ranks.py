@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from foretrace.errors import GraphError
 from foretrace.graph.builder import build
 from foretrace.graph.join import join
+from foretrace.simulate.breakdown import over_ranks
 from foretrace.simulate.ranks import Parts, StragglerCause, lateness, parts, shares, straggler
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.trace.read import read
@@ -118,6 +119,9 @@ def test_waiting_counts_as_communication_of_the_rank_that_waits(tmp_path: Path) 
     first, second = (timeline.breakdown(rank=rank).total_ns() for rank in (0, 1))
     assert first["exposed_communication"] == 4_933_000
     assert second["exposed_communication"] == 33_000
+    mean = over_ranks(timeline.graph, timeline.start, timeline.end)
+    assert mean.rank == -1 and mean.steps_ns.sum(axis=1).tolist() == timeline.step_times_ns.tolist()
+    assert mean.total_ns()["exposed_communication"] == (4_933_000 + 33_000) / 2
 
 
 def test_the_eight_ranks_of_a_recommender(shared_data: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
+from foretrace.simulate.breakdown import PARTS, recurring
 from foretrace.simulate.critical import UNBOUNDED, UNREACHED, reason_name, tails
 from foretrace.simulate.replay import effective, replay
 from foretrace.simulate.schedule import as_run, schedule_in_order
@@ -179,6 +180,18 @@ def test_breakdown_equals_a_walk_through_every_nanosecond(graph: TaskGraph) -> N
     breakdown = timeline.breakdown()
     for step, parts in enumerate(expected):
         assert breakdown.steps_ns[step].tolist() == list(parts.values())
+
+
+def test_a_wait_of_some_steps_recurs_and_one_of_a_single_step_does_not() -> None:
+    steps = np.zeros((9, len(PARTS)), np.int64)
+    steps[:, PARTS.index("compute")] = 100
+    steps[4, PARTS.index("data_loading")] = 900
+    assert recurring(steps) is None  # a disturbance, though half of the time
+    steps[[1, 4, 7], PARTS.index("data_loading")] = 100
+    found = recurring(steps)
+    assert found is not None and (found.part, found.steps, found.of) == ("data_loading", 3, 9)
+    steps[:, PARTS.index("data_loading")] = 100
+    assert recurring(steps) is None  # the median step shows it
 
 
 def _part(running: set[TaskKind], has_device: bool, blocked: bool) -> str:

@@ -23,7 +23,7 @@ from foretrace.techniques.base import Technique
 from foretrace.techniques.distributed.coding import TIMED
 from foretrace.techniques.distributed.compressors import METHODS, low_rank, parts, ratio
 from foretrace.techniques.distributed.data_parallel import DataParallel
-from foretrace.techniques.distributed.gradient_compression import GradientCompression
+from foretrace.techniques.distributed.gradient_compression import GradientCompression, _take_momentum
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, recorded, small_training
 from foretrace.training.compression.settings import CompressionSettings
@@ -214,6 +214,15 @@ def test_its_interval_holds_the_prediction() -> None:
     found = whatif(alone(), [DataParallel(workers=4, network=SLOW), GradientCompression(method="sign")])
     low, high = found.interval_s
     assert low < found.after_s < high
+
+
+def test_dgc_takes_over_the_momentum_of_sgd_alone() -> None:
+    training = small_training()
+    weights, rest = [[each] for each in training.model.parameters()][:2]
+    sgd, adam = torch.optim.SGD(weights, lr=0.1, momentum=0.9), torch.optim.Adam(rest)
+    assert _take_momentum(replace(training, optimizers=(adam, sgd))) == 0.9
+    assert sgd.param_groups[0]["momentum"] == 0 and adam.param_groups[0]["betas"] == (0.9, 0.999)
+    assert _take_momentum(replace(training, optimizers=(adam,))) == 0
 
 
 def train(rank: int) -> list[float]:

@@ -6,7 +6,6 @@ recording needs allocates nothing: that would take as long to compile as the loo
 
 from __future__ import annotations
 
-import heapq
 from typing import Any
 
 import numpy as np
@@ -25,21 +24,39 @@ def topological_order(place: Int64, out_ptr: Int64, out_dst: Int32) -> Int64:
     row = np.empty(n, dtype=np.int64)
     for v in range(n):
         row[place[v]] = v
-    ready = [np.int64(0) for _ in range(0)]
+    ready = np.empty(n, dtype=np.int64)  # a binary heap: heapq's, on a list, takes twice as long
+    size = 0
     for p in range(n):
         if waiting[row[p]] == 0:
-            ready.append(np.int64(p))  # ascending, so already a heap
+            ready[size] = p  # ascending, so already a heap
+            size += 1
     order = np.empty(n, dtype=np.int64)
     done = 0
-    while len(ready) > 0:
-        v = row[heapq.heappop(ready)]
+    while size > 0:
+        v = row[ready[0]]
         order[done] = v
         done += 1
+        size -= 1
+        last = ready[size]
+        at, below = 0, 1
+        while below < size:
+            if below + 1 < size and ready[below + 1] < ready[below]:
+                below += 1
+            if ready[below] >= last:
+                break
+            ready[at] = ready[below]
+            at, below = below, 2 * below + 1
+        ready[at] = last
         for e in range(out_ptr[v], out_ptr[v + 1]):
             d = out_dst[e]
             waiting[d] -= 1
             if waiting[d] == 0:
-                heapq.heappush(ready, place[d])
+                at = size
+                size += 1
+                while at > 0 and ready[(at - 1) // 2] > place[d]:
+                    ready[at] = ready[(at - 1) // 2]
+                    at = (at - 1) // 2
+                ready[at] = place[d]
     return order[:done]
 
 

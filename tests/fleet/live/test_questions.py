@@ -140,10 +140,12 @@ def test_a_real_queue_starts_when_it_is_said_to() -> None:
                 break
             time.sleep(0.2)
         starts = dict(line.split(" ", 1) for line in slurm.completed.read_text().splitlines())
-    assert f"JobId={first}" in starts
-    said = next(pairs(f"JobId={then} {starts[f'JobId={then}']}", "JobId"))
-    real = stamp(said["StartTime"]) - seen.now_s
+    running, waiting = (next(pairs(f"JobId={each} {starts[f'JobId={each}']}", "JobId")) for each in (first, then))
+    begin_s, end_s = stamp(running["StartTime"]), stamp(running["EndTime"])
+    real = stamp(waiting["StartTime"]) - seen.now_s
     asked = found.asked
     assert asked is not None and asked.low_s is not None
-    assert asked.low_s - 2 <= real <= (asked.high_s or np.inf) + 15  # machines of tests may be slow
+    high_s = asked.high_s or np.inf
+    assert end_s <= seen.now_s + real and asked.low_s - 2 <= real <= high_s + 15  # machines of tests may be slow
+    assert begin_s + 6 - seen.now_s <= high_s + 2  # without what this one took to end a job and to start the next
     assert asked.slurm_s is None or asked.slurm_s > 20, "Slurm counts with the limit of a minute"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,18 +132,38 @@ def instance(seed: int, devices: int, training: bool, items: int = 5, tables: in
 
 
 def brute_force(costs: RowCosts, memory: float) -> float:
-    """The least busiest device of all choices."""
-    devices, count = costs.profile.devices, len(costs.table_rows)
+    """The least busiest device of all choices.
+
+    What tables cost adds up, so the choices of each are costed once, beside the first ones of the others.
+    """
+    devices, tables = costs.profile.devices, len(costs.table_rows)
     dealt = [each for each in product(range(costs.width + 1), repeat=devices) if sum(each) in (0, costs.width)]
-    best = inf
-    for shares in product(dealt, repeat=count):
-        own = range(0 if costs.training else -1, devices)
-        items = [(0,) if any(shares[at]) else own for at in costs.table]
-        for owners in product(*items):
-            found = RowChoice(shares=np.array(shares), items=np.array(owners))
-            if costs.memory(found).max() <= memory:
-                best = min(best, costs.loads(found).max())
-    return best
+    own = range(0 if costs.training else -1, devices)
+    options = list[list[tuple[tuple[int, ...], tuple[int, ...]]]]()
+    for at in range(tables):
+        count = int((costs.table == at).sum())
+        kept = [(shares, (0,) * count) for shares in dealt if any(shares)]
+        options.append(kept + [((0,) * devices, owners) for owners in product(own, repeat=count)])
+
+    def made(picks: Sequence[Any]) -> RowChoice:
+        chosen = [each[pick] for each, pick in zip(options, picks, strict=True)]
+        return RowChoice(
+            shares=np.array([shares for shares, _ in chosen]), items=np.concatenate([items for _, items in chosen])
+        )
+
+    first = made([0] * tables)
+    loads, used = costs.loads(first), costs.memory(first)
+    for at in reversed(range(tables)):
+        alone = [made([pick if each == at else 0 for each in range(tables)]) for pick in range(len(options[at]))]
+        shape = (-1, *[1] * (tables - 1 - at), devices)
+        loads = loads + np.reshape([costs.loads(each) - costs.loads(first) for each in alone], shape)
+        used = used + np.reshape([costs.memory(each) - costs.memory(first) for each in alone], shape)
+    for picks in np.random.default_rng(0).integers(0, loads.shape[:-1], (9, tables)):
+        assert costs.loads(made(picks)) == pytest.approx(loads[tuple(picks)])
+        assert (costs.memory(made(picks)) == used[tuple(picks)]).all()
+    busiest = np.where(used.max(axis=-1) <= memory, loads.max(axis=-1), inf)
+    best = np.unravel_index(busiest.argmin(), busiest.shape)
+    return float(costs.loads(made(best)).max()) if busiest[best] < inf else inf
 
 
 def test_choices_are_near_the_best_of_all() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -71,21 +74,33 @@ def test_too_few_pairs() -> None:
         InterferenceLaw.fit([(REQUESTS[1], STEPS[1])], [1.0])
 
 
+@pytest.fixture
+def kept_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The two processes of a question are there for the next one, too."""
+    start = module._sharing
+    with ExitStack() as stack:
+        started = cache(lambda *how: stack.enter_context(start(*how)))
+        monkeypatch.setattr(module, "_sharing", lambda *how: nullcontext(started(*how)))
+        yield
+
+
 @pytest.mark.slow("loads PyTorch in two processes and measures 18 pairs")
+@pytest.mark.usefixtures("kept_processes")
 def test_two_real_processes_share_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(module, "_ROUNDS", 3)
-    found = colocate("actor-critic", "ncf", slo="100x", seconds=0.5, core=usable()[0])
+    found = colocate("dlrm", "ncf", slo="100x", seconds=0.5, core=usable()[0])
     assert {*found.pairs} == {(a, b) for a in UNKNOWN for b in UNKNOWN}
+    assert {len(each.after.blocks_s) for each in found.pairs.values()} == {3}  # every pair in every round
     by_name = {each.name: each for each in found.arms}
     assert tuple(by_name) == ARMS and by_name["alone"].tuned_per_s == 0 < by_name["always"].tuned_per_s
     ledger = Ledger(tmp_path / "ledger.sqlite")
     view = colocated(found, str(ledger.path), ledger.add(found.rows()))
-    assert view.rows == 4 == len(ledger.rows(model="actor-critic")) and view.headline
+    assert view.rows == 4 == len(ledger.rows(model="dlrm")) and view.headline
     assert all(each.low_s < each.predicted_s < each.high_s and each.measured_s > 0 for each in view.pairs)
     monkeypatch.setattr(module, "_ROUNDS", 2)
     with pytest.raises(ForetraceError, match="kept by no request"):
-        colocate("actor-critic", "ncf", slo="1e-6ms", seconds=0.1, core=usable()[0])
+        colocate("dlrm", "ncf", slo="1e-6ms", seconds=0.1, core=usable()[0])
 
 
 def test_unknown_models() -> None:

@@ -21,10 +21,12 @@ pytest.importorskip("prometheus_client")
 def test_no_answer_is_lost_or_wrong_while_everything_goes_wrong() -> None:
     import serve_soak
 
-    words = "--seconds 30 --rate 25 --change-every 2 --kill-every 8"
+    words = "--seconds 30 --rate 25 --change-every 2 --kill-every 8 --changes 4 --kills 2"
     seen = serve_soak.run(serve_soak.parser().parse_args(words.split()))
     assert not seen.trouble
-    assert seen.answered > 100 and seen.reconfigurations > 1 and seen.kills > 1 and seen.slow and seen.left
+    # The draws say how many are sent, about 750, and no slowness makes them fewer; all are answered but who left.
+    assert seen.answered == seen.asked - seen.left and seen.answered > 600
+    assert seen.reconfigurations >= 4 and seen.kills >= 2 and seen.slow and seen.left
 
 
 @pytest.mark.slow("hundreds of drawn requests for a server")

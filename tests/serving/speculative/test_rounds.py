@@ -55,9 +55,11 @@ def test_counts_give_what_was_counted() -> None:
 
 def play(known: npt.NDArray[np.bool_], k: int) -> list[int]:
     """Rounds of k proposals on a text, by how many each accepted: where the draft knows the next token, and not."""
+    unknown, places = np.append(np.flatnonzero(~known), len(known)), np.arange(len(known))
+    runs = (unknown[np.searchsorted(unknown, places)] - places).tolist()  # tokens known from here on
     counts, at = [0] * (k + 1), 0
     while at + k < len(known):
-        accepted = int(np.argmin(np.append(known[at : at + k], False)))
+        accepted = min(runs[at], k)
         counts[accepted] += 1
         at += accepted + 1  # the target's own token behind them
     return counts

@@ -14,6 +14,7 @@ the block that makes it and those that read it; I - J cuts what I or J cut, exce
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from math import inf
 
 import numpy as np
@@ -30,12 +31,18 @@ WORD = 63  # bits of a word of a mask
 
 def lattice(blocks: PlacementBlocks, most: int = MOST_IDEALS) -> list[int] | None:
     """Return all ideals as bit masks, smaller ones first; None where there are more than `most`."""
-    needs = [sum(1 << each for each in before) for before in blocks.before]
-    mask = 0
-    while ready := [at for at, need in enumerate(needs) if not mask >> at & 1 and not need & ~mask]:
+    lacking = [len(before) for before in blocks.before]
+    ready = [at for at, count in enumerate(lacking) if not count]
+    while ready:
         if len(ready) >= most.bit_length():  # each set of these makes an ideal
             return None
-        mask |= sum(1 << at for at in ready)
+        following = []
+        for each in chain.from_iterable(blocks.after[at] for at in ready):
+            lacking[each] -= 1
+            if not lacking[each]:
+                following.append(each)
+        ready = following
+    needs = [sum(1 << each for each in before) for before in blocks.before]
     masks, frees = [0], [tuple(at for at, need in enumerate(needs) if not need)]
     known = {0}
     for mask, free in zip(masks, frees, strict=False):  # both grow

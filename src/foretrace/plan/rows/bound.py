@@ -155,6 +155,13 @@ def _whole_tables(costs: RowCosts, memory: float, paid: list[_Paid], unit: float
     def owners(values: Float64) -> Float64:
         return values[:, None] + np.diag(values.sum() - 2 * values)  # what each device exchanges with each owner
 
+    def of_pairs(values: Float64, width: int) -> Any:
+        """Each pair of prices and a table in a row: its `width` values (pairs, width), at the unknowns of the table."""
+        columns = np.tile(np.arange(tables * width), len(paid))
+        return sparse.csr_array((values.ravel(), columns, np.arange(0, values.size + 1, width)))
+
+    prices, rents, by_rows = (np.array(each) for each in zip(*paid, strict=True))
+    by_price, by_rent = np.repeat(prices, tables, axis=0), np.repeat(rents * (room / unit), tables, axis=0)
     table, device, all_tables = sparse.eye_array(tables), sparse.eye_array(devices), np.ones((1, tables))
     of_table, of_device = sparse.kron(table, np.ones((1, devices))), sparse.kron(all_tables, device)
     asked = np.hstack([owners(each) for each in costs.asked / unit])
@@ -168,11 +175,8 @@ def _whole_tables(costs: RowCosts, memory: float, paid: list[_Paid], unit: float
         limit(needed, inf, None, sparse.diags_array(needed), of_table, None, None, None, None),
         limit(-inf, 0, None, None, -full, sparse.eye_array(tables * devices), None, None, None),
         limit(0, 0, None, -tables_kept, None, None, None, of_table, table),
-        *(
-            limit(0, inf, None, -sparse.diags_array(by_rows / unit), None, None, sparse.kron(table, prices[None]),
-                  sparse.kron(table, rents[None] * (room / unit)), rents.sum() * room / unit * table)
-            for prices, rents, by_rows in paid
-        ),
+        limit(0, inf, None, of_pairs(-by_rows / unit, 1), None, None, of_pairs(by_price, devices),
+              of_pairs(by_rent, devices), of_pairs(by_rent.sum(axis=1), 1)),
     ]  # fmt: skip
     if memory < inf:
         kept = sparse.kron(costs.column_memory[None] / room, device)
