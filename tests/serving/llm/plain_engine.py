@@ -35,6 +35,7 @@ class Seq:
     proposed: int = 0
     flying: bool = False
     preempted: int = 0
+    found: int = 0
     first: float = nan
     finish: float = nan
     last: float = nan
@@ -212,6 +213,8 @@ class PlainEngine:
             self.take(need)
             seq.blocks, seq.held, seq.computed = need, found, computed
             self.hits += len(found) * self.share * rules.block
+            if not seq.preempted:
+                seq.found = len(found) * self.share * rules.block
             self.running.append(seq)
             self.join(seq, chunk)
 

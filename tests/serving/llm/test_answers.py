@@ -40,6 +40,22 @@ def test_figures_of_three_requests() -> None:
     assert [each.met for each in found.limits] == ["no", "yes"]
 
 
+def test_a_cache_has_no_more_of_a_prompt_than_there_is() -> None:
+    """Twelve equal prompts that take each other's room: what a preempted one finds again was not saved twice."""
+    n, at = 12, np.arange(0, 49, 4)
+    asked = served.of(
+        [0.0] * n, [64] * n, [60] * n, hash_first=at, hashes=np.tile([1, 2, 3, 4], n), hash_tokens=16
+    )  # fmt: skip
+    steps = constant(0.1, cache=400, flops_per_token=1.0, flops_per_pair=1.0, peak_flops=1.0)
+    run = simulate(asked, steps, EngineRules(watermark=0.0, token_budget=64))
+    rates = {name: each.value for name, each in measure([run], steps).rates.items()}
+    assert run.preemptions > 0
+    assert run.hits > run.found.sum() == (n - 1) * 48
+    assert rates["prefix_hits"] == pytest.approx((n - 1) / n * 48 / 64)
+    once = n * (123 + 123 * 124 / 2) - (n - 1) * (48 + 48 * 49 / 2)  # every token, and those that it attends to
+    assert rates["mfu"] == pytest.approx(once / run.seconds)
+
+
 def test_gap_bins_hold_their_times() -> None:
     for time in np.geomspace(1e-6, 1e3, 999):
         assert bin_seconds(gap_bin(time)) == pytest.approx(time, rel=0.004)

@@ -27,6 +27,7 @@ def same_as_twin(asked: Requests, times: StepTimes, rules: EngineRules, **more: 
     for column, name in ((found.first_s, "first"), (found.finish_s, "finish")):
         np.testing.assert_array_equal(column, [getattr(each, name) for each in seqs])
     np.testing.assert_array_equal(found.preempted, [each.preempted for each in seqs])
+    np.testing.assert_array_equal(found.found, [each.found for each in seqs])
     gaps = np.zeros(scheduler.GAP_BINS, np.int64)
     np.add.at(gaps, [scheduler.gap_bin(each) for each in engine.gaps], 1)
     np.testing.assert_array_equal(found.gaps, gaps)
