@@ -229,7 +229,11 @@ class PlainEngine:
         attention = 0.0
         for seq in self.running:
             if seq in self.step and seq not in decodes:
-                attention += across(t["chunk"], t["context"], t["prefill_s"], seq.chunk, seq.computed)
+                pieces, before = 0.0, float(seq.computed)
+                while (left := seq.chunk + seq.computed - before) > t["chunk"][-1]:
+                    pieces += across(t["chunk"], t["context"], t["prefill_s"], t["chunk"][-1], before)
+                    before += t["chunk"][-1]
+                attention += pieces + across(t["chunk"], t["context"], t["prefill_s"], left, before)
                 beyond = max(beyond, seq.chunk / t["chunk"][-1], seq.computed / t["context"][-1])
         if decodes:
             mean = sum(each.computed + 1 for each in decodes) / len(decodes)

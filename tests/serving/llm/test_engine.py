@@ -203,6 +203,15 @@ def test_range_widens_beyond_the_grids() -> None:
     assert found == [1 + 0.5, 2, 1 + 2]
 
 
+def test_a_prompt_beyond_the_grids_costs_its_pairs() -> None:
+    """Attention grows with the square of a prompt, also where the grid of chunks ends at an eighth of it."""
+    grid = np.array([0.0, 100.0, 125.0])
+    pairs = grid[:, None] * (grid + grid[:, None] / 2)
+    times = constant(1.0, chunk=grid, context=grid, prefill_s=pairs)
+    found = simulate(served.of([0.0], [1000], [1]), times, EngineRules(policy="orca"))
+    assert found.first_s[0] == pytest.approx(1 + 1000**2 / 2)
+
+
 # --- what cannot be --------------------------------------------------------------------------------------------------
 
 
