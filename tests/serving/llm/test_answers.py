@@ -138,6 +138,7 @@ def test_best_pools_are_the_best_that_were_tried() -> None:
         ({"pools": "2-3"}, "must be engines for prompts and for decoding as 2:6"),
         ({"pools": "2:3", "replicas": 4}, "are 5 engines"),
         ({"pools": "best"}, "two pools need two engines"),
+        ({"pools": "best", "replicas": 4000}, "every split of at most 1000 engines, .*; give one split as `pools=10"),
         ({"asked": "burst requests=2 prompt=9000000 output=1"}, "does not fit|no request fits"),
         ({"router": "near"}, "`router=near` does not exist"),
     ],
@@ -180,3 +181,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command([*words, "--slo", "ttft=1us"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "--slo" in said
+
+
+def test_a_seed_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["llm", "simulate", "llama-3-8b", "--device", "h100", "--seed", "-1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
