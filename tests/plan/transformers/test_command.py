@@ -45,6 +45,7 @@ def test_text_explains(capsys: pytest.CaptureFixture[str]) -> None:
         (["gpt3-175b", "--device", "a100-80gb", "--devices", "1"], "does not fit"),
         (["gpt2-xl", "--device", "a100-80gb", "--tokens", "nan"], "--tokens nan must be finite"),
         (["palce", "bert"], "No such command 'palce'"),
+        (["gpt2-large", "--device", "abacus"], "abacus"),  # a model, however much its name is like a command's
     ],
 )
 def test_what_cannot_be(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
