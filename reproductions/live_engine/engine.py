@@ -100,8 +100,8 @@ class LiveEngine:
         return LiveRun(
             served=Served(
                 arrival_s=seqs.arrival, first_s=seqs.first, finish_s=seqs.finish, prompt=requests.prompt,
-                output=requests.output, preempted=seqs.preempted, gaps=state.gaps, over_time=np.zeros((0, 3)),
-                interval_s=1.0, log=kept, replicas=1, blocks=self.blocks, seconds=now,
+                output=requests.output, preempted=seqs.preempted, found=seqs.found, gaps=state.gaps,
+                over_time=np.zeros((0, 3)), interval_s=1.0, log=kept, replicas=1, blocks=self.blocks, seconds=now,
                 busy_s=float((kept.end - kept.start).sum()), used_s=used_s, kv_most=kept.used.max() / self.blocks,
                 steps=len(kept), preemptions=int(e.preemptions), computed=int(e.computed), emitted=int(e.emitted),
                 hits=0,

@@ -237,9 +237,10 @@ def scenario(
 def is_graph(path: Path) -> bool:
     """Return whether a file holds a saved graph."""
     from foretrace.graph.store import MAGIC
+    from foretrace.reading import opened
 
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):  # whoever reads it says why it cannot be read
         return False

@@ -17,7 +17,8 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
-from io import BytesIO
+from errno import ESPIPE
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -121,6 +122,13 @@ def parse_npz(data: bytes) -> dict[str, Array]:
         Budget(len(data)).spend(sum(each.file_size for each in archive.infolist()))
     with np.load(BytesIO(data), allow_pickle=False) as arrays:
         return {key: arrays[key] for key in arrays.files}
+
+
+def opened(path: Path) -> BufferedReader:
+    """Open a file for reading. Raises OSError, also for a pipe: it gives its bytes once, if anybody writes to it."""
+    if not path.is_dir() and not path.is_file() and (path.is_fifo() or path.is_socket()):
+        raise OSError(ESPIPE, "it is a pipe, whose bytes can be read once; write them to a file first")
+    return path.open("rb")
 
 
 def read_bytes(path: Path, *, mend: str = "give a file that exists") -> bytes:

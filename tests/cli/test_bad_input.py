@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ MISTAKES = {
     "text instead of a recording": ("show", "{text}"),
     "JSON that is no recording": ("show", "{json}"),
     "an empty file": ("show", "{empty}"),
+    "a pipe nobody writes to": ("show", "{pipe}"),
+    "such a pipe instead of a model": ("estimate", "{pipe}", "--device", "h100"),
     "a folder without recordings": ("show", "{folder}"),
     "a cut archive": ("show", "{cut}"),
     "a cut graph": ("show", "{cut_graph}"),
@@ -62,6 +65,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     flow.read(cnn).graph().save(made["graph"])
     made["cut_graph"].write_bytes(made["graph"].read_bytes()[:50_000])
     made["folder"].mkdir()
+    made["pipe"] = folder / "pipe"
+    os.mkfifo(made["pipe"])
     made["cut_table"] = folder / "table.csv.gz"
     rows = "arch_idx,arch,device,ms,op,text\n" + '0,x,h100,1,aten::mm,"[[[2, 2]], [], []]"\n' * 5000
     made["cut_table"].write_bytes(gzip.compress(rows.encode())[:-30])

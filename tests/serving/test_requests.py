@@ -62,6 +62,8 @@ def test_take_keeps_hashes_with_their_requests() -> None:
         ("arrival_s,prompt,output\n1,-5,2\n", "request 1: a prompt must be a whole number of tokens from 1 on, got -5"),
         ("arrival_s,prompt,output\n1,5,2.5\n", "request 1: an output must be a whole number"),
         ("arrival_s,prompt,output\nnan,5,2\n", "request 1: an arrival must be a finite number of seconds, got nan"),
+        ("arrival_s,prompt,output\ninf,5,2\n", "request 1: an arrival must be a finite number of seconds, got inf"),
+        ('{"timestamp": 0, "input_length": true, "output_length": 5}', "input_length is 'True', no number"),
         ("arrival_s,prompt,output\nsoon,5,2\n", "request 1: arrival_s is 'soon', no number"),
         ("arrival_s,prompt,output\n", "holds no requests"),
         ("arrival_s,prompt,output\n1,0,0\n", "holds no request with a prompt and an output"),

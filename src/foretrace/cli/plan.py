@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,15 @@ Devices = Annotated[int, option(..., "N", "How many there are.", least=1)]
 MemoryLimit = Annotated[str, option(..., "SIZE", "Of a device, as 16GB, instead of the catalog's memory.")]
 Link = Annotated[str, option(..., "RATE", "Of a device in each direction, as 200gbit; by default the catalog's.")]
 
-plan = group("plan", "Share a model out over devices, and say how good that is.", default="transformer")
+
+def _models() -> Collection[str]:
+    from foretrace.model.decoder_config import DECODERS
+    from foretrace.plan.transformers.shape import OTHERS
+
+    return [*DECODERS, *OTHERS]
+
+
+plan = group("plan", "Share a model out over devices, and say how good that is.", default="transformer", models=_models)
 
 
 @plan.command("place")

@@ -27,6 +27,7 @@ from foretrace.graph.taskgraph import (
     Lane,
     TaskGraph,
 )
+from foretrace.reading import opened
 
 FORMAT = 3
 MAGIC = b"foretrg\n"
@@ -93,7 +94,7 @@ def load(path: str | Path) -> TaskGraph:
     """
     source = Path(path)
     try:
-        with source.open("rb") as file:
+        with opened(source) as file:
             start = file.read(len(MAGIC) + 8)
             size = int.from_bytes(start[len(MAGIC) :], "little")
             if not start.startswith(MAGIC) or len(start) < len(MAGIC) + 8 or size > _LONGEST_HEADER:

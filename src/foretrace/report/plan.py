@@ -333,11 +333,12 @@ def planned(
     best, on = found.best, found.space.on
     busy_s = best.seconds - best.parts["bubble"]  # kernels of messages run while they wait
     unit = unit_for(best.seconds)
-    time = f"{in_unit(best.seconds, unit)} {unit.name} ({between(*best.interval_s, unit)})"
+    interval_s = best.range_beside(found.simulated_s(best.configuration))
+    time = f"{in_unit(best.seconds, unit)} {unit.name} ({between(*interval_s, unit)})"
     return taken(
         TransformerPlanView, found, found.space, headline=f"A step takes {time} with {best.configuration}.",
         source=source, device=on.device, best=_candidate(best, "", found),
-        energy=power.energy(named(on.device), best.seconds, best.interval_s, busy_s, found.space.devices, grid),
+        energy=power.energy(named(on.device), best.seconds, interval_s, busy_s, found.space.devices, grid),
         unequal=None if unequal is None else taken(
             UnequalPlanView, unequal, stages=tuple(
                 taken(UnequalStageView, each, each.configuration, pass_s=each.pace_s, memory_bytes=each.nbytes)
@@ -372,7 +373,8 @@ def _differing(view: UnequalPlanView) -> Iterator[Block]:
 
 
 def _candidate(cost: StepCost, why: str, plan: TransformerPlan | None = None) -> TransformerCandidateView:
+    simulated_s = None if plan is None else plan.simulated_s(cost.configuration)
     return taken(
         TransformerCandidateView, cost, configuration=asdict(cost.configuration), words=str(cost.configuration),
-        step_s=cost.seconds, simulated_s=None if plan is None else plan.simulated_s(cost.configuration), why=why,
+        step_s=cost.seconds, interval_s=cost.range_beside(simulated_s), simulated_s=simulated_s, why=why,
     )  # fmt: skip

@@ -25,6 +25,7 @@ MOST_TOKENS = 1 << 31
 MOST_REQUESTS = 100_000_000
 KINDS = ("poisson", "gamma", "constant", "closed", "burst")
 _OPTIONS = ("qps", "cv", "concurrency", "requests", "prompt", "output", "lengths")
+_MOMENT = "a finite number of seconds"
 _PROMPT, _OUTPUT = "1024", "256"  # where nothing is said
 # Names of the columns arrival, prompt, output, and seconds in a unit of the arrival.
 _COLUMNS = (
@@ -76,7 +77,7 @@ def of(
         raise ForetraceError(f"{source} holds no requests; give a longer time or another trace.")
     if len(at) != len(lengths[0]) or len(at) != len(lengths[1]):
         raise ForetraceError(f"{source}: columns must have the same length, got {len(at)} arrivals.")
-    _check(source, "an arrival", at, np.isfinite(at) & (np.abs(at) < 1e11), "a finite number of seconds")
+    _check(source, "an arrival", at, np.isfinite(at) & (np.abs(at) < 1e11), _MOMENT)
     for name, column in zip(("a prompt", "an output"), lengths, strict=True):
         good = (column >= 1) & (column < MOST_TOKENS) & (column == np.floor(column))
         _check(source, name, column, good, "a whole number of tokens from 1 on")
@@ -209,12 +210,13 @@ def _read(path: Path, *, arrivals: bool = True) -> Requests:
     if arrivals and when not in rows[0]:
         raise ForetraceError(f"{path} has no arrivals; draw them, e.g. 'poisson qps=2 lengths={path}'.")
     at = column(path, rows, when, moment) * unit if arrivals else np.zeros(len(rows))
+    _check(str(path), "an arrival", at, np.isfinite(at), _MOMENT)
     prompts, outputs = (column(path, rows, name, _value) for name in (prompt, output))
     empty = (prompts == 0) | (outputs == 0)
     notes = (f"{int(empty.sum())} requests without prompt or output are left out",) if empty.any() else ()
     hashes, counts = _hashes(path, rows)
     found = of(
-        at - np.fmin.reduce(at), np.where(empty, 1, prompts), np.where(empty, 1, outputs),
+        at - at.min(), np.where(empty, 1, prompts), np.where(empty, 1, outputs),
         hash_first=np.concatenate([[0], np.cumsum(counts)]), hashes=hashes,
         hash_tokens=_MOONCAKE_BLOCK if len(hashes) else 0, source=str(path), notes=notes,
     )  # fmt: skip
@@ -236,7 +238,7 @@ def column(path: Path, rows: list[Mapping[str, object]], name: str, parse: Calla
 
 
 def _value(value: object) -> float:
-    if not isinstance(value, (str, int, float)):
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise TypeError
     return float(value)
 

@@ -20,7 +20,7 @@ from typing import IO
 from foretrace.errors import TraceError
 from foretrace.names import question
 from foretrace.plaintext import visible
-from foretrace.reading import STREAMED, Budget, TooLargeError, address, packer
+from foretrace.reading import STREAMED, Budget, TooLargeError, address, opened, packer
 from foretrace.trace import foreign
 
 BLOCK = 1 << 19
@@ -149,7 +149,7 @@ def _beside(path: Path) -> str:
 
 def _open(path: Path, alone: bool, meter: _Meter) -> Iterator[RecordingSource]:
     with ExitStack() as stack:
-        file = stack.enter_context(path.open("rb"))
+        file = stack.enter_context(opened(path))
         budget = Budget(path.stat().st_size, most=STREAMED)
         if file.read(4) in (b"PK\x03\x04", b"PK\x05\x06"):
             yield from _zip(path, meter, budget)

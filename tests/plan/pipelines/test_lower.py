@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.sound import verify
-from foretrace.plan.pipelines.lower import StageCost, lower, predict
+from foretrace.plan.pipelines.lower import StageCost, lower, predict, simulated_batches
 from foretrace.training.pipeline.schedule import (
     SCHEDULES,
     Action,
@@ -23,6 +23,7 @@ from foretrace.training.pipeline.schedule import (
     W,
     gpipe,
     interleaved,
+    one_f_one_b,
     two_bw,
     zero_bubble,
 )
@@ -108,6 +109,17 @@ def clock(schedule: PipelineSchedule, costs: list[StageCost]) -> float:
                 if way[0] != way[1]:
                     links[way] = there[reader] = max(free[r], links.get(way, 0.0)) + costs[s].hop_s
     return max(free)
+
+
+@pytest.mark.parametrize(("p", "m"), [(5, 1), (8, 1), (8, 3), (8, 7), (12, 2)])
+def test_fewer_micro_batches_than_stages_settle(p: int, m: int) -> None:
+    """Without a flush a batch takes what the slowest stage does: not less, because a pipeline fills and empties."""
+    costs = [StageCost(forward_s=(1 + 7 * i % 5 / 4) * 1e-3, backward_s=(1 + 3 * i % 7 / 2) * 1e-3) for i in range(p)]
+    slowest = max(m * (each.forward_s + each.backward_s) for each in costs)
+    for batches in (4, simulated_batches(p, m)):
+        assert predict(one_f_one_b(p, m, batches), costs).batch_s >= slowest * (1 - 1e-9)
+    settled = predict(one_f_one_b(p, m, 4 * simulated_batches(p, m)), costs).batch_s
+    assert predict(one_f_one_b(p, m, simulated_batches(p, m)), costs).batch_s == pytest.approx(settled, rel=1e-6)
 
 
 def test_memory_per_process() -> None:

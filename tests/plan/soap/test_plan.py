@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 from foretrace.cli.app import run
 from foretrace.errors import ForetraceError
 from foretrace.plan.soap.plan import SoapPlan, plan_soap
+from foretrace.plan.soap.problem import Codes, SoapProblem
 from foretrace.report import jsonout
 
 SMALL = ["plan", "soap", "vgg11", "--size", "tiny", "--device", "p100", "--devices", "4"]
@@ -74,3 +75,18 @@ def test_memory_is_kept_or_what_it_takes_is_said() -> None:
 def test_what_cannot_be_is_said(changes: dict[str, object], said: str) -> None:
     with pytest.raises(ForetraceError, match=said):
         planned(**changes)
+
+
+def test_an_interrupted_search_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first Ctrl-C ends the command: no second search begins with the calls that it was given."""
+    whole, priced = SoapProblem.cost, list[int]()
+
+    def interrupted(problem: SoapProblem, point: Codes) -> float:
+        priced.append(1)
+        if len(priced) == 20:
+            raise KeyboardInterrupt
+        return whole(problem, point)
+
+    monkeypatch.setattr(SoapProblem, "cost", interrupted)
+    assert run([*SMALL, "--calls", "100000"]) == 130
+    assert len(priced) == 20

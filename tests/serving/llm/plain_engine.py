@@ -35,6 +35,7 @@ class Seq:
     proposed: int = 0
     flying: bool = False
     preempted: int = 0
+    found: int = 0
     first: float = nan
     finish: float = nan
     last: float = nan
@@ -212,6 +213,8 @@ class PlainEngine:
             self.take(need)
             seq.blocks, seq.held, seq.computed = need, found, computed
             self.hits += len(found) * self.share * rules.block
+            if not seq.preempted:
+                seq.found = len(found) * self.share * rules.block
             self.running.append(seq)
             self.join(seq, chunk)
 
@@ -226,7 +229,11 @@ class PlainEngine:
         attention = 0.0
         for seq in self.running:
             if seq in self.step and seq not in decodes:
-                attention += across(t["chunk"], t["context"], t["prefill_s"], seq.chunk, seq.computed)
+                pieces, before = 0.0, float(seq.computed)
+                while (left := seq.chunk + seq.computed - before) > t["chunk"][-1]:
+                    pieces += across(t["chunk"], t["context"], t["prefill_s"], t["chunk"][-1], before)
+                    before += t["chunk"][-1]
+                attention += pieces + across(t["chunk"], t["context"], t["prefill_s"], left, before)
                 beyond = max(beyond, seq.chunk / t["chunk"][-1], seq.computed / t["context"][-1])
         if decodes:
             mean = sum(each.computed + 1 for each in decodes) / len(decodes)

@@ -40,6 +40,22 @@ def test_figures_of_three_requests() -> None:
     assert [each.met for each in found.limits] == ["no", "yes"]
 
 
+def test_a_cache_has_no_more_of_a_prompt_than_there_is() -> None:
+    """Twelve equal prompts that take each other's room: what a preempted one finds again was not saved twice."""
+    n, at = 12, np.arange(0, 49, 4)
+    asked = served.of(
+        [0.0] * n, [64] * n, [60] * n, hash_first=at, hashes=np.tile([1, 2, 3, 4], n), hash_tokens=16
+    )  # fmt: skip
+    steps = constant(0.1, cache=400, flops_per_token=1.0, flops_per_pair=1.0, peak_flops=1.0)
+    run = simulate(asked, steps, EngineRules(watermark=0.0, token_budget=64))
+    rates = {name: each.value for name, each in measure([run], steps).rates.items()}
+    assert run.preemptions > 0
+    assert run.hits > run.found.sum() == (n - 1) * 48
+    assert rates["prefix_hits"] == pytest.approx((n - 1) / n * 48 / 64)
+    once = n * (123 + 123 * 124 / 2) - (n - 1) * (48 + 48 * 49 / 2)  # every token, and those that it attends to
+    assert rates["mfu"] == pytest.approx(once / run.seconds)
+
+
 def test_gap_bins_hold_their_times() -> None:
     for time in np.geomspace(1e-6, 1e3, 999):
         assert bin_seconds(gap_bin(time)) == pytest.approx(time, rel=0.004)
@@ -122,6 +138,7 @@ def test_best_pools_are_the_best_that_were_tried() -> None:
         ({"pools": "2-3"}, "must be engines for prompts and for decoding as 2:6"),
         ({"pools": "2:3", "replicas": 4}, "are 5 engines"),
         ({"pools": "best"}, "two pools need two engines"),
+        ({"pools": "best", "replicas": 4000}, "every split of at most 1000 engines, .*; give one split as `pools=10"),
         ({"asked": "burst requests=2 prompt=9000000 output=1"}, "does not fit|no request fits"),
         ({"router": "near"}, "`router=near` does not exist"),
     ],
@@ -164,3 +181,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command([*words, "--slo", "ttft=1us"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "--slo" in said
+
+
+def test_a_seed_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["llm", "simulate", "llama-3-8b", "--device", "h100", "--seed", "-1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

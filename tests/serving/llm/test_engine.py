@@ -27,6 +27,7 @@ def same_as_twin(asked: Requests, times: StepTimes, rules: EngineRules, **more: 
     for column, name in ((found.first_s, "first"), (found.finish_s, "finish")):
         np.testing.assert_array_equal(column, [getattr(each, name) for each in seqs])
     np.testing.assert_array_equal(found.preempted, [each.preempted for each in seqs])
+    np.testing.assert_array_equal(found.found, [each.found for each in seqs])
     gaps = np.zeros(scheduler.GAP_BINS, np.int64)
     np.add.at(gaps, [scheduler.gap_bin(each) for each in engine.gaps], 1)
     np.testing.assert_array_equal(found.gaps, gaps)
@@ -200,6 +201,15 @@ def test_range_widens_beyond_the_grids() -> None:
     rules, asked = EngineRules(sequences=8), served.of([0.0] * 8, [1] * 8, [2] * 8)
     found = [simulate(asked, times, rules, end=end).seconds for end in (-1, 0, 1)]
     assert found == [1 + 0.5, 2, 1 + 2]
+
+
+def test_a_prompt_beyond_the_grids_costs_its_pairs() -> None:
+    """Attention grows with the square of a prompt, also where the grid of chunks ends at an eighth of it."""
+    grid = np.array([0.0, 100.0, 125.0])
+    pairs = grid[:, None] * (grid + grid[:, None] / 2)
+    times = constant(1.0, chunk=grid, context=grid, prefill_s=pairs)
+    found = simulate(served.of([0.0], [1000], [1]), times, EngineRules(policy="orca"))
+    assert found.first_s[0] == pytest.approx(1 + 1000**2 / 2)
 
 
 # --- what cannot be --------------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def reader_of(path: Path) -> Reader:
 def first_bytes(path: Path) -> bytes:
     """Return what a file begins with, unpacked. Raises ForetraceError where it cannot be read or is empty."""
     try:
-        with path.open("rb") as file:
+        with reading.opened(path) as file:
             head = file.read(_HEAD)
     except (OSError, ValueError) as error:
         if said := reading.address(path):

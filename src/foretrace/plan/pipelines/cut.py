@@ -13,7 +13,7 @@ import numpy as np
 from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.model.operator_graph import Role
-from foretrace.plan.pipelines.lower import BATCHES, StageCost, predict
+from foretrace.plan.pipelines.lower import BATCHES, MOST_PASSES, StageCost, predict, simulated_batches
 from foretrace.plan.pipelines.stages import CostGraph, NodeCosts, ParallelStage, plan_stages
 from foretrace.plan.placement.blocks import PlacementBlocks, contract, crossing
 from foretrace.plan.placement.ideals import lattice
@@ -23,7 +23,6 @@ from foretrace.plan.placement.source import KEPT, PlaceableModel
 from foretrace.training.pipeline.schedule import SCHEDULES
 
 PLANNERS = ("placement", "pipedream", "piper")
-_MOST_PASSES = 300_000  # of a schedule that is simulated; all of them take a minute or two
 _MOST_CUTS = 500  # places where stages with replicas may end; beyond, those of one topological order
 
 
@@ -174,7 +173,7 @@ def cut(
         raise ForetraceError(
             f"{model.graph.name} says nothing of sizes in memory, which stages need; give the model, not a recording."
         )
-    most = max(_MOST_PASSES // (2 * BATCHES * model.devices), 1)
+    most = max(MOST_PASSES // (2 * BATCHES * model.devices), 1)
     if micro_batches > most:
         raise ForetraceError(
             f"`micro_batches={micro_batches}` are more passes than are simulated; give {most} or fewer: what "
@@ -194,12 +193,12 @@ def cut(
         )
     # The first micro-batches of replicas come and the last ones go later than in turns that are always full.
     late = sum((1 - 1 / each.replicas) * (each.forward_s + each.backward_s) for each in others[1])
-    found = []
+    found, batches = [], simulated_batches(len(expected), micro_batches)
     for name in names or SCHEDULES:
         try:
             if name == "interleaved":
                 raise ForetraceError("it needs several stages per device, and the model was cut into one each.")
-            schedule = SCHEDULES[name](len(expected), micro_batches, BATCHES)
+            schedule = SCHEDULES[name](len(expected), micro_batches, batches)
         except ForetraceError as error:
             found.append(ScheduledPipeline(name=name, why=str(error)))
             continue

@@ -18,7 +18,8 @@ from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.trace.trace import LaneKind
 from foretrace.training.pipeline.schedule import Action, ActionKind, B, F, I, PipelineSchedule, U, W
 
-BATCHES = 4  # of a simulation: without a flush, what a batch adds settles after the first ones
+BATCHES = 4  # of a simulation, see `simulated_batches`
+MOST_PASSES = 300_000  # of a schedule that is simulated; all of them take a minute or two
 _PHASES = {F: Phase.FORWARD, B: Phase.BACKWARD, I: Phase.BACKWARD, W: Phase.BACKWARD, U: Phase.OPTIMIZER}
 
 
@@ -49,10 +50,20 @@ class PipelinePrediction:
 
     timeline: Timeline
     total_s: float  # from the first forward pass to the last update
-    batch_s: float  # median of what a batch adds
+    batch_s: float  # median of what a batch adds, and never less than a process works for one
     bubble: tuple[float, ...]  # share of the total in which a process does nothing
     in_flight: tuple[int, ...]  # micro-batches, most at a time
     nbytes: tuple[float, ...]  # weights in all versions, gradients, the optimizer's state, activations in flight
+
+
+def simulated_batches(stages: int, micro_batches: int) -> int:
+    """Return how many batches to simulate so that what most of them add is what every one does from then on.
+
+    Without a flush a batch is under way in as many others' time as stages hold its micro-batches; the first ones fill
+    the pipeline and the last ones leave it emptier than it is in between.
+    """
+    settled = BATCHES * -(-stages // micro_batches)
+    return max(min(settled, MOST_PASSES // (2 * stages * micro_batches)), BATCHES)
 
 
 def lower(schedule: PipelineSchedule, costs: Sequence[StageCost]) -> TaskGraph:
@@ -109,10 +120,11 @@ def predict(schedule: PipelineSchedule, costs: Sequence[StageCost]) -> PipelineP
     timeline, processes = simulate(graph), range(len(schedule.rows))
     total, work = timeline.window_ns, graph.kind == TaskKind.KERNEL
     busy = np.bincount(graph.lane[work], weights=graph.dur[work], minlength=len(processes))
+    least_s = float(busy.max()) / (schedule.last - schedule.first) / 1e9  # no process does a batch in less
     return PipelinePrediction(
         timeline=timeline,
         total_s=total / 1e9,
-        batch_s=timeline.step_time_s,
+        batch_s=max(timeline.step_time_s, least_s),
         bubble=tuple(1 - float(busy[r]) / total if total else 0.0 for r in processes),
         in_flight=tuple(map(schedule.in_flight, processes)),
         nbytes=tuple(sum(_held(schedule, r, s, costs[s]) for s in schedule.stages_of[r]) for r in processes),

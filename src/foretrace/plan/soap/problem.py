@@ -336,7 +336,10 @@ def best_strategy(
     """Return the fastest strategy found from the baselines and `more` starts; by default by FlexFlow's search."""
     strategy = strategy or MCMC(beta=0.05, reset=min(1000, max(1, calls // chains // 100)))
     starts = (problem.data_parallel(), problem.expert(), *more)
-    return minimise(problem, strategy=strategy, starts=starts, calls=calls, chains=chains, seed=seed, on=on)
+    found = minimise(problem, strategy=strategy, starts=starts, calls=calls, chains=chains, seed=seed, on=on)
+    if found.ended == "stopped":  # one of several searches: a plan of some of them would be another one
+        raise KeyboardInterrupt
+    return found
 
 
 class LeastMemory(SoapProblem):

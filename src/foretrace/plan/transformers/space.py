@@ -25,7 +25,7 @@ from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.names import question
-from foretrace.plan.pipelines.lower import BATCHES, StageCost, lower
+from foretrace.plan.pipelines.lower import StageCost, lower, simulated_batches
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.model import (
     ENDS,
@@ -166,7 +166,7 @@ class ParallelismSpace(Space[Parallelism]):
         if at.virtual > 1:
             return lower(interleaved(len(costs), count, 1, chunks=at.virtual), costs)
         if at.versions > 1:
-            return lower(two_bw(len(costs), count, BATCHES), costs)
+            return lower(two_bw(len(costs), count, simulated_batches(len(costs), count)), costs)
         return lower(one_f_one_b_flush(len(costs), count, 1), costs)
 
     def _check_fixed(self) -> None:

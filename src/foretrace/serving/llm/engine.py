@@ -103,6 +103,7 @@ class Served:
     prompt: Int64  # (n,) tokens
     output: Int64  # (n,) tokens
     preempted: Int64  # (n,) how often
+    found: Int64  # (n,) tokens of its prompt in a prefix cache when it was let in first
     gaps: Int64  # (GAP_BINS,) times between tokens of a sequence, see `scheduler.gap_bin`
     over_time: Float64  # (SAMPLES, 3) used blocks, running and waiting sequences, times seconds, for each `interval_s`
     interval_s: float
@@ -117,11 +118,11 @@ class Served:
     preemptions: int
     computed: int  # tokens
     emitted: int  # tokens that came out
-    hits: int  # tokens found in prefix caches
+    hits: int  # tokens found in prefix caches, again after each preemption
     request_s: float = 0.0  # that each request takes beside the engines; in the latencies, in no other figure
 
 
-_COLUMNS = ("arrival_s", "first_s", "finish_s", "prompt", "output", "preempted")
+_COLUMNS = ("arrival_s", "first_s", "finish_s", "prompt", "output", "preempted", "found")
 _COUNTED = ("steps", "preemptions", "computed", "emitted", "hits")
 
 
@@ -245,10 +246,10 @@ def _played(
     counted: dict[str, Any] = {name: int(e[name].sum()) for name in _COUNTED}
     return Served(
         arrival_s=seqs.arrival, first_s=seqs.first, finish_s=seqs.finish, prompt=requests.prompt,
-        output=requests.output, preempted=seqs.preempted, gaps=states.gaps, over_time=states.samples[:-1],
-        interval_s=float(states.samples[-1, 0]), log=states.log[0, : e.rows[0]], replicas=engines, blocks=blocks,
-        seconds=float(e.now.max()), busy_s=float(e.busy.sum()), used_s=float(e.area.sum()),
-        kv_most=float(e.most_used.max()) / blocks, request_s=steps.request_s, **counted,
+        output=requests.output, preempted=seqs.preempted, found=seqs.found, gaps=states.gaps,
+        over_time=states.samples[:-1], interval_s=float(states.samples[-1, 0]), log=states.log[0, : e.rows[0]],
+        replicas=engines, blocks=blocks, seconds=float(e.now.max()), busy_s=float(e.busy.sum()),
+        used_s=float(e.area.sum()), kv_most=float(e.most_used.max()) / blocks, request_s=steps.request_s, **counted,
     )  # fmt: skip
 
 
@@ -309,7 +310,7 @@ def disaggregate(
     both = merged([first, second], [np.arange(len(requests)), more], prefill + decode)
     return replace(
         both, arrival_s=requests.arrival_s, first_s=first.first_s, finish_s=finish, prompt=requests.prompt,
-        output=requests.output, preempted=preempted,
+        output=requests.output, preempted=preempted, found=first.found,
     )  # fmt: skip
 
 

@@ -189,9 +189,10 @@ def goodput(run: Served, limits: Sequence[Limit]) -> float:
 
 def _rates(run: Served, steps: StepTimes, limits: Sequence[Limit]) -> dict[str, float | None]:
     rows, seconds = answered(run), max(run.seconds, 1e-9)
-    prompt, output = run.prompt[rows].astype(float), run.output[rows].astype(float)
+    prompt, output, had = (each[rows].astype(float) for each in (run.prompt, run.output, run.found))
     needed = prompt + output - 1
-    flops = steps.flops_per_token * (needed.sum() - run.hits) + steps.flops_per_pair * (needed * (needed + 1) / 2).sum()
+    pairs = (needed * (needed + 1) - had * (had + 1)) / 2
+    flops = steps.flops_per_token * (needed - had).sum() + steps.flops_per_pair * pairs.sum()
     peak = steps.peak_flops * run.replicas * seconds
     return {
         "goodput": goodput(run, limits) if limits else None,
@@ -203,7 +204,7 @@ def _rates(run: Served, steps: StepTimes, limits: Sequence[Limit]) -> dict[str, 
         "kv_most": run.kv_most,
         "busy": run.busy_s / (run.replicas * seconds),
         "preemptions": float(run.preemptions),
-        "prefix_hits": run.hits / max(float(run.prompt.sum()), 1.0),
+        "prefix_hits": float(had.sum() / max(prompt.sum(), 1.0)),
         "seconds": run.seconds,
     }
 

@@ -64,17 +64,17 @@ ENGINE = record(
     "number members tokens prompts decodes context outputs news evicted moved "
     # The clock: steps under way, from place `oldest` of a ring on; stuck: nothing could be scheduled; rows of the log.
     "flying oldest stuck rows most_used "
-    # So far: hits (tokens found in the prefix cache), computed and emitted tokens.
+    # So far: hits (tokens found in the prefix cache, again after each preemption), computed and emitted tokens.
     "preemptions done hits computed emitted steps",
     # start: when the next step may begin; busy: seconds of the first stage; area: of used blocks over time; swap_s: of
     # a token moved; send_s, send_per_token_s: from a stage to the next one.
     "start busy area now swap_s send_s send_per_token_s",
 )
 # blocks: of its own; held: entries of the prefix cache; flight: number of the step that it is in; swapped: blocks in
-# host memory; nxt: behind it in the queue; hash_at, hash_n: its hashes; proposed: tokens of a draft in the step; last:
-# time of its last token.
+# host memory; nxt: behind it in the queue; hash_at, hash_n: its hashes; proposed: tokens of a draft in the step;
+# found: tokens that the prefix cache had when it was let in first; last: time of its last token.
 SEQUENCE = record(
-    "prompt output generated computed chunk flight blocks held swapped nxt hash_at hash_n preempted proposed",
+    "prompt output generated computed chunk flight blocks held swapped nxt hash_at hash_n preempted proposed found",
     "arrival first finish last",
 )
 ENTRY = record("users present older newer")
@@ -219,6 +219,8 @@ def _admit(state: EngineArrays) -> None:
         take(state, need)
         s.blocks, s.held, s.computed = need, found, computed
         e.hits += found * e.share * e.block
+        if s.preempted == 0:  # what it finds later may be its own
+            s.found = found * e.share * e.block
         state.running[e.running] = i
         e.running += 1
         e.news = 1

@@ -24,6 +24,7 @@ from foretrace.techniques.compute.acceptance import Acceptance
 DRAWS = 3  # of drawn requests, for the range
 MOST_DRAWN = 200_000  # requests above which one draw is as good as any
 _MOST_SHARED = 64  # devices that are tried for a model that does not fit
+_MOST_SPLIT = 1000  # engines of which every split is tried: a simulation of all requests each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +144,11 @@ def _pools(config: SimulationConfig) -> Sequence[tuple[int, int]]:
     if config.pools == "best":
         if config.replicas < 2:
             raise ForetraceError(f"two pools need two engines or more, got `replicas={config.replicas}`.")
+        if config.replicas > _MOST_SPLIT:
+            raise ForetraceError(
+                f"`pools=best` tries every split of at most {_MOST_SPLIT} engines, got `replicas={config.replicas}`; "
+                f"give one split as `pools={config.replicas // 4}:{config.replicas - config.replicas // 4}`."
+            )
         return [(prefill, config.replicas - prefill) for prefill in range(1, config.replicas)]
     if not (found := re.fullmatch(r"(\d{1,6}):(\d{1,6})", config.pools)) or not int(found[1]) * int(found[2]):
         raise ForetraceError(f"`pools={config.pools}` must be engines for prompts and for decoding as 2:6, or best.")

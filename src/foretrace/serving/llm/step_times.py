@@ -6,8 +6,9 @@ are in the cache, and `b` decoding sequences whose mean context is `y`, takes on
     linear(t) + output(n) + sum over chunks of prefill(c, x) + decode(b, y) + host_s + host_per_sequence_s * sequences
 
 Between the points of a grid, times are linear (bilinear in two dimensions). Beyond the last point, the last segment
-continues, and a time is never less than at the last point. The range of a step is [low, high] times its seconds; beyond
-a grid by the factor r = value / last point (the largest of all grids), it widens to [low / r, high * r].
+continues, and a time is never less than at the last point; a chunk beyond it is cut into several. The range of a step
+is [low, high] times its seconds; beyond a grid by the factor r = value / last point (the largest of all grids), it
+widens to [low / r, high * r].
 """
 
 from __future__ import annotations
@@ -143,8 +144,16 @@ def across(rows: Float64, columns: Float64, values: Float64, x: float, y: float)
 
 @njit()
 def prefill_seconds(table: TimeTable, chunk: int, context: int) -> float:
-    """Return seconds of the attention of a chunk of a prompt after a context."""
-    return across(table.chunk, table.context, table.prefill_s, chunk, context)
+    """Return seconds of the attention of a chunk of a prompt after a context.
+
+    A longer chunk than the grid has counts as several of the longest, each after those before it: its pairs of tokens
+    grow with its square, which a straight line would miss.
+    """
+    most, found, left, before = table.chunk[-1], 0.0, float(chunk), float(context)
+    while left > most:
+        found += across(table.chunk, table.context, table.prefill_s, most, before)
+        left, before = left - most, before + most
+    return found + across(table.chunk, table.context, table.prefill_s, left, before)
 
 
 @njit()

@@ -23,6 +23,7 @@ from foretrace.serving.server.split import CoreSplit
 from foretrace.shipped import optional
 
 TOKEN = "FORETRACE_TOKEN"  # in the environment, where no file is named
+_LONGEST_TOKEN = 4096  # characters: less than a header may have
 _DRAIN_S = 30  # for requests that are being answered when it stops
 
 
@@ -60,11 +61,14 @@ def read_token(file: Path | None) -> str:
     if file is None:
         return os.environ.get(TOKEN, "").strip()
     try:
-        token = file.read_text(encoding="ascii").strip()
+        with file.open(encoding="ascii") as opened:
+            token = opened.read(_LONGEST_TOKEN + 1).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ForetraceError(f"cannot read the token in {file} ({error}); give a text file that holds it.") from None
-    if len(token) < 16 or not token.isprintable() or " " in token:
-        raise ForetraceError(f"the token in {file} must be one word of at least 16 characters; make a longer one.")
+    if not 16 <= len(token) <= _LONGEST_TOKEN or not token.isprintable() or " " in token:
+        raise ForetraceError(
+            f"the token in {file} must be one word of 16 to {_LONGEST_TOKEN:,} characters; make another one."
+        )
     return token
 
 
