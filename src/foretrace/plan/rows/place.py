@@ -119,15 +119,21 @@ def deal(
     return True
 
 
-def choose(costs: RowCosts, memory: float, shares: Int64 | None = None) -> RowChoice | None:
+def choose(
+    costs: RowCosts, memory: float, shares: Int64 | None = None, copied: Float64 | None = None
+) -> RowChoice | None:
     """Return the best choice found whose devices keep `memory` bytes each at most (inf: any); None where none was
     found.
 
-    With `shares` (tables, devices) these are its columns.
+    With `shares` (tables, devices) these are its columns, and of the items (items,) about these shares are `copied`.
     """
     saved = 2 * (costs.items.sum(axis=1) - costs.items.max(axis=1, initial=0)) / costs.item_memory  # of a byte copied
     if shares is not None:
-        return best(costs, _copied(costs, saved, shares.sum(axis=1) == 0, memory, shares))
+        order = np.argsort(-saved, kind="stable")
+        copies = np.zeros(len(saved), np.bool_)
+        copies[order] = np.diff(np.floor(np.cumsum(copied[order]) + 0.5), prepend=0) > 0
+        first = np.where(copies, saved + saved.max(initial=0) + 1, saved)
+        return best(costs, _copied(costs, first, shares.sum(axis=1) == 0, memory, shares))
     highest = 2 * float(saved.max(initial=0))
     prices = [inf] if costs.training or not highest else [inf, *np.geomspace(highest, highest / 1e6, _PRICES)]
     every = {each.tobytes(): each for each in (_by_rows(costs, saved, price, memory) for price in prices)}
