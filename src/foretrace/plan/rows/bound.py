@@ -27,7 +27,7 @@ import numpy as np
 
 from foretrace.arrays import Float64, Int64
 from foretrace.plan.rows.costs import RowChoice, RowCosts
-from foretrace.plan.rows.place import best, choose
+from foretrace.plan.rows.place import best, with_columns
 from foretrace.shipped import optional
 from foretrace.training.rows.placement import EVERYWHERE
 
@@ -65,7 +65,7 @@ def bound(costs: RowCosts, memory: float, choice: RowChoice | None) -> tuple[flo
         if shares is not None:
             _, more, copied = relaxed(costs, memory, busiest, shares)
             paid += more[-_PRICES:]  # what rows pay beside these columns
-            choice = best(costs, (choice, choose(costs, memory, shares, copied)))
+            choice = best(costs, (choice, with_columns(costs, memory, shares, copied)))
             busiest = _busiest(costs, choice)
         whole, found = _whole_tables(costs, memory, paid, max(lower, 1.0))
         lower, shares = max(lower, whole), None if found is None else found.shares
