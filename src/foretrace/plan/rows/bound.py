@@ -36,9 +36,8 @@ _CUTS = 150
 _CLOSE = 0.002  # of the bound: as near to the program's value as is asked for
 _GOOD = 0.02  # of the bound, by which a placement may exceed it without whole tables being looked at
 _PRICES = 15  # of a linear program, at which rows pay there: the last ones
-_RENTS = 25  # a quarter of a decade apart
-_ROUNDS = 4  # of branch and cut, each with the prices at what the one before found
-_WORK, _GAP = 5_000_000, 0.01  # where branch and cut ends: nodes times the squared number of tables and devices
+_ROUNDS = 8  # of branch and cut at most, each with the prices at what the one before found
+_WORK, _GAP = 5_000_000, 0.01  # where branch and cut ends: nodes in all times the squared number of tables and devices
 _FEW = 400  # owners that rows may have in all, up to which each row is in the program
 _UNIT = 1e6  # bytes, in which the programs count: solvers want numbers near 1
 _SAFE = 1e-5  # of the bound: solvers keep constraints so well
@@ -52,25 +51,21 @@ def bound(costs: RowCosts, memory: float, choice: RowChoice | None) -> tuple[flo
     busiest = _busiest(costs, choice)
     lower, paid, _ = relaxed(costs, memory, busiest)
     paid = paid[-_PRICES:]
-    if busiest > lower * (1 + _GOOD) and memory < inf:  # what memory is worth to rows, up to a copy of the most read
-        even = np.full(costs.profile.devices, 1 / costs.profile.devices)
-        dearest = float((costs.items.sum(axis=1) / costs.item_memory).max(initial=0))
-        for rent in np.geomspace(dearest, dearest / 1e6, _RENTS) if dearest else ():
-            rents = np.full_like(even, rent)
-            paid.append((even, rents, cheapest(costs, _most(costs, memory), even, rents)[0]))
-    shares = None if choice is None else choice.shares
-    for _ in range(_ROUNDS):
-        if busiest <= lower * (1 + _GOOD):
-            break
+    shares, nodes = None if choice is None else choice.shares, 1 + _WORK // costs.asked.size**2
+    left = nodes
+    while busiest > lower * (1 + _GOOD):
         if shares is not None:
             _, more, copied = relaxed(costs, memory, busiest, shares)
             paid += more[-_PRICES:]  # what rows pay beside these columns
             choice = best(costs, (choice, with_columns(costs, memory, shares, copied)))
             busiest = _busiest(costs, choice)
-        whole, found = _whole_tables(costs, memory, paid, max(lower, 1.0))
-        lower, shares = max(lower, whole), None if found is None else found.shares
+        if left < 1 or busiest <= lower * (1 + _GOOD):
+            break
+        whole, found, searched = _whole_tables(costs, memory, paid, max(lower, 1.0), left)
+        lower, left = max(lower, whole), left - max(searched, nodes // _ROUNDS, 1)
         if found is None:
             break
+        shares = found.shares
         if len(found.items) and costs.memory(found).max() <= memory:
             choice = best(costs, (choice, found))
             busiest = _busiest(costs, choice)
@@ -147,9 +142,11 @@ def cheapest(costs: RowCosts, most: Int64, prices: Float64, rents: Float64) -> t
     return rows, RowChoice(shares=np.where((by_rows < summed)[:, None], 0, shares), items=items)
 
 
-def _whole_tables(costs: RowCosts, memory: float, paid: list[_Paid], unit: float) -> tuple[float, RowChoice | None]:
-    """Return the bound of the program with whole tables and columns, and the best choice that was found, without items
-    where there are many.
+def _whole_tables(
+    costs: RowCosts, memory: float, paid: list[_Paid], unit: float, nodes: int
+) -> tuple[float, RowChoice | None, int]:
+    """Return the bound of the program with whole tables and columns, the best choice that was found, without items
+    where there are many, and how many of the `nodes` of its tree were searched.
 
     Its unknowns are the busiest device's bytes; by table, whether it is by rows; by table and device, whether it is
     asked for sums, columns, bytes of rows, and memory of rows that it alone has; by table, memory of copies, and
@@ -214,15 +211,16 @@ def _whole_tables(costs: RowCosts, memory: float, paid: list[_Paid], unit: float
         found = milp(
             np.eye(1, sum(sizes))[0], constraints=limits, integrality=np.repeat([0, 1, 1, 1, 0, 0, 0, 1, 1, 1], sizes),
             bounds=Bounds(0, np.repeat([inf, 1, 1, costs.width, inf, inf, copies, one, 1, one], sizes)),
-            options={"node_limit": 1 + _WORK // (tables * devices) ** 2, "mip_rel_gap": _GAP, "presolve": False},
+            options={"node_limit": nodes, "mip_rel_gap": _GAP, "presolve": False},
         )  # fmt: skip
     least = found.mip_dual_bound
     lower = (1 - _SAFE) * unit * least if least is not None and isfinite(least) else 0.0
     if found.x is None:
-        return lower, None
+        return lower, None, nodes
     whole = np.split(found.x.round().astype(np.int64), np.cumsum(sizes)[:-1])
     shares, owned = whole[3].reshape(tables, devices), whole[-2].reshape(items, devices)
-    return lower, RowChoice(shares=shares, items=np.where(owned.any(axis=1), owned.argmax(axis=1), EVERYWHERE))
+    choice = RowChoice(shares=shares, items=np.where(owned.any(axis=1), owned.argmax(axis=1), EVERYWHERE))
+    return lower, choice, int(found.mip_node_count)
 
 
 @contextmanager
