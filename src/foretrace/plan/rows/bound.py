@@ -56,7 +56,10 @@ def bound(costs: RowCosts, memory: float, choice: RowChoice | None) -> tuple[flo
     while busiest > lower * (1 + _GOOD):
         if shares is not None:
             _, more, copied = relaxed(costs, memory, busiest, shares)
-            paid += more[-_PRICES:]  # what rows pay beside these columns
+            paid += more[-_PRICES:]  # what rows pay beside these columns, and beside the same on other devices
+            for turn in range(1, len(more[-1][0])):
+                prices, rents = (np.roll(each, turn) for each in more[-1][:2])
+                paid.append((prices, rents, cheapest(costs, _most(costs, memory), prices, rents)[0]))
             choice = best(costs, (choice, with_columns(costs, memory, shares, copied)))
             busiest = _busiest(costs, choice)
         if left < 1 or busiest <= lower * (1 + _GOOD):
