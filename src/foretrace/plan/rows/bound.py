@@ -27,7 +27,7 @@ import numpy as np
 
 from foretrace.arrays import Float64, Int64
 from foretrace.plan.rows.costs import RowChoice, RowCosts
-from foretrace.plan.rows.place import best, with_columns
+from foretrace.plan.rows.place import best, with_columns, with_rows
 from foretrace.shipped import optional
 from foretrace.training.rows.placement import EVERYWHERE
 
@@ -49,13 +49,16 @@ def bound(costs: RowCosts, memory: float, choice: RowChoice | None) -> tuple[flo
     Raises MissingExtraError without SciPy.
     """
     busiest = _busiest(costs, choice)
-    lower, paid, _ = relaxed(costs, memory, busiest)
+    lower, paid, rows, copied = relaxed(costs, memory, busiest)
     paid = paid[-_PRICES:]
+    if busiest > lower * (1 + _GOOD):
+        choice = best(costs, (choice, with_rows(costs, memory, rows > 1 / 2, copied)))
+        busiest = _busiest(costs, choice)
     shares, nodes = None if choice is None else choice.shares, 1 + _WORK // costs.asked.size**2
     left = nodes
     while busiest > lower * (1 + _GOOD):
         if shares is not None:
-            _, more, copied = relaxed(costs, memory, busiest, shares)
+            _, more, _, copied = relaxed(costs, memory, busiest, shares)
             paid += more[-_PRICES:]  # what rows pay beside these columns, and beside the same on other devices
             for turn in range(1, len(more[-1][0])):
                 prices, rents = (np.roll(each, turn) for each in more[-1][:2])
@@ -81,9 +84,9 @@ def _busiest(costs: RowCosts, choice: RowChoice | None) -> float:
 
 def relaxed(
     costs: RowCosts, memory: float, busiest: float = inf, shares: Int64 | None = None
-) -> tuple[float, list[_Paid], Float64]:
-    """Return the value of the linear program, what tables pay by rows at the prices that were tried, and the share of
-    every item (items,) that is copied.
+) -> tuple[float, list[_Paid], Float64, Float64]:
+    """Return the value of the linear program, what tables pay by rows at the prices that were tried, and shares in its
+    solution: of every table (tables,) that is by rows, of every item (items,) that is copied.
 
     The search ends early at what `busiest` leaves no room below. With `shares` (tables, devices) these are the columns.
     """
@@ -113,12 +116,14 @@ def relaxed(
         prices = np.maximum(found.x[1 : devices + 1], 0)
         prices /= prices.sum()  # to the last bit: what solvers leave would lift the bound
         rents = np.maximum(found.x[devices + 1 :], 0) / _UNIT if limited else rents
-    copied = np.zeros(len(costs.table))
+    rows, copied = np.zeros(len(costs.asked)), np.zeros(len(costs.table))
     if found.status == 0:  # the program's solution is a mean of the answers, by the prices of their planes
         for weight, (prices, rents, _) in zip(-found.ineqlin.marginals, paid, strict=True):
             if weight > 0:
-                copied += weight * (cheapest(costs, most, prices, rents)[1].items == EVERYWHERE)
-    return highest, paid, copied
+                _, answer = cheapest(costs, most, prices, rents)
+                rows += weight * answer.rows
+                copied += weight * (answer.items == EVERYWHERE)
+    return highest, paid, rows, copied
 
 
 def _most(costs: RowCosts, memory: float) -> Int64:

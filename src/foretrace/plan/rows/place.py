@@ -60,13 +60,18 @@ def choose(costs: RowCosts, memory: float) -> RowChoice | None:
     """Return a first choice whose devices keep `memory` bytes each at most (inf: any): all tables whole, or all by
     rows without copies; None where neither fits.
     """
-    tables, devices = costs.asked.shape
-    none = np.zeros((tables, devices), np.int64)
-    found = [with_columns(costs, memory, none, np.zeros(len(costs.table)))]
-    if (owners := whole_tables(costs, costs.pooled, memory)) is not None:
-        whole = costs.width * np.eye(devices, dtype=np.int64)[owners]
-        found.append(RowChoice(shares=whole, items=np.full(len(costs.table), _UNPLACED)))
-    return best(costs, found)
+    none = np.zeros(len(costs.table))
+    return best(costs, (with_rows(costs, memory, np.full(len(costs.asked), each), none) for each in (False, True)))
+
+
+def with_rows(costs: RowCosts, memory: float, rows: Mask, copied: Float64) -> RowChoice | None:
+    """Return devices for whole tables beside those `rows` (tables,) by rows, for which see `with_columns`."""
+    shares, whole = np.zeros_like(costs.asked, np.int64), np.flatnonzero(~rows)
+    owners = whole_tables(costs, costs.pooled, memory, chosen=~rows)
+    if owners is None:
+        return None
+    shares[whole, owners[whole]] = costs.width
+    return with_columns(costs, memory, shares, copied)
 
 
 def best(costs: RowCosts, found: Iterable[RowChoice | None]) -> RowChoice | None:
