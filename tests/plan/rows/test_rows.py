@@ -164,7 +164,7 @@ def test_plans_of_few_rows_are_the_best_of_all(devices: int, items: int) -> None
         (1.2, [7049, 1312, 5237, 1555], 20, 3, True, 355_000, 0.0),
         # 1.28 times as long as copies did not leave every device as much to fetch
         (1.05, [1379, 1379], 20, 2, False, 167_693, 0.6),
-        # 1.6 times as long as few rows that are not copied were fractions of rows to the bound
+        # 2.4 times as long as few rows that are not copied were fractions to the bound
         (1.05, [126, 126], 20, 4, False, 15_966, 0.0),
     ],
 )
