@@ -36,6 +36,7 @@ _CUTS = 150
 _CLOSE = 0.002  # of the bound: as near to the program's value as is asked for
 _GOOD = 0.02  # of the bound, by which a placement may exceed it without whole tables being looked at
 _PRICES = 15  # of a linear program, at which rows pay there: the last ones
+_RENTS = 25  # a quarter of a decade apart
 _ROUNDS = 8  # of branch and cut at most, each with the prices at what the one before found
 _WORK, _GAP = 5_000_000, 0.01  # where branch and cut ends: nodes in all times the squared number of tables and devices
 _FEW, _FEW_WORK = 4_000, 50_000_000  # owners that rows may have in all, up to which each is in the program; its work
@@ -54,6 +55,12 @@ def bound(costs: RowCosts, memory: float, choice: RowChoice | None) -> tuple[flo
     if busiest > lower * (1 + _GOOD):
         choice = best(costs, (choice, with_rows(costs, memory, rows > 1 / 2, copied)))
         busiest = _busiest(costs, choice)
+    if busiest > lower * (1 + _GOOD) and memory < inf:  # what memory is worth to rows, up to a copy of the most read
+        even = np.full(costs.profile.devices, 1 / costs.profile.devices)
+        dearest = float((costs.items.sum(axis=1) / costs.item_memory).max(initial=0))
+        for rent in np.geomspace(dearest, dearest / 1e6, _RENTS) if dearest else ():
+            rents = np.full_like(even, rent)
+            paid.append((even, rents, cheapest(costs, _most(costs, memory), even, rents)[0]))
     shares, owners = None if choice is None else choice.shares, costs.items.size
     left = nodes = 1 + (_WORK // costs.asked.size**2 if owners > _FEW else _FEW_WORK // owners**2)
     while busiest > lower * (1 + _GOOD):
