@@ -84,7 +84,7 @@ def with_columns(costs: RowCosts, memory: float, shares: Int64, copied: Float64)
     """Return owners of rows beside columns `shares` (tables, devices), with about the shares `copied` (items,) of items
     on every device, as far as there is room; None where they do not fit.
     """
-    rows = ~shares.any(axis=1)
+    rows = np.asarray(~shares.any(axis=1))
     left, kept = memory - costs.column_memory @ shares, costs.table_memory[rows].sum()
     saved = (costs.items.sum(axis=1) - costs.items.max(axis=1, initial=0)) / costs.item_memory  # of a byte copied
     order = np.argsort(-saved, kind="stable")

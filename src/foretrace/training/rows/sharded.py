@@ -143,7 +143,7 @@ class ShardedTables:
         """Return all to all: what every process sent this one, by process and table, each of so many numbers."""
         tensors = [torch.cat([torch.as_tensor(each).ravel() for each in to]) for to in parts]
         given, taken = [len(each) for each in tensors], [sum(each) for each in sizes]
-        found: Tensor = _AllToAll.apply(torch.cat(tensors), self, given, taken)
+        found: Tensor = _AllToAll.apply(torch.cat(tensors), self, given, taken)  # type: ignore[no-untyped-call]
         split = [list(each.split(lengths)) for each, lengths in zip(found.split(taken), sizes, strict=True)]
         return split if found.is_floating_point() else [[each.numpy() for each in table] for table in split]
 
