@@ -39,7 +39,8 @@ _PRICES = 15  # of a linear program, at which rows pay there: the last ones
 _RENTS = 25  # a quarter of a decade apart
 _ROUNDS = 8  # of branch and cut at most, each with the prices at what the one before found
 _WORK, _GAP = 5_000_000, 0.01  # where branch and cut ends: nodes in all times the squared number of tables and devices
-_FEW, _FEW_WORK = 4_000, 50_000_000  # owners that rows may have in all, up to which each is in the program; its work
+# By training: owners that rows may have in all, up to which each is in the program. Few are not copied in inference.
+_FEW, _FEW_WORK = {True: 400, False: 4_000}, 50_000_000
 _UNIT = 1e6  # bytes, in which the programs count: solvers want numbers near 1
 _SAFE = 1e-5  # of the bound: solvers keep constraints so well
 
@@ -62,7 +63,7 @@ def bound(costs: RowCosts, memory: float, choice: RowChoice | None) -> tuple[flo
             rents = np.full_like(even, rent)
             paid.append((even, rents, cheapest(costs, _most(costs, memory), even, rents)[0]))
     shares, owners = None if choice is None else choice.shares, costs.items.size
-    left = nodes = 1 + (_WORK // costs.asked.size**2 if owners > _FEW else _FEW_WORK // owners**2)
+    left = nodes = 1 + (_WORK // costs.asked.size**2 if owners > _FEW[costs.training] else _FEW_WORK // owners**2)
     while busiest > lower * (1 + _GOOD):
         if shares is not None:
             _, more, _, copied = relaxed(costs, memory, busiest, shares)
@@ -171,7 +172,7 @@ def _whole_tables(
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     tables, devices = costs.asked.shape
-    items = len(costs.table) if costs.items.size <= _FEW else 0
+    items = len(costs.table) if costs.items.size <= _FEW[costs.training] else 0
     room = memory if memory < inf else float(costs.table_memory.sum())  # unit of memory: solvers want numbers near 1
     sizes = 1, tables, *[tables * devices] * 4, tables, tables, items * devices, items
 
