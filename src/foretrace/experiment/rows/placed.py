@@ -212,7 +212,7 @@ def exchange(request: ExchangeRows, worker: Worker) -> ExchangedRows:
     for batch in request.batches:
         tables.bytes = 0
         sums = tables.forward(lookups, batch)
-        gradients = tables.backward(sums, [_SCALE * each for each in sums]) if placement.training else []
+        gradients = tables.backward([_SCALE * each for each in sums]) if placement.training else []
         counted.append(tables.bytes)
         if request.check:
             same, off = tables.compared(

@@ -46,14 +46,14 @@ class ShardedTables:
             if table.mode != "rows" and table.shares[rank]:
                 kept = np.split(kept, np.cumsum(table.shares)[:-1], axis=1)[rank]
             self.ids.append(ids)
-            self.weights.append(torch.from_numpy(kept.copy()).requires_grad_(placement.training))
+            self.weights.append(torch.from_numpy(kept.copy()))
 
     def forward(self, lookups: Lookups, batch: int) -> list[Tensor]:
         """Return sums (samples of this process, width) of every table."""
         tables = self.placement.tables
         own = lookups.read(batch, self.rank, len(self.peers))
         samples = [len(lookups.read(batch, peer, len(self.peers))[0][1]) - 1 for peer in self.peers]
-        bags = []  # by table: which of the rows that come, owner after owner, each id reads; and offsets
+        self._bags = []  # by table: which of the rows that come, owner after owner, each id reads; and offsets
         heads: Parts = [[] for _ in self.peers]  # lengths of samples, or the number of rows
         asked: Parts = [[] for _ in self.peers]
         for table, (ids, offsets) in zip(tables, own, strict=True):
@@ -61,7 +61,7 @@ class ShardedTables:
             owners = table.owners_of(rows) if table.mode == "rows" else np.zeros(len(rows), np.int64)
             owners = np.where(owners == EVERYWHERE, self.rank, owners)
             place = np.argsort(np.argsort(owners, kind="stable"))
-            bags.append((torch.from_numpy(place[reads]), torch.from_numpy(offsets)))
+            self._bags.append((torch.from_numpy(place[reads]), torch.from_numpy(offsets)))
             for peer in self.peers:
                 found = rows[owners == peer] if table.mode == "rows" else ids
                 head = np.array([len(found)]) if table.mode == "rows" else np.diff(offsets)
@@ -72,34 +72,43 @@ class ShardedTables:
             [self._asks(each, peer, self.rank) * (1 if each.mode == "rows" else samples[peer]) for each in tables]
             for peer in self.peers
         ]
-        heads_here = self._exchanged(heads, sizes)
-        wanted = self._exchanged(asked, [[int(each.sum()) for each in heads] for heads in heads_here])
-        answers = [self._answers(*each) for each in zip(heads_here, wanted, strict=True)]
-        width, mine = self.placement.width, samples[self.rank]
-        shapes = [
-            [
-                width * len(ids) if table.mode == "rows" else mine * int(table.shares[peer])
-                for table, ids in zip(tables, asked[peer], strict=True)
-            ]
-            for peer in self.peers
-        ]
-        came = self._exchanged(answers, shapes)
-        found = []
-        for at, table in enumerate(tables):
-            parts = [each[at] for each in came]
-            if table.mode == "rows":
-                found.append(bag(torch.cat(parts).reshape(-1, width), *bags[at]))
-            else:
-                found.append(torch.cat([each.reshape(mine, -1) for each in parts if len(each)], dim=1))
-        return found
+        self._heads = self._exchanged(heads, sizes)
+        self._wanted = self._exchanged(asked, [[int(each.sum()) for each in heads] for heads in self._heads])
+        self._asked, self._samples = asked, samples
+        came = self._exchanged([self._answers(peer) for peer in self.peers], self._shapes())
+        return [self._summed(at, [each[at] for each in came]) for at in range(len(tables))]
 
-    def backward(self, sums: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return gradients of the weights here from those of the sums of a `forward`, by table."""
-        return list(torch.autograd.grad(sums, self.weights, gradients))
+    def backward(self, gradients: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Return rows here (positions in `ids`) and their gradients by table, of the last `forward`."""
+        outgoing: list[list[Tensor]] = [[] for _ in self.peers]
+        for at, (table, gradient) in enumerate(zip(self.placement.tables, gradients, strict=True)):
+            if table.mode == "rows":
+                reads, offsets = self._bags[at]
+                counts = [len(each[at]) for each in self._asked]
+                rows = torch.zeros(sum(counts), gradient.shape[1])
+                rows.index_add_(0, reads, gradient.repeat_interleave(offsets.diff(), dim=0))
+                parts = rows.split(counts)
+            else:
+                parts = gradient.split(table.shares.tolist(), dim=1)
+            for to, part in zip(outgoing, parts, strict=True):
+                to.append(part)
+        came = self._exchanged(outgoing, [[each.numel() for each in self._answers(peer)] for peer in self.peers])
+        found = []
+        for at, (table, weight) in enumerate(zip(self.placement.tables, self.weights, strict=True)):
+            total = torch.zeros_like(weight)
+            seen = [torch.from_numpy(np.searchsorted(self.ids[at], self._wanted[peer][at])) for peer in self.peers]
+            for peer in self.peers:  # as samples are in the batch
+                part = came[peer][at].reshape(-1, weight.shape[1])
+                if table.mode != "rows" and len(part):
+                    part = part.repeat_interleave(torch.from_numpy(self._heads[peer][at]), dim=0)
+                total.index_add_(0, seen[peer], part)
+            touched = torch.unique(torch.cat(seen))
+            found.append((touched, total[touched]))
+        return found
 
     def compared(
         self, lookups: Lookups, batch: int, whole: Sequence[Tensor], sums: Sequence[Tensor],
-        gradients: Sequence[Tensor], scale: float,
+        gradients: Sequence[tuple[Tensor, Tensor]], scale: float,
     ) -> tuple[bool, float]:  # fmt: skip
         """Return whether sums equal those of whole tables bit by bit, and how far gradients are off.
 
@@ -110,14 +119,15 @@ class ShardedTables:
         own = lookups.read(batch, self.rank, len(self.peers))
         for values, found, (ids, offsets) in zip(whole, sums, own, strict=True):
             equal &= torch.equal(found, bag(values, torch.from_numpy(ids), torch.from_numpy(offsets)))
-        for at, found in enumerate(gradients):
+        for at, (rows, found) in enumerate(gradients):
             every, starts = (torch.from_numpy(each) for each in lookups.read(batch)[at])
             by_id = (scale * bag(whole[at], every, starts)).repeat_interleave(starts.diff(), dim=0)
             expected = torch.zeros_like(whole[at]).index_add_(0, every, by_id)[torch.from_numpy(self.ids[at])]
             if (table := self.placement.tables[at]).mode != "rows":
                 expected = expected.split(table.shares.tolist(), dim=1)[self.rank]
-            if len(found) and expected.numel():
-                error = max(error, float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30)))
+            if len(self.weights[at]) and expected.numel():
+                full = torch.zeros_like(expected).index_add_(0, rows, found)
+                error = max(error, float((full - expected).abs().max() / expected.abs().max().clamp(min=1e-30)))
         return equal, error
 
     def _asks(self, table: PlacedTable, reader: int, owner: int) -> bool:
@@ -126,54 +136,54 @@ class ShardedTables:
             return reader == owner or table.exchanges
         return bool(table.shares[owner] > 0)
 
-    def _answers(self, heads: list[Int64], wanted: list[Int64]) -> list[Tensor]:
+    def _answers(self, peer: int) -> list[Tensor]:
         """Return rows or sums of every table for one reader."""
         found = []
-        for table, weight, here, head, ids in zip(
-            self.placement.tables, self.weights, self.ids, heads, wanted, strict=True
-        ):
-            at = torch.from_numpy(np.searchsorted(here, ids))
+        for at, (table, weight) in enumerate(zip(self.placement.tables, self.weights, strict=True)):
+            head, wanted = self._heads[peer][at], np.searchsorted(self.ids[at], self._wanted[peer][at])
             if table.mode == "rows":
-                found.append(weight[at])
+                found.append(weight[wanted])
+            elif len(head):
+                found.append(bag(weight, torch.from_numpy(wanted), torch.from_numpy(np.cumsum([0, *head]))))
             else:
-                found.append(bag(weight, at, torch.from_numpy(np.cumsum([0, *head]))) if len(head) else weight[:0])
+                found.append(weight[:0])
         return found
+
+    def _shapes(self) -> list[list[int]]:
+        """Return how many floats come from every owner, by table."""
+        mine, width = self._samples[self.rank], self.placement.width
+        return [
+            [
+                width * len(self._asked[peer][at]) if table.mode == "rows" else mine * int(table.shares[peer])
+                for at, table in enumerate(self.placement.tables)
+            ]
+            for peer in self.peers
+        ]  # fmt: skip
+
+    def _summed(self, at: int, came: list[Tensor]) -> Tensor:
+        """Return the sums of a table from what its owners sent."""
+        mode, samples = self.placement.tables[at].mode, self._samples[self.rank]
+        if mode == "rows":
+            return bag(torch.cat(came).reshape(-1, self.placement.width), *self._bags[at])
+        return torch.cat([each.reshape(samples, -1) for each in came if len(each)], dim=1)
 
     def _exchanged(self, parts: list[list[Any]], sizes: list[list[int]]) -> list[list[Any]]:
         """Return all to all: what every process sent this one, by process and table, each of so many numbers."""
         tensors = [torch.cat([torch.as_tensor(each).ravel() for each in to]) for to in parts]
         given, taken = [len(each) for each in tensors], [sum(each) for each in sizes]
-        found: Tensor = _AllToAll.apply(torch.cat(tensors), self, given, taken)  # type: ignore[no-untyped-call]
+        found = torch.empty(sum(taken), dtype=tensors[0].dtype)
+        if len(self.peers) > 1:
+            dist.all_to_all_single(found, torch.cat(tensors), taken, given)
+        else:
+            found = tensors[0]
+        others = sum(given) + sum(taken) - given[self.rank] - taken[self.rank]
+        self.bytes += others * found.element_size()
         split = [list(each.split(lengths)) for each, lengths in zip(found.split(taken), sizes, strict=True)]
         return split if found.is_floating_point() else [[each.numpy() for each in table] for table in split]
-
-    def all_to_all(self, sent: Tensor, given: list[int], taken: list[int]) -> Tensor:
-        """Return what comes, of numbers by process; both are counted."""
-        others = sum(given) + sum(taken) - given[self.rank] - taken[self.rank]
-        self.bytes += others * sent.element_size()
-        if len(self.peers) == 1:
-            return sent
-        found = torch.empty(sum(taken), dtype=sent.dtype)
-        dist.all_to_all_single(found, sent, taken, given)
-        return found
-
-
-class _AllToAll(torch.autograd.Function):
-    """An exchange whose gradients go back the way that the numbers came."""
-
-    @staticmethod
-    def forward(ctx: Any, sent: Tensor, tables: ShardedTables, given: list[int], taken: list[int]) -> Tensor:
-        ctx.way = tables, given, taken
-        return tables.all_to_all(sent, given, taken)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        tables, given, taken = ctx.way
-        return tables.all_to_all(gradient.contiguous(), taken, given), None, None, None
 
 
 def bag(weight: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
     """Return sums of rows by sample: (samples, width)."""
     if not len(ids):
-        return weight[:0].sum(dim=0).expand(len(offsets) - 1, -1)  # whose gradient is exchanged all the same
+        return torch.zeros(len(offsets) - 1, weight.shape[1])
     return embedding_bag(ids, weight, offsets, mode="sum", include_last_offset=True)
