@@ -1,6 +1,6 @@
 """Bytes of the busiest device under `foretrace plan rows` against placements of whole tables; written to README.md.
 
-    python -m reproductions oper [--batches N] [--samples N] [--print]
+    python -m reproductions oper [--batches N] [--samples N] [--problems N] [--print]
 
 26 tables of the sizes of Criteo Kaggle's, 64 columns, 4 devices. Two thirds of the batches are profiled, the others
 judge. Inference has memory for the tables and a tenth more on each device.
@@ -22,6 +22,7 @@ from foretrace.plan.rows.plan import Bytes, RowPlan, judge, plan_rows
 from foretrace.training.rows.lookups import CRITEO, zipf
 from reproductions import parser_of
 from reproductions.ledgers import predictions
+from reproductions.oper import bounds
 from reproductions.oper.torchrec import torchrec
 from reproductions.systems import put
 from tables import machine, table, today
@@ -103,7 +104,7 @@ def row(cell: Cell) -> list[str]:
     ]  # fmt: skip
 
 
-def page(cells: Sequence[Cell], command: str) -> str:
+def page(cells: Sequence[Cell], command: str, near: str) -> str:
     """README.md."""
     parts = [HEAD, f"*{today()}, {machine()}; `{command}`.*\n"]
     header = [
@@ -129,6 +130,7 @@ def page(cells: Sequence[Cell], command: str) -> str:
         "that are redrawn among rows of the reader. *Held out ÷ expected* shows how well the profile foretells.\n"
     )
     parts += [
+        near,
         "## Run on processes\n",
         "`foretrace plan rows ... --devices 2 --run --between 50mbit`: a batch on shaped links, each placement twice "
         "per round, in turns. Sums are those of whole tables bit by bit, bytes those predicted. Until the afternoon of "
@@ -146,6 +148,7 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--samples", type=int, default=2048)
     parser.add_argument("--rows", type=int, default=0, help="of each of 26 tables; by default those of Criteo")
     parser.add_argument("--pooling", type=int, nargs="*", default=POOLINGS)
+    parser.add_argument("--problems", type=int, default=36, help="of a few tables, to compare with the bound")
     parser.add_argument("--print", action="store_true", help="instead of writing README.md")
     chosen = parser.parse_args(given)
     rows = [chosen.rows] * len(CRITEO) if chosen.rows else CRITEO
@@ -154,7 +157,7 @@ def main(given: Sequence[str]) -> int:
         for workload in product(chosen.pooling, SKEWS, LOCALITIES)
         for cell in measure(*workload, samples=chosen.samples, batches=chosen.batches, rows=rows)
     ]
-    text = page(cells, " ".join(("python -m reproductions oper", *given)))
+    text = page(cells, " ".join(("python -m reproductions oper", *given)), bounds.text(chosen.problems))
     if chosen.print:
         print(text)
     else:

@@ -14,9 +14,11 @@ from reproductions.oper.torchrec import torchrec
 
 
 def test_the_protocol_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--batches", "4", "--samples", "64", "--rows", "500", "--pooling", "1", "--print"]) == 0
+    few = "--batches 4 --samples 64 --rows 500 --pooling 1 --problems 3 --print"
+    assert main(few.split()) == 0
     text = capsys.readouterr().out
     assert text.count("\n| 1 |") == 12 and "## Training: 2.3 times" in text and "## Inference" in text
+    assert "3 of 3 at most 1.1" in text
 
 
 def test_skew_and_pooling_decide() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.plan.rows.bound import bound, quiet, relaxed
 from foretrace.plan.rows.costs import AccessProfile, RowChoice, RowCosts, profile
-from foretrace.plan.rows.place import assign, choose, deal
+from foretrace.plan.rows.place import assign, choose
 from foretrace.plan.rows.plan import baselines, plan_rows
 from foretrace.training.rows.lookups import EmbeddingTable, Lookups, parse, zipf
 from foretrace.training.rows.placement import PlacedTable, RowPlacement
@@ -166,17 +166,40 @@ def brute_force(costs: RowCosts, memory: float) -> float:
     return float(costs.loads(made(best)).max()) if busiest[best] < inf else inf
 
 
-def test_choices_are_near_the_best_of_all() -> None:
-    ratios = []
+@pytest.mark.parametrize("devices, items", [(2, 3), (3, 2)])
+def test_plans_of_few_rows_are_the_best_of_all(devices: int, items: int) -> None:
+    """What is chosen first was up to 1.9 times the best; the program with every row in it leaves a hundredth."""
     for seed in range(12):
-        costs = instance(seed, 2, bool(seed % 2), items=3)
-        memory = inf if seed % 3 else 0.75 * costs.table_memory.sum()
-        best, found = brute_force(costs, memory), choose(costs, memory)
+        costs = instance(seed, devices, bool(seed % 2), items=items, width=8 if devices == 2 else 4)
+        memory = inf if seed % 3 else 1.5 / devices * costs.table_memory.sum()
+        best = brute_force(costs, memory)
+        lower, found = bound(costs, memory, choose(costs, memory))
         assert found is not None and costs.memory(found).max() <= memory
-        assert bound(costs, memory, None)[0] <= best * (1 + 1e-9)
-        ratios.append(float(costs.loads(found).max() / best) if best else 1.0)
-    # One of them: copies where a row is a sixth of a device's memory.
-    assert min(ratios) > 1 - 1e-9 and sorted(ratios)[-2] < 1.25 and max(ratios) < 2 and np.median(ratios) == 1, ratios
+        assert best * 0.97 - 1e-9 <= lower <= best * (1 + 1e-9) + 1e-9
+        assert best * (1 - 1e-9) - 1e-9 <= costs.loads(found).max() <= best * 1.02 + 1e-9
+
+
+@pytest.mark.parametrize(
+    "exponent, rows, pooling, devices, training, memory, locality",
+    [
+        # 1.14 times the bound as long as columns of the program were not whole
+        (1.2, [7049, 1312, 5237, 1555], 20, 3, True, 355_000, 0.0),
+        # 1.28 times as long as copies did not leave every device as much to fetch
+        (1.05, [1379, 1379], 20, 2, False, 167_693, 0.6),
+        # 2.4 times as long as few rows that are not copied were fractions to the bound
+        (1.05, [126, 126], 20, 4, False, 15_966, 0.0),
+    ],
+)
+def test_plans_are_near_the_bound(
+    exponent: float, rows: list[int], pooling: int, devices: int, training: bool, memory: float, locality: float
+) -> None:
+    lookups = zipf(
+        exponent=exponent, tables=len(rows), rows=rows, pooling=pooling, samples=32, batches=12, locality=locality,
+        workers=devices,
+    )  # fmt: skip
+    found = plan_rows(lookups, devices=devices, width=16, training=training, memory=memory)
+    assert found.placement.memory().max() <= memory
+    assert found.bound_bytes <= found.expected_bytes <= 1.05 * found.bound_bytes
 
 
 def program(costs: RowCosts, memory: float) -> float:
@@ -245,7 +268,8 @@ def test_no_placement_is_below_the_bound(seed: int, devices: int, training: bool
     assert lower <= best * (1 + 1e-9) + 1e-9
     if better is not None:
         assert costs.memory(better).max() <= memory
-        assert best <= costs.loads(better).max() * (1 + 1e-9) + 1e-9
+        assert best * (1 - 1e-9) - 1e-9 <= costs.loads(better).max() <= best * 1.02 + 1e-9
+    assert (better is None) == (best == inf)
     assert bound(costs, memory, None)[0] <= best * (1 + 1e-9) + 1e-9
 
 
@@ -289,7 +313,7 @@ def test_to_divide_rows_costs_no_device_more_than_copies_in_training(reads: list
     assert (divided <= ring + 1e-12).all()
 
 
-def test_the_compiled_loops_are_their_python() -> None:
+def test_the_compiled_loop_is_its_python() -> None:
     random = np.random.default_rng(3)
     values, size = random.random((40, 3)), random.integers(1, 4, 40)
     found = []
@@ -297,13 +321,6 @@ def test_the_compiled_loops_are_their_python() -> None:
         load, free, owners = np.ones(3), np.array([40.0, 30.0, 30.0]), np.full(40, -2)
         fits = loop(values, size, np.arange(40), load, free, np.array([4.0, 64.0]), owners)
         found.append((fits, owners.tolist(), load.round(9).tolist(), free.tolist()))
-    assert found[0] == found[1] and found[0][0]
-    asked, column, size = random.integers(1, 99, (9, 3)) / 8, np.array([1.0, 2.0, 1.5]), random.integers(1, 4, 9)
-    found = []
-    for loop in (deal, deal.py_func):  # type: ignore[attr-defined]
-        load, free, shares = np.ones(3), np.array([140.0, 40.0, 30.0]), np.zeros((9, 3), np.int64)
-        fits = loop(asked, column, size, np.arange(9), load, free, np.array([4.0, 64.0]), 8, shares)
-        found.append((fits, shares.tolist(), load.round(9).tolist(), free.tolist()))
     assert found[0] == found[1] and found[0][0]
 
 

@@ -1,10 +1,8 @@
-"""Choose a mode per table, the rows that every device keeps, and an owner for all else (OPER, USENIX ATC 2024).
+"""Owners for the rows of embedding tables, and devices for whole tables (OPER, USENIX ATC 2024).
 
-1. Modes and copies by a price of memory: rows that save most per byte are copied, and each table takes the mode that is
-   cheapest with these copies. Several prices are tried.
-2. Devices of tables that are added up, then owners of rows, the largest things first: each goes where it adds least to
-   a smooth maximum of the loads, so a device with many readers of a row is preferred until it is busier than the others
-   (locality minus the price of load). A table is cut by columns where no device has room for it, or where that pays.
+The largest things come first: each goes where it adds least to a smooth maximum of the loads, so a device with many
+readers of a row is preferred until it is busier than the others (locality minus the price of load). Which tables are
+added up, on which columns, and which rows are copied is what `bound` finds.
 
 No row is copied in training. Gradients of copies have to be summed: a ring costs each device 4 (W - 1) / W rows for a
 row that any of W devices reads, and to divide such rows evenly among owners never costs any device more.
@@ -12,8 +10,7 @@ row that any of W devices reads, and to divide such rows evenly among owners nev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from math import inf
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -24,9 +21,7 @@ from foretrace.training.rows.placement import EVERYWHERE
 
 _SHARPNESS = (4.0, 16.0, 64.0, 256.0)  # of the smooth maximum, pass by pass
 _UNPLACED = -2
-_FEW = 100  # copies, of which fewer are tried though all have room
 _TIGHT = 0.7  # of the free memory: from here on what is large may not fit when it comes last
-_PRICES = 13  # of a byte of memory that are tried: half a decade apart
 
 
 @njit()
@@ -61,83 +56,22 @@ def assign(
     return True
 
 
-@njit()
-def deal(
-    asked: Float64, column: Float64, size: Int64, order: Int64, load: Float64, free: Float64, sharpness: Float64,
-    width: int, shares: Int64,
-) -> bool:  # fmt: skip
-    """Deal the columns of each table of `order` out, in as many passes as there is sharpness; whether all had room.
-
-    `asked` (tables, devices), `column` (devices,) and `size` (tables,) are bytes that a device with columns is asked,
-    that are exchanged for one, and that it keeps of one. `load` (devices,), which counts every table as kept by one
-    other device, `free` (devices,) and `shares` (tables, devices) are brought up to date. A table gets one device more
-    as long as it has no room without or that pays; its columns go one by one to the one with the least load.
+def choose(costs: RowCosts, memory: float) -> RowChoice | None:
+    """Return a first choice whose devices keep `memory` bytes each at most (inf: any): all tables whole, or all by
+    rows without copies; None where neither fits.
     """
-    devices = len(load)
-    per_column = column.sum() - 2 * column
-    for sharp in sharpness:
-        for table in order:
-            readers = asked[table]
-            owner = readers.sum() - 2 * readers
-            had = shares[table] > 0
-            if had.any():
-                load -= (had.sum() - 1) * readers + had * owner + shares[table] * per_column
-                free += shares[table] * size[table]
-            top = max(load.max(), 1e-300)
-            keeps, least = np.zeros(devices, np.bool_), np.inf
-            while not keeps.all():
-                most, cheapest, next_one = -1, np.inf, -1
-                for device in range(devices):
-                    if keeps[device]:
-                        continue
-                    keeps[device] = True
-                    loads, own = load + (keeps.sum() - 1) * readers + keeps * owner, np.zeros_like(shares[table])
-                    for _ in range(width):
-                        to = -1
-                        for each in range(devices):
-                            room = keeps[each] and (own[each] + 1) * size[table] <= free[each]
-                            if room and (to < 0 or loads[each] < loads[to]):
-                                to = each
-                        if to < 0:
-                            break
-                        own[to] += 1
-                        loads[to] += per_column[to]
-                    placed, price = own.sum(), np.exp(np.minimum(sharp * (loads / top - 1), 600.0)).sum()
-                    if placed > most or (placed == most and price < cheapest):
-                        most, cheapest, next_one = placed, price, device
-                        if placed == width and price < least:
-                            least, shares[table] = price, own
-                    keeps[device] = False
-                if least < np.inf and cheapest > least:
-                    break
-                keeps[next_one] = True
-            if least == np.inf:
-                return False
-            had = shares[table] > 0
-            load += (had.sum() - 1) * readers + had * owner + shares[table] * per_column
-            free -= shares[table] * size[table]
-    return True
+    none = np.zeros(len(costs.table))
+    return best(costs, (with_rows(costs, memory, np.full(len(costs.asked), each), none) for each in (False, True)))
 
 
-def choose(costs: RowCosts, memory: float, shares: Int64 | None = None) -> RowChoice | None:
-    """Return the best choice found whose devices keep `memory` bytes each at most (inf: any); None where none was
-    found.
-
-    With `shares` (tables, devices) these are its columns.
-    """
-    saved = 2 * (costs.items.sum(axis=1) - costs.items.max(axis=1, initial=0)) / costs.item_memory  # of a byte copied
-    if shares is not None:
-        return best(costs, _copied(costs, saved, shares.sum(axis=1) == 0, memory, shares))
-    highest = 2 * float(saved.max(initial=0))
-    prices = [inf] if costs.training or not highest else [inf, *np.geomspace(highest, highest / 1e6, _PRICES)]
-    every = {each.tobytes(): each for each in (_by_rows(costs, saved, price, memory) for price in prices)}
-    found = [each for rows in every.values() for each in _copied(costs, saved, rows, memory)]
-    none, tables = np.zeros(len(saved), np.bool_), len(costs.table_rows)
-    found += [_owned(costs, np.full(tables, each), none, memory) for each in (False, True)]
-    if (owners := whole_tables(costs, costs.pooled, memory)) is not None:
-        whole = costs.width * np.eye(costs.profile.devices, dtype=np.int64)[owners]
-        found.append(RowChoice(shares=whole, items=np.full(len(saved), _UNPLACED)))
-    return best(costs, found)
+def with_rows(costs: RowCosts, memory: float, rows: Mask, copied: Float64) -> RowChoice | None:
+    """Return devices for whole tables beside those `rows` (tables,) by rows, for which see `with_columns`."""
+    shares, whole = np.zeros_like(costs.asked, np.int64), np.flatnonzero(~rows)
+    owners = whole_tables(costs, costs.pooled, memory, chosen=~rows)
+    if owners is None:
+        return None
+    shares[whole, owners[whole]] = costs.width
+    return with_columns(costs, memory, shares, copied)
 
 
 def best(costs: RowCosts, found: Iterable[RowChoice | None]) -> RowChoice | None:
@@ -146,34 +80,25 @@ def best(costs: RowCosts, found: Iterable[RowChoice | None]) -> RowChoice | None
     return min(fitting, key=lambda each: costs.loads(each).max(), default=None)
 
 
-def _by_rows(costs: RowCosts, saved: Float64, price: float, memory: float) -> Mask:
-    """Return the tables (tables,) that exchange least in all by rows, with copies that cost `price` per byte."""
-    copied = saved >= price
-    paid = np.where(copied, price * (costs.profile.devices - 1), saved) if copied.any() else saved
-    rows = costs.per_table(paid * costs.item_memory) + costs.counts_of(~copied) * costs.profile.devices
-    whole = costs.pooled.sum(axis=1) - costs.pooled.max(axis=1)
-    cut = np.maximum(np.ceil(costs.table_memory / memory) - 1, 0) * costs.asked.mean(axis=1)  # other devices are asked
-    return np.asarray(rows < 2 * (whole + cut * (costs.profile.devices - 1)))
-
-
-def _copied(
-    costs: RowCosts, saved: Float64, rows: Mask, memory: float, shares: Int64 | None = None
-) -> Iterator[RowChoice | None]:
-    """Yield choices with these tables by rows, where rows that save most are copied as far as there is room."""
-    copies = np.flatnonzero(rows[costs.table]) if not costs.training else np.zeros(0, np.int64)
-    copies = copies[np.argsort(-saved[copies], kind="stable")]
-    others, kept = costs.profile.devices - 1, np.cumsum(costs.item_memory[copies])
-    fit = others * kept <= (others + 1) * memory - costs.table_memory.sum()
-    if shares is not None:
-        fit &= kept <= memory - (costs.column_memory @ shares).max()
-    copies = copies[: np.count_nonzero(fit)]
-    fewer = [0, *(1 << each for each in range(len(copies).bit_length() - 1)), len(copies)]
-    for less in fewer:  # the others need room where they are read; of few rows, fewer copies may be better
-        copied = np.zeros(len(saved), np.bool_)
-        copied[copies[: len(copies) - less]] = True
-        yield (owned := _owned(costs, rows, copied, memory, shares))
-        if not len(copies) or (len(copies) > _FEW and owned is not None):
-            break
+def with_columns(costs: RowCosts, memory: float, shares: Int64, copied: Float64) -> RowChoice | None:
+    """Return owners of rows beside columns `shares` (tables, devices), with about the shares `copied` (items,) of items
+    on every device, as far as there is room; None where they do not fit.
+    """
+    rows = np.asarray(~shares.any(axis=1))
+    left, kept = memory - costs.column_memory @ shares, costs.table_memory[rows].sum()
+    saved = (costs.items.sum(axis=1) - costs.items.max(axis=1, initial=0)) / costs.item_memory  # of a byte copied
+    order = np.argsort(-saved, kind="stable")
+    order = order[rows[costs.table[order]]]
+    copies = order[np.diff(np.floor(np.cumsum(copied[order]) + 0.5), prepend=0) > 0]
+    sizes = np.cumsum(costs.item_memory[copies])
+    fit = ((costs.profile.devices - 1) * sizes + kept <= left.sum()) & (sizes <= left.min())
+    count = int(np.count_nonzero(fit))
+    for less in (0, *(1 << each for each in range(count.bit_length() - 1)), count):  # others may need room in one place
+        items = np.where(rows[costs.table], _UNPLACED, 0)
+        items[copies[: count - less]] = EVERYWHERE
+        if (found := _owned(costs, memory, shares, items)) is not None or not count:
+            return found
+    return None
 
 
 def whole_tables(costs: RowCosts, values: Float64, memory: float, *, chosen: Mask | None = None) -> Int64 | None:
@@ -185,33 +110,19 @@ def whole_tables(costs: RowCosts, values: Float64, memory: float, *, chosen: Mas
     return owners if assign(values, costs.table_memory, order, load, free, np.array(_SHARPNESS), owners) else None
 
 
-def _owned(costs: RowCosts, rows: Mask, copied: Mask, memory: float, shares: Int64 | None = None) -> RowChoice | None:
-    """Return columns, unless these are given, and owners for tables `rows` (tables,) by rows and `copied` items
-    (items,) of them; None where they do not fit.
-    """
-    copied = copied & rows[costs.table]
-    order = np.flatnonzero(rows[costs.table] & ~copied)
-    load = costs.items[order].sum(axis=0) + costs.counts_of(~copied)[rows].sum()
-    free = np.full(costs.profile.devices, memory - costs.item_memory[copied].sum(), np.float64)
-    if shares is None:
-        shares, sums = np.zeros((len(rows), len(free)), np.int64), np.flatnonzero(~rows)
-        sums = sums[np.lexsort((-costs.table_memory[sums], -costs.pooled[sums].sum(axis=1)))]
-        load += costs.pooled[sums].sum(axis=0)
-        if not deal(
-            costs.asked, costs.column, costs.column_memory, sums, load, free, np.array(_SHARPNESS), costs.width, shares
-        ):
-            return None
-    else:
-        load += exchanged(costs.asked, shares > 0) + exchanged(costs.column, shares)
-        free -= costs.column_memory @ shares
-        if (free < 0).any():
-            return None
-    items = np.where(copied, EVERYWHERE, _UNPLACED)
+def _owned(costs: RowCosts, memory: float, shares: Int64, items: Int64) -> RowChoice | None:
+    """Return a choice with owners for what is yet unplaced of `items` (items,); None where they do not fit."""
+    order = np.flatnonzero(items == _UNPLACED)
     order = order[np.argsort(-costs.items[order].sum(axis=1), kind="stable")]
+    free = memory - costs.column_memory @ shares - costs.item_memory[items == EVERYWHERE].sum()
+    if (free < 0).any():
+        return None
+    load = exchanged(costs.asked, shares > 0) + exchanged(costs.column, shares) + costs.items[order].sum(axis=0)
+    load += costs.counts_of(items == _UNPLACED).sum()
     tight = costs.item_memory[order].sum() > _TIGHT * free.sum()
     found: list[RowChoice] = []
     for by_size in (False, True) if tight else (False,):
-        owners, loads, left, rest = items.copy(), load.copy(), free.copy(), order
+        owners, loads, left, rest = items.copy(), load.copy(), free.astype(np.float64), order
         if by_size:  # parts of many rows go where most room is left, whoever reads them
             many = costs.profile.size[order] > 1
             parts, rest = order[many], order[~many]
