@@ -2,12 +2,13 @@
 
     python benchmarks/verify_rig.py [--only PART ...] [--again] [--list]
 
-Sessions of the plan that follow each other on one link share a rig, whose link is calibrated once; in each, one worker
-is recorded alone, all arms are predicted and then run interleaved. Rows are added after each session, so that an
-interruption (Ctrl-C, a kill) loses one session at most; conclusive rows that are there are kept unless `--again`. PART
-keeps the plan to sessions whose name contains it. Sessions "found" run what `foretrace optimise` answers for the
-recording of one worker and the link as it was measured, against DistributedDataParallel as it is by default. It needs
-root (`foretrace rig check`), takes half an hour in all, and nothing else should use the cores meanwhile.
+Sessions of the plan that follow each other on one link share a rig, whose link is calibrated once, unless layers sleep
+in one and compute in the other: messages beside computing take longer. In each, one worker is recorded alone, all arms
+are predicted and then run interleaved. Rows are added after each session, so that an interruption (Ctrl-C, a kill)
+loses one session at most; conclusive rows that are there are kept unless `--again`. PART keeps the plan to sessions
+whose name contains it. Sessions "found" run what `foretrace optimise` answers for the recording of one worker and the
+link as it was measured, against DistributedDataParallel as it is by default. It needs root (`foretrace rig check`),
+takes half an hour in all, and nothing else should use the cores meanwhile.
 `python benchmarks/accuracy.py ledger` writes the table.
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger, Row
 from foretrace.experiment.links import netns
+from foretrace.experiment.links.arms import is_emulated
 from foretrace.experiment.links.job import LinkJob, LinkOutcome
 from foretrace.experiment.links.judge import rows_of, setting
 from foretrace.experiment.links.measure import Find, completed, rig_for, verify
@@ -145,7 +147,7 @@ def main(arguments: Sequence[str]) -> int:
     netns.require()
     failed = 0
     todo = [each for each in todo if each.arms]
-    for _, some in groupby(todo, key=lambda each: (each.job.link, each.job.workers)):
+    for _, some in groupby(todo, key=lambda each: (each.job.link, each.job.workers, is_emulated(each.job.work))):
         group = list(some)
         try:
             with rig_for([each.job for each in group]) as rig:

@@ -107,7 +107,10 @@ def test_what_fits_is_missed_once_and_what_does_not_every_time() -> None:
 def test_strides_of_a_page_fight_for_one_set_and_miss_pages() -> None:
     found = misses.simulate(copy((4, 256), (0, 1024), 256 * 1024), Caches())
     assert found["l1_other"] == 2 * 4 * 256, "one line of every page, all in one set of eight"
-    assert found["pages"] == 2 * 4 * 256
+    assert found["pages"] == found["streams"] == 2 * 4 * 256
+    for pages, followed in ((8, True), (9, False)):
+        found = misses.simulate(copy((4, pages), (0, 1024), pages * 1024), Caches())
+        assert found["pages"] == 0 and (found["streams"] == 0) is followed, "sixteen pages of both buffers"
 
 
 def test_what_is_left_out_is_scaled() -> None:

@@ -14,10 +14,12 @@ from foretrace.cost.programs.compile import OFFSET_BYTES, PAGE_BYTES
 from foretrace.cost.programs.program import Access, Loop, LoopKind, LoopNest, Purpose, TensorProgram
 from foretrace.hardware.processor import Caches
 
-MISSES = ("l1_next", "l1_other", "l2_next", "l2_other", "pages")
+MISSES = ("l1_next", "l1_other", "l2_next", "l2_other", "pages", "streams")
 """Lines missed in the first and the second cache, next to the line that the same access missed before or elsewhere;
-pages missed in the first translation buffer."""
+pages missed in the first translation buffer; accesses to pages that are none of the `_STREAMS` touched last, about as
+many as prefetchers follow."""
 LINE_BYTES = 64
+_STREAMS = 16
 _MOST = 1_500_000  # accesses that are simulated in each run
 _LOOP, _END, _ACCESS = 0, 1, 2
 Ints = NDArray[np.int64]
@@ -29,11 +31,11 @@ def simulate(program: TensorProgram, caches: Caches) -> dict[str, float]:
     total = np.zeros(len(MISSES))
     (sets1, ways1), (sets2, ways2) = caches.first, caches.second
     one, two = np.full(sets1 * ways1, -1, np.int64), np.full(sets2 * ways2, -1, np.int64)
-    pages = np.full((caches.pages // 4) * 4, -1, np.int64)
+    pages, streams = np.full((caches.pages // 4) * 4, -1, np.int64), np.full(_STREAMS, -1, np.int64)
     runs = [steps.nest(nest) for nest in program.nests]
     for again in (False, True):
         for code, scale in runs:
-            found = _run(code, one, two, pages, sets1, ways1, sets2, ways2)
+            found = _run(code, one, two, pages, streams, sets1, ways1, sets2, ways2)
             if again:
                 total += scale * found
     return dict(zip(MISSES, total.tolist(), strict=True))
@@ -133,9 +135,9 @@ def _touch(store: Ints, sets: int, ways: int, line: int) -> bool:
 
 @njit()
 def _run(
-    rows: Ints, one: Ints, two: Ints, pages: Ints, sets1: int, ways1: int, sets2: int, ways2: int
+    rows: Ints, one: Ints, two: Ints, pages: Ints, streams: Ints, sets1: int, ways1: int, sets2: int, ways2: int
 ) -> NDArray[np.float64]:  # fmt: skip
-    misses = np.zeros(5)
+    misses = np.zeros(6)
     index = np.zeros(_SLOTS, np.int64)
     last = np.full((len(rows), 3), -9, np.int64)  # per access: the line before, lines missed in both caches
     at = 0
@@ -160,6 +162,8 @@ def _run(
                 page = line // 64
                 if not _touch(pages, len(pages) // 4, 4, page ^ (page // 16)):
                     misses[4] += 1
+                if not _touch(streams, 1, len(streams), page):
+                    misses[5] += 1
                 if not _touch(one, sets1, ways1, line):
                     misses[0 if line == last[at, 1] + 1 else 1] += 1
                     last[at, 1] = line

@@ -26,7 +26,7 @@ BINDS = {
     "L1": ("l1_next", "l1_other"), "L2": ("l2_next", "l2_other"), "pages": ("pages",),
 }  # fmt: skip
 """What can hold a program back, and the terms that tell."""
-_CODE, _MEMORY = listing.CYCLES, misses.MISSES
+_CODE, _MEMORY = listing.CYCLES, misses.MISSES[:-1]  # trees alone make something of `streams`
 _TERMS = (*_CODE, *_MEMORY)
 # Cycles per unit on a processor of 2022 (long chains weigh more than short ones, which overlap), p - 1, and GHz.
 USUAL = (1.0, 0.8, 0.2, 0.5, 15.0, 1.5, 2.0, 4.0, 8.0, 7.0, 1.6, 3.5)
