@@ -41,7 +41,7 @@ class _StandIn(ModuleType):
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         """Return what to load in place of a submodule: the compiler's own, with the compiler itself there again.
 
-        Where that is loaded after the stand-in has left, it allows what it was asked to allow before.
+        Where that is loaded after the stand-in has left, it is told of what it was to allow.
         """
         if name == _COMPILER:
             sys.meta_path.remove(self)
