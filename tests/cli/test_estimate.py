@@ -132,8 +132,9 @@ def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pyt
     assert len(timed) == 2
     # By the thread's own clock, whatever else the machine does; and what was timed is kept for the next question.
     assert 0.2 < own["step_time_s"] / found["step_time_s"] < 5
+    # Its range is wider or narrower as the probes of the moment differ from those of then.
     again = cli("estimate", script, "--device", "here", "--threads", "1", "--json").json
-    assert (again["step_time_s"], again["interval_s"]) == (own["step_time_s"], own["interval_s"])
+    assert again["step_time_s"] == own["step_time_s"]
 
 
 @pytest.mark.parametrize(
