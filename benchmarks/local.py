@@ -390,9 +390,8 @@ def kept() -> str:
     return (
         section(json.loads(DATA.read_text()))
         + f"\n\n## With AVX2 alone\n\n*{narrow['date']}, {narrow['machine']}.* The same models with "
-        "`ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2`, calibrated again, "
-        "with the rules of before: convolutions, averages, small planes and denormal numbers were not yet counted as "
-        f"above. Operators of their own were timed in {rounds} round{'s' if rounds > 1 else ''}.\n\n"
+        "`ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2`, calibrated again. "
+        f"Operators of their own were timed in {rounds} round{'s' if rounds > 1 else ''}.\n\n"
         + table(("models", "cases", "from", "median error %", "signed median", "worst", "range held %"), lines)
     )
 
