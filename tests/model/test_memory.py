@@ -164,6 +164,13 @@ def test_fits() -> None:
     assert any("CUDA" in each for each in tight.assumptions)
 
 
+def test_a_processor_has_another_process_and_another_allocator() -> None:
+    found = peak(chain(3, (64 * 2**20, 2**20, 2**20)), allocator="none")
+    fit = found.fits(80e9)
+    assert fit.needed_bytes == (found.peak_bytes + 0.2e9, found.peak_bytes * 1.5 + 0.6e9)
+    assert not any("CUDA" in each or "caching" in each for each in fit.assumptions)
+
+
 def test_blocks() -> None:
     assert block_of("model.layers.3.mlp.up") == "model.layers.3"
     assert block_of("layers.12") == "layers.12"
