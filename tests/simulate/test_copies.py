@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,3 +34,11 @@ def test_copies_equal_their_twin_and_the_unfolded_graph(
     _, end = replay(whole.with_columns(dur=dur))
     assert np.array_equal(end[row[rows]], ends)
     assert len(whole) == copies * len(graph)
+
+
+@given(task_graphs(ranks=2))
+def test_edges_of_another_graph_are_refused(graph: TaskGraph) -> None:
+    nobody = np.full(len(graph), -1, dtype=np.int32)
+    meets = np.zeros(graph.edges + 1, dtype=bool)
+    with pytest.raises(ValueError, match=f"meets: want {graph.edges} edges"):
+        replay_copies(graph, meets, nobody, np.ones((1, 2)), np.zeros(1, dtype=np.int32))

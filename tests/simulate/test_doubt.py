@@ -153,3 +153,10 @@ def test_an_assumption_that_moves_nothing_or_what_took_no_time_is_on_no_task() -
     assert assumed(graph, graph, graph, "source") is None and assumed(graph, graph, first, "source") is None
     found = assumed(graph, low, high, "source")
     assert found is not None and found.dur.tolist() == [0, 10]
+
+
+@pytest.mark.parametrize("factors", [(-0.5, 1.0), (1.0, np.nan), (1.0, np.inf)])
+def test_a_factor_that_no_time_has_is_refused(factors: tuple[float, float]) -> None:
+    low, high = (np.array([each]) for each in factors)
+    with pytest.raises(ValueError, match="model: want finite factors, 0 or more"):
+        doubted(small(), np.array([0]), "model", low, high)
