@@ -144,7 +144,9 @@ def parse(text: str) -> Lookups:
     except (IndexError, ValueError):
         exponent = nan
     if not isfinite(exponent):
-        raise ForetraceError(f"Lookups must be a file or zipf:EXPONENT, got {text!r}.")
+        raise ForetraceError(
+            f"Lookups must be a .parquet or .npz file, reuse:FILE, recorded:MODEL or zipf:EXPONENT, got {text!r}."
+        )
     criteo = "rows=criteo" in words
     given = numbers([each for each in words[1:] if each != "rows=criteo"], _ZIPF, "zipf")
     if criteo:
