@@ -297,7 +297,144 @@ def rollout() -> Training:
     return _training("rollout", model, lambda: (torch.randn(16, 2),), loss)
 
 
+def albert() -> Training:
+    from transformers import AlbertConfig, AlbertForSequenceClassification
+
+    config = AlbertConfig(vocab_size=3000, embedding_size=64, hidden_size=192, num_hidden_layers=4, num_labels=5,
+                          num_attention_heads=6, intermediate_size=640)  # fmt: skip
+    model = AlbertForSequenceClassification(config)
+    return _training("albert", model, lambda: (torch.randint(3000, (8, 80)), _labels(8, 5)), _classified)
+
+
+def neox() -> Training:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    config = GPTNeoXConfig(vocab_size=2500, hidden_size=160, num_hidden_layers=4, num_attention_heads=5,
+                           intermediate_size=640, max_position_embeddings=128)  # fmt: skip
+    return _training("neox", GPTNeoXForCausalLM(config), _words(2500, 6, 88), _next_word)
+
+
+def segformer() -> Training:
+    from transformers import SegformerConfig, SegformerForImageClassification
+
+    config = SegformerConfig(hidden_sizes=[16, 32, 64, 128], depths=[2, 2, 2, 2], num_labels=20)
+    model = SegformerForImageClassification(config)
+    return _training("segformer", model, lambda: (torch.randn(8, 3, 96, 96), _labels(8, 20)), _classified)
+
+
+def dense() -> Training:
+    """Every layer reads what all before it in its block made."""
+
+    class Block(nn.Module):
+        def __init__(self, inputs: int, growth: int, depth: int) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([
+                nn.Sequential(nn.BatchNorm2d(a), nn.ReLU(), nn.Conv2d(a, growth, 3, padding=1, bias=False))
+                for a in range(inputs, inputs + growth * depth, growth)
+            ])  # fmt: skip
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = torch.cat([x, layer(x)], 1)
+            return x
+
+    parts = (nn.Conv2d(3, 24, 3, padding=1), Block(24, 12, 6), nn.Conv2d(96, 48, 1), nn.AvgPool2d(2), Block(48, 12, 6))
+    model = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(120, 10))
+    return _training("dense", model, lambda: (torch.randn(8, 3, 32, 32), _labels(8, 10)), _classified, "sgd")
+
+
+def gru() -> Training:
+    """A recurrent network of two layers over words, its last state classified."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(5000, 96), nn.Linear(128, 8)
+            self.body = nn.GRU(96, 128, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.out(self.body(self.words(x))[0][:, -1])
+            return found
+
+    return _training("gru", Recurrent(), lambda: (torch.randint(5000, (16, 40)), _labels(16, 8)), _classified)
+
+
+def bart() -> Training:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    config = BartConfig(vocab_size=2000, d_model=160, encoder_layers=2, decoder_layers=2, encoder_attention_heads=5,
+                        decoder_attention_heads=5, encoder_ffn_dim=512, decoder_ffn_dim=512)  # fmt: skip
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        scores = model(input_ids=batch[0], decoder_input_ids=batch[1]).logits
+        return functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten())
+
+    return _training("bart", BartForConditionalGeneration(config), _words(2000, 6, 56), loss)
+
+
+def swin() -> Training:
+    from transformers import SwinConfig, SwinForImageClassification
+
+    config = SwinConfig(image_size=96, embed_dim=32, depths=[2, 2, 2], num_heads=[2, 4, 8], window_size=6)
+    model = SwinForImageClassification(config)
+    return _training("swin", model, lambda: (torch.randn(8, 3, 96, 96), _labels(8, 2)), _classified)
+
+
+def regnet() -> Training:
+    from transformers import RegNetConfig, RegNetForImageClassification
+
+    config = RegNetConfig(embedding_size=24, hidden_sizes=[24, 56, 152, 368], depths=[1, 2, 3, 2], groups_width=8)
+    model = RegNetForImageClassification(config)
+    return _training("regnet", model, lambda: (torch.randn(8, 3, 96, 96), _labels(8, 2)), _classified, "sgd")
+
+
+def points() -> Training:
+    """Clouds of points: the same small layers for each, the greatest of every channel, then layers of the whole."""
+
+    class Cloud(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            widths = (3, 64, 64, 128, 512)
+            self.each = nn.Sequential(
+                *[part for a, b in pairwise(widths) for part in (nn.Conv1d(a, b, 1), nn.BatchNorm1d(b), nn.ReLU())]
+            )
+            self.whole = nn.Sequential(nn.Linear(512, 256), nn.ReLU(), nn.Dropout(0.3), nn.Linear(256, 10))
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.whole(self.each(x).max(2).values)
+            return found
+
+    return _training("points", Cloud(), lambda: (torch.randn(16, 3, 512), _labels(16, 10)), _classified)
+
+
+def flow() -> Training:
+    """Couplings of a normalising flow: small networks scale and shift one half of the numbers by the other."""
+
+    class Flow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nets = nn.ModuleList([
+                nn.Sequential(
+                    nn.Linear(32, 192), nn.LeakyReLU(), nn.Linear(192, 192), nn.LeakyReLU(), nn.Linear(192, 64)
+                )
+                for _ in range(8)
+            ])  # fmt: skip
+
+        def forward(self, x: Tensor) -> Tensor:
+            total = torch.zeros(len(x))
+            for net in self.nets:
+                a, b = x.chunk(2, 1)
+                scale, shift = net(a).chunk(2, 1)
+                scale = torch.tanh(scale)
+                x = torch.cat([b * scale.exp() + shift, a], 1)
+                total = total + scale.sum(1)
+            return (0.5 * x.square().sum(1) - total).mean()
+
+    return _training("flow", Flow(), lambda: (torch.randn(256, 64),), lambda model, batch: model(batch[0]))
+
+
 MODELS = {each.__name__: each for each in (distilbert, vit, opt, t5, convnext, unet, mixer, wavenet, autoencoder)}
 CHOSEN = {
-    each.__name__: each for each in (residual, separable, branches, blobs, rollout)
+    each.__name__: each for each in (residual, separable, branches, blobs, rollout, albert, neox, segformer, dense, gru)
 }  # with these the rules were chosen
+UNSEEN = {each.__name__: each for each in (bart, swin, regnet, points, flow)}  # that no earlier rules were scored on
