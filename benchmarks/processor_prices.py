@@ -70,13 +70,16 @@ def fit(calls: Calls, place: Floats, log_s: Floats) -> Prices:
     terms[:, NAMES.index("far")] *= place
     of: dict[str, dict[str, dict[str, float]]] = {}
     spread: dict[str, float] = {}
+    most: dict[str, tuple[float, float]] = {}
     for family in sorted(set(found.family.tolist())):
         rows = np.flatnonzero(found.family == family)
         ops = [found.op[i] for i in rows]
         prices, left = _family(terms[rows], ops, log_s[rows])
         of[Family(family).name] = prices
+        most[Family(family).name] = _short(calls.flops[rows].max()), _short(calls.nbytes[rows].max())
         spread[Family(family).name] = float(np.clip(1.4826 * np.median(np.abs(left)), 0.05, 0.5))
-    return Prices(of=of, spread=spread, machine=machine(), calls=len(set(zip(calls.op, calls.text, strict=True))))
+    count = len(set(zip(calls.op, calls.text, strict=True)))
+    return Prices(of=of, spread=spread, most=most, machine=machine(), calls=count)
 
 
 def _family(terms: Floats, ops: list[str], log_s: Floats) -> tuple[dict[str, dict[str, float]], Floats]:

@@ -10,16 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from foretrace.cost.operators import bench
 from foretrace.cost.operators.arguments import BoundCall, UnknownCallError, parse, prepare
 from foretrace.cost.operators.bench import lacks, measure
 from foretrace.cost.operators.grid import chosen
-from foretrace.cost.operators.operator import BFLOAT16, CHANNELS_LAST, Operator
+from foretrace.cost.operators.operator import BFLOAT16, CHANNELS_LAST, Operator, call
 from foretrace.hardware.processor import instruction_sets, trains_lstm
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*profiler.*")
@@ -226,6 +228,14 @@ def test_a_budget_leaves_the_rest_out_and_says_so() -> None:
     assert len(found.seconds) + len(found.failed) == len(operators)
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
+
+
+def test_the_share_of_repetitions_below_the_time_kept_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(np.cumsum(np.tile([0.0, 1e-3, 0.0, 2e-3, 0.0, 3e-3, 0.0, 4e-3, 0.0, 5e-3], 400)))
+    monkeypatch.setattr(bench, "_clock", lambda device: lambda: next(clock))
+    small = call("t", [8, 8])
+    low, middle = (measure([small], target_s=0.05, percentile=each).seconds[small.key] for each in (0.2, 0.5))
+    assert 0.0 < low < middle
 
 
 def test_a_larger_product_takes_longer() -> None:

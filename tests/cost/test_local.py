@@ -153,6 +153,15 @@ def test_more_than_it_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error(known, HELD, {"matrix": 2.0}) < 0.15
 
 
+def test_calls_larger_than_those_of_the_prices_are_less_sure() -> None:
+    known = Local.of({})
+    largest = int(np.cbrt(shipped().most["GEMM"][0] / 2))
+    _, deviation = known.logarithms(calls_of([call("mm", [n, n], [n, n]) for n in (largest, 2 * largest, 8 * largest)]))
+    assert deviation[0] < deviation[1] < deviation[2]
+    rows, _ = rows_of(calls_of([call("mm", [largest, largest], [largest, largest])]), shipped(), 0.5)
+    assert rows.spread[0] == pytest.approx(shipped().spread["GEMM"])
+
+
 def test_shipped_choices_are_those_that_are_written() -> None:
     assert chosen().grid == tuple(grid())
     assert chosen().designed == tuple(designed())

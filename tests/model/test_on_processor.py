@@ -19,7 +19,7 @@ from foretrace.cost.operators.operator import Operator
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import named
-from foretrace.model import timed_operators
+from foretrace.model import on_processor, timed_operators
 from foretrace.model.capture.capture import capture
 from foretrace.model.host_chains import KINDS, PARTS, chains, kinds_of, network, time_key
 from foretrace.model.lower import lower
@@ -245,6 +245,15 @@ def test_probes_are_of_calls_products_and_memory() -> None:
     assert (found > 0).all()
     assert found[2] > found[0]
     assert alike(found, found * 1.1) and not alike(found, found * [1.0, 1.0, 1.3])
+
+
+def test_constants_of_a_step_are_measured_twice_and_the_least_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = iter([{"a": 3.0, "b": 1.0}, {"a": 2.0, "b": 4.0}])
+    monkeypatch.setattr("foretrace.model.effects.measured", lambda: next(rounds))
+    none = TimedOperators(measured=OperatorTimings(), usual_s=CALM, alike=1.0)
+    monkeypatch.setattr(on_processor, "in_rounds", lambda *_, **how: none)
+    assert calibrated(50).measured.seconds == {"a": 2.0, "b": 1.0}
+    assert calibrated(50, budget_s=1.0).measured.seconds == {}, "no time for any"
 
 
 def test_a_real_calibration_says_something_of_a_real_step() -> None:

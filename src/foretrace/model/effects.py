@@ -69,7 +69,9 @@ def _key(what: str, size: int = 0) -> str:
 
 
 def measured(progress: Callable[[float], None] | None = None) -> dict[str, float]:
-    """Return seconds by key. Of several turns the least: others that use the machine only make it slower."""
+    """Return seconds by key: the middle of some in a row, and of several turns the least: others that use the machine
+    only make it slower.
+    """
     import torch
 
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -88,7 +90,7 @@ def measured(progress: Callable[[float], None] | None = None) -> dict[str, float
                     begin = clock()
                     inside = run()
                     taken.append(clock() - begin - (inside if isinstance(inside, float) else 0.0))
-                found[key] = min(*taken, found.get(key, np.inf))
+                found[key] = min(float(np.median(taken)), found.get(key, np.inf))
                 if progress is not None:
                     progress((turn + (i + 1) / len(arms)) / _TURNS)
     return {key: max(value, 1e-9) for key, value in found.items()}

@@ -51,7 +51,7 @@ _OWNER = (1.0, 1.5)  # that is called: a module; backward, a weight whose gradie
 _CHAIN_ERROR = 0.08  # of the time of a network, most of it what its own operators are mispredicted by
 _STRAY, _LEAST_STRAY = 0.5, 0.3
 _LEAST_VIEW = 0.1  # of a view called alone
-_STEP_ERROR = 0.12  # standard deviation of the logarithm of a step that no call explains; judged on development models
+_STEP_ERROR = 0.1  # standard deviation of the logarithm of a step that no call explains; judged on development models
 _EFFECT_ERROR = 0.3  # of what a step does to its calls
 # Of products that may read denormal numbers, where the batch does not say how many: one in twenty makes products take 4
 # to 12 times as long (measured on products alone); how many there are, if any, nobody knows.
@@ -75,12 +75,19 @@ def operators(k: int) -> list[Operator]:
 def calibrated(
     k: int, *, budget_s: float | None = None, progress: Progress | None = None, turns: int = TURNS, **how: Any
 ) -> TimedOperators:
-    """Time the k operators, and the constants of `effects` where they are many; see `timed`."""
+    """Time the k operators, and the constants of `effects` where they are many; see `timed`.
+
+    Those constants are measured before and after, of which the least counts: while others fill the caches that a
+    machine's cores share, code that was driven out costs twice as much.
+    """
     until = Deadline(float("inf") if budget_s is None else budget_s)
-    with_effects = k >= ENOUGH_FOR_EFFECTS and until.allows(then=2 * effects.MEASURING_S)
+    with_effects = k >= ENOUGH_FOR_EFFECTS and until.allows(then=3 * effects.MEASURING_S)
     more = effects.measured() if with_effects else {}
-    left = None if budget_s is None else until.budget_s
+    left = None if budget_s is None else until.until(effects.MEASURING_S * with_effects).budget_s
     found = in_rounds(operators(k), turns=turns, budget_s=left, progress=progress, **how)
+    if more:
+        again = effects.measured()
+        more = {key: min(value, again[key]) for key, value in more.items()}
     seconds = {**found.measured.seconds, **more}
     return replace(found, measured=replace(found.measured, seconds=seconds))
 

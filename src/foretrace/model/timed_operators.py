@@ -80,10 +80,11 @@ def timed(
 
     A machine that others use is fast in some seconds and slow in others (twice as slow, where two of its processors
     are one core). So the machine is probed before and after every few operators, and of a call's times the median of
-    those counts that met the machine calm (see `agreed`): as fast as it was in its fastest fifth. Turns that would not
-    end within `budget_s` are left out, but for the first.
+    those counts that met the machine calm (see `agreed`): as fast as it was in its fastest fifth. Of the repetitions
+    of a call the middle is taken, as the middle of steps is what is predicted: many low times add up to too little.
+    Turns that would not end within `budget_s` are left out, but for the first.
     """
-    from foretrace.cost.operators.bench import NO_TIME, measure
+    from foretrace.cost.operators.bench import NO_TIME, TYPICAL, measure
 
     chunks = [wanted[at : at + _CHUNK] for at in range(0, len(wanted), _CHUNK)]
     samples: dict[str, list[Sample]] = {}
@@ -99,7 +100,7 @@ def timed(
                 continue
             with until.part("chunk"):
                 before = probe()
-                found = measure(chunk, target_s=target_s)
+                found = measure(chunk, target_s=target_s, percentile=TYPICAL)
                 after = probe()
             states += [before, after]
             state = (before * after) ** 0.5 if alike(before, after) else np.full(len(before), np.nan)

@@ -5,7 +5,8 @@ in a training step depends on where its data lies, so it is timed twice: *far*, 
 that none is left in a cache, and *near*, on one set again and again. The recorded time of the operator then tells where
 between the two it stood (`Calibration.times_s`). Calls that belong together (an operator and its changed twin follow
 each other) are timed in turns, so that a disturbance meets both. With one thread CPU time counts, which preemption by
-other processes does not touch. The time kept is a low percentile of many repetitions.
+other processes does not touch. The time kept is a low percentile of many repetitions; a step that sums hundreds of
+calls takes each one's middle instead (`TYPICAL`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
 from typing import Any
+
+import numpy as np
 
 from foretrace.cost.operators.arguments import BoundCall, UnknownCallError, prepare
 from foretrace.cost.operators.operator import Operator
@@ -39,6 +42,7 @@ _LEAST_TARGET_S = 0.002
 _SAMPLE_S = 50e-6  # shorter calls are timed several at once
 _MIN_SAMPLES, _MAX_SAMPLES = 4, 60
 _PERCENTILE = 0.2
+TYPICAL = 0.5
 _GROUP = 4
 NO_TIME = "no time was left"  # why a call was not timed
 # How oneDNN, and PyTorch for it, say that a processor cannot do what was asked for.
@@ -64,6 +68,7 @@ def measure(
     device: str = "cpu",
     target_s: float = TARGET_S,
     trust: Collection[str] = (),
+    percentile: float = _PERCENTILE,
 ) -> OperatorTimings:
     """Time every operator once, in the order given; pairs to be compared should follow each other.
 
@@ -75,6 +80,7 @@ def measure(
         target_s: time to spend on the repetitions of one operator in one place; less where the budget needs it.
         trust: packages whose functions an operator named "package.module:function" may call to be prepared, beside
             foretrace's own and those that installed techniques. A recording or a graph can name any function.
+        percentile: of its repetitions that is kept, 0 to 1.
 
     Returns:
         The times, and the reasons of the calls without one.
@@ -87,12 +93,12 @@ def measure(
     until, done = Deadline(float("inf") if budget_s is None else budget_s), 0
     if budget_s is not None:  # preparing and warming up takes about as long as the repetitions
         target_s = min(max(0.2 * budget_s / max(len(distinct), 1), _LEAST_TARGET_S), target_s)
-    _settle_allocator()
+    settle_allocator()
     with torch.no_grad():
         for group in _groups(distinct):
             if until.allows("group"):
                 with until.part("group"):
-                    _measure_group(group, found, device, target_s, trust)
+                    _measure_group(group, found, device, target_s, trust, percentile)
             else:
                 found.failed.update(dict.fromkeys((each.key for each in group), NO_TIME))
             done += len(group)
@@ -101,7 +107,7 @@ def measure(
     return found
 
 
-def _settle_allocator() -> None:
+def settle_allocator() -> None:
     """Make glibc keep what it freed, as it does in a process that has trained for a while.
 
     Its thresholds follow the largest block freed so far (up to 32 MiB; not where the environment sets them). In a young
@@ -126,8 +132,9 @@ def _groups(operators: list[Operator]) -> Iterator[list[Operator]]:
 
 
 def _measure_group(
-    group: list[Operator], found: OperatorTimings, device: str, target_s: float, trust: Collection[str]
-) -> None:
+    group: list[Operator], found: OperatorTimings, device: str, target_s: float, trust: Collection[str],
+    percentile: float,
+) -> None:  # fmt: skip
     far: dict[str, _Runner] = {}
     near: dict[str, _Runner] = {}
     clock = _clock(device)
@@ -146,7 +153,7 @@ def _measure_group(
                 for runner in waiting:
                     runner.sample()
                 waiting = [runner for runner in waiting if not runner.finished]
-    found.seconds.update({key: runner.time_s for key, runner in (far | near).items()})
+    found.seconds.update({key: runner.time_s(percentile) for key, runner in (far | near).items()})
 
 
 @contextmanager
@@ -189,10 +196,8 @@ class _Runner:
         count = len(self.samples)
         return count >= _MAX_SAMPLES or (count >= _MIN_SAMPLES and self.spent_s >= self.target_s)
 
-    @property
-    def time_s(self) -> float:
-        ordered = sorted(self.samples)
-        return max(ordered[int(_PERCENTILE * (len(ordered) - 1) + 0.5)], 1e-9)
+    def time_s(self, percentile: float) -> float:
+        return max(float(np.quantile(self.samples, percentile)), 1e-9)
 
     def _run(self, repeat: int) -> float:
         calls, kept, at, count = self.calls, self.kept, self.next, len(self.calls)
