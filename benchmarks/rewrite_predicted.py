@@ -76,7 +76,7 @@ def rows_of(name: str, rules: tuple[Rule, ...], before: list[Row], *, budget: in
     for way, alpha in ALPHAS.items():
         found = substitute(model.graph, rules, costs, alpha=alpha, budget=budget)
         graphs |= {"folded": found.folded, way: found.after}
-    fresh = costs.fresh(model.graph, *graphs.values())
+    fresh = session.fresh(model, costs, graphs.values())
     whole, rows, seen = fresh.of(model.graph), list[Row](), set[object]()
     for way, graph in graphs.items():
         key = frozenset(map(id, graph.order()))

@@ -158,6 +158,17 @@ def test_measured_costs_choose_a_way_and_fit_a_run() -> None:
     assert again.of(graph) > 0
 
 
+def test_one_slow_run_does_not_say_where_data_lies(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = iter([9.0, 2e-3, 3e-3])
+    monkeypatch.setattr(measure, "once", lambda run: next(runs))
+    costs = MeasuredCosts(target_s=0.001)
+    given: list[float] = []
+    monkeypatch.setattr(MeasuredCosts, "fit", lambda self, graph, measured_s: given.append(measured_s))
+    session.fit(small.model, costs)
+    assert given == [2e-3]
+    assert {signature(each) for each in small.model.graph.order()} <= {*costs.timed, *costs.priced}
+
+
 SCRIPT = """
 import torch
 from torch import nn

@@ -9,13 +9,14 @@ found.check.equal, found.gain.gains["rewritten"]
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrace.cost.devices.roofline import Roofline
+from foretrace.cost.operators.bench import settle_allocator
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.hardware.devices import named
@@ -25,6 +26,7 @@ from foretrace.plan.rewrite.capture import Model, capture, of_training, settled
 from foretrace.plan.rewrite.costs import MeasuredCosts, ModelCosts, OperatorCosts
 from foretrace.plan.rewrite.emit import Emitted, emit
 from foretrace.plan.rewrite.substitute import PART, Rewriting, substitute
+from foretrace.plan.rewrite.terms import Graph
 from foretrace.plan.rewrite.verifier import RuleVerdict
 
 if TYPE_CHECKING:
@@ -158,7 +160,7 @@ def rewrite(
     tell("capturing the model", 0.0)
     model = capture(module, args, kwargs, name=name)
     costs = costs or MeasuredCosts()
-    near = fit(model, costs)
+    fit(model, costs)
     until = Deadline(float("inf") if wanted.seconds is None else wanted.seconds)
     found = substitute(
         model.graph, rules, costs, alpha=wanted.alpha, budget=wanted.budget, until=until, most=wanted.part,
@@ -167,6 +169,7 @@ def rewrite(
     search_s = until.spent
     priced = len(costs.priced)
     found, costs = again(model, found, costs)
+    near = costs.near if isinstance(costs, MeasuredCosts) else None
     emitted = emit(model, found.after, way=costs.way)
     tell("checking", 0.0)
     checked = measure.check(model, found.after, emitted)
@@ -188,7 +191,7 @@ def again(model: Model, found: Rewriting, costs: OperatorCosts) -> tuple[Rewriti
     if not isinstance(costs, MeasuredCosts):
         return found, costs
     graphs = {"found": found.after, "folded": found.folded, "captured": found.before}
-    new = costs.fresh(*graphs.values())
+    new = fresh(model, costs, graphs.values())
     emitted = {name: emit(model, graph, way=new.way) for name, graph in graphs.items()}
     timed = measure.gain({name: running(each, model) for name, each in emitted.items()}, rounds=7, block_s=0.05)
     best = min(timed.arms, key=lambda name: timed.arms[name].median_s)
@@ -200,13 +203,26 @@ def again(model: Model, found: Rewriting, costs: OperatorCosts) -> tuple[Rewriti
     return replace(found, after=after, rules=rules, before_s=new.of(found.before), after_s=new.of(after)), new
 
 
-def fit(model: Model, costs: OperatorCosts) -> float | None:
-    """Fit, for measured costs, where the data of the operators lie, from a run of the captured model; returns it."""
-    if not isinstance(costs, MeasuredCosts):
-        return None
-    plain = emit(model, model.graph)
-    flat = plain.flat(model.args, model.kwargs)
-    return costs.fit(model.graph, measure.once(lambda: plain.module(*flat)))
+def fresh(model: Model, costs: MeasuredCosts, graphs: Iterable[Graph]) -> MeasuredCosts:
+    """Return costs timed again for these graphs, and fitted to runs of the captured model of the same minute."""
+    found = costs.fresh(model.graph, *graphs)
+    fit(model, found)
+    return found
+
+
+def fit(model: Model, costs: OperatorCosts) -> None:
+    """Fit, for measured costs, where the data of the operators lie, from runs of the captured model.
+
+    They stand before and after its operators are timed, and the least counts: a run takes so little time that others
+    who use the machine may slow all of one, and then all data would seem to be far.
+    """
+    if isinstance(costs, MeasuredCosts):
+        plain = emit(model, model.graph)
+        flat = plain.flat(model.args, model.kwargs)
+        settle_allocator()
+        first = measure.once(lambda: plain.module(*flat))
+        costs.learn((model.graph,))
+        costs.fit(model.graph, min(first, *(measure.once(lambda: plain.module(*flat)) for _ in range(2))))
 
 
 def compared(
