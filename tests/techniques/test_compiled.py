@@ -72,6 +72,33 @@ def test_a_chain_becomes_its_longest_operator(graph: TaskGraph) -> None:
     assert simulate(half).step_time_s > simulate(predicted).step_time_s
 
 
+def test_numbers_of_dropout_are_drawn_one_by_one(graph: TaskGraph) -> None:
+    drawn = select(graph, name="aten::bernoulli_", phase=("forward", "backward"))
+    assert drawn.sum() == graph.n_steps
+    found = {each: Compiled(random_ns=each).predict(graph) for each in (20.0, 40.0)}
+    for ns, each in found.items():
+        assert each.dur[select(each, name="aten::bernoulli_")].tolist() == [16 * 32 * ns] * graph.n_steps
+    assert "random ns" in {each.name for each in Compiled().uncertain(graph)}
+    assert "pools" not in {each.name for each in Compiled().uncertain(graph)}, "there is no such pool"
+
+
+def test_largest_numbers_of_windows_are_found_more_slowly_on_a_processor(graph: TaskGraph) -> None:
+    at = select(graph, name="aten::native_batch_norm", phase="forward")
+    names = tuple(each.replace("aten::native_batch_norm", "aten::max_pool2d_with_indices") for each in graph.names)
+    pooled = replace(graph, names=names)
+    predicted = Compiled(pools=2.0).predict(pooled)
+    forward = select(predicted, name="aten::max_pool2d_with_indices")
+    assert predicted.dur[forward].sum() == pytest.approx(2 * graph.dur[at].sum(), rel=1e-6)
+    assert "pools" in {each.name for each in Compiled().uncertain(pooled)}
+
+
+def test_convolutions_have_a_factor_of_their_own_on_a_processor(graph: TaskGraph) -> None:
+    name = ("aten::mkldnn_convolution", "aten::convolution_backward")
+    half = Compiled(conv=0.5, matrix=1.0).predict(graph)
+    before = graph.dur[select(graph, name=name)].sum()
+    assert half.dur[select(half, name=name)].sum() == pytest.approx(0.5 * before, rel=1e-3)
+
+
 def test_chains_of_kernels_are_merged_too() -> None:
     graph = Gpu(host_us=100, kernel_us=10, data_us=0).graph()
     predicted = Compiled().predict(graph)

@@ -2,9 +2,10 @@
 
 What the interpreter and the dispatcher do between operators goes; runs of operators that are bound by memory
 (elementwise work, normalisation, reductions) become one pass over their data; matrix products and convolutions stay the
-library's. One call checks its guards. Where the compiled code is available, its kernels as `foretrace kernels` timed
-them say it instead. Not modelled without it: kernels that the compiler picks otherwise, changed layouts, and
-normalisation that becomes slower than the library's, which is why the range is wide.
+library's. One call checks its guards. On a processor the generated code draws the random numbers of dropout one by one
+and finds the largest number of a window by comparing places, both slower than the library, and images have their
+channels last. Where the compiled code is available, its kernels as `foretrace kernels` timed them say it instead. Not
+modelled without it: kernels that the compiler picks otherwise, which is why the range is wide.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from typing import Literal
 
@@ -27,9 +28,11 @@ from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import previous_on_lane, select, trained
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from foretrace.graph.work import tensors
 from foretrace.reading import parse_json, read_text
 from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import MATRIX, WorkClass, classify, holes
+from foretrace.trace.trace import decode_shapes
 from foretrace.training.training import Training
 
 # Memory-bound operators that the compiler does not merge into others' loops.
@@ -41,6 +44,7 @@ _VIEWS = tuple(f"aten::{name}" for name in ("view", "reshape", "transpose", "per
                "squeeze", "select", "slice", "split", "chunk", "unbind", "flatten", "as_strided", "detach", "to",
                "alias", "_unsafe_view", "linear", "matmul", "conv2d", "convolution", "_convolution",
                "layer_norm", "batch_norm", "_batch_norm_impl_index", "dropout"))  # fmt: skip
+_SLOWER_OPS = {"random_ns": ("aten::bernoulli_*",), "pools": ("aten::max_pool?d_with_indices*",)}  # on a processor
 # What the compiler leaves in a recording, and this technique in a graph.
 _COMPILED = ("Torch-Compiled Region*", "CompiledFunction*", "*## Call CompiledFxGraph*", "triton_???_fused*", _CALL)
 
@@ -66,9 +70,10 @@ class Compiled(Technique):
         1.0,
         0.93,
         1.08,
-        doc="time of matrix products and convolutions, relative",
+        doc="time of matrix products (on a device, also convolutions), relative",
         why="the same library, but layouts and workspaces may change",
     )
+    conv: float | None = derived(doc="time of convolutions on a processor, relative")
     host: float | None = prior(
         0.25,
         0.1,
@@ -76,6 +81,8 @@ class Compiled(Technique):
         doc="host time around the operators, relative",
         why="one compiled function instead of the interpreter, dispatcher and autograd for every operator",
     )
+    random_ns: float | None = derived(doc="time of a number that dropout draws, ns")
+    pools: float | None = derived(doc="time of pooling by the largest number, both passes, relative")
     holes: float | None = derived(doc="time of host stretches of over 1 ms between two calls or operators, relative")
     call_us: float | None = prior(
         120.0,
@@ -95,7 +102,11 @@ class Compiled(Technique):
             wide = 1 + max(0.04, off + spread)
             why = f"parts of the step of {step.model}, {100 * off:.1f} % off their whole where they were timed"
             return {"code": Prior(1.0, 1 / wide, wide, why=why)}
-        return found | ({"holes": _HOLES} if np.any(trained(graph) & holes(graph)) else {})
+        body = trained(graph)
+        if graph.info.platform == "cpu":
+            shown = {name: bool(np.any(body & select(graph, name=ops))) for name, ops in _SLOWER_OPS.items()}
+            found |= {name: _SLOWER[name] for name in shown if shown[name]}
+        return found | ({"holes": _HOLES} if np.any(body & holes(graph)) else {})
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         kind = TaskKind.OPERATOR if graph.info.platform == "cpu" else TaskKind.KERNEL
@@ -115,12 +126,17 @@ class Compiled(Technique):
         apart = (select(graph, name=_APART) | select(graph, op=_APART)) & ~dispatch
         merged = work & (classes == WorkClass.MEMORY) & ~apart & ~dispatch
         dur = graph.dur.astype(np.float64)
-        dur[matrix] *= values["matrix"]
+        convolutions = matrix & (classes == WorkClass.CONV)
+        dur[convolutions] *= values.get("conv", values["matrix"])
+        dur[matrix & ~convolutions] *= values["matrix"]
         unknown = dispatch & holes(graph)
         dur[dispatch & ~unknown] *= values["host"]
         dur[unknown] *= values.get("holes", 1.0)
         gone = self._merge(graph, merged, matrix | (work & apart), dur, values)
-        changed = (matrix | dispatch | merged) & ~gone
+        slower = {name: work & apart & select(graph, name=ops) for name, ops in _SLOWER_OPS.items() if name in values}
+        for name, rows in slower.items():
+            dur[rows] = values[name] * (graph.dur[rows] if name == "pools" else _numbers(graph, rows))
+        changed = (matrix | dispatch | merged | np.any(list(slower.values()), axis=0)) & ~gone
         what = "compiled {}: less host time, one pass per chain of elementwise work"
         result = retime(graph, changed, dur[changed], what=what)
         if gone.any():
@@ -230,19 +246,43 @@ def _dispatch(graph: TaskGraph, body: Mask) -> Mask:
     return np.asarray(body & ~accumulate & (python | (operator & (~aten | select(graph, name=_VIEWS)))))
 
 
+def _numbers(graph: TaskGraph, rows: Mask) -> Float64:
+    """Return elements of the first tensor that each of these operators is given; 0 where that was not recorded."""
+    texts = (graph.shapes[at] if at >= 0 else "[[], [], []]" for at in graph.shape[rows].tolist())
+    return np.array([prod(next(tensors(decode_shapes(each)), ((0,), 4))[0]) for each in texts], dtype=np.float64)
+
+
 _HOLES = Prior(
     1.0,
     0.1,
     1.0,
     why="the recording does not show what the host does in them; what belongs to the model may become faster",
 )
-_ON_CPU = {
-    "matrix": Prior(
+_SLOWER = {
+    "random_ns": Prior(
+        20.0,
+        5.0,
+        40.0,
+        unit="ns",
+        why="ten rounds of Philox for every number: 5 where the C++ compiler makes vectors of them, 35 where not, and "
+        "more beside look-ups",
+    ),
+    "pools": Prior(
+        3.0,
         1.0,
-        0.7,
-        1.5,
-        why="convolutions may run in another layout, attention may be taken apart: whole steps of four models came to "
-        "0.76 to 1.29 of those without the compiler",
+        6.0,
+        why="generated loops compare every place of a window with the kept one: 18 ms instead of 6 with ReLU in a "
+        "tiny VGG",
+    ),
+}
+_ON_CPU = {
+    "matrix": Prior(1.0, 0.8, 1.3, why="the same library; attention may be taken apart"),
+    "conv": Prior(
+        0.85,
+        0.6,
+        1.15,
+        why="the compiler puts channels of images last on processors: whole steps of four convolution networks came "
+        "to 0.66 to 0.88 of those in the usual layout, layers of many channels gain nothing",
     ),
     "rest": Prior(0.35, 0.1, 0.9, why="data stays in registers; arithmetic remains"),
     "longest": Prior(
