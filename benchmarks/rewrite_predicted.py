@@ -78,11 +78,12 @@ def rows_of(name: str, rules: tuple[Rule, ...], before: list[Row], *, budget: in
         graphs |= {"folded": found.folded, way: found.after}
     fresh = session.fresh(model, costs, graphs.values())
     whole, rows, seen = fresh.of(model.graph), list[Row](), set[object]()
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     for way, graph in graphs.items():
         key = frozenset(map(id, graph.order()))
         rows.append(
             Row(
-                time=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", machine=machine(), model=name, way=way,
+                time=now, machine=machine(), model=name, way=way,
                 operators=len(graph.order()), same=key in seen, predicted=whole / fresh.of(graph),
             )
         )  # fmt: skip
@@ -100,8 +101,8 @@ def rows_of(name: str, rules: tuple[Rule, ...], before: list[Row], *, budget: in
 
 def page(rows: Sequence[Row]) -> str:
     """The section."""
-    newest = {(each.model, each.way): each for each in rows if each.measured is not None}
-    shown = list(newest.values())
+    newest = {each.model: each.time for each in rows if each.measured is not None}  # the last run of each model
+    shown = [each for each in rows if each.measured is not None and each.time == newest[each.model]]
     off = [abs(each.error) for each in shown if each.verdict != "inconclusive"]
     pairs = []
     for one, other in combinations(shown, 2):
