@@ -317,12 +317,17 @@ def section(data: dict[str, Any]) -> str:
         f"Halves of the zoo were drawn by a seed: on *development* ({', '.join(sorted(DEVELOPMENT))}) and "
         "on further models and sizes (`CHOSEN` of `local_models`, `CHOSEN_FULL`) every rule, constant and range was "
         "chosen; *score*, *outside* (transformers' configurations and networks of our "
-        "own) and *full* (full size, small batch) were predicted once, before any of these steps ran. They are not new "
-        "any more: earlier rules were scored on them, too, and that convolution nets came out low there is why "
-        "development models of that kind were looked into, operator by operator. Nothing was set on their times, but "
-        "for the range of calls larger than those of the unit costs, which was made to hold for full lstm-lm. "
+        "own) and *full* (full size, small batch) were predicted once, by rules and from times that were there before "
+        "any of these steps ran. They are not new any more: earlier rules were scored on them, too, and that "
+        "convolution nets came out low there is why development models of that kind were looked into, operator by "
+        "operator. Nothing was set on their times, but for the range of calls larger than those of the unit costs, "
+        "which was made to hold for full lstm-lm. "
         "*unseen* are models on which nothing was scored before."
     )
+    beside = (
+        "The last line of every group is what `estimate` would have said beside the steps, from the times of before: "
+        "its range widens where the probes differ. "
+    ) * bool(later)
     old = (
         "These rows were measured before `estimate --measure` and the effects of a step "
         "([calibration](../calibration.md)) were modelled; `benchmarks/local.py` compares with them since."
@@ -333,9 +338,8 @@ def section(data: dict[str, Any]) -> str:
         "memory. Prices that a calibration starts from were fitted on an Intel Xeon with AVX-512. "
         f"{split if seen or BEFORE not in groups else old}\n\n"
         "*Measured*: median CPU time of the steps during which probes of small calls, products and memory ran as fast "
-        "(±15 %) as on the calm machine, since the machine was shared; with fewer than five such steps all count. The "
-        "last line of every group is what `estimate` would have said beside the steps, from the times of before: its "
-        f"range widens where the probes differ. The calibration took {data['calibration_s']:.0f} s; "
+        "(±15 %) as on the calm machine, since the machine was shared; with fewer than five such steps all count. "
+        f"{beside}The calibration took {data['calibration_s']:.0f} s; "
         f"{100 * data['calm']:.0f} % of its times met the machine calm ({calm_probe}). glibc was told to keep freed "
         "memory (`MALLOC_TRIM_THRESHOLD_` and others).\n\n"
         + table(("models", "cases", "from", "median error %", "signed median", "worst", "range held %"), curve)

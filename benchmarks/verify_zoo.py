@@ -6,7 +6,7 @@
 Every row is one `foretrace verify`: record the model, predict, then run both arms interleaved. `compiled kernels=` gets
 the answer of `foretrace kernels MODEL --json`, made right before. Conclusive rows that are there are kept unless
 `--again`; PART keeps the plan to rows whose technique or model contains it. Nothing else should use the cores
-meanwhile. `python benchmarks/accuracy.py ledger` writes the table.
+meanwhile. `python benchmarks/accuracy.py techniques` writes the table.
 
 `--matrix` runs short verifications that keep no row, and prints how many concluded, how many refused to (with the
 reason), how many techniques refused the model in one sentence, and how many went wrong: those are listed.
