@@ -92,6 +92,7 @@ OTHERS = (
     ("local-steps updates=gaia every=1",),
     (*PLAIN, "bucket-fusion cap_mb=0"),
 )
+SPARSE = OTHERS[2:4]
 HOOKS = (PLAIN, compressed("fp16"), compressed("powersgd"))
 HELD_OUT = (
     (("gpt2", "mobilenet-v2", "lstm-lm"), ("500mbit", "150mbit", "1gbit")),
@@ -115,6 +116,9 @@ PLAN: tuple[Session, ...] = (
     # Run once, when all of the prediction stood.
     *(session("unseen", model, link, [("data-parallel",)]) for link in ("400mbit", "850mbit") for model in UNSEEN),
     *(session("techniques", work, "300mbit", OTHERS) for work in ("12x1mb/20ms/5ms", "24x0.5mb/10ms/3ms")),
+    # Models and links that no constant of coding was seen with.
+    session("coding", "8x2mb/15ms/5ms", "200mbit", SPARSE),
+    session("coding", "lstm-lm", "500mbit", SPARSE),
     *(
         session("levels", work, "300mbit", [PLAIN, (*PLAIN, "hierarchical-allreduce levels=2x2")], workers=4)
         for work in ("12x1mb/20ms", "24x0.5mb/10ms")

@@ -13,16 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrace.cost.operators.calibration import Calibration
 from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
 from foretrace.techniques.distributed.exchange import without_exchange
+from foretrace.techniques.distributed.local_steps import LocalSteps
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, recorded, small_training
 from foretrace.testing.technique import check_valid
 from foretrace.testing.workloads import Gpu, optimizer_facts
+from foretrace.training.workers.timing import exchange_operator
 from tests.techniques.backward import PLAIN, Backward
 from tests.techniques.test_data_parallel import THREE, messages
 
@@ -318,6 +321,46 @@ def test_sparse_local_steps_gather_values_and_indices() -> None:
     ):  # fmt: skip
         with pytest.raises(NotApplicableError, match=said):
             predicted(graph, f"local-steps workers=2 network=1gbit {wrong}")
+
+
+@pytest.mark.parametrize(("text", "updates", "share"), [("every=2", "all", 1.0), ("every=1 updates=dgc", "dgc", 0.01)])
+def test_what_stands_around_an_exchange_is_timed_alone(text: str, updates: str, share: float) -> None:
+    graph, every = Backward(elements=[600_000, 400_000]).graph(), int(text[6])
+    text = f"local-steps workers=2 network=8gbit waiting_ms=0 transfer=1 {text}"
+    (operator,) = parse(text).wants(graph)
+    assert operator == exchange_operator(updates, [400_000, 600_000], 2, share)  # the last layer's is ready first
+    timed = Calibration(seconds={operator.key: 3e-3}).on(graph)
+    wire_s = 4e-3 if updates == "all" else 2 * 0.01 * 4e-3
+    alone_s = simulate(graph).step_time_s
+    assert predicted(timed, text).step_time_s == pytest.approx(alone_s + (wire_s + 3e-3) / every, rel=1e-3)
+    flags = {each.flag for each in parse(text).uncertain(timed)}
+    assert "measured" in flags and not flags & {"copy_gb_s", "step_us", "select_gb_s"}
+    stated = predicted(timed, f"{text} copy_gb_s=1e12 step_us=0" + " select_gb_s=1e12" * (updates == "dgc"))
+    assert stated.step_time_s == pytest.approx(alone_s + wire_s / every, rel=1e-3)
+
+
+@pytest.mark.parametrize(("text", "most"), [("0", 0.5), ("1e6", 1e-8)])
+def test_exchanges_of_one_worker_alone_show_what_gaia_sends(text: str, most: float) -> None:
+    gaia = parse(f"local-steps workers=2 network=1gbit every=1 updates=gaia threshold={text}")
+    assert isinstance(gaia, LocalSteps)
+    graph, seconds = gaia.tried(small_training(), exchanging_alone())
+    # All values without indices are half of what values with indices would be.
+    assert {each.flag: each.high for each in gaia.uncertain(graph)}["share"] == pytest.approx(most, rel=1e-6, abs=1e-8)
+    ((operator, timed_s),) = seconds.items()
+    assert [each.key for each in gaia.wants(graph)] == [operator] and 0 < timed_s < 1
+
+
+def exchanging_alone() -> TaskGraph:
+    return recorded(small_training(), steps=3)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # which PyTorch's own optimizers use
+def test_averages_of_one_worker_alone_are_timed() -> None:
+    average = parse("local-steps workers=2 network=1gbit every=2")
+    assert isinstance(average, LocalSteps)
+    graph, seconds = average.tried(small_training(), exchanging_alone())
+    timed = Calibration(seconds=seconds).on(graph)
+    assert "measured" in {each.flag for each in average.uncertain(timed)}
 
 
 def test_recorded_all_reduces_are_joined(shared_data: Path) -> None:

@@ -140,12 +140,16 @@ def unwrapped(training: Training, name: str) -> Training:
     return replace(training, model=replicas(training, name).module, run=None)
 
 
-def averaged_every(optimizer: Any, every: int) -> Any:
-    """Return the optimizer, which also averages its parameters over all workers every so many steps."""
+def averaged_every(optimizer: Any, every: int, group: Any = None) -> Any:
+    """Return the optimizer, which also averages its parameters over all workers of a group every so many steps.
+
+    None is the default group.
+    """
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
     from torch.distributed.optim import PostLocalSGDOptimizer
 
-    return PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(period=every, warmup_steps=0))
+    averager = PeriodicModelAverager(period=every, warmup_steps=0, process_group=group)
+    return PostLocalSGDOptimizer(optimizer, averager)
 
 
 def sharded(training: Training, paths: list[str], name: str, *, reshard: bool) -> Training:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.overhead import unprofiled
 from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.base import Technique
+from foretrace.techniques.distributed.local_steps import LocalSteps
 from foretrace.techniques.measuring import calibrated
 from foretrace.trace.trace import Trace
 from foretrace.training.training import Training
@@ -159,7 +161,12 @@ def record(request: Record) -> Recorded:
     graph = build(trace, None)
     if is_emulated(setup.work):
         graph = replace(graph, info=replace(graph.info, recording={**graph.info.recording, "emulated": setup.work}))
-    graph, operators, notes = _calibrated(unprofiled(graph), [parse_all(texts) for texts in request.arms])
+    graph, arms, known = unprofiled(graph), [parse_all(texts) for texts in request.arms], dict[str, float]()
+    for each in chain.from_iterable(arms):
+        if isinstance(each, LocalSteps):
+            graph, seconds = each.tried(training_of(setup), graph)
+            known |= seconds
+    graph, operators, notes = _calibrated(graph, arms, known)
     store.save(graph, Path(request.graph))
     again = (f"The worker alone was recorded {attempts} times: others disturbed it.",) if attempts > 1 else ()
     return Recorded(operators=operators, notes=(*again, *notes))
@@ -174,13 +181,15 @@ def _punctual(training: Training) -> tuple[Trace, int]:
     return min(found, key=lambda pair: pair[0])[1], len(found)
 
 
-def _calibrated(graph: TaskGraph, arms: Sequence[Sequence[Technique]]) -> tuple[TaskGraph, int, tuple[str, ...]]:
+def _calibrated(
+    graph: TaskGraph, arms: Sequence[Sequence[Technique]], known: dict[str, float]
+) -> tuple[TaskGraph, int, tuple[str, ...]]:
     """Return the graph with times of the operators that the techniques of each arm ask for, how many, and what
-    to note.
+    to note. Those that are `known` by now are not timed.
     """
     until = Deadline(CALIBRATION_S)
-    graph = replace(Calibration.load_for(graph), seconds={}).on(graph)  # everything is timed again, in this state
-    timed, failed = 0, dict[str, str]()
+    graph = replace(Calibration.load_for(graph), seconds=known).on(graph)  # all else is timed again, in this state
+    timed, failed = len(known), dict[str, str]()
 
     for techniques in arms:
         found = calibrated(graph, techniques, bench.measure, until)

@@ -257,11 +257,14 @@ def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
         graph=str(file),
     )
     # Real computation is recorded beside other workers that compute: they share memory and caches on this machine,
-    # which is no matter of the network. Layers that sleep share nothing.
-    beside = 0 if is_emulated(job.work) else job.workers - 1
+    # which is no matter of the network. Layers that sleep share nothing; what is timed alone is timed by all at once.
+    sleeps = is_emulated(job.work)
+    beside = min(job.workers, executor.cores()) - 1
     with alone(1 + beside, threads=job.threads) as workers:
         calls: list[AskedCall[Any]] = [AskedCall(record, request)]
-        if beside:
+        if sleeps:
+            calls += [AskedCall(record, structs.replace(request, graph=f"{file}.{i}")) for i in range(beside)]
+        elif beside:
             workers.ask(make, Make(name=_BASELINE, setup=request.setup), "making the training")
             endless = RunSteps(name=_BASELINE, discarded=0, steps=_FOR_EVER, together=False)
             calls += [AskedCall(run_steps, endless)] * beside

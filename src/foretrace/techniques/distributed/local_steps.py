@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
 from foretrace.arrays import Int64
 from foretrace.cost.network.network import CollectiveKind, Network
+from foretrace.cost.operators.calibration import Calibration
+from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import with_facts
@@ -18,11 +22,18 @@ from foretrace.techniques.distributed.compressors import rates
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import find_gradients
 from foretrace.training.compression.settings import CompressionSettings
+from foretrace.training.compression.timing import stand_in
 from foretrace.training.training import Training
+from foretrace.training.workers.timing import exchange_operator, tried_exchanges
 
 PASSES = 6  # over the parameters: into one array, divided, back; each read and written
 SPARSE_PASSES = 20  # also what changed, added to what waits, and taken up after the exchange
 _INDEX = 2  # a value and its index take twice the bytes of a value
+_NONE = 1e-9  # of the elements
+_COUNT = 8  # bytes that say how many values follow
+_FLOAT = 4  # bytes
+SENT, COUNTED = "sent", 20  # shares that were sent in so many exchanges: value, low, high
+_ALONE = Prior(1.0, 0.8, 1.5, why="it was timed alone; in a step it meets other caches and a busier memory")
 _SHARES = {
     "gaia": Prior(
         0.1, 0.0001, 1.0, why="how many updates are large beside their weight depends on model, rate and progress"
@@ -56,6 +67,7 @@ class LocalSteps(Technique):
     share: float | None = derived(doc="gaia, dgc: share of the elements that a worker sends")
     select_gb_s: float | None = derived(unit="GB/s", doc="gaia, dgc: speed of choosing, by bytes of parameters")
     step_us: float | None = derived(unit="µs", doc="host time of one average beside its copies")
+    measured: float | None = derived(doc="time of what stands around an exchange in a step relative to timed alone")
     waiting_ms: float | None = derived(unit="ms", doc="how much later the last worker is than this one, after one step")
     transfer: float | None = derived(doc="time of transfers relative to what the network's model says")
 
@@ -64,12 +76,17 @@ class LocalSteps(Technique):
         """As `Technique.period`."""
         return self.every
 
+    def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
+        self._check()
+        return (self._beside(graph),) if graph.info.platform == "cpu" else ()
+
     def change(self, graph: TaskGraph) -> TaskGraph:
         self._check()
         one_worker.required(self, graph)
         nbytes, values = self._nbytes(graph), self.values(graph)
         rows, device = self._ends(graph)
-        kind, sent, copied_s = self._exchanged(nbytes, values)
+        kind, sent = self._exchanged(nbytes, values)
+        copied_s = self._beside_s(graph, nbytes, values)
         cost = self._net(graph).cost(kind, sent).seconds * values["transfer"]
         own = sent / self.workers if kind == CollectiveKind.ALL_GATHER else sent
         # Delays of single steps add up as a random walk until the workers meet.
@@ -83,7 +100,7 @@ class LocalSteps(Technique):
             device=device,
             waits=rows,
             lag_ns=round(late_ns / self.every),
-            host_ns=round(values["step_us"] * 1e3 / self.every),
+            host_ns=round(values.get("step_us", 0.0) * 1e3 / self.every),
         )
         stop = Stop(waits=rows, then_ns=round(copied_s * 1e9 / self.every), device=device)
         result = exchange(graph, [message], [stop], in_flight=1)
@@ -101,28 +118,86 @@ class LocalSteps(Technique):
         facts |= {} if self.updates == "all" else {"updates": self.updates, "share": values["share"]}
         return with_facts(result.noted(Change(what=what, tasks=len(rows))), distributed=facts)
 
-    def _exchanged(self, nbytes: int, values: dict[str, float]) -> tuple[CollectiveKind, float, float]:
-        """Return the collective of one exchange, its bytes as `cost.network` counts them, and seconds of host work
-        beside.
-        """
+    def _exchanged(self, nbytes: int, values: dict[str, float]) -> tuple[CollectiveKind, float]:
+        """Return the collective of one exchange, and its bytes as `cost.network` counts them."""
+        if self.updates == "all" or _INDEX * values["share"] >= 1:  # then values without indices are less
+            return CollectiveKind.ALL_REDUCE, nbytes
+        return CollectiveKind.ALL_GATHER, self.workers * (_INDEX * values["share"] * nbytes + _COUNT)
+
+    def _beside(self, graph: TaskGraph) -> Operator:
+        """Return what workers do around an exchange, to be timed alone."""
+        elements = [each.nbytes // _FLOAT for each in find_gradients(graph)] or [self._nbytes(graph) // _FLOAT]
+        if self.parameter_mb:
+            elements = [self._nbytes(graph) // _FLOAT]
+        share = 1.0 if self.updates == "all" else self._share(graph).value if self.share is None else self.share
+        return exchange_operator(self.updates, elements, self.workers, share)
+
+    def _timed_s(self, graph: TaskGraph) -> float | None:
+        """Return seconds of it, as timed on this machine; None where it was not, or speeds are given."""
+        given = (self.copy_gb_s, self.step_us, self.select_gb_s)
+        if graph.info.platform != "cpu" or any(each is not None for each in given):
+            return None
+        timed = Calibration.of(graph)
+        own = timed.time_s(self._beside(graph))  # of this share, else of the likely one, which hardly differs
+        return own if own is not None else timed.time_s(replace(self, share=None)._beside(graph))
+
+    def _beside_s(self, graph: TaskGraph, nbytes: int, values: dict[str, float]) -> float:
+        if (timed_s := self._timed_s(graph)) is not None:
+            return values["measured"] * timed_s
         copied_s = nbytes / (values["copy_gb_s"] * 1e9)
         if self.updates == "all":
-            return CollectiveKind.ALL_REDUCE, nbytes, PASSES * copied_s
-        beside_s = SPARSE_PASSES * copied_s + nbytes / (values["select_gb_s"] * 1e9)
-        if _INDEX * values["share"] >= 1:  # then values without indices are less
-            return CollectiveKind.ALL_REDUCE, nbytes, beside_s
-        return CollectiveKind.ALL_GATHER, self.workers * _INDEX * values["share"] * nbytes, beside_s
+            return PASSES * copied_s
+        return SPARSE_PASSES * copied_s + nbytes / (values["select_gb_s"] * 1e9)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
-        sparse = (
-            {"share": _SHARES[self.updates], "select_gb_s": self._selecting(graph)} if self.updates != "all" else {}
-        )
-        return sparse | {
-            "copy_gb_s": one_worker.copying(graph, self._net(graph)),
-            "step_us": Prior(300.0, 100.0, 1000.0, unit="µs", why="Python over all parameters, one call"),
+        found = {"share": self._share(graph)} if self.updates != "all" else {}
+        if self._timed_s(graph) is not None:
+            found["measured"] = _ALONE
+        else:
+            found |= {
+                "copy_gb_s": one_worker.copying(graph, self._net(graph)),
+                "step_us": Prior(300.0, 100.0, 1000.0, unit="µs", why="Python over all parameters, one call"),
+            } | ({"select_gb_s": self._selecting(graph)} if self.updates != "all" else {})
+        return found | {
             "waiting_ms": one_worker.waiting(graph, self.workers),
             "transfer": one_worker.transfer(self._net(graph)),
         }
+
+    def _share(self, graph: TaskGraph) -> Prior:
+        """Return the share of the elements that is sent: as counted on one worker alone, else as assumed."""
+        counted = graph.info.recording.get(SENT, {}).get(self._sending)
+        if counted and self.updates == "gaia":
+            return Prior(*counted, why=f"counted in {COUNTED} exchanges of one worker alone")
+        return _SHARES[self.updates]
+
+    @property
+    def _sending(self) -> str:
+        return f"gaia threshold={self.threshold:g} every={self.every}"
+
+    def tried(self, training: Training, graph: TaskGraph) -> tuple[TaskGraph, dict[str, float]]:
+        """Return the graph with what some exchanges of one worker alone show, and the seconds of the work around them,
+        by operator.
+        """
+        group = stand_in(self.workers)
+        elements = self._nbytes(graph) // _FLOAT
+        late = tried_exchanges(training, partial(self._exchanging, group=group), self.every, COUNTED)[COUNTED // 2 :]
+        if self.updates == "gaia" and self.share is None:  # at first nothing has added up
+            shares = [max(sent / (_INDEX * _FLOAT * elements), _NONE) for sent, _ in late]
+            shown = {self._sending: (float(np.mean(shares)), min(shares), max(shares))}
+            graph = with_facts(graph, **{SENT: graph.info.recording.get(SENT, {}) | shown})
+        return graph, {self._beside(graph).key: float(np.median([seconds for _, seconds in late]))}
+
+    def _exchanging(self, optimizer: Any, group: Any = None) -> Any:
+        """Return an optimizer that exchanges with the workers of a group; None is the default one."""
+        from foretrace.training.data_parallel import averaged_every
+        from foretrace.training.workers.committing import Committing
+        from foretrace.training.workers.policies import DeepCompression, Gaia
+
+        if self.updates == "all":
+            return averaged_every(optimizer, self.every, group)
+        share = _SHARES["dgc"].value if self.share is None else self.share
+        policy = DeepCompression(share=share) if self.updates == "dgc" else Gaia(threshold=self.threshold)
+        return Committing(optimizer, policy, self.every, group)
 
     def _selecting(self, graph: TaskGraph) -> Prior:
         if self.updates == "dgc":
@@ -146,7 +221,7 @@ class LocalSteps(Technique):
             raise self.refuse(f"share must be above 0 and at most 1, got {self.share:g}; 0.01 is one in a hundred.")
         if not 0 <= self.threshold <= 1e6:
             raise self.refuse(f"threshold must be 0 to 1e6, got {self.threshold:g}; 0.1 sends updates of a tenth.")
-        self.need_positive("select_gb_s")
+        self.need_positive("select_gb_s", "measured")
         if not 0 <= self.parameter_mb < 1e9:
             raise self.refuse(f"parameter_mb must be 0 to 1e9, got {self.parameter_mb:g}; it is MB of all parameters.")
 
@@ -171,18 +246,9 @@ class LocalSteps(Technique):
         return rows, device if np.all(device >= 0) else None
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.data_parallel import averaged_every, need_group, sharing
-        from foretrace.training.workers.committing import Committing
-        from foretrace.training.workers.policies import DeepCompression, Gaia
+        from foretrace.training.data_parallel import need_group, sharing
 
         self._check()
         need_group(self.name, self.workers)
         shared = sharing(training, self.name)
-        if self.updates == "all":
-            optimizers = tuple(averaged_every(each, self.every) for each in shared.optimizers)
-        else:
-            share = _SHARES["dgc"].value if self.share is None else self.share
-            dgc = self.updates == "dgc"
-            policy = DeepCompression(share=share) if dgc else Gaia(threshold=self.threshold)
-            optimizers = tuple(Committing(each, policy, self.every) for each in shared.optimizers)
-        return replace(shared, optimizers=optimizers)
+        return replace(shared, optimizers=tuple(self._exchanging(each) for each in shared.optimizers))

@@ -45,7 +45,7 @@ def prepared_hook(operator: Operator) -> Callable[[], object]:
     torch.manual_seed(0)
     shapes = operator.dims[0]
     bucket = _bucket(torch.randn(sum(map(prod, shapes)), device=device), shapes)
-    state, hook = make_hook(settings, _stand_in(workers, answers=part == ALL))
+    state, hook = make_hook(settings, stand_in(workers, answers=part == ALL))
     if settings.method == "powersgd":
         state.iter = state.start_powerSGD_iter
     return partial(hook, state, bucket)
@@ -58,7 +58,8 @@ def _bucket(buffer: Any, shapes: Sequence[Sequence[int]]) -> Any:
     return SimpleNamespace(buffer=lambda: buffer, gradients=lambda: gradients, index=lambda: 0, is_last=lambda: True)
 
 
-def _stand_in(workers: int, *, answers: bool) -> Any:
+def stand_in(workers: int, *, answers: bool = True) -> Any:
+    """Return a process group of so many workers, of whom the others answer what they are sent, or never."""
     from torch import distributed as dist
 
     from foretrace.training.compression.hooks import work

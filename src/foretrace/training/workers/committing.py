@@ -25,9 +25,10 @@ class Committing(Optimizer):
     an all-gather in the server's place.
     """
 
-    def __init__(self, optimizer: Optimizer, policy: SyncPolicy, every: int) -> None:
+    def __init__(self, optimizer: Optimizer, policy: SyncPolicy, every: int, group: Any = None) -> None:
         # Not the base's constructor, which would take the parameters a second time.
         self.inner, self.policy, self.every = optimizer, policy, every
+        self.group = group  # None is the default process group
         self.steps = 0
         self.sent_bytes = 0  # by this worker
         self.shared = self._flat()
@@ -85,12 +86,12 @@ class Committing(Optimizer):
         indices = torch.from_numpy(chosen).to(self.pending.device)
         values = self.pending[indices]
         self.pending[indices] = 0
-        world = distributed.get_world_size()
+        world = distributed.get_world_size(self.group)
         counts = self._gathered(torch.tensor([len(values)], device=values.device))
         most = max(map(int, counts))  # messages of a collective are of one length
         if 2 * most >= len(self.pending):  # then values without indices are less
             dense = torch.zeros_like(self.pending).index_copy_(0, indices, values)
-            distributed.all_reduce(dense)
+            distributed.all_reduce(dense, group=self.group)
             self.shared += dense / world
             self.sent_bytes += NUMBER * len(dense)
         elif most:
@@ -101,8 +102,8 @@ class Committing(Optimizer):
             self.sent_bytes += 2 * NUMBER * most
 
     def _gathered(self, own: Tensor) -> list[Tensor]:
-        found = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(found, own)
+        found = [torch.empty_like(own) for _ in range(distributed.get_world_size(self.group))]
+        distributed.all_gather(found, own, group=self.group)
         return found
 
     def _parameters(self) -> list[Tensor]:
