@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -122,3 +123,45 @@ def test_last_half_of_recorded_boundaries() -> None:
     assert technique._chosen(graph, rows).tolist() == rows[2:].tolist()
     after = technique._replaced(graph, rows)
     assert np.allclose(after.dur[rows] / graph.dur[rows], [1, 1, 0.1, 0.1], rtol=1e-3)
+
+
+DIMS = '[[[[500,500]],[],[],[]],["TensorList","","Scalar","Scalar"],["","","1","0"]]'
+
+
+def gloo_pair(*calls: tuple[str, Phase, int]) -> TaskGraph:
+    """A step on a thread that calls gloo for 1 MB each time, 1 ms of work between, and waits so many ms behind it."""
+    writer = Writer(lanes=(Lane(rank=0, kind=LaneKind.CPU),), info=GraphInfo(platform="cpu", steps=(0,)))
+    writer.mark()
+    for name, phase, wait_ms in calls:
+        writer.task(TaskKind.OPERATOR, 0, "aten::mm", 1_000_000, phase=int(phase))
+        writer.task(TaskKind.OPERATOR, 0, name, 1_000, phase=int(phase))
+        writer.task(TaskKind.OPERATOR, 0, "_Sent", 1_000_000 * wait_ms, phase=int(phase))
+    writer.mark()
+    graph = writer.graph()
+    issued = np.array([name.startswith("c10d::") for name in graph.names])[graph.name]
+    return replace(graph, shapes=(DIMS,)).with_columns(shape=np.where(issued, 0, -1).astype(np.int32))
+
+
+def test_threads_that_wait_for_gloo_are_messages() -> None:
+    graph = gloo_pair(("c10d::send", Phase.FORWARD, 1), ("c10d::recv_", Phase.BACKWARD, 30))
+    technique = ModelParallelCompression(
+        method="topk", where="pipeline", network="800mbit", share=0.1, encode_gb_s=1.0, decode_gb_s=1.0, transfer=1.0
+    )
+    rows = technique._recorded(graph)
+    assert technique._sizes(graph) == (1_000_000,) and graph.dur[rows].tolist() == [1_000_000, 30_000_000]
+    # 10 ms to send 1 MB: what the first saves of its 8 ms beyond the 1 ms that it waits is saved by the second, and
+    # that one's gradient needs no indices. Coding forward 1 + 1 ms, backward 1 ms.
+    after = technique._replaced(graph, rows).dur[rows] / 1e6
+    assert after.tolist() == pytest.approx([2.0, 30.0 - 7.0 - 9.0 + 1.0], rel=1e-3)
+
+
+def test_sums_of_gloo_and_the_transfers_beside_them() -> None:
+    call = "c10d::allreduce_"
+    graph = gloo_pair((call, Phase.FORWARD, 10), (call, Phase.FORWARD, 10), (call, Phase.BACKWARD, 10))
+    technique = ModelParallelCompression(
+        method="randomk", network="800mbit", share=0.1, encode_gb_s=1.0, decode_gb_s=1.0, transfer=1.0
+    )
+    rows = technique._recorded(graph)
+    assert len(rows) == 2
+    after = technique._replaced(graph, rows).dur[rows] / 1e6
+    assert after.tolist() == pytest.approx([10.0, 10.0 - 9.0 + 3.0], rel=1e-3)  # the last half, scattered backward

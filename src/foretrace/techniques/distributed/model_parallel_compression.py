@@ -23,6 +23,7 @@ from foretrace.model.messages import MIB
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import micro_batches, with_facts
 from foretrace.techniques.distributed import one_worker
+from foretrace.techniques.distributed.boundary_messages import BoundaryMessages, boundary_messages
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.training.compression.settings import Boundary, kept
 from foretrace.training.training import Training
@@ -89,26 +90,39 @@ class ModelParallelCompression(Technique):
         return self._replaced(graph, rows) if len(rows) else self._put_in(graph)
 
     def _replaced(self, graph: TaskGraph, rows: Int64) -> TaskGraph:
-        """Return recorded messages with compressed ones in their places, coding included: the step waits for either."""
-        chosen = self._chosen(graph, rows)
+        """Return recorded messages with compressed ones in their places, coding included: the step waits for either.
+
+        What a message saves that nobody waited for is saved where the answer to it is waited for.
+        """
+        chosen = self._messages(graph).where(self._chosen(graph, rows))
         values = self.values(graph)
         scale = values.get("transfer", 1.0)
         net = network(self.network, self.workers) if self.network else None
-        after = []
-        for row in chosen.tolist():
-            nbytes = int(graph.nbytes[row])
-            kind, sent = self._sent(nbytes)
+        dur, left = graph.dur.astype(np.float64), 0.0
+        for row, nbytes, link in zip(chosen.rows.tolist(), chosen.nbytes.tolist(), chosen.links.tolist(), strict=True):
+            gradient = bool(graph.phase[row] == Phase.BACKWARD)
+            kind, sent = self._sent(nbytes, gradient=gradient)
             plain = self._plain
             if net is None:  # as if bandwidth alone decided
-                dur = graph.dur[row] * self._moved(kind, sent) / self._moved(plain, nbytes)
+                less = dur[row] * (1 - self._moved(kind, sent) / self._moved(plain, nbytes))
             else:
-                less = net.cost(plain, nbytes).seconds - net.cost(kind, sent).seconds
-                dur = max(float(graph.dur[row]) - 1e9 * scale * less, 0.0)
-            encode, decode = self._coding_s(graph, nbytes, values)
-            after.append(dur + 1e9 * (encode + decode))
-        mask = graph.mask(chosen)
+                less = 1e9 * scale * (net.cost(plain, nbytes).seconds - net.cost(kind, sent).seconds)
+            dur[row] -= left + less
+            left = -min(dur[row], 0.0) if self.where == PIPELINE else 0.0
+            dur[row] = max(dur[row], 0.0) + 1e9 * self._beside_s(graph, nbytes, values, gradient=gradient)
+            if link >= 0:
+                dur[link] = min(dur[link], dur[row])
+        changed = np.unique([*chosen.rows.tolist(), *(each for each in chosen.links.tolist() if each >= 0)])
         what = f"compressed the activations of {{}} ({self.method})"
-        return retime(graph, mask, np.array(after), what=what)
+        return retime(graph, graph.mask(changed), dur[changed], what=what)
+
+    def _beside_s(self, graph: TaskGraph, nbytes: int, values: dict[str, float], *, gradient: bool) -> float:
+        """Return seconds of coding at one message: sums of tensors with that of their backward pass."""
+        encode, decode = self._coding_s(graph, nbytes, values)
+        back = {"autoencoder": 2 * (encode + decode), "quantise": encode + decode}.get(self.method, decode)
+        if self.where == PIPELINE:
+            return back if gradient else encode + decode
+        return encode + decode + (0.0 if self.method == "quantise" else back)  # whose gradient passes straight through
 
     def _put_in(self, graph: TaskGraph) -> TaskGraph:
         """Return messages of stated sizes at equal distances in the forward pass, of pipelines in the backward pass,
@@ -160,15 +174,13 @@ class ModelParallelCompression(Technique):
         change = Change(what=note, tasks=len(messages) * graph.n_steps)
         return with_facts(result.noted(change), distributed={"model_parallel": str(self), "workers": self.workers})
 
+    def _messages(self, graph: TaskGraph) -> BoundaryMessages:
+        return boundary_messages(graph, _NAMES[self.where])
+
     def _recorded(self, graph: TaskGraph) -> Int64:
         """Return rows of the recorded messages of this kind."""
-        kinds = (graph.kind == TaskKind.COLLECTIVE) & (graph.nbytes > 0) & ~graph.gone & (graph.step >= 0)
-        words = _NAMES[self.where]
-        named = np.array([any(word in name.lower() for word in words) for name in graph.names], dtype=np.bool_)
-        kinds &= named[graph.name]
-        if self.where == TENSOR:
-            kinds &= graph.phase == Phase.FORWARD
-        return np.flatnonzero(kinds)
+        rows = self._messages(graph).rows
+        return rows[graph.phase[rows] == Phase.FORWARD] if self.where == TENSOR else rows
 
     def _chosen(self, graph: TaskGraph, rows: Int64) -> Int64:
         """Return those in the depth: the last half of a forward pass. A pipeline stage has one boundary."""
@@ -185,7 +197,7 @@ class ModelParallelCompression(Technique):
         self._check()
         rows = self._recorded(graph)
         if len(rows):
-            return tuple(sorted(set(graph.nbytes[self._chosen(graph, rows)].tolist())))
+            return tuple(sorted(set(self._messages(graph).where(self._chosen(graph, rows)).nbytes.tolist())))
         return (_FLOAT * self.rows * self.hidden,) if self.rows and self.hidden else ()
 
     @property
@@ -193,8 +205,10 @@ class ModelParallelCompression(Technique):
         """What sends an activation as it is."""
         return CollectiveKind.ALL_REDUCE if self.where == TENSOR else CollectiveKind.SEND
 
-    def _sent(self, nbytes: float) -> tuple[CollectiveKind, float]:
-        """Return the message of a compressed activation, its bytes as `cost.network` counts them."""
+    def _sent(self, nbytes: float, *, gradient: bool = False) -> tuple[CollectiveKind, float]:
+        """Return the message of a compressed activation, its bytes as `cost.network` counts them; or of the gradient
+        that a pipeline sends back.
+        """
         elements = round(nbytes / _FLOAT)
         chosen = kept(elements, self.share)
         tensor, plain = self.where == TENSOR, self._plain
@@ -205,7 +219,7 @@ class ModelParallelCompression(Technique):
                 hidden = self.hidden or elements
                 return plain, nbytes * kept(hidden, self.share) / hidden
             case "topk":
-                return gathered, 2.0 * _FLOAT * chosen * gather
+                return gathered, (1.0 if gradient else 2.0) * _FLOAT * chosen * gather  # where is known by then
             case "randomk":
                 return plain, float(_FLOAT * chosen)
             case "quantise":
