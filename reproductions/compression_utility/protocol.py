@@ -1,13 +1,15 @@
 """Does compressing gradients pay? The Utility study's question over full-size models, with the range of every answer.
 
     python -m reproductions compression_utility predict [--models resnet50,bert] [--out predicted.jsonl]
+    python -m reproductions compression_utility code [--seconds 120] [--out coded.jsonl]
     python -m reproductions compression_utility measure [--models resnet50,bert] [--seconds 60] [--out measured.jsonl]
     python -m reproductions compression_utility table
 
 `predict`: V100s, as in the study. A step is estimated from the model alone, coding from the hooks' passes over memory
 (`foretrace compression advise MODEL --device v100` answers the same), and every set-up is asked again under other
-assumptions. `measure`: this processor, one thread; every hook is timed on the model's own buckets within the time
-given, others from those. Both write one row per set-up; `table` writes README.md from them.
+assumptions. `code`: this processor, one thread; every method encodes and decodes gradients of 1 KiB to 64 MiB alone.
+`measure`: set-ups on this processor; hooks are timed on the model's own buckets within the time given, others taken
+from those and from `code`. Both write one row per set-up; `table` writes README.md from all of them.
 
 Source: Agarwal et al., On the Utility of Gradient Compression in Distributed Training Systems, MLSys 2022.
 """
@@ -19,17 +21,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from foretrace import flow
 from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.operators import bench
 from foretrace.cost.operators.calibration import Calibration
+from foretrace.deadline import Deadline
 from foretrace.errors import NotApplicableError
 from foretrace.files import write_bytes
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.hardware.cluster import parse_link
+from foretrace.hardware.processor import operator_threads
 from foretrace.plan.compression_advice import CANNOT_TELL, DEFAULT, DOES_NOT, PAYS, WORTH, advise
 from foretrace.simulate.replay import replay
 from foretrace.simulate.timeline import simulate
@@ -38,10 +44,12 @@ from foretrace.techniques.distributed.compressors import parts
 from foretrace.techniques.distributed.data_parallel import DataParallel
 from foretrace.techniques.distributed.gradient_compression import GradientCompression
 from foretrace.trace.observe.machine import machine
+from foretrace.training.compression.timing import ALL, ENCODE, hook_operator
 from reproductions import parser_of
 from reproductions.compression_utility.formula import Link, Sent, compressed_s, synchronous_s
 from reproductions.systems import put
 
+T = TypeVar("T")
 HERE = Path(__file__).parent
 # Samples of a step per worker; two where the study varied them.
 MODELS = {
@@ -49,6 +57,7 @@ MODELS = {
     "dlrm": (2048,), "lstm-lm": (64,),
 }  # fmt: skip
 WORKERS, GBIT, LATENCY_US = (16, 64), (10.0,), 50.0
+SIZES = tuple(1024 << 2 * power for power in range(9))  # bytes of gradients
 # Seconds of encoding and decoding the 102 MB of ResNet-50 on a V100, quoted from the study at second hand: kernels of
 # 2021, among them a selection of the largest elements on one multiprocessor, and columns made orthogonal one by one.
 STUDY_S = {"powersgd": 0.045, "powersgd rank=16": 0.130, "topk": 0.240, "topk share=0.1": 0.289, "sign": 0.016,
@@ -82,6 +91,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     arms: dict[str, float] = {}  # share of the step gained under another assumption
 
 
+class Coded(msgspec.Struct, frozen=True, kw_only=True):
+    """A hook that was timed alone on gradients of one size."""
+
+    date: str
+    machine: str  # that it was timed on
+    method: str
+    nbytes: int
+    encode_s: float
+    all_s: float  # with decoding
+    seconds: dict[str, float]  # by operator, for `measure`
+
+
 def estimated(model: str, batch: int, device: str) -> TaskGraph:
     """A step of a full-size model that never ran."""
     found = flow.estimate(model, device=device, batch=batch, threads=1 if device == "here" else None)
@@ -104,7 +125,7 @@ def rows(model: str, batch: int, graph: TaskGraph, device: str, *, turned: bool)
                 asked = next(each for each in DEFAULT if str(each) == method.name)
                 yield Row(
                     date=f"{datetime.now(UTC):%Y-%m-%d}",
-                    machine=f"{machine()['cpu']}, {os.cpu_count()} cores",
+                    machine=_here_is(),
                     device=device,
                     model=model,
                     batch=batch,
@@ -183,16 +204,46 @@ def predict(names: Sequence[str]) -> Iterator[Row]:
             yield from rows(name, batch, estimated(name, batch, "v100"), "V100", turned=True)
 
 
-def measure(names: Sequence[str], seconds: float) -> Iterator[Row]:
+def code(seconds: float) -> Iterator[Coded]:
+    """Every method at every size on this processor, for the fewest workers."""
+    with operator_threads(1):
+        until = Deadline(seconds)
+        for i, method in enumerate(DEFAULT):
+            share = Deadline(until.budget_s / (len(DEFAULT) - i))
+            for nbytes in SIZES:
+                rows = 1 << (nbytes // 4).bit_length() // 2
+                pair = [
+                    hook_operator(method.settings, [(rows, nbytes // 4 // rows)], WORKERS[0], part)
+                    for part in (ENCODE, ALL)
+                ]
+                found = bench.measure(pair, budget_s=share.budget_s)
+                if found.failed:
+                    print(f"{method}, {nbytes:,} bytes: {next(iter(found.failed.values()))}", flush=True)
+                    continue
+                yield Coded(
+                    date=f"{datetime.now(UTC):%Y-%m-%d}", machine=_here_is(), method=_short(method), nbytes=nbytes,
+                    encode_s=found.seconds[pair[0].key], all_s=found.seconds[pair[1].key], seconds=found.seconds,
+                )  # fmt: skip
+
+
+def _here_is() -> str:
+    return f"{machine()['cpu']}, {os.cpu_count()} cores"
+
+
+def _short(method: GradientCompression) -> str:
+    return str(method).split("method=", 1)[1]
+
+
+def measure(names: Sequence[str], seconds: float, coded: Sequence[Coded] = ()) -> Iterator[Row]:
     """Set-ups on this processor, hooks timed."""
     from foretrace.experiment.calibrate import as_here, with_hooks
-    from foretrace.hardware.processor import operator_threads
 
     with operator_threads(1):
         for name in names:
             batch = MODELS[name][0]
             graph = as_here(estimated(name, batch, "here"))
-            graph = Calibration.load_for(graph).on(graph)
+            by_size = {key: each for one in coded if one.machine == _here_is() for key, each in one.seconds.items()}
+            graph = Calibration.load_for(graph).extended(by_size).on(graph)
             graph, note = with_hooks(graph, [(exchange(WORKERS[0], GBIT[0]), each) for each in DEFAULT], seconds)
             if note:
                 print(f"{name}: {note}", flush=True)
@@ -202,9 +253,10 @@ def measure(names: Sequence[str], seconds: float) -> Iterator[Row]:
 # --- the page
 
 
-def page(found: Sequence[Row], measured: Sequence[Row]) -> str:
+def page(found: Sequence[Row], measured: Sequence[Row], coded: Sequence[Coded] = ()) -> str:
     """README.md."""
-    return "\n".join([*_head(found, measured), *_by_model(found), *_turns(found), *_by_method(found), *_here(measured)])
+    parts = _head(found, measured), _by_model(found), _turns(found), _by_method(found), _here(measured), _sizes(coded)
+    return "\n".join(line for part in parts for line in part)
 
 
 def counts(found: Sequence[Row]) -> str:
@@ -351,11 +403,39 @@ def _here(measured: Sequence[Row]) -> list[str]:
     return [*lines, ""]
 
 
-def kept(path: Path) -> list[Row]:
+def _sizes(coded: Sequence[Coded]) -> list[str]:
+    if not coded:
+        return []
+    sizes, times = sorted({each.nbytes for each in coded}), {(each.method, each.nbytes): each for each in coded}
+
+    def cell(found: Coded | None) -> str:
+        if found is None:
+            return "–"
+        return f"{1e3 * found.encode_s:.3g} + {1e3 * max(found.all_s - found.encode_s, 0.0):.3g}"
+
+    names = [f"{nbytes >> 10} KiB" if nbytes < 1 << 20 else f"{nbytes >> 20} MiB" for nbytes in sizes]
+    return [
+        "## One processor core: coding by size of the gradients",
+        "",
+        f"Encoding + decoding in ms, every hook timed alone on one matrix, {WORKERS[0]} workers, one thread; measured "
+        f"on {max(each.date for each in coded)} on {coded[0].machine} (`make reproduce NAME=compression_utility "
+        "ARGS=code`).",
+        "",
+        f"| method | {' | '.join(names)} |",
+        f"|---|{'---|' * len(sizes)}",
+        *(
+            f"| {method} | {' | '.join(cell(times.get((method, nbytes))) for nbytes in sizes)} |"
+            for method in dict.fromkeys(each.method for each in coded)
+        ),
+        "",
+    ]
+
+
+def kept(path: Path, kind: type[T] = Row) -> list[T]:  # type: ignore[assignment]  # the default is of one kind
     """Rows of an earlier run; none where there is no file."""
     if not path.exists():
         return []
-    return [msgspec.json.decode(line, type=Row) for line in path.read_bytes().splitlines() if line]
+    return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines() if line]
 
 
 def _written(path: Path, models: Sequence[str], made: Callable[[str], Iterator[Row]]) -> None:
@@ -374,6 +454,9 @@ def main(arguments: Sequence[str]) -> int:
     first = commands.add_parser("predict", help="set-ups on V100s")
     second = commands.add_parser("measure", help="set-ups on this processor, hooks timed")
     second.add_argument("--seconds", type=float, default=60.0, help="for the hooks of a model")
+    fourth = commands.add_parser("code", help="methods timed alone by size of the gradients, on this processor")
+    fourth.add_argument("--seconds", type=float, default=120.0, help="for all of them")
+    fourth.add_argument("--out", type=Path, default=HERE / "coded.jsonl")
     for each, name in ((first, "predicted"), (second, "measured")):
         each.add_argument("--models", default=",".join(MODELS))
         each.add_argument("--out", type=Path, default=HERE / f"{name}.jsonl")
@@ -381,14 +464,18 @@ def main(arguments: Sequence[str]) -> int:
     third.add_argument("--predicted", type=Path, default=HERE / "predicted.jsonl")
     third.add_argument("--measured", type=Path, default=HERE / "measured.jsonl")
     given = parser.parse_args(arguments)
+    coded = kept(HERE / "coded.jsonl", Coded)
     if given.command == "table":
-        put(HERE / "README.md", page(kept(given.predicted), kept(given.measured)))
+        put(HERE / "README.md", page(kept(given.predicted), kept(given.measured), coded))
+        return 0
+    if given.command == "code":
+        write_bytes(given.out, b"".join(msgspec.json.encode(each) + b"\n" for each in code(given.seconds)))
         return 0
     try:
         if given.command == "predict":
             _written(given.out, given.models.split(","), lambda name: predict([name]))
         else:
-            _written(given.out, given.models.split(","), lambda name: measure([name], given.seconds))
+            _written(given.out, given.models.split(","), lambda name: measure([name], given.seconds, coded))
     except NotApplicableError as error:
         print(f"compression_utility: {error}", flush=True)
         return 2
