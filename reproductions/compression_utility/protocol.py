@@ -431,7 +431,7 @@ def _sizes(coded: Sequence[Coded]) -> list[str]:
     ]
 
 
-def kept(path: Path, kind: type[T] = Row) -> list[T]:  # type: ignore[assignment]  # the default is of one kind
+def kept(path: Path, kind: type[T]) -> list[T]:
     """Rows of an earlier run; none where there is no file."""
     if not path.exists():
         return []
@@ -442,7 +442,7 @@ def _written(path: Path, models: Sequence[str], made: Callable[[str], Iterator[R
     """Rows of these models made anew, one model at a time, in the place of those that are kept."""
     for name in models:
         new = list(made(name))
-        every = [each for each in kept(path) if each.model != name] + new
+        every = [each for each in kept(path, Row) if each.model != name] + new
         every.sort(key=lambda each: list(MODELS).index(each.model))
         write_bytes(path, b"".join(msgspec.json.encode(each) + b"\n" for each in every))
         print(f"{name}: {counts(new)}", flush=True)
@@ -466,7 +466,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     coded = kept(HERE / "coded.jsonl", Coded)
     if given.command == "table":
-        put(HERE / "README.md", page(kept(given.predicted), kept(given.measured), coded))
+        put(HERE / "README.md", page(kept(given.predicted, Row), kept(given.measured, Row), coded))
         return 0
     if given.command == "code":
         write_bytes(given.out, b"".join(msgspec.json.encode(each) + b"\n" for each in code(given.seconds)))

@@ -343,11 +343,11 @@ def test_what_stands_around_an_exchange_is_timed_alone(text: str, updates: str, 
 def test_exchanges_of_one_worker_alone_show_what_gaia_sends(text: str, most: float) -> None:
     gaia = parse(f"local-steps workers=2 network=1gbit every=1 updates=gaia threshold={text}")
     assert isinstance(gaia, LocalSteps)
-    graph, seconds = gaia.tried(small_training(), exchanging_alone())
+    tried = gaia.tried(small_training())
+    graph = gaia.with_tried(exchanging_alone(), [tried, tried])
     # All values without indices are half of what values with indices would be.
     assert {each.flag: each.high for each in gaia.uncertain(graph)}["share"] == pytest.approx(most, rel=1e-6, abs=1e-8)
-    ((operator, timed_s),) = seconds.items()
-    assert [each.key for each in gaia.wants(graph)] == [operator] and 0 < timed_s < 1
+    assert 0 < Calibration.of(graph).time_s(gaia.wants(graph)[0]) < 1
 
 
 def exchanging_alone() -> TaskGraph:
@@ -358,8 +358,7 @@ def exchanging_alone() -> TaskGraph:
 def test_averages_of_one_worker_alone_are_timed() -> None:
     average = parse("local-steps workers=2 network=1gbit every=2")
     assert isinstance(average, LocalSteps)
-    graph, seconds = average.tried(small_training(), exchanging_alone())
-    timed = Calibration(seconds=seconds).on(graph)
+    timed = average.with_tried(exchanging_alone(), [average.tried(small_training())])
     assert "measured" in {each.flag for each in average.uncertain(timed)}
 
 

@@ -92,6 +92,13 @@ class Make(msgspec.Struct, frozen=True, kw_only=True):
     setup: Setup
 
 
+class TryExchanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Make steps of a training with exchanges that nobody but this worker takes part in."""
+
+    setup: Setup
+    technique: str
+
+
 class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Run steps of an arm: `discarded` ones first, then `steps` that are timed together.
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +26,23 @@ from foretrace.experiment.measure import (
     recording_of,
     unrest,
 )
-from foretrace.experiment.messages import Buckets, Make, Record, Recorded, RunSteps, Setup, TimedSteps, Worker
+from foretrace.experiment.messages import (
+    Buckets,
+    Make,
+    Record,
+    Recorded,
+    RunSteps,
+    Setup,
+    TimedSteps,
+    TryExchanges,
+    Worker,
+)
 from foretrace.files import evict
 from foretrace.graph import store
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.overhead import unprofiled
-from foretrace.techniques.arguments import parse_all
+from foretrace.techniques.arguments import parse, parse_all
 from foretrace.techniques.base import Technique
 from foretrace.techniques.distributed.local_steps import LocalSteps
 from foretrace.techniques.measuring import calibrated
@@ -138,6 +147,18 @@ def forget(given: None, worker: Worker) -> None:
     worker.kept.clear()
 
 
+def try_exchanges(given: TryExchanges, worker: Worker) -> list[tuple[float, float]]:
+    """Try what `local-steps` exchanges, with others that answer at once: bytes sent and seconds, by exchange.
+
+    All workers work around an exchange at the same time, as they will: they share memory and caches.
+    """
+    import torch.distributed as dist
+
+    technique = parse(given.technique)
+    assert isinstance(technique, LocalSteps)
+    return technique.tried(training_of(given.setup), dist.barrier)
+
+
 _RECORDINGS = 3
 _PUNCTUAL = 0.02  # median over shortest step of an emulated training on a machine that does little else
 
@@ -161,12 +182,7 @@ def record(request: Record) -> Recorded:
     graph = build(trace, None)
     if is_emulated(setup.work):
         graph = replace(graph, info=replace(graph.info, recording={**graph.info.recording, "emulated": setup.work}))
-    graph, arms, known = unprofiled(graph), [parse_all(texts) for texts in request.arms], dict[str, float]()
-    for each in chain.from_iterable(arms):
-        if isinstance(each, LocalSteps):
-            graph, seconds = each.tried(training_of(setup), graph)
-            known |= seconds
-    graph, operators, notes = _calibrated(graph, arms, known)
+    graph, operators, notes = _calibrated(unprofiled(graph), [parse_all(texts) for texts in request.arms])
     store.save(graph, Path(request.graph))
     again = (f"The worker alone was recorded {attempts} times: others disturbed it.",) if attempts > 1 else ()
     return Recorded(operators=operators, notes=(*again, *notes))
@@ -181,15 +197,13 @@ def _punctual(training: Training) -> tuple[Trace, int]:
     return min(found, key=lambda pair: pair[0])[1], len(found)
 
 
-def _calibrated(
-    graph: TaskGraph, arms: Sequence[Sequence[Technique]], known: dict[str, float]
-) -> tuple[TaskGraph, int, tuple[str, ...]]:
+def _calibrated(graph: TaskGraph, arms: Sequence[Sequence[Technique]]) -> tuple[TaskGraph, int, tuple[str, ...]]:
     """Return the graph with times of the operators that the techniques of each arm ask for, how many, and what
-    to note. Those that are `known` by now are not timed.
+    to note.
     """
     until = Deadline(CALIBRATION_S)
-    graph = replace(Calibration.load_for(graph), seconds=known).on(graph)  # all else is timed again, in this state
-    timed, failed = len(known), dict[str, str]()
+    graph = replace(Calibration.load_for(graph), seconds={}).on(graph)  # everything is timed again, in this state
+    timed, failed = 0, dict[str, str]()
 
     for techniques in arms:
         found = calibrated(graph, techniques, bench.measure, until)

@@ -21,12 +21,21 @@ from foretrace.deadline import ending
 from foretrace.errors import ForetraceError
 from foretrace.experiment import cores
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.arms import buckets_of, forget, is_emulated, make, record, run_steps, training_of
+from foretrace.experiment.links.arms import (
+    buckets_of,
+    forget,
+    is_emulated,
+    make,
+    record,
+    run_steps,
+    training_of,
+    try_exchanges,
+)
 from foretrace.experiment.links.calibrate import LinkCalibration, calibrate, title
 from foretrace.experiment.links.hosts import StepTogether, step_together, together
 from foretrace.experiment.links.job import LinkJob, LinkOutcome, MeasuredLink
 from foretrace.experiment.links.judge import Ran, judge, summed
-from foretrace.experiment.messages import Make, Record, Recorded, RunSteps, Setup, TimedSteps
+from foretrace.experiment.messages import Make, Record, Recorded, RunSteps, Setup, TimedSteps, TryExchanges
 from foretrace.experiment.processes import PATIENCE_S, AskedCall, Workers, alone
 from foretrace.experiment.statistics import paired_ratio
 from foretrace.experiment.trial import in_turns, means, versions
@@ -37,6 +46,7 @@ from foretrace.hardware.cluster import parse_link
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.compute.batching import with_facts
+from foretrace.techniques.distributed.local_steps import COUNTED, LocalSteps
 from foretrace.techniques.registry import technique
 from foretrace.techniques.whatif import WhatIf, whatif
 
@@ -128,6 +138,7 @@ def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None, find: 
         say("recording one worker alone", 0.25)
         graph, recorded = _recorded(job, folder)
         recorded_s = simulate(graph).step_time_s
+        graph = _exchanges(workers, job, graph)
         if computes:
             say("stepping together", 0.32)
             likely = job.arms or (job.against,)  # before `find` has named any
@@ -257,19 +268,29 @@ def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
         graph=str(file),
     )
     # Real computation is recorded beside other workers that compute: they share memory and caches on this machine,
-    # which is no matter of the network. Layers that sleep share nothing; what is timed alone is timed by all at once.
-    sleeps = is_emulated(job.work)
-    beside = min(job.workers, executor.cores()) - 1
+    # which is no matter of the network. Layers that sleep share nothing.
+    beside = 0 if is_emulated(job.work) else job.workers - 1
     with alone(1 + beside, threads=job.threads) as workers:
         calls: list[AskedCall[Any]] = [AskedCall(record, request)]
-        if sleeps:
-            calls += [AskedCall(record, structs.replace(request, graph=f"{file}.{i}")) for i in range(beside)]
-        elif beside:
+        if beside:
             workers.ask(make, Make(name=_BASELINE, setup=request.setup), "making the training")
             endless = RunSteps(name=_BASELINE, discarded=0, steps=_FOR_EVER, together=False)
             calls += [AskedCall(run_steps, endless)] * beside
         (answer,) = workers.ask_each(calls, "recording one worker", patience_s=_RECORDING_S + PATIENCE_S, first=True)
     return store.load(file), answer
+
+
+def _exchanges(workers: Workers, job: LinkJob, graph: TaskGraph) -> TaskGraph:
+    """Return the graph with what workers send and do around exchanges of parameters, tried by all at the same time."""
+    setup = Setup(work=job.work, size=job.size, seed=job.seed)
+    for texts in (*job.arms, job.against):
+        for each in parse_all(completed(texts, job.workers, job.link)):
+            if isinstance(each, LocalSteps):
+                seconds = 10 * COUNTED * each.every * simulate(graph).step_time_s
+                request = TryExchanges(setup=setup, technique=str(each))
+                tried = workers.ask(try_exchanges, request, "trying exchanges", seconds=seconds)
+                graph = each.with_tried(graph, tried)
+    return graph
 
 
 def _together(workers: Workers, job: LinkJob, graph: TaskGraph, wait_s: float) -> TaskGraph:

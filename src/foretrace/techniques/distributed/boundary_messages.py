@@ -60,5 +60,5 @@ def _nbytes(graph: TaskGraph, call: int) -> int:
     """Return bytes of the float32 tensors that a call names first; 0 where they are not recorded."""
     if graph.shape[call] < 0:
         return 0
-    dims = msgspec.json.decode(graph.shapes[graph.shape[call]])[0][0]
-    return _FLOAT * sum(prod(each) for each in dims)
+    dims: list[list[int]] = msgspec.json.decode(graph.shapes[graph.shape[call]])[0][0]
+    return sum(_FLOAT * prod(each) for each in dims)

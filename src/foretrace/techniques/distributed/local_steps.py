@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
@@ -32,7 +33,7 @@ _INDEX = 2  # a value and its index take twice the bytes of a value
 _NONE = 1e-9  # of the elements
 _COUNT = 8  # bytes that say how many values follow
 _FLOAT = 4  # bytes
-SENT, COUNTED = "sent", 20  # shares that were sent in so many exchanges: value, low, high
+SENT, COUNTED = "sent", 12  # shares that were sent in so many exchanges, by `_sending`: value, low, high
 _ALONE = Prior(1.0, 0.8, 1.5, why="it was timed alone; in a step it meets other caches and a busier memory")
 _SHARES = {
     "gaia": Prior(
@@ -167,25 +168,29 @@ class LocalSteps(Technique):
         """Return the share of the elements that is sent: as counted on one worker alone, else as assumed."""
         counted = graph.info.recording.get(SENT, {}).get(self._sending)
         if counted and self.updates == "gaia":
-            return Prior(*counted, why=f"counted in {COUNTED} exchanges of one worker alone")
+            return Prior(*counted, why=f"counted in {COUNTED} exchanges of workers by themselves")
         return _SHARES[self.updates]
 
     @property
     def _sending(self) -> str:
         return f"gaia threshold={self.threshold:g} every={self.every}"
 
-    def tried(self, training: Training, graph: TaskGraph) -> tuple[TaskGraph, dict[str, float]]:
-        """Return the graph with what some exchanges of one worker alone show, and the seconds of the work around them,
-        by operator.
+    def tried(self, training: Training, meet: Callable[[], object] = lambda: None) -> list[tuple[float, float]]:
+        """Return bytes that this worker sends and seconds of its work around it, by exchange, with workers that answer
+        at once; they `meet` before each step.
         """
-        group = stand_in(self.workers)
-        elements = self._nbytes(graph) // _FLOAT
-        late = tried_exchanges(training, partial(self._exchanging, group=group), self.every, COUNTED)[COUNTED // 2 :]
-        if self.updates == "gaia" and self.share is None:  # at first nothing has added up
-            shares = [max(sent / (_INDEX * _FLOAT * elements), _NONE) for sent, _ in late]
+        exchanging = partial(self._exchanging, group=stand_in(self.workers))
+        return tried_exchanges(training, exchanging, self.every, COUNTED, meet)[COUNTED // 2 :]  # at first little waits
+
+    def with_tried(self, graph: TaskGraph, tried: Sequence[Sequence[tuple[float, float]]]) -> TaskGraph:
+        """Return the graph with what workers tried."""
+        every = [each for one in tried for each in one]
+        if self.updates == "gaia" and self.share is None:
+            shares = [max(sent / (_INDEX * self._nbytes(graph)), _NONE) for sent, _ in every]
             shown = {self._sending: (float(np.mean(shares)), min(shares), max(shares))}
             graph = with_facts(graph, **{SENT: graph.info.recording.get(SENT, {}) | shown})
-        return graph, {self._beside(graph).key: float(np.median([seconds for _, seconds in late]))}
+        seconds = {self._beside(graph).key: float(np.median([each for _, each in every]))}
+        return Calibration.of(graph).extended(seconds).on(graph)
 
     def _exchanging(self, optimizer: Any, group: Any = None) -> Any:
         """Return an optimizer that exchanges with the workers of a group; None is the default one."""

@@ -18,31 +18,32 @@ from foretrace.training.training import Training
 
 
 class _Clocked:
-    """An optimizer, and the processor time of its steps."""
+    """An optimizer, and the time of its steps, each of which begins when all have met."""
 
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer, self.spent_s = optimizer, 0.0
+    def __init__(self, optimizer: Any, meet: Callable[[], object] = lambda: None) -> None:
+        self.optimizer, self.meet, self.spent_s = optimizer, meet, 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.optimizer, name)
 
     def step(self, *closure: Any) -> Any:
-        begin = time.process_time()
+        self.meet()
+        begin = time.perf_counter()
         loss = self.optimizer.step(*closure)
-        self.spent_s += time.process_time() - begin
+        self.spent_s += time.perf_counter() - begin
         return loss
 
 
 def tried_exchanges(
-    training: Training, exchanging: Callable[[Any], Any], every: int, count: int
+    training: Training, exchanging: Callable[[Any], Any], every: int, count: int, meet: Callable[[], object]
 ) -> list[tuple[float, float]]:
     """Return (bytes sent, seconds) of so many exchanges of one worker's training, `every` so many steps.
 
-    `exchanging` makes an optimizer one that exchanges with workers that answer at once. Seconds are processor time
-    beside the optimizer's own. Bytes are 0 where the optimizer does not count them.
+    `exchanging` makes an optimizer one that exchanges with workers that answer at once; before every step workers
+    `meet`. Seconds are those beside the optimizer's own. Bytes are 0 where the optimizer does not count them.
     """
     inner = [_Clocked(each) for each in training.optimizers]
-    outer = [_Clocked(exchanging(each)) for each in inner]
+    outer: list[Any] = [_Clocked(exchanging(each), meet) for each in inner]
     found, before = [], (0.0, 0.0)
     for step, _ in enumerate(replace(training, optimizers=tuple(outer)).steps(every * count), 1):
         if step % every == 0:
