@@ -46,11 +46,11 @@ ROWS = ROOT / "benchmarks" / "data" / "model_parallel.jsonl"
 # The second was not run before all of the prediction stood.
 MODELS = {
     "encoder 4x256": (Shape(layers=4, hidden=256, samples=8, words=64), "300mbit"),
-    "encoder 6x128": (Shape(layers=6, hidden=128, samples=16, words=96), "200mbit"),
+    "encoder 6x128": (Shape(layers=6, hidden=128, samples=8, words=96), "200mbit"),
 }
 METHODS = ("topk share=0.1", "quantise", "autoencoder share=0.25", "randomk share=0.1")
 PLAIN, AGAIN = "plain", "again"
-STEPS, ROUNDS, BLOCK_S = 6, 6, 0.8
+STEPS, ROUNDS, BLOCK_S = 6, 5, 0.8
 
 
 def technique(method: str, where: str, shape: Shape, network: str = "") -> str:
