@@ -34,7 +34,7 @@ _NONE = 1e-9  # of the elements
 _COUNT = 8  # bytes that say how many values follow
 _FLOAT = 4  # bytes
 SENT, COUNTED = "sent", 12  # shares that were sent in so many exchanges, by `_sending`: value, low, high
-_ALONE = Prior(1.0, 0.8, 1.5, why="it was timed alone; in a step it meets other caches and a busier memory")
+_ALONE = Prior(1.0, 0.6, 1.6, why="it was timed apart; in a step it meets other caches, and others at other moments")
 _SHARES = {
     "gaia": Prior(
         0.1, 0.0001, 1.0, why="how many updates are large beside their weight depends on model, rate and progress"
