@@ -87,14 +87,12 @@ def test_half_precision_is_close(method: str, close: float) -> None:
 @given(st.integers(1, 6), st.integers(8, 20), st.integers(8, 20))
 def test_powersgd_is_exact_from_the_rank_of_the_matrix_on(rank: int, n: int, m: int) -> None:
     from foretrace.training.compression.hooks import make_hook
-    from foretrace.training.compression.timing import _bucket, _stand_in
+    from foretrace.training.compression.timing import _bucket, stand_in
 
     torch.manual_seed(rank)
     matrix = torch.randn(n, rank) @ torch.randn(rank, m)
     bucket = _bucket(matrix.reshape(-1).clone(), [(n, m)])
-    state, hook = make_hook(
-        CompressionSettings(method="powersgd", rank=rank, min_rate=0.01), _stand_in(1, answers=True)
-    )
+    state, hook = make_hook(CompressionSettings(method="powersgd", rank=rank, min_rate=0.01), stand_in(1))
     state.iter = state.start_powerSGD_iter
     hook(state, bucket).wait()
     torch.testing.assert_close(bucket.buffer().view(n, m), matrix, rtol=1e-3, atol=1e-3)
