@@ -336,14 +336,26 @@ COMPLETED = {
     "foretrace estimate resnet50 --device h100-s": "h100-sxm5-80gb",
     "foretrace fleet run jobs.csv --policy tire": "tiresias",
 }
-IN_ZSH = ("foretrace wha", "foretrace whatif run/ --do '\"prefetch-data w'")  # what answers is the same in each shell
+IN_SHELLS = ("foretrace wha", "foretrace whatif run/ --do '\"prefetch-data w'")  # what answers is the same in each
 
 
-@pytest.mark.parametrize(
-    ("shell", "words"), [*(("bash", each) for each in COMPLETED), *(("zsh", each) for each in IN_ZSH)]
-)
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("words", IN_SHELLS)
 def test_a_shell_completes(completion: Callable[..., list[str]], shell: str, words: str) -> None:
     assert any(COMPLETED[words] in line for line in completion(shell, shlex.split(words)))
+
+
+@pytest.mark.parametrize("words", COMPLETED)
+def test_words_are_completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the script of a shell asks for, in this process."""
+    split = shlex.split(words)
+    monkeypatch.setenv("_FORETRACE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(split))
+    monkeypatch.setenv("COMP_CWORD", str(len(split) - 1))
+    with pytest.raises(SystemExit) as ended:
+        app.run([])
+    assert ended.value.code == 0
+    assert any(COMPLETED[words] in line for line in capsys.readouterr().out.splitlines())
 
 
 def test_a_shell_is_left_to_complete_paths(completion: Callable[..., list[str]]) -> None:
