@@ -53,7 +53,7 @@ ASKED = {
     "sparsity": "vgg11 --images 1",
     "rewrite": "actor-critic --size tiny --device a100 --no-measure --budget 3",
     "plan place": "bert --size tiny --device a100 --devices 4 --objective latency --seconds 0",
-    "plan rows": "'zipf:1.1 tables=3 rows=900 samples=64 batches=6' --devices 3 --memory 400KB --inference",
+    "plan rows": "'zipf:1.1 tables=3 rows=300 samples=32 batches=4' --devices 3 --memory 140KB --inference",
     "plan transformer": "gpt2-xl --device a100-80gb --devices 16 --batch 64",
     "codesign": "gpt2-medium --devices 8 --batch 64 --area 8",
     "plan cache": "'zipf:1.05 samples=64 batches=16' --link 50mbit",
