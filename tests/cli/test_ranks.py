@@ -1,15 +1,10 @@
-"""`foretrace show` and `foretrace align` on several ranks, whole sets, broken ones, and real processes."""
+"""`foretrace show` and `foretrace align` on several ranks, whole sets and broken ones."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shutil
-import socket
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -206,61 +201,3 @@ def test_a_recording_of_another_day_is_refused(cli: Cli, shared_data: Path, tmp_
     for source, name in ((first, "a"), (shared_data / "traces/hta/trace_diff_control.json.gz", "b")):
         (tmp_path / f"{name}.json.gz").write_bytes(source.read_bytes())
     assert "rank 3 was recorded 381 days before rank 0" in refused(cli("show", tmp_path))
-
-
-SCRIPT = """
-import gc, time, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(4)])
-model = DistributedDataParallel(model, bucket_cap_mb=0.1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(40):
-    optimizer.zero_grad()
-    if dist.get_rank() == 1:
-        time.sleep(0.1)
-    model(torch.randn(16, 128)).pow(2).mean().backward()
-    optimizer.step()
-del model, optimizer  # they hold the process group, which may abort the interpreter's end
-gc.collect()
-dist.destroy_process_group()
-"""
-
-
-def record(folder: Path, processes: int) -> Path:
-    """A real training of several gloo processes, recorded by the command."""
-    script = folder / "train.py"
-    script.write_text(SCRIPT)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch: Sequence[str] = (
-        sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--master-port={port}",
-        str(script),
-    )  # fmt: skip
-    options = ("--out", str(folder / "run"), "--steps", "5", "--wait", "1", "--no-rehearse", "--stop-after")
-    command = (sys.executable, "-m", "foretrace", "record", *options, "--", *launch)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert (folder / "run").is_dir(), done.stderr[-2000:]
-    return folder / "run"
-
-
-@pytest.mark.slow
-def test_real_processes_wait_for_the_one_that_sleeps(cli: Cli, tmp_path: Path) -> None:
-    pytest.importorskip("torch.distributed")
-    processes = 2
-    run = record(tmp_path, processes)
-    assert len(list(run.glob("rank*.json.gz"))) == processes
-    view = cli("show", run, "--json").json
-    found = view["collectives"]
-    assert found["unmatched"] == [] and found["missing"] == []
-    assert found["matched"] >= 5
-    assert found["straggler"]["rank"] == 1
-    assert found["straggler"]["cause"] == "host"
-    assert found["wait_s_mean"] > 0.5 * 0.02 * (processes - 1) / processes
-    with gzip.open(run / "rank0.json.gz") as file:
-        assert json.load(file)["foretrace"]["machine"]["clock"]
-    offsets = cli("align", run, "--json").json
-    assert set(offsets["offsets_s"].values()) == {0.0}  # processes of one machine share its clock
-    assert offsets["uncertainty_s"] == 1e-6

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from foretrace.cli.app import run
 from foretrace.errors import ForetraceError
 from foretrace.trace.autorecord import guard
 from foretrace.trace.autorecord.launch import Launch, LaunchOutcome
@@ -25,7 +28,7 @@ pytest.importorskip("torch")
 SHORT = RecordOptions(wait=1, warmup=0, active=2, skip_first=0, rehearse=False)
 
 SCRIPT = """
-import gc, os, signal, sys, time
+import os, signal, sys, time
 import torch
 from torch import nn
 
@@ -33,11 +36,7 @@ end, workers = sys.argv[1], int(sys.argv[2])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
 
 def main():
-    distributed = "RANK" in os.environ
-    if distributed:
-        torch.distributed.init_process_group("gloo")
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    model = nn.parallel.DistributedDataParallel(model) if distributed else model
     critic = nn.Linear(4, 1)
     optimizer = torch.optim.AdamW(model.parameters())
     second = torch.optim.SGD(critic.parameters(), lr=0.1)
@@ -61,21 +60,19 @@ def main():
                 os.kill(os.getpid(), signal.SIGTERM)
             if end == "os._exit":
                 os._exit(7)
-    if distributed:
-        torch.distributed.barrier()  # a rank that leaves early can abort the others
-        del model, optimizer  # they hold the process group; one that lives up to the interpreter's end can abort it
-        gc.collect()
-        torch.distributed.destroy_process_group()
     print("done", step)
 
 if __name__ == "__main__":
     main()
 """
 # An optimizer and a profiler load PyTorch's compiler, half of a short script's time, only to find that nothing is to be
-# compiled.
-NO_COMPILER = """
-import sys, types
+# compiled; a third of the rest are shapes of operators on the meta device.
+LIGHT = """
+import gc, sys, types
+gc.disable()
+sys.modules["torch._meta_registrations"] = types.ModuleType("torch._meta_registrations")
 import torch
+gc.enable()
 torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
 torch._dynamo.disable = lambda function, *_, **__: function
 torch._dynamo.graph_break = lambda: None
@@ -95,7 +92,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 def script(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The script without what takes long to load; how it ends is the same."""
     path = tmp_path_factory.mktemp("script") / "train.py"
-    path.write_text(NO_COMPILER + SCRIPT)
+    path.write_text(LIGHT + SCRIPT)
     return str(path)
 
 
@@ -152,15 +149,59 @@ def test_a_script_with_loader_workers_two_optimizers_and_a_sitecustomize_of_its_
     assert loader["workers"]["cpu_ns"] > 0
 
 
-def test_torchrun_writes_one_file_per_rank(whole: str, tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    outcome = launched([*torchrun, whole, "normal", "0"], tmp_path)
+RANKS = """
+import gc, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(4)])
+model = DistributedDataParallel(model, bucket_cap_mb=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(14):
+    optimizer.zero_grad()
+    if dist.get_rank() == 1:
+        time.sleep(0.1)
+    model(torch.randn(16, 128)).pow(2).mean().backward()
+    optimizer.step()
+dist.barrier()  # a rank that leaves early can abort the others
+del model, optimizer  # they hold the process group, which may abort the interpreter's end
+gc.collect()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_writes_one_file_per_rank(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Real processes, one of which sleeps: `show` names the one that they wait for, `align` finds their one clock."""
+    script = tmp_path / "train.py"
+    script.write_text(RANKS)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
+    outcome = launched([*torchrun, str(script)], tmp_path / "run", replace(SHORT, active=5))
     assert outcome.exit_code == 0
-    assert names(tmp_path) == ["rank0.json.gz", "rank1.json.gz"]
+    assert names(tmp_path / "run") == ["rank0.json.gz", "rank1.json.gz"]
     for rank, recording in enumerate(outcome.recordings):
         ours = load(recording.path)["foretrace"]
         assert (ours["rank"], ours["world_size"], ours["backend"]) == (rank, 2, "gloo")
-        assert ours["ddp"] and ours["missing"] == []
+        assert ours["ddp"] and ours["missing"] == [] and ours["machine"]["clock"]
+    view, offsets = (answer(capfd, command, tmp_path / "run") for command in ("show", "align"))
+    found = view["collectives"]
+    assert found["unmatched"] == [] and found["missing"] == []
+    assert found["matched"] >= 5
+    assert found["straggler"]["rank"] == 1
+    assert found["straggler"]["cause"] == "host"
+    assert found["wait_s_mean"] > 0.5 * 0.02 / 2
+    assert set(offsets["offsets_s"].values()) == {0.0}  # processes of one machine share its clock
+    assert offsets["uncertainty_s"] == 1e-6
+
+
+def answer(capfd: pytest.CaptureFixture[str], command: str, folder: Path) -> dict[str, Any]:
+    capfd.readouterr()
+    assert run([command, str(folder), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return found
 
 
 def test_an_exception_leaves_the_steps_before_it(
@@ -256,7 +297,7 @@ def test_the_script_ends_with_a_launcher_that_is_killed(script: str, tmp_path: P
 def test_a_script_that_profiles_itself_goes_on_undisturbed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        f"{NO_COMPILER}\n"
+        f"{LIGHT}\n"
         "w = torch.zeros(3, requires_grad=True)\n"
         "optimizer = torch.optim.SGD([w], lr=0.1)\n"
         "with torch.profiler.profile() as p:\n"
@@ -274,7 +315,8 @@ def test_a_script_that_profiles_itself_goes_on_undisturbed(tmp_path: Path, capfd
 
 @pytest.mark.parametrize(
     ("program", "sentence"),
-    [("import torch", "made 0 optimizer steps"), ("print()", "no Python process of the command imported")],
+    [(LIGHT, "made 0 optimizer steps"), ("print()", "no Python process of the command imported")],
+    ids=["no optimizer", "no PyTorch"],
 )
 def test_a_program_without_steps(tmp_path: Path, program: str, sentence: str) -> None:
     outcome = launched([sys.executable, "-c", program], tmp_path / "run")
