@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import subprocess
@@ -195,6 +196,26 @@ def test_module_at_inference() -> None:
     assert products(graph) == 2 * 3 * (8 * 16 + 16 * 4)
     assert not [each for each in graph.storages if each.role in (Role.ACTIVATION, Role.GRADIENT)]
     assert next(model.parameters()).device.type == "cpu"  # the model itself is left alone
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_search_for_garbage_is_left_as_it_was(collects: bool) -> None:
+    """What is frozen stays so, and a process in which nothing is frozen has nothing frozen afterwards."""
+    frozen, enabled = gc.get_freeze_count(), gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        graphs = [capture(plain(network(), (2, 8)))]
+        assert (gc.get_freeze_count() > 0, gc.isenabled()) == (frozen > 0, collects)
+        gc.freeze()
+        graphs.append(capture(plain(network(), (2, 8))))
+        assert (gc.get_freeze_count() > 0, gc.isenabled()) == (True, collects)
+        if not frozen:
+            gc.unfreeze()
+            graphs.append(capture(plain(network(), (2, 8))))
+            assert gc.get_freeze_count() == 0
+    finally:
+        (gc.enable if enabled else gc.disable)()
+    assert all(each.nodes == graphs[0].nodes and each.storages == graphs[0].storages for each in graphs)
 
 
 def test_training_is_left_alone() -> None:

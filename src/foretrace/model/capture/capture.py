@@ -247,7 +247,7 @@ def _logged(
     update: str,
     attention: str,
 ) -> OperatorGraph:
-    """Return two steps, the second one logged."""
+    """Return two steps, the second one logged; garbage of the first is not freed in it."""
     from foretrace.model.capture.known import as_if_real
     from foretrace.model.capture.like import operators_of
     from foretrace.model.capture.log import Log, Where
@@ -264,8 +264,9 @@ def _logged(
         stack.enter_context(operators_of(like, training.optimizers, meta=meta, update=update, attention=attention))
         stack.enter_context(mode.entered())
         stack.enter_context(log)
+        stack.enter_context(_young())
         training.step(data)
-        gc.collect()
+        gc.collect(0)
         _register(log, training, data)
         for handle in _gradients(log, training):
             stack.callback(handle.remove)
@@ -284,6 +285,27 @@ def _logged(
         recipe=_recipe(training) | _attention(attention, nodes),
         denormal=log.denormal,
     )
+
+
+@contextmanager
+def _young() -> Iterator[None]:
+    """Let the youngest objects be those made here: a search for garbage among them is none among all of PyTorch.
+
+    None starts by itself meanwhile, so that what a step frees does not hang on what the process did before.
+    """
+    collects, frozen = gc.isenabled(), gc.get_freeze_count()
+    if frozen:  # what was frozen by somebody else stays so, and what was not is to be freed one day
+        gc.collect(0)
+    else:
+        gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not frozen:
+            gc.unfreeze()
+        if collects:
+            gc.enable()
 
 
 def _attention(how: str, nodes: Sequence[Node]) -> dict[str, str]:
