@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from foretrace.hardware import probe
 from foretrace.report.jsonout import schema
 from tests.cli.conftest import Cli
 from tests.report.test_jsonout import check
@@ -116,6 +118,7 @@ def test_devices_in_all(cli: Cli) -> None:
 
 def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETRACE_CACHE", str(tmp_path))
+    monkeypatch.setattr(probe, "cpu_peaks", cache(probe.cpu_peaks))  # seconds of a core, and asked for five times
     probed = cli("estimate", script, "--device", "here", "--threads", "1")
     said = " ".join(probed.out.split())
     assert probed.code == 0 and "fitted to 3 operators" in said and "calibrate device --operators 50 tells more" in said
