@@ -93,7 +93,7 @@ def test_results_keep_the_order_of_the_items(pool: bool) -> None:
 def test_a_mistake_comes_back_as_itself(pool: bool) -> None:
     with pytest.raises(TraceError, match=r"^file 2 is no recording: leave it out\.$"):
         executor.map(refuse, range(4), pool=pool)
-    with pytest.raises(ValueError, match="math domain"):
+    with pytest.raises(ValueError, match=r"math domain|got -1"):  # up to Python 3.13, and after it
         executor.map(math.sqrt, [1.0, -1.0], pool=pool)
 
 

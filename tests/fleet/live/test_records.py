@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.fleet.formats.slurm import gpus_in
 from foretrace.fleet.live import records
-from foretrace.fleet.live.records import SlurmNode, Snapshot
+from foretrace.fleet.live.records import QueuedJob, SlurmNode, Snapshot
 from foretrace.fleet.live.sources import ask_slurm, read_folder
 from tests.fleet.live.queues import EXAMPLE, job, write_queue
 
@@ -60,13 +61,18 @@ def test_the_example_is_read() -> None:
     assert set(seen.leaves) == {"rack0", "rack1"}
 
 
+def told(jobs: Iterable[QueuedJob]) -> list[str]:
+    """Every field as text: from Python 3.13 on records with times that are not known (NaN) equal no others."""
+    return list(map(repr, jobs))
+
+
 def test_one_line_forms_say_the_same(tmp_path: Path) -> None:
     """`scontrol -o show job` prints a record per line."""
     for each in EXAMPLE.iterdir():
         (tmp_path / each.name).write_text(each.read_text())
     text = "\n".join(" ".join(part.split()) for part in (EXAMPLE / "job.txt").read_text().split("\n\n") if part.strip())
     (tmp_path / "job.txt").write_text(text)
-    assert list(read_folder(tmp_path).jobs) == list(read_folder(EXAMPLE).jobs)
+    assert told(read_folder(tmp_path).jobs) == told(read_folder(EXAMPLE).jobs)
 
 
 def test_a_name_cannot_speak_for_the_job(tmp_path: Path) -> None:
@@ -93,7 +99,7 @@ def test_json_of_all_versions_says_the_same(tmp_path: Path) -> None:
         start_time=new(1795435260), cpus=new(8),
     )  # fmt: skip
     found = [records.queue_json({"jobs": [each], "meta": {}}, "x")[0] for each in (_json_job(), newer)]
-    assert found[0] == found[1]
+    assert told(found[:1]) == told(found[1:])
     assert (found[0].gpus, found[0].limit_s, found[0].start_s - found[0].submit_s) == (8, 300.0, 60.0)
     endless = records.queue_json({"jobs": [_json_job(time_limit={"set": True, "infinite": True, "number": 0})]}, "x")
     assert endless[0].limit_s == math.inf
@@ -181,4 +187,4 @@ def test_what_was_saved_says_the_same(tmp_path: Path) -> None:
 
     ask_slurm(run, save=tmp_path / "kept")
     seen, again = read_folder(EXAMPLE), read_folder(tmp_path / "kept")
-    assert isinstance(again, Snapshot) and again.jobs == seen.jobs and again.nodes == seen.nodes
+    assert isinstance(again, Snapshot) and told(again.jobs) == told(seen.jobs) and again.nodes == seen.nodes
