@@ -25,6 +25,7 @@ from foretrace.reading import ALLOW_LARGE
 
 if TYPE_CHECKING:
     from foretrace.report import views
+    from foretrace.simulate.timeline import Timeline
 
     Result = views.Result
 else:
@@ -70,6 +71,7 @@ class Reply:
 
     result: Result
     files: Mapping[Path | None, Callable[[Path], object]] = field(default_factory=dict)  # None was not asked for
+    timelines: Callable[[], Mapping[str, Timeline]] | None = None  # what --perfetto draws, by name
     how: Mapping[str, Any] = field(default_factory=dict)  # how its blocks are wanted
     page: Callable[[], str] | None = None  # the text of --html, where the page shows more than the blocks
     error: Exception | None = None  # raised in the end: a mistake of ours that cost only a part of the answer
@@ -104,6 +106,8 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
         print(_text(result, top, reply.how, as_json=as_json), end="")
         page = reply.page or partial(_page, result, top, reply.how)
         files = {html: lambda path: write_text(path, page()), **reply.files}
+        if reply.timelines is not None:
+            files[options.get("perfetto")] = partial(_timelines, reply.timelines)
         for path, write in files.items():
             if path is not None:
                 write(path)
@@ -197,6 +201,12 @@ def _page(result: Result, top: int, how: Mapping[str, Any]) -> str:
     from foretrace.report import page
 
     return page.render(result, top=top, **how)
+
+
+def _timelines(found: Callable[[], Mapping[str, Timeline]], path: Path) -> None:
+    from foretrace.report import perfetto, tracks
+
+    perfetto.write([tracks.track(name, each) for name, each in found().items()], path)
 
 
 def _read_alike(result: Result, options: Mapping[str, Any]) -> Result:

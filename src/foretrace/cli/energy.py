@@ -5,7 +5,6 @@ from __future__ import annotations
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Result, group
 from foretrace.cli.options import argument, flag, option
-from foretrace.cli.verify import LedgerFile, NoLedger
 from foretrace.errors import ForetraceError
 
 
@@ -68,8 +67,7 @@ def colocate(
     size: options.Size = "tiny",
     seconds: float = option(20.0, "S", "Of requests; measuring pairs before them is extra.", least=0.1),
     seed: int = option(0, "N", "Seed of the sizes of requests.", least=0),
-    ledger: LedgerFile = None,
-    no_ledger: NoLedger = False,
+    rows: options.LedgerOptions = options.LedgerOptions(),
 ) -> Result:
     """Fine-tune beside inference on one core.
 
@@ -77,17 +75,16 @@ def colocate(
 
     Example: foretrace energy colocate mobilenet-v2 ncf --seconds 5
     """
-    from foretrace.experiment.ledger import Ledger
     from foretrace.report import energy as report
     from foretrace.serving.energy import colocate as colocation
     from foretrace.serving.server.run import usable
 
-    kept = None if no_ledger else Ledger(ledger).checked()
+    keep = rows.keeper()
     with options.progress("serving beside fine-tuning") as tell:
         found = colocation.colocate(
             model, tuned, slo=slo, size=size, seconds=seconds, core=usable()[0], seed=seed, tell=tell
         )
-    return report.colocated(found, *(() if kept is None else (str(kept.path), kept.add(found.rows()))))
+    return report.colocated(found, keep(*found.rows())[0], len(found.rows()))
 
 
 def _values(text: str) -> tuple[str, tuple[float, ...]]:

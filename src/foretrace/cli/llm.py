@@ -12,8 +12,6 @@ from foretrace.cli.options import argument, option
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from foretrace.report.views import Result
 
 llm = group("llm", "Engines of large language models under requests.")
@@ -65,7 +63,7 @@ def simulate(
     grid: options.Grid = None,
     first_steps: int = option(2000, "N", "Steps that --save and --perfetto keep.", least=1),
     save: Path | None = option(None, "FILE", "Save the first steps as a graph for show, blame and others."),
-    perfetto: Path | None = option(None, "FILE", "Write the first steps for Perfetto (.json or .json.gz), too."),
+    perfetto: options.Perfetto = None,
     on: str = option("here", "here|ray", "Where replicas are simulated: on this machine's cores, or a Ray cluster."),
 ) -> Reply:  # fmt: skip
     """Simulate engines of a model under requests.
@@ -75,9 +73,7 @@ def simulate(
     Example: foretrace llm simulate llama-3-8b --device h100 --requests "poisson qps=2" --slo "ttft=0.5s tpot=50ms"
     """
     from foretrace import flow
-    from foretrace.report import perfetto as timelines
     from foretrace.report.llm import llm_simulated
-    from foretrace.report.tracks import track
     from foretrace.serving.llm.engine import EngineRules
     from foretrace.serving.llm.step_graph import steps_graph
 
@@ -97,11 +93,10 @@ def simulate(
     def kept() -> flow.Scenario:
         return flow.Scenario(graph=steps_graph(found.run, found.steps, rules))
 
-    files: dict[Path | None, Callable[[Path], object]] = {
-        save: lambda path: kept().save(path),
-        perfetto: lambda path: timelines.write([track(model, kept().simulate())], path),
-    }
-    return Reply(result=llm_simulated(found, grid=grid), files=files)
+    return Reply(
+        result=llm_simulated(found, grid=grid), files={save: lambda path: kept().save(path)},
+        timelines=lambda: {model: kept().simulate()},
+    )  # fmt: skip
 
 
 @llm.command("capacity")

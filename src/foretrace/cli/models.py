@@ -330,7 +330,7 @@ def codesign(
     strategy: options.Strategy = "",
     calls: options.Calls = 400,
     seed: int = option(0, "N", "Seed of --strategy.", least=0),
-    perfetto: Path | None = option(None, "FILE", "Write the timelines for Perfetto (.json or .json.gz), too."),
+    perfetto: options.Perfetto = None,
     top: options.Top = 8,
 ) -> Reply:
     """Search the accelerator and the plan together.
@@ -343,9 +343,7 @@ def codesign(
     from foretrace.plan.codesign.answer import codesign as search
     from foretrace.plan.codesign.schedule import layer_schedules
     from foretrace.plan.codesign.searched import DesignProblem
-    from foretrace.report import perfetto as timelines
     from foretrace.report.codesign import codesigned
-    from foretrace.report.tracks import track
     from foretrace.search.named import search_named
     from foretrace.simulate.timeline import simulate
 
@@ -366,5 +364,4 @@ def codesign(
     by = search_named(DesignProblem(space, rate), strategy, calls=calls, seed=seed) if strategy else None
     view = codesigned(found, model, ordered, by=by)
     names = [f"a layer, {each.phase}" for each in view.layer]
-    files = {perfetto: lambda path: timelines.write([track(model, found.simulated), *map(track, names, runs)], path)}
-    return Reply(result=view, files=files)
+    return Reply(result=view, timelines=lambda: {model: found.simulated, **dict(zip(names, runs, strict=True))})

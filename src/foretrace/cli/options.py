@@ -68,7 +68,7 @@ Calibration = Annotated[
         "--calibration/--no-calibration",
     ),
 ]  # fmt: skip
-Perfetto = Annotated[Path | None, option(..., "FILE", "Write both timelines for Perfetto (.json or .json.gz), too.")]
+Perfetto = Annotated[Path | None, option(..., "FILE", "Write the timelines for Perfetto (.json or .json.gz), too.")]
 On = Annotated[str, option(..., "here|ray", "Where ranks are read: on this machine's cores, or a Ray cluster.")]
 Batch = Annotated[int | None, option(..., "N", "Samples per step.", least=1)]
 Precision = Annotated[
@@ -103,23 +103,30 @@ Grid = Annotated[float | None, option(..., "G", "Grams of CO2 per kWh of electri
 Strategy = Annotated[str, option(..., "NAME", "Also search by it: hybrid:cmaes, hybrid:dqn, mcmc, random, ...")]
 Calls = Annotated[int, option(..., "N", "By --strategy, those it learns from included.", least=1, most=100_000)]
 Top = Annotated[int, option(..., "N", "Rows of a ranking to print.", least=1)]
+LedgerFile = Annotated[
+    Path | None, option(..., "FILE", "The ledger; by default $FORETRACE_LEDGER or your data folder.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartOptions:
-    """Which part of a recording a question is about."""
+class RankOptions:
+    """Which part of a recording a question is about that needs one rank."""
 
     rank: Rank = None
-    all_ranks: AllRanks = False
     steps: Steps = ""
     salvage: Salvage = False
 
-    def of(self, source: Path, *, as_recorded: bool = False) -> Scenario:
-        """Return the run in `source`, as far as it is asked about."""
-        return scenario(
-            source, rank=self.rank, steps=self.steps, salvage=self.salvage, all_ranks=self.all_ranks,
-            as_recorded=as_recorded,
-        )  # fmt: skip
+    def of(self, source: Path, **how: Any) -> Scenario:
+        """Return the run in `source`, as far as it is asked about; `how` as in `flow.scenario`."""
+        asked = {name: getattr(self, name) for name in ("rank", "steps", "salvage", "all_ranks") if hasattr(self, name)}
+        return scenario(source, **asked | how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartOptions(RankOptions):
+    """Which part of a recording a question is about."""
+
+    all_ranks: AllRanks = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +140,28 @@ class RunOptions(PartOptions):
         """As the user named it."""
         return str(self.source)
 
-    def read(self, *, as_recorded: bool = False) -> Scenario:
-        """Return the run in it."""
-        return self.of(self.source, as_recorded=as_recorded)
+    def read(self, **how: Any) -> Scenario:
+        """Return the run in it; `how` as in `flow.scenario`."""
+        return self.of(self.source, **how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerOptions:
+    """Where rows of what ran go."""
+
+    ledger: LedgerFile = None
+    no_ledger: Annotated[bool, flag("--no-ledger", "Write no row.", default=...)] = False
+
+    def keeper(self, *, run: bool = True) -> Callable[..., tuple[str, str]]:
+        """Return what adds rows and names the ledger and the last row; names nothing where none is to be added.
+
+        The ledger is checked before anything runs. Raises ForetraceError where it cannot be written.
+        """
+        if self.no_ledger or not run:
+            return lambda *rows: ("", "")
+        from foretrace.experiment.ledger import Ledger
+
+        return Ledger(self.ledger).checked().keep
 
 
 def scenario(source: Path, *, steps: str = "", **how: Any) -> Scenario:

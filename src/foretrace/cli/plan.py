@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, answers, group, writable
 from foretrace.cli.options import argument, flag, option
-from foretrace.cli.verify import LedgerFile, NoLedger
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def soap(
     seed: int = option(0, "N", "Of the search.", least=0),
     on: str = option("here", "here|ray", "Where the chains of a search run; the plan is the same."),
     grid: options.Grid = None,
-    perfetto: Path | None = option(None, "FILE", "Write the best one's timeline for Perfetto, too."),
+    perfetto: options.Perfetto = None,
     top: options.Top = 12,
 ) -> Reply:
     """Split and place every operator on its own.
@@ -137,9 +136,7 @@ def soap(
     """
     from foretrace.plan.result import size as size_of
     from foretrace.plan.soap.plan import plan_soap
-    from foretrace.report import perfetto as timelines
     from foretrace.report.plan_soap import soap_view
-    from foretrace.report.tracks import track
 
     with options.progress(f"searching {source}") as tell:
         found = plan_soap(
@@ -147,8 +144,7 @@ def soap(
             memory_limit=size_of(memory_limit), precision=precision, size=size, calls=calls, seed=seed, on=on,
             progress=tell,
         )  # fmt: skip
-    files = {perfetto: lambda path: timelines.write([track(source, found.simulated)], path)}
-    return Reply(result=soap_view(found, source, grid), files=files)
+    return Reply(result=soap_view(found, source, grid), timelines=lambda: {source: found.simulated})
 
 
 @plan.command("rows")
@@ -163,9 +159,8 @@ def rows(
     out: Path | None = option(None, "FILE", "Write the placement (NPZ), too."),
     run: bool = flag("--run", "Also run it and others on real processes, and compare them with whole tables."),
     between: str = option("", "RATE", "With --run or --perfetto: of a device's link, as 50mbit; predicts seconds."),
-    perfetto: Path | None = option(None, "FILE", "Write the timeline of a batch on such links for Perfetto, too."),
-    ledger: LedgerFile = None,
-    no_ledger: NoLedger = False,
+    perfetto: options.Perfetto = None,
+    kept: options.LedgerOptions = options.LedgerOptions(),
     top: options.Top = 8,
 ) -> Reply:
     """Place rows of embedding tables on devices.
@@ -174,18 +169,15 @@ def rows(
 
     Example: foretrace plan rows "zipf:1.05 tables=26 pooling=1 samples=2048" --devices 4 --memory 2GB
     """
-    from foretrace.experiment.ledger import Ledger
     from foretrace.plan.result import size
     from foretrace.plan.rows.plan import exchange, plan_rows, rows_of, run_rows
-    from foretrace.report import perfetto as timelines
     from foretrace.report.plan_rows import planned_rows
-    from foretrace.report.tracks import track
     from foretrace.training.rows.lookups import read
 
     if bool(between) > (run or perfetto is not None) or bool(perfetto) > bool(between):
         raise ForetraceError("`between=RATE` is the link of a run or a timeline; give it with `run=` or `perfetto=`.")
     writable(out)
-    kept = Ledger(ledger).checked() if run and between and not no_ledger else None
+    keep = kept.keeper(run=run and bool(between))
     lookups = read(source, samples=samples)
     found = plan_rows(
         lookups, devices=devices, memory=size(memory, "memory") or inf, width=width, training=not inference
@@ -195,11 +187,11 @@ def rows(
         with options.progress(f"running {source}") as tell:
             ran = run_rows(found, source, samples, link=between, tell=tell)
     measured = rows_of(ran, source, devices, between)
-    where = kept.keep(*measured) if kept and measured else ()
+    where = keep(*measured) if measured else ()
     moved = exchange(found, lookups, between) if between else None
     view = planned_rows(found, source, ran, *where, moved=moved)
-    drawn = (lambda path: timelines.write([track(source, moved)], path)) if moved else found.placement.save
-    return Reply(result=view, files={out: found.placement.save, perfetto: drawn})
+    drawn = {source: moved} if moved else {}
+    return Reply(result=view, files={out: found.placement.save}, timelines=lambda: drawn)
 
 
 @plan.command("data")
@@ -214,9 +206,8 @@ def data(
     seed: int = option(0, "N", "Seed of what is drawn.", least=0),
     run: bool = flag("--run", "Then train the choice within that memory, enforced, and in memory without a limit."),
     epochs: int = option(4, "N", "For --run, 3 at least.", least=3),
-    perfetto: Path | None = option(None, "FILE", "Write the timeline of the choice's epoch for Perfetto, too."),
-    ledger: LedgerFile = None,
-    no_ledger: NoLedger = False,
+    perfetto: options.Perfetto = None,
+    kept: options.LedgerOptions = options.LedgerOptions(),
     top: options.Top = 5,
 ) -> Reply:
     """Choose how a training reads a graph that may not fit.
@@ -225,15 +216,12 @@ def data(
 
     Example: foretrace plan data "planted:nodes=10000 edges=100000 communities=100" --memory 40MB
     """
-    from foretrace.experiment.ledger import Ledger
     from foretrace.plan.data.neighbour_caches import fan_outs, samplers
     from foretrace.plan.data.plan import GraphSource, plan_data, try_plan
     from foretrace.plan.result import size
-    from foretrace.report import perfetto as timelines
     from foretrace.report.plan_data import planned_data, planned_samplers
-    from foretrace.report.tracks import track
 
-    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    keep = kept.keeper(run=run)
     with options.stages("reading the graph") as tell:
         source = GraphSource.of(graph)
         limit = size(memory, "memory") or 0
@@ -248,8 +236,8 @@ def data(
             return Reply(result=planned_samplers(graph, source.data, limit, ways))
         found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
         measured, tried = try_plan(found, source, epochs=epochs, tell=tell) if run else (None, None)
-    view = planned_data(found, tried, *(kept.keep(measured) if kept and measured else ()))
-    return Reply(result=view, files={perfetto: lambda path: timelines.write([track(graph, found.timeline)], path)})
+    view = planned_data(found, tried, *(keep(measured) if measured else ()))
+    return Reply(result=view, timelines=lambda: {graph: found.timeline})
 
 
 @plan.command("second-order")
@@ -267,9 +255,7 @@ def second_order(
         "--measure/--no-measure", "Time K-FAC here, if this is the machine of the recording.", default=True
     ),
     seconds: float = option(60.0, "S", "At most this many seconds for timing it.", least=1.0),
-    rank: options.Rank = None,
-    steps: options.Steps = "",
-    salvage: options.Salvage = False,
+    part: options.RankOptions = options.RankOptions(),
     top: options.Top = 16,
 ) -> Result:
     """Choose the gradient-worker fraction of K-FAC.
@@ -286,7 +272,7 @@ def second_order(
 
     often = [frequency(each) for each in every or ("10/100", "1/10")]
     before = chain(workers, network)
-    graph = options.scenario(source, rank=rank, steps=steps, salvage=salvage).calibrated().graph
+    graph = part.of(source).calibrated().graph
     if measure:
         with options.progress("timing K-FAC") as told:
             graph, _ = with_hooks(graph, [(*before, Kfac(skip=skip))], seconds, told)
@@ -350,7 +336,7 @@ def transformer(
     calls: options.Calls = 400,
     seed: int = option(0, "N", "Seed of --strategy.", least=0),
     grid: options.Grid = None,
-    perfetto: Path | None = option(None, "FILE", "Write the timeline for Perfetto (.json or .json.gz), too."),
+    perfetto: options.Perfetto = None,
     export: str = option("", "TARGET", "Write the plan for torchrun, slurm, megatron, deepspeed, ... into --out."),
     out: Path | None = option(None, "FILE", "Where --export writes, or a folder to write into."),
     top: options.Top = 5,
@@ -368,9 +354,7 @@ def transformer(
     from foretrace.plan.transformers.alpa import unequal_stages
     from foretrace.plan.transformers.plan import plan_decoder
     from foretrace.plan.transformers.space import ParallelismProblem
-    from foretrace.report import perfetto as timelines
     from foretrace.report import plan as report
-    from foretrace.report.tracks import track
     from foretrace.search.named import search_named
 
     if bool(export) != (out is not None):
@@ -384,9 +368,7 @@ def transformer(
         model, devices=devices, device=device, batch=batch or devices, length=length, fixed=options.degrees(fix),
         network_gb_s=parse_link(link).bytes_per_s / 1e9 if link else 0.0, runners_up=top,
     )  # fmt: skip
-    files: dict[Path | None, Callable[[Path], object]] = {
-        perfetto: lambda path: timelines.write([track(model, found.simulated)], path)
-    }
+    files = dict[Path | None, Callable[[Path], object]]()
     if path is not None:
         space = found.space
         launch = LaunchedPlan(model=space.model, at=found.configuration, batch=space.batch, node=space.on.node)
@@ -395,7 +377,7 @@ def transformer(
     stages = unequal_stages(found.space) if unequal else None
     by = search_named(ParallelismProblem(found.space), strategy, calls=calls, seed=seed) if strategy else None
     view = report.planned(found, model, tokens=tokens, unequal=stages, by=by, grid=grid)
-    return Reply(result=view, how={"explain": explain}, files=files)
+    return Reply(result=view, how={"explain": explain}, files=files, timelines=lambda: {model: found.simulated})
 
 
 @plan.command("cache")
@@ -411,8 +393,7 @@ def cache(
     optimizer: str = option("sgd", "NAME", "Of rows: sgd, or adagrad, whose state travels with its row."),
     compute_ms: float | None = option(None, "MS", "That the passes of a batch take; --run sleeps what is missing."),
     run: bool = flag("--run", "Then train both ways in turns on shaped links, as root, and compare."),
-    ledger: LedgerFile = None,
-    no_ledger: NoLedger = False,
+    kept: options.LedgerOptions = options.LedgerOptions(),
 ) -> Result:
     """Predict what looking ahead over rows of a server gains.
 
@@ -420,12 +401,11 @@ def cache(
 
     Example: foretrace plan cache "zipf:1.05 samples=64 batches=16" --link 50mbit --look-ahead 4
     """
-    from foretrace.experiment.ledger import Ledger
     from foretrace.plan.look_ahead.plan import CacheQuestion, plan_cache
     from foretrace.plan.look_ahead.plan import trace as read
     from foretrace.report import plan_cache as report
 
-    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    keep = kept.keeper(run=run)
     question = CacheQuestion(
         source=trace, lookups=read(trace), trainers=trainers, link=link, look_ahead=look_ahead, optimizer=optimizer,
         compute_s=compute_ms / 1e3 if compute_ms is not None else None, width=width,
@@ -437,7 +417,7 @@ def cache(
 
     with options.stages("starting trainers") as tell:
         measured, tried = try_cache(question, tell)
-    return report.planned(found, tried, *(() if kept is None else kept.keep(*measured)))
+    return report.planned(found, tried, *keep(*measured))
 
 
 @plan.command("sync")
@@ -451,8 +431,7 @@ def sync(
     share: float = option(1.0, "X", "Of the weights, that gaia and dgc send."),
     commits: int = option(0, "N", "In all, after which a run ends; by default after 1,000 steps.", least=0, most=10**6),
     run: bool = flag("--run", "Then run them as processes, with a small real model and steps of that length."),
-    ledger: LedgerFile = None,
-    no_ledger: NoLedger = False,
+    kept: options.LedgerOptions = options.LedgerOptions(),
     top: options.Top = 8,
 ) -> Result:
     """Compare ways in which workers of unlike speed agree.
@@ -461,7 +440,6 @@ def sync(
 
     Example: foretrace plan sync 100,100,100,300ms --commit-ms 200
     """
-    from foretrace.experiment.ledger import Ledger
     from foretrace.hardware.cluster import parse_link
     from foretrace.plan.sync import (
         SyncQuestion,
@@ -475,7 +453,7 @@ def sync(
     from foretrace.report.plan_training import planned_sync
     from foretrace.training.workers.policies import POLICIES
 
-    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    keep = kept.keeper(run=run)
     recorded = os.path.exists(source)  # noqa: PTH110  (a pathlib path that is too long raises OSError)
     step_s = (
         recorded_step_times(options.scenario(Path(source), all_ranks=None).graph) if recorded else step_times(source)
@@ -490,4 +468,4 @@ def sync(
         return planned_sync(found)
     with options.stages("starting workers") as tell:
         tried = try_policies(question, tell)
-    return planned_sync(found, tried, *(() if kept is None else kept.keep(*rows_of(question, tried))))
+    return planned_sync(found, tried, *keep(*rows_of(question, tried)))

@@ -27,9 +27,7 @@ class By(StrEnum):
 
 def show(
     source: options.Source,
-    rank: options.Rank = None,
-    steps: options.Steps = "",
-    salvage: options.Salvage = False,
+    part: options.RankOptions = options.RankOptions(),
     on: options.On = "here",
     top: options.Top = 6,
 ) -> Result:
@@ -39,7 +37,7 @@ def show(
 
     Example: foretrace show run/
     """
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, all_ranks=None, on=on)
+    run = part.of(source, all_ranks=None, on=on)
     from foretrace.report.show import show
 
     return show(run.simulate(), path=str(source))
@@ -331,9 +329,7 @@ def optimise(
     resume: Path | None = option(None, "FILE", "Keep the state of the search here, and continue from it."),
     write: Path | None = option(None, "FILE", "Write the configuration, as Python (.py) or JSON (.json)."),
     calibration: options.Calibration = True,
-    rank: options.Rank = None,
-    steps: options.Steps = "",
-    salvage: options.Salvage = False,
+    part: options.RankOptions = options.RankOptions(),
 ) -> Reply:
     """Find the techniques and bucket sizes with the fastest step.
 
@@ -355,7 +351,7 @@ def optimise(
         workers=workers, network=network, backend=backend, gradient_mb=gradient_mb, memory_limit=size(memory_limit),
         only_buckets=only_buckets,
     ).checked()  # fmt: skip
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
+    run = part.of(source)
     with options.stages("searching") as bar:
         found = (run.calibrated() if calibration else run).optimise(
             wanted,

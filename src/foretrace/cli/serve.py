@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from foretrace.cli import completion, options
 from foretrace.cli.answers import answers, group, writable
 from foretrace.cli.options import argument, flag, option
-from foretrace.cli.verify import LedgerFile, NoLedger
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -89,8 +88,7 @@ def plan(
     size: options.Size = "full",
     run: bool = flag("--run", "Then run the best split, one instance and an instance per thread in turns."),
     seconds: float = option(30.0, "S", "For --run, 8 rounds at least.", least=0.1),
-    ledger: LedgerFile = None,
-    no_ledger: NoLedger = False,
+    rows: options.LedgerOptions = options.LedgerOptions(),
 ) -> Result:
     """Split cores among instances of a model.
 
@@ -98,13 +96,12 @@ def plan(
 
     Example: foretrace serve plan resnet50 --size tiny --batch 16
     """
-    from foretrace.experiment.ledger import Ledger
     from foretrace.plan.result import size as size_of
     from foretrace.report import serve as report
     from foretrace.serving.server.plan import plan_splits, try_plan
 
     writable(profile)
-    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    keep = rows.keeper(run=run)
     with options.stages("loading the model") as tell:
         found = plan_splits(
             _source(model, size, input), batch=batch, threads=threads, tail=tail, memory_limit=size_of(memory_limit),
@@ -114,7 +111,7 @@ def plan(
         return report.planned(found)
     with options.progress("running splits in turns") as share:
         trial, row = try_plan(found, seconds=seconds, tell=share)
-    return report.planned(found, trial, *(() if kept is None else kept.keep(row)))
+    return report.planned(found, trial, *keep(row))
 
 
 @serve.command("load")

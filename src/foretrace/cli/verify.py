@@ -11,11 +11,6 @@ from foretrace.cli.answers import Reply, Result, group
 from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
 
-LedgerFile = Annotated[
-    Path | None, option(..., "FILE", "The ledger; by default $FORETRACE_LEDGER or your data folder.")
-]
-NoLedger = Annotated[bool, flag("--no-ledger", "Write no row.", default=...)]
-
 
 def verify(
     techniques: options.Techniques,
@@ -29,8 +24,7 @@ def verify(
     device: str = option("cpu", "DEVICE", "cpu, cuda, cuda:1, ..."),
     keep: Path | None = option(None, "FOLDER", "Keep both recordings: FOLDER/before, FOLDER/after."),
     steps: int = option(0, "N", "Steps to record; 0 for the recorder's default.", least=0),
-    ledger: LedgerFile = None,
-    no_ledger: NoLedger = False,
+    rows: options.LedgerOptions = options.LedgerOptions(),
 ) -> Result:
     """Predict a change, make it, measure it, keep both figures.
 
@@ -38,7 +32,6 @@ def verify(
     """
     from foretrace.experiment import processes
     from foretrace.experiment.job import Job
-    from foretrace.experiment.ledger import Ledger
     from foretrace.report import verification
 
     job = Job(
@@ -46,14 +39,14 @@ def verify(
         device=device, keep=str(keep or ""), steps=steps,
     )  # fmt: skip
     processes.check(job)
-    kept = None if no_ledger else Ledger(ledger).checked()
+    keep = rows.keeper()
     try:
         with options.stages() as tell:
             outcome = processes.run(job, tell)
     except processes.ScriptError as error:
         print(error.trace, file=sys.stderr, end="")
         raise
-    return verification.verify(outcome, *(() if kept is None else kept.keep(outcome.row())))
+    return verification.verify(outcome, *keep(outcome.row()))
 
 
 def ledger(
@@ -62,7 +55,7 @@ def ledger(
     summary: bool = flag("--summary", "Only how well each technique was predicted."),
     export: Path | None = option(None, "FILE", "Write the rows as .csv or .jsonl."),
     import_: Path | None = option(None, "FILE", "Add the rows of an exported .jsonl first.", "--import"),
-    ledger: LedgerFile = None,
+    ledger: options.LedgerFile = None,
     top: options.Top = 12,
 ) -> Reply:
     """Show predictions and their measurements.
@@ -132,8 +125,7 @@ def rig_verify(
         30.0, "S", "For running the arms, 6 rounds at least; recording and calibration are extra.", least=0.1
     ),
     keep: Path | None = option(None, "FOLDER", "Keep the graph of one worker and the link's table."),
-    ledger: LedgerFile = None,
-    no_ledger: NoLedger = False,
+    rows: options.LedgerOptions = options.LedgerOptions(),
 ) -> Result:
     """Predict a distributed step, then run it for real.
 
@@ -141,7 +133,6 @@ def rig_verify(
 
     Example: foretrace rig verify "data-parallel bucket_mb=4" --workers 2 --link 300mbit --emulate 12x1mb/20ms
     """
-    from foretrace.experiment.ledger import Ledger
     from foretrace.experiment.links import measure
     from foretrace.experiment.links.job import LinkJob
     from foretrace.experiment.links.judge import rows_of
@@ -154,11 +145,10 @@ def rig_verify(
         size=size, seconds=seconds, keep=str(keep or ""),
     )  # fmt: skip
     measure.check(job)
-    kept = None if no_ledger else Ledger(ledger).checked()
+    keep = rows.keeper()
     with options.stages() as tell:
         outcome = measure.verify(job, tell)
-    (row,) = rows_of(outcome)
-    return report.rig_verify(outcome, outcome.arms[0], *(() if kept is None else kept.keep(row)))
+    return report.rig_verify(outcome, outcome.arms[0], *keep(*rows_of(outcome)))
 
 
 def rig_clean() -> Result:

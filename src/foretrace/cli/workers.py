@@ -105,9 +105,7 @@ def compression_advise(
         "--measure/--no-measure", "Time the hooks here, if this is the machine of the recording.", default=True
     ),
     seconds: float = option(60.0, "S", "At most this many seconds for timing hooks.", least=1.0),
-    rank: options.Rank = None,
-    steps: options.Steps = "",
-    salvage: options.Salvage = False,
+    part: options.RankOptions = options.RankOptions(),
 ) -> Result:  # fmt: skip
     """Say which gradient compression pays.
 
@@ -130,13 +128,13 @@ def compression_advise(
         raise ForetraceError(
             f"--batch and --precision are of a model, not of {source}; say its --device, or leave them out."
         )
-    if device and (rank is not None or steps or salvage):
+    if device and part != options.RankOptions():
         raise ForetraceError(f"--rank, --steps and --salvage are of a recording, not of {source}; leave them out.")
     if device:
         asked: dict[str, Any] = {"device": device, "batch": batch, "precision": precision, "size": size}
         graph, note = _estimated(source, **asked), ""
     else:
-        run = options.scenario(Path(source), rank=rank, steps=steps, salvage=salvage)
+        run = part.of(Path(source))
         asked, graph, note = {}, run.calibrated().graph, ""
     if measure and not (device and graph.info.devices):
         with options.progress("timing hooks") as told:
