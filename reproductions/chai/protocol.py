@@ -95,7 +95,7 @@ def perplexities(made: Any, tell: Callable[[str], object] = print) -> Iterator[H
     import torch
 
     from foretrace.training.clustered_heads import HeadGroups, cluster_heads, draw_groups, share_heads
-    from foretrace.training.head_counts import kv_saving, loss_after, merged_heads
+    from reproductions.chai.head_counts import kv_saving, loss_after, merged_heads
     from reproductions.chai.published import alike, elbow, spreads
 
     layers, heads = int(made.model.config.num_hidden_layers), int(made.model.config.num_attention_heads)
@@ -136,7 +136,7 @@ def _counts(groups: Sequence[Any]) -> list[int]:
 
 
 def _saved(groups: Sequence[Any], heads: int) -> float:
-    from foretrace.training.head_counts import kv_saving
+    from reproductions.chai.head_counts import kv_saving
 
     return kv_saving(_counts(groups), heads)
 

@@ -5,7 +5,7 @@ from then on one representative of each cluster computes queries times keys and 
 values with its representative's scores (Agarwal et al., CHAI: Clustered Head Attention for Efficient LLM Inference,
 ICML 2024, section 3). Keys of the other heads are dropped from the cache, and their memory is freed.
 
-Clusters may also be known beforehand (`share_heads`; see `head_counts.merged_heads`): then they hold for every request,
+Clusters may also be known beforehand (`share_heads`): then they hold for every request,
 from its first token on.
 
 Decoders are those of `transformers` whose attention can be replaced by name, with a key head for every query head.

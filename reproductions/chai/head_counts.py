@@ -1,6 +1,6 @@
 """Which heads of a decoder share scores, and how many clusters each layer gets: by what that changes in predictions.
 
-The published rule, an elbow in the spread of scores within clusters, is beside it in `reproductions/chai`.
+The published rule, an elbow in the spread of scores within clusters, is beside it in `published`.
 """
 
 from __future__ import annotations
