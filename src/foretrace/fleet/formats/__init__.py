@@ -11,6 +11,7 @@ from typing import Any
 from foretrace.errors import ForetraceError
 from foretrace.fleet.formats import alibaba2020, alibaba2023, gavel, kueue, own, ray_jobs, slurm, swf, tables
 from foretrace.fleet.formats.clusters import read_cluster
+from foretrace.fleet.formats.jobs import LogRows, collect
 from foretrace.fleet.formats.own import write_csv
 from foretrace.fleet.formats.source import Source, load
 from foretrace.fleet.workload import Workload
@@ -21,17 +22,17 @@ __all__ = ["FORMATS", "Format", "read", "read_cluster", "write_csv"]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One kind of log. `matches` decides by content alone; `read` takes the options that its signature names."""
+    """One kind of log. `matches` decides by content alone; `rows` takes the options that its signature names."""
 
     name: str
     about: str
     matches: Callable[[Source], bool]
-    read: Callable[..., Workload]
+    rows: Callable[..., LogRows]
 
     @property
     def options(self) -> tuple[str, ...]:
         """What may be said beside the path, by name."""
-        return tuple(name for name in inspect.signature(self.read).parameters if name not in ("source", "salvage"))
+        return ("ties", *(name for name in inspect.signature(self.rows).parameters if name != "source"))
 
 
 def _with(columns: Sequence[str]) -> Callable[[Source], bool]:
@@ -42,29 +43,31 @@ def _with(columns: Sequence[str]) -> Callable[[Source], bool]:
 FORMATS: Mapping[str, Format] = {
     each.name: each
     for each in (
-        Format("foretrace", "a workload as foretrace writes it (CSV)", own.matches, own.read),
+        Format("foretrace", "a workload as foretrace writes it (CSV)", own.matches, own.rows),
         Format("philly", "Microsoft Philly, one row per job (CSV)", _with(tables.PHILLY), tables.philly),
         Format("gavel", "Gavel job lists of 7 or 10 columns (TSV), generated jobs (CSV)", gavel.is_gavel, gavel.gavel),
         Format("shockwave", "Shockwave job lists of 12 columns (TSV)", gavel.is_shockwave, gavel.shockwave),
         Format("tiresias", "job files of the Tiresias simulator (CSV)", tables.is_tiresias, tables.tiresias),
         Format("pollux", "workloads of the Pollux and Sia simulators (CSV)", _with(tables.POLLUX), tables.pollux),
         Format("helios", "SenseTime Helios cluster_log.csv", _with(tables.HELIOS), tables.helios),
-        Format("alibaba2020", "Alibaba PAI 2020, pai_task_table", alibaba2020.matches, alibaba2020.read),
-        Format("alibaba2023", "Alibaba 2023, openb_pod_list", alibaba2023.matches, alibaba2023.read),
-        Format("swf", "Standard Workload Format 2.2", swf.matches, swf.read),
-        Format("slurm", "Slurm accounting, sacct -P", slurm.matches, slurm.read),
-        Format("kueue", "Kueue workloads, kubectl get workloads -o json", kueue.matches, kueue.read),
-        Format("ray", "Ray jobs, JSON of the jobs API", ray_jobs.matches, ray_jobs.read),
+        Format("alibaba2020", "Alibaba PAI 2020, pai_task_table", alibaba2020.matches, alibaba2020.rows),
+        Format("alibaba2023", "Alibaba 2023, openb_pod_list", alibaba2023.matches, alibaba2023.rows),
+        Format("swf", "Standard Workload Format 2.2", swf.matches, swf.rows),
+        Format("slurm", "Slurm accounting, sacct -P", slurm.matches, slurm.rows),
+        Format("kueue", "Kueue workloads, kubectl get workloads -o json", kueue.matches, kueue.rows),
+        Format("ray", "Ray jobs, JSON of the jobs API", ray_jobs.matches, ray_jobs.rows),
     )
 }
 
 
-def read(path: str | Path, format: str = "auto", *, salvage: bool = False, **options: Any) -> Workload:
+def read(
+    path: str | Path, format: str = "auto", *, salvage: bool = False, ties: str = "file", **options: Any
+) -> Workload:
     """Return jobs of a log, plain or gzip.
 
     format: a name of FORMATS, or `auto` to decide by content. salvage: leave out rows that cannot be read; they are
-    listed in `origin.refused`. options: `ties` (order of jobs submitted at once: file, reverse, name) everywhere, and
-    what the format's own `read` takes. Every row is accounted for: jobs, refused rows, and rows set aside or joined
+    listed in `origin.refused`. ties: order of jobs submitted at once (file, reverse, name). options: what the format's
+    own `rows` takes. Every row is accounted for: jobs, refused rows, and rows set aside or joined
     (counted in `origin.notes`) add up to `origin.rows`.
     Raises ForetraceError: the file cannot be read, is of no known format, or rows are refused without `salvage`.
     """
@@ -75,7 +78,7 @@ def read(path: str | Path, format: str = "auto", *, salvage: bool = False, **opt
         raise ForetraceError(
             f"{source.path}: format {chosen.name} has no option {unknown[0]!r}; it has {', '.join(chosen.options)}."
         )
-    return chosen.read(source, salvage=salvage, **options)
+    return collect(source, chosen.name, chosen.rows(source, **options), salvage=salvage, ties=ties)
 
 
 def _chosen(source: Source, format: str) -> Format:

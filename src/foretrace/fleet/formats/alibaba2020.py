@@ -14,9 +14,9 @@ from pathlib import Path
 from foretrace.fleet.formats.jobs import (
     Aside,
     Bad,
+    LogRows,
     Row,
     RowAccount,
-    collect,
     cut,
     name_of,
     not_below_zero,
@@ -25,7 +25,6 @@ from foretrace.fleet.formats.jobs import (
     table_notes,
 )  # fmt: skip
 from foretrace.fleet.formats.source import Source, load, split_line, table
-from foretrace.fleet.workload import Workload
 
 TASKS = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu",
@@ -41,14 +40,7 @@ def matches(source: Source) -> bool:
     return tuple(cells) in (TASKS, JOBS) or (len(cells) in (len(TASKS), len(JOBS)) and cells[3] in STATES)
 
 
-def read(
-    source: Source,
-    *,
-    salvage: bool = False,
-    ties: str = "file",
-    jobs: str | Path | None = None,
-    bind_types: bool = False,
-) -> Workload:
+def rows(source: Source, *, jobs: str | Path | None = None, bind_types: bool = False) -> LogRows:
     """Return tasks of one name make one job, all or nothing: the sum of their instances.
 
     jobs: `pai_job_table`, which tells submission and user; without it a job is submitted when its first task starts.
@@ -133,9 +125,9 @@ def read(
             ledger.notes.append("without the job table a job is submitted when its first task starts")
         return made
 
-    return collect(
-        source, "alibaba2020", placed(taken.rows), task, salvage=salvage, ties=ties, finish=join,
-        details={"given_type": "", "status": ""}, notes=lambda: table_notes(taken, TASKS),
+    return LogRows(
+        rows=placed(taken.rows), parse=task, finish=join, details={"given_type": "", "status": ""},
+        notes=lambda: table_notes(taken, TASKS),
     )  # fmt: skip
 
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 
-from foretrace.fleet.formats.jobs import Aside, Bad, Row, collect_table, gpus_of, name_of, not_below_zero, whole
+from foretrace.fleet.formats.jobs import Aside, Bad, LogRows, Row, gpus_of, name_of, not_below_zero, table_rows, whole
 from foretrace.fleet.formats.source import Source
-from foretrace.fleet.workload import Workload
 
 COLUMNS = ("creation_time", "scheduled_time", "deletion_time", "name", "num_gpu", "gpu_milli", "gpu_spec")
 ALSO = ("qos", "pod_phase", "cpu_milli", "memory_mib")
 
 
 def matches(source: Source) -> bool:
-    """Return whether its header names pods and their share of a GPU; `read` says where the times are missing."""
+    """Return whether its header names pods and their share of a GPU; `rows` says where the times are missing."""
     return source.has("name", "num_gpu", "gpu_milli")
 
 
-def read(source: Source, *, salvage: bool = False, ties: str = "file", pending: bool = False) -> Workload:
+def rows(source: Source, *, pending: bool = False) -> LogRows:
     """Read pods; `qos`, `phase`, `cpu_milli`, `memory_mib` are kept in details; run time is deletion minus scheduling.
 
     pending: keep pods that were deleted before they were scheduled, with unknown run time; else they are set aside.
@@ -64,10 +63,8 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file", pending: 
             raise Bad("it was deleted before it was scheduled")
         return row
 
-    return collect_table(
-        source, "alibaba2023", job, COLUMNS, ALSO, salvage=salvage, ties=ties,
-        details={"qos": "", "phase": "", "cpu_milli": math.nan, "memory_mib": math.nan},
-    )  # fmt: skip
+    details = {"qos": "", "phase": "", "cpu_milli": math.nan, "memory_mib": math.nan}
+    return table_rows(source, job, COLUMNS, ALSO, details=details)
 
 
 def _share(text: str) -> float:

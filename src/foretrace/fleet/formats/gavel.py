@@ -13,11 +13,10 @@ import math
 
 from foretrace.fleet.formats.jobs import (
     Bad,
+    LogRows,
     Row,
     above_zero,
     batch_in,
-    collect,
-    collect_table,
     cut,
     gpus_of,
     name_of,
@@ -26,9 +25,9 @@ from foretrace.fleet.formats.jobs import (
     optional,
     placed,
     table_notes,
+    table_rows,
 )  # fmt: skip
 from foretrace.fleet.formats.source import Source, table
-from foretrace.fleet.workload import Workload
 
 CSV_COLUMNS = ("job_id", "arrival_s", "job_type", "total_steps", "scale_factor")
 COLUMNS = {  # where each stands, by how many there are
@@ -49,29 +48,29 @@ def is_shockwave(source: Source) -> bool:
     return _width(source) == 12
 
 
-def gavel(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
+def gavel(source: Source) -> LogRows:
     """Read jobs; those without a name are called by the number of their row, from 0.
 
     How long a step takes stands in Gavel's throughput tables, so `work_s` is nan and `iterations` says how much is to
     be done.
     """
     if source.has(*CSV_COLUMNS):
-        return _generated(source, salvage=salvage, ties=ties)
+        return _generated(source)
     if _width(source) not in (7, 10):
         raise source.fail(f"has {_width(source)} columns apart by tabs where Gavel has 7 or 10; name another format.")
-    return _lines(source, "gavel", _width(source), salvage=salvage, ties=ties)
+    return _lines(source, _width(source))
 
 
-def shockwave(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
+def shockwave(source: Source) -> LogRows:
     """Read jobs, called by the number of their row, from 0; `work_s` is the duration as the file states it."""
-    return _lines(source, "shockwave", 12, salvage=salvage, ties=ties)
+    return _lines(source, 12)
 
 
 def _width(source: Source) -> int:
     return source.first.count("\t") + 1
 
 
-def _lines(source: Source, format: str, width: int, *, salvage: bool, ties: str) -> Workload:
+def _lines(source: Source, width: int) -> LogRows:
     taken = table(source, "\t", header=False)
 
     def job(cells: list[str] | None) -> Row:
@@ -87,10 +86,8 @@ def _lines(source: Source, format: str, width: int, *, salvage: bool, ties: str)
             made["work_s"] = above_zero(said["duration"], "duration")
         return made
 
-    return collect(
-        source, format, placed(taken.rows), job, salvage=salvage, ties=ties,
-        details={"slo": math.nan, "mode": "static"}, notes=lambda: table_notes(taken),
-    )  # fmt: skip
+    details = {"slo": math.nan, "mode": "static"}
+    return LogRows(rows=placed(taken.rows), parse=job, details=details, notes=lambda: table_notes(taken))
 
 
 def _common(job_type: str, steps: str, scale: str, arrival: str) -> Row:
@@ -116,14 +113,12 @@ def _slo(text: str) -> float:
     return value
 
 
-def _generated(source: Source, *, salvage: bool, ties: str) -> Workload:
+def _generated(source: Source) -> LogRows:
     def job(cells: dict[str, str]) -> Row:
         made = _common(*(cells[key] for key in ("job_type", "total_steps", "scale_factor", "arrival_s")))
         known = optional(cells["allox_jct_s"], "allox_jct_s") if "allox_jct_s" in cells else math.nan
         return made | {"job": name_of(cells["job_id"], "job_id"), "allox_jct_s": known, "slo": math.nan}
 
     known = {"allox_jct_s": math.nan} if "allox_jct_s" in source.header else {}
-    return collect_table(
-        source, "gavel", job, CSV_COLUMNS, ("allox_jct_s",), salvage=salvage, ties=ties,
-        details={"slo": math.nan, "mode": "static"} | known,
-    )  # fmt: skip
+    details = {"slo": math.nan, "mode": "static"} | known
+    return table_rows(source, job, CSV_COLUMNS, ("allox_jct_s",), details=details)

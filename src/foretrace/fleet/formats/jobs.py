@@ -194,58 +194,64 @@ class RowAccount:
         )
 
 
-def collect(
-    source: Source,
-    format: str,
-    rows: Iterable[tuple[str, Any]],
-    parse: Callable[[Any], Row],
-    *,
-    salvage: bool,
-    dated: bool = False,
-    exact: bool = False,
-    loose: bool = False,
-    epoch_s: float = 0.0,
-    details: Mapping[str, Any] | None = None,
-    ties: str = "file",
-    notes: Callable[[], Iterable[str]] = tuple,
-    finish: Callable[[RowAccount, list[tuple[str, Row]]], list[tuple[str, Row]]] | None = None,
-) -> Workload:
-    """Return every row through `parse`, which returns columns of a job or raises Bad or Aside.
+@dataclass(frozen=True, kw_only=True)
+class LogRows:
+    """Rows of a log, and what makes jobs of them.
 
-    rows: (where, whatever `parse` takes). A job without a name (`job`) is called by the number of its row, from 0. Its
+    rows: (where, whatever `parse` takes). parse: returns columns of a job, or raises Bad or Aside. A job without a name
+    (`job`) is called by the number of its row, from 0. Its
     dict has `submit`, and may have `start` and `end` (None unknown): seconds on the source's own clock, whose zero is
     `epoch_s`; nanoseconds of it where `exact`; nanoseconds of Unix time where `dated`, and then the clock of the
     workload starts at the first submission. loose: times may stand in any order and before zero, as in a workload that
     was made and not logged.
     details: columns of the source kept beside, by name, with the value of rows that lack them. `finish` may change or
-    drop jobs once all rows are known. ties: order of jobs submitted at the same time (`file`, `reverse`, `name`).
+    drop jobs once all rows are known, `settle` the workload that they are.
+    """
+
+    rows: Iterable[tuple[str, Any]]
+    parse: Callable[[Any], Row]
+    dated: bool = False
+    exact: bool = False
+    loose: bool = False
+    epoch_s: float = 0.0
+    details: Mapping[str, Any] = field(default_factory=dict)
+    notes: Callable[[], Iterable[str]] = tuple
+    finish: Callable[[RowAccount, list[tuple[str, Row]]], list[tuple[str, Row]]] | None = None
+    settle: Callable[[Workload], Workload] | None = None
+
+
+def collect(source: Source, format: str, log: LogRows, *, salvage: bool, ties: str) -> Workload:
+    """Return the jobs of a log; ties: order of jobs submitted at the same time (`file`, `reverse`, `name`).
+
     Raises ForetraceError where a row is refused and `salvage` is off, or no job is left.
     """
     ledger = RowAccount(source)
     good: list[tuple[str, Row]] = []
-    for number_, (where, cells) in enumerate(rows):
+    for number_, (where, cells) in enumerate(log.rows):
         ledger.places.append(where)
         try:
-            good.append((where, {"job": str(number_)} | parse(cells)))
+            good.append((where, {"job": str(number_)} | log.parse(cells)))
         except Bad as bad:
             ledger.refuse(where, str(bad))
         except Aside as aside:
             ledger.aside[str(aside)] = ledger.aside.get(str(aside), 0) + 1
-    if finish is not None:
-        good = finish(ledger, good)
-    good = _possible(ledger, good, most=MOST_SECONDS * (SECOND if dated or exact else 1), loose=loose)
+    if log.finish is not None:
+        good = log.finish(ledger, good)
+    whole_ns = log.dated or log.exact
+    good = _possible(ledger, good, most=MOST_SECONDS * (SECOND if whole_ns else 1), loose=log.loose)
     ledger.settle(salvage=salvage)
-    ledger.notes.extend(notes())
+    ledger.notes.extend(log.notes())
     if not good:
         why = f"; {next(iter(ledger.aside))}" if ledger.aside else ""
         raise source.fail(f"holds no job with GPUs among {ledger.rows:,} rows{why}; name another file.")
     jobs = [row for _, row in good]
-    if not (dated or exact):
+    if not whole_ns:
         for row in jobs:
             for key in ("submit", "start", "end"):
                 if row.get(key) is not None:
                     row[key] = round(row[key] * SECOND)
-    return _workload(jobs, ledger.origin(format), dated=dated, epoch_s=epoch_s, details=details or {}, ties=ties)
+    made = _workload(_in_order(jobs, ties), ledger.origin(format), log)
+    return made if log.settle is None else log.settle(made)
 
 
 def _possible(ledger: RowAccount, good: list[tuple[str, Row]], *, most: float, loose: bool) -> list[tuple[str, Row]]:
@@ -275,12 +281,10 @@ def _possible(ledger: RowAccount, good: list[tuple[str, Row]], *, most: float, l
 _ENDINGS = re.compile(r"(\.(csv|tsv|txt|trace|swf|json|log|psv))?(\.gz)?$")
 
 
-def _workload(
-    rows: list[Row], origin: Origin, *, dated: bool, epoch_s: float, details: Mapping[str, Any], ties: str
-) -> Workload:
+def _workload(rows: list[Row], origin: Origin, log: LogRows) -> Workload:
     """Return rows with times in whole nanoseconds as columns."""
-    rows = sorted(_in_order(rows, ties), key=lambda row: row["submit"])  # stable
-    zero: int = rows[0]["submit"] if dated else 0
+    rows = sorted(rows, key=lambda row: row["submit"])  # stable
+    zero: int = rows[0]["submit"] if log.dated else 0
     submit = np.array([row["submit"] - zero for row in rows], np.int64)
 
     def stamps(key: str) -> npt.NDArray[np.int64]:
@@ -296,7 +300,7 @@ def _workload(
         columns["min_gpus"] = [row.get("min_gpus", row["gpus"]) for row in rows]
         columns["max_gpus"] = [row.get("max_gpus", row["gpus"]) for row in rows]
     kept = {}
-    for key, default in details.items():
+    for key, default in log.details.items():
         values = [row.get(key, default) for row in rows]
         kept[key] = np.array(values, object) if isinstance(default, str) else np.array(values, _kind(values))
     made = Workload.of(
@@ -306,7 +310,7 @@ def _workload(
         gpus=np.array([row["gpus"] for row in rows], np.int64),
         work_s=np.array([row["work_s"] for row in rows], np.float64),
         details=kept,
-        epoch_s=zero / SECOND if dated else epoch_s,
+        epoch_s=zero / SECOND if log.dated else log.epoch_s,
         origin=origin,
         **columns,
     )
@@ -347,19 +351,18 @@ def with_columns(source: Source, taken: Table, wanted: Sequence[str], also: Sequ
     return {name: at[name] for name in (*wanted, *also) if name in at}
 
 
-def collect_table(
+def table_rows(
     source: Source,
-    format: str,
     parse: Callable[[dict[str, str]], Row],
     columns: Sequence[str],
     also: Sequence[str] = (),
     *,
     notes: Callable[[], Iterable[str]] = tuple,
-    **options: Any,
-) -> Workload:
-    """Return `collect` for a CSV file with a header: `parse` takes the cells of a row by column.
+    **how: Any,
+) -> LogRows:
+    """Return rows of a CSV file with a header: `parse` takes the cells of one by column.
 
-    columns: what must be there; also: what may be. Raises ForetraceError as `with_columns` and `collect` do.
+    columns: what must be there; also: what may be; how: as in `LogRows`. Raises ForetraceError as `with_columns` does.
     """
     taken = table(source)
     at = with_columns(source, taken, columns, also)
@@ -372,7 +375,7 @@ def collect_table(
     def told() -> list[str]:
         return [*table_notes(taken, (*columns, *also)), *notes()]
 
-    return collect(source, format, placed(taken.rows), row, notes=told, **options)
+    return LogRows(rows=placed(taken.rows), parse=row, notes=told, **how)
 
 
 def cut(cells: list[str] | None, width: int) -> list[str]:

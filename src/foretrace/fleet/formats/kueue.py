@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from foretrace.fleet.formats.jobs import Aside, Bad, Clock, Row, collect, gpus_of, name_of
+from foretrace.fleet.formats.jobs import Aside, Bad, Clock, LogRows, Row, gpus_of, name_of
 from foretrace.fleet.formats.kubernetes import RESOURCES, count_of, inside, kind_of, kinds_in, objects, pod_gpus
 from foretrace.fleet.formats.source import Source
-from foretrace.fleet.workload import SECOND, Workload
+from foretrace.fleet.workload import SECOND
 
 GROUP = "kueue.x-k8s.io"
 
@@ -26,7 +26,7 @@ def matches(source: Source) -> bool:
     return bool(mine) and all(mine)
 
 
-def read(source: Source, *, salvage: bool = False, ties: str = "file", resource: str | None = None) -> Workload:
+def rows(source: Source, *, resource: str | None = None) -> LogRows:
     """Keep `cluster_queue`, `topology` (`required=LABEL`, `preferred=LABEL`, `unconstrained`), `pods` in details.
 
     resource: what a GPU is called, else the usual names. Workloads without GPUs, not admitted or not finished are set
@@ -107,11 +107,9 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file", resource:
             *clock.note,
         ]
 
-    rows = ((f"items[{at}]", item) for at, item in enumerate(objects(source)))
-    return collect(
-        source, "kueue", rows, job, salvage=salvage, dated=True, ties=ties, notes=notes,
-        details={"cluster_queue": "", "topology": "", "pods": math.nan},
-    )  # fmt: skip
+    items = ((f"items[{at}]", item) for at, item in enumerate(objects(source)))
+    details = {"cluster_queue": "", "topology": "", "pods": math.nan}
+    return LogRows(rows=items, parse=job, dated=True, notes=notes, details=details)
 
 
 def _wish(pod_set: Any) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
-from foretrace.fleet.formats.jobs import Bad, Row, collect, cut, gpus_of, number, placed, whole
+from foretrace.fleet.formats.jobs import Bad, LogRows, Row, cut, gpus_of, number, placed, whole
 from foretrace.fleet.formats.source import Source, whole_table
 from foretrace.fleet.workload import NUMBERS, SECOND, TEXTS, Workload
 
@@ -39,7 +39,7 @@ def matches(source: Source) -> bool:
     return source.first.startswith(MARK) or source.has(*NEEDED)
 
 
-def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
+def rows(source: Source) -> LogRows:
     """Return jobs as written. Rows without a name are called by their number, from 0."""
     lines = whole_table(source)
     epoch = 0.0
@@ -94,21 +94,23 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Worklo
             made[name] = _detail(cells[at[name]], kind, name)
         return made
 
-    made = collect(
-        source, "foretrace", placed(lines), job, salvage=salvage, exact=True, loose=True, ties=ties, epoch_s=epoch,
+    def named(made: Workload) -> Workload:
+        kept = {
+            named: np.array(made.details[name].tolist(), object)
+            if kind == "text"
+            else made.details[name].astype(_KINDS[kind])
+            for name, (kind, named) in details.items()
+        }
+        return replace(made, details=kept)
+
+    return LogRows(
+        rows=placed(lines), parse=job, exact=True, loose=True, epoch_s=epoch, settle=named,
         details={name: "" if kind == "text" else math.nan for name, (kind, _) in details.items()},
     )  # fmt: skip
-    kept = {
-        named: np.array(made.details[name].tolist(), object)
-        if kind == "text"
-        else made.details[name].astype(_KINDS[kind])
-        for name, (kind, named) in details.items()
-    }
-    return replace(made, details=kept)
 
 
 def write_csv(workload: Workload, path: str | Path) -> Path:
-    """Write the workload so that `read` returns the same jobs, to the nanosecond; a path ending in .gz is packed.
+    """Write the workload so that `rows` returns the same jobs, to the nanosecond; a path ending in .gz is packed.
 
     Names, origin and numbers of decisions do not travel. Raises ForetraceError where a detail has more than one value
     per job or the file cannot be written.

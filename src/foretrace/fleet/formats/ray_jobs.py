@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from foretrace.fleet.formats.jobs import Aside, Bad, Row, collect, gpus_of, name_of
+from foretrace.fleet.formats.jobs import Aside, Bad, LogRows, Row, gpus_of, name_of
 from foretrace.fleet.formats.kubernetes import inside
 from foretrace.fleet.formats.source import Source
-from foretrace.fleet.workload import Workload
 
 STATES = {"PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"}
 _MILLISECOND = 1_000_000
@@ -39,7 +38,7 @@ def matches(source: Source) -> bool:
     return bool(jobs) and any(isinstance(job, dict) and {"entrypoint", "status"} <= set(job) for _, _, job in jobs)
 
 
-def read(source: Source, *, salvage: bool = False, ties: str = "file", gpus_key: str = "gpus") -> Workload:
+def rows(source: Source, *, gpus_key: str = "gpus") -> LogRows:
     """Keep `entrypoint` and `status` in details; take metadata `queue`, `user` and `model` where they stand.
 
     gpus_key: the key of the metadata that says how many GPUs a job holds. Jobs without an end are set aside.
@@ -78,9 +77,9 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file", gpus_key:
             "status": status,
         }
 
-    rows = ((where, (name, each)) for where, name, each in _jobs(source))
-    return collect(
-        source, "ray", rows, job, salvage=salvage, dated=True, ties=ties, details={"entrypoint": "", "status": ""},
+    return LogRows(
+        rows=((where, (name, each)) for where, name, each in _jobs(source)), parse=job, dated=True,
+        details={"entrypoint": "", "status": ""},
         notes=lambda: ["Ray stamps start_time at submission, so run times contain what the jobs waited"],
     )  # fmt: skip
 

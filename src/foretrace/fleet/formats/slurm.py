@@ -15,9 +15,9 @@ from foretrace.fleet.formats.jobs import (
     Aside,
     Bad,
     Clock,
+    LogRows,
     Row,
     RowAccount,
-    collect,
     cut,
     gpus_of,
     name_of,
@@ -28,7 +28,7 @@ from foretrace.fleet.formats.jobs import (
     with_columns,
 )  # fmt: skip
 from foretrace.fleet.formats.source import Source, table
-from foretrace.fleet.workload import SECOND, Workload
+from foretrace.fleet.workload import SECOND
 
 UNKNOWN = {"", "Unknown", "None", "N/A", "NULL"}
 NO_LIMIT = {"", "UNLIMITED", "PARTITION_LIMIT", "NONE", "UNKNOWN", "INVALID"}
@@ -55,16 +55,14 @@ def matches(source: Source) -> bool:
     return bool({"jobid", "jobidraw"} & names) and "submit" in names
 
 
-def read(
+def rows(
     source: Source,
     *,
-    salvage: bool = False,
-    ties: str = "file",
     timezone: str | None = None,
     since: str = "submit",
     gpus: str = "requested",
     unfinished: bool = False,
-) -> Workload:
+) -> LogRows:
     """Read jobs; `state`, `account`, `qos` and `nodes` are kept in details.
 
     timezone: where the cluster stands (sacct prints local times without a zone), else UTC. since: `submit`, or
@@ -169,9 +167,9 @@ def read(
             told.append(f"{met['held']} jobs count from when they became eligible")
         return [*told, *clock.note]
 
-    return collect(
-        source, "slurm", placed(lower.rows), job, salvage=salvage, dated=True, ties=ties, finish=last_runs,
-        details={"state": "", "account": "", "qos": "", "nodes": math.nan}, notes=notes,
+    return LogRows(
+        rows=placed(lower.rows), parse=job, dated=True, finish=last_runs, notes=notes,
+        details={"state": "", "account": "", "qos": "", "nodes": math.nan},
     )  # fmt: skip
 
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.formats.jobs import MOST_GPUS, Aside, Bad, Row, collect, number
+from foretrace.fleet.formats.jobs import MOST_GPUS, Aside, Bad, LogRows, Row, number
 from foretrace.fleet.formats.source import Source
-from foretrace.fleet.workload import Workload
 
 _NUMBERS = re.compile(r"\s*(-?[0-9.]+(e[+-]?[0-9]+)?\s+){17}-?[0-9.]+\s*", re.IGNORECASE)
 _EPOCH = re.compile(r"^;\s*UnixStartTime:\s*(\d{1,10})\b", re.MULTILINE)
@@ -28,7 +26,7 @@ def matches(source: Source) -> bool:
     return bool(_NUMBERS.fullmatch(first))
 
 
-def read(source: Source, *, salvage: bool = False, ties: str = "file", processors_per_gpu: int = 1) -> Workload:
+def rows(source: Source, *, processors_per_gpu: int = 1) -> LogRows:
     """Return what SWF calls a processor is taken for a GPU, or so many of them for one, rounded up.
 
     Lines of parts of a job (status 2 to 4) and jobs that did not run are set aside. `status` is kept in details.
@@ -36,7 +34,7 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file", processor
     if processors_per_gpu < 1:
         raise ForetraceError(f"a GPU stands for one processor or more, not for {processors_per_gpu}.")
 
-    def rows() -> Iterator[tuple[str, list[str]]]:
+    def lines() -> Iterator[tuple[str, list[str]]]:
         for at, line in enumerate(source.lines, 1):
             if line.strip() and not line.lstrip().startswith(";"):
                 yield f"line {at}", line.split()
@@ -72,9 +70,8 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file", processor
             "status": STATUS[int(value[10])],
         }
 
-    made = collect(
-        source, "swf", rows(), job, salvage=salvage, ties=ties, details={"status": ""},
+    epoch = _EPOCH.search(source.text)
+    return LogRows(
+        rows=lines(), parse=job, details={"status": ""}, epoch_s=float(epoch[1]) if epoch else 0.0,
         notes=lambda: [f"{processors_per_gpu} of its processors are one GPU here"],
     )  # fmt: skip
-    epoch = _EPOCH.search(source.text)
-    return replace(made, epoch_s=float(epoch[1])) if epoch else made

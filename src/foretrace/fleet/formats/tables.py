@@ -15,17 +15,17 @@ from typing import Any
 from foretrace.fleet.formats.jobs import (
     Aside,
     Clock,
+    LogRows,
     Row,
     above_zero,
-    collect_table,
     gpus_of,
     name_of,
     not_below_zero,
     optional,
+    table_rows,
     whole,
 )  # fmt: skip
 from foretrace.fleet.formats.source import Source
-from foretrace.fleet.workload import Workload
 
 PHILLY = ("timestamp", "duration", "num_gpus", "cluster")  # seconds, virtual cluster
 TIRESIAS = ("job_id", "num_gpu", "submit_time", "duration")
@@ -41,20 +41,17 @@ def is_tiresias(source: Source) -> bool:
     return source.has(*TIRESIAS) and not source.has(*RESULTS)
 
 
-def philly(source: Source, *, salvage: bool = False, ties: str = "file", timezone: str | None = None) -> Workload:
+def philly(source: Source, *, timezone: str | None = None) -> LogRows:
     """Read jobs, called by the number of their row, from 0. The file is not sorted; the workload is."""
     clock = Clock.of(timezone)
     meanings: dict[str, Meaning] = {
         "timestamp": ("submit", clock.read), "num_gpus": ("gpus", gpus_of), "duration": ("work_s", above_zero),
         "cluster": ("tenant", _text),
     }  # fmt: skip
-    return collect_table(
-        source, "philly", _job(meanings), PHILLY, ("gpu_time",), salvage=salvage, dated=True, ties=ties,
-        notes=lambda: clock.note,
-    )  # fmt: skip
+    return table_rows(source, _job(meanings), PHILLY, ("gpu_time",), dated=True, notes=lambda: clock.note)
 
 
-def tiresias(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
+def tiresias(source: Source) -> LogRows:
     """Return `interval`, seconds since the job before, is kept in details; nan where the file has none."""
     also: dict[str, Meaning] = {
         "iterations": ("iterations", optional), "model_name": ("model", _stripped), "interval": ("interval", optional)
@@ -63,22 +60,19 @@ def tiresias(source: Source, *, salvage: bool = False, ties: str = "file") -> Wo
         "job_id": ("job", lambda text, what: name_of(text.strip(), what)), "submit_time": ("submit", not_below_zero),
         "num_gpu": ("gpus", gpus_of), "duration": ("work_s", above_zero),
     }  # fmt: skip
-    return collect_table(
-        source, "tiresias", _job(meanings | also), TIRESIAS, tuple(also), salvage=salvage, ties=ties,
-        details={"interval": math.nan},
-    )  # fmt: skip
+    return table_rows(source, _job(meanings | also), TIRESIAS, tuple(also), details={"interval": math.nan})
 
 
-def pollux(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
+def pollux(source: Source) -> LogRows:
     """Return the file says how much is to be trained only by the name of the application, so `work_s` is nan."""
     meanings: dict[str, Meaning] = {
         "name": ("job", name_of), "time": ("submit", not_below_zero), "num_replicas": ("gpus", gpus_of),
         "application": ("model", name_of), "batch_size": ("batch", above_zero),
     }  # fmt: skip
-    return collect_table(source, "pollux", _job(meanings, work_s=math.nan), POLLUX, salvage=salvage, ties=ties)
+    return table_rows(source, _job(meanings, work_s=math.nan), POLLUX)
 
 
-def helios(source: Source, *, salvage: bool = False, ties: str = "file", timezone: str | None = None) -> Workload:
+def helios(source: Source, *, timezone: str | None = None) -> LogRows:
     """Read jobs; `state` and `nodes` are kept in details. Jobs without GPUs, and jobs that never ran, are set aside."""
     clock = Clock.of(timezone)
 
@@ -106,10 +100,8 @@ def helios(source: Source, *, salvage: bool = False, ties: str = "file", timezon
             "nodes": float(whole(cells["node_num"], "node_num")),
         }
 
-    return collect_table(
-        source, "helios", job, HELIOS, salvage=salvage, dated=True, ties=ties,
-        details={"state": "", "nodes": 1.0}, notes=lambda: clock.note,
-    )  # fmt: skip
+    details = {"state": "", "nodes": 1.0}
+    return table_rows(source, job, HELIOS, dated=True, details=details, notes=lambda: clock.note)
 
 
 def _job(meanings: Mapping[str, Meaning], **same: Any) -> Callable[[dict[str, str]], Row]:
