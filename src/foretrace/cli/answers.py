@@ -126,7 +126,10 @@ def group(
     name: str, help: str, *, default: str = "", models: Callable[[], Collection[str]] = tuple,
     **commands: Callable[..., Result | Reply | None],
 ) -> typer.Typer:  # fmt: skip
-    """Return a command with these commands of its own; another first word, or one of `models`, is for `default`."""
+    """Return a command with these commands of its own; another first word, or one of `models`, is for `default`.
+
+    A command is called as its parameter, with hyphens.
+    """
 
     class ByModel(TyperGroup):
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -139,8 +142,13 @@ def group(
     kind = ByModel if default else TyperGroup
     made = typer.Typer(name=name, help=help, cls=kind, no_args_is_help=True, rich_markup_mode=None)
     for word, command in commands.items():
-        made.command(word)(answers(command))
+        made.command(word.replace("_", "-"))(asking(command))
     return made
+
+
+def asking(command: Callable[..., Any]) -> Callable[..., None]:
+    """Return the command as it is run: one that returns nothing writes itself what there is to say."""
+    return gathering(command) if command.__annotations__["return"] == "None" else answers(command)
 
 
 def gathering(command: Callable[..., Given]) -> Callable[..., Given]:

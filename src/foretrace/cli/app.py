@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from foretrace.cli import streams
-from foretrace.cli.answers import answers, gathering
+from foretrace.cli.answers import answers, asking
 from foretrace.cli.waiting import sign_of_life
 from foretrace.errors import OPTIONS, ForetraceError
 from foretrace.plaintext import visible
@@ -104,10 +104,9 @@ def application() -> typer.Typer:
         elif name == "record":  # what is recorded follows --, options and all
             words = "Record a few steps of a training command, left unchanged."
             settings = {"allow_extra_args": True}
-            app.command(name, short_help=words, context_settings=settings)(gathering(command))
+            app.command(name, short_help=words, context_settings=settings)(asking(command))
         else:
-            told = command.__annotations__["return"] != "None"
-            app.command(name)(answers(command) if told else gathering(command))
+            app.command(name)(asking(command))
     for entry in entry_points(group=COMMANDS):
         app.command(entry.name)(answers(_loaded(entry)))
     return app

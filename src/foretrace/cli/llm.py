@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from foretrace.cli import completion, options
-from foretrace.cli.answers import Reply, answers, group
+from foretrace.cli.answers import Reply, group
 from foretrace.cli.options import argument, option
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
-
-llm = group("llm", "Engines of large language models under requests.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +28,6 @@ class LayoutOptions:
     tables: Annotated[Path | None, option(..., "FOLDER", "Measured operators of the device (aiconfigurator's).")] = None
 
 
-@llm.command("simulate")
-@answers
 def simulate(
     *,
     model: str = argument(..., "MODEL", "A decoder by name, or its config.json.", complete=completion.decoders),
@@ -99,8 +95,6 @@ def simulate(
     )  # fmt: skip
 
 
-@llm.command("capacity")
-@answers
 def capacity(
     *,
     model: str = argument(..., "MODEL", "A decoder by name, or its config.json.", complete=completion.decoders),
@@ -138,8 +132,6 @@ def capacity(
     return llm_capacity(found, grid=grid)
 
 
-@llm.command("calibrate")
-@answers
 def calibrate(
     *,
     runs: list[Path] = argument(..., "RUN...", "Results of vllm bench serve, SGLang's bench_serving, llm simulate."),
@@ -164,8 +156,6 @@ def calibrate(
     return Reply(result=llm_calibrated(found, save), files={save: found.save})
 
 
-@llm.command("draft")
-@answers
 def draft(
     *,
     target: str = argument(..., "TARGET", "A decoder by name, or its config.json.", complete=completion.decoders),
@@ -194,3 +184,9 @@ def draft(
     with options.progress(f"searching drafts of {target}"):
         found = search_drafts(setting, acceptance=acceptance, parameters=parameters, latency_s=latency_ms / 1e3)
     return llm_drafts(setting, found, stated=bool(acceptance))
+
+
+llm = group(
+    "llm", "Engines of large language models under requests.", simulate=simulate, capacity=capacity,
+    calibrate=calibrate, draft=draft,
+)  # fmt: skip

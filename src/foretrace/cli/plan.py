@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from foretrace.cli import completion, options
-from foretrace.cli.answers import Reply, answers, group, writable
+from foretrace.cli.answers import Reply, group, writable
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 
@@ -29,11 +29,6 @@ def _models() -> Collection[str]:
     return [*DECODERS, *OTHERS]
 
 
-plan = group("plan", "Share a model out over devices, and say how good that is.", default="transformer", models=_models)
-
-
-@plan.command("place")
-@answers
 def place(
     source: str = argument(
         ...,
@@ -73,8 +68,6 @@ def place(
     return report.placed(found, source, device, grid)
 
 
-@plan.command("pipeline")
-@answers
 def pipeline(
     model: str = argument(..., "MODEL", "A model as estimate reads it.", complete=completion.decoders),
     device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
@@ -108,8 +101,6 @@ def pipeline(
     return report.pipelined(found, model, device, grid)
 
 
-@plan.command("soap")
-@answers
 def soap(
     source: str = argument(..., "MODEL", "A model as estimate reads it, or a recording.", complete=completion.decoders),
     device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
@@ -147,8 +138,6 @@ def soap(
     return Reply(result=soap_view(found, source, grid), timelines=lambda: {source: found.simulated})
 
 
-@plan.command("rows")
-@answers
 def rows(
     source: str = argument(..., "LOOKUPS", "Ids that samples read (NPZ, Parquet), or zipf:1.05 tables=26 pooling=1."),
     devices: Devices = 4,
@@ -194,8 +183,6 @@ def rows(
     return Reply(result=view, files={out: found.placement.save}, timelines=lambda: drawn)
 
 
-@plan.command("data")
-@answers
 def data(
     graph: str = argument(..., "GRAPH", "A folder in partitions, an NPZ file, or planted:nodes=10000 edges=100000."),
     memory: str = option(..., "SIZE", "For training, beyond interpreter and libraries, as 500MB.", "--memory"),
@@ -240,8 +227,6 @@ def data(
     return Reply(result=view, timelines=lambda: {graph: found.timeline})
 
 
-@plan.command("second-order")
-@answers
 def second_order(
     source: options.Source,
     workers: int = option(8, "N", "Data-parallel processes; 1 is allowed.", least=1, most=4096),
@@ -284,8 +269,6 @@ def second_order(
     return planned_second_order(found, str(source))
 
 
-@plan.command("look-ups")
-@answers
 def look_ups(
     model: str = argument(..., "MODEL", "A zoo model, a script with training(), or a file: ONNX, Chakra, JSON."),
     setting: list[str] = option(..., "V/K/DISTANCE=ACCURACY", "What was measured, as 9/16/l1=0.936; several."),
@@ -319,8 +302,6 @@ def look_ups(
     return planned_look_ups(plan_look_ups(graph, settings, most_loss=most_loss, around=around), model)
 
 
-@plan.command("transformer")
-@answers
 def transformer(
     model: str = argument(..., "MODEL", "A decoder by name: gpt3-175b, llama-3-70b.", complete=completion.decoders),
     device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
@@ -380,8 +361,6 @@ def transformer(
     return Reply(result=view, how={"explain": explain}, files=files, timelines=lambda: {model: found.simulated})
 
 
-@plan.command("cache")
-@answers
 def cache(
     trace: str = argument(
         ..., "LOOKUPS", "zipf:1.05, reuse:FILE or recorded:MODEL, each with key=value words, or ids as NPZ or Parquet."
@@ -420,8 +399,6 @@ def cache(
     return report.planned(found, tried, *keep(*measured))
 
 
-@plan.command("sync")
-@answers
 def sync(
     source: str = argument(..., "TIMES", "Of a step of each worker, as 100,100,100,300ms; or a folder of ranks."),
     policy: list[str] | None = option(None, "NAME", "With its knobs, as 'adsp period_s=2'; several; default all."),
@@ -469,3 +446,10 @@ def sync(
     with options.stages("starting workers") as tell:
         tried = try_policies(question, tell)
     return planned_sync(found, tried, *keep(*rows_of(question, tried)))
+
+
+plan = group(
+    "plan", "Share a model out over devices, and say how good that is.", default="transformer", models=_models,
+    place=place, pipeline=pipeline, soap=soap, rows=rows, data=data, second_order=second_order,
+    look_ups=look_ups, transformer=transformer, cache=cache, sync=sync,
+)  # fmt: skip

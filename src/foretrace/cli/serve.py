@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from foretrace.cli import completion, options
-from foretrace.cli.answers import answers, group, writable
+from foretrace.cli.answers import group, writable
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 
@@ -22,8 +22,6 @@ def _models() -> Collection[str]:
     return entries()
 
 
-serve = group("serve", "Serve a model on the cores of this machine.", default="run", models=_models)
-
 _MODEL = "A zoo model, SCRIPT.py:FUNCTION that returns (module, example inputs), TorchScript, torch.export or ONNX"
 Inputs = Annotated[
     list[str] | None, option(..., "NAME=TYPE[SIZES]", "An input of one sample: x=float32[3,224,224]; several.")
@@ -37,7 +35,6 @@ def _source(model: str, size: str, inputs: list[str] | None) -> ModelSource:
     return ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, inputs or ())))
 
 
-@serve.command("run")
 def run(
     model: str = argument(..., "MODEL", f"{_MODEL}.", complete=completion.models),
     split: str = option(
@@ -75,8 +72,6 @@ def run(
     )  # fmt: skip
 
 
-@serve.command("plan")
-@answers
 def plan(
     model: str = argument(..., "MODEL", f"{_MODEL}, or its name in a recorded profile.", complete=completion.models),
     batch: int = option(..., "N", "Samples of a batch.", least=1),
@@ -114,8 +109,6 @@ def plan(
     return report.planned(found, trial, *keep(row))
 
 
-@serve.command("load")
-@answers
 def load(
     url: str = argument(..., "URL", "http://127.0.0.1:8000, or with /v2/models/NAME."),
     rate: float = option(10.0, "R", "Requests per second, of diurnal ones at the peak.", least=0.001),
@@ -144,3 +137,9 @@ def load(
             progress=tell,
         )  # fmt: skip
     return report.loaded(found, url=url, arrivals=arrivals, clients=clients, samples=samples)
+
+
+serve = group(
+    "serve", "Serve a model on the cores of this machine.", default="run", models=_models, run=run, plan=plan,
+    load=load,
+)  # fmt: skip
