@@ -148,7 +148,7 @@ def group(
 
 def asking(command: Callable[..., Any]) -> Callable[..., None]:
     """Return the command as it is run: one that returns nothing writes itself what there is to say."""
-    return gathering(command) if command.__annotations__["return"] == "None" else answers(command)
+    return gathering(command) if command.__annotations__.get("return") == "None" else answers(command)
 
 
 def gathering(command: Callable[..., Given]) -> Callable[..., Given]:

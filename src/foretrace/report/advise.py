@@ -54,22 +54,19 @@ class AdviseView(Report, frozen=True, kw_only=True):
 
     def shown(self, top: int) -> Iterator[Block]:
         unit = unit_for(self.before_s)
-        if self.rows:
-            yield table(
-                [
-                    Column("what to do"), Column(f"saves {unit.name}", right=True), Column("range", right=True),
-                    Column("costs", wide=True, least=NARROW, under=True),
-                ],
-                [(row.name, in_unit(row.saved_s, unit), _range(row, unit), row.effort or "–") for row in self.rows],
-                top=top, how="--top",
-            )  # fmt: skip
+        yield table(
+            [
+                Column("what to do"), Column(f"saves {unit.name}", right=True), Column("range", right=True),
+                Column("costs", wide=True, least=NARROW, under=True),
+            ],
+            [(row.name, in_unit(row.saved_s, unit), _range(row, unit), row.effort or "–") for row in self.rows],
+            top=top, how="--top",
+        )  # fmt: skip
         if self.together is not None:
             saved = f"{in_unit(self.together.saved_s, unit)} {unit.name}"
             yield Line(f"{self.together.name} saves {saved} ({_range(self.together, unit)})", label="together")
-            if self.together.why_not_more:
-                yield Line(self.together.why_not_more, label="why not more")
-        if self.hidden:
-            yield Line(", ".join(each.name for each in self.hidden), label="not distinguishable from no change")
+            yield Line(self.together.why_not_more, label="why not more")
+        yield Line(", ".join(each.name for each in self.hidden), label="not distinguishable from no change")
         if self.slower:
             slower = ", ".join(f"{each.name} {change(-each.saved_s)}" for each in self.slower)
             yield Line(slower, label="slower, by a first estimate")

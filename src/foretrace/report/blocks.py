@@ -244,10 +244,10 @@ Block = str | About | Headline | Line | Bars | Chart | LaneChart | Grid | Next  
 def blocks(result: Any, top: int = 12, **how: Any) -> list[Block]:
     """Return what a person sees of a result, in order; `top` rows of a ranking are not folded away.
 
-    The headline, the notes and the command to try next of a result are shown around its own blocks. `how` is what one
-    result can be asked beside that.
+    A table without rows and a sentence without words are left out. The headline, the notes and the command to try next
+    of a result are shown around its own blocks. `how` is what one result can be asked beside that.
     """
-    found = list(result.shown(top, **how))
+    found = [each for each in result.shown(top, **how) if not _empty(each)]
     if sentence := getattr(result, "headline", ""):
         found.insert(sum(isinstance(each, About) for each in found), Headline(sentence))
     spaced: list[Block] = []
@@ -257,6 +257,10 @@ def blocks(result: Any, top: int = 12, **how: Any) -> list[Block]:
             spaced.append("")
         spaced.append(each)
     return [*spaced, Next(result.next)] if getattr(result, "next", "") else spaced
+
+
+def _empty(block: Block) -> bool:
+    return (isinstance(block, Grid) and not block.rows) or (isinstance(block, Line) and not block.text)
 
 
 def notes(texts: Iterable[str], label: str = "") -> Iterator[Line]:

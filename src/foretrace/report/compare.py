@@ -82,13 +82,12 @@ class CompareView(Report, frozen=True, kw_only=True):
                 if getattr(before, name) or getattr(after, name)
             ],
         )
-        if self.rows:
-            yield listing(
-                self.rows, ("name", "layer", "name"), "phase", ("before_s", "before", "time"),
-                ("after_s", "after", "time"), ("change_s", "change", "change"),
-                (lambda row: row.critical_after_s - row.critical_before_s, "on the critical path", "change"), top=top,
-                noun="row", how="--top",
-            )  # fmt: skip
+        yield listing(
+            self.rows, ("name", "layer", "name"), "phase", ("before_s", "before", "time"),
+            ("after_s", "after", "time"), ("change_s", "change", "change"),
+            (lambda row: row.critical_after_s - row.critical_before_s, "on the critical path", "change"), top=top,
+            noun="row", how="--top",
+        )  # fmt: skip
         yield Line(f"{share(self.matched_share)} of both sides' busy time is in tasks that both have.", soft=True)
 
 

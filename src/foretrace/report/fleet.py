@@ -92,11 +92,9 @@ class FleetRunView(Report, frozen=True, kw_only=True):
         if self.repetitions > 1:
             runs = f"{count(self.repetitions)} runs: {self.repeated_how}"
             yield f"{level(self.interval_level)} intervals from {runs}"
-        if self.causes:
-            yield causes_table(self.causes)
+        yield causes_table(self.causes)
         yield from _also(self)
-        if self.slots:
-            yield slots_table(self.slots)
+        yield slots_table(self.slots)
         if len(self.tenants) > 1:
             yield _tenants(self.tenants)
         if self.repetitions == 1:

@@ -31,26 +31,23 @@ class FleetLiveView(Report, frozen=True, kw_only=True):
     def shown(self, top: int) -> Iterator[Block]:
         if self.asked is not None and self.asked.status == "waiting":
             yield f"Why: {self.asked.why}."
-        if self.sooner:
-            yield listing(
-                self.sooner, ("change", "would it start sooner?"), (_when, Column("starts in", right=True)),
-                (_range, Column("80 % range", right=True)), (lambda each: "yes" if each.helps else "no", ""),
-                ("command", Column("command", wide=True)), ("risk", Column("but", wide=True)),
-            )  # fmt: skip
-        if self.changes:
-            rows = [
-                (each.change, each.before_s, each.after_s, each.ratio, f"{each.low:.2f} – {each.high:.2f}")
-                for each in self.changes
-            ]
-            before, after = Column("mean wait from now", "long"), Column("then", "long")
-            yield table(["change", before, after, Column("ratio", "ratio"), Column("80 % range", right=True)], rows)
-        if self.jobs:
-            slurm = Column("squeue --start", "long", unknown="no answer")
-            yield listing(
-                self.jobs, "job", "user", "partition", ("nodes", "nodes", "count"), ("gpus", "GPUs", "count"),
-                (_when, Column("starts in", right=True)), (_range, Column("80 % range", right=True)),
-                ("slurm_s", slurm), (lambda each: each.reason.split(",")[0][:24], "Slurm's reason"), top=top,
-            )  # fmt: skip
+        yield listing(
+            self.sooner, ("change", "would it start sooner?"), (_when, Column("starts in", right=True)),
+            (_range, Column("80 % range", right=True)), (lambda each: "yes" if each.helps else "no", ""),
+            ("command", Column("command", wide=True)), ("risk", Column("but", wide=True)),
+        )  # fmt: skip
+        rows = [
+            (each.change, each.before_s, each.after_s, each.ratio, f"{each.low:.2f} – {each.high:.2f}")
+            for each in self.changes
+        ]
+        before, after = Column("mean wait from now", "long"), Column("then", "long")
+        yield table(["change", before, after, Column("ratio", "ratio"), Column("80 % range", right=True)], rows)
+        slurm = Column("squeue --start", "long", unknown="no answer")
+        yield listing(
+            self.jobs, "job", "user", "partition", ("nodes", "nodes", "count"), ("gpus", "GPUs", "count"),
+            (_when, Column("starts in", right=True)), (_range, Column("80 % range", right=True)),
+            ("slurm_s", slurm), (lambda each: each.reason.split(",")[0][:24], "Slurm's reason"), top=top,
+        )  # fmt: skip
 
 
 def _when(each: ForecastStart | Sooner) -> str:

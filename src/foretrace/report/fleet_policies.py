@@ -182,8 +182,7 @@ class FleetPoliciesView(Result, frozen=True, kw_only=True):
         yield Headline(f"{len(self.policies)} scheduling policies, with their parameters.")
         for each in self.policies:
             yield Line(each.about, label=each.name)
-            if each.parameters:
-                yield Line("  ".join(f"{one.name}={one.default}" for one in each.parameters), soft=True)
+            yield Line("  ".join(f"{one.name}={one.default}" for one in each.parameters), soft=True)
 
 
 class FleetFitView(Report, frozen=True, kw_only=True):
@@ -206,8 +205,7 @@ class FleetFitView(Report, frozen=True, kw_only=True):
         yield f"kinds of jobs {count(self.kinds)}, by tenant {count(self.strata)}; rhythm: {self.profile_of}"
         yield Line("tenant x kind x duration, sweeps, rhythm and wandering of arrivals", label="kept")
         yield Line("users, and how they react to queues", label="not kept")
-        if self.stored:
-            yield Line(self.stored, label="stored", whole=True)
+        yield Line(self.stored, label="stored", whole=True)
 
 
 def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:

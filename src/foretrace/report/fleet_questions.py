@@ -56,34 +56,30 @@ class FleetWhyView(Result, frozen=True, kw_only=True):
     next: str
 
     def shown(self, top: int) -> Iterator[Block]:
-        if self.causes_s:
-            causes = sorted(self.causes_s.items(), key=lambda each: -each[1])
-            yield table(["waited because", Column(kind="long")], causes)
-        if self.room:
-            yield listing(
-                self.room, ("level", f"free at {long_time(self.at_s)}"), ("free", "GPUs", "count"),
-                ("most", "most in one", "count"),
-                (lambda each: f"{each.fits:,} of {each.units:,}", Column("could hold it", right=True)),
-            )  # fmt: skip
-        if self.holders:
-            columns = ("job", "holds GPUs then"), ("gpus", "GPUs", "count"), ("until_s", "for another", "long")
-            yield listing(self.holders, *columns)
+        causes = sorted(self.causes_s.items(), key=lambda each: -each[1])
+        yield table(["waited because", Column(kind="long")], causes)
+        yield listing(
+            self.room, ("level", f"free at {long_time(self.at_s)}"), ("free", "GPUs", "count"),
+            ("most", "most in one", "count"),
+            (lambda each: f"{each.fits:,} of {each.units:,}", Column("could hold it", right=True)),
+        )  # fmt: skip
+        columns = ("job", "holds GPUs then"), ("gpus", "GPUs", "count"), ("until_s", "for another", "long")
+        yield listing(self.holders, *columns)
         if self.decisions:
             rows = [(each.time_s, each.what, each.why) for each in self.decisions]
             if left := max(len(rows) - MOST_DECISIONS, 0):
                 half = MOST_DECISIONS // 2
                 rows = [*rows[:half], (math.nan, "...", f"{left:,} more (--json has all)"), *rows[-half:]]
             yield table([Column("decisions", "long"), "", Column(wide=True)], rows)
-        if self.remedies:
-            yield table(
-                [
-                    "would it help?",
-                    Column("it waits", "long", unknown="forever"),
-                    Column("mean JCT of all", "long"),
-                    "",
-                ],
-                [(each.change, each.queue_s, each.mean_jct_s, "yes" if each.helps else "no") for each in self.remedies],
-            )
+        yield table(
+            [
+                "would it help?",
+                Column("it waits", "long", unknown="forever"),
+                Column("mean JCT of all", "long"),
+                "",
+            ],
+            [(each.change, each.queue_s, each.mean_jct_s, "yes" if each.helps else "no") for each in self.remedies],
+        )
 
 
 def why(found: Why, *, source: str, policy: str, cluster: str, next_: str = "") -> FleetWhyView:

@@ -96,11 +96,10 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
         yield About((f"{self.model} on {engines}{self.devices} × {self.device}", self.policy, self.source))
         yield _latencies(self)
         yield _rates(self)
-        if self.limits:
-            yield listing(
-                self.limits, "limit", ("most_s", "at most", "seconds"), ("found_s.value", "found", "seconds"),
-                (lambda each: _range(each.found_s), Column("range", right=True)), ("met", "kept"),
-            )  # fmt: skip
+        yield listing(
+            self.limits, "limit", ("most_s", "at most", "seconds"), ("found_s.value", "found", "seconds"),
+            (lambda each: _range(each.found_s), Column("range", right=True)), ("met", "kept"),
+        )  # fmt: skip
         if self.speculation:
             yield from _speculation(self.speculation)
         yield from power.shown(self.energy, per="in all")
@@ -249,13 +248,12 @@ class LlmCapacityView(Report, frozen=True, kw_only=True):
     def shown(self, top: int) -> Iterator[Block]:
         yield About((f"{self.model} on {self.device}", self.slo, self.source))
         best = [each for each in self.engines if each.best]
-        if best:
-            yield listing(
-                best, ("engine.tp", "tp", "count"), ("engine.pp", "pp", "count"), ("rules", "scheduler"),
-                ("engine.sequences", "sequences", "count"), (_rate, Column("requests/s", right=True)),
-                ("tokens_per_s_device", "tokens/s each", "digits"), ("tokens_per_s_user", "per user", "digits"),
-                ("usd_per_million_tokens", "USD/M", "digits"), top=top, noun="engine", how="--top",
-            )  # fmt: skip
+        yield listing(
+            best, ("engine.tp", "tp", "count"), ("engine.pp", "pp", "count"), ("rules", "scheduler"),
+            ("engine.sequences", "sequences", "count"), (_rate, Column("requests/s", right=True)),
+            ("tokens_per_s_device", "tokens/s each", "digits"), ("tokens_per_s_user", "per user", "digits"),
+            ("usd_per_million_tokens", "USD/M", "digits"), top=top, noun="engine", how="--top",
+        )  # fmt: skip
         if len(best) > 1:
             front = sorted((each.tokens_per_s_user, each.tokens_per_s_device) for each in best)
             users, devices = zip(*front, strict=True)

@@ -179,9 +179,8 @@ class RewriteView(Result, frozen=True, kw_only=True):
     def shown(self, top: int) -> Iterator[Block]:
         yield About(tuple(filter(None, (self.source, self.size, f"batch {self.batch}", f"alpha {self.alpha:g}"))))
         yield table(["", Column(wide=True)], _figures(self))
-        if self.used:
-            rule, what = ("name", "rule"), ("what", Column(wide=True))
-            yield listing(self.used, rule, ("uses", "places", "count"), ("sweeps", "sweeps", "count"), what)
+        rule, what = ("name", "rule"), ("what", Column(wide=True))
+        yield listing(self.used, rule, ("uses", "places", "count"), ("sweeps", "sweeps", "count"), what)
         yield (
             f"searched {self.seen:,} graphs in {self.parts} parts ({self.alike} alike) with {self.rules.verified} "
             f"verified rules; {self.priced:,} distinct operators priced; {seconds(self.search_s)}"

@@ -302,5 +302,4 @@ def _one_device(each: DeviceView) -> Iterator[Block]:
     yield table(["", Column(right=True), "", Column(wide=True)], rows)
     links = [text for text in (each.scaleup_link, f"PCIe {each.pcie}" if each.pcie else "") if text]
     yield Line(", ".join(links), label="links")
-    if each.note:
-        yield Line(each.note, label="note")
+    yield Line(each.note, label="note")

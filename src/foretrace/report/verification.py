@@ -276,19 +276,17 @@ class LedgerView(Report, frozen=True, kw_only=True):
     summary: tuple[Summary, ...]
 
     def shown(self, top: int) -> Iterator[Block]:
-        if self.rows:
-            yield listing(
-                self.rows[::-1], "techniques", "model",  # the newest first
-                (lambda row: _numbers(row.predicted), Column("predicted", right=True)),
-                ("measured.value", "measured", "digits"), ("error", "error", "signed"),
-                ("floor", "floor", "share"), "verdict", top=top, noun="older row", how="--top",
-            )  # fmt: skip
-        if self.summary:
-            yield listing(
-                self.summary, ("name", "technique"), ("concluded", "concluded", "count"), ("rows", "of rows", "count"),
-                ("median_error", "median error", "share"), ("worst_error", "worst", "share"),
-                ("coverage", "covered", "share"),
-            )  # fmt: skip
+        yield listing(
+            self.rows[::-1], "techniques", "model",  # the newest first
+            (lambda row: _numbers(row.predicted), Column("predicted", right=True)),
+            ("measured.value", "measured", "digits"), ("error", "error", "signed"),
+            ("floor", "floor", "share"), "verdict", top=top, noun="older row", how="--top",
+        )  # fmt: skip
+        yield listing(
+            self.summary, ("name", "technique"), ("concluded", "concluded", "count"), ("rows", "of rows", "count"),
+            ("median_error", "median error", "share"), ("worst_error", "worst", "share"),
+            ("coverage", "covered", "share"),
+        )  # fmt: skip
 
 
 def verify(outcome: Outcome, ledger: str = "", row: str = "") -> VerifyView:
