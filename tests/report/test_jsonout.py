@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from foretrace.report import jsonout
-from foretrace.report.jsonout import dumps, generate_schema, loads, schema
+from foretrace.report.jsonout import dumps, loads, schema
 from foretrace.report.views import SCHEMA_VERSION, Result
 from tests.report.report_views import make_blame, make_compare, make_show, make_simulate, make_whatif
+from tests.report.schemas import generate_schema
 
 ANSWERS = [make_show(), make_simulate(), make_blame(), make_whatif(), make_compare()]
 BY_COMMAND = pytest.mark.parametrize("view", ANSWERS, ids=lambda view: view.command)
@@ -105,7 +106,7 @@ def unordered(part: Any) -> Any:
 @pytest.mark.parametrize("command", jsonout.answers())
 def test_schema_files_match_the_structs(command: str) -> None:
     assert unordered(schema(command)) == unordered(generate_schema(command)), (
-        "run: python -m foretrace.report.jsonout, if the change was wanted; raise SCHEMA_VERSION if it breaks readers"
+        "run: python -m tests.report.schemas, if the change was wanted; raise SCHEMA_VERSION if it breaks readers"
     )
 
 
