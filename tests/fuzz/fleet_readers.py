@@ -194,7 +194,7 @@ def _queues() -> Samples:
 def _play_queue(path: Path, way: int) -> Iterator[Figure]:
     from foretrace.fleet.live import questions, sources
     from foretrace.fleet.live.history import read_past
-    from foretrace.report import fleet_live as report
+    from foretrace.report import fleet_slurm as report
     from foretrace.report.jsonout import dumps
     from foretrace.report.terminal import Terminal, render
     from tests.fleet.live.queues import job, write_queue

@@ -37,7 +37,7 @@ def live(
     """
     from foretrace.fleet.live import history as histories
     from foretrace.fleet.live import questions, sources
-    from foretrace.report import fleet_live as report
+    from foretrace.report import fleet_slurm as report
 
     if from_ is not None and save is not None:
         raise ForetraceError("--save keeps what Slurm prints now, --from reads what was kept; give one of them.")
@@ -76,7 +76,7 @@ def rig(
     from foretrace.fleet.rig import against, on_ray
     from foretrace.fleet.rig.cluster import SlurmSetup, missing
     from foretrace.fleet.scene import workload_of
-    from foretrace.report import fleet_rig as report
+    from foretrace.report import fleet_slurm as report
 
     if on not in ("slurm", "ray"):
         raise ForetraceError(f"--on must be slurm or ray, got {on!r}.")

@@ -206,7 +206,7 @@ def data(
     from foretrace.plan.data.neighbour_caches import fan_outs, samplers
     from foretrace.plan.data.plan import GraphSource, plan_data, try_plan
     from foretrace.plan.result import size
-    from foretrace.report.plan_data import planned_data, planned_samplers
+    from foretrace.report.plan_rows import planned_data, planned_samplers
 
     keep = kept.keeper(run=run)
     with options.stages("reading the graph") as tell:
@@ -382,7 +382,7 @@ def cache(
     """
     from foretrace.plan.look_ahead.plan import CacheQuestion, plan_cache
     from foretrace.plan.look_ahead.plan import trace as read
-    from foretrace.report import plan_cache as report
+    from foretrace.report.plan_rows import planned_cache
 
     keep = kept.keeper(run=run)
     question = CacheQuestion(
@@ -391,12 +391,12 @@ def cache(
     )  # fmt: skip
     found = plan_cache(question)
     if not run:
-        return report.planned(found)
+        return planned_cache(found)
     from foretrace.plan.look_ahead.trial import try_cache
 
     with options.stages("starting trainers") as tell:
         measured, tried = try_cache(question, tell)
-    return report.planned(found, tried, *keep(*measured))
+    return planned_cache(found, tried, *keep(*measured))
 
 
 def sync(

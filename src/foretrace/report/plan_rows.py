@@ -1,17 +1,23 @@
-"""What `foretrace plan rows` answers."""
+"""What `foretrace plan rows`, `plan cache` and `plan data` answer: where rows are kept, and how they are read."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
 from foretrace.experiment.rows.placed import RanPlacement
+from foretrace.plan.data.plan import DataCandidate, DataPlan, DataTrial
+from foretrace.plan.look_ahead.plan import CachePlan, LookedAhead, PredictedStep
+from foretrace.plan.look_ahead.trial import CacheTrial
 from foretrace.plan.rows.plan import RowPlan
-from foretrace.report.blocks import About, Block, Column, Line, listing, table
-from foretrace.report.units import count, digits, nbytes, seconds, things
+from foretrace.report.blocks import About, Block, Column, Line, listing, notes, table
+from foretrace.report.units import between, count, digits, nbytes, seconds, share, span, things, unit_for
 from foretrace.report.views import Report, taken
 from foretrace.simulate.timeline import Timeline
+from foretrace.training.rows.graphs import NodeData
 
 
 class PlacedTableView(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,4 +108,167 @@ def planned_rows(
         memory_bytes=tuple(placement.memory().tolist()), profiled=found.batches[0], held_out=found.batches[1],
         exchange_s=moved.window_ns / 1e9 if moved else None, run=tuple(ran), ok=all(each.equal for each in ran),
         ledger=ledger, row=row,
+    )  # fmt: skip
+
+
+class PlanCacheView(Report, frozen=True, kw_only=True):
+    """`foretrace plan cache`: what looking ahead gains."""
+
+    command: str = "plan cache"
+    trace: str
+    batches: int
+    warm: int  # batches before those that count
+    samples: int
+    trainers: int
+    link: str
+    optimizer: str
+    width: int  # numbers in a row
+    uncached: PredictedStep
+    uncached_bytes: float
+    chosen: LookedAhead
+    others: tuple[LookedAhead, ...]
+    trial: CacheTrial | None  # both ways, run in turns on shaped links
+    ledger: str
+    row: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((
+            f"{self.trace} · {_batches(self.batches)} of {self.samples} · {things(self.trainers, 'trainer')}",
+            f"rows of {self.width} · {self.link} each way · {self.optimizer}",
+        ))  # fmt: skip
+        unit = unit_for(self.uncached.high_s)
+        every = sorted((self.chosen, *self.others), key=lambda each: each.look_ahead)
+        yield listing(
+            every, (lambda each: str(each.look_ahead), "batches ahead"),
+            (lambda each: each.step.step_s, "step", "time"),
+            (lambda each: between(each.step.low_s, each.step.high_s, unit), Column(f"range, {unit.name}", right=True)),
+            ("hit_rate", "rows held", "share"), ("bound_s", Column("bound", "time", least=80)),
+            (lambda each: nbytes(each.now_bytes), Column("at once", right=True, least=80)),
+            (lambda each: nbytes(each.all_bytes), Column("all bytes", right=True, least=100)),
+            (lambda each: nbytes(each.held_bytes), Column("memory", right=True, least=100)), top=top,
+            noun="look-ahead",
+        )  # fmt: skip
+        yield Line(f"{_cached_step(self.uncached)}, {nbytes(self.uncached_bytes)} each way", label="uncached")
+        if self.trial is not None:
+            yield listing(
+                self.trial.arms, ("name", "run in turns"), ("measured_s", "measured", "seconds"),
+                (lambda arm: arm.predicted.step_s, "predicted", "seconds"),
+                (lambda arm: f"{100 * arm.residual:+.1f} %", Column("residual", right=True)),
+            )  # fmt: skip
+            yield Line(
+                f"{digits(self.trial.speedup.value)}× ({digits(self.trial.speedup.low)} – "
+                f"{digits(self.trial.speedup.high)}) faster, {share(self.trial.hit_rate)} of rows held; tables and "
+                "dense weights of both are the same to the bit",
+                label="measured",
+            )
+            yield f"row {self.row[:8]} added to {self.ledger}" if self.ledger else "no row was written"
+
+
+def planned_cache(plan: CachePlan, trial: CacheTrial | None = None, ledger: str = "", row: str = "") -> PlanCacheView:
+    """Return the answer about a plan, with what became of it and where its rows went."""
+    question, best = plan.question, plan.chosen
+    sentence = (
+        f"Looking {_batches(best.look_ahead)} ahead makes a step {digits(best.speedup.value)}× "
+        f"({digits(best.speedup.low)} – {digits(best.speedup.high)}) faster: {_cached_step(plan.uncached)} → "
+        f"{_cached_step(best.step)}."
+    )
+    words = [
+        "foretrace", "plan", "cache", question.source, "--trainers", str(question.trainers), "--link", question.link,
+        "--width", str(question.width),
+    ]  # fmt: skip
+    return taken(
+        PlanCacheView, plan, question, headline=sentence, trace=question.source, samples=question.lookups.samples,
+        trial=trial, ledger=ledger, row=row,
+        next="foretrace ledger" if trial else shlex.join([*words, "--look-ahead", str(best.look_ahead), "--run"]),
+    )  # fmt: skip
+
+
+def _cached_step(step: PredictedStep) -> str:
+    unit = unit_for(step.high_s)
+    return f"{digits(step.step_s / unit.seconds)} {unit.name} ({between(step.low_s, step.high_s, unit)})"
+
+
+def _batches(count: int) -> str:
+    return f"{count} batch{'es' * (count != 1)}"
+
+
+_UNEQUAL = "candidates read the same edges but in other orders: quality is compared by --run alone"
+
+_ALONE = "sampling alone: neither rows of features nor the steps of a training are in these times"
+
+
+class DataPlanView(Report, frozen=True, kw_only=True):
+    """`foretrace plan data`: loader, buffer and order of a training, by predicted seconds of an epoch."""
+
+    command: str = "plan data"
+    graph: str
+    task: str
+    nodes: int
+    edges: int  # that are trained
+    memory_limit_bytes: int
+    choice: DataCandidate
+    predicted_epoch_s: float
+    interval_s: tuple[float, float]
+    busy_s: dict[str, float]  # of an epoch of the choice, by lane: training, disk
+    memory_bytes: int
+    swaps: int | None
+    swaps_bound: int | None
+    runners_up: tuple[DataCandidate, ...]
+    left_out: dict[str, str]
+    trial: DataTrial | None  # null without --run
+    ledger: str
+    row: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((self.graph, f"{count(self.nodes)} nodes", f"{count(self.edges)} edges", self.task))
+        yield listing(
+            (self.choice, *self.runners_up), ("name", Column("loader", "name")), ("epoch_s", "epoch", "time"),
+            (lambda each: span(each.low_s, each.high_s), Column("range", right=True)),
+            ("memory_bytes", "memory", "bytes"), ("swaps", Column("swaps", "count", least=90)),
+            ("swaps_bound", Column("at least", "count", least=90)), top=top, noun="loader", how="--top",
+        )  # fmt: skip
+        if (trial := self.trial) is not None:
+            yield Line(
+                f"an epoch takes {digits(trial.measured.value)} ({digits(trial.measured.low)} – "
+                f"{digits(trial.measured.high)}) of the predicted time, {digits(trial.over_memory.value)}× that in "
+                f"memory; at most {nbytes(trial.peak_bytes)} resident, {nbytes(self.memory_limit_bytes)} enforced",
+                label="measured",
+            )
+            yield Line(f"{digits(trial.quality)}, in memory {digits(trial.in_memory_quality)}", label="quality")
+            yield Line(f"{trial.verdict}, error {share(abs(trial.error))}", label="verdict")
+            yield f"row {self.row[:8]} added to {self.ledger}" if self.ledger else "no row was written"
+        yield from notes((f"{name}: {why}" for name, why in self.left_out.items()), "left out")
+
+
+def planned_data(plan: DataPlan, trial: DataTrial | None = None, ledger: str = "", row: str = "") -> DataPlanView:
+    """Return the answer about a plan, with what became of it and where its row went."""
+    words = ["foretrace", "plan", "data", plan.graph, "--memory", f"{-(-plan.limit_bytes // 10**6)}MB", "--run"]
+    graph = plan.timeline.graph
+    busy_s = {lane.label: int(graph.dur[graph.lane == at].sum()) / 1e9 for at, lane in enumerate(graph.lanes)}
+    return _answer(
+        plan.candidates, plan.limit_bytes, "is quickest", graph=plan.graph, task=plan.job.task, nodes=plan.sizes.nodes,
+        edges=plan.sizes.edges, busy_s=busy_s, left_out=plan.left_out, ledger=ledger, row=row, trial=trial,
+        notes=(*plan.choice.notes, _UNEQUAL), next=shlex.join(words) if trial is None else "foretrace ledger",
+    )  # fmt: skip
+
+
+def planned_samplers(graph: str, data: NodeData, limit_bytes: int, found: Sequence[DataCandidate]) -> DataPlanView:
+    """Return the answer about samplers of neighbours alone, the best first, with what the quickest cache changes."""
+    cached = next((each for each in found if each.notes), found[0])
+    return _answer(
+        found, limit_bytes, "samples quickest", graph=graph, task="sampling", nodes=data.adjacency.nodes, busy_s={},
+        edges=len(data.adjacency.edges()), left_out={}, trial=None, ledger="", row="",
+        notes=(*(f"{cached.loader}: {each}" for each in cached.notes), _ALONE),
+    )  # fmt: skip
+
+
+def _answer(found: Sequence[DataCandidate], limit: int, is_best: str, **given: Any) -> DataPlanView:
+    choice, *others = found
+    swaps = "" if choice.swaps is None else f", {choice.swaps} swaps of at least {choice.swaps_bound}"
+    return DataPlanView(
+        headline=f"{choice.name} {is_best} within {nbytes(limit)}: {seconds(choice.epoch_s)} "
+        f"({span(choice.low_s, choice.high_s)}) an epoch, {nbytes(choice.memory_bytes)}{swaps}.",
+        memory_limit_bytes=limit, choice=choice, predicted_epoch_s=choice.epoch_s,
+        interval_s=(choice.low_s, choice.high_s), memory_bytes=choice.memory_bytes, swaps=choice.swaps,
+        swaps_bound=choice.swaps_bound, runners_up=tuple(others), **given,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from foretrace.plan.look_ahead.plan import (
 )
 from foretrace.plan.look_ahead.trial import CacheTrial, RunArm, repeated
 from foretrace.report import jsonout
-from foretrace.report import plan_cache as report
+from foretrace.report import plan_rows as report
 from foretrace.report.blocks import Grid
 from foretrace.training.rows.lookahead import plan_ahead
 from foretrace.training.rows.lookups import EmbeddingTable, Lookups, zipf
@@ -136,7 +136,7 @@ def test_what_cannot_be_is_refused(wrong: dict[str, object]) -> None:
 
 
 def test_the_answer_is_its_schema() -> None:
-    answer, narrow = (report.planned(plan_cache(question(width=width))) for width in (64, 32))
+    answer, narrow = (report.planned_cache(plan_cache(question(width=width))) for width in (64, 32))
     assert jsonout.loads(jsonout.dumps(answer), "plan cache") == answer
     assert answer.chosen.held_bytes == answer.chosen.held_rows * 4 * 64
     assert answer.uncached_bytes > 1.8 * narrow.uncached_bytes and answer.next.count("--width 64") == 1
@@ -153,7 +153,7 @@ def test_residuals_are_shown_as_shares() -> None:
         arms=(arms[0], arms[1]), speedup=plan.chosen.speedup, hit_rate=0.3, mbit_s=48.0,
         weights=RowWeights(table="0", dense="1"),
     )  # fmt: skip
-    grids = [each for each in report.planned(plan, trial).shown(6) if isinstance(each, Grid)]
+    grids = [each for each in report.planned_cache(plan, trial).shown(6) if isinstance(each, Grid)]
     assert [row[-1] for row in grids[-1].rows] == ["+2.1 %", "-8.0 %"]
 
 
