@@ -1,4 +1,4 @@
-"""`LayeredModel`: a `SoapModel` written layer by layer, as the published models are, and its times by a roofline."""
+"""`LayeredModel`: `SoapOperators` written layer by layer, as the published models are, and its times by a roofline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from foretrace.arrays import Float64
-from foretrace.plan.soap.operators import SAME, Degrees, Input, Needed, Sizes, SoapModel, SoapOperator
+from foretrace.plan.soap.operators import SAME, Degrees, Input, Needed, Sizes, SoapModel, SoapOperator, SoapOperators
 from foretrace.plan.soap.problem import SoapProblem, Synchronisation
 from reproductions.flexflow.cluster import SoapCluster
 
@@ -26,7 +26,7 @@ class ShapedOperator(SoapOperator):
     launches: int = 1  # kernels one after another
 
 
-class LayeredModel(SoapModel):
+class LayeredModel(SoapOperators):
     """Operators of the usual kinds."""
 
     @property
@@ -153,7 +153,7 @@ class LayeredModel(SoapModel):
 class TimedModel(SoapModel):
     """A layered model on a cluster's devices: the larger of operations and bytes, and the launches of its kernels."""
 
-    def __init__(self, model: SoapModel, cluster: SoapCluster) -> None:
+    def __init__(self, model: SoapOperators, cluster: SoapCluster) -> None:
         super().__init__(model.name)
         self.operators, self.cluster = model.operators, cluster
 
@@ -187,7 +187,7 @@ def _most(needed: Needed, size: int, parts: int, have: int) -> int:
 
 
 def problem(
-    model: SoapModel, cluster: SoapCluster, synchronisation: Synchronisation, memory_gb: float | None = None
+    model: SoapOperators, cluster: SoapCluster, synchronisation: Synchronisation, memory_gb: float | None = None
 ) -> SoapProblem:
     """The search on a cluster, within its devices' memory unless it is given."""
     limit = cluster.device.memory_gb if memory_gb is None else memory_gb

@@ -10,6 +10,8 @@ from math import inf, log, prod
 from random import Random
 from typing import Any, Generic, TypeVar
 
+from foretrace.errors import ForetraceError
+
 Point = TypeVar("Point")
 
 
@@ -53,8 +55,16 @@ class Responded(float):
         return found
 
 
+class LackingSpaceError(ForetraceError, NotImplementedError):
+    """A strategy needs what a space lacks."""
+
+
+def _lacking(space: object, lacks: str) -> LackingSpaceError:
+    return LackingSpaceError(f"{type(space).__name__} {lacks}, which this strategy needs; choose another one.")
+
+
 class Space(Generic[Point]):
-    """Points and the ways from one to another. A strategy that needs what a space lacks raises NotImplementedError."""
+    """Points and the ways from one to another. What a space lacks raises LackingSpaceError."""
 
     size: float = inf  # number of points
 
@@ -64,15 +74,15 @@ class Space(Generic[Point]):
 
     def random(self, rng: Random) -> Point:
         """Return any point."""
-        raise NotImplementedError(f"{type(self).__name__} draws no random points")
+        raise _lacking(self, "draws no random points")
 
     def neighbour(self, point: Point, rng: Random) -> Point:
         """Return a random small change; as likely as the way back where Markov chains are to be fair."""
-        raise NotImplementedError(f"{type(self).__name__} has no random neighbours")
+        raise _lacking(self, "has no random neighbours")
 
     def moves(self, point: Point) -> Iterator[Point]:
         """Return every smallest change."""
-        raise NotImplementedError(f"{type(self).__name__} does not list its moves")
+        raise _lacking(self, "does not list its moves")
 
     def neighbours(self, point: Point, rng: Random) -> Iterator[Point]:
         """Return points to try next, the most promising first: moves, and larger changes that the space knows."""
@@ -80,15 +90,15 @@ class Space(Generic[Point]):
 
     def points(self) -> Iterator[Point]:
         """Return all points, each once."""
-        raise NotImplementedError(f"{type(self).__name__} does not list its points")
+        raise _lacking(self, "does not list its points")
 
     def encode(self, point: Point) -> tuple[float, ...]:
         """Return coordinates from 0 to 1, near for points that are alike."""
-        raise NotImplementedError(f"{type(self).__name__} has no coordinates")
+        raise _lacking(self, "has no coordinates")
 
     def decode(self, code: Sequence[float]) -> Point:
         """Return the point nearest to some coordinates, which may lie outside of 0 to 1."""
-        raise NotImplementedError(f"{type(self).__name__} has no coordinates")
+        raise _lacking(self, "has no coordinates")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.speeds import Speed, Speeds
 from foretrace.fleet.workload import SECOND, Int64, Workload
 
+Memory = TypeVar("Memory")
+
 
 class View:
     """One moment of a simulation. Jobs are positions in `workload`, GPUs are numbers from 0, units are counted from 0
@@ -23,6 +26,14 @@ class View:
 
     def __init__(self, state: SteppingState, rules: Rules) -> None:
         self._state, self._rules = state, rules
+        self._memory: Any = None
+
+    def memory(self, make: Callable[[View], Memory]) -> Memory:
+        """Return what the policy remembers of this simulation; `make` makes it when it is first asked for."""
+        if self._memory is None:
+            self._memory = make(self)
+        found: Memory = self._memory
+        return found
 
     # ---- the whole
     @property

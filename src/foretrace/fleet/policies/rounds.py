@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -224,9 +223,6 @@ class Memory:
     own: Any = None
 
 
-_memories: WeakKeyDictionary[View, Memory] = WeakKeyDictionary()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rounds(Policy, ABC):
     """Decides every `round_s` seconds counted from the workload's zero, and at no other time."""
@@ -254,9 +250,7 @@ class Rounds(Policy, ABC):
 
     def memory(self, view: View) -> Memory:
         """Return what this policy remembers of the simulation that is looked at."""
-        if view not in _memories:
-            _memories[view] = Memory(RoundTable(view))
-        return _memories[view]
+        return view.memory(lambda view: Memory(RoundTable(view)))
 
     def preempt(self, view: View) -> list[int]:
         """Return, at a round, those that are to have other GPUs or none."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -34,17 +33,12 @@ REQUEUE_S = 121  # a job that a failure sent back to the queue is held so long (
 _ARRAY_RESERVATIONS = 20  # bf_max_job_array_resv: tasks of one array that nodes are reserved for
 
 
-_memories: WeakKeyDictionary[View, SlurmMemory] = WeakKeyDictionary()
-
-
 class SlurmPolicy(stated.SlurmOptions):
     """First come first served, by priority, with or without backfill, as Slurm decides."""
 
     def memory(self, view: View) -> SlurmMemory:
         """Return what this policy remembers of the simulation that is looked at."""
-        if view not in _memories:
-            _memories[view] = SlurmMemory(view, self)
-        return _memories[view]
+        return view.memory(lambda view: SlurmMemory(view, self))
 
     # ---- when
     def order(self, view: View, waiting: Int64) -> Sequence[int] | Int64:

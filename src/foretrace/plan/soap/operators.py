@@ -1,4 +1,4 @@
-"""`SoapOperator`: an operator as its shape says it; `SoapModel`: operators in an order in which they can run.
+"""`SoapOperator`: an operator as its shape says it; `SoapModel`: operators in their order, with times of their parts.
 
 Every tensor has four dimensions: sample, height (or time), width, channel. What an operator needs of an input is an
 affine window per dimension, so that the elements that a part needs, and where they are, follow from numbers alone.
@@ -6,6 +6,7 @@ affine window per dimension, so that the elements that a part needs, and where t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,7 +58,7 @@ class SoapOperator:
     recurrent: bool = False
 
 
-class SoapModel:
+class SoapOperators:
     """Operators, each behind those that it reads."""
 
     def __init__(self, name: str) -> None:
@@ -87,11 +88,15 @@ class SoapModel:
         """Of all weights; what several operators share counts once."""
         return sum({each.layer: each.weight_bytes * each.sizes[3] for each in self.operators}.values())
 
-    def times(self, op: int, ways: Sequence[Degrees]) -> tuple[Float64, Float64]:
-        """Return seconds of the largest part, forward and backward, for each way to split an operator."""
-        raise NotImplementedError(f"{type(self).__name__} has no times")
-
     def parts_of(self, op: int, ways: Sequence[Degrees]) -> Float64:
         """Return sizes of the largest part over those of the whole, for each way and dimension (ways x 4)."""
         sizes = np.array(self.operators[op].sizes)
         return np.asarray(-(-sizes // np.array(ways)) / sizes, dtype=np.float64)
+
+
+class SoapModel(SoapOperators, ABC):
+    """Operators whose parts have times."""
+
+    @abstractmethod
+    def times(self, op: int, ways: Sequence[Degrees]) -> tuple[Float64, Float64]:
+        """Return seconds of the largest part, forward and backward, for each way to split an operator."""

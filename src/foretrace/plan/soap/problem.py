@@ -34,7 +34,7 @@ from foretrace.plan.soap.engine import (
     room,
     simulate_strategy,
 )
-from foretrace.plan.soap.operators import DIMENSIONS, Degrees, SoapModel, SoapOperator
+from foretrace.plan.soap.operators import DIMENSIONS, Degrees, SoapModel, SoapOperator, SoapOperators
 from foretrace.search.minimise import Found, minimise
 from foretrace.search.space import Infeasible, Problem, Space
 from foretrace.search.strategies import MCMC
@@ -78,7 +78,7 @@ def ways_of(operator: SoapOperator, devices: int) -> list[Degrees]:
 class SplitSpace(Space[Codes]):
     """Configurations of all operators."""
 
-    def __init__(self, model: SoapModel, devices: int) -> None:
+    def __init__(self, model: SoapOperators, devices: int) -> None:
         self.devices = devices
         self.strides = [stride for stride in range(1, devices + 1) if devices % stride == 0 and stride < devices] or [1]
         self.ways = [ways_of(operator, devices) for operator in model.operators]
@@ -195,7 +195,7 @@ class SoapProblem(Problem[Codes]):
         self._held, self._counts = np.zeros(devices, np.int64), np.zeros(4, np.int64)
 
     def __getstate__(self) -> dict[str, object]:  # what prices parts stays here
-        plain = SoapModel(self.model.name)
+        plain = SoapOperators(self.model.name)
         plain.operators = self.model.operators
         held = {name: value for name, value in vars(self).items() if name not in ("_tasks", "_held", "_counts")}
         return held | {"model": plain, "columns": self.columns}
