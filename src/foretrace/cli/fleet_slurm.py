@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +76,7 @@ def rig(
     from foretrace.fleet.rig.cluster import SlurmSetup, missing
     from foretrace.fleet.scene import workload_of
     from foretrace.report import fleet_slurm as report
+    from foretrace.report.names import command
 
     if on not in ("slurm", "ray"):
         raise ForetraceError(f"--on must be slurm or ray, got {on!r}.")
@@ -92,6 +92,6 @@ def rig(
         found = against.against(
             work, setup, policy, speedup=speedup, repeats=repeats, failures=failures, progress=tell, on=on
         )
-    said = ["foretrace", "fleet", "rig", "--on", on, "--nodes", str(nodes), "--gpus", str(gpus), "--racks", str(racks)]
-    next_ = shlex.join([*said, "--trace", trace, "--policy", policy, "--speedup", f"{speedup:g}", "--repeats", "3"])
+    next_ = command("fleet", "rig", on=on, nodes=nodes, gpus=gpus, racks=racks, trace=trace, policy=policy,
+                    speedup=f"{speedup:g}", repeats=3)  # fmt: skip
     return report.rig(found, on=on, source=trace, policy=policy, speedup=speedup, next_=next_ if repeats == 1 else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -12,6 +11,7 @@ from foretrace.plan.advise import Advice, LeftOut, Tried
 from foretrace.plan.sync import SyncQuestion, fitted, plan_sync, recorded_step_times
 from foretrace.report import runs
 from foretrace.report.blocks import NARROW, Block, Column, Line, table
+from foretrace.report.names import command
 from foretrace.report.units import TimeUnit, between, change, digits, in_unit, level, seconds, unit_for
 from foretrace.report.views import Report, taken
 from foretrace.training.workers.policies import POLICIES
@@ -111,7 +111,7 @@ def _unlike(graph: TaskGraph, path: str) -> tuple[str, ...]:
     asked = tuple(fitted(each, own) for each in POLICIES) if len(own) <= _LISTED else ()
     found = plan_sync(SyncQuestion(source=path, step_s=own, policies=asked)).ranked
     fit = [f"{each.policy} {digits(each.over_synchronous)}×" for each in found if each.over_synchronous > _GAINS]
-    words = shlex.join(["foretrace", "plan", "sync", path])
+    words = command("plan", "sync", path)
     gains = f": {', '.join(fit)} the steps per second of synchronous training, with commits for nothing" if fit else ""
     return (f"the slowest rank's own step takes {digits(max(own) / min(own))} times the quickest's: {words} compares "
             f"policies that wait less{gains}.",)  # fmt: skip

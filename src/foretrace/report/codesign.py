@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -15,6 +14,7 @@ from foretrace.plan.codesign.schedule import LayerSchedule
 from foretrace.plan.codesign.search import ENERGY_RANGE
 from foretrace.plan.codesign.searched import CHOSEN
 from foretrace.report.blocks import About, Block, Chart, Column, Curve, LaneChart, LaneSpan, Line, listing
+from foretrace.report.names import command
 from foretrace.report.searched import NamedSearchView, search_view, searched
 from foretrace.report.units import count, digits, ranged, seconds, share_at_most, within
 from foretrace.report.views import Report, taken
@@ -185,8 +185,8 @@ def codesigned(
             by, None if by.found.best is None else dict(zip(CHOSEN, by.found.best, strict=True)), best.iteration_s
         ),
         designs=len(space.designs), plans=len(space.plans[0]), notes=(*NOTES, *notes),
-        next=f"foretrace plan transformer {shlex.quote(source)} --device {shlex.quote(str(best.design))} "
-        f"--devices {space.devices} --batch {space.batch}" if space.training else "",
+        next=command("plan", "transformer", source, device=best.design, devices=space.devices, batch=space.batch)
+        if space.training else "",
     )  # fmt: skip
 
 

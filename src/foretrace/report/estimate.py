@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from foretrace.model.recipe import Choice, CostSource, FamilyWork, families, pre
 from foretrace.model.target import HERE
 from foretrace.report import power
 from foretrace.report.blocks import About, Block, Column, listing, notes, table
+from foretrace.report.names import command
 from foretrace.report.power import EnergyView
 from foretrace.report.units import count, nbytes, scaled, seconds, share, within
 from foretrace.report.views import Result, taken
@@ -146,19 +146,15 @@ def estimate(
         needed_memory_bytes=(round(fit.needed_bytes[0]), round(fit.needed_bytes[1])), operators=len(graph),
         repeated_blocks=sum(block.times for block in graph.blocks), cost_sources=dict(step.cost_sources),
         sources=sources(found), families=families(found), warnings=(*step.warnings, *found.warnings),
-        next=shlex.join(_further(model, asked, out, launches=found.device.short != HERE)),
+        next=_further(model, asked, out, launches=found.device.short != HERE),
     )  # fmt: skip
 
 
-def _further(model: str, asked: Mapping[str, object], out: Path | None, *, launches: bool) -> list[str]:
+def _further(model: str, asked: Mapping[str, object], out: Path | None, *, launches: bool) -> str:
     """Return what to ask next: this very step as a task graph, or a change of that graph."""
-    if out is not None:
-        return ["foretrace", *(["whatif", str(out), "--do", "cuda-graphs"] if launches else ["blame", str(out)])]
-    words = ["foretrace", "estimate", model]
-    for name, given in asked.items():
-        for each in given if isinstance(given, list) else [given]:
-            words += [f"--{name}"] if each is True else [f"--{name}", str(each)]
-    return [*words, "--out", "step.graph"]
+    if out is None:
+        return command("estimate", model, **asked, out="step.graph")
+    return command("whatif", out, do="cuda-graphs") if launches else command("blame", out)
 
 
 def headline(found: Estimate) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any
@@ -15,7 +14,7 @@ from foretrace.fleet.workload import Workload
 from foretrace.report.blocks import Block, Column, Headline, Kind, Line, table
 from foretrace.report.fleet import about, interval_text
 from foretrace.report.fleet_questions import figure_text
-from foretrace.report.names import listed
+from foretrace.report.names import command, listed
 from foretrace.report.units import count, digits, level, long_time, share
 from foretrace.report.views import Report, Result, taken
 
@@ -231,9 +230,7 @@ def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:
         ),
         source=path, days=made.span_s / 86400, tenants=len(made.tenants), kinds=len(made.kinds), strata=len(strata),
         in_sweeps=swept / jobs, stored=stored, notes=tuple(notes),
-        next=f"foretrace fleet generate {shlex.quote(stored)} --days 30 --load 1.2 --out generated.csv"
-        if stored
-        else "",
+        next=command("fleet", "generate", stored, days=30, load=1.2, out="generated.csv") if stored else "",
     )  # fmt: skip
 
 
@@ -253,7 +250,7 @@ def generate(made: Workload, *, stored: str) -> FleetGenerateView:
     days = float(made.submit_ns[-1]) / 86400e9 if len(made) else 0.0
     return FleetGenerateView(
         headline=f"{len(made):,} jobs over {days:.3g} days are in {stored}", jobs=len(made), days=days, stored=stored,
-        next=f"foretrace fleet run {shlex.quote(stored)}",
+        next=command("fleet", "run", stored),
     )  # fmt: skip
 
 

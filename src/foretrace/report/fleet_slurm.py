@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from foretrace.fleet.live.questions import ClusterChange, ForecastStart, QueueAnswer, Sooner
 from foretrace.fleet.rig.against import Against, RigErrors, StartError
 from foretrace.fleet.rig.play import RigRun
 from foretrace.report.blocks import Block, Column, listing, table
+from foretrace.report.names import command
 from foretrace.report.units import count, digits, long_time, seconds, share
 from foretrace.report.views import Report, taken
 
@@ -101,7 +101,7 @@ def following(found: QueueAnswer, source: Sequence[str]) -> str:
     known = [each for each in found.starts if each.start_s is not None]
     if found.asked is not None or not known:
         return ""
-    return shlex.join(["foretrace", "fleet", "live", known[-1].job, *source])
+    return command("fleet", "live", known[-1].job, *source)
 
 
 class FleetRigView(Report, frozen=True, kw_only=True):

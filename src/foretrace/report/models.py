@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from foretrace.cost.accelerators.sparse import BACKWARD, FORWARD, ArrayRun, Mask
 from foretrace.model.groups import OperatorBlock, OperatorGroup, OperatorGroups
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.report.blocks import About, Block, Line, listing, table
+from foretrace.report.names import command
 from foretrace.report.units import digits, nbytes, scaled, seconds, share, things, within
 from foretrace.report.views import Report, taken
 
@@ -70,7 +70,7 @@ def operators(graph: OperatorGraph, *, path: str = "", fused: bool = False) -> O
         OperatorsView, groups, graph, headline=_headline(graph, groups.families), batch=graph.batch or None,
         operators=len(graph), fused=fused, weight_bytes=groups.held_bytes(Role.WEIGHT),
         activation_bytes=groups.held_bytes(Role.ACTIVATION), unknown=graph.unknown(),
-        next=f"foretrace operators {shlex.quote(path)} --fuse" if path and not fused else "foretrace estimate --help",
+        next=command("operators", path, fuse=True) if path and not fused else "foretrace estimate --help",
     )  # fmt: skip
 
 

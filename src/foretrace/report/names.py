@@ -1,8 +1,9 @@
-"""Kernel and operator names cut to what tells them apart."""
+"""Kernel and operator names cut to what tells them apart, and commands to try next."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -45,6 +46,19 @@ def short_names(names: Sequence[str], width: int = 48) -> list[str]:
 def listed(names: Sequence[str]) -> str:
     """Return text such as "a, b and c"."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def command(*words: object, **options: object) -> str:
+    """Return a command of foretrace for a shell: words, then options that are not None, False or "".
+
+    One that is True is a flag; one with several values is given once for each.
+    """
+    said = ["foretrace", *map(str, words)]
+    for name, value in options.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if each is not None and each is not False and each != "":
+                said += [f"--{name.replace('_', '-')}", *([] if each is True else [str(each)])]
+    return shlex.join(said)
 
 
 def _with_difference(name: str, short: str, near: Sequence[str], width: int) -> str:

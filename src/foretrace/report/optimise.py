@@ -14,7 +14,7 @@ from foretrace.plan.result import Answer, Gain
 from foretrace.report import assumptions
 from foretrace.report.assumptions import assumption
 from foretrace.report.blocks import Block, Column, Line, table
-from foretrace.report.names import listed
+from foretrace.report.names import command, listed
 from foretrace.report.units import between, count, digits, level, nbytes, seconds, share, speed, unit_for
 from foretrace.report.views import Report, taken
 
@@ -194,10 +194,7 @@ def _notes(answer: Answer) -> tuple[str, ...]:
 
 
 def _next(answer: Answer, source: str, techniques: tuple[str, ...]) -> str:
-    if not techniques:
-        return ""
-    words = " ".join(f"--do {shlex.quote(each)}" for each in techniques)
-    return f"foretrace whatif {shlex.quote(source)} {words}"
+    return command("whatif", source, do=techniques) if techniques else ""
 
 
 def _without_search(text: str) -> str:

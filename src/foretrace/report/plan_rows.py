@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from foretrace.plan.look_ahead.plan import CachePlan, LookedAhead, PredictedStep
 from foretrace.plan.look_ahead.trial import CacheTrial
 from foretrace.plan.rows.plan import RowPlan
 from foretrace.report.blocks import About, Block, Column, Line, listing, notes, table
+from foretrace.report.names import command
 from foretrace.report.units import between, count, digits, nbytes, seconds, share, span, things, unit_for
 from foretrace.report.views import Report, taken
 from foretrace.simulate.timeline import Timeline
@@ -172,14 +172,14 @@ def planned_cache(plan: CachePlan, trial: CacheTrial | None = None, ledger: str 
         f"({digits(best.speedup.low)} – {digits(best.speedup.high)}) faster: {_cached_step(plan.uncached)} → "
         f"{_cached_step(best.step)}."
     )
-    words = [
-        "foretrace", "plan", "cache", question.source, "--trainers", str(question.trainers), "--link", question.link,
-        "--width", str(question.width),
-    ]  # fmt: skip
+    again = command(
+        "plan", "cache", question.source, trainers=question.trainers, link=question.link, width=question.width,
+        look_ahead=best.look_ahead, run=True,
+    )  # fmt: skip
     return taken(
         PlanCacheView, plan, question, headline=sentence, trace=question.source, samples=question.lookups.samples,
         trial=trial, ledger=ledger, row=row,
-        next="foretrace ledger" if trial else shlex.join([*words, "--look-ahead", str(best.look_ahead), "--run"]),
+        next="foretrace ledger" if trial else again,
     )  # fmt: skip
 
 
@@ -242,13 +242,13 @@ class DataPlanView(Report, frozen=True, kw_only=True):
 
 def planned_data(plan: DataPlan, trial: DataTrial | None = None, ledger: str = "", row: str = "") -> DataPlanView:
     """Return the answer about a plan, with what became of it and where its row went."""
-    words = ["foretrace", "plan", "data", plan.graph, "--memory", f"{-(-plan.limit_bytes // 10**6)}MB", "--run"]
+    again = command("plan", "data", plan.graph, memory=f"{-(-plan.limit_bytes // 10**6)}MB", run=True)
     graph = plan.timeline.graph
     busy_s = {lane.label: int(graph.dur[graph.lane == at].sum()) / 1e9 for at, lane in enumerate(graph.lanes)}
     return _answer(
         plan.candidates, plan.limit_bytes, "is quickest", graph=plan.graph, task=plan.job.task, nodes=plan.sizes.nodes,
         edges=plan.sizes.edges, busy_s=busy_s, left_out=plan.left_out, ledger=ledger, row=row, trial=trial,
-        notes=(*plan.choice.notes, _UNEQUAL), next=shlex.join(words) if trial is None else "foretrace ledger",
+        notes=(*plan.choice.notes, _UNEQUAL), next=again if trial is None else "foretrace ledger",
     )  # fmt: skip
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from foretrace.plan.second_order import SecondOrderCandidate, SecondOrderPlan
 from foretrace.plan.sync import PlannedPolicy, SyncPlan, TriedPolicy
 from foretrace.report.blocks import About, Block, Column, Line, listing
+from foretrace.report.names import command
 from foretrace.report.units import digits, nbytes, ranged, seconds, share, span, things
 from foretrace.report.views import Report, taken
 
@@ -62,10 +62,10 @@ def planned_sync(plan: SyncPlan, tried: Sequence[TriedPolicy] = (), ledger: str 
     sentence = (
         f"{best.policy} does {digits(best.over_synchronous)} times the steps per second of synchronous training{wait}."
     )
-    words = ["foretrace", "plan", "sync", question.source, "--policy", best.policy, "--run"]
+    again = command("plan", "sync", question.source, policy=best.policy, run=True)
     return taken(
         PlanSyncView, question, plan, headline=sentence, ledger=ledger, row=row,
-        policies=tuple(plan.ranked), tried=tuple(tried), next="foretrace ledger" if tried else shlex.join(words),
+        policies=tuple(plan.ranked), tried=tuple(tried), next="foretrace ledger" if tried else again,
     )  # fmt: skip
 
 
@@ -122,10 +122,9 @@ def planned_second_order(plan: SecondOrderPlan, source: str) -> SecondOrderView:
         f"{nbytes(each.memory_bytes)} per worker."
     )
     parallel = [f"data-parallel workers={plan.workers} network={plan.network}"] if plan.workers > 1 else []
-    words = ["foretrace", "whatif", source, *(word for text in (*parallel, each.technique) for word in ("--do", text))]
     return taken(
         SecondOrderView, plan, headline=sentence, source=source,
         memory_limit_bytes=int(plan.memory_bytes) if isfinite(plan.memory_bytes) else None, pays_below=value,
         pays_below_interval=(low, high), notes=(_FEWER,) if plan.measured else (_FEWER, _COUNTED),
-        next=shlex.join(words),
+        next=command("whatif", source, do=[*parallel, each.technique]),
     )  # fmt: skip

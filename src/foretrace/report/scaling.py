@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 import msgspec
@@ -12,6 +11,7 @@ from foretrace.experiment.job import Assumed
 from foretrace.report import assumptions
 from foretrace.report.assumptions import assumption
 from foretrace.report.blocks import About, Block, Column, Line, listing, table
+from foretrace.report.names import command
 from foretrace.report.units import MINUS, between, change, count, digits, in_unit, seconds, share, things, unit_for
 from foretrace.report.views import Report, taken
 from foretrace.simulate.folding import RankClass, Scaling
@@ -113,7 +113,7 @@ def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
             last_share=tuple(found.last_share.tolist()),
         ),
         assumptions=tuple(assumption(each, low, high) for each, low, high in found.assumptions), notes=tuple(notes),
-        next=f"foretrace show {shlex.quote(path)}",
+        next=command("show", path),
     )  # fmt: skip
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 import numpy as np
 
 from foretrace.experiment.statistics import MOST_SPREAD, Ratio
 from foretrace.report.blocks import About, Block, Column, Line, listing, notes, table
+from foretrace.report.names import command
 from foretrace.report.units import between, count, digits, seconds, share, span, speed, things, unit_for
 from foretrace.report.views import Report, Result, taken
 from foretrace.serving.server import plan as plans
@@ -90,10 +90,9 @@ def planned(plan: SplitPlan, trial: SplitTrial | None = None, ledger: str = "", 
 
 def _serve(source: ModelSource, split: str) -> str:
     """Return the command that serves the model so."""
-    words = [source.name, *(["--size", source.size] if source.size != "full" else [])]
-    for each in source.inputs:
-        words += ["--input", f"{each.name}={each.dtype}[{','.join(map(str, each.sizes))}]"]
-    return shlex.join(["foretrace", "serve", *words, "--split", split])
+    inputs = [f"{each.name}={each.dtype}[{','.join(map(str, each.sizes))}]" for each in source.inputs]
+    size = source.size if source.size != "full" else ""
+    return command("serve", source.name, size=size, input=inputs, split=split)
 
 
 def _headline(plan: SplitPlan) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from foretrace.experiment.statistics import Ratio, Verdict
 from foretrace.experiment.tables import Summary, floor_of, summaries
 from foretrace.report import assumptions
 from foretrace.report.blocks import Block, Column, Line, Next, listing
+from foretrace.report.names import command
 from foretrace.report.units import binary, count, digits, ranged, seconds, share, signed, speed, things
 from foretrace.report.views import Report, Result, taken
 
@@ -374,10 +374,9 @@ def _speed(ratio: Ratio) -> str:
 
 def _next(outcome: Outcome, ledger: str) -> str:
     if outcome.trial.verdict == Verdict.INCONCLUSIVE:
-        words = [shlex.quote(text) for text in outcome.job.techniques]
-        again = f"foretrace verify {' '.join(words)} --model {shlex.quote(outcome.job.model)}"
-        return f"{again} --seconds {3 * outcome.job.seconds:g}"
-    return f"foretrace ledger --ledger {shlex.quote(ledger)}" if ledger else ""
+        job = outcome.job
+        return command("verify", *job.techniques, model=job.model, seconds=f"{3 * job.seconds:g}")
+    return command("ledger", ledger=ledger) if ledger else ""
 
 
 def _ledger_headline(total: Summary | None) -> str:
@@ -437,7 +436,7 @@ def rig_verify(outcome: LinkOutcome, arm: ArmOutcome, ledger: str = "", row: str
             taken(RigArmView, each, name=name)
             for name, each in (("before", outcome.before), ("after", arm.trial.after), ("again", outcome.again))
         ),
-        ledger=ledger, row=row, next=f"foretrace ledger --model {shlex.quote(job.work)}" if known else "",
+        ledger=ledger, row=row, next=command("ledger", model=job.work) if known else "",
     )  # fmt: skip
 
 
