@@ -88,15 +88,7 @@ class DeviceTasks:
     def latency(self) -> dict[int, int]:
         """Typical time from the start of a launch call to the start of its task on an idle stream, per lane, ns."""
         kernels = self.idle_before & (self.kind == TaskKind.KERNEL) & (self.previous >= 0)
-        wait = self.start - self.launch
-        device_wide = wait[kernels]
-        fallback = int(np.median(device_wide)) if len(device_wide) >= _MIN_SAMPLES else _DEFAULT_LATENCY[self.platform]
-        typical = {}
-        for lane in self.lanes:
-            part = self.lane_slice(lane)
-            sample = wait[part][kernels[part]]
-            typical[lane] = int(np.median(sample)) if len(sample) >= _MIN_SAMPLES else fallback
-        return typical
+        return self._typical(self.start - self.launch, kernels, _DEFAULT_LATENCY[self.platform])
 
     @cached_property
     def gap(self) -> dict[int, int]:
@@ -107,14 +99,17 @@ class DeviceTasks:
         latency = np.array([self.latency.get(lane, 0) for lane in range(len(self.trace.lanes))])[self.lane]
         # Collectives start when other ranks and streams allow: their gaps say nothing about the stream.
         queued = has & (self.launch + latency < before) & (gap >= 0) & (self.kind == TaskKind.KERNEL)
-        device_wide = gap[queued]
-        fallback = int(np.median(device_wide)) if len(device_wide) >= _MIN_SAMPLES else _DEFAULT_GAP[self.platform]
-        typical = {}
-        for lane in self.lanes:
-            part = self.lane_slice(lane)
-            sample = gap[part][queued[part]]
-            typical[lane] = int(np.median(sample)) if len(sample) >= _MIN_SAMPLES else fallback
-        return typical
+        return self._typical(gap, queued, _DEFAULT_GAP[self.platform])
+
+    def _typical(self, times: Int64, of: Mask, default: int) -> dict[int, int]:
+        """Return the median of these times per lane; where they are too few that of all lanes, else the default."""
+
+        def median(sample: Int64, otherwise: int) -> int:
+            return int(np.median(sample)) if len(sample) >= _MIN_SAMPLES else otherwise
+
+        device_wide = median(times[of], default)
+        parts = {lane: self.lane_slice(lane) for lane in self.lanes}
+        return {lane: median(times[part][of[part]], device_wide) for lane, part in parts.items()}
 
     @cached_property
     def span(self) -> int:

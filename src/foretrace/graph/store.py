@@ -56,6 +56,9 @@ class _Header(msgspec.Struct, frozen=True):
     columns: tuple[_Column, ...]
 
 
+_TABLES = tuple(name for name in _Header.__struct_fields__ if name not in ("format", "columns"))
+
+
 def save(graph: TaskGraph, path: str | Path) -> Path:
     """Write a graph to one file; an existing file is replaced only when the new one is complete.
 
@@ -68,17 +71,7 @@ def save(graph: TaskGraph, path: str | Path) -> Path:
         columns.append(_Column(name=name, dtype=array.dtype.str, length=len(array), offset=offset))
         offset += -(-array.nbytes // _ALIGN) * _ALIGN
     header = msgspec.json.encode(
-        _Header(
-            format=FORMAT,
-            names=graph.names,
-            layers=graph.layers,
-            lanes=graph.lanes,
-            info=graph.info,
-            shapes=graph.shapes,
-            changes=graph.changes,
-            assumptions=graph.assumptions,
-            columns=tuple(columns),
-        )
+        _Header(format=FORMAT, columns=tuple(columns), **{name: getattr(graph, name) for name in _TABLES})
     )
     header += b" " * (-(len(MAGIC) + 8 + len(header)) % _ALIGN)
     body = [part for array in arrays for part in (array.tobytes(), b"\0" * (-array.nbytes % _ALIGN))]
@@ -126,16 +119,7 @@ def load(path: str | Path) -> TaskGraph:
         arrays[column.name] = data[begin:end].view(dtype)
     if set(arrays) != set(_COLUMNS):
         raise GraphError(f"{source} lacks column {min(set(_COLUMNS) - set(arrays))}; build the graph again.")
-    graph = TaskGraph(
-        **arrays,
-        names=header.names,
-        layers=header.layers,
-        lanes=header.lanes,
-        info=header.info,
-        shapes=header.shapes,
-        changes=header.changes,
-        assumptions=header.assumptions,
-    )
+    graph = TaskGraph(**arrays, **{name: getattr(header, name) for name in _TABLES})
     check_facts(header.info.recording, str(source))
     check_calibration(header.info.calibration, str(source))
     check_shapes(header.shapes, str(source))
