@@ -71,15 +71,10 @@ class FleetWhyView(Result, frozen=True, kw_only=True):
                 half = MOST_DECISIONS // 2
                 rows = [*rows[:half], (math.nan, "...", f"{left:,} more (--json has all)"), *rows[-half:]]
             yield table([Column("decisions", "long"), "", Column(wide=True)], rows)
-        yield table(
-            [
-                "would it help?",
-                Column("it waits", "long", unknown="forever"),
-                Column("mean JCT of all", "long"),
-                "",
-            ],
-            [(each.change, each.queue_s, each.mean_jct_s, "yes" if each.helps else "no") for each in self.remedies],
-        )
+        yield listing(
+            self.remedies, ("change", "would it help?"), ("queue_s", Column("it waits", "long", unknown="forever")),
+            ("mean_jct_s", "mean JCT of all", "long"), ("helps", "", "yes"),
+        )  # fmt: skip
 
 
 def why(found: Why, *, source: str, policy: str, cluster: str, next_: str = "") -> FleetWhyView:
@@ -114,13 +109,11 @@ class FleetWhatifView(Report, frozen=True, kw_only=True):
     later: int
 
     def shown(self, top: int) -> Iterator[Block]:
-        yield table(
-            ["figure", Column("before", right=True), Column("after", right=True), Column("ratio", "ratio")],
-            [
-                (row.name, *(figure_text(row.name, each) for each in (row.before, row.after)), row.ratio)
-                for row in self.figures
-            ],
-        )
+        yield listing(
+            self.figures, ("name", "figure"),
+            (lambda row: figure_text(row.name, row.before), Column("before", right=True)),
+            (lambda row: figure_text(row.name, row.after), Column("after", right=True)), ("ratio", "ratio", "ratio"),
+        )  # fmt: skip
         yield f"{count(self.sooner)} jobs end sooner, {count(self.later)} later."
 
 

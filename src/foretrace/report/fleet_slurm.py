@@ -35,15 +35,14 @@ class FleetLiveView(Report, frozen=True, kw_only=True):
             yield f"Why: {self.asked.why}."
         yield listing(
             self.sooner, ("change", "would it start sooner?"), (_when, Column("starts in", right=True)),
-            (_range, Column("80 % range", right=True)), (lambda each: "yes" if each.helps else "no", ""),
+            (_range, Column("80 % range", right=True)), ("helps", "", "yes"),
             ("command", Column("command", wide=True)), ("risk", Column("but", wide=True)),
         )  # fmt: skip
-        rows = [
-            (each.change, each.before_s, each.after_s, each.ratio, f"{each.low:.2f} – {each.high:.2f}")
-            for each in self.changes
-        ]
-        before, after = Column("mean wait from now", "long"), Column("then", "long")
-        yield table(["change", before, after, Column("ratio", "ratio"), Column("80 % range", right=True)], rows)
+        yield listing(
+            self.changes, "change", ("before_s", "mean wait from now", "long"), ("after_s", "then", "long"),
+            ("ratio", "ratio", "ratio"),
+            (lambda each: f"{each.low:.2f} – {each.high:.2f}", Column("80 % range", right=True)),
+        )  # fmt: skip
         slurm = Column("squeue --start", "long", unknown="no answer")
         yield listing(
             self.jobs, "job", "user", "partition", ("nodes", "nodes", "count"), ("gpus", "GPUs", "count"),

@@ -16,7 +16,7 @@ from foretrace.plan.transformers.alpa import UnequalPlan
 from foretrace.plan.transformers.model import Parallelism, StepCost
 from foretrace.plan.transformers.plan import TransformerPlan
 from foretrace.report import power
-from foretrace.report.blocks import About, Block, Column, Kind, Line, table
+from foretrace.report.blocks import About, Block, Column, Kind, Line, listing, table
 from foretrace.report.power import EnergyView
 from foretrace.report.searched import NamedSearchView, search_view, searched
 from foretrace.report.units import (
@@ -76,23 +76,14 @@ class PlacementView(Result, frozen=True, kw_only=True):
             )
         yield from power.shown(self.energy, per="a batch")
         kind: Kind = "digits" if self.interval is None else "time"
-        columns = [
-            Column("device"), Column("nodes", "count"), Column("load", kind), Column("memory", "text", right=True),
-            Column("layers", "name"),
-        ]  # fmt: skip
         yield table(
-            columns,
+            ["device", Column("nodes", "count"), Column("load", kind), Column("memory", "bytes"),
+             Column("layers", "name")],
             [
-                (
-                    f"{each.kind} {at}",
-                    len(each.nodes),
-                    each.load,
-                    "–" if each.memory is None else nbytes(each.memory),
-                    each.layers,
-                )
+                (f"{each.kind} {at}", len(each.nodes), each.load, each.memory, each.layers)
                 for at, each in enumerate(self.devices)
             ],
-        )
+        )  # fmt: skip
 
 
 def placed(found: Placement, source: str, device: str = "", grid: float | None = None) -> PlacementView:
@@ -171,11 +162,11 @@ class PipelineView(Result, frozen=True, kw_only=True):
         times = [Column(each, "time") for each in ("forward", "backward", "update", "hop")]
         counts = ["replicas", "recomputed"] if any(each.replicas > 1 or each.recomputed for each in self.stages) else []
         yield table(
-            ["stage", *(Column(each, "count") for each in counts), *times, Column("weights", right=True),
+            ["stage", *(Column(each, "count") for each in counts), *times, Column("weights", "bytes"),
              Column("layers", "name")],
             [
                 (f"{at}", *(getattr(each, name) for name in counts), each.forward_s, each.backward_s, each.update_s,
-                 each.hop_s, nbytes(each.weight_bytes), each.layers)
+                 each.hop_s, each.weight_bytes, each.layers)
                 for at, each in enumerate(self.stages)
             ],
         )  # fmt: skip
@@ -295,22 +286,16 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
             ["part of the step", Column("time", "time"), Column("share", "share")],
             [(name, time, time / whole) for name, time in self.parts_s.items() if time >= 0.001 * whole],
         )
-        stages = [(0, self.memory_bytes[0])] if len(self.memory_bytes) == 1 else [
-            (0, self.memory_bytes[0]), (len(self.memory_bytes) - 1, self.memory_bytes[-1])
-        ]  # fmt: skip
-        kinds = list(self.memory_bytes[0])
+        kinds, stages = list(self.memory_bytes[0]), dict.fromkeys((0, len(self.memory_bytes) - 1))
         yield table(
-            ["memory of stage", *(Column(each, right=True) for each in kinds)],
-            [(str(at), *(nbytes(held[each]) for each in kinds)) for at, held in stages],
+            ["memory of stage", *(Column(each, "bytes") for each in kinds)],
+            [(str(at), *(self.memory_bytes[at][each] for each in kinds)) for at in stages],
         )
-        rows = [*self.runners_up, *self.too_large]
-        columns = [
-            Column("others", wide=True), Column("step", "time"), Column("simulated", "time", least=80),
-            Column("most memory", right=True), Column("why not", wide=True),
-        ]  # fmt: skip
-        yield table(
-            columns, [(each.words, each.step_s, each.simulated_s, nbytes(each.peak_bytes), each.why) for each in rows]
-        )
+        yield listing(
+            (*self.runners_up, *self.too_large), ("words", Column("others", wide=True)), ("step_s", "step", "time"),
+            ("simulated_s", Column("simulated", "time", least=80)), ("peak_bytes", "most memory", "bytes"),
+            ("why", Column("why not", wide=True)),
+        )  # fmt: skip
         if self.unequal is not None:
             yield from _differing(self.unequal)
         if self.searched is not None:
@@ -364,9 +349,9 @@ def _differing(view: UnequalPlanView) -> Iterator[Block]:
     )
     names = ("layers", "devices", "tensor", "context", "data", "recompute", "zero")
     yield table(
-        ["stage", *(Column(each, "count") for each in names), Column("passes", "time"), Column("memory", right=True)],
+        ["stage", *(Column(each, "count") for each in names), Column("passes", "time"), Column("memory", "bytes")],
         [
-            (str(at), *(getattr(each, name) for name in names), each.pass_s, nbytes(each.memory_bytes))
+            (str(at), *(getattr(each, name) for name in names), each.pass_s, each.memory_bytes)
             for at, each in enumerate(view.stages)
         ],
     )
