@@ -246,7 +246,7 @@ def fleet_readers() -> Iterator[Reader]:
     for format in FORMATS:
         if format not in fleet_logs():
             raise LookupError(f"tests/fleet/format_samples.py has no sample of the format {format}; add one.")
-        module = FORMATS[format].read.__module__.rpartition(".")[2]
+        module = FORMATS[format].rows.__module__.rpartition(".")[2]
         covers = ("fleet.formats.source", "fleet.formats.own", f"fleet.formats.{module}")
         samples = partial(fleet_logs().__getitem__, format)
         yield Reader(name=f"log-{format}", covers=covers, samples=samples, play=_play_fleet(format))

@@ -39,14 +39,14 @@ def verify(
         device=device, keep=str(keep or ""), steps=steps,
     )  # fmt: skip
     processes.check(job)
-    keep = rows.keeper()
+    kept = rows.keeper()
     try:
         with options.stages() as tell:
             outcome = processes.run(job, tell)
     except processes.ScriptError as error:
         print(error.trace, file=sys.stderr, end="")
         raise
-    return verification.verify(outcome, *keep(outcome.row()))
+    return verification.verify(outcome, *kept(outcome.row()))
 
 
 def ledger(
@@ -145,10 +145,10 @@ def rig_verify(
         size=size, seconds=seconds, keep=str(keep or ""),
     )  # fmt: skip
     measure.check(job)
-    keep = rows.keeper()
+    kept = rows.keeper()
     with options.stages() as tell:
         outcome = measure.verify(job, tell)
-    return report.rig_verify(outcome, outcome.arms[0], *keep(*rows_of(outcome)))
+    return report.rig_verify(outcome, outcome.arms[0], *kept(*rows_of(outcome)))
 
 
 def rig_clean() -> Result:
