@@ -12,24 +12,16 @@ from foretrace.zoo.registry import entries
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerSizes:
-    """The sizes of a transformer. Raises ForetraceError for sizes that no layer can have."""
+class TransformerSizes(DecoderConfig):
+    """The sizes of a transformer: of experts, `inner` is the width of one.
 
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    inner: int  # width of the feed-forward part, of one expert where there are several
-    words: int  # vocabulary
-    length: int  # words of a sequence
+    Raises ForetraceError for sizes that no layer can have.
+    """
+
     gated: bool = False  # SiLU-gated feed-forward part, without biases
-    tied: bool = False  # embedding and output share their weight
     experts: int = 1  # of a layer
     active: int = 1  # experts that a word goes through
     causal: bool = True  # a decoder; else an encoder
-    width: int = 0  # of a head, where it is not hidden / heads
-    source: str = ""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "inner", "words", "length", "experts", "active"):
@@ -68,8 +60,8 @@ class TransformerSizes:
 
 def of_decoder(found: DecoderConfig, length: int = 0) -> TransformerSizes:
     """Return what a plan needs of a decoder."""
-    shared = {each.name: getattr(found, each.name) for each in fields(TransformerSizes) if hasattr(found, each.name)}
-    return TransformerSizes(**{**shared, "length": length or found.length})
+    known = {each.name: getattr(found, each.name) for each in fields(found)}
+    return TransformerSizes(**{**known, "length": length or found.length})
 
 
 OTHERS = {each.name: each for each in shipped.rows("foretrace.plan.transformers", "shapes.csv", TransformerSizes)}
