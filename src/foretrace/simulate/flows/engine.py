@@ -183,7 +183,7 @@ def run(
                 transfers[rank[v]] -= 1
                 touched.append(np.int64(rank[v]))
         elif what == FLOW_JOINS:
-            if nbytes[v] > 0 and fair.route_ptr[v + 1] > fair.route_ptr[v]:
+            if nbytes[v] > 0 and fair.flows[v].last > fair.flows[v].first:
                 join(fair, v)
                 active[n_active], finish[n_active], position[v], settled[v], changed = v, NEVER, n_active, clock, True
                 n_active += 1
