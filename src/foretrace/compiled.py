@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
@@ -36,6 +37,26 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"numba cannot be imported ({error}); reinstall it: pip install numba.") from error
 
+
+def _linear_algebra_later() -> None:
+    """Load numba's functions of arrays without scipy's linear algebra, a sixth of what a short command loads.
+
+    They only ask whether it is there. Loops with `np.dot`, whosever they are, still load it when they are compiled.
+    """
+    from numba.np import linalg
+
+    if find_spec("scipy") and "numba.np.arraymath" not in sys.modules:
+        asked: Any = linalg.ensure_blas
+        linalg.ensure_blas = lambda: None
+        try:
+            from numba.np import arraymath
+
+            arraymath.ensure_blas = asked
+        finally:
+            linalg.ensure_blas = asked
+
+
+_linear_algebra_later()
 COMPILING: Any = event.TimingListener()  # type: ignore[no-untyped-call]  # numba has no types
 event.register("numba:compile", COMPILING)  # type: ignore[no-untyped-call]
 
