@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from foretrace.model.capture.light import replaced
 from foretrace.training.training import Training
 
 
@@ -73,6 +74,17 @@ class Meta(Sizes):
     """Meta tensors."""
 
     device = "meta"
+
+    def made(self, source: Callable[[], Training]) -> Training:
+        """Return the training; nothing is drawn for weights without data, which takes PyTorch milliseconds each."""
+        import torch
+
+        def undrawn(draw: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda tensor, *given, **named: tensor if tensor.is_meta else draw(tensor, *given, **named)
+
+        home = torch.Tensor
+        with replaced([(home, name, undrawn(getattr(home, name))) for name in ("normal_", "uniform_")]):
+            return super().made(source)
 
     def of(self, tensor: Any) -> Any:
         import torch
