@@ -192,7 +192,7 @@ def test_repaired_rates_are_those_of_filling_all_links_again(seed: int) -> None:
     flows = Flows.of([([], Transfer(nbytes=1, route=route)) for route in routes])
     fair, _ = Shares.of(flows.route_ptr, flows.route_link, flows.route_times, random.uniform(1, 50, links))
     if seed % 2:
-        fair.links["left"] = random.integers(5, 60, links)
+        fair.links["left"] = fair.links["risen_left"] = random.integers(5, 60, links)
     capacity, active, rates = fair.links["left"].tolist(), set[int](), dict[int, int]()
     for _ in range(20):
         gone = [f for f in sorted(active) if random.random() < 0.2]
