@@ -68,28 +68,12 @@ def flows() -> dict[str, Callable[[], Case]]:
     import engine
     from foretrace.simulate.flows.flows import simulate_flows
 
-    def tree(random: np.random.Generator, _: int) -> list[int]:
-        """Two of 256 hosts in 16 racks: host up, rack up and down where they differ, host down."""
-        a, b = random.choice(256, 2, replace=False).tolist()
-        racks = [] if a // 16 == b // 16 else [512 + a // 16, 528 + b // 16]
-        return [a, *racks, 256 + b]
-
     def case(chains: int, length: int, links: int, route: Any) -> Case:
         job = engine.flow_chains(chains, length, links, route)
         simulate_flows(*job)
         return 2 * chains * length, "events/s", lambda: simulate_flows(*job), lambda ends: ("", ends[1].tolist())
 
-    return {
-        "64 flows at once, 4 of 100 links each": partial(case, 64, 100, 100, None),
-        "2,000 at once, 4 of 300 links each": partial(case, 2_000, 5, 300, None),
-        "2,000 at once, tree of 256 hosts": partial(case, 2_000, 3, 544, tree),
-        "2,000 at once, ring of 250 hosts": partial(
-            case, 2_000, 5, 500, lambda _, chain: [chain % 250, 250 + (chain + 1) % 250]
-        ),
-        "2,000 at once, star of 8 servers": partial(
-            case, 2_000, 5, 2_008, lambda random, chain: [chain, 2_000 + int(random.integers(8))]
-        ),
-    }  # fmt: skip
+    return {what: partial(case, *given) for what, (_, *given) in engine.FLOWS.items()}
 
 
 def variants() -> dict[str, Callable[[], Case]]:

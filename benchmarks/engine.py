@@ -1,18 +1,21 @@
 """How fast the engines are: replay, variants side by side, schedule, flows, sensitivity.
 
-    python benchmarks/engine.py [--tasks 1000000] [--json]
+    python benchmarks/engine.py [--tasks 1000000] [--variants] [--json]
 
 The graph is random: 64 lanes, two edges into every task (its predecessor on the lane and one other, or two others
 where the lanes take their order as they run). Every figure is the best of several runs after one that compiles, in
 seconds of CPU time of this process, and includes the preparation that the public function does. The ratios are per
 task, against the plain-Python twin and against networkx's longest path on a smaller graph of the same kind. Flows are
-chains of random transfers, each over 4 of the links; an event is a flow that joins or ends.
+chains of random transfers, each over 4 of the links, or over those of a ring, a star or a tree; an event is a flow that
+joins or ends. `--variants` measures variants alone; they are measured once more with loops for AVX2 and no more.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -36,6 +39,8 @@ LANES = 64
 REACH = 200  # rows that an edge looks back at most
 NAMES = 600
 RUNS = 7
+# Loops for a processor that has AVX2 and no more, on any that has it.
+AVX2 = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt,-avx512f"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,26 +184,53 @@ def flow_chains(
     return graph, Flows.of(moves), random.uniform(5e9, 50e9, links)
 
 
+def variants(rows: list[Row], n: int) -> tuple[TaskGraph, float]:
+    """Add one replay of a graph, and many beside one another; the graph, and the seconds per task of the one."""
+    random = np.random.default_rng(1)
+    graph = random_graph(n, ordered=True)
+    one = rated(rows, f"replay, {n:,} tasks", n, lambda: replay(graph), "tasks/s", 100e6)
+    group = random.integers(-1, 100, n).astype(np.int32)
+
+    def beside(what: str, k: int, run: Callable[[], Any], target: float | None = None) -> None:
+        each = rated(rows, f"{what}, {n:,} tasks", n * k, run, "task-variants/s", target)
+        ratio(rows, f"{k} replays / {what}", one, each, 5.0 if k == 32 else None)
+
+    for k, target in ((8, None), (32, 500e6), (64, None)):
+        beside(f"{k} variants", k, partial(replay_variants, graph, group, random.random((100, k))), target)
+    scale, gone = np.ones((100, 32)), np.arange(100)[:, None] == np.arange(32)
+    beside("32 variants with removed tasks", 32, lambda: replay_variants(graph, group, scale, gone))
+    return graph, one
+
+
+def tree(random: np.random.Generator, _: int) -> list[int]:
+    """Two of 256 hosts in 16 racks: host up, rack up and down where they differ, host down."""
+    a, b = random.choice(256, 2, replace=False).tolist()
+    racks = [] if a // 16 == b // 16 else [512 + a // 16, 528 + b // 16]
+    return [a, *racks, 256 + b]
+
+
+# Least events/s, chains, transfers of each, links, and the links of a transfer: any four where none are given.
+FLOWS: dict[str, tuple[float | None, int, int, int, Callable[[np.random.Generator, int], list[int]] | None]] = {
+    "64 at once, 4 of 100 links each": (None, 64, 100, 100, None),
+    "2,000 at once, 4 of 300 links each": (50e3, 2_000, 5, 300, None),
+    "2,000 at once, tree of 256 hosts": (50e3, 2_000, 3, 544, tree),
+    "2,000 at once, ring of 250 hosts": (
+        300e3, 2_000, 5, 500, lambda _, chain: [chain % 250, 250 + (chain + 1) % 250]
+    ),
+    "2,000 at once, star of 8 servers": (
+        100e3, 2_000, 5, 2_008, lambda random, chain: [chain, 2_000 + int(random.integers(8))]
+    ),
+}  # fmt: skip
+
+
 def measure(n: int = 1_000_000) -> list[Row]:
     """All measurements; `n` is the number of tasks of the large graphs."""
     rows: list[Row] = []
-
-    def rate(what: str, work: float, run: Callable[[], Any], unit: str, target: float | None) -> float:
-        seconds = best(run)
-        rows.append(Row(what=what, seconds=seconds, rate=work / seconds, unit=unit, target=target))
-        return seconds / work
-
-    random = np.random.default_rng(1)
-    graph = random_graph(n, ordered=True)
-    compiled = rate(f"replay, {n:,} tasks", n, lambda: replay(graph), "tasks/s", 100e6)
-    group = random.integers(-1, 100, n).astype(np.int32)
-    for k, target in ((8, None), (32, 500e6), (64, None)):
-        scale = random.random((100, k))
-        variants = f"{k} variants, {n:,} tasks"
-        rate(variants, n * k, partial(replay_variants, graph, group, scale), "task-variants/s", target)
-    scale, gone = np.ones((100, 32)), np.arange(100)[:, None] == np.arange(32)
-    removed = f"32 variants with removed tasks, {n:,} tasks"
-    rate(removed, n * 32, lambda: replay_variants(graph, group, scale, gone), "task-variants/s", None)
+    rate = partial(rated, rows)
+    graph, compiled = variants(rows, n)
+    avx2 = [sys.executable, __file__, "--variants", "--json", "--tasks", str(n)]
+    found = subprocess.run(avx2, env=os.environ | AVX2, check=True, capture_output=True, text=True).stdout
+    rows += [Row(**each | {"what": f"{each['what']}, AVX2"}) for each in json.loads(found, object_hook=without_verdict)]
     rate(f"schedule, ordered lanes, {n:,} tasks", n, lambda: schedule(graph), "tasks/s", None)
     free = random_graph(n, ordered=False)
     run_time = rate(f"schedule, unordered lanes, {n:,} tasks", n, lambda: schedule(free), "tasks/s", 4e6)
@@ -208,9 +240,9 @@ def measure(n: int = 1_000_000) -> list[Row]:
     rate(what, len(groups), lambda: schedule(groups), "tasks/s", None)
     unshared = partial(simulate_flows, graph, Flows.of([]), np.ones(1), interference=Interference(factor=1.2))
     rate(f"flows, none of {n:,} tasks, kernels may be slowed", n, unshared, "tasks/s", None)
-    for chains, length, links in ((64, 100, 100), (2_000, 5, 300)):
-        job = partial(simulate_flows, *flow_chains(chains, length, links))
-        rate(f"flows, {chains:,} at a time over {links} links", 2 * chains * length, job, "events/s", None)
+    for what, (target, chains, length, links, route) in FLOWS.items():
+        job = partial(simulate_flows, *flow_chains(chains, length, links, route))
+        rate(f"flows, {what}", 2 * chains * length, job, "events/s", target)
 
     timeline = simulate(random_graph(45_000, ordered=True))
     for what, answer in (
@@ -232,9 +264,21 @@ def measure(n: int = 1_000_000) -> list[Row]:
     return rows
 
 
-def ratio(rows: list[Row], what: str, theirs: float, ours: float) -> None:
+def rated(rows: list[Row], what: str, work: float, run: Callable[[], Any], unit: str, target: float | None) -> float:
+    """Add how fast it is; the seconds of each part of the work."""
+    seconds = best(run)
+    rows.append(Row(what=what, seconds=seconds, rate=work / seconds, unit=unit, target=target))
+    return seconds / work
+
+
+def ratio(rows: list[Row], what: str, theirs: float, ours: float, target: float | None = None) -> None:
     """Add how many times longer a task takes elsewhere."""
-    rows.append(Row(what=what, seconds=theirs, rate=theirs / ours, unit="times", target=None))
+    rows.append(Row(what=what, seconds=theirs, rate=theirs / ours, unit="times", target=target))
+
+
+def without_verdict(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of `--json` as its fields alone."""
+    return {name: value for name, value in row.items() if name != "met"}
 
 
 def best(run: Callable[[], Any], runs: int = RUNS) -> float:
@@ -265,9 +309,14 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=1_000_000, help="tasks of the large graphs")
+    parser.add_argument("--variants", action="store_true", help="variants alone, for the processor as it is")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
-    rows = measure(arguments.tasks)
+    rows: list[Row] = []
+    if arguments.variants:
+        variants(rows, arguments.tasks)
+    else:
+        rows = measure(arguments.tasks)
     if arguments.json:
         json.dump([asdict(row) | {"met": row.met} for row in rows], sys.stdout, indent=1)
         return
