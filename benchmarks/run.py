@@ -50,11 +50,11 @@ READ_OTHERWISE = (
     "arguments takes 218 instead of 271 ms (111 instead of 122), but finding the chunks that need the others "
     "costs more than that: 347 ms (202). Together below 1.3 times, so unpacking needs no dependency.\n\n"
     "A compiled scanner that fills columns (2026-11-29, 80 lines that accept more than JSON, CPU time on an Intel "
-    "Xeon): `df_index_resolver` takes 348 ms now, of which unpacking 101, decoding 103 and columns 147; unpacking, "
-    "scanning (82, of which 65 to find the ends of strings) and the columns that numpy makes of what was scanned (19) "
-    "take 202: 1.7 times as fast; `trace_diff_control` 1.8 times (224 ms; 60, 53 and 8). Strings with escapes, the "
-    "grammar itself, UTF-8, and the way back to the decoder for what the scanner does not know would come on top, in some 250 "
-    "lines, and 1.2 s of compiling before the first recording. So there is none."
+    "Xeon): `df_index_resolver` takes 348 ms now, of which unpacking 101, decoding 103 and columns 147; "
+    "unpacking, scanning (82, of which 65 to find the ends of strings) and the columns that numpy makes of what "
+    "was scanned (19) take 202: 1.7 times as fast; `trace_diff_control` 1.8 times (224 ms; 60, 53 and 8). Strings "
+    "with escapes, the grammar itself, UTF-8, and the way back to the decoder for what the scanner does not know "
+    "would come on top, in some 250 lines, and 1.2 s of compiling before the first recording. So there is none."
 )
 
 

@@ -94,3 +94,18 @@ def test_processes_that_begin_together_compile_once(tmp_path: Path, monkeypatch:
     said = sorted(each.communicate()[0].split() for each in processes)
     assert [each[:2] for each in said] == [["22", "0"], ["22", "1"], ["22", "1"]]
     assert said[0][2] == "True"
+
+
+def test_linear_algebra_is_loaded_where_a_loop_uses_it() -> None:
+    code = """
+import sys
+import numba
+import numpy as np
+import foretrace.compiled
+assert "scipy.linalg" not in sys.modules
+a = np.arange(9.0).reshape(3, 3) + np.eye(3)
+found = numba.njit(lambda a: (a @ a, np.convolve(a[0], a[1]), np.linalg.solve(a, a)))(a)
+assert all(map(np.allclose, found, (a.dot(a), np.convolve(a[0], a[1]), np.eye(3))))
+assert "scipy.linalg" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -438,6 +438,19 @@ def test_autocast_is_seen_wherever_it_is_entered() -> None:
     assert not half(capture(plain(network(), (2, 8))))
 
 
+def test_weights_without_data_are_not_drawn_and_all_others_are() -> None:
+    seen: list[torch.Tensor] = []
+
+    def made() -> Training:
+        seen.extend((torch.empty(4, device="cpu").normal_(), torch.zeros(4, device="cpu").uniform_(1, 2)))
+        return plain(network(), (2, 8))
+
+    draw, drawn = torch.Tensor.normal_, capture(made)
+    assert torch.Tensor.normal_ is draw
+    assert seen[0].unique().numel() == 4 and (seen[1] >= 1).all()
+    assert [node.text for node in drawn.nodes] == [node.text for node in capture(plain(network(), (2, 8))).nodes]
+
+
 COLD = """
 import sys
 from foretrace.model.capture.light import without_compiler
