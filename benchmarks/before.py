@@ -73,7 +73,7 @@ def flows() -> dict[str, Callable[[], Case]]:
         simulate_flows(*job)
         return 2 * chains * length, "events/s", lambda: simulate_flows(*job), lambda ends: ("", ends[1].tolist())
 
-    return {what: partial(case, *given) for what, (_, *given) in engine.FLOWS.items()}
+    return {what: partial(case, *row[1:]) for what, row in engine.FLOWS.items()}
 
 
 def variants() -> dict[str, Callable[[], Case]]:

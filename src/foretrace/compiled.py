@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -49,9 +50,8 @@ def _linear_algebra_later() -> None:
         asked: Any = linalg.ensure_blas
         linalg.ensure_blas = lambda: None
         try:
-            from numba.np import arraymath
-
-            arraymath.ensure_blas = asked
+            loaded: Any = import_module("numba.np.arraymath")
+            loaded.ensure_blas = asked
         finally:
             linalg.ensure_blas = asked
 
