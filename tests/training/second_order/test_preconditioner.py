@@ -179,7 +179,7 @@ def continued(rank: int, workers: int) -> list[Any]:
     other = model()
     _, loaded = made(other, fraction=1 / workers)
     file.seek(0)
-    weights, state = torch.load(file)
+    weights, state = torch.load(file, weights_only=True)
     other.load_state_dict(weights)
     loaded.load_state_dict(state)
     for _ in range(4):

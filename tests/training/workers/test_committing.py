@@ -45,7 +45,7 @@ def continued(rank: int) -> list[Any]:
         steps(net, optimizer, rank, range(3, 7))
         other, loaded = made(text, every)
         file.seek(0)
-        weights, state = torch.load(file)
+        weights, state = torch.load(file, weights_only=True)
         other.load_state_dict(weights)
         loaded.load_state_dict(state)
         loaded.param_groups[0]["lr"] = 0.3  # the list that the loaded optimizer reads
