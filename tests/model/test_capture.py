@@ -439,7 +439,7 @@ def test_autocast_is_seen_wherever_it_is_entered() -> None:
 
 
 def test_weights_without_data_are_not_drawn_and_all_others_are() -> None:
-    seen: list[torch.Tensor] = []
+    seen: list[Any] = []
 
     def made() -> Training:
         seen.extend((torch.empty(4, device="cpu").normal_(), torch.zeros(4, device="cpu").uniform_(1, 2)))

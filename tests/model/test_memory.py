@@ -192,7 +192,7 @@ def test_wrong_settings_are_told() -> None:
 @pytest.mark.parametrize("name", ["gnn", "lstm-lm"])
 def test_real_allocator(name: str) -> None:
     """The peak of a real step, counted by the allocator of the processor."""
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", minversion=None if name == "gnn" else "2.6", reason="older LSTMs keep less")
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from foretrace.model.capture.capture import capture

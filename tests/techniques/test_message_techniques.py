@@ -347,7 +347,8 @@ def test_exchanges_of_one_worker_alone_show_what_gaia_sends(text: str, most: flo
     graph = gaia.with_tried(exchanging_alone(), [tried, tried])
     # All values without indices are half of what values with indices would be.
     assert {each.flag: each.high for each in gaia.uncertain(graph)}["share"] == pytest.approx(most, rel=1e-6, abs=1e-8)
-    assert 0 < Calibration.of(graph).time_s(gaia.wants(graph)[0]) < 1
+    seconds = Calibration.of(graph).time_s(gaia.wants(graph)[0])
+    assert seconds is not None and 0 < seconds < 1
 
 
 def exchanging_alone() -> TaskGraph:

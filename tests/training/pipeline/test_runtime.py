@@ -132,6 +132,7 @@ def both_of_torchs(rank: int) -> list[dict[str, Tensor]]:
 
 
 def test_torchs_own_schedules_give_the_same_weights() -> None:
+    pytest.importorskip("torch", minversion="2.6", reason="older stages want examples of what they are given")
     theirs = together(both_of_torchs, 4)
     schedule = one_f_one_b_flush(4, 4, 3)
     ours = agree(job(4), schedule, train_here(job(4), schedule, timeout_s=60), 3)
