@@ -80,7 +80,7 @@ def test_the_share_of_a_change_is_that_of_the_verified_rows() -> None:
     newest = {(row["techniques"], row["model"], row["size"]): row for row in rows}  # others were predicted by old rules
     changed = [row for row in newest.values() if abs(row["predicted"] - 1) >= 0.03]
     shares = [abs(row["predicted"] - row["measured"]) / abs(row["predicted"] - 1) for row in changed]
-    assert UNVERIFIED - 0.01 < np.quantile(shares, 0.8) <= UNVERIFIED
+    assert np.quantile(shares, 0.8) <= UNVERIFIED < 1.5 * np.quantile(shares, 0.8)
 
 
 def test_an_assumption_is_weighed_through_the_whole_chain() -> None:

@@ -32,7 +32,8 @@ from foretrace.techniques.base import Technique
 from foretrace.techniques.explain import PathPart, main_parts, path_parts, why_not_more
 
 # Of the newest conclusive verification of every setting in benchmarks/data/ledger.jsonl, where it predicts a change of
-# 3 % of the step or more, 80 % are off by at most this share of the change, rounded up. All ran on processors
+# 3 % of the step or more, 80 % are off by at most this share of the change. All ran on processors: rows that get better
+# because a change is timed on the processor itself tell nothing of a GPU, so it follows them up, not down
 # (tests/techniques/test_whatif.py computes it again).
 UNVERIFIED = 0.19
 _FEW_WAITS = 0.01  # waits that no edge explains up to this share of the steps move none of them noticeably
