@@ -13,7 +13,7 @@ from foretrace.arrays import Float64, Int64
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.replay import replay
 
-_ROUNDS = 8  # of starts that move with ends, and ends with starts
+_SETTLED_NS = 1
 
 
 def alone_ns(start: Float64, end: Float64) -> Float64:
@@ -68,18 +68,19 @@ def durations_alone(graph: TaskGraph, links: Sequence[Int64]) -> Float64:
 def durations_together(graph: TaskGraph, links: Sequence[Int64], alone: Float64) -> Int64:
     """Return durations of all tasks (n, ns) that would take `alone` by themselves, where links are shared.
 
-    Starts are those of the replay with these durations, so that what waits for a transfer moves with its end.
+    Starts are those of the replay with these durations, so that what waits for a transfer moves with its end. Nothing
+    depends on what comes later, so every round settles at least the next transfer of each link.
     """
     plain = np.rint(alone).astype(np.int64)
     before = dur = plain
-    for _ in range(_ROUNDS):
+    for _ in range(sum(map(len, links)) + 1):
         begin, _ = replay(graph.with_columns(dur=dur))
         new = plain.copy()
         for rows in links:
             start = begin[rows].astype(np.float64)
             took = np.rint(shared_ends(start, alone[rows]) - start).astype(np.int64)
             new[rows] = np.where(took > plain[rows] + 1, took, plain[rows])
-        if np.array_equal(new, dur):
-            return dur
+        if np.abs(new - dur).max(initial=0) <= _SETTLED_NS:
+            return new
         before, dur = dur, new
-    return np.maximum(before, dur)  # of ends that move each other to and fro, the later ones
+    return np.maximum(before, dur)  # of ends that rounding moves to and fro, the later ones
