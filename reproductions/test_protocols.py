@@ -89,7 +89,7 @@ def test_the_table_of_compression_is_made_again(monkeypatch: pytest.MonkeyPatch,
 
     kept = protocol.HERE / "README.md"
     (tmp_path / "README.md").write_text(kept.read_text(encoding="utf-8"), encoding="utf-8")
-    words = [f"--{name}={protocol.HERE / f'{name}.jsonl'}" for name in ("predicted", "measured")]
+    words = [f"--{name}={protocol.HERE / f'{name}.jsonl'}" for name in ("predicted", "measured", "coded")]
     monkeypatch.setattr(protocol, "HERE", tmp_path)
     assert main(["compression_utility", "table", *words]) == 0
 

@@ -463,10 +463,12 @@ def main(arguments: Sequence[str]) -> int:
     third = commands.add_parser("table", help="write the page")
     third.add_argument("--predicted", type=Path, default=HERE / "predicted.jsonl")
     third.add_argument("--measured", type=Path, default=HERE / "measured.jsonl")
+    for each in (second, third):
+        each.add_argument("--coded", type=Path, default=HERE / "coded.jsonl", help="what `code` wrote")
     given = parser.parse_args(arguments)
-    coded = kept(HERE / "coded.jsonl", Coded)
     if given.command == "table":
-        put(HERE / "README.md", page(kept(given.predicted, Row), kept(given.measured, Row), coded))
+        rows = kept(given.predicted, Row), kept(given.measured, Row), kept(given.coded, Coded)
+        put(HERE / "README.md", page(*rows))
         return 0
     if given.command == "code":
         write_bytes(given.out, b"".join(msgspec.json.encode(each) + b"\n" for each in code(given.seconds)))
@@ -475,6 +477,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.command == "predict":
             _written(given.out, given.models.split(","), lambda name: predict([name]))
         else:
+            coded = kept(given.coded, Coded)
             _written(given.out, given.models.split(","), lambda name: measure([name], given.seconds, coded))
     except NotApplicableError as error:
         print(f"compression_utility: {error}", flush=True)

@@ -24,7 +24,7 @@ Bool = npt.NDArray[np.bool_]
 
 
 def isolated(scale: npt.ArrayLike, workers: npt.ArrayLike) -> Float64:
-    """Return every job gets an equal part of each type, as if it had a cluster of its own that much smaller."""
+    """Return an equal part of each type for every job, as if it had a cluster of its own that much smaller."""
     size, have = vector(scale), vector(workers)
     if not len(size):
         return np.zeros((0, len(have)))

@@ -241,7 +241,7 @@ class Stepping(Engine):
             state.schedule(job, why.until_ns)
 
     def _start(self, job: JobState, gpus: list[int]) -> None:
-        """Give the job these GPUs, or gets them back."""
+        """Give the job these GPUs, or give it back those that it had."""
         state = self.state
         self._check_gpus(job, gpus)
         state.wanting -= state.claim(job, job.wanted)

@@ -35,13 +35,13 @@ STATES = {"Running", "Terminated", "Failed", "Waiting", "Interrupted"}
 
 
 def matches(source: Source) -> bool:
-    """Return whether ten or six columns with a PAI state in the fourth, or their header."""
+    """Return whether the first line has ten or six columns with a PAI state in the fourth, or their header."""
     cells = split_line(source.first, ",") or []
     return tuple(cells) in (TASKS, JOBS) or (len(cells) in (len(TASKS), len(JOBS)) and cells[3] in STATES)
 
 
 def rows(source: Source, *, jobs: str | Path | None = None, bind_types: bool = False) -> LogRows:
-    """Return tasks of one name make one job, all or nothing: the sum of their instances.
+    """Read jobs; tasks of one name make one job, all or nothing: the sum of their instances.
 
     jobs: `pai_job_table`, which tells submission and user; without it a job is submitted when its first task starts.
     bind_types: take the kind of GPU a job was given for the only kind it may use; else it stands in

@@ -16,7 +16,7 @@ ALSO = ("qos", "pod_phase", "cpu_milli", "memory_mib")
 
 
 def matches(source: Source) -> bool:
-    """Return whether its header names pods and their share of a GPU; `rows` says where the times are missing."""
+    """Return whether the header names pods and their share of a GPU; `rows` says where the times are missing."""
     return source.has("name", "num_gpu", "gpu_milli")
 
 

@@ -83,7 +83,7 @@ def _yaml(source: Source) -> Any:
 
 
 def _alibaba(source: Source, *, name: str, salvage: bool) -> ClusterTree:
-    """Return sn, cpu_milli, memory_mib, gpu, model."""
+    """Read nodes from columns sn, cpu_milli, memory_mib, gpu, model."""
     taken = table(source)
     at = with_columns(source, taken, ("sn", "gpu", "model"))
     nodes, bad = [], []
@@ -105,7 +105,7 @@ def _alibaba(source: Source, *, name: str, salvage: bool) -> ClusterTree:
 
 
 def _tiresias(source: Source, *, name: str, gpu_type: str) -> ClusterTree:
-    """Return num_switch, num_node_p_switch, num_gpu_p_node in one row."""
+    """Read a cluster from num_switch, num_node_p_switch, num_gpu_p_node in one row."""
     taken = table(source)
     at = with_columns(source, taken, ("num_switch", "num_node_p_switch", "num_gpu_p_node"))
     rows = list(taken.rows)
@@ -122,7 +122,7 @@ def _tiresias(source: Source, *, name: str, gpu_type: str) -> ClusterTree:
 
 
 def _kubernetes(source: Source, levels: Sequence[str], *, name: str) -> ClusterTree:
-    """Return nodes with labels; Kueue's Topology says which labels are levels, outermost first."""
+    """Read nodes with labels; Kueue's Topology says which labels are levels, outermost first."""
     labels, nodes = list(levels), []
     try:
         for item in objects(source):

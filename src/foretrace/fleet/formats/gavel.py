@@ -39,12 +39,12 @@ MODES = ("static", "accordion", "gns")
 
 
 def is_gavel(source: Source) -> bool:
-    """Return whether seven or ten columns apart by tabs, or the header of generated jobs."""
+    """Return whether there are seven or ten columns apart by tabs, or the header of generated jobs."""
     return _width(source) in (7, 10) or source.has(*CSV_COLUMNS)
 
 
 def is_shockwave(source: Source) -> bool:
-    """Return whether twelve columns apart by tabs."""
+    """Return whether there are twelve columns apart by tabs."""
     return _width(source) == 12
 
 

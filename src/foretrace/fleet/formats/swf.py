@@ -27,7 +27,7 @@ def matches(source: Source) -> bool:
 
 
 def rows(source: Source, *, processors_per_gpu: int = 1) -> LogRows:
-    """Return what SWF calls a processor is taken for a GPU, or so many of them for one, rounded up.
+    """Read jobs; a processor of SWF is taken for a GPU, or so many of them for one, rounded up.
 
     Lines of parts of a job (status 2 to 4) and jobs that did not run are set aside. `status` is kept in details.
     """

@@ -52,7 +52,7 @@ def philly(source: Source, *, timezone: str | None = None) -> LogRows:
 
 
 def tiresias(source: Source) -> LogRows:
-    """Return `interval`, seconds since the job before, is kept in details; nan where the file has none."""
+    """Read jobs; `interval`, seconds since the job before, is kept in details, nan where the file has none."""
     also: dict[str, Meaning] = {
         "iterations": ("iterations", optional), "model_name": ("model", _stripped), "interval": ("interval", optional)
     }  # fmt: skip
@@ -64,7 +64,7 @@ def tiresias(source: Source) -> LogRows:
 
 
 def pollux(source: Source) -> LogRows:
-    """Return the file says how much is to be trained only by the name of the application, so `work_s` is nan."""
+    """Read jobs. `work_s` is nan: how much is to be trained, the file says only by the name of the application."""
     meanings: dict[str, Meaning] = {
         "name": ("job", name_of), "time": ("submit", not_below_zero), "num_replicas": ("gpus", gpus_of),
         "application": ("model", name_of), "batch_size": ("batch", above_zero),
