@@ -99,7 +99,7 @@ def test_prediction_is_the_difference_of_both_forms_timed_alone() -> None:
         ("clusters=8", (HEADS, HEADS), "changes nothing"),
         ("clusters=2,2,2", (HEADS, HEADS), "3 layers"),
         ("clusters=none", (HEADS, HEADS), "whole numbers"),
-        ("clusters=2 efficiency=-1", (HEADS, HEADS), "above 0"),
+        ("clusters=2 efficiency=-1", (HEADS, HEADS), "efficiency must be 0 or more"),
         ("clusters=2 more-us=-1", (HEADS, HEADS), "0 or more"),
         ("clusters=2 warm-up=100", (HEADS, HEADS), "within the warm-up"),
         ("clusters=1", (HEADS, 2), "grouped-query"),

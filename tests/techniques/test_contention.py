@@ -350,8 +350,8 @@ def test_the_recorded_eight_ranks(shared_data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("background=1", "background=1 is no share"),
-        ("background=-0.1", "background=-0.1 is no share"),
+        ("background=1", "background must be 0 or more and less than 1"),
+        ("background=-0.1", "background must be 0 or more"),
         ("groups=0", "groups=0 cannot be"),
         ("groups=-3", "groups=-3 cannot be"),
         ("interference=0.5", "is no slow-down"),
@@ -378,7 +378,7 @@ def test_values_that_are_no_numbers_are_refused() -> None:
 
     graph = parse(TWO_BUCKETS).predict(Backward(elements=THREE).graph())
     for value in (float("nan"), float("inf")):
-        with pytest.raises(NotApplicableError, match="is no share of a link"):
+        with pytest.raises(NotApplicableError, match="background must be 0 or more"):
             Contention(background=value).predict(graph)
 
 

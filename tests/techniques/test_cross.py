@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import fields
 from functools import lru_cache
 from itertools import permutations
 from pathlib import Path
@@ -77,6 +78,25 @@ def test_shared_recordings(shared_data: Path, name: str) -> None:
     graph = recorded(shared_data / name)
     for text in ALL:
         holds(graph, text)
+
+
+@pytest.mark.parametrize("kind", techniques().values(), ids=lambda kind: kind.name)
+def test_numbers_that_nobody_should_give(kind: type[base.Technique]) -> None:
+    """A number is refused by name, or leads to a sound graph; a quantity below 0 is always refused."""
+    graph, quantities = recorded(RECORDINGS[0]), {each.name for each in fields(kind) if "larger_is" in each.metadata}
+    for each in kind.parameters():
+        if each.type not in ("int", "float"):
+            continue
+        words = [word for word in settings(kind)[0].split() if not word.startswith(f"{each.name}=")]
+        for value in ("-1", "0", "1e9" if each.type == "float" else f"{10**12}", f"{10**30}"):
+            try:
+                technique = parse(" ".join([*words, f"{each.name}={value}"]))
+            except ForetraceError as error:
+                assert each.name in str(error)
+            else:
+                assert value != "-1" or each.field not in quantities
+                cell = judge(graph, [technique])
+                assert cell.outcome != "wrong", f"{technique}: {cell.says}"
 
 
 @pytest.mark.parametrize("way", ["whole", "full queue"])

@@ -74,7 +74,7 @@ def test_the_work_is_timed_by_the_preconditioner_itself() -> None:
     ("text", "said"),
     [
         ("factors_every=0", "factors_every must be 1 or more, got 0; it is a number of steps."),
-        ("damping=0", "damping=0.0 must be a number above 0."),
+        ("damping=0", "damping must be above 0, got 0; 0.003 is usual."),
         ("decay=1", "decay must be 0 or more and below 1, got 1; 0.95 is usual."),
         ("clip=-1", "clip must be 0 or more, got -1; 0 is none."),
         ("fraction=2", "fraction must be one of 1 for 1 workers, got 2; choose one."),

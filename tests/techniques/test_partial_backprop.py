@@ -90,7 +90,7 @@ def test_what_it_did_is_said() -> None:
         ("workers=2", "say which link"),
         ("workers=4 groups=2 network=1gbit", "groups must be as many"),
         ("workers=99 network=1gbit", "give fewer"),
-        ("workers=2 network=1gbit transfer=0", "transfer"),
+        ("workers=2 network=1gbit transfer=-1", "transfer"),
     ],
 )
 def test_nonsense_is_refused_in_a_sentence(text: str, says: str) -> None:

@@ -84,8 +84,8 @@ def test_more_is_accepted_more_is_gained() -> None:
         ("draft=9x64", "is not smaller than the recorded model of 4 x 64"),
         ("draft=nowhere.json", "there is none"),
         ("draft=0.1ms tokens=9", "must be from 1 to k \\+ 1 = 5"),
-        ("draft=0.1ms host=-1", "host=-1 must be 0 passes or more"),
-        ("draft=0.1ms verify=0", "verify=0.0 must be a number above 0"),
+        ("draft=0.1ms host=-1", "host must be 0 or more"),
+        ("draft=0.1ms verify=0", "verify must be above 0, got 0"),
     ],
 )
 def test_what_it_refuses(words: str, said: str) -> None:

@@ -63,6 +63,7 @@ def _boolean(value: str) -> bool:
     raise ValueError(value)
 
 
+_LARGEST = 1e12  # of any number: bytes of a terabyte
 _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "float": (float, "a number"), "int": (int, "a whole number"), "bool": (_boolean, "yes or no"), "str": (str, "text"),
 }  # fmt: skip
@@ -76,6 +77,8 @@ def _convert(name: str, to: Parameter, value: str) -> Any:
         raise ForetraceError(f"{name}: {to.name}={value} is not {wanted}.") from error
     if to.type == "float" and not isfinite(result):
         raise ForetraceError(f"{name}: {to.name}={value} is not a finite number.")
+    if to.type in ("float", "int") and abs(result) > _LARGEST:
+        raise ForetraceError(f"{name}: {to.name} must be at most {_LARGEST:g}, got {value}.")
     if not to.choices:
         return result
     chosen = resolve(str(result), to.choices) or result

@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
-from math import isfinite
 from typing import Any, ClassVar, Literal
 
 from foretrace.cost.operators.operator import Operator
@@ -27,6 +26,7 @@ from foretrace.training.training import Training
 CONTRADICTS = "the order in this recording contradicts the change"
 Across = Literal["", "each", "all"]
 Larger = Literal["slower", "faster"]
+MOST, MOST_RATE = 1e9, 1e12  # of a time or factor (1000 s in µs: more leaves what a graph can hold), of a rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,19 @@ class Technique(ABC):
         if "summary" in vars(cls) and not hasattr(cls, "name"):  # what several share has no summary
             cls.name = re.sub(r"(?<=.)([A-Z])", r"-\1", cls.__name__).lower()
 
+    def __post_init__(self) -> None:
+        """Refuse a quantity that nothing can be, whoever gives it: below 0, without end, or a rate of 0."""
+        for each in fields(self):
+            value, known = getattr(self, each.name), each.metadata
+            if value is None or "larger_is" not in known:
+                continue
+            share, rate = known["unit"] == "share", known["larger_is"] == "faster"
+            most = 1.0 if share else MOST_RATE if rate else MOST
+            if not 0 <= value <= most or (rate and not share and value == 0):
+                least = "above 0" if rate and not share else "0 or more"
+                wanted = f"{least} and at most {most:,.0f}"
+                raise self.refuse(f"{each.name} must be {wanted}, got {value:g}; or leave it out.")
+
     @abstractmethod
     def change(self, graph: TaskGraph) -> TaskGraph:
         """Return the graph after this technique, changes noted without its name; raises NotApplicableError with a
@@ -120,6 +133,8 @@ class Technique(ABC):
         try:
             changed = on_each_rank(graph, self.signed) if several and self.across == "each" else self.signed(graph)
             return settle(graph, sound(changed), self.name).noted(assumptions=self.uncertain(graph))
+        except OverflowError as error:
+            raise self.refuse("its numbers lead beyond the times that a graph can hold; give smaller ones.") from error
         except CycleError as error:  # never on a recording that was built right: the cross counts it as a bug
             where = str(error).partition(" through ")[2].removesuffix(".")
             raise self.refuse(f"{CONTRADICTS}: {where} would wait for each other.") from error
@@ -158,6 +173,22 @@ class Technique(ABC):
     def period(self) -> int:
         """Steps after which those of a training with this technique repeat: it is measured over whole periods."""
         return 1
+
+    @property
+    def tries(self) -> int:
+        """Steps that several workers try at the same time before a prediction (`tried`); 0 where none."""
+        return 0
+
+    def tried(self, training: Training, meet: Callable[[], object]) -> list[tuple[float, float]]:
+        """Return what a worker sends in bytes, and seconds of its work for it, by exchange of `tries` steps.
+
+        No message is carried: others answer at once. Workers `meet` before each step, so that they work together.
+        """
+        return []
+
+    def with_tried(self, graph: TaskGraph, tried: Sequence[Sequence[tuple[float, float]]]) -> TaskGraph:
+        """Return the graph with what each worker `tried`, where `predict` finds it."""
+        return graph
 
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
         """Return operators whose times on the recorded machine would sharpen `predict`; empty where none would."""
@@ -198,13 +229,6 @@ class Technique(ABC):
     def refuse(self, reason: str) -> NotApplicableError:
         """Return the error that says why this technique does not fit."""
         return NotApplicableError(f"{self.name}: {reason}")
-
-    def need_positive(self, *fields: str) -> None:
-        """Refuse what the user gave of these fields unless it is finite and above 0."""
-        for name in fields:
-            value = getattr(self, name)
-            if value is not None and not (isfinite(value) and value > 0):
-                raise self.refuse(f"{name}={value} must be a number above 0.")
 
     def __str__(self) -> str:
         """Return the technique as it is written on the command line."""

@@ -65,8 +65,8 @@ class Scale(_Selection):
     by: float = parameter(doc="factor on the duration: 0.5 is twice as fast", unit="×")
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        if not self.by >= 0:
-            raise self.refuse(f"by={self.by} is below 0; give by=0.5 for half the time.")
+        if not 0 <= self.by <= 1e6:
+            raise self.refuse(f"by must be 0 to 1e6, got {self.by:g}; give by=0.5 for half the time.")
         return edit.scale(graph, self.chosen(graph), self.by)
 
 

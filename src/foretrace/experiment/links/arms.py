@@ -44,7 +44,6 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.overhead import unprofiled
 from foretrace.techniques.arguments import parse, parse_all
 from foretrace.techniques.base import Technique
-from foretrace.techniques.distributed.local_steps import LocalSteps
 from foretrace.techniques.measuring import calibrated
 from foretrace.trace.trace import Trace
 from foretrace.training.training import Training
@@ -148,15 +147,13 @@ def forget(given: None, worker: Worker) -> None:
 
 
 def try_exchanges(given: TryExchanges, worker: Worker) -> list[tuple[float, float]]:
-    """Try what `local-steps` exchanges, with others that answer at once: bytes sent and seconds, by exchange.
+    """Try what a technique exchanges, with others that answer at once: bytes sent and seconds, by exchange.
 
     All workers work around an exchange at the same time, as they will: they share memory and caches.
     """
     import torch.distributed as dist
 
-    technique = parse(given.technique)
-    assert isinstance(technique, LocalSteps)
-    return technique.tried(training_of(given.setup), dist.barrier)
+    return parse(given.technique).tried(training_of(given.setup), dist.barrier)
 
 
 _RECORDINGS = 3

@@ -46,7 +46,6 @@ from foretrace.hardware.cluster import parse_link
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.compute.batching import with_facts
-from foretrace.techniques.distributed.local_steps import COUNTED, LocalSteps
 from foretrace.techniques.registry import technique
 from foretrace.techniques.whatif import WhatIf, whatif
 
@@ -285,8 +284,8 @@ def _exchanges(workers: Workers, job: LinkJob, graph: TaskGraph) -> TaskGraph:
     setup = Setup(work=job.work, size=job.size, seed=job.seed)
     for texts in (*job.arms, job.against):
         for each in parse_all(completed(texts, job.workers, job.link)):
-            if isinstance(each, LocalSteps):
-                seconds = 10 * COUNTED * each.every * simulate(graph).step_time_s
+            if each.tries:
+                seconds = 10 * each.tries * simulate(graph).step_time_s
                 request = TryExchanges(setup=setup, technique=str(each))
                 tried = workers.ask(try_exchanges, request, "trying exchanges", seconds=seconds)
                 graph = each.with_tried(graph, tried)

@@ -9,7 +9,6 @@ with a fixed share f by class.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
 
 import numpy as np
 
@@ -44,10 +43,10 @@ class OnSamples(Technique):
     """Techniques that let calls work on another number of samples: what the new times rest on."""
 
     measured: float | None = derived(doc="time ratio in a step relative to the ratio of operators timed alone")
-    conv_fixed: float | None = derived(unit="", doc="share of a convolution that does not depend on the batch")
-    recurrent_fixed: float | None = derived(unit="", doc="share of a recurrent layer that does not depend on the batch")
-    gemm_fixed: float | None = derived(unit="", doc="share of a matrix product that does not depend on the batch")
-    other_fixed: float | None = derived(unit="", doc="share of other operators that does not depend on the batch")
+    conv_fixed: float | None = derived(unit="share", doc="share of a convolution that does not depend on the batch")
+    recurrent_fixed: float | None = derived(unit="share", doc="share of a recurrent layer that depends on no batch")
+    gemm_fixed: float | None = derived(unit="share", doc="share of a matrix product that does not depend on the batch")
+    other_fixed: float | None = derived(unit="share", doc="share of other operators that does not depend on the batch")
     dispatch_us: float | None = derived(unit="µs", doc="time of a call without data")
     latency_us: float | None = derived(unit="µs", doc="time of a kernel that does not depend on the batch")
     filling: float | None = derived(unit="", doc="time of a kernel's data grows with (new batch / old batch) to this")
@@ -142,8 +141,10 @@ class BatchSize(OnSamples):
     def _check(self) -> None:
         if (self.to is None) == (self.by is None):
             raise self.refuse("give either to= (samples per step) or by= (relative to now).")
-        if (self.to is not None and self.to < 1) or (self.by is not None and not 0 < self.by < inf):
+        if (self.to is not None and self.to < 1) or (self.by is not None and not 0 < self.by <= 1e6):
             raise self.refuse("a step needs at least one sample.")
+        if self.recorded is not None and self.recorded < 1:
+            raise self.refuse(f"recorded must be 1 or more, got {self.recorded}; it is samples per step as recorded.")
 
 
 def sample_twins(graph: TaskGraph, resize: Resize) -> Twins:
@@ -286,10 +287,10 @@ _FIXED = {"conv": "conv_fixed", "recurrent": "recurrent_fixed", "gemm": "gemm_fi
 _CPU = "measured with PyTorch 2 on a server core, two batch sizes per class"
 _PRIORS = {
     "measured": Prior(1.0, 0.96, 1.04, why="operators timed alone find other data in the caches than in a step"),
-    "conv_fixed": Prior(0.11, 0.05, 0.2, unit="", why=f"{_CPU}: 0.07 to 0.24, more with more channels"),
-    "recurrent_fixed": Prior(0.135, 0.05, 0.3, unit="", why=f"{_CPU}: weights are read once per time step"),
-    "gemm_fixed": Prior(0.045, 0.0, 0.12, unit="", why=f"{_CPU}: 0.03 to 0.06"),
-    "other_fixed": Prior(0.02, 0.0, 0.1, unit="", why="bytes over bandwidth, beside the call itself"),
+    "conv_fixed": Prior(0.11, 0.05, 0.2, unit="share", why=f"{_CPU}: 0.07 to 0.24, more with more channels"),
+    "recurrent_fixed": Prior(0.135, 0.05, 0.3, unit="share", why=f"{_CPU}: weights are read once per time step"),
+    "gemm_fixed": Prior(0.045, 0.0, 0.12, unit="share", why=f"{_CPU}: 0.03 to 0.06"),
+    "other_fixed": Prior(0.02, 0.0, 0.1, unit="share", why="bytes over bandwidth, beside the call itself"),
     "dispatch_us": Prior(2.0, 1.0, 5.0, unit="µs", why="an operator through the dispatcher, outputs allocated"),
     "latency_us": Prior(4.0, 2.0, 12.0, unit="µs", why="start, ramp and tail of a kernel on recent devices"),
     "filling": Prior(

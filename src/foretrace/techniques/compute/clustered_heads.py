@@ -51,7 +51,7 @@ class ClusteredHeads(Technique):
         why="scores are kept and gathered, and products are smaller; foretrace calibrate run times it",
     )  # fmt: skip
     more_us: float | None = prior(
-        40.0, 15.0, 120.0, unit="us", doc="host time of the operators that sharing adds, per layer and token",
+        40.0, 15.0, 120.0, unit="µs", doc="host time of the operators that sharing adds, per layer and token",
         why="about ten small operators where there was one; foretrace calibrate run times them",
     )  # fmt: skip
 
@@ -71,9 +71,6 @@ class ClusteredHeads(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        self.need_positive("measured", "efficiency")
-        if self.more_us is not None and self.more_us < 0:
-            raise self.refuse(f"more_us={self.more_us:g} must be 0 or more.")
         found, values = self._calls(graph), self.values(graph)
         dur = graph.dur.astype(np.float64)
         for call in found:

@@ -81,7 +81,7 @@ class Compiled(Technique):
         doc="host time around the operators, relative",
         why="one compiled function instead of the interpreter, dispatcher and autograd for every operator",
     )
-    random_ns: float | None = derived(doc="time of a number that dropout draws, ns")
+    random_ns: float | None = derived(unit="ns", doc="time of a number that dropout draws, ns")
     pools: float | None = derived(doc="time of pooling by the largest number, both passes, relative")
     holes: float | None = derived(doc="time of host stretches of over 1 ms between two calls or operators, relative")
     call_us: float | None = prior(

@@ -73,11 +73,11 @@ class SpeculativeDecoding(Technique):
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         self._check(graph)
-        self.need_positive("pass_ms", "tokens", "verify")
+        for name in ("pass_ms", "verify"):
+            if getattr(self, name) == 0:
+                raise self.refuse(f"{name} must be above 0, got 0; or leave it out.")
         values = self.values(graph)
         step_ns, tau = _step_ns(graph), values["tokens"]
-        if values["host"] < 0:
-            raise self.refuse(f"host={values['host']:g} must be 0 passes or more.")
         if not 1 <= tau <= self.k + 1:
             raise self.refuse(f"tokens={tau:g} must be from 1 to k + 1 = {self.k + 1}; a round emits no other number.")
         if values["pass_ms"] * 1e6 >= step_ns:

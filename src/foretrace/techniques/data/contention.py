@@ -59,7 +59,7 @@ class Contention(Technique):
         "", doc="how many times longer kernels take beside communication: a number or measured; not counted by default"
     )
     background: float | None = prior(
-        0.0, 0.0, 0.3, unit="", doc="share of every link between machines that other jobs take",
+        0.0, 0.0, 0.3, unit="share", doc="share of every link between machines that other jobs take",
         why="a network of its own, or neighbours that take up to a third of it; nothing in the recording tells",
     )  # fmt: skip
 
@@ -104,8 +104,8 @@ class Contention(Technique):
     def _check(self, graph: TaskGraph) -> float:
         """Return the share of others; refuses what cannot be."""
         background = self.values(graph)["background"]
-        if not (isfinite(background) and 0 <= background < 1):
-            raise self.refuse(f"background={background:g} is no share of a link; give 0 or more and less than 1.")
+        if background == 1:
+            raise self.refuse("background must be 0 or more and less than 1, got 1; others leave part of a link.")
         if self.groups < 1:
             raise self.refuse(f"groups={self.groups} cannot be; give 1 or more.")
         self._factor()

@@ -27,6 +27,8 @@ from foretrace.training.training import Training
 WORKER = "fetch batch (worker)"
 MOST_WORKERS = 4  # where nobody says how many
 
+_MOST = 10_000  # processes, and batches that each may have ready
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fetches:
@@ -178,8 +180,9 @@ class PrefetchData(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        if (self.workers is not None and self.workers < 1) or self.prefetch_factor < 1:
-            raise self.refuse("workers and prefetch_factor must be 1 or more.")
+        for name, value in (("workers", self.workers), ("prefetch_factor", self.prefetch_factor)):
+            if value is not None and not 1 <= value <= _MOST:
+                raise self.refuse(f"{name} must be 1 to {_MOST:,}, got {value}; cores and memory allow few.")
         if self.pinned and not graph.on_device.any():
             raise self.refuse("pinned memory matters for copies to a device, and the recording shows none.")
         lanes = find_fetches(graph)

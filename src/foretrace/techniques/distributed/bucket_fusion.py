@@ -23,13 +23,13 @@ from foretrace.training.training import Training
 _ALL_REDUCE = re.compile(r"all_?reduce", re.IGNORECASE)
 _ISSUE_NS = 200_000  # of host work on either side of a launch, at most, has to do with it
 _WAITING = Prior(
-    1.0, 0.0, 1.0, unit="", why="the others are as late as before, or fewer meetings let their delays even out"
+    1.0, 0.0, 1.0, unit="share", why="the others are as late as before, or fewer meetings let their delays even out"
 )
 _HOST_SHARE = Prior(
     0.6,
     0.1,
     0.95,
-    unit="",
+    unit="share",
     why="host work next to a launch prepares and ends that collective, or belongs to something else",
 )
 
@@ -46,10 +46,10 @@ class BucketFusion(Technique):
     cap_mb: float = parameter(0.0, doc="size at which a bucket is sent; 0 sends all gradients in one", unit="MiB")
     total_mb: float = parameter(0.0, doc="gradients of a recorded step, if the recording does not say", unit="MB")
     fixed_us: float | None = derived(unit="µs", doc="time of a recorded all-reduce that does not depend on its size")
-    waiting: float | None = derived(unit="", doc="share of recorded waiting inside all-reduces that stays")
+    waiting: float | None = derived(unit="share", doc="share of recorded waiting inside all-reduces that stays")
     copy_gb_s: float | None = derived(unit="GB/s", doc="bandwidth of copying recorded gradients into a bucket and back")
     host_share: float | None = derived(
-        unit="", doc="share of host work around a removed launch that goes with it", larger_is="faster"
+        unit="share", doc="share of host work around a removed launch that goes with it", larger_is="faster"
     )
 
     def change(self, graph: TaskGraph) -> TaskGraph:

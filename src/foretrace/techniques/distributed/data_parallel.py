@@ -180,6 +180,8 @@ class DataParallel(Technique):
         self._caps()
         if self.bucket_mb is not None and self.buckets_mb:
             raise self.refuse("bucket_mb= and buckets_mb= exclude each other; keep one.")
+        if self.stretch == 0:
+            raise self.refuse("stretch must be above 0, got 0; 1 is none.")
         if not 0 <= self.gradient_mb < 1e9:
             raise self.refuse(f"gradient_mb={self.gradient_mb} is no size; give MB above 0.")
 

@@ -215,7 +215,8 @@ class Kfac(Technique):
         for name in ("factors_every", "inverses_every"):
             if getattr(self, name) < 1:
                 raise self.refuse(f"{name} must be 1 or more, got {getattr(self, name)}; it is a number of steps.")
-        self.need_positive("damping", "gflops", "work", "layer_us")
+        if not 0 < self.damping < float("inf"):
+            raise self.refuse(f"damping must be above 0, got {self.damping:g}; 0.003 is usual.")
         if not 0 <= self.decay < 1:
             raise self.refuse(f"decay must be 0 or more and below 1, got {self.decay:g}; 0.95 is usual.")
         if not 0 <= self.clip < float("inf"):

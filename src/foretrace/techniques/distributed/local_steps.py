@@ -77,6 +77,11 @@ class LocalSteps(Technique):
         """As `Technique.period`."""
         return self.every
 
+    @property
+    def tries(self) -> int:
+        """As `Technique.tries`."""
+        return COUNTED * self.every
+
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
         self._check()
         return (self._beside(graph),) if graph.info.platform == "cpu" else ()
@@ -176,14 +181,10 @@ class LocalSteps(Technique):
         return f"gaia threshold={self.threshold:g} every={self.every}"
 
     def tried(self, training: Training, meet: Callable[[], object] = lambda: None) -> list[tuple[float, float]]:
-        """Return bytes that this worker sends and seconds of its work around it, by exchange, with workers that answer
-        at once; they `meet` before each step.
-        """
         exchanging = partial(self._exchanging, group=stand_in(self.workers))
         return tried_exchanges(training, exchanging, self.every, COUNTED, meet)[COUNTED // 2 :]  # at first little waits
 
     def with_tried(self, graph: TaskGraph, tried: Sequence[Sequence[tuple[float, float]]]) -> TaskGraph:
-        """Return the graph with what workers tried."""
         every = [each for one in tried for each in one]
         if self.updates == "gaia" and self.share is None:
             shares = [max(sent / (_INDEX * self._nbytes(graph)), _NONE) for sent, _ in every]
@@ -226,7 +227,6 @@ class LocalSteps(Technique):
             raise self.refuse(f"share must be above 0 and at most 1, got {self.share:g}; 0.01 is one in a hundred.")
         if not 0 <= self.threshold <= 1e6:
             raise self.refuse(f"threshold must be 0 to 1e6, got {self.threshold:g}; 0.1 sends updates of a tenth.")
-        self.need_positive("select_gb_s", "measured")
         if not 0 <= self.parameter_mb < 1e9:
             raise self.refuse(f"parameter_mb must be 0 to 1e9, got {self.parameter_mb:g}; it is MB of all parameters.")
 

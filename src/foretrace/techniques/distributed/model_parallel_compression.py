@@ -33,6 +33,7 @@ TENSOR, PIPELINE = "tensor", "pipeline"
 _NAMES = {TENSOR: ("allreduce", "all_reduce", "all-reduce"), PIPELINE: ("send", "recv")}
 _FLOAT = 4  # bytes
 _PER_LAYER = 2  # forward all-reduces of a tensor-parallel layer
+_MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,9 +268,8 @@ class ModelParallelCompression(Technique):
             raise self.refuse(f"bits={self.bits} is not offered; give 2, 4 or 8.")
         if self.workers < 2:
             raise self.refuse("workers must be 2 or more.")
-        if min(self.rows, self.hidden, self.layers) < 0:
-            raise self.refuse("rows, hidden and layers must be 0 or more.")
-        self.need_positive("measured", "encode_gb_s", "decode_gb_s", "transfer")
+        if min(self.rows, self.hidden, self.layers) < 0 or self.layers > _MOST_LAYERS:
+            raise self.refuse(f"rows, hidden and layers must be 0 or more, and layers at most {_MOST_LAYERS:,}.")
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.compression.boundaries import divided

@@ -166,7 +166,6 @@ class PartialBackprop(Technique):
             raise self.refuse(f"barrier={self.barrier} does not exist; choose max or mean.")
         if self.workers > 1 and not self.network:
             raise self.refuse("say which link joins the workers, e.g. network=1gbit/50us.")
-        self.need_positive("copy_gb_s", "transfer")
 
     def _network(self) -> Network:
         return network(self.network, self.workers, in_flight=1)

@@ -28,7 +28,7 @@ class Priority(Technique):
         "DistributedDataParallel sends buckets in one order and PyTorch's optimizers update all parameters at once."
     )
 
-    update: float | None = derived(unit="", doc="share of the update that the worker still does at its place")
+    update: float | None = derived(unit="share", doc="share of the update that the worker still does at its place")
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         plan = plan_of(graph, self)
@@ -45,4 +45,4 @@ class Priority(Technique):
         if not np.any(step_tasks(graph) & ~graph.gone):
             return {}
         why = "each parameter is updated when its sum arrives: by this worker, beside its computing, or by a server"
-        return {"update": Prior(1.0, 0.0, 1.0, unit="", why=why)}
+        return {"update": Prior(1.0, 0.0, 1.0, unit="share", why=why)}
