@@ -467,6 +467,9 @@ def main(arguments: Sequence[str]) -> int:
         each.add_argument("--coded", type=Path, default=HERE / "coded.jsonl", help="what `code` wrote")
     given = parser.parse_args(arguments)
     if given.command == "table":
+        for each in (given.predicted, given.measured, given.coded):
+            if not each.exists():
+                parser.error(f"{each} does not exist; make it first, see {HERE / 'README.md'}.")
         rows = kept(given.predicted, Row), kept(given.measured, Row), kept(given.coded, Coded)
         put(HERE / "README.md", page(*rows))
         return 0
