@@ -61,14 +61,14 @@ def test_the_table_of_errors_says_what_its_pages_say() -> None:
     rows = [row for row in rows if len(row) == 4][2:]
     page, named = Path(), set[Path]()
     for case, error, _, date in rows:
-        if link := re.search(r"\]\((accuracy/\w+\.md)\)", case):
+        if link := re.search(r"\]\(((?:accuracy/)?\w+\.md)[#)]", case):
             page = DOCS / link[1]
         named.add(page)
         text = page.read_text(encoding="utf-8")
         for figure in re.findall(r"[-+]?\d+\.\d+", error):
             assert re.search(rf"(?<![\d.]){re.escape(figure.lstrip('+-'))}(?![\d.]*\d)", text), f"{page.name}: {figure}"
         assert date.strip() in text, f"{page.name} was not made on {date.strip()}"
-    assert named == set((DOCS / "accuracy").glob("*.md"))
+    assert named >= set((DOCS / "accuracy").glob("*.md"))
 
 
 def test_pages_that_must_stay_short() -> None:

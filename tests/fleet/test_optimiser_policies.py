@@ -295,6 +295,9 @@ def test_sharing_needs_a_model_of_pairs(name: str) -> None:
         ("sia elastic=0-4", "from 1 up"),
         ("sia power=0.5", "power is a number below 0"),
         ("sia change=-1", "numbers from 0 up"),
+        ("themis fairness=-1", "fairness must be 0 to 1, got -1"),
+        ("qssf memory=-1", "memory must be 0 to 1, got -1"),
+        ("dally history-leases=0", "tuned from 1 lease or more, not 0"),
         ("packing threshold=-1", "threshold is what two jobs get done together"),
     ],
 )

@@ -97,6 +97,8 @@ class PolicyRules:
             raise ForetraceError(f"{who}: a delay timer is 0 s or more (inf: never); mend waits.")
         if self.place_rule == "delay" and not self.waits_s:
             raise ForetraceError(f"{who}: placement with a delay needs waits, e.g. waits=600,1200.")
+        if self.history_leases < 1:
+            raise ForetraceError(f"{who}: timers are tuned from 1 lease or more, not {self.history_leases}.")
         if self.place_rule == "auto" and self.preempt_rule != "lease":
             raise ForetraceError(f"{who}: tuned timers are counted in leases; choose preempt=lease or place=delay.")
         rising = all(a < b for a, b in zip(self.thresholds_gpu_s, self.thresholds_gpu_s[1:], strict=False))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.workload import SECOND, Float64, Workload
 
@@ -25,6 +26,8 @@ def qssf(*, memory: float = 0.8, block: bool = True) -> Policy:
     """The least predicted GPU time first; running jobs are left alone; with `block` nobody passes the first (as the
     authors ran it). memory: weight of older runs in the moving mean.
     """
+    if not 0 <= memory <= 1:
+        raise ForetraceError(f"policy 'qssf': memory must be 0 to 1, got {memory:g}; it is the weight of older runs.")
     return QuasiShortest(name="qssf", memory=memory, admit_rule="block" if block else "skip")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import Policy
 
 
@@ -11,12 +12,13 @@ def themis(*, lease_s: float = 600.0, fairness: float = 0.8, consolidate: bool =
 
     Differently from the paper: no auction with hidden payments; jobs are gangs, so a bid is all or nothing.
     """
-    share = max(1.0 - fairness, 1e-6)
+    if not 0 <= fairness <= 1:
+        raise ForetraceError(f"policy 'themis': fairness must be 0 to 1, got {fairness:g}; 0.8 is the authors'.")
     return Policy(
         name="themis",
         order_rule="fairness",
         preempt_rule="lease",
         lease_s=lease_s,
-        share=min(share, 1.0),
+        share=max(1.0 - fairness, 1e-6),
         place_rule="strict" if consolidate else "greedy",
     )
