@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from burner import ASKED, LOADS, Board
+from burner import Board
 from foretrace.training.training import Training
 
 NBYTES = 786_432  # of a file, which is a batch
@@ -53,8 +53,8 @@ class Stored(Dataset[Tensor]):
         return torch.from_numpy(raw.copy()).reshape(shape).float() / 255
 
     def _read(self, path: str) -> bytearray:
-        """As from a disk of so many MB/s; what is in the page cache comes at once."""
-        began, into = time.perf_counter(), bytearray(NBYTES)
+        """As if a disk of so many MB/s were behind the real one; what is in the page cache comes at once."""
+        into = bytearray(NBYTES)
         handle = os.open(path, os.O_RDONLY)
         try:
             try:
@@ -66,7 +66,7 @@ class Stored(Dataset[Tensor]):
         finally:
             os.close(handle)
         if rate := self.case.get("disk_mb_s", 0):
-            time.sleep(max(began + NBYTES / (1e6 * rate) - time.perf_counter(), 0.0))
+            time.sleep(NBYTES / (1e6 * rate))
         return into
 
     def _contended(self, seconds: float) -> None:
@@ -75,11 +75,10 @@ class Stored(Dataset[Tensor]):
         usual = sorted(os.sched_getaffinity(0))
         core = usual[_rank() % len(usual)]
         os.sched_setaffinity(0, {core})
-        self._board.put(core, ASKED, 1)
+        self._board.ask(core)
         spin(seconds)
-        self._board.put(core, ASKED, 0)
+        self._board.leave(core)
         os.sched_setaffinity(0, usual)
-        self._board.put(core, LOADS, self._board.get(core, LOADS) + 1)
 
 
 def _rank() -> int:

@@ -1,13 +1,13 @@
 """Put stalls of known length into three real trainings and hold what `foretrace stash` says against them.
 
-    python benchmarks/stalls.py [mlp cnn lstm] [--case NAME ...] [--page]
+    python benchmarks/stalls.py [mlp cnn lstm] [--case NAME ...] [--note TEXT] [--page]
 
 Cases: a loader that computes (preparation), one whose core others take meanwhile (preparation), a disk of a stated
 rate (fetch), a worker that is late (interconnect), a link of a stated rate (network), and pairs. A row is a figure of a
 case: what was put in, what the differential runs and the prediction from one recording say beyond the case without
 stalls, and the difference as a share of the step. Rows are added to benchmarks/data/stalls.jsonl as each case ends;
 docs/accuracy/stalls.md shows the newest of each. As root: the page cache and the link are real. Nothing else
-should run meanwhile.
+should run meanwhile; what did can be noted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import hypot
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import msgspec
 
-from burner import BURNT, LOADS, READY, Board, new_board
+from burner import READY, Board, burnt_s, new_board
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError
 from foretrace.experiment.collectives import calibrate
@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "none": {}, "preparing": PREPARE, "contention": CONTENDED, "disk": DISK, "late worker": LATE, "link": LINK,
     "preparing + disk": PREPARE | DISK, "contention + link": CONTENDED | LINK, "disk + late worker": DISK | LATE,
 }  # fmt: skip
-ASKED = 0.05
+ASKED, WORKERS = 0.05, 2
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +66,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     high_s: float
     predicted_s: float | None  # from one recording; None where it cannot hold it
     step_s: float  # the longest of the case's runs
+    note: str = ""  # what else ran
 
     @property
     def off(self) -> float:
@@ -92,16 +93,20 @@ def files() -> Iterator[Path]:
 
 
 def injected(kind: str, case: dict[str, Any], board: Path, near_s: float, nbytes: int) -> dict[str, float]:
-    """Seconds per step by figure. Contention is what the burners took beside what the loader used itself."""
+    """Seconds per step by figure. Contention is what the burners took beside what the loader used itself.
+
+    Workers wait for the one that loads longest, so that counts of every step. They load in step once they have joined;
+    what one of them loaded before that is not of a pair.
+    """
     found = {
         "preparation": case.get("prepare_ms", 0) / 1e3,
         "fetch": NBYTES / (1e6 * case["disk_mb_s"]) if "disk_mb_s" in case else 0.0,
         "interconnect": case.get("late_ms", 0) / 1e3,
     }
     if "contended_ms" in case:
-        seen, cores = Board(str(board)), range(os.cpu_count() or 1)
-        loads = sum(seen.get(core, LOADS) for core in cores)
-        found["preparation"] += case["contended_ms"] / 1e3 + sum(seen.get(core, BURNT) for core in cores) / 1e9 / loads
+        taken = [burnt_s(board, core) for core in sorted(os.sched_getaffinity(0))[:WORKERS]]
+        pairs = zip(*(each[-min(map(len, taken)) :] for each in taken), strict=True)
+        found["preparation"] += case["contended_ms"] / 1e3 + mean(map(max, pairs))
     if "mbit" in case:
         found["network"] = nbytes * 8 * WIRE / (1e6 * case["mbit"]) - near_s
     return found
@@ -125,8 +130,8 @@ def run(kind: str, name: str, folder: Path, near_s: float, nbytes: int, base: di
         time.sleep(0.1)
     try:
         wanted = DifferentialRequest(
-            work=str(script), workers=2, link=f"{case['mbit']:g}mbit" if "mbit" in case else "",
-            data=(str(folder / "data"),), steps=4,
+            work=str(script), workers=WORKERS, link=f"{case['mbit']:g}mbit" if "mbit" in case else "",
+            data=(str(folder / "data"),), steps=8 if case else 16,  # what "none" is off by, all the others are
         )  # fmt: skip
         found = differential(wanted, lambda what, share: None)
     finally:
@@ -168,9 +173,15 @@ def kept() -> list[Row]:
 
 
 def page(rows: Sequence[Row]) -> str:
-    """docs/accuracy/stalls.md: the newest row of every figure."""
+    """docs/accuracy/stalls.md: the newest row of every figure, where it is beyond the newest run without stalls."""
     newest = {(each.training, each.case, each.figure): each for each in rows}
-    shown = [each for each in newest.values() if each.case != "none"]
+    begun = {each.training: each.time for each in rows if each.case == "none"}
+    shown = [each for each in newest.values() if each.case != "none" and each.time >= begun.get(each.training, "")]
+    ran = {(each.training, each.case) for each in shown}
+    left = ", ".join(
+        f"{kind} with {case}" for kind in KINDS for case in CASES if case != "none" and (kind, case) not in ran
+    )
+    notes = dict.fromkeys(f"{each.training}: {each.note}." for each in shown if each.note)
 
     def ms(value: float | None) -> str:
         return "–" if value is None else f"{1e3 * value:.1f}"
@@ -205,12 +216,16 @@ def page(rows: Sequence[Row]) -> str:
         f"# Stalls of known length\n\n*{today()}, {machine()}; load averages {load()}.*\n\n"
         "`foretrace stash` ([stalls](../stash.md)) on three small real trainings (two workers, files on a disk, "
         "gloo) into which stalls were put (`python benchmarks/stalls.py`): a loader that computes for 20 ms more, one "
-        "that computes for 12 ms on a core that another process takes meanwhile (what that one took was counted), "
-        f"a disk of 30 MB/s for what is not in the page cache, a worker that is 20 ms late, a link of {MBIT:g} Mbit/s "
+        "that computes for 12 ms on a core that another process takes meanwhile (what that one took of the later "
+        "worker's was counted), a disk of 30 MB/s behind the real one, a worker that is 20 ms late, a link of "
+        f"{MBIT:g} Mbit/s "
         "(frames of one bucket that nothing hides, less what the exchange takes on this machine). Milliseconds per "
         "step, beyond the same training without stalls; *off* is reported less put in as a share of the step, asked "
         f"are {100 * ASKED:.0f} %. *Inconclusive*: the rounds' own range is wider than that. *Predicted* is from the "
-        "recording of one worker, which cannot hold that another one is late.\n\n"
+        "recording of one worker, which cannot hold that another one is late."
+        + "".join(f" {each}" for each in notes)
+        + (f" Not run since the last run without stalls: {left}." if left else "")
+        + "\n\n"
         + table(("figures", "rows", "inconclusive", "within 5 %", "median off, %", "worst, %", "predicted within 5 %",
                  "median, %", "worst, %"), summary)
         + "\n\n"
@@ -225,6 +240,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trainings", nargs="*", default=KINDS, help=", ".join(KINDS))
     parser.add_argument("--case", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--note", default="", help="what else ran, for the page")
     parser.add_argument("--page", action="store_true", help="measure nothing; write the page from the rows kept")
     given = parser.parse_args()
     rows = kept()
@@ -232,7 +248,7 @@ def main() -> int:
         for kind in () if given.page else given.trainings:
             model = training_of(kind, str(folder / "data"), {}).model
             nbytes = sum(4 * each.numel() for each in model.parameters())
-            near = calibrate(workers=2, sizes=(nbytes,), kinds=(CollectiveKind.ALL_REDUCE,))
+            near = calibrate(workers=WORKERS, sizes=(nbytes,), kinds=(CollectiveKind.ALL_REDUCE,))
             near_s = near.series[0].seconds[0]
             base = {each.figure: each for each in rows if (each.training, each.case) == (kind, "none")}
             for name in given.case:
@@ -250,7 +266,7 @@ def main() -> int:
                         f"{1e3 * (each.predicted_s if each.predicted_s is not None else float('nan')):.1f}, step "
                         f"{1e3 * each.step_s:.1f} ms, off {100 * each.off:+.1f} %, {each.verdict}", flush=True,
                     )  # fmt: skip
-                rows += new
+                rows += [msgspec.structs.replace(each, note=given.note) for each in new]
                 write_bytes(ROWS, b"".join(msgspec.json.encode(each) + b"\n" for each in rows))
     if rows:
         write_text(PAGE, page(rows))

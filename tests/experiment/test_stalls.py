@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import hypot
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -11,10 +14,14 @@ from foretrace.errors import ForetraceError
 from foretrace.executor import cores
 from foretrace.experiment import differential as module
 from foretrace.experiment.differential import DifferentialRequest, differential
+from foretrace.experiment.links import arms
+from foretrace.experiment.messages import Make, RunSteps, Setup, TimedSteps, Worker
+from foretrace.experiment.processes import Workers
 from foretrace.experiment.stalls import stalls
 from foretrace.flow import read
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
+from foretrace.training.training import Training
 
 RECORDED = Path(__file__).parents[1] / "data" / "cnn.json.gz"
 
@@ -61,6 +68,85 @@ def test_waiting_for_a_core_is_no_storage(graph: TaskGraph) -> None:
     assert told() == pytest.approx({"preparation": 18e-3, "fetch": 12e-3})
     # Others took 5 of 25 ms of CPU time elsewhere, so 2 of the 10 in the loader: 6 are its own.
     assert told(cpu_clock=1.0) == pytest.approx({"preparation": 16e-3, "fetch": 12e-3})
+
+
+def _steps(wall_s: float, queued_s: float) -> TimedSteps:
+    return TimedSteps(wall_s=wall_s, cpu_s=wall_s, loss=None, queued_s=queued_s)
+
+
+def test_blocks_that_others_disturb_are_run_again() -> None:
+    """Others take a core from the second time on, for three times: only runs on all cores notice, and none counts."""
+    done, asked = dict[str, int](), list[str]()
+
+    class Asked:
+        def __len__(self) -> int:
+            return 2
+
+        def ask(
+            self, function: Callable[..., Any], given: Any, *_: object, first: bool = False, **__: object
+        ) -> list[Any]:
+            asked.append(function.__name__)
+            if not isinstance(given, RunSteps):
+                return []
+            count = done[given.name] = done.get(given.name, 0) + 1
+            if first:
+                return [_steps(0.1, 0.0)]
+            late = 0.02 * (count in (2, 3, 5))
+            return [_steps(0.15 + late, 0.01 + late), _steps(0.14, 0.01)]
+
+    workers = cast(Workers, Asked())
+    wanted = DifferentialRequest(work="gpt2", workers=2)
+    runs = module._run(wanted, workers, workers, ["alone", "all", "cached"], (), lambda share: None)
+    assert {each.wall_s for each in runs["all"] + runs["cached"]} == {0.15}
+    assert {len(blocks) for blocks in runs.values()} == {module.ROUNDS}
+    assert done == {"alone": module.ROUNDS + 1, "all": module.ROUNDS + 4, "cached": module.ROUNDS + 4}
+    assert asked == ["make", "run_steps", "forget"] * sum(done.values())  # no loader runs beside another arm
+
+
+def test_ranges_hold_the_stall_without_waiting_for_cores() -> None:
+    """Whether others or own threads kept workers waiting cannot be told: the range reaches to the figure without.
+
+    And two copies of a run differ by up to 2 % of a step.
+    """
+    queued = [0.001, 0.004, 0.004, 0.004]
+    runs = {"alone": [_steps(0.020, 0.0)] * 4, "all": [_steps(0.028 + each, 0.002 + each) for each in queued]}
+    (bar,) = module._bars(runs)
+    assert bar.seconds == pytest.approx(0.012)
+    assert bar.low_s == pytest.approx(0.012 - hypot(0.003, 0.02 * 0.032))
+    assert bar.high_s == pytest.approx(0.012 + 0.02 * 0.032)
+
+
+def test_waits_of_the_loader_are_not_those_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that waits for a core is a stall; a thread that waits beside it is a disturbance."""
+    torch = pytest.importorskip("torch")
+    waited, ended = [0.0], []
+
+    class Loader:
+        def __iter__(self) -> Iterator[float]:
+            try:
+                while True:
+                    waited[0] += 5.0
+                    yield 1.0
+            finally:
+                ended.append(True)
+
+    def loss(module: Any, batch: float) -> Any:
+        waited[0] += 1.0
+        return module(torch.ones(1)).sum() * batch
+
+    def training(setup: Setup) -> Training:
+        return Training(name="mine", model=torch.nn.Linear(1, 1), optimizers=(), loader=Loader(), loss=loss)
+
+    monkeypatch.setattr(arms, "training_of", training)
+    monkeypatch.setattr(arms, "queued_s", lambda *threads: waited[0])
+    worker = Worker(lambda what, share: None)
+    arms.make(Make(name="cached", setup=Setup(work="mine", loads=True)), worker)
+    arms.run_steps(RunSteps(name="cached", discarded=2, steps=1, together=False), worker)
+    found = arms.run_steps(RunSteps(name="cached", discarded=1, steps=4, together=False), worker)
+    assert found.queued_s == pytest.approx(1.0)
+    assert not ended
+    arms.forget(None, worker)
+    assert ended and not worker.kept
 
 
 @pytest.mark.slow("four kinds of runs of real workers, in turns")

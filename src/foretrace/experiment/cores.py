@@ -75,6 +75,15 @@ def wait_for_cores(needed: float, most_s: float) -> float:
     return free
 
 
+def queued_s(threads: str = "self/task/*") -> float:
+    """Return seconds for which these threads (below /proc) waited for a core since they began; 0 where unknown."""
+    total = 0
+    for each in Path("/proc").glob(f"{threads}/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # one that has just ended
+            total += int(each.read_text(encoding="ascii").split()[1])
+    return total / 1e9
+
+
 def allocator() -> dict[str, str]:
     """Return the settings of the allocator that this process began with."""
     return {name: os.environ[name] for name in ALLOCATOR if name in os.environ}

@@ -239,7 +239,7 @@ def recording_of(
     began = time.perf_counter()
     next(trained, None)
     step_s = time.perf_counter() - began
-    trained.close()  # type: ignore[attr-defined]
+    trained.close()
     options: dict[str, Any] = {"active": steps} if steps else {}
     if brief or 36 * step_s > _RECORDING_S:
         options = {"wait": 3, "active": steps or 4, "skip_first": 1, "rehearse": False}

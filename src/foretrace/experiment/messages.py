@@ -217,6 +217,7 @@ class TimedSteps(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     cpu_s: float
     loss: float | None
+    queued_s: float = 0.0  # per step, for which threads but the loader's waited for a core; 0 where that is unknown
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ of micro-batches, a gradient scaler, another loader, another model, other optimi
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterator, Sized
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -103,7 +103,7 @@ class Training:
             if empty:
                 return
 
-    def steps(self, count: int | None = None) -> Iterator[Tensor]:
+    def steps(self, count: int | None = None) -> Generator[Tensor]:
         """Yield train: one step per item, which is the detached loss. Without `count`, until the caller stops."""
         self.model.train()
         for i, batch in enumerate(self.batches()):

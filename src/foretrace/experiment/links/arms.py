@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from foretrace.cost.operators import bench
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.deadline import Deadline
 from foretrace.experiment.arms import next_loss
+from foretrace.experiment.cores import queued_s
 from foretrace.experiment.job import Job
 from foretrace.experiment.measure import (
     CALIBRATION_S,
@@ -79,7 +80,8 @@ class RunningArm:
         self.training = training_of(setup)
         for technique in parse_all(setup.techniques):
             self.training = technique.apply(self.training)
-        self._steps: Iterator[Tensor] = self.training.steps()
+        self._loading = [0.0]  # seconds for which the loader waited for a core
+        self._steps = _steps(self.training, self._loading) if setup.loads else self.training.steps()
         self._first: tuple[int, ...] = ()
 
     def block(self, discarded: int, steps: int, *, together: bool) -> TimedSteps:
@@ -88,14 +90,22 @@ class RunningArm:
 
         for _ in range(discarded):
             next_loss(self._steps)
+        began_queued = queued_s() - self._loading[0]
         if together:
             dist.barrier()
         began, began_cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
             loss = next_loss(self._steps)
         wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
+        queued = max(queued_s() - self._loading[0] - began_queued, 0.0)  # a thread that ended takes its time with it
         last = float(loss)
-        return TimedSteps(wall_s=wall / steps, cpu_s=cpu / steps, loss=last if math.isfinite(last) else None)
+        return TimedSteps(
+            wall_s=wall / steps, cpu_s=cpu / steps, loss=last if math.isfinite(last) else None, queued_s=queued / steps
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the loader's workers: those of an arm that is not timed would fill their queues beside one that is."""
+        self._steps.close()
 
     def buckets(self) -> Buckets:
         """Return what PyTorch's data parallelism says of its buckets; empty lists where the arm is not made of it."""
@@ -116,6 +126,16 @@ class RunningArm:
 
         found = (each for each in self.training.model.modules() if isinstance(each, DistributedDataParallel))
         return next(found, None)
+
+
+def _steps(training: Training, loading: list[float]) -> Generator[Tensor]:
+    """Yield as `Training.steps` does, and add to `loading` the seconds for which the loader waited for a core."""
+    training.model.train()
+    before = queued_s("thread-self")
+    for batch in training.batches():
+        loading[0] += queued_s("thread-self") - before
+        yield training.step(batch).detach()
+        before = queued_s("thread-self")
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -142,7 +162,9 @@ def buckets_of(name: str, worker: Worker) -> Buckets:
 
 
 def forget(given: None, worker: Worker) -> None:
-    """End all arms of a worker."""
+    """End all arms of a worker, and what their loaders run."""
+    for arm in worker.kept.values():
+        arm.close()
     worker.kept.clear()
 
 
