@@ -42,7 +42,9 @@ _SAID = {
     "tf32": "is what convolutions of fp32 run in where the device can, by PyTorch's defaults, and products do not; "
     "choose fp32.",
 }
-PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights", "fp16-weights", "bf16-master", "fp16-master")
+_FEW = 100_000  # young objects, among which a search takes some milliseconds
+AUTOCAST = ("bf16", "fp16")
+PRECISIONS = ("fp32", *AUTOCAST, "bf16-weights", "fp16-weights", "bf16-master", "fp16-master")
 
 
 def capture(
@@ -82,7 +84,8 @@ def capture(
                 data = change(data)
         return _logged(fake, data, samples, mode, like, update, attention)
 
-    return _on_sizes(on, like)
+    # Autocast is not seen on meta tensors, and is around every forward pass of these: they would only be tried for it.
+    return _on_sizes(on, meta=like == "gpu" and precision not in AUTOCAST)
 
 
 def forward_only(training: Training) -> Training:
@@ -108,14 +111,14 @@ def precision_named(text: str) -> str:
     return found
 
 
-def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], like: Like) -> OperatorGraph:
+def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], *, meta: bool) -> OperatorGraph:
     """Capture on meta tensors; on fake ones, which are several times slower, where meta tensors do not go through."""
     from foretrace.cost.operators.bench import no_collection
     from foretrace.model.capture.light import without_compiler
     from foretrace.model.capture.like import NeedsFake
 
     notes: tuple[str, ...] = ()
-    if like == "gpu":
+    if meta:
         try:
             with without_compiler(), no_collection():
                 return capture_on(Meta())
@@ -201,7 +204,7 @@ def _faked(training: Training, mode: Sizes, precision: str) -> Training:
     if precision.endswith(("-weights", "-master")):
         with mode.entered():
             model.to(dtype)
-    elif precision != "fp32":
+    elif precision in AUTOCAST:
         around = (*around, lambda: torch.autocast("cpu", dtype))
     values = {each.name: getattr(training, each.name) for each in fields(Training)}
     values |= {"model": model, "optimizers": optimizers, "around_forward": around, "loss": loss, "scaler": scaler}
@@ -254,8 +257,7 @@ def _logged(
 
     where = Where(training.model)
     object.__setattr__(training, "where", where)
-    meta = mode.device == "meta"
-    log = Log(where, title=training.name, host=like == "cpu", meta=meta)
+    log, meta = Log(where, title=training.name, host=like == "cpu", fake=mode.fake), mode.fake is None
     training.model.train()
     with ExitStack() as stack:
         for handle in _watching(where, log):
@@ -293,16 +295,18 @@ def _young() -> Iterator[None]:
 
     None starts by itself meanwhile, so that what a step frees does not hang on what the process did before.
     """
-    collects, frozen = gc.isenabled(), gc.get_freeze_count()
-    if frozen:  # what was frozen by somebody else stays so, and what was not is to be freed one day
+    # Whether something is frozen (by somebody else: it stays so) is only known by counting all of it, which takes as
+    # long as a search among as many objects.
+    collects, few = gc.isenabled(), gc.get_count()[0] < _FEW or gc.get_freeze_count() > 0
+    if few:
         gc.collect(0)
-    else:
+    else:  # and what was not frozen is to be freed one day
         gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        if not frozen:
+        if not few:
             gc.unfreeze()
         if collects:
             gc.enable()
