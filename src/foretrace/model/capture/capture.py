@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -76,7 +76,7 @@ def capture(
 
     def on(mode: Sizes) -> OperatorGraph:
         training = mode.made(source) if callable(source) else source
-        example, samples = _batch(training, batch)
+        example, samples = _batch(training, batch, values=like == "cpu")
         fake = _faked(training, mode, precision)
         data = mapped(example, (lambda each: known.of_batch(mode.of(each), each)) if like == "cpu" else mode.of)
         with mode.entered():
@@ -139,22 +139,47 @@ def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], *, meta: bool) -> Op
         ) from error
 
 
-def _batch(training: Training, samples: int | None) -> tuple[Any, int]:
+def _batch(training: Training, samples: int | None, *, values: bool) -> tuple[Any, int]:
     """Return a batch of so many samples, and how many it has.
 
-    Tensors of two small batches tell which sizes grow with the samples, so that a large batch need not be loaded.
+    Tensors of two small batches tell which sizes grow with the samples, so that a large batch need not be loaded; nor
+    need the loader's own, where `values` of it do not matter and all samples have the same sizes.
     """
     if samples is not None and samples < 1:
         raise ForetraceError(f"a batch of {samples} samples is too small; give at least 1.")
-    if samples is None or samples == training.batch_size:
+    own = samples is None or samples == training.batch_size
+    if own and (values or not _alike(training)):
         found = _first(training, training.loader)
         return found, size(found)
     if not training.batch_size:
         raise ForetraceError(f"the loader of {training.name} has no batch_size to change; give it one.")
+    wanted = samples or training.batch_size
     parts = training.micro_batches
     few, more = 2 * parts, 3 * parts
     return _grown(_first(training, resized(training.loader, few)), _first(training, resized(training.loader, more)),
-                  few, more, samples), samples  # fmt: skip
+                  few, more, wanted), wanted  # fmt: skip
+
+
+def _alike(training: Training) -> bool:
+    """Return whether a few samples tell all of a batch's sizes: PyTorch's own collation stacks no unequal tensors."""
+    from torch.utils.data import BatchSampler, DataLoader, default_collate
+
+    loader: Any = training.loader
+    if not isinstance(loader, DataLoader) or loader.num_workers or loader.collate_fn is not default_collate:
+        return False
+    if type(loader.batch_sampler) is not BatchSampler or not isinstance(loader.sampler, Sized):
+        return False
+    if not len(loader.sampler) >= training.batch_size > 6 * training.micro_batches:
+        return False
+    return _all_tensors(_first(training, resized(loader, 1)))  # texts make a list, as long as the batch
+
+
+def _all_tensors(batch: Any) -> bool:
+    import torch
+
+    if isinstance(batch, dict | tuple | list):
+        return all(map(_all_tensors, batch.values() if isinstance(batch, dict) else batch))
+    return isinstance(batch, torch.Tensor)
 
 
 def _first(training: Training, loader: Any) -> Any:
