@@ -15,21 +15,17 @@ from hypothesis import settings
 LONG_S = 20.0  # CPU seconds, child processes included; a test that takes more says why: @pytest.mark.slow("...")
 UNSAID = "NO REASON STATED"
 TWINS = ("graph", "simulate", "plan", "search", "serving", "fleet")  # rooms whose engines are held equal to plain twins
-# Files of 8 s of CPU and more: a process takes whole files, and none is left with one at the end. The first compiles
+# Files of 7 s of CPU and more: a process takes whole files, and none is left with one at the end. The first compiles
 # every loop; files that call the same loops come when it is done, so that no other process compiles them as well.
 LONGEST = (
-    "tests/cli/test_deterministic.py", "tests/model/test_capture.py", "tests/experiment/test_kernels.py",
+    "tests/cli/test_deterministic.py", "tests/model/test_capture.py",
     "tests/trace/test_record_command.py", "tests/training/pipeline/test_runtime.py", "tests/search/test_strategies.py",
-    "tests/zoo/test_zoo.py", "tests/serving/energy/test_colocate.py",
-    "reproductions/speculative/test_speculative.py", "tests/test_readme.py", "tests/cli/test_face.py",
-    "tests/cli/test_next.py", "tests/plan/placement/test_command.py", "tests/cli/test_estimate.py",
-    "tests/report/test_page.py", "tests/report/test_fleet_page.py", "tests/plan/rows/test_rows.py",
-    "tests/model/test_recipe.py", "tests/simulate/test_flows.py", "tests/model/test_kept.py",
-    "tests/cli/test_ranks.py", "tests/cli/test_outputs.py", "tests/golden/test_golden.py",
-    "tests/plan/placement/test_known.py", "tests/training/rows/test_out_of_core.py",
-    "tests/graph/test_odd_recordings.py",
-    "tests/techniques/test_cross.py", "tests/cli/test_plan_data.py", "tests/techniques/test_write_a_technique.py",
-    "tests/cli/test_headlines.py",
+    "tests/zoo/test_zoo.py", "tests/serving/energy/test_colocate.py", "reproductions/speculative/test_speculative.py",
+    "tests/test_readme.py", "tests/plan/placement/test_command.py", "tests/cli/test_face.py", "tests/cli/test_next.py",
+    "tests/training/rows/test_trainer.py", "tests/training/rows/test_out_of_core.py",
+    "tests/graph/test_odd_recordings.py", "tests/techniques/test_cross.py", "tests/cli/test_estimate.py",
+    "tests/golden/test_golden.py", "tests/plan/placement/test_known.py", "tests/plan/rows/test_rows.py",
+    "tests/report/test_fleet_page.py", "tests/cli/test_headlines.py",
 )  # fmt: skip
 # Files whose tests mostly wait, for schedulers, links and time limits: one process takes them all from the beginning,
 # and two others compute meanwhile. Of more than three processes, all but two share them.

@@ -145,6 +145,34 @@ def test_batch_without_loading_it() -> None:
     assert products(graph) == pytest.approx(128 * products(capture(job("gnn"))), rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "like", "loaded"),
+    [("tensors", "gpu", 6), ("texts", "gpu", 33), ("own collation", "gpu", 32), ("tensors", "cpu", 32)],
+)
+def test_few_samples_tell_the_sizes_of_a_batch(kind: str, like: Any, loaded: int) -> None:
+    """Where all have the same, and their values do not matter."""
+    asked: list[int] = []
+
+    class Samples:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> Any:
+            asked.append(index)
+            return (torch.ones(8), "a word") if kind == "texts" else (torch.ones(8), index)
+
+    def collated(samples: Any) -> Any:
+        return torch.stack([each for each, _ in samples]), torch.tensor([number for _, number in samples])
+
+    more = {"collate_fn": collated} if kind == "own collation" else {}
+    loader: Any = torch.utils.data.DataLoader(Samples(), batch_size=32, **more)
+    made = replace(plain(network(), (2, 8), loss=lambda module, batch: module(batch[0]).mean()), loader=loader)
+    graph = capture(made, like=like)
+    assert (graph.batch, len(asked)) == (32, loaded)
+    whole = capture(replace(made, loader=[(torch.ones(32, 8),)]), like=like)
+    assert [(each.op, each.text) for each in graph.nodes] == [(each.op, each.text) for each in whole.nodes]
+
+
 def test_full_size_needs_no_memory() -> None:
     graph = capture(job("vgg11", "full"))
     assert graph.parameters == 132_863_336

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ _CABLE_EFFICIENCY = 0.9  # 22.5 of 25 GB/s of one NVLink2 cable, all-reduce of t
 def load(path: Path) -> Cluster:
     """Return the cluster in a file. Raises ForetraceError with the key and what to do."""
     text = reading.read_text(path, mend="give a YAML file that describes a cluster")
-    return parse(text, where=str(path), name=path.stem)
+    return _kept(text, where=str(path), name=path.stem)
 
 
 def parse(text: str, *, where: str = "the cluster", name: str = "cluster") -> Cluster:
@@ -48,6 +49,9 @@ def parse(text: str, *, where: str = "the cluster", name: str = "cluster") -> Cl
     if isinstance(found.get("nodes"), list) or "links" in found or "switches" in found:
         return _explicit(found, where, title)
     return _short(found, where, title)
+
+
+_kept = lru_cache(maxsize=16)(parse)  # a technique that names a file reads it with every value that it tries
 
 
 # --- all machines alike ---------------------------------------------------------------------------------------------

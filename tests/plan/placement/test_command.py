@@ -71,7 +71,7 @@ def test_every_model_is_planned_or_refused_at_full_size(model: str, capsys: pyte
     pytest.importorskip("torch")
     there = [model, "--device", "a100-80gb", "--devices", "4"]
     for command, *words in (
-        ["place"], ["place", "--objective", "latency", "--seconds", "5", "--inference"], ["pipeline"],
+        ["place"], ["place", "--objective", "latency", "--seconds", "2", "--inference"], ["pipeline"],
         ["pipeline", "--planner", "piper"], ["pipeline", "--planner", "pipedream"], ["soap", "--calls", "100"],
         ["transformer"],
     ):  # fmt: skip

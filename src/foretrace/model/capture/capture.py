@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,7 +42,9 @@ _SAID = {
     "tf32": "is what convolutions of fp32 run in where the device can, by PyTorch's defaults, and products do not; "
     "choose fp32.",
 }
-PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights", "fp16-weights", "bf16-master", "fp16-master")
+_FEW = 100_000  # young objects, among which a search takes some milliseconds
+AUTOCAST = ("bf16", "fp16")
+PRECISIONS = ("fp32", *AUTOCAST, "bf16-weights", "fp16-weights", "bf16-master", "fp16-master")
 
 
 def capture(
@@ -74,7 +76,7 @@ def capture(
 
     def on(mode: Sizes) -> OperatorGraph:
         training = mode.made(source) if callable(source) else source
-        example, samples = _batch(training, batch)
+        example, samples = _batch(training, batch, values=like == "cpu")
         fake = _faked(training, mode, precision)
         data = mapped(example, (lambda each: known.of_batch(mode.of(each), each)) if like == "cpu" else mode.of)
         with mode.entered():
@@ -82,7 +84,8 @@ def capture(
                 data = change(data)
         return _logged(fake, data, samples, mode, like, update, attention)
 
-    return _on_sizes(on, like)
+    # Autocast is not seen on meta tensors, and is around every forward pass of these: they would only be tried for it.
+    return _on_sizes(on, meta=like == "gpu" and precision not in AUTOCAST)
 
 
 def forward_only(training: Training) -> Training:
@@ -108,14 +111,14 @@ def precision_named(text: str) -> str:
     return found
 
 
-def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], like: Like) -> OperatorGraph:
+def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], *, meta: bool) -> OperatorGraph:
     """Capture on meta tensors; on fake ones, which are several times slower, where meta tensors do not go through."""
     from foretrace.cost.operators.bench import no_collection
     from foretrace.model.capture.light import without_compiler
     from foretrace.model.capture.like import NeedsFake
 
     notes: tuple[str, ...] = ()
-    if like == "gpu":
+    if meta:
         try:
             with without_compiler(), no_collection():
                 return capture_on(Meta())
@@ -136,22 +139,47 @@ def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], like: Like) -> Opera
         ) from error
 
 
-def _batch(training: Training, samples: int | None) -> tuple[Any, int]:
+def _batch(training: Training, samples: int | None, *, values: bool) -> tuple[Any, int]:
     """Return a batch of so many samples, and how many it has.
 
-    Tensors of two small batches tell which sizes grow with the samples, so that a large batch need not be loaded.
+    Tensors of two small batches tell which sizes grow with the samples, so that a large batch need not be loaded; nor
+    need the loader's own, where `values` of it do not matter and all samples have the same sizes.
     """
     if samples is not None and samples < 1:
         raise ForetraceError(f"a batch of {samples} samples is too small; give at least 1.")
-    if samples is None or samples == training.batch_size:
+    own = samples is None or samples == training.batch_size
+    if own and (values or not _alike(training)):
         found = _first(training, training.loader)
         return found, size(found)
     if not training.batch_size:
         raise ForetraceError(f"the loader of {training.name} has no batch_size to change; give it one.")
+    wanted = samples or training.batch_size
     parts = training.micro_batches
     few, more = 2 * parts, 3 * parts
     return _grown(_first(training, resized(training.loader, few)), _first(training, resized(training.loader, more)),
-                  few, more, samples), samples  # fmt: skip
+                  few, more, wanted), wanted  # fmt: skip
+
+
+def _alike(training: Training) -> bool:
+    """Return whether a few samples tell all of a batch's sizes: PyTorch's own collation stacks no unequal tensors."""
+    from torch.utils.data import BatchSampler, DataLoader, default_collate
+
+    loader: Any = training.loader
+    if not isinstance(loader, DataLoader) or loader.num_workers or loader.collate_fn is not default_collate:
+        return False
+    if type(loader.batch_sampler) is not BatchSampler or not isinstance(loader.sampler, Sized):
+        return False
+    if not len(loader.sampler) >= training.batch_size > 6 * training.micro_batches:
+        return False
+    return _all_tensors(_first(training, resized(loader, 1)))  # texts make a list, as long as the batch
+
+
+def _all_tensors(batch: Any) -> bool:
+    import torch
+
+    if isinstance(batch, dict | tuple | list):
+        return all(map(_all_tensors, batch.values() if isinstance(batch, dict) else batch))
+    return isinstance(batch, torch.Tensor)
 
 
 def _first(training: Training, loader: Any) -> Any:
@@ -201,7 +229,7 @@ def _faked(training: Training, mode: Sizes, precision: str) -> Training:
     if precision.endswith(("-weights", "-master")):
         with mode.entered():
             model.to(dtype)
-    elif precision != "fp32":
+    elif precision in AUTOCAST:
         around = (*around, lambda: torch.autocast("cpu", dtype))
     values = {each.name: getattr(training, each.name) for each in fields(Training)}
     values |= {"model": model, "optimizers": optimizers, "around_forward": around, "loss": loss, "scaler": scaler}
@@ -254,8 +282,7 @@ def _logged(
 
     where = Where(training.model)
     object.__setattr__(training, "where", where)
-    meta = mode.device == "meta"
-    log = Log(where, title=training.name, host=like == "cpu", meta=meta)
+    log, meta = Log(where, title=training.name, host=like == "cpu", fake=mode.fake), mode.fake is None
     training.model.train()
     with ExitStack() as stack:
         for handle in _watching(where, log):
@@ -293,16 +320,18 @@ def _young() -> Iterator[None]:
 
     None starts by itself meanwhile, so that what a step frees does not hang on what the process did before.
     """
-    collects, frozen = gc.isenabled(), gc.get_freeze_count()
-    if frozen:  # what was frozen by somebody else stays so, and what was not is to be freed one day
+    # Whether something is frozen (by somebody else: it stays so) is only known by counting all of it, which takes as
+    # long as a search among as many objects.
+    collects, few = gc.isenabled(), gc.get_count()[0] < _FEW or gc.get_freeze_count() > 0
+    if few:
         gc.collect(0)
-    else:
+    else:  # and what was not frozen is to be freed one day
         gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        if not frozen:
+        if not few:
             gc.unfreeze()
         if collects:
             gc.enable()

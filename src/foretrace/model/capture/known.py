@@ -61,6 +61,15 @@ def _real(tensor: Any) -> Any:
     return value
 
 
+def _unknown(value: Any) -> bool:
+    """Return whether there is a tensor among what a call is given whose values are not known."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return not (type(value) is torch.Tensor and value.device.type == "cpu") and _real(value) is None
+    return isinstance(value, list | tuple) and any(map(_unknown, value))
+
+
 def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
     """Compute the values of what a call made, if those of its inputs are known."""
     import torch
@@ -69,15 +78,18 @@ def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
     made = [each for each in (out if isinstance(out, list | tuple) else [out]) if isinstance(each, torch.Tensor)]
     if not made and not func._schema.is_mutable:
         return
-    real, most, batch = True, 0, False
+    if any(map(_unknown, (*args, *kwargs.values()))):  # nearly always
+        if func._schema.is_mutable:
+            _spoil(func, args, kwargs)
+        return
+    most, batch = 0, False
 
     def look(value: Any) -> Any:
-        nonlocal real, most, batch
+        nonlocal most, batch
         if isinstance(value, torch.Tensor):
             batch = batch or getattr(value, _BATCH, False)
-            known = value if type(value) is torch.Tensor and value.device.type == "cpu" else _real(value)
-            real, most = real and known is not None, max(most, value.numel())
-            return known
+            most = max(most, value.numel())
+            return value if type(value) is torch.Tensor and value.device.type == "cpu" else _real(value)
         if isinstance(value, list | tuple):
             return [look(each) for each in value]
         return value
@@ -87,7 +99,7 @@ def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
     if "device" in named:
         named["device"] = None
     small = max([most, *(each.numel() for each in made)]) <= _MOST and func.namespace == "aten"
-    if not real or not small or torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
+    if not small or torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
         if func._schema.is_mutable:
             _spoil(func, args, kwargs)
         return

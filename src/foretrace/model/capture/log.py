@@ -11,6 +11,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from foretrace.cost.calls import describe
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.capture import known, scratch
+from foretrace.model.capture.repeated import RepeatedCalls
 from foretrace.model.operator_graph import BEFORE, EXPONENTIALS, Node, Role, Storage, Tensor
 from foretrace.model.texts import arguments, call_text, dtype_name
 
@@ -107,11 +109,19 @@ class _Row:
 
 
 class Log(TorchDispatchMode):
-    """Logs every call made inside it, which runs on fake tensors (`FakeTensorMode` is entered before it)."""
+    """Logs every call made inside it, which runs on meta tensors or on fake ones.
 
-    def __init__(self, where: Where, *, title: str, host: bool = False, meta: bool = False) -> None:
+    Of fake ones, `fake` is the `FakeTensorMode`, which is entered before it.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return that nothing here is compiled: PyTorch would wrap every call to say so."""
+        return False
+
+    def __init__(self, where: Where, *, title: str, host: bool = False, fake: Any = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.meta = meta  # tensors are meta tensors
+        self.fake = fake
         self.host = host  # it is about the operators of a processor
         self.where = where
         self.title = title
@@ -124,6 +134,7 @@ class Log(TorchDispatchMode):
         self._live: dict[int, _Live] = {}
         self._watchers: dict[int, weakref.ref[Any]] = {}
         self._calls: dict[Any, tuple[float, float, float]] = {}
+        self._repeated = RepeatedCalls(fake)
 
     # --- what PyTorch calls
 
@@ -132,6 +143,9 @@ class Log(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         space = func.namespace
+        if func is torch.ops.prim.device.default:  # half of all calls: somebody looks at a fake tensor's
+            fake = getattr(args[0], "fake_mode", None)
+            return func(*args) if fake is None or fake.in_kernel_invocation else args[0].fake_device
         if torch.Tag.dynamic_output_shape in func.tags and not scratch.has_sizes(func, args):
             raise self._refused(func, _BY_DATA)
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -140,22 +154,19 @@ class Log(TorchDispatchMode):
             if value is None:
                 raise self._refused(func, _BY_VALUE)
             return value
-        if (
-            space == "aten"
-            and func._can_decompose()
-            and _has_kernel(func, "CompositeImplicitAutograd")
-            and not (self.host and _has_kernel(func, "CPU"))
-        ):
+        if space == "aten" and _composite(func, self.host):
             with self:
                 found = func.decompose(*args, **kwargs)
             if found is not NotImplemented:
                 return found
         try:
             out = scratch.instead(func, args)
-            out = scratch.completed(func, args, func(*args, **kwargs)) if out is None else out
+            if out is None:
+                out = scratch.completed(func, args, self._repeated.call(func, args, kwargs))
         except Exception as error:
             raise self._told(func, error) from error
-        known.follow(func, args, kwargs, out)
+        if self.fake is not None:  # of meta tensors no values are kept
+            known.follow(func, args, kwargs, out)
         if self.active and space not in _SILENT:
             self._note(func, args, kwargs, out)
         return out
@@ -341,6 +352,14 @@ def _role(row: _Row, phases: Sequence[Phase]) -> Role:
         return Role.TEMPORARY
     last = phases[min(row.dies, len(phases) - 1)]
     return Role.ACTIVATION if last == Phase.BACKWARD else Role.TEMPORARY
+
+
+@cache
+def _composite(func: Any, host: bool) -> bool:
+    """Return whether an operator is made of others, on a processor (`host`) or elsewhere."""
+    if not func._can_decompose() or not _has_kernel(func, "CompositeImplicitAutograd"):
+        return False
+    return not (host and _has_kernel(func, "CPU"))
 
 
 def _has_kernel(func: Any, key: str) -> bool:

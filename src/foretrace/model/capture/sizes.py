@@ -19,6 +19,7 @@ class Sizes(ABC):
     """One kind of tensors without data."""
 
     device: str
+    fake: Any = None  # the `FakeTensorMode` of fake tensors
 
     @abstractmethod
     def of(self, tensor: Any) -> Any:
@@ -57,17 +58,17 @@ class Fake(Sizes):
     def __init__(self) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        self._mode: Any = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def of(self, tensor: Any) -> Any:
         from torch._subclasses.fake_tensor import FakeTensor
 
-        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode and tensor.device.type == self.device:
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.fake and tensor.device.type == self.device:
             return tensor
-        return self._like(tensor) if tensor.device.type == "meta" else self._mode.from_tensor(tensor)
+        return self._like(tensor) if tensor.device.type == "meta" else self.fake.from_tensor(tensor)
 
     def entered(self) -> Any:
-        return self._mode
+        return self.fake
 
 
 class Meta(Sizes):

@@ -259,6 +259,12 @@ def _best(
             lower = reached[place]
             if not (runs or helps) or not within(masks, lower, ideal):
                 continue
+            if runs:  # and gains, if it cuts what is cut below it
+                gains, light = False, time + abs(mine - cost[place])
+                for c in range(cpus + 1):
+                    for f in range(max(fewest[c], 1), most[c] + 1):
+                        gains |= max(best[c, f - 1, lower], light) < best[c, f, ideal]
+                runs = gains
             if runs:
                 begin, end = cut_first[place], cut_first[place + 1]
                 load = time + mine + cost[place] - cut_twice(cut, held, begin, end, size, transfer, inside)

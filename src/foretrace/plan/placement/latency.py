@@ -14,6 +14,7 @@ bound of the latency, which is reached where nothing is left that could run besi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from math import inf
 
 import numpy as np
@@ -105,6 +106,7 @@ def bound(problem: PlacementProblem, blocks: PlacementBlocks) -> float:
     best = _path(problem, range(len(problem)), quickest)
     if not problem.cpus:
         best = max(best, float(quickest.sum()) / problem.accelerators)
+        behind = _reached(len(blocks), range(len(blocks)), blocks.after)
     while kept.any():
         found = _bound(problem, blocks, behind, kept)
         best = max(best, found)
@@ -116,8 +118,13 @@ def bound(problem: PlacementProblem, blocks: PlacementBlocks) -> float:
 
 
 def _bound(problem: PlacementProblem, blocks: PlacementBlocks, behind: Mask, kept: Mask) -> float:
-    """Return the least sum of pieces of what is kept; 0 with too many ideals. `behind` (n x n): what rows reach."""
-    numbers = [at for at, rows in enumerate(blocks.rows) if kept[list(rows)].any()]
+    """Return the least sum of pieces of what is kept; 0 with too many ideals.
+
+    `behind` is what rows reach (n x n), and without CPUs what blocks reach (b x b).
+    """
+    block_of = np.repeat(np.arange(len(blocks)), [len(rows) for rows in blocks.rows])
+    held = kept[np.fromiter(chain.from_iterable(blocks.rows), dtype=np.int64, count=len(block_of))]
+    numbers = np.unique(block_of[held]).tolist()
     if problem.cpus:  # where every row runs by itself: all that is kept of a block has to reach all of the other
         own = np.zeros((len(numbers), len(problem)), dtype=np.float32)
         for at, number in enumerate(numbers):
@@ -126,7 +133,7 @@ def _bound(problem: PlacementProblem, blocks: PlacementBlocks, behind: Mask, kep
         before: Mask = own @ (~behind).astype(np.float32) @ own.T == 0
         np.fill_diagonal(before, val=False)
     else:
-        before = _reached(len(blocks), range(len(blocks)), blocks.after)[np.ix_(numbers, numbers)]
+        before = behind[np.ix_(numbers, numbers)]
     order = np.argsort(before.sum(axis=0), kind="stable")  # of time: backward operators go against that of blocks
     numbers, before = [numbers[at] for at in order], before[np.ix_(order, order)]
     if not _comparable(before).any():
@@ -179,6 +186,7 @@ def _pieces(
         before,
         toll,
         *flat([np.flatnonzero(each).tolist() for each in toll.T]),
+        *flat([np.flatnonzero(each).tolist() for each in toll]),
         *flat(touched),
         np.array([len(others) + (home >= 0) for home, others, _ in sent], dtype=np.int64),
         np.array([seconds for _, _, seconds in sent]),
@@ -262,6 +270,8 @@ def _least(
     toll: Float64,  # (b, b) to move what one block makes and another reads
     makers: Int64,  # blocks that have a toll to a block
     maker_first: Int64,  # where each block's begin (b + 1)
+    takers: Int64,  # blocks that a block has a toll to
+    taker_first: Int64,
     touched: Int64,  # outputs that a block makes or reads
     first: Int64,  # where each block's begin (b + 1)
     size: Int64,  # blocks that make or read an output
@@ -283,37 +293,39 @@ def _least(
     cut, held = np.zeros(1024, dtype=np.int32), np.zeros(1024, dtype=np.int32)  # outputs, and their blocks inside
     inside = np.zeros(len(size), dtype=np.int32)
     on_host, on_device = np.zeros(blocks), np.zeros(blocks)  # from where a block begins to the end of the piece
+    behind = np.zeros(blocks, dtype=np.int64)  # blocks of the ideal behind its last waist
     for ideal in range(1, n):
-        begin = 0  # behind the last waist
+        begin, count = 0, 0
         for block in range(blocks):
             if has(masks, ideal, block):
                 sums[ideal] += weights[:, block]
+                behind[count] = block
+                count += 1
                 if waist[block]:
                     waists[ideal] += 1
-                    begin = block + 1
+                    begin, count = block + 1, 0
         cost[ideal] = cut_by(masks, ideal, touched, first, size, transfer, inside)
         end = cut_first[ideal]
         if end + len(size) > len(cut):
             cut = np.concatenate((cut, np.zeros(len(cut) + len(size), dtype=np.int32)))
             held = np.concatenate((held, np.zeros(len(cut) - len(held), dtype=np.int32)))
         cut_first[ideal + 1] = note_cut(cut, held, end, size, inside)
-        for block in range(blocks - 1, begin - 1, -1):
-            if has(masks, ideal, block):
-                after_host = after_device = 0.0
-                for other in range(block + 1, blocks):
-                    if before[block, other]:
-                        if has(masks, ideal, other):
-                            cpu, device = on_host[other], on_device[other]
-                            if between:
-                                cpu, device = (
-                                    min(cpu, toll[block, other] + device),
-                                    min(device, toll[block, other] + cpu),
-                                )
-                            after_host, after_device = max(after_host, cpu), max(after_device, device)
-                        else:
-                            after_device = max(after_device, toll[block, other])
-                on_host[block] = host[block] + after_host
-                on_device[block] = (weights[0, block] if weights[2, block] == 0 else np.inf) + after_device
+        for at in range(count - 1, -1, -1):
+            block = behind[at]
+            after_host = after_device = 0.0
+            for later in range(at + 1, count):
+                other = behind[later]
+                if before[block, other]:
+                    cpu, device = on_host[other], on_device[other]
+                    if between:
+                        cpu, device = min(cpu, toll[block, other] + device), min(device, toll[block, other] + cpu)
+                    after_host, after_device = max(after_host, cpu), max(after_device, device)
+            for place in range(taker_first[block], taker_first[block + 1]):
+                other = takers[place]
+                if other > block and before[block, other] and not has(masks, ideal, other):
+                    after_device = max(after_device, toll[block, other])
+            on_host[block] = host[block] + after_host
+            on_device[block] = (weights[0, block] if weights[2, block] == 0 else np.inf) + after_device
         for lower in range(ideal):
             passed = waists[ideal] - waists[lower]
             runs = sums[ideal, 1] - sums[lower, 1] <= memory and sums[ideal, 2] - sums[lower, 2] < 0.5
@@ -321,7 +333,15 @@ def _least(
                 continue
             if not within(masks, lower, ideal):
                 continue
-            if runs and (passed or not between):
+            # What a piece costs at least: on one device, if it cuts what is cut below it; otherwise nothing.
+            gains = rests = False
+            least = sums[ideal, 0] - sums[lower, 0] + abs(cost[ideal] - cost[lower])
+            for f in range(accelerators + 1):
+                gains |= f > 0 and best[lower, f - 1] + least < best[ideal, f]
+                rests |= best[lower, f] < best[ideal, f] or (f > 0 and best[lower, f - 1] < best[ideal, f])
+            gains &= runs and (passed > 0 or not between)
+            rests &= passed <= 1
+            if gains:
                 load = sums[ideal, 0] - sums[lower, 0] + cost[ideal] + cost[lower]
                 load -= cut_twice(cut, held, cut_first[lower], cut_first[lower + 1], size, transfer, inside)
                 for f in range(1, accelerators + 1):
@@ -329,6 +349,8 @@ def _least(
                         best[ideal, f] = best[lower, f - 1] + load
                         kind[ideal, f] = _DEVICE
                         origin[ideal, f] = lower
+            if not rests:
+                continue
             path, quick = 0.0, 0.0
             if passed == 1:
                 block = begin - 1  # by itself, a waist works alone
@@ -337,8 +359,9 @@ def _least(
                     if masks[ideal, word] & ~masks[lower, word] != own:
                         path = np.inf
                 path = max(path, host[block])
-            for block in range(begin, blocks if passed == 0 else begin):
-                if has(masks, ideal, block) and not has(masks, lower, block):
+            for at in range(count if passed == 0 else 0):
+                block = behind[at]
+                if not has(masks, lower, block):
                     path = max(path, on_host[block])
                     if between:
                         entry = on_device[block]
@@ -347,7 +370,7 @@ def _least(
                             if has(masks, lower, other):
                                 entry += toll[other, block]
                         quick = max(quick, min(on_host[block], entry))
-            if passed == 0 or (passed == 1 and path < np.inf):
+            if passed == 0 or path < np.inf:
                 for f in range(accelerators + 1):
                     if best[lower, f] + path < best[ideal, f]:
                         best[ideal, f] = best[lower, f] + path

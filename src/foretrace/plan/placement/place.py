@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import ceil, inf
 
+import numpy as np
+
 from foretrace.deadline import Deadline, ending
 from foretrace.errors import ForetraceError
 from foretrace.plan.placement import latency as one_sample
@@ -118,8 +120,20 @@ Found = tuple[tuple[DeviceLoad, ...], float, float, str]
 
 def _intervals(problem: PlacementProblem, blocks: PlacementBlocks) -> list[tuple[DeviceLoad, ...]]:
     """Return the best intervals of two topological orders by their largest load, where some fit."""
-    orders = [solve(problem, each.linear()) for each in (blocks, blocks.reordered(deep=False))]
-    return [each[0] for each in orders if each and each[0]]
+    lines = [each.linear() for each in (blocks, blocks.reordered(deep=False))]
+    found = [solve(problem, line, _even_shares(problem, line) * (1 + ROUNDING) or inf) for line in lines]
+    return [each[0] for each in found if each and each[0]]
+
+
+def _even_shares(problem: PlacementProblem, line: PlacementBlocks) -> float:
+    """Return the largest load where accelerators take intervals with as much time each; inf where they cannot."""
+    if not problem.accelerators:
+        return inf
+    time, count = np.cumsum([problem.accelerator_time[list(rows)].sum() for rows in line.rows]), problem.accelerators
+    parts = np.arange(1, min(count, len(line)))
+    shares = np.split(np.arange(len(line)), np.searchsorted(time, time[-1] * parts / (len(parts) + 1)))
+    devices = [problem.device("accelerator", [row for at in share for row in line.rows[at]]) for share in shares]
+    return max(each.load for each in devices)
 
 
 def _throughput(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
