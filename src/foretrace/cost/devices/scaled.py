@@ -61,10 +61,20 @@ _COMPUTE_SHARE = {
 }
 # The catalog gives the vector rate of AMD's, their products run on matrix units with twice that. The 72 W of an L4 keep
 # no clock: 8.8 of 30.3 TFLOP/s, median of 513 large products of the table of kernels.
-_COMPUTE_SHARE_OF = {("MI100", True): 1.05, ("MI210", True): 1.05, ("MI250X", True): 1.05, ("L4", True): 0.29}
+_COMPUTE_SHARE_OF = {("MI100", True): 1.05, ("MI210", True): 1.05, ("MI250X", True): 1.05, ("L4", True): 0.29,
+                     ("K80-half", True): 0.43}  # fmt: skip
 # Share of the bandwidth that large kernels reach by family: NVIDIA, AMD.
 _MEMORY_SHARE = {Family.SOFTMAX: (0.62, 0.34), Family.NORM: (0.53, 0.48)}
 _MEMORY_SHARE_OTHERWISE = (0.80, 0.76)
+# The same of chips that the table of kernels has (`benchmarks/scaling.py`), between two of which they count: softmax,
+# normalisation, all others. No table has a GPU of Kepler: on one die of a K80 Inception-v3, ResNet-152, VGG-16 and
+# AlexNet take 4.0 to 4.5 times as long as on a P100-SXM2 (TensorFlow's page of benchmarks, May 2017, K80 of two clouds;
+# mean 4.24), where the peaks say 2.6 (compute) and 3.0 (memory): it reaches what Pascal does times these over 4.24.
+_OF_CHIPS = {
+    "Pascal GP100": (0.39, 0.44, 0.70), "Pascal GP104": (0.63, 0.50, 0.75), "Volta": (0.61, 0.55, 0.86),
+    "Turing": (0.61, 0.51, 0.74), "Ampere GA100": (0.58, 0.57, 0.80), "Ada AD104": (0.78, 0.77, 0.78),
+    "Kepler": (0.28, 0.32, 0.50),
+}  # fmt: skip
 
 # 80 % range of a call's measured over its scaled time, and of the median over all calls of one kind from one device to
 # another, by which a whole step may be off: every two devices of the tables, of one vendor and of two. The last four
@@ -84,8 +94,8 @@ def step_range(field: str, source: Device, target: Device) -> tuple[float, float
     """Return by how much a field of `STEP_RANGES` of a step may be off; that of "kernels" is wider between vendors.
 
     There the starts of short kernels are not known well: on one of six recordings they were off by 29 %. Nothing was
-    measured on a design, and no table has a GPU of Kepler, whose libraries reach less: ResNet-50 on a K80 took 1.8
-    times what the peaks say (Gavel's physical cluster).
+    measured on a design, and no table has a GPU of Kepler, whose shares are from whole networks; ResNet-18 took up to
+    twice as long on a K80 as they say (Gavel's physical cluster, 12.7 times a V100).
     """
     if isinstance(target, AcceleratorDevice):
         return ON_DESIGN
@@ -262,8 +272,8 @@ def _memory_ratios(
     if rows.any():
         numbers, nbytes = (calls.m * calls.n)[rows], calls.nbytes[rows]
         times = []
-        for device in (source, target):
-            slowest = nbytes / (device.memory_gb_s * 1e9 * share_of_bandwidth(device, Family.NORM))
+        for device, share in zip((source, target), _shares(source, target, Family.NORM), strict=True):
+            slowest = nbytes / (device.memory_gb_s * 1e9 * share)
             each = reached.rate(LoadKind.ROWS, device, table)
             times.append(slowest if each is None else np.maximum(slowest, numbers / each))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -281,9 +291,21 @@ def carried(excess: Float64, share: float = CARRY, plausible: float = PLAUSIBLE)
     return np.asarray(np.where(np.abs(excess) < far, inside, excess), dtype=np.float64)
 
 
+def _shares(source: Device, target: Device, family: Family) -> tuple[float, float]:
+    """Return the shares of their bandwidths that large kernels of a family reach: of the chips, if both are known."""
+    one, other = (
+        next((row for chip, row in _OF_CHIPS.items() if each.arch.startswith(chip)), None) for each in (source, target)
+    )
+    if one is None or other is None:
+        return share_of_bandwidth(source, family), share_of_bandwidth(target, family)
+    at = {Family.SOFTMAX: 0, Family.NORM: 1}.get(family, 2)
+    return one[at], other[at]
+
+
 def _bandwidth_ratio(source: Device, target: Device, family: Family) -> float:
-    reached = [device.memory_gb_s * share_of_bandwidth(device, family) for device in (source, target)]
-    return reached[0] / reached[1] if reached[1] else np.nan
+    here, there = _shares(source, target, family)
+    reached = there * target.memory_gb_s
+    return here * source.memory_gb_s / reached if reached else np.nan
 
 
 def _compute_ratios(calls: Calls, source: Device, target: Device) -> Float64:
