@@ -192,17 +192,52 @@ def test_repaired_rates_are_those_of_filling_all_links_again(seed: int) -> None:
     flows = Flows.of([([], Transfer(nbytes=1, route=route)) for route in routes])
     fair, _ = Shares.of(flows.route_ptr, flows.route_link, flows.route_times, random.uniform(1, 50, links))
     if seed % 2:
-        fair.links["left"] = fair.links["risen_left"] = random.integers(5, 60, links)
+        fair.links["left"] = fair.links["capacity"] = random.integers(5, 60, links)
+    moments = [random.random(n) < 0.2 for _ in range(20)]
+    _come_and_go(fair, routes, [np.flatnonzero(moment) for moment in moments])
+
+
+@given(st.data())
+def test_rates_of_any_network_are_those_of_filling_all_links_again(data: st.DataObject) -> None:
+    """Of alike and very unlike links, also where one flow alone has more connections than rates have room for."""
+    capacity = data.draw(st.lists(st.sampled_from((6, 7, 60, 2**40, 2**59, 2**60)), min_size=1, max_size=8))
+    times = st.sampled_from((1, 1, 1, 2, 3, 10**5))
+    route = st.dictionaries(st.integers(0, len(capacity) - 1), times, min_size=1, max_size=4)
+    routes = data.draw(st.lists(route, min_size=1, max_size=16))
+    moment = st.sets(st.integers(0, len(routes) - 1), max_size=len(routes))
+    moments = data.draw(st.lists(moment, max_size=6))
+    _come_and_go(_shares(routes, capacity), routes, [np.array(sorted(each)) for each in moments])
+
+
+@pytest.mark.parametrize(("count", "times"), [(12, 1), (1, 10**5)])
+def test_links_that_get_free_at_once_may_promise_more_than_64_bits_hold(count: int, times: int) -> None:
+    """Of one that they all lead to, until it is looked at."""
+    through = [{0: times, k + 1: 1} for k in range(count)]
+    routes = through + [{k + 1: 10**6} for k in range(count)]
+    fair = _shares(routes, [2**60] * (count + 1))
+    _come_and_go(fair, routes, [np.arange(2 * count), np.arange(count, 2 * count)])
+
+
+def _shares(routes: list[dict[int, int]], capacity: list[int]) -> Shares:
+    flows = Flows.of([([], Transfer(nbytes=1, route=each)) for each in routes])
+    fair, _ = Shares.of(flows.route_ptr, flows.route_link, flows.route_times, np.ones(len(capacity)))
+    fair.links["left"] = fair.links["capacity"] = capacity
+    return fair
+
+
+def _come_and_go(fair: Shares, routes: list[dict[int, int]], moments: list[npt.NDArray[np.int64]]) -> None:
+    """Let flows come, or go where they are under way, at each moment; compare the rates with the twin's."""
     capacity, active, rates = fair.links["left"].tolist(), set[int](), dict[int, int]()
-    for _ in range(20):
-        gone = [f for f in sorted(active) if random.random() < 0.2]
-        come = [f for f in range(n) if f not in active and random.random() < 0.2]
+    for moment in moments:
+        gone, come = sorted(active.intersection(moment.tolist())), sorted(set(moment.tolist()) - active)
         active = active.difference(gone).union(come)
         changed = engine.move(fair, np.array(come, dtype=np.int64), np.array(gone, dtype=np.int64))
         wanted = flow_twins.fair_rates({f: routes[f] for f in active}, capacity)
         assert {f: int(fair.flows["rate"][f]) for f in active} == wanted
-        told = set(fair.changed[:changed].tolist())
-        assert all(f in told for f in active & rates.keys() if rates[f] != wanted[f])
+        told = fair.changed[:changed].tolist()
+        assert len(set(told)) == len(told)
+        before = {f: int(fair.flows["before"][f]) for f in told}
+        assert all(before[f] == rates.get(f, 0) for f in active if rates.get(f, 0) != wanted[f])
         rates = wanted
 
 
