@@ -151,10 +151,10 @@ def test_few_programs_do_not_lead_far_from_a_usual_processor() -> None:
 
 
 def test_trees_learn_what_the_formula_leaves() -> None:
-    rows = drawn(400)
+    rows = drawn(200)
     formula = predictor.Formula(constants=predictor.USUAL)
     seconds = formula.seconds(rows) * np.where(rows[:, 0] > np.median(rows[:, 0]), 1.6, 0.8)
-    found = predictor.fit(rows, seconds, np.arange(400) // 4)
+    found = predictor.fit(rows, seconds, np.arange(200) // 4)
     assert np.median(np.abs(found.predict(rows) / seconds - 1)) < 0.1
     assert 0.5 < found.low <= 1.1 and 0.9 <= found.high < 2
     kept = rank.unpacked(rank.packed(found))
