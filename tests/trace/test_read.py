@@ -30,6 +30,17 @@ def recordings(shared_data: Path) -> list[Path]:
     return [f for f in files if not any(word in str(f) for word in NOT_RECORDINGS)]
 
 
+@pytest.mark.parametrize("name", ["cnn", "recommender", "decode"])
+def test_a_sound_recording_is_not_mended(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mending takes longer than reading; an end of the array in the middle of a stretch is no reason for it."""
+
+    def mended(text: bytes) -> bytes:
+        raise AssertionError(f"{len(text)} bytes were mended")
+
+    monkeypatch.setattr("foretrace.trace.kineto.mend", mended)
+    assert len(read(Path(__file__).parents[1] / "data" / f"{name}.json.gz")) > 1000
+
+
 def names_of(trace: Trace) -> list[str]:
     return [trace.names[i] for i in trace.name]
 

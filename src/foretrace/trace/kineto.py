@@ -193,16 +193,15 @@ class Recording:
                 if events is not None:
                     self._advance(start)
                     return self._counted(events)
+            if (closed := _closed(self._text)) is not None:  # cuts behind the end of the array are none
+                events, end = closed
+                self._closed = True
+                self._advance(end)
+                return self._counted(events)
             if not cuts:
                 break
             end = cuts[0][0]
             self._text = mend(self._text[:end]) + self._text[end:]
-        closed = _closed(self._text)
-        if closed is not None:
-            events, end = closed
-            self._closed = True
-            self._advance(end)
-            return self._counted(events)
         pieces = _pieces(self._text)
         if len(pieces) == 1:
             return None
