@@ -13,6 +13,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 from foretrace.cost.operators.operator import Operator
@@ -237,6 +238,7 @@ class Technique(ABC):
         return shlex.join([self.name, *words])
 
     @classmethod
+    @cache
     def parameters(cls) -> tuple[Parameter, ...]:
         """Return all parameters: what the user decides, then what stands for a number, each in the order of the
         fields.
