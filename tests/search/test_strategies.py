@@ -161,11 +161,15 @@ def test_a_chain_is_at_points_as_often_as_boltzmann_has_it() -> None:
     class Four(Problem[Any]):
         space = Choices((tuple(range(4)),))
 
-    context: SearchContext[Any] = SearchContext(problem=Four(), starts=((0,),), rng=Random(1), until=never())
+        def costs(self, points: Sequence[Any]) -> Sequence[float]:
+            return [costs[point[0]] for point in points]
+
+    problem = Four()
+    context: SearchContext[Any] = SearchContext(problem=problem, starts=((0,),), rng=Random(1), until=never())
     steps = MCMC(beta=1.5).steps(context)
     asked = next(steps)
     for _ in range(40_000):
-        asked = steps.send([costs[point[0]] for point in asked])
+        asked = steps.send(problem.costs(asked))
         for point in asked:
             visits[point[0]] += 1
     boltzmann = np.exp(-1.5 * np.array(costs))

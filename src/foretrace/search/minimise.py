@@ -187,17 +187,6 @@ class _Chain(Generic[Point]):
         except StopIteration:
             self._asked = ()
             self.ended = "finished"
-        if len(self._asked) == 1:  # a chain that moves among points that are known asks so a million times
-            key = self._key(self._asked[0])
-            cost = self.known.get(key)
-            self._keys, self._costs = [key], [cost]
-            if cost is None:
-                self._repeated, self._open = 0, [0]
-            else:
-                self._repeated += 1
-                if self._repeated > _REPEATED:
-                    self.ended = "nothing new"
-            return True
         self._keys = list(map(self._key, self._asked))
         self._costs = list(map(self.known.get, self._keys))
         if None in self._costs:
@@ -220,10 +209,8 @@ class _Chain(Generic[Point]):
         return bool(self._keys)
 
     def _answer(self) -> Sequence[float]:
-        known, costs = self.known, self._costs
-        if None not in costs:
-            return costs  # type: ignore[return-value]  # mypy does not follow `in`
-        return [known[key] if cost is None else cost for key, cost in zip(self._keys, costs, strict=True)]
+        known = self.known
+        return [known[key] if cost is None else cost for key, cost in zip(self._keys, self._costs, strict=True)]
 
     def found(self) -> Found[Point]:
         """Return what the search came to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -170,7 +171,7 @@ class RatioChoices(Choices):
         return tuple(log(value / low) / log(high / low) if high > low else 0.0 for value, low, high in ends)
 
 
-class Problem(Generic[Point]):
+class Problem(ABC, Generic[Point]):
     """What is to be minimised: set `space`, override `costs`."""
 
     space: Space[Point]
@@ -185,6 +186,6 @@ class Problem(Generic[Point]):
         """Return what says which problem a point is of; None: of this one. Near for problems that are alike."""
         return ()
 
+    @abstractmethod
     def costs(self, points: Sequence[Point]) -> Sequence[float]:
         """Return the cost of every point; an infinite one, best an `Infeasible`, for what cannot be."""
-        raise NotImplementedError(f"{type(self).__name__} has no costs")
