@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import hypot
@@ -10,8 +12,9 @@ from typing import Any, cast
 
 import pytest
 
+from foretrace import executor
 from foretrace.errors import ForetraceError
-from foretrace.executor import cores
+from foretrace.experiment import cores
 from foretrace.experiment import differential as module
 from foretrace.experiment.differential import DifferentialRequest, differential
 from foretrace.experiment.links import arms
@@ -116,6 +119,31 @@ def test_ranges_hold_the_stall_without_waiting_for_cores() -> None:
     assert bar.high_s == pytest.approx(0.012 + 0.02 * 0.032)
 
 
+def test_what_never_leaves_the_cores_widens_every_stall() -> None:
+    """A steady load is in every block: no block is calm, and the range reaches to the figure without any waiting."""
+    runs = {"alone": [_steps(0.020, 0.0)] * 4, "all": [_steps(0.032, 0.004)] * 4}
+    (calm,) = module._bars(runs)
+    (crowded,) = module._bars(runs, crowded=True)
+    copies = 0.02 * 0.032
+    assert calm.low_s == pytest.approx(0.012 - copies)
+    assert crowded.low_s == pytest.approx(0.012 - hypot(0.004, copies))
+    assert crowded.high_s == calm.high_s
+
+
+def test_a_process_that_never_sleeps_is_noticed() -> None:
+    """One beside every core that is needed leaves about half of them."""
+    needed = executor.cores()
+    assert cores.taken(needed, [needed, 0.95 * needed]) == ""
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(needed)]
+    try:
+        left = cores.wait_for_cores(needed, 0.0)
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+    assert f"the machine had {left:.1f} left" in cores.taken(needed, [needed, left])
+
+
 def test_waits_of_the_loader_are_not_those_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that waits for a core is a stall; a thread that waits beside it is a disturbance."""
     torch = pytest.importorskip("torch")
@@ -150,7 +178,7 @@ def test_waits_of_the_loader_are_not_those_of_a_step(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow("four kinds of runs of real workers, in turns")
-@pytest.mark.skipif(cores() < 2, reason="two workers need two cores")
+@pytest.mark.skipif(executor.cores() < 2, reason="two workers need two cores")
 def test_runs_are_subtracted_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROUNDS", 2)
     monkeypatch.setattr(module, "_SIZES", (1 << 10, 1 << 17, 1 << 20))

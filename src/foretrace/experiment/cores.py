@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PRIORITY = -10  # nice value of processes that measure; it needs CAP_SYS_NICE
+ENOUGH = 0.9  # share of the cores that a measurement needs
+PATIENCE_S = 10.0  # for others to leave them
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 # glibc gives large blocks back to the kernel and faults them in again, which costs up to a quarter of a step and
@@ -67,12 +69,19 @@ def free_cores(seconds: float = 0.3, most: int = 2) -> float:
     return sum(float(each.communicate()[0]) for each in spinning) / seconds
 
 
-def wait_for_cores(needed: float, most_s: float) -> float:
+def wait_for_cores(needed: int, most_s: float) -> float:
     """Wait until so many cores are free, but not forever; what is free then."""
     end = time.monotonic() + most_s
-    while (free := free_cores(most=max(1, round(needed)))) < 0.9 * needed and time.monotonic() < end:
+    while (free := free_cores(most=needed)) < ENOUGH * needed and time.monotonic() < end:
         time.sleep(1.0)
     return free
+
+
+def taken(needed: int, free: Sequence[float]) -> str:
+    """Return why measurements on so many cores are uncertain, given those free before and after; "" if they are not."""
+    if min(free) >= ENOUGH * needed:
+        return ""
+    return f"{needed} cores are needed and the machine had {min(free):.1f} left"
 
 
 def queued_s(threads: str = "self/task/*") -> float:

@@ -10,7 +10,8 @@ Four runs over the same number of samples per worker, in turns, several times:
 
 All of them are in turns, the one over the link by workers of its own: machines drift within a minute by more than a
 stall of a few per cent. What else runs on a machine slows all of them but RUN0, which leaves it the other cores: a
-block whose workers waited for a core for longer than such a block has to is run again.
+block whose workers waited for a core for longer than such a block has to is run again. What never leaves the cores is
+in every block: free cores are counted before and after the runs.
 
 The released analysis of Stash subtracts the preparation stall from RUN2 to get fetch, which leaves computing in it;
 here fetch is what the paper means.
@@ -33,6 +34,7 @@ from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError, spelled
 from foretrace.experiment.collectives import time_collectives
+from foretrace.experiment.cores import free_cores, taken
 from foretrace.experiment.links import netns
 from foretrace.experiment.links.arms import forget, make, record, run_steps
 from foretrace.experiment.messages import Collectives, Make, Record, RunSteps, Setup, TimedSteps
@@ -112,26 +114,33 @@ def differential(wanted: DifferentialRequest, tell: Tell) -> Compared:
             far = _table(distant, folder / "far.json", wanted.link)
         cold = bool(files) or _can_drop()
         names = ["alone", "all", *(["cold"] if cold else []), "cached", *(["network"] if far else [])]
+        needed = wanted.workers * wanted.threads
+        free = [free_cores(most=needed)]
         runs = _run(wanted, workers, distant, names, files, lambda share: tell("running", 0.35 + 0.6 * share))
+        free.append(free_cores(most=needed))
         tell("predicting", 0.95)
         predicted = stalls(graph, workers=wanted.workers, inside=near, between=far)
     told = {near: "this machine's network, measured", far: wanted.link}
     predicted = replace(predicted, bars=tuple(_with_link(bar, told) for bar in predicted.bars))
     warm = "nothing could be taken out of the page cache: fetch was not measured; give `data=`."
+    others = taken(needed, free)
     notes = () if cold else (spelled(warm),)
+    if others:
+        notes = (*notes, f"{others}: what others took of the runs is in their ranges, not taken off.")
     tell("done", 1.0)
     return Compared(
         predicted=predicted,
-        measured=_bars(runs),
+        measured=_bars(runs, crowded=bool(others)),
         runs_s={name: tuple(each.wall_s for each in blocks) for name, blocks in runs.items()},
         notes=notes,
     )
 
 
-def _bars(runs: dict[str, list[TimedSteps]]) -> tuple[Stall, ...]:
+def _bars(runs: dict[str, list[TimedSteps]], *, crowded: bool = False) -> tuple[Stall, ...]:
     """Return differences between runs, round by round: median and 80 % range of the rounds' median.
 
-    It reaches to that without what workers waited for cores beyond the calmest block, and holds how copies differ.
+    It reaches to that without what workers waited for cores beyond the calmest block, and holds how copies differ. On a
+    `crowded` machine, whose cores others never left, no block was calm, and all waiting may be due to them.
     """
     pairs = {
         "interconnect": ("all", "alone"),
@@ -142,7 +151,7 @@ def _bars(runs: dict[str, list[TimedSteps]]) -> tuple[Stall, ...]:
     names = {"alone": "RUN0", "all": "RUN1", "cold": "RUN2", "cached": "RUN3", "network": "RUN1 over the link"}
     wall = {name: np.array([each.wall_s for each in blocks]) for name, blocks in runs.items()}
     queued = {name: np.array([each.queued_s for each in blocks]) for name, blocks in runs.items()}
-    calm = {name: wall[name] - (queued[name] - queued[name].min()) for name in runs}
+    calm = {name: wall[name] - (queued[name] - (0.0 if crowded else queued[name].min())) for name in runs}
     bars = []
     for name, (more, less) in pairs.items():
         if more not in runs or less not in runs:

@@ -48,7 +48,6 @@ LOSSES = 5  # first steps of an arm whose losses are kept
 RESIDUALS = 20  # rows kept
 CALIBRATION_S = 20.0
 _RECORDING_S = 10.0  # a recording that would take longer gets fewer steps
-_WAIT_FOR_CORES_S = 10.0
 _RECORDINGS = 4
 PLAIN = ("before", "after")  # phases of steps without the profiler
 _CALM = 0.05  # median over shortest step of a recording that nothing disturbed
@@ -101,7 +100,7 @@ def measure(job: Job, tell: Tell) -> Outcome:
             f"{' + '.join(job.techniques)} makes the step wait for other processes, and the prediction was made in CPU "
             "time; give `batches=loader` with a loader that has workers."
         )
-    patience = min(_WAIT_FOR_CORES_S, job.seconds) if clock == "wall" else 0.0
+    patience = min(cores.PATIENCE_S, job.seconds) if clock == "wall" else 0.0
     free = [cores.wait_for_cores(needed, patience)]
     tell("running the arms", 0.52)
     losses = {name: arms[name].losses(LOSSES, job.seed) for name in arms}
@@ -127,8 +126,8 @@ def measure(job: Job, tell: Tell) -> Outcome:
     first, second, changed_arm = ((cpus if clock == "cpu" else walls)[name] for name in ("before", "again", "after"))
     times_s = predicted.before.step_times_ns / 1e9
     uncertain = statistics.strays(times_s.tolist(), [first, second])
-    if clock == "wall" and min(free) < 0.9 * needed:
-        uncertain = f"the arms need {needed} cores and the machine had {min(free):.1f} left"
+    if clock == "wall":
+        uncertain = cores.taken(needed, free) or uncertain
     expected = foretold(predicted, predicted.before_s)
     trial = changed(expected, first, second, changed_arm, clock=clock, seed=job.seed, uncertain=uncertain)
     residual, treated_s, notes = _residual(predicted, treated, trial.measured, clock, keep=_kept(job, "after"))
@@ -183,7 +182,7 @@ def _need_cores(threads: int) -> None:
         raise ForetraceError(
             f"`threads={threads}`: this process may use {executor.cores()} cores; give at most as many."
         )
-    if threads > 1 and (free := cores.wait_for_cores(threads, _WAIT_FOR_CORES_S)) < 0.7 * threads:
+    if threads > 1 and (free := cores.wait_for_cores(threads, cores.PATIENCE_S)) < 0.7 * threads:
         raise ForetraceError(
             f"`threads={threads}` needs as many free cores and the machine has {free:.1f} left; stop what else is "
             "running, or use `threads=1`."

@@ -32,8 +32,8 @@ class Ran:
     foretold_s: float  # step, as predicted before it ran
 
 
-def judge(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm) -> ArmOutcome:
-    """Return what became of one arm's prediction."""
+def judge(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm, *, uncertain: str = "") -> ArmOutcome:
+    """Return what became of one arm's prediction; `uncertain` says why nothing can be concluded."""
     low_s, high_s = arm.predicted.interval_s
     distributed = arm.predicted.after.graph.info.recording.get("distributed") or {}
     return ArmOutcome(
@@ -42,7 +42,9 @@ def judge(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm) ->
         predicted_s=arm.predicted.after_s,
         predicted_low_s=low_s,
         predicted_high_s=high_s,
-        trial=changed(foretold(arm.predicted, baseline_s), before, again, summed(arm.blocks), seed=job.seed),
+        trial=changed(
+            foretold(arm.predicted, baseline_s), before, again, summed(arm.blocks), seed=job.seed, uncertain=uncertain
+        ),
         predicted_buckets=tuple(int(each) for each in distributed.get("buckets", ())),
         buckets=arm.buckets,
         losses=tuple(round_[0].loss for round_ in arm.blocks),

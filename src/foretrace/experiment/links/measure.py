@@ -153,9 +153,12 @@ def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None, find: 
         say("making the arms", 0.4)
         _make(workers, job, [baseline, *arms])
         turns = _turns(job, [baseline, replace(baseline, name=_AGAIN), *arms])
+        needed = job.workers * job.threads if computes else 0  # layers that sleep leave the cores to others
+        free = [cores.wait_for_cores(needed, min(cores.PATIENCE_S, job.seconds))]
         blocks = _run(workers, turns, lambda share: say("running the arms", 0.45 + 0.5 * share))
         buckets = [_buckets(workers, arm) for arm in arms]
         workers.ask(forget, None, "forgetting the arms")
+        free.append(cores.free_cores(most=needed))
         before, again = summed(blocks[_BASELINE]), summed(blocks[_AGAIN])
         baseline_s, foretold_s = baseline.step_s, [arm.step_s for arm in arms]
         if computes and not job.against:
@@ -190,7 +193,7 @@ def verify(job: LinkJob, tell: Tell | None = None, on: Rig | None = None, find: 
         before=before,
         again=again,
         same=same,
-        arms=tuple(judge(job, each, baseline_s, before, again) for each in ran),
+        arms=tuple(judge(job, each, baseline_s, before, again, uncertain=cores.taken(needed, free)) for each in ran),
         rounds=len(blocks[_BASELINE]),
         steps_per_block=max(turns.steps[arm.name] for arm in arms),
         operators_timed=recorded.operators,
