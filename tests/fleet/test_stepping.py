@@ -104,6 +104,16 @@ def test_a_delay_timer_wakes_a_job_that_waits_alone(engine: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize("engine", [Simulation, Stepping])
+def test_the_first_in_line_waits_for_gpus_and_the_others_for_it(engine: Callable[..., Any]) -> None:
+    """Also while no GPU at all is free, when nobody in line is looked at."""
+    work = Workload.of(submit_s=[0, 10, 20], gpus=[4, 4, 1], work_s=[100, 50, 10])
+    result = engine(work, parse_cluster("1x4"), Policy(name="first", admit_rule="block")).run().result()
+    assert result.start_ns.tolist() == [0, 100 * SECOND, 150 * SECOND]
+    assert result.waited_ns[1, Cause.FULL] == 90 * SECOND
+    assert (result.waited_ns[2, Cause.BEHIND], result.waited_ns[2, Cause.FULL]) == (80 * SECOND, 50 * SECOND)
+
+
+@pytest.mark.parametrize("engine", [Simulation, Stepping])
 def test_a_lease_ends_when_nothing_else_happens(engine: Callable[..., Any]) -> None:
     work = Workload.of(submit_s=[0, 100], gpus=[2, 2], work_s=[1000, 50])
     policy = Policy(name="turns", order_rule="service", preempt_rule="lease", lease_s=300)

@@ -33,7 +33,8 @@ def test_one_machine_is_the_measured_step(graph: TaskGraph) -> None:
     wanted = RentalRequest(samples=7200, epochs=5, counts=(1,), steps_s={"T4": 0.5})
     (offer,) = advise(graph, [T4], wanted).offers
     loading = simulate(graph).breakdown().median_s()["data_loading"] / simulate(graph).step_time_s
-    assert offer.step_s == pytest.approx(0.5 * (1 - loading), rel=1e-6)
+    assert offer.step_s == offer.compute_s == pytest.approx(0.5, rel=1e-6)
+    assert loading > 0.1 and offer.step_low_s < 0.5 * (1 - loading)  # how much of it was loading is not known
     assert offer.steps_per_epoch == 3600  # two samples a step
     assert offer.hours == pytest.approx(5 * 3600 * offer.step_s / 3600)
     assert offer.dollars == pytest.approx(2 * offer.hours)
@@ -80,6 +81,13 @@ def test_a_recording_on_a_processor_needs_measured_steps(graph: TaskGraph) -> No
         advise(graph, [T4], RentalRequest(samples=100))
 
 
+def test_a_measured_step_of_a_device_that_nobody_offers_is_refused(graph: TaskGraph) -> None:
+    found = advise(graph, [T4], RentalRequest(samples=100, counts=(1,), steps_s={"nvidia t4": 0.5}))
+    assert found.offers[0].step_s == pytest.approx(0.5, rel=1e-6), "as the catalog also calls it"
+    with pytest.raises(ForetraceError, match="`step=T44`: no offer has such a device; did you mean T4"):
+        advise(graph, [T4], RentalRequest(samples=100, steps_s={"T4": 0.5, "T44": 0.5}))
+
+
 def test_a_file_of_another_currency_and_region(graph: TaskGraph, tmp_path: Path) -> None:
     head = "name,region,device,devices,vcpus,memory_gb,network_gbit_s,price_per_h,date,currency\n"
     path = tmp_path / "prices.csv"
@@ -116,6 +124,7 @@ def test_every_shipped_type_has_a_known_device() -> None:
             "network_gbit_s is 'nan'",
         ),
         ("name,device,devices,vcpus,memory_gb,network_gbit_s,price_per_h\na,,1,4,16,25,1\n", "no device"),
+        ("name,device,devices,vcpus,memory_gb,network_gbit_s,price_per_h\na,T4,0.5,4,16,25,1\n", "devices is '0.5'"),
     ],
 )
 def test_a_wrong_table_is_named_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:

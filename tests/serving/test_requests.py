@@ -50,6 +50,15 @@ def test_formats(tmp_path: Path) -> None:
     assert set(zip(lengths.prompt.tolist(), lengths.output.tolist(), strict=True)) == {(10, 2), (30, 4)}
 
 
+def test_dates_with_zones_and_of_any_century(tmp_path: Path) -> None:
+    dates = ("2023-11-17 01:00:00+02:00", "2023-11-16T23:00:01Z", "2023-11-16 23:00:02.2500000", "2400-01-01 00:00:00")
+    (tmp_path / "azure.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{each},1,1\n" for each in dates)
+    )
+    found = requests(str(tmp_path / "azure.csv"))
+    assert found.arrival_s.tolist() == pytest.approx([0, 1, 2.25, 11_869_290_000])
+
+
 def test_take_keeps_hashes_with_their_requests() -> None:
     found = of([0, 1, 2], [9, 9, 9], [1, 1, 1], hash_first=np.array([0, 2, 3, 3]), hashes=np.array([4, 5, 6]))
     some = found.take(np.array([1, 0]))
@@ -65,6 +74,8 @@ def test_take_keeps_hashes_with_their_requests() -> None:
         ("arrival_s,prompt,output\ninf,5,2\n", "request 1: an arrival must be a finite number of seconds, got inf"),
         ('{"timestamp": 0, "input_length": true, "output_length": 5}', "input_length is 'True', no number"),
         ("arrival_s,prompt,output\nsoon,5,2\n", "request 1: arrival_s is 'soon', no number"),
+        ("arrival_s,prompt,output\n1,5,2\n,5,2\n", "request 2: arrival_s is '', no number"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nNaT,5,2\n", "request 1: TIMESTAMP is 'NaT', no number"),
         ("arrival_s,prompt,output\n", "holds no requests"),
         ("arrival_s,prompt,output\n1,0,0\n", "holds no request with a prompt and an output"),
         ("a,b\n1,2\n", "has no columns of lengths"),

@@ -114,6 +114,19 @@ def test_a_real_recording_tells_its_batch_and_its_parameters() -> None:
     assert recorded_size(after) == 32, "the tasks say what they work on now"
 
 
+@pytest.mark.parametrize(("samples", "words"), [(1, 141), (16, 559), (32, 1)])
+def test_rows_of_a_product_are_words_and_no_samples(samples: int, words: int) -> None:
+    """A linear layer multiplies [samples, words, width] as [samples x words, width], without a loader that tells."""
+    graph, whole, flat = Cpu().graph(), [samples, words, 64], [samples * words, 64]
+    calls = {
+        "aten::addmm": Operator.of("aten::addmm", [[256], flat, [64, 256]], ["float"] * 3),
+        "aten::relu": Operator.of("aten::mul", [whole, whole], ["float"] * 2),
+    }
+    named = np.array([list(calls).index(graph.names[op]) if graph.names[op] in calls else -1 for op in graph.op])
+    told = replace(graph, shapes=[each.text for each in calls.values()]).with_columns(shape=named.astype(np.int32))
+    assert recorded_size(told) == samples
+
+
 def test_without_measurements_time_is_affine_in_the_batch() -> None:
     graph = Cpu().graph()
     after = BatchSize(by=3.0, gemm_fixed=0.1, dispatch_us=2.0).predict(graph)

@@ -23,7 +23,7 @@ class LayoutOptions:
     dp: Annotated[int, option(..., "N", "Groups of them with sequences of their own (attention).", least=1)] = 1
     pp: Annotated[int, option(..., "N", "Stages of a pipeline.", least=1)] = 1
     ep: Annotated[int, option(..., "N", "Devices among which whole experts are divided.", least=1)] = 1
-    dtype: Annotated[str, option(..., "NAME", "Of the weights: bf16, fp8, fp4 or int4.")] = "bf16"
+    dtype: Annotated[str, option(..., "NAME", "Of the weights: bf16, fp8, fp4 or int4 (experts alone).")] = "bf16"
     engine: Annotated[str, option(..., "NAME", "Whose step times: vllm, sglang or trtllm.")] = "vllm"
     tables: Annotated[Path | None, option(..., "FOLDER", "Measured operators of the device (aiconfigurator's).")] = None
 
@@ -106,7 +106,7 @@ def capacity(
     ),
     devices: int = option(8, "N", "Devices of one engine at most.", least=1),
     seconds: float = option(60.0, "S", "For the search.", least=0),
-    dtype: str = option("bf16", "NAME", "Of the weights: bf16, fp8, fp4 or int4."),
+    dtype: str = option("bf16", "NAME", "Of the weights: bf16, fp8, fp4 or int4 (experts alone)."),
     price: float = option(0.0, "USD", "Of a device per hour; by default that of the cheapest machine known.", least=0),
     state: Path | None = option(None, "FILE", "Keep what was found; the next search begins there."),
     seed: int = option(0, "N", "Of what is drawn.", least=0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +184,7 @@ def cloud_advise(
     from foretrace.plan import cloud as offers
     from foretrace.report import workers as report
 
-    wrong = "--step {}: write the device and seconds above 0, as in T4=0.21."
+    wrong = "--step {}: write the device and seconds above 0, at most a million, as in T4=0.21."
     wanted = offers.RentalRequest(
         samples=samples, epochs=epochs, hours=within, dollars=budget, gradient_mb=gradient_mb, counts=_counts(counts),
         steps_s=options.pairs(step, _seconds, wrong),
@@ -207,7 +206,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _seconds(text: str) -> float:
     seconds = float(text)
-    if not (isfinite(seconds) and seconds > 0):
+    if not 0 < seconds <= 1e6:
         raise ValueError
     return seconds
 

@@ -208,6 +208,8 @@ class Stepping(Engine):
         for at in [int(each) for each in policy.order(self.view, self.view.waiting)]:
             full = state.free_gpus == 0 and not state.sharing and not policy.makes_room
             if full or rules.nobody_fits():
+                if policy.admit_rule == "block" and rules.blocked is None:  # the first in line
+                    self._refuse(state.jobs[at], Wait(Cause.FULL))
                 break
             self._expect(at, WAITING, "offers GPUs to")
             job = state.jobs[at]

@@ -119,6 +119,11 @@ def _instance(row: dict[str, str | None], where: str, number: int) -> Instance:
                 f"{where}, line {number}: {key} is {given[key]!r}; give a number above 0, {_MOST:g} at most."
             )
         numbers[key] = value
+    if numbers["devices"] != int(numbers["devices"]):
+        raise ForetraceError(
+            f"{where}, line {number}: devices is {given['devices']!r}, and a part of a device cannot be predicted; "
+            "give a whole number."
+        )
     whole = {key: int(numbers[key]) for key in ("devices", "vcpus")}
     words: dict[str, Any] = {each.name: given.get(each.name, "") for each in fields(Instance)}
     words["currency"] = words["currency"].upper() or "USD"

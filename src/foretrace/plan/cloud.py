@@ -7,7 +7,7 @@ Every offer is a number of machines of one type. Its step is simulated: the reco
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil, isfinite
@@ -20,6 +20,7 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device
 from foretrace.hardware.instances import Instance
+from foretrace.names import question, resolve
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.compute.batching import recorded_size
 from foretrace.techniques.compute.faster_device import FasterDevice
@@ -108,13 +109,15 @@ def advise(
         raise ForetraceError("the recording does not show how many samples a step has; record with shapes.")
     offers, left_out = list[Offer](), list[str]()
     kinds = {each.device: each for each in types}
+    steps_s = _measured(wanted.steps_s, kinds)
     for number, (short, first) in enumerate(kinds.items()):
+        measured_s = steps_s.get(short)
         try:
-            graphs = _on(graph, first.kind, wanted.steps_s.get(short))
+            graphs = _on(graph, first.kind, measured_s)
             for each, count in product([t for t in types if t.device == short], wanted.counts):
                 several = sum(other.name == each.name for other in types) > 1
                 region = f" in {each.region}" if several and each.region else ""
-                offers.append(_offer(graphs, each, count, batch, wanted, region))
+                offers.append(_offer(graphs, each, count, batch, wanted, region, measured=measured_s is not None))
         except NotApplicableError as error:
             left_out.append(f"{short}: {error}")
         if progress is not None:
@@ -142,6 +145,17 @@ def advise(
     )
 
 
+def _measured(steps_s: Mapping[str, float], kinds: Mapping[str, Instance]) -> dict[str, float]:
+    """Return measured steps by what offers call their device. Raises ForetraceError for one that no offer has."""
+    names = {alias: short for short, each in kinds.items() for alias in (each.kind.short, each.kind.name)}
+    found = {}
+    for name, seconds in steps_s.items():
+        if (short := resolve(name, kinds, names)) is None:
+            raise ForetraceError(f"`step={name}`: no offer has such a device; {question(name, kinds, names)}")
+        found[short] = seconds
+    return found
+
+
 def _on(graph: TaskGraph, device: Device, measured_s: float | None) -> tuple[TaskGraph, TaskGraph, TaskGraph]:
     """Return the recorded step on one device of a kind: likely, at the fast end, at the slow end."""
     if measured_s is not None:
@@ -165,12 +179,14 @@ def _on(graph: TaskGraph, device: Device, measured_s: float | None) -> tuple[Tas
 
 def _offer(
     graphs: tuple[TaskGraph, TaskGraph, TaskGraph], instance: Instance, count: int, batch: int, wanted: RentalRequest,
-    region: str,
+    region: str, *, measured: bool = False,
 ) -> Offer:  # fmt: skip
     workers = count * instance.devices
     alone = [simulate(each) for each in graphs]
     loading = [each.breakdown().median_s()["data_loading"] for each in alone]
     clean = [each.step_time_s - lost for each, lost in zip(alone, loading, strict=True)]
+    if measured:  # which includes what the loader was waited for there, as much as nothing or as the recorded share
+        clean[0], clean[2] = alone[0].step_time_s, alone[2].step_time_s
     apart = [0.0, 0.0, 0.0]
     if workers > 1:
         with tempfile.TemporaryDirectory(prefix="foretrace-") as folder:

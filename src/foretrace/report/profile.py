@@ -183,8 +183,8 @@ def _metrics(view: ProfileView) -> Iterator[tuple[str, str, str]]:
     bound = ""
     if peaks and peaks.ridge and view.compute_bound_share is not None and view.bandwidth_bound_share is not None:
         bound = (
-            f"ridge {digits(peaks.ridge)}; {share(view.compute_bound_share)} of the time compute-bound, "
-            f"{share(view.bandwidth_bound_share)} bandwidth-bound"
+            f"ridge of float32 {digits(peaks.ridge)}; at each one's precision {share(view.compute_bound_share)} of the "
+            f"time compute-bound, {share(view.bandwidth_bound_share)} bandwidth-bound"
         )
     yield "intensity", f"{digits(total.intensity)} FLOP/B", bound
     if view.cpu is not None:

@@ -212,9 +212,7 @@ def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
     if worst is not None and worst.share < 0.01:
         headline = f"Nothing stalls the step by 1 % or more ({how})."
     elif worst is not None:
-        headline = (
-            f"{worst.name.capitalize()} takes {share(worst.share)} of the step, {seconds(worst.seconds)} ({how})."
-        )
+        headline = f"{worst.name.capitalize()} takes {seconds(worst.seconds)}, {_part(worst)} ({how})."
     return taken(
         StashView, predicted, headline=headline, source=source, workers=workers, predicted=predicted.bars,
         measured=compared.measured if compared else (), runs_s=compared.runs_s if compared else {},
@@ -224,7 +222,12 @@ def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
 
 
 def _said(bar: Stall) -> str:
-    return f"{ranged(bar.seconds, bar.low_s, bar.high_s, seconds)} {share(bar.share)}"
+    return f"{ranged(bar.seconds, bar.low_s, bar.high_s, seconds)}, {_part(bar)}"
+
+
+def _part(bar: Stall) -> str:
+    """Return its share and of which step; each stall is in a step of its own."""
+    return share(bar.share) + (f" of a step of {seconds(bar.seconds / bar.share)}" if bar.share > 0 else "")
 
 
 def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAdviseView:

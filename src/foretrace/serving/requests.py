@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -244,12 +245,14 @@ def _value(value: object) -> float:
 
 
 def moment(value: object) -> float:
-    """Return seconds from a number, or from a date with time."""
+    """Return seconds from a number, or Unix time from a date with time (UTC where it names no zone); to the
+    microsecond.
+    """
     try:
         return _value(value)
     except ValueError:
-        text = str(value).strip().removesuffix("Z").removesuffix("+00:00")
-        return float(np.datetime64(text, "ns").astype(np.int64)) / 1e9
+        when = datetime.fromisoformat(str(value).strip())
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
 def _hashes(path: Path, rows: list[Mapping[str, object]]) -> tuple[Int64, Int64]:

@@ -129,6 +129,8 @@ def test_memory_per_process() -> None:
     shared = [*sized[:3], replace(sized[3], replicas=3)]  # four in flight are two on a replica
     assert predict(gpipe(4, 4, 3), shared).nbytes == (4400.0, 4400.0, 4400.0, 4200.0)
     assert predict(gpipe(4, 4, 3), shared).total_s == pytest.approx(3 * (3 + 4 - 1 + 1 / 3) * (FORWARD + BACKWARD))
+    chunked = predict(interleaved(4, 4, 3), sized)  # its two stages have most in flight at different times
+    assert chunked.in_flight == (5, 3) and chunked.nbytes == (8500.0, 8300.0)
     with pytest.raises(ForetraceError, match="one cost per stage"):
         lower(gpipe(4, 4, 3), sized[:3])
 

@@ -88,6 +88,7 @@ class PlainEngine:
         self.running: list[Seq] = []
         self.gaps: list[float] = []
         self.under_way: deque[tuple[float, list[Seq]]] = deque()
+        self.coming: deque[Seq] = deque()
         self.stage_free = [0.0] * steps.stages
         self.start, self.stuck = 0.0, True
         self.steps_begun = self.preemptions = self.hits = self.most_used = 0
@@ -313,21 +314,26 @@ class PlainEngine:
         self.stuck, self.start = False, max(self.start, now)
 
     def advance(self, until: float, following: deque[Seq]) -> None:
+        """Clients whose answer has come send the next one, which comes later by what a request takes on its way."""
         while True:
+            limit = min(until, self.coming[0].arrival) if self.coming else until
             full = len(self.under_way) == self.stages
             if self.under_way and (full or self.stuck or self.under_way[0][0] <= self.start):
                 now = self.under_way[0][0]
-                if now > until:
-                    return
-                for _ in self.complete():
-                    if following:
-                        seq = following.popleft()
-                        seq.arrival = now
-                        self.waiting.append(seq)
-            elif not self.stuck and self.start < until:
+                if now <= limit:
+                    for _ in self.complete():
+                        if following:
+                            self.coming.append(following.popleft())
+                            self.coming[-1].arrival = now + self.steps.request_s
+                    continue
+            elif not self.stuck and self.start < limit:
                 self.begin()
-            else:
+                continue
+            if not self.coming or self.coming[0].arrival > until:
                 return
+            seq = self.coming.popleft()
+            self.waiting.append(seq)
+            self.wake(seq.arrival)
 
 
 def serve(
@@ -349,6 +355,9 @@ def serve(
         each for each in seqs if engine.total - ceil((each.prompt + each.output - 1) / rules.block) >= engine.watermark
     ]
     first = requests.concurrency or len(can)
+    if requests.concurrency:
+        for seq in seqs:
+            seq.arrival += steps.request_s
     following = deque(can[first:])
     for seq in can[:first]:
         engine.advance(seq.arrival, following)

@@ -44,6 +44,7 @@ def steps(draw: st.DrawFn, tokens: int) -> StepTimes:
     return StepTimes(
         table=table, send_s=0.01, send_per_token_s=0.001, stages=draw(st.integers(1, 3)),
         accepted=tuple(draw(st.sampled_from([(), (), (0.6,), (1.0, 0.5, 0.25, 0.1), (0.0, 0.0)]))),
+        request_s=draw(st.sampled_from([0.0, 0.25, 3.0])),
         memory_bytes=tokens * BYTES / 0.9, weight_bytes=0.0, kv_bytes_per_token=BYTES,
     )  # fmt: skip
 

@@ -27,8 +27,9 @@ ASK = SimulationConfig(model="llama-3-8b", device="h100", asked="poisson qps=3 p
 
 def test_figures_of_three_requests() -> None:
     """By hand: steps of 1 s, requests at 0, 0.5 and 10 s with 3, 1 and 2 tokens."""
-    run = simulate(served.of([0.0, 0.5, 10.0], [4, 6, 5], [3, 1, 2]), constant(1.0, flops_per_token=2, peak_flops=10.0))
-    found = measure([run], constant(1.0, flops_per_token=2, peak_flops=10.0), limits("ttft=1.2s tpot=1s"))
+    steps = constant(1.0, flops_per_token=2, flops_per_output=3, peak_flops=10.0)
+    run = simulate(served.of([0.0, 0.5, 10.0], [4, 6, 5], [3, 1, 2]), steps)
+    found = measure([run], steps, limits("ttft=1.2s tpot=1s"))
     # first tokens at 1, 2 and 11 s, last at 3, 2 and 12 s
     assert found.latencies["ttft"].p50.value == 1.0 == found.latencies["tpot"].mean.value
     assert found.latencies["ttft"].mean.value == pytest.approx((1 + 1.5 + 1) / 3)
@@ -36,7 +37,7 @@ def test_figures_of_three_requests() -> None:
     gaps, rates = found.latencies["itl"], {name: each.value for name, each in found.rates.items()}
     assert gaps.mean.value == 1.0 and gaps.p99.value == pytest.approx(1.0, rel=0.008)
     assert (rates["seconds"], rates["tokens_per_s"], rates["busy"], rates["goodput"]) == (12, 0.5, 5 / 12, 2 / 12)
-    assert rates["mfu"] == pytest.approx(2 * (6 + 6 + 6) / 120)
+    assert rates["mfu"] == pytest.approx((2 * (6 + 6 + 6) + 3 * (3 + 1 + 2)) / 120)
     assert [each.met for each in found.limits] == ["no", "yes"]
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import named
-from foretrace.serving.llm.deployment import step_times
+from foretrace.serving.llm.deployment import beside, step_times
+from foretrace.serving.llm.drafted import draft_like
 from foretrace.serving.llm.operator_tables import TimeGrid, nearest, read_tables
 from foretrace.serving.llm.served_model import SERVED, served_model
 from foretrace.serving.llm.step_law import FORMATS, LAWS, LawTimes, Layout, law_of, number_format
@@ -63,6 +64,17 @@ def test_a_token_reads_every_weight_that_it_meets() -> None:
         size = number_format(dtype).dense
         assert met[0] > size * model.active_parameters / (device.memory_gb_s * 1e9)
         assert met[1] > 4096 * 2 * model.active_parameters / (max(device.bf16_tflops, device.fp8_tflops) * 1e12)
+
+
+def test_a_dtype_that_changes_nothing_of_a_model_is_refused() -> None:
+    with pytest.raises(ForetraceError, match=r"`dtype=int4` keeps the weights of experts .* llama-3-8b has no experts"):
+        step_times("llama-3-8b", "h100", dtype="int4_wo")
+    target = served_model("kimi-k2.5")
+    assert step_times(target, "b200", tp=8, dtype="int4").weight_bytes < target.parameters * 0.7 / 8
+    draft = draft_like(target, 4, 2048)
+    assert beside({"tp": 8, "dtype": "int4", "engine": "vllm"}, draft) == {"dtype": "bf16", "engine": "vllm"}
+    notes = [step_times("llama-3-8b", "h100", dtype=dtype).whys for dtype in ("fp8", "bf16")]
+    assert [any("keys and values are kept in 8 bits" in why for why in each) for each in notes] == [True, False]
 
 
 def test_laws_are_within_physics() -> None:

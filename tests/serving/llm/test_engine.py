@@ -14,6 +14,7 @@ from foretrace.errors import ForetraceError
 from foretrace.serving import requests as served
 from foretrace.serving.llm import scheduler
 from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, engine_arrays, simulate
+from foretrace.serving.llm.metrics import latencies_of
 from foretrace.serving.llm.step_times import StepTimes
 from foretrace.serving.requests import Requests, requests
 from tests.serving.llm.plain_engine import serve
@@ -192,6 +193,16 @@ def test_closed_loop() -> None:
     found = simulate(asked, constant(1.0))
     np.testing.assert_array_equal(found.arrival_s, [0, 0, 3, 3, 6, 6])
     np.testing.assert_array_equal(found.finish_s, [3, 3, 6, 6, 9, 9])
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_clients_of_a_closed_loop_keep_littles_law(clients: int) -> None:
+    """What a request takes beside the engine passes before its client sends the next one."""
+    asked = requests(f"closed concurrency={clients} requests={20 * clients} prompt=1 output=3")
+    found = simulate(asked, constant(1.0, request_s=7.0))
+    (latency,) = set(latencies_of(found)["e2e"])
+    assert latency == 7 + 3
+    assert len(asked) / found.seconds * latency == pytest.approx(clients)
 
 
 def test_range_widens_beyond_the_grids() -> None:

@@ -291,6 +291,8 @@ def _pass(st):  # type: ignore[no-untyped-def]
         s.kept += 1
         if s.admit == BLOCK:
             break
+    if s.admit == BLOCK and s.kept == 0 and s.at < s.tail:  # the first in line was not looked at: nothing is free
+        waiting.refuse(st, st.queue[s.at], C_FULL, 0, s.free)
     s.head = s.at - s.kept
     for i in range(s.kept):
         st.queue[s.head + i] = order[i]

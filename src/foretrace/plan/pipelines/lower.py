@@ -127,11 +127,20 @@ def predict(schedule: PipelineSchedule, costs: Sequence[StageCost]) -> PipelineP
         batch_s=max(timeline.step_time_s, least_s),
         bubble=tuple(1 - float(busy[r]) / total if total else 0.0 for r in processes),
         in_flight=tuple(map(schedule.in_flight, processes)),
-        nbytes=tuple(sum(_held(schedule, r, s, costs[s]) for s in schedule.stages_of[r]) for r in processes),
+        nbytes=tuple(_held(schedule, r, costs) for r in processes),
     )
 
 
-def _held(schedule: PipelineSchedule, process: int, stage: int, cost: StageCost) -> float:
-    in_flight = -(-schedule.in_flight(process, stage) // cost.replicas)
-    weights = (schedule.versions[stage] + 1) * cost.weight_bytes
-    return weights + cost.state_bytes + in_flight * cost.activation_bytes
+def _held(schedule: PipelineSchedule, process: int, costs: Sequence[StageCost]) -> float:
+    """Return bytes of a process: of its stages together, which have most in flight at different times."""
+    stages = schedule.stages_of[process]
+    fixed = sum((schedule.versions[s] + 1) * costs[s].weight_bytes + costs[s].state_bytes for s in stages)
+    now, most = dict.fromkeys(stages, 0), 0.0
+    for each in schedule.rows[process]:
+        if each.kind == F:
+            now[each.stage] += 1
+            held = sum(-(-now[s] // costs[s].replicas) * costs[s].activation_bytes for s in stages)
+            most = max(most, held)
+        elif each.kind in (B, W):
+            now[each.stage] -= 1
+    return fixed + most

@@ -121,14 +121,19 @@ def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: f
     rules = EngineRules(sequences=max(EngineRules().sequences, *(run.requests.concurrency for run in runs)))
     measured = np.log([run.tpot_s for run in runs])
 
-    def played(level: float, host_s: float) -> list[tuple[float, float]]:
+    def played(level: float, host_s: float, request_s: float) -> list[tuple[float, float]]:
         """Return mean TTFT and TPOT of each run."""
-        made = scaled(steps, level, host_s, 0.0, 1.0, 1.0)
+        made = scaled(steps, level, host_s, request_s, 1.0, 1.0)
         return [_means(run, made, rules) for run in runs]
 
     def errors(at: Float64) -> Float64:
-        return measured - np.log([tpot for _, tpot in played(exp(at[0]), exp(at[1]))])
+        return measured - np.log([tpot for _, tpot in played(exp(at[0]), exp(at[1]), request_s)])
 
+    def beside(found: Sequence[tuple[float, float]], counted_s: float) -> float:
+        """Return what a request takes beside steps, by runs played with `counted_s` of it."""
+        return max(counted_s + median(run.ttft_s - ttft for run, (ttft, _) in zip(runs, found, strict=True)), 0.0)
+
+    request_s = steps.request_s  # clients of a closed loop wait for it, so it decides how many are at the engine
     at = np.log([1.0, max(steps.table.host_s, _HOSTS[0])])  # logarithms of level and host
     bounds = np.log([_LEVELS, _HOSTS])
     for _ in range(_ROUNDS):
@@ -136,7 +141,9 @@ def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: f
         slopes = np.stack([(off - errors(at + 0.05 * one)) / 0.05 for one in np.eye(2)[:free]], axis=1)
         step = np.linalg.lstsq(slopes.T @ slopes + 1e-4 * np.eye(free), slopes.T @ off, rcond=None)[0]
         at[:free] = np.clip(at[:free] + np.clip(step, -1.0, 1.0), *bounds[:free].T)
-        if np.abs(step).max() < 1e-4:
+        before_s = request_s
+        request_s = beside(played(exp(at[0]), exp(at[1]), request_s), request_s)
+        if np.abs(step).max() < 1e-4 and abs(request_s - before_s) < 1e-4:
             break
     level, host_s = exp(at[0]), exp(at[1]) if free > 1 else steps.table.host_s
     if not _LEVELS[0] * 1.01 < level < _LEVELS[1] * 0.99:
@@ -144,8 +151,7 @@ def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: f
             f"{runs[0].source}: no server of {steps.model} on {steps.device} takes {level:.2g} times that time; "
             "check `tp=`, `dtype=` and the device."
         )
-    before, after = played(1.0, steps.table.host_s), played(level, host_s)
-    request_s = max(median(run.ttft_s - ttft for run, (ttft, _) in zip(runs, after, strict=True)), 0.0)
+    before, after = played(1.0, steps.table.host_s, steps.request_s), played(level, host_s, request_s)
     left = max(max(run.tpot_s / tpot, tpot / run.tpot_s) for run, (_, tpot) in zip(runs, after, strict=True))
     return EngineCalibration(
         model=steps.model, device=steps.device, devices=steps.devices, stages=steps.stages, level=level, host_s=host_s,
@@ -153,7 +159,7 @@ def calibrate(steps: StepTimes, runs: Sequence[MeasuredRun], low: float, high: f
         runs=tuple(
             CalibratedRun(
                 source=run.source, load=run.load, requests=len(run.requests), ttft_s=run.ttft_s,
-                ttft_before_s=old[0] + steps.request_s, ttft_after_s=new[0] + request_s, tpot_s=run.tpot_s,
+                ttft_before_s=old[0], ttft_after_s=new[0], tpot_s=run.tpot_s,
                 tpot_before_s=old[1], tpot_after_s=new[1],
             )
             for run, old, new in zip(runs, before, after, strict=True)

@@ -7,6 +7,7 @@ of the fit, or operators come from another engine or shape.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -78,12 +79,19 @@ def step_times(
     device = named(device) if isinstance(device, str) else device
     layout, kept = Layout(tp=tp, dp=dp, pp=pp, ep=ep), number_format(dtype)
     checked(model, layout)
+    if kept.name == "int4" and not model.experts:
+        raise ForetraceError(
+            f"`dtype=int4` keeps the weights of experts in 4 bits and all others in 16, and {model.name} has no "
+            "experts; choose bf16, fp8 or fp4."
+        )
     law = law or law_of(engine)
     if isinstance(tables, Path):
         tables = read_tables(tables, device, engine)
     linked = device if device.scaleup_gb_s else replace(device, scaleup_gb_s=2 * device.pcie_gb_s)
     wide = _OTHER_LINKS if layout.stage_devices > 1 and not device.scaleup_gb_s else 1.0
     whys = [f"{engine}: rates and latencies fitted to measured servers"]
+    if kept.cache < 2:
+        whys.append(f"{kept.name}: keys and values are kept in 8 bits, too")
     if isinstance(device, AcceleratorDevice):
         wide *= _DESIGNED
         whys.append("the device is designed, not built: servers with GPUs say little of it, so the range is wide")
@@ -109,12 +117,20 @@ def step_times(
         send_s=_SEND_S if pp > 1 else 0.0,
         send_per_token_s=2 * model.hidden / (linked.scaleup_gb_s / 2 * 1e9 * law.link_rate) if pp > 1 else 0.0,
         **memory(parts),  # type: ignore[arg-type]  # floats by name
-        flops_per_token=2.0 * model.active_parameters,
+        flops_per_token=2.0 * model.active_parameters, flops_per_output=2.0 * model.words * model.hidden,
         flops_per_pair=2.0 * model.heads * (model.head + (model.value or model.head)) * model.attending,
         peak_flops=step_law.peak_flops(device, kept.expert_peak if model.experts else kept.dense_peak) * layout.devices,
         transfer_bytes_per_s=(device.network_gb_s or 12.5) * 1e9, whys=tuple(whys),
     )  # fmt: skip
     return found if calibration is None else read_calibration(calibration).applied(found)
+
+
+def beside(layout: Mapping[str, Any], draft: ServedModel) -> dict[str, Any]:
+    """Return the arguments of `step_times` for a draft, which has one device, beside a target with this layout."""
+    own = {key: value for key, value in layout.items() if key in ("dtype", "engine")}
+    if not draft.experts and number_format(own.get("dtype", "bf16")).name == "int4":
+        own["dtype"] = "bf16"  # as all weights but those of experts
+    return own
 
 
 def memory(of: LawTimes) -> dict[str, float]:

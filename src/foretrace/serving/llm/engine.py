@@ -119,7 +119,7 @@ class Served:
     computed: int  # tokens
     emitted: int  # tokens that came out
     hits: int  # tokens found in prefix caches, again after each preemption
-    request_s: float = 0.0  # that each request takes beside the engines; in the latencies, in no other figure
+    request_s: float = 0.0  # that each request takes beside the engines; its client sent it so long before it came
 
 
 _COLUMNS = ("arrival_s", "first_s", "finish_s", "prompt", "output", "preempted", "found")
@@ -203,7 +203,7 @@ def engine_arrays(
     if steps:
         e.swap = int(rules.swap_bytes // (steps.kv_bytes_per_token * rules.block))
         e.swap_s = steps.kv_bytes_per_token / rules.swap_bytes_per_s
-        e.send_s, e.send_per_token_s = steps.send_s, steps.send_per_token_s
+        e.send_s, e.send_per_token_s, e.request_s = steps.send_s, steps.send_per_token_s, steps.request_s
     seqs = np.zeros(n, scheduler.SEQUENCE).view(np.recarray)
     seqs.prompt, seqs.output, seqs.arrival = requests.prompt, requests.output, requests.arrival_s
     seqs.first = seqs.finish = np.nan
@@ -242,6 +242,9 @@ def _played(
     fits = blocks - -(-(requests.prompt + requests.output - 1) // rules.block) >= e.watermark[0]
     first = min(first, int(fits.sum()))
     e.following, e.stride = first + (np.arange(engines) - first) % engines, engines
+    e.coming = e.following
+    if requests.concurrency:
+        seqs.arrival += steps.request_s  # its clients send at 0
     loop.play(states, steps.table, np.flatnonzero(fits), first, ROUTERS.index(router))
     counted: dict[str, Any] = {name: int(e[name].sum()) for name in _COUNTED}
     return Served(

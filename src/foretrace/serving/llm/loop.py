@@ -158,31 +158,35 @@ def _coast(state: EngineArrays, table: TimeTable, until: float) -> None:
 def advance(state: EngineArrays, table: TimeTable, mine: Int64, until: float) -> None:
     """Let an engine run: complete steps that end by `until`, begin those that may begin before it.
 
-    In a closed loop the next one of `mine` comes when a sequence is done.
+    In a closed loop a client sends the next one of `mine` when a sequence is done; it comes `request_s` later.
     """
     e = state.e[0]
     while True:
+        comes = state.seqs[mine[e.coming]].arrival if e.coming < min(e.following, len(mine)) else np.inf
+        limit = min(until, comes)
         if e.flying and (e.flying == e.stages or e.stuck or state.ends[e.oldest] <= e.start):
             if e.stages == 1:
-                _coast(state, table, until)
+                _coast(state, table, limit)
             now = state.ends[e.oldest]
-            if now > until:
-                return
-            e.now = now
-            done = scheduler.complete(state, state.numbers[e.oldest], now)
-            e.oldest = (e.oldest + 1) % e.stages
-            e.flying -= 1
-            while done and e.following < len(mine):
-                i = mine[e.following]
-                e.following += e.stride
-                done -= 1
-                state.seqs[i].arrival = now
-                scheduler.push(state, i)
-            e.stuck, e.start = 0, max(e.start, now)
-        elif e.stuck == 0 and e.start < until:
+            if now <= limit:
+                e.now = now
+                done = scheduler.complete(state, state.numbers[e.oldest], now)
+                e.oldest = (e.oldest + 1) % e.stages
+                e.flying -= 1
+                while done and e.following < len(mine):
+                    state.seqs[mine[e.following]].arrival = now + e.request_s
+                    e.following += e.stride
+                    done -= 1
+                e.stuck, e.start = 0, max(e.start, now)
+                continue
+        elif e.stuck == 0 and e.start < limit:
             _begin(state, table)
-        else:
+            continue
+        if comes > until or comes == np.inf:
             return
+        scheduler.push(state, mine[e.coming])
+        e.coming += e.stride
+        e.stuck, e.start = 0, max(e.start, comes)
 
 
 @njit()

@@ -192,7 +192,8 @@ def _rates(run: Served, steps: StepTimes, limits: Sequence[Limit]) -> dict[str, 
     prompt, output, had = (each[rows].astype(float) for each in (run.prompt, run.output, run.found))
     needed = prompt + output - 1
     pairs = (needed * (needed + 1) - had * (had + 1)) / 2
-    flops = steps.flops_per_token * (needed - had).sum() + steps.flops_per_pair * pairs.sum()
+    flops = steps.flops_per_token * (needed - had).sum() + steps.flops_per_output * output.sum()
+    flops += steps.flops_per_pair * pairs.sum()
     peak = steps.peak_flops * run.replicas * seconds
     return {
         "goodput": goodput(run, limits) if limits else None,

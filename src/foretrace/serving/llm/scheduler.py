@@ -52,9 +52,9 @@ ENGINE = record(
     # Rules: the policy, see POLICIES; budget (tokens of a step), slots (running sequences), batch (sequences of a
     # step), block (tokens), total (blocks), watermark (blocks that stay free when a sequence is let in), swaps
     # (preempted caches go to host memory), share (blocks of an entry of the prefix cache; 0: none), following (closed
-    # loop: who comes when one is done; the next one is `stride` later), proposals (of a draft), stages, end (of the
-    # range of step times).
-    "prompts_first pieces reserves closed budget slots batch block total watermark swaps share following stride "
+    # loop: who is sent when one is done; the next one is `stride` later), coming (the first of those who are on their
+    # way), proposals (of a draft), stages, end (of the range of step times).
+    "prompts_first pieces reserves closed budget slots batch block total watermark swaps share following coming stride "
     "proposals stages end "
     # Blocks: free, idle (of entries that nobody uses), swap (free ones of host memory). The queue.
     "free idle swap head tail waiting running "
@@ -67,8 +67,9 @@ ENGINE = record(
     # So far: hits (tokens found in the prefix cache, again after each preemption), computed and emitted tokens.
     "preemptions done hits computed emitted steps",
     # start: when the next step may begin; busy: seconds of the first stage; area: of used blocks over time; swap_s: of
-    # a token moved; send_s, send_per_token_s: from a stage to the next one.
-    "start busy area now swap_s send_s send_per_token_s",
+    # a token moved; send_s, send_per_token_s: from a stage to the next one; request_s: closed loop, from an answer
+    # until the client's next request comes.
+    "start busy area now swap_s send_s send_per_token_s request_s",
 )
 # blocks: of its own; held: entries of the prefix cache; flight: number of the step that it is in; swapped: blocks in
 # host memory; nxt: behind it in the queue; hash_at, hash_n: its hashes; proposed: tokens of a draft in the step;

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.serving.llm.deployment import step_times
+from foretrace.serving.llm.deployment import beside, step_times
 from foretrace.serving.llm.drafted import drafted_steps, read_draft
 from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, disaggregate, simulate
 from foretrace.serving.llm.metrics import Limit, ServingFigures, goodput, latency_statistics, limits, measure
@@ -122,9 +122,9 @@ def _steps(config: SimulationConfig, end: int, **more: int) -> StepTimes:
     steps = step_times(target, config.device, **layout)
     if not config.draft:
         return steps
-    own = {key: value for key, value in layout.items() if key in ("dtype", "engine")}
-    draft = step_times(read_draft(config.draft, target), config.device, **own)
-    return drafted_steps(steps, draft, Acceptance.of(config.acceptance), config.k, end)
+    draft = read_draft(config.draft, target)
+    small = step_times(draft, config.device, **beside(layout, draft))
+    return drafted_steps(steps, small, Acceptance.of(config.acceptance), config.k, end)
 
 
 def _run(

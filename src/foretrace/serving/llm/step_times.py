@@ -72,6 +72,7 @@ class StepTimes:
     activation_bytes_per_token: float = 0.0  # largest live activations, per token of a step
     buffer_bytes: float = 0.0  # of communication, graphs, and the context of the process
     flops_per_token: float = 0.0  # of products with weights, two for each weight that a token meets
+    flops_per_output: float = 0.0  # of the product with the vocabulary, for each token that comes out
     flops_per_pair: float = 0.0  # of attention, for each token and each token that it attends to
     peak_flops: float = 0.0  # dense peak of all devices of the engine, FLOP/s
     transfer_bytes_per_s: float = 0.0  # from a device to a device of another engine, of keys and values

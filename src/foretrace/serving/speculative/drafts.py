@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.serving.llm.deployment import step_times
+from foretrace.serving.llm.deployment import beside, step_times
 from foretrace.serving.llm.drafted import HOST, checked_draft, draft_like, pass_seconds, read_draft
 from foretrace.serving.llm.metrics import Latency, RangedFigure
 from foretrace.serving.llm.served_model import ServedModel, served_model
@@ -82,9 +82,7 @@ class DraftSetting:
 
     def steps(self, model: ServedModel) -> StepTimes:
         """Return step times of the target, or of a draft, which has one device."""
-        layout = {
-            key: value for key, value in self.layout.items() if model is self.target or key in ("dtype", "engine")
-        }
+        layout = self.layout if model is self.target else beside(self.layout, model)
         return step_times(model, self.device, law=self.law, **layout)
 
 

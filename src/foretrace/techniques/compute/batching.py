@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -81,12 +82,12 @@ def recorded_size(graph: TaskGraph) -> int:
     fixed = parameter_shapes(graph)
     rows = np.flatnonzero((graph.phase == Phase.FORWARD) & (graph.op >= 0) & (graph.shape >= 0) & ~graph.gone)
     calls = Counter(zip(graph.op[rows].tolist(), graph.shape[rows].tolist(), strict=True))
+    called = [(graph.names[op], Operator("", graph.shapes[shape]).dims, count) for (op, shape), count in calls.items()]
+    flattened = _flattened(dims for _, dims, _ in called)
     votes: Counter[int] = Counter()
-    for (op, shape), count in calls.items():
-        name = graph.names[op]
+    for name, dims, count in called:
         if name not in _TOLD_BY and name not in _STATE_OF:
             continue
-        dims = Operator(name, graph.shapes[shape]).dims
         if name in _STATE_OF:
             state = dims[_STATE_OF[name]]
             state = state[0] if state and isinstance(state[0], list) else state
@@ -96,9 +97,22 @@ def recorded_size(graph: TaskGraph) -> int:
         place = 1 if name in ("aten::embedding", "aten::addmm") else 0
         given = dims[place] if place < len(dims) else []
         if given and isinstance(given[0], int) and tuple(given) not in fixed:
-            votes[given[0]] += count if len(given) > 1 else 0
+            samples = flattened.get(tuple(given), given[0]) if name == "aten::addmm" else given[0]
+            votes[samples] += count if len(given) > 1 else 0
     several = Counter({n: count for n, count in votes.items() if n > 1})
     return (several or votes).most_common(1)[0][0] * micro if votes else 0
+
+
+def _flattened(inputs: Iterable[list[Any]]) -> dict[tuple[int, ...], int]:
+    """Return the leading dimension of tensors of more than two by the shape of the matrix that products make of them:
+    [samples, words, width] is multiplied as [samples x words, width].
+    """
+    found: dict[tuple[int, ...], int] = {}
+    for dims in inputs:
+        for each in dims:
+            if isinstance(each, list) and len(each) > 2 and all(isinstance(size, int) for size in each):
+                found.setdefault((prod(each[:-1]), each[-1]), each[0])
+    return found
 
 
 def micro_batches(graph: TaskGraph) -> int:
