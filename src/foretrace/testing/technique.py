@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -94,6 +94,17 @@ class TechniqueConformance:
 
     def test_is_written_as_it_is_read(self) -> None:
         assert parse(str(self.technique)) == self.technique
+
+    def test_refuses_quantities_below_zero(self) -> None:
+        for each in fields(self.technique):
+            if "larger_is" not in each.metadata:
+                continue
+            try:
+                replace(self.technique, **{each.name: -1.0})
+            except NotApplicableError as reason:
+                self._check_reason(reason)
+            else:
+                raise AssertionError(f"{each.name}=-1 is no quantity; call Technique.__post_init__ in your own")
 
     def test_fits_somewhere(self) -> None:
         assert self._predictions(), "no graph is one that it fits; override graphs() or make_training"
