@@ -346,7 +346,7 @@ def test_packing_by_measured_pairs(shared_data: Path) -> None:
     assert mean("packing") < mean("packing threshold=9") == mean("fifo-skip")
     with pytest.raises(ForetraceError, match="those on v100"):
         simulate(work, parse_cluster("3x4@k80"), policies.make("packing"), speeds=pairs)
-    with pytest.raises(ForetraceError, match="such as TablePairs"):
+    with pytest.raises(ForetraceError, match=r"`speeds=` 'throughputs=FILE pairs=yes', or .* such as TablePairs"):
         simulate(work, parse_cluster("3x4@v100"), policies.make("packing"), speeds=table)
 
 
