@@ -279,7 +279,9 @@ def test_packing_takes_the_better_partner_and_moves_out_when_a_gpu_is_free() -> 
 
 @pytest.mark.parametrize("name", ["packing", "jigsaw"])
 def test_sharing_needs_a_model_of_pairs(name: str) -> None:
-    with pytest.raises(ForetraceError, match="does not; give one with pair"):
+    with pytest.raises(
+        ForetraceError, match=r"does not; give `speeds=` 'throughputs=FILE pairs=yes', or .* one with pair"
+    ):
         simulate(jobs([100, 100], "ab"), parse_cluster("1x1"), policies.make(name))
 
 
