@@ -143,6 +143,8 @@ def test_techniques_lists_what_do_takes(cli: Cli) -> None:
     listed = [each["name"] for each in cli("techniques", "--json").json["techniques"]]
     assert {"prefetch-data", "fused-optimizer", "mixed-precision", "cuda-graphs", "faster-device"} <= set(listed)
     assert "by=" in cli("techniques", "scale").out
+    shown = cli("techniques", "data-parallel").out  # as PyTorch counts buckets, and as gradients are counted
+    assert "by default (MiB)" in shown and "(default 0.0 MB)" in shown and "(default )" not in shown
 
 
 def test_steps_keep_a_part(cli: Cli, recommender: Path) -> None:

@@ -25,6 +25,12 @@ def test_a_placement_is_made_and_run(cli: Cli, tmp_path: Path) -> None:
     assert found["ledger"] == "" and out.stat().st_size
 
 
+def test_on_one_device_all_placements_are_equal(cli: Cli) -> None:
+    answer = cli("plan", "rows", LOOKUPS, "--devices", "1", "--memory", "1GB", "--json")
+    found = json.loads(answer.out)
+    assert found["busiest_bytes"] == 0 and set(found["baselines"].values()) == {1.0}
+
+
 def test_the_timeline_of_a_batch_is_written(cli: Cli, tmp_path: Path) -> None:
     trace = tmp_path / "batch.json"
     answer = cli(

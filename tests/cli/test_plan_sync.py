@@ -27,6 +27,15 @@ def test_nobody_waits_for_the_slowest(cli: Cli) -> None:
         assert each["interval_s"][0] < each["seconds"] < each["interval_s"][1]
 
 
+def test_where_a_run_ends_decides_nothing(cli: Cli) -> None:
+    """Equal workers without costs of commits make equally many steps, however many a commit has."""
+    policies = json.loads(cli("plan", "sync", "100,100,100,100ms", "--json").out)["policies"]
+    assert {round(each["over_synchronous"], 9) for each in policies} == {1.0}
+    late = json.loads(cli("plan", "sync", "100,100,100,300ms", "--commit-ms", "200", "--json").out)["policies"]
+    (local,) = (each["over_synchronous"] for each in late if each["policy"] == "local-sgd")
+    assert local == pytest.approx(8 / (8 * 0.3 + 0.2) * (0.3 + 0.2), rel=0.002)  # eight steps and a commit
+
+
 def test_a_worker_a_thousand_times_slower_holds_up_those_who_wait(cli: Cli) -> None:
     found = {
         each["policy"].split()[0]: each

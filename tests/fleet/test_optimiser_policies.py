@@ -279,7 +279,9 @@ def test_packing_takes_the_better_partner_and_moves_out_when_a_gpu_is_free() -> 
 
 @pytest.mark.parametrize("name", ["packing", "jigsaw"])
 def test_sharing_needs_a_model_of_pairs(name: str) -> None:
-    with pytest.raises(ForetraceError, match="does not; give one with pair"):
+    with pytest.raises(
+        ForetraceError, match=r"does not; give `speeds=` 'throughputs=FILE pairs=yes', or .* one with pair"
+    ):
         simulate(jobs([100, 100], "ab"), parse_cluster("1x1"), policies.make(name))
 
 
@@ -346,7 +348,7 @@ def test_packing_by_measured_pairs(shared_data: Path) -> None:
     assert mean("packing") < mean("packing threshold=9") == mean("fifo-skip")
     with pytest.raises(ForetraceError, match="those on v100"):
         simulate(work, parse_cluster("3x4@k80"), policies.make("packing"), speeds=pairs)
-    with pytest.raises(ForetraceError, match="such as TablePairs"):
+    with pytest.raises(ForetraceError, match=r"`speeds=` 'throughputs=FILE pairs=yes', or .* such as TablePairs"):
         simulate(work, parse_cluster("3x4@v100"), policies.make("packing"), speeds=table)
 
 

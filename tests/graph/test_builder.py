@@ -151,6 +151,15 @@ def test_work_launched_before_the_recording_is_backlog() -> None:
     assert not [e for e in range(graph.edges) if graph.src[e] == before and graph.edge_kind[e] == EdgeKind.LAUNCH]
 
 
+def test_clocks_of_host_and_device_that_disagree_are_named() -> None:
+    r = Recording()
+    r.note("ProfilerStep#1", 0, 9000)
+    r.copy("Memcpy DtoH (Device -> Pageable)", 100, 110, 150, 50)
+    r.launch("early", 1000, 5, 10, 20)  # it ran before the copy whose end its launch came after
+    with pytest.raises(GraphError, match=r"clocks disagree; record again, or .*\(the edges form a cycle"):
+        build(r.trace())
+
+
 def test_first_kernel_behind_unseen_work_has_a_release_not_a_long_latency() -> None:
     r = Recording()
     r.note("ProfilerStep#1", 0, 9000)

@@ -162,6 +162,9 @@ def test_fits() -> None:
     assert tight.verdict == "tight"
     assert tight.margin_bytes[0] < 0 < tight.margin_bytes[1]
     assert any("CUDA" in each for each in tight.assumptions)
+    larger = found.fits(found.peak_bytes, 1.5 * found.peak_bytes + 0.4e9)  # as 80 GB are up to 85.9e9 bytes
+    assert larger.verdict == "tight" and "vendors count" in larger.assumptions[-1]
+    assert found.fits(80e9, 85.9e9).assumptions == found.fits(80e9).assumptions, "whatever it has, it fits"
 
 
 def test_a_processor_has_another_process_and_another_allocator() -> None:

@@ -21,7 +21,7 @@ from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.result import Cause, FleetResult, Segments
 from foretrace.fleet.workload import SECOND, Workload
 from foretrace.report import fleet, fleet_page, fleet_policies, fleet_questions
-from foretrace.report.fleet import FleetRunView
+from foretrace.report.fleet import FleetRunView, energy
 from foretrace.report.fleet_page import FleetPage
 from foretrace.report.fleet_policies import FleetCompareView
 from foretrace.report.terminal import Terminal, render
@@ -138,6 +138,7 @@ def test_times_read_well() -> None:
     assert {value: long_time(value) for value in texts} == texts
     assert long_time(None) == long_time(float("nan")) == "–"
     assert long_range(7000, 8000) == "1.94 – 2.22 h"
+    assert [energy(kwh) for kwh in (0.106, 41.06, 6459.4, 370_000)] == ["0.106 kWh", "41.1 kWh", "6,459 kWh", "370 MWh"]
 
 
 def test_the_comparison_says_what_is_noise(against: FleetCompareView) -> None:

@@ -123,7 +123,7 @@ def test_rows_of_a_product_are_words_and_no_samples(samples: int, words: int) ->
         "aten::relu": Operator.of("aten::mul", [whole, whole], ["float"] * 2),
     }
     named = np.array([list(calls).index(graph.names[op]) if graph.names[op] in calls else -1 for op in graph.op])
-    told = replace(graph, shapes=[each.text for each in calls.values()]).with_columns(shape=named.astype(np.int32))
+    told = replace(graph, shapes=tuple(each.text for each in calls.values())).with_columns(shape=named.astype(np.int32))
     assert recorded_size(told) == samples
 
 

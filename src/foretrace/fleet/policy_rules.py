@@ -92,7 +92,7 @@ class PolicyRules:
         """Raise ForetraceError where a parameter makes no sense."""
         who = f"policy {self.name!r}"
         if self.preempt_rule == "lease" and not (np.isfinite(self.lease_s) and self.lease_s >= 1):
-            raise ForetraceError(f"{who}: a lease takes 1 s or more, not {self.lease_s:g}; give lease-s=600 or so.")
+            raise ForetraceError(f"{who}: a lease or slice takes 1 s or more, not {self.lease_s:g}; give 600 or so.")
         if any(not wait >= 0 for wait in self.waits_s):
             raise ForetraceError(f"{who}: a delay timer is 0 s or more (inf: never); mend waits.")
         if self.place_rule == "delay" and not self.waits_s:

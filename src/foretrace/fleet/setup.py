@@ -50,9 +50,9 @@ class Costs:
         for name in ("restart_s", "restart_s_per_gpu", "checkpoint_s", "mtbf_h"):
             value = getattr(self, name)
             if not (np.isfinite(value) and value >= 0):
-                raise ForetraceError(f"{name.replace('_', '-')} is a number from 0 up, not {value:g}.")
+                raise ForetraceError(f"`{name}=` is a number from 0 up, not {value:g}; give one.")
         if self.mtbf_h > 0 and not (np.isfinite(self.mttr_h) and self.mttr_h > 0):
-            raise ForetraceError(f"mttr-h, the mean time to repair, is above 0 h, not {self.mttr_h:g}.")
+            raise ForetraceError(f"`mttr_h=`, the mean time to repair, is above 0 h, not {self.mttr_h:g}; give more.")
         for model, value in self.restart_s_by_model:
             if not (np.isfinite(value) and value >= 0):
                 raise ForetraceError(f"the restart of {model!r} takes a number of seconds from 0 up, not {value:g}.")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretrace.errors import GraphError
+from foretrace.errors import CycleError, GraphError
 from foretrace.graph.collectives import with_collectives
 from foretrace.graph.device import DeviceTasks, device_tasks, without_work
 from foretrace.graph.draft import Draft
@@ -70,9 +70,15 @@ def build(trace: Trace, rank: int | None = None) -> TaskGraph:
     draft.returns()
     draft.host_collectives()
     draft.step_marks()
-    settled = draft.settled()
-    info = describe(draft, settled, events.classes, notes + list(steps.notes))
-    return with_collectives(draft.finish(settled, info), one)
+    try:
+        settled = draft.settled()
+        info = describe(draft, settled, events.classes, notes + list(steps.notes))
+        return with_collectives(draft.finish(settled, info), one)
+    except CycleError as error:
+        raise GraphError(
+            f"{_source(one)} has work of the device before the call that launched it, or after the one that waited for "
+            f"it, so its clocks disagree; record again, or keep other steps with `steps=` ({str(error)[:-1]})."
+        ) from None
 
 
 def _one_rank(trace: Trace, rank: int | None) -> tuple[Trace, list[str]]:

@@ -289,7 +289,7 @@ def estimate(
         training=training,
         step=step,
         memory=memory,
-        fit=memory.fits(room),
+        fit=memory.fits(room, 0.0 if own_processor else device.memory_gb * 2.0**30),
         room_bytes=room,
         sharding=sharding or Sharding(),
         recompute=recompute,

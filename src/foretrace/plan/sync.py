@@ -21,7 +21,7 @@ from foretrace.simulate.breakdown import PARTS
 from foretrace.simulate.timeline import simulate
 from foretrace.trace.trace import LaneKind
 from foretrace.training.workers.policies import POLICIES, parse
-from foretrace.training.workers.virtual import SyncRun, WorkerTimes, foresee
+from foretrace.training.workers.virtual import SyncRun, Turn, WorkerTimes, foresee
 
 MODEL_RANGE = 0.1  # of a run's seconds: what processes take beside steps and commits; few runs have shown it
 ROUNDS, MOST_RUN_S = 2, 60.0  # of processes
@@ -126,9 +126,7 @@ def plan_sync(question: SyncQuestion) -> SyncPlan:
         # What is under way at the end is not counted, which is much of a run of few commits.
         return play(commits=2 * FEWEST * len(question.step_s))
 
-    base = played("synchronous")
-    pace = sum(base.steps) / base.ended_s
-    found = []
+    pace, found = _pace(played("synchronous")), []
     for policy in question.policies:
         run = played(policy)
         steps = sum(run.steps)
@@ -136,10 +134,26 @@ def plan_sync(question: SyncQuestion) -> SyncPlan:
             PlannedPolicy(
                 policy=policy, seconds=run.ended_s, interval_s=_around(run.ended_s)[1:], commits=run.commits,
                 waited=sum(run.waited_s) / (run.ended_s * len(question.step_s)), sent_bytes=sum(run.sent_bytes) / steps,
-                over_synchronous=steps / run.ended_s / pace, lead=max(run.commits) - min(run.commits), steps=run.steps,
+                over_synchronous=_pace(run) / pace, lead=max(run.commits) - min(run.commits), steps=run.steps,
             )
         )  # fmt: skip
     return SyncPlan(question=question, policies=tuple(found), notes=tuple(_notes(question)))
+
+
+def _pace(run: SyncRun) -> float:
+    """Return steps per second of all workers, of each between its first commit and its last: a run ends at no whole
+    number of rounds for all.
+    """
+    turns: dict[int, list[Turn]] = {}
+    for turn in run.turns:
+        turns.setdefault(turn.worker, []).append(turn)
+    pace = 0.0
+    for first, *others in turns.values():
+        if others:
+            pace += sum(turn.steps for turn in others) / (others[-1].arrived_s - first.arrived_s)
+        else:
+            pace += first.steps / run.ended_s
+    return pace
 
 
 def _notes(question: SyncQuestion) -> list[str]:

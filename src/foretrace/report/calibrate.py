@@ -241,7 +241,7 @@ class NetworkCheckView(Report, frozen=True, kw_only=True):
         yield f"{self.kind} of {self.workers} workers{where}, expected on {self.on}"
         yield listing(
             self.regimes, "regime", ("from_bytes to_bytes", "sizes", "binary"),
-            ("ratio", "measured / expected", "ratio"), (lambda each: _WORDS[each.verdict], "verdict"),
+            ("ratio", "time / expected", "ratio"), (lambda each: _WORDS[each.verdict], "verdict"),
             ("why", Column("why", wide=True)),
         )  # fmt: skip
         yield from notes(self.suspicions, "suspicion")

@@ -225,8 +225,13 @@ def _energy(found: metrics.Metrics, grid: float | None) -> EnergyView | None:
 
 
 def energy(kwh: float) -> str:
-    """Return text such as "6,459 kWh", "370 MWh"."""
-    return f"{digits(kwh / 1000)} MWh" if kwh >= 99_950 else f"{kwh:,.0f} kWh"
+    """Return text such as "0.410 kWh", "6,459 kWh", "370 MWh"."""
+    return f"{digits(kwh / 1000)} MWh" if kwh >= 99_950 else f"{_amount(kwh)} kWh"
+
+
+def _amount(value: float) -> str:
+    """Return a large number whole, a small one in three digits."""
+    return f"{value:,.0f}" if value >= 999.5 else digits(value)
 
 
 def energy_text(view: FleetRunView) -> str:
@@ -292,7 +297,8 @@ def _also(view: FleetRunView) -> Iterator[Block]:
         yield Line(f"{digits(lost.gpu_h)} GPU-hours without progress {times}", label="lost")
     if view.usd_all is not None and view.usd_used is not None:
         yield Line(
-            f"${view.usd_used:,.0f} for what jobs held, ${view.usd_all:,.0f} for all GPUs all the time", label="cost"
+            f"${_amount(view.usd_used)} for what jobs held, ${_amount(view.usd_all)} for all GPUs all the time",
+            label="cost",
         )
     if view.kwh is not None:
         yield Line(energy_text(view), label="energy")

@@ -41,7 +41,8 @@ class RowPlanView(Report, frozen=True, kw_only=True):
     busiest_interval: tuple[float, float]  # 80 %
     expected_bytes: float  # from the profiled batches
     bound_bytes: float  # no placement exchanges less, by the profile
-    baselines: dict[str, float | None]  # busiest device there over here; null where it does not fit or here is nothing
+    # Busiest device there over here; null where it does not fit, or here nothing is exchanged and there something.
+    baselines: dict[str, float | None]
     memory_bytes: tuple[int, ...]  # of the tables, per device
     profiled: int  # batches
     held_out: int
@@ -61,9 +62,8 @@ class RowPlanView(Report, frozen=True, kw_only=True):
         ]  # fmt: skip
         rows = [(each.name, each.rows, each.mode, each.rows_replicated) for each in self.tables]
         yield table(columns, sorted(rows, key=lambda row: -row[1]), top=top, noun="table", how="--top")
-        known = [
-            f"{name} {'does not fit' if each is None else f'{digits(each)}×'}" for name, each in self.baselines.items()
-        ]
+        unfit = "does not fit" if self.busiest_bytes else "does not fit, or exchanges something"
+        known = [f"{name} {unfit if each is None else f'{digits(each)}×'}" for name, each in self.baselines.items()]
         yield Line(" · ".join(known), label="others")
         if self.exchange_s is not None:
             yield Line(f"{seconds(self.exchange_s)} at the rate of the links alone", label="exchange")
@@ -104,11 +104,16 @@ def planned_rows(
             "No row is copied in training: to sum the gradients of copies costs as much as to fetch the row.",
         ),
         source=source, inference=not placement.training, busiest_bytes=ours, busiest_interval=(low, high),
-        baselines={name: each[0] / ours if each and ours else None for name, each in found.baselines.items()},
+        baselines={name: _times(each[0], ours) if each else None for name, each in found.baselines.items()},
         memory_bytes=tuple(placement.memory().tolist()), profiled=found.batches[0], held_out=found.batches[1],
         exchange_s=moved.window_ns / 1e9 if moved else None, run=tuple(ran), ok=all(each.equal for each in ran),
         ledger=ledger, row=row,
     )  # fmt: skip
+
+
+def _times(theirs: float, ours: float) -> float | None:
+    """Return one amount over another; two of nothing are equal, None for something over nothing."""
+    return theirs / ours if ours else None if theirs else 1.0
 
 
 class PlanCacheView(Report, frozen=True, kw_only=True):

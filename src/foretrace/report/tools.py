@@ -113,9 +113,10 @@ def _value(parameter: ParameterView) -> str:
     if parameter.prior is not None:
         prior = parameter.prior
         return f" (assumed {prior.value:g}, {prior.low:g} – {prior.high:g} {prior.unit}: {prior.why})"
-    choices = f", one of {', '.join(parameter.choices)}" if parameter.choices else ""
-    default = "" if parameter.default is None else f"default {parameter.default}"
-    text = (default + choices).removeprefix(", ")
+    given = parameter.default is not None and parameter.default != ""
+    default = f"default {parameter.default} {parameter.unit}".rstrip() if given else parameter.unit
+    choices = f"one of {', '.join(filter(None, parameter.choices))}" if parameter.choices else ""
+    text = ", ".join(filter(None, (default, choices)))
     return f" ({text})" if text else ""
 
 

@@ -129,8 +129,8 @@ def _notes(advice: CompressionAdvice) -> list[str]:
         found.append("the network is a file, so it is not said from which bandwidth down a method gains")
     else:
         found.append(
-            "gains below: links on which the central prediction is a gain; the verdict asks the whole interval of the "
-            "gain to be one"
+            "gains below: links on which the central prediction is a gain of 1 % of the step or more, to 5 %; the "
+            "verdict asks the whole interval of the gain to be one"
         )
     return found
 

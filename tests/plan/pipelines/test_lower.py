@@ -51,6 +51,8 @@ def test_bubbles_of_the_papers(p: int, m: int, batches: int) -> None:
         endless = [predict(two_bw(p, m, n), same(p)).total_s for n in (batches, batches + 1)]
         assert endless[1] - endless[0] == pytest.approx(m * whole)  # no flush: a batch costs its work alone
         assert endless[0] == pytest.approx((batches * m + p - 1) * whole)
+        settled = predict(two_bw(p, m, 4), same(p))
+        assert settled.bubble == pytest.approx([0.0] * p, abs=1e-6), "of a batch, not of a run of four"
     chunked = predict(interleaved(2 * p, m * p, 1), same(2 * p))
     assert chunked.total_s == pytest.approx((2 * m * p + p - 1) * whole)  # half of GPipe's bubble, in units of a chunk
 

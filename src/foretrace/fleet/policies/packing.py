@@ -98,7 +98,8 @@ def what_is_left(view: View, job: int, other: int) -> float:
     if pair is None:
         raise ForetraceError(
             f"packing needs to know what jobs on one GPU do to each other, and the speed model {speeds.name!r} does "
-            "not; give one with pair(workload, job, other), such as TablePairs of a throughput file."
+            "not; give `speeds=` 'throughputs=FILE pairs=yes', or in Python one with pair(workload, job, other), such "
+            "as TablePairs."
         )
     return float(pair(view.workload, job, other))
 

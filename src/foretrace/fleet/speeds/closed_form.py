@@ -287,6 +287,6 @@ def cluster_gbit_s(cluster: ClusterTree) -> tuple[float, ...]:
     if missing:
         raise ForetraceError(
             f"cluster {cluster.name!r} gives no bandwidth for {', '.join(missing)}; add gbit_s to its file, or state "
-            "the bandwidth of every level."
+            "the bandwidth of every level, as in `speeds=` 'closed-form gb-s=300,50,25'."
         )
     return rates

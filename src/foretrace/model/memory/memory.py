@@ -153,8 +153,9 @@ class StepMemory:
             return dict.fromkeys(CATEGORIES, 0)
         return dict(zip(CATEGORIES, self.timeline[:, self.at].tolist(), strict=True))
 
-    def fits(self, device_bytes: float) -> MemoryFit:
-        """Return whether it fits a device with so much memory."""
+    def fits(self, device_bytes: float, most_bytes: float = 0.0) -> MemoryFit:
+        """Return whether it fits a device with so much memory, or up to `most_bytes` of it."""
+        most_bytes = max(device_bytes, most_bytes)
         if self.reserved_bytes:
             process, held, growth = CONTEXT_BYTES, max(self.reserved_bytes, self.peak_bytes), _GROWTH
             what = "CUDA's context, kernels and library workspaces take"
@@ -168,11 +169,12 @@ class StepMemory:
             more = f"the C library keeps freed memory, up to {growth:.0%} of the peak of tensors"
         least, most = self.peak_bytes + process[0], held * (1 + growth) + process[1]
         low, high = (each / 1e9 for each in process)
+        sizes = (f"the device has {device_bytes / 1e9:.3g} to {most_bytes / 1e9:.3g} GB: vendors count in 2^30 bytes",)
         return MemoryFit(
-            verdict="fits" if most <= device_bytes else "does not fit" if least > device_bytes else "tight",
+            verdict="fits" if most <= device_bytes else "does not fit" if least > most_bytes else "tight",
             needed_bytes=(least, most),
-            margin_bytes=(device_bytes - most, device_bytes - least),
-            assumptions=(f"{what} {low:g} to {high:g} GB", more),
+            margin_bytes=(device_bytes - most, most_bytes - least),
+            assumptions=(f"{what} {low:g} to {high:g} GB", more, *(sizes if most_bytes > device_bytes < most else ())),
         )
 
 

@@ -179,13 +179,20 @@ def plan_data(
                 for each, probe in zip(those, probes, strict=True)
             ]
 
-        best, *others = ranked([each for each, _ in timed(fitting)], memory_bytes)
-        # The quickest of many noisy measurements likely came out too quick: what is predicted is timed again.
-        ((again, costs),) = timed([best])
-    best = but(again, low_s=min(best.low_s, again.low_s), high_s=max(best.high_s, again.high_s))
+        found = {each.name: (each, costs) for each, costs in timed(fitting)}
+        checked = set[str]()
+        # The quickest of many noisy measurements likely came out too quick: what is predicted is timed again, until
+        # the quickest is one that was.
+        while (best := ranked((each for each, _ in found.values()), memory_bytes)[0]).name not in checked:
+            checked.add(best.name)
+            ((again, costs),) = timed([best])
+            wide = but(again, low_s=min(best.low_s, again.low_s), high_s=max(best.high_s, again.high_s))
+            found[best.name] = wide, costs
+    candidates = ranked((each for each, _ in found.values()), memory_bytes)
+    best, costs = found[candidates[0].name]
     job, cut = ways[best.name]
     return DataPlan(
-        graph=source.name, job=job, sizes=cut, limit_bytes=memory_bytes, candidates=(best, *others),
+        graph=source.name, job=job, sizes=cut, limit_bytes=memory_bytes, candidates=candidates,
         left_out={each.name: f"needs {each.memory_bytes / 1e6:.0f} MB" for each in known if each not in fitting},
         timeline=simulate(epochs(job, cut, source.training, costs)[1][0]),
     )  # fmt: skip

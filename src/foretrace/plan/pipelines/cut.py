@@ -33,7 +33,7 @@ class ScheduledPipeline:
     name: str
     batch_s: float | None = None
     interval_s: tuple[float, float] | None = None  # with every operator as fast and as slow as it may be
-    bubble: tuple[float, ...] | None = None  # per stage, share of the time without work, filling and draining included
+    bubble: tuple[float, ...] | None = None  # per stage, share of a batch's time without work
     in_flight: tuple[int, ...] | None = None  # micro-batches, most at a time
     memory_bytes: tuple[float, ...] | None = None  # per stage
     fits: bool = False

@@ -51,7 +51,7 @@ class PipelinePrediction:
     timeline: Timeline
     total_s: float  # from the first forward pass to the last update
     batch_s: float  # median of what a batch adds, and never less than a process works for one
-    bubble: tuple[float, ...]  # share of the total in which a process does nothing
+    bubble: tuple[float, ...]  # share of `batch_s` in which a process does nothing
     in_flight: tuple[int, ...]  # micro-batches, most at a time
     nbytes: tuple[float, ...]  # weights in all versions, gradients, the optimizer's state, activations in flight
 
@@ -118,14 +118,15 @@ def predict(schedule: PipelineSchedule, costs: Sequence[StageCost]) -> PipelineP
     """Return time, bubble and memory of a schedule; errors as in `lower`."""
     graph = lower(schedule, costs)
     timeline, processes = simulate(graph), range(len(schedule.rows))
-    total, work = timeline.window_ns, graph.kind == TaskKind.KERNEL
+    work = graph.kind == TaskKind.KERNEL
     busy = np.bincount(graph.lane[work], weights=graph.dur[work], minlength=len(processes))
-    least_s = float(busy.max()) / (schedule.last - schedule.first) / 1e9  # no process does a batch in less
+    busy_s = busy / (schedule.last - schedule.first) / 1e9
+    batch_s = max(timeline.step_time_s, float(busy_s.max()))  # no process does a batch in less
     return PipelinePrediction(
         timeline=timeline,
-        total_s=total / 1e9,
-        batch_s=max(timeline.step_time_s, least_s),
-        bubble=tuple(1 - float(busy[r]) / total if total else 0.0 for r in processes),
+        total_s=timeline.window_ns / 1e9,
+        batch_s=batch_s,
+        bubble=tuple(1 - float(busy_s[r]) / batch_s if batch_s else 0.0 for r in processes),
         in_flight=tuple(map(schedule.in_flight, processes)),
         nbytes=tuple(_held(schedule, r, costs) for r in processes),
     )

@@ -142,7 +142,7 @@ class BatchSize(OnSamples):
         if (self.to is None) == (self.by is None):
             raise self.refuse("give either to= (samples per step) or by= (relative to now).")
         if (self.to is not None and self.to < 1) or (self.by is not None and not 0 < self.by <= 1e6):
-            raise self.refuse("a step needs at least one sample.")
+            raise self.refuse("a step needs at least one sample, and at most 1e6 times as many as now (by=).")
         if self.recorded is not None and self.recorded < 1:
             raise self.refuse(f"recorded must be 1 or more, got {self.recorded}; it is samples per step as recorded.")
 
