@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from foretrace import report
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, Result, asked, group, writable
 from foretrace.cli.options import flag, option
@@ -36,14 +37,12 @@ def device(
     nobody measured, 50 of them; --plan and --times carry them to another machine and back.
     Example: foretrace calibrate device --operators 50 --threads 1
     """
-    from foretrace.report import calibrate as report
-
     if gpu is not None:
         from foretrace.cost.devices.learned.gpu_products import calibrate
 
         with options.progress("timing products") as tell:
             products = calibrate(gpu, operators=operators, plan=plan, times=times, budget_s=seconds, progress=tell)
-        return Reply(result=report.products(products), how={"device": products.device.name})
+        return Reply(result=report.calibrate.products(products), how={"device": products.device.name})
     if plan is not None or times is not None:
         raise ForetraceError("--plan and --times are of a GPU's products; name it, e.g. --gpu b200.")
     if like is not None:
@@ -56,10 +55,10 @@ def device(
 
     with options.progress("timing operators") as tell:
         if operators is None:
-            return Reply(result=report.calibrated("device", every_operator(threads, seconds, tell)))
+            return Reply(result=report.calibrate.calibrated("device", every_operator(threads, seconds, tell)))
         found = few_operators(operators, threads, seconds, tell)
     how = {"said": found.said, "following": "foretrace calibrate device"}
-    return Reply(result=report.calibrated("device", found), how=how)
+    return Reply(result=report.calibrate.calibrated("device", found), how=how)
 
 
 def run(
@@ -81,13 +80,12 @@ def run(
     if _elsewhere(_machine_of(source)["allocator"], ["run", *asking, "--seconds", str(seconds), *trusted]):
         return None
     from foretrace.experiment.calibrate import recorded_operators
-    from foretrace.report.calibrate import calibrated
 
     graph = options.scenario(source).graph
     with options.progress("timing operators") as tell:
         found = recorded_operators(graph, techniques, seconds, source=str(source), trust=trust or (), tell=tell)
     following = shlex.join(["foretrace", "whatif", *asking])
-    return Reply(result=calibrated("run", found), how={"source": source.name, "following": following})
+    return Reply(result=report.calibrate.calibrated("run", found), how={"source": source.name, "following": following})
 
 
 def network(
@@ -109,7 +107,6 @@ def network(
     Example: foretrace calibrate network --workers 2 --to 4194304 --out gloo.json --accept-noise
     """
     from foretrace.experiment import collectives
-    from foretrace.report import calibrate as report
 
     writable(out)
     gpus = collectives.gpus()
@@ -121,7 +118,7 @@ def network(
         )  # fmt: skip
     if not accept_noise:
         collectives.refuse_noise(table)
-    return report.calibrated_network(table, collectives.keep(table, out))
+    return report.calibrate.calibrated_network(table, collectives.keep(table, out))
 
 
 def _machine_of(source: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretrace import report
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, Result, group, page_asked, writable
 from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies, Seed, following, plays, spelt
@@ -38,8 +39,6 @@ def run(
     from foretrace.files import write_text
     from foretrace.fleet import scene as scenes
     from foretrace.fleet.per_job import per_job
-    from foretrace.report import fleet as report
-    from foretrace.report import fleet_page
 
     writable(out)
     made = scenes.scene(spec)
@@ -48,11 +47,11 @@ def run(
     only = scenes.measured(measure, result.workload)
     other = "fifo" if spec.policy.split()[:1] == ["las"] else "las"
     next_ = following(["compare"], spec, "--policy", spec.policy, "--policy", other, also=["restart_s"])
-    view = report.run(result, made.cluster, path=spec.trace, only=only, next_=next_, grid=grid)
+    view = report.fleet.run(result, made.cluster, path=spec.trace, only=only, next_=next_, grid=grid)
     if out is not None:
         write_text(out, per_job(result, only))
-    page = fleet_page.FleetPage(view=view, result=result, cluster=made.cluster)
-    return Reply(result=view, page=lambda: fleet_page.render(page))
+    page = report.fleet_page.FleetPage(view=view, result=result, cluster=made.cluster)
+    return Reply(result=view, page=lambda: report.fleet_page.render(page))
 
 
 def tell_origin(result: FleetResult) -> None:
@@ -77,14 +76,13 @@ def why(
     Example: foretrace fleet why jobs.csv job150 --cluster 2x4x8 --policy fifo
     """
     from foretrace.fleet import ask, scene
-    from foretrace.report import fleet_questions as report
 
     made = scene.scene(spec)
     with options.progress("playing changes") as tell:
         found = ask.why(made, job, at_s=at, progress=tell)
     asked, named = ("whatif", "--now") if found.asked else ("run", "--policy")
     next_ = following([asked], spec, named, spec.policy, also=["seed", "restart_s"], then=spelt(found.asked))
-    return report.why(found, source=spec.trace, policy=spec.policy, cluster=spec.cluster, next_=next_)
+    return report.fleet_questions.why(found, source=spec.trace, policy=spec.policy, cluster=spec.cluster, next_=next_)
 
 
 @plays(*JOBS, *COSTS, "cluster", "load", "seed")
@@ -104,7 +102,6 @@ def whatif(
     Example: foretrace fleet whatif jobs.csv --cluster 2x4x8 --now fifo --add-rack 2 --policy dally
     """
     from foretrace.fleet import scene, variants
-    from foretrace.report import fleet_questions as report
 
     spec = replace(spec, policy=now)
     changes = variants.changes(spec, add=add_rack, policy=policy, cluster=to_cluster, network=network, load=to_load)
@@ -115,7 +112,7 @@ def whatif(
     further = ["compare", "--policy", now, "--policy", after.policy]
     if after.policy == now:  # one policy is compared with itself by nobody
         further = ["sweep", "--policy", now, "--set", "add=0,1,2", "--out", "sweep"]
-    return report.whatif(
+    return report.fleet_questions.whatif(
         first.play(), second.play(), source=spec.trace, changes=list(changes), next_=following(further, spec),
         words=(f"{now} on {first.cluster.name}", f"{after.policy} on {second.cluster.name}"),
     )  # fmt: skip
@@ -134,11 +131,12 @@ def slots(
     Example: foretrace fleet slots jobs.csv --cluster 4x4x8 --size 8 --size 64 --at 86400
     """
     from foretrace.fleet import scene
-    from foretrace.report import fleet_questions as report
 
     made = scene.scene(spec)
     next_ = following(["run"], spec, "--policy", spec.policy, also=["seed"], then=["--html", "fleet.html"])
-    return report.slots(made.play(record="devices"), made.cluster, sizes=size, at_s=at, path=spec.trace, next_=next_)
+    return report.fleet_questions.slots(
+        made.play(record="devices"), made.cluster, sizes=size, at_s=at, path=spec.trace, next_=next_
+    )
 
 
 @plays(*JOBS, "cluster", "load", "restart_s", "restart_s_per_gpu")
@@ -158,8 +156,6 @@ def compare(
     """
     from foretrace.fleet import comparison, scene
     from foretrace.fleet.policies import parse
-    from foretrace.report import fleet, fleet_page, fleet_policies
-    from foretrace.report.fleet_page import FleetPage
 
     if len(set(policy)) < len(policy):
         raise ForetraceError("--policy names the same policy twice; compare different ones.")
@@ -172,16 +168,18 @@ def compare(
         found = comparison.compare(
             {text: partial(scene.played, one) for text, one in runs.items()}, parts, how=how, seen=seen
         )
-    view = fleet_policies.compare(
+    view = report.fleet_policies.compare(
         found, path=spec.trace, cluster=made.cluster.name, gpus=made.cluster.gpus, jobs=len(made.workload),
         next_=following(["sweep"], spec, *spelt({"policy": policy}), then=["--set", "load=0.5,1,2", "--out", "sweep"]),
     )  # fmt: skip
 
     def page() -> str:
         first, *others = ((text, one.play(record="devices")) for text, one in runs.items())
-        shown = fleet.run(first[1], made.cluster, path=spec.trace, repeated=found if len(parts) > 1 else None)
-        whole = FleetPage(view=shown, result=first[1], cluster=made.cluster, others=dict(others), comparison=view)
-        return fleet_page.render(whole)
+        shown = report.fleet.run(first[1], made.cluster, path=spec.trace, repeated=found if len(parts) > 1 else None)
+        whole = report.fleet_page.FleetPage(
+            view=shown, result=first[1], cluster=made.cluster, others=dict(others), comparison=view
+        )
+        return report.fleet_page.render(whole)
 
     return Reply(result=view, page=page)
 
@@ -207,7 +205,6 @@ def sweep(
     Example: foretrace fleet sweep jobs.csv --policy fifo --policy las --set load=0.5,1,2 --seeds 5 --out sweep
     """
     from foretrace.fleet import variants
-    from foretrace.report import fleet_policies as report
 
     clusters = cluster or [Played.cluster]
     by = variants.axes(spec, policy, clusters, set_ or [], seeds)
@@ -215,7 +212,7 @@ def sweep(
         found = variants.sweep(spec, by, folder=out, jitter_s=jitter_s if seeds > 1 else 0.0, on=on, progress=tell)
     asked = ["compare", "--seeds", "20"] if len(policy) > 1 else ["run"]
     next_ = following(asked, replace(spec, cluster=clusters[0]), *spelt({"policy": policy}))
-    return report.sweep(found, source=spec.trace, by=by, next_=next_)
+    return report.fleet_policies.sweep(found, source=spec.trace, by=by, next_=next_)
 
 
 @plays(*LOG)
@@ -231,11 +228,10 @@ def fit(
     """
     from foretrace.fleet.scene import workload_of
     from foretrace.fleet.synthetic import fit as fitted
-    from foretrace.report import fleet_policies as report
 
     made = fitted(workload_of(spec.trace, spec.format, salvage=spec.salvage))
     made.save(out)
-    return report.fit(made, path=spec.trace, stored=str(out))
+    return report.fleet_policies.fit(made, path=spec.trace, stored=str(out))
 
 
 def generate(
@@ -254,13 +250,12 @@ def generate(
     """
     from foretrace.fleet.formats import write_csv
     from foretrace.fleet.synthetic import load_generator
-    from foretrace.report import fleet_policies as report
 
     if (jobs is None) == (days is None):
         raise ForetraceError("say either --jobs or --days, how much to generate.")
     made = load_generator(generator).generate(jobs=jobs, days=days, load=load, seed=seed)
     write_csv(made, out)
-    return report.generate(made, stored=str(out))
+    return report.fleet_policies.generate(made, stored=str(out))
 
 
 @plays(*LOG, "policy", "cluster", "jobs")
@@ -282,7 +277,6 @@ def export(
     from foretrace.files import write_text
     from foretrace.fleet import scene
     from foretrace.fleet.export import export as exported
-    from foretrace.report import fleet_policies as report
 
     if job and len(set(job)) < len(job):
         raise ForetraceError("--job names the same job twice; write each once.")
@@ -297,7 +291,7 @@ def export(
         raise ForetraceError(f"cannot write to {out} ({error.strerror or error}); choose another folder.") from None
     for name, text in files.items():
         write_text(out / name, text)
-    return report.export(list(files), to=to, folder=str(out))
+    return report.fleet_policies.export(list(files), to=to, folder=str(out))
 
 
 def policies() -> Result:
@@ -306,9 +300,8 @@ def policies() -> Result:
     Example: foretrace fleet policies
     """
     from foretrace.fleet.policies.registry import described
-    from foretrace.report.fleet_policies import FleetPoliciesView
 
-    return FleetPoliciesView(policies=described())
+    return report.fleet_policies.FleetPoliciesView(policies=described())
 
 
 fleet = group(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from foretrace import report
 from foretrace.cli import completion, options
+from foretrace.cli.answers import Result
 from foretrace.cli.fleet_options import Seed
 from foretrace.cli.options import argument, option
 from foretrace.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
 
 
 def live(
@@ -36,7 +34,6 @@ def live(
     """
     from foretrace.fleet.live import history as histories
     from foretrace.fleet.live import questions, sources
-    from foretrace.report import fleet_slurm as report
 
     if from_ is not None and save is not None:
         raise ForetraceError("--save keeps what Slurm prints now, --from reads what was kept; give one of them.")
@@ -47,7 +44,9 @@ def live(
             seen, past, job=job or None, draws=draws, seed=seed, racks=add_rack, progress=tell,
             settings=set_ or (),
         )  # fmt: skip
-    return report.live(found, next_=report.following(found, [] if from_ is None else ["--from", str(from_)]))
+    return report.fleet_slurm.live(
+        found, next_=report.fleet_slurm.following(found, [] if from_ is None else ["--from", str(from_)])
+    )
 
 
 def rig(
@@ -75,8 +74,6 @@ def rig(
     from foretrace.fleet.rig import against, on_ray
     from foretrace.fleet.rig.cluster import SlurmSetup, missing
     from foretrace.fleet.scene import workload_of
-    from foretrace.report import fleet_slurm as report
-    from foretrace.report.names import command
 
     if on not in ("slurm", "ray"):
         raise ForetraceError(f"--on must be slurm or ray, got {on!r}.")
@@ -92,6 +89,8 @@ def rig(
         found = against.against(
             work, setup, policy, speedup=speedup, repeats=repeats, failures=failures, progress=tell, on=on
         )
-    next_ = command("fleet", "rig", on=on, nodes=nodes, gpus=gpus, racks=racks, trace=trace, policy=policy,
+    next_ = report.names.command("fleet", "rig", on=on, nodes=nodes, gpus=gpus, racks=racks, trace=trace, policy=policy,
                     speedup=f"{speedup:g}", repeats=3)  # fmt: skip
-    return report.rig(found, on=on, source=trace, policy=policy, speedup=speedup, next_=next_ if repeats == 1 else "")
+    return report.fleet_slurm.rig(
+        found, on=on, source=trace, policy=policy, speedup=speedup, next_=next_ if repeats == 1 else ""
+    )

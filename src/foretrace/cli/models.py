@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretrace import flow, report
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, Result
 from foretrace.cli.options import argument, flag, option
@@ -67,9 +68,7 @@ def estimate(
     Example: foretrace estimate resnet50 --device h100 --batch 32 --precision bf16
     """
     given = locals()
-    from foretrace import flow
     from foretrace.graph.store import save
-    from foretrace.report import estimate as report
 
     if pipeline != 1 or sequence:
         what = "--sequence-parallel" if sequence else f"--pipeline {pipeline}"
@@ -87,7 +86,7 @@ def estimate(
         )  # fmt: skip
     given["workers"] = found.sharding.workers
     asked = {name: given[name] for name in _RECIPE if given[name] and given[name] != _USUAL.get(name)}
-    view = report.estimate(found, model=source, asked=asked, out=out, grid=grid)
+    view = report.estimate.estimate(found, model=source, asked=asked, out=out, grid=grid)
     return Reply(result=view, files={out: lambda path: save(found.step.lowered.graph, path)})
 
 
@@ -113,7 +112,6 @@ def operators(
     from foretrace.model.blocks import with_blocks
     from foretrace.model.fusion import fuse as fused
     from foretrace.model.readers.json_form import checked, write
-    from foretrace.report import models as report
     from foretrace.zoo.operators import operators_in
 
     by = resolve(by, _BY, {"families": "family", **{f"{each}s": each for each in _BY}}) or by
@@ -127,7 +125,7 @@ def operators(
             source, size=size, batch=batch, dims=dims, step=step, rank=rank, salvage=salvage, progress=tell
         )
     graph = with_blocks(fused(graph) if fuse else graph)
-    view = report.operators(graph, path=source, fused=fuse)
+    view = report.models.operators(graph, path=source, fused=fuse)
     if by == "layer" and not view.layers:
         raise ForetraceError(f"--by layer: {source} does not name layers; leave it out, or take --by operator.")
     return Reply(result=view, how={"by": by}, files={out: lambda path: write(graph, path)})
@@ -148,14 +146,13 @@ def utilisation(
     """
     from foretrace.hardware.devices import named
     from foretrace.model.estimate import model_usage
-    from foretrace.report import models as report
     from foretrace.zoo.operators import operators_of
 
     target = named(device)
     with options.progress(f"capturing {model}") as tell:
         graph = operators_of(model, size=size, batch=batch, precision=precision, training=not inference, progress=tell)
     used = model_usage(graph, device=target, known=[member for path in measured or () for member in _times(path)])
-    return report.utilisation(
+    return report.models.utilisation(
         used, model=model, training=not inference, next=f"foretrace estimate {model} --device {device}"
     )
 
@@ -193,7 +190,6 @@ def sparsity(
     Example: foretrace sparsity vgg11 --array "lanes=8 dispatch=fixed"
     """
     from foretrace.cost.accelerators.sparse import SparseArray
-    from foretrace.report import models as report
     from foretrace.training.sparsity import exact, samples
     from foretrace.zoo.registry import job, script_mistakes
 
@@ -202,14 +198,14 @@ def sparsity(
     with script_mistakes(model), options.progress(f"training {model}") as tell:
         training = make()
         for each in samples(training, (0, steps // 2, steps), images=images):
-            found.append(report.sample(each, on))
+            found.append(report.models.sample(each, on))
             if tell:
                 tell(each.step / max(steps, 1))
         try:
             checked = exact(training)
         except ForetraceError as error:
             why = str(error)
-    return report.sparsity(found, model=model, size=size, array=on, images=images, exact=checked, unchecked=why)
+    return report.models.sparsity(found, model=model, size=size, array=on, images=images, exact=checked, unchecked=why)
 
 
 def rewrite(
@@ -233,7 +229,6 @@ def rewrite(
     """
     from foretrace.plan.rewrite import write
     from foretrace.plan.rewrite.session import RewriteRequest, rewrite_named
-    from foretrace.report import programs as report
 
     if out is not None:
         write.checked(out)
@@ -246,7 +241,7 @@ def rewrite(
             f"float64 and {found.check.float32:.1g} in float32; please report it with the model."
         )
     shown_size = "" if source.endswith(".py") else size
-    view = report.rewriting(found, wanted, source=source, size=shown_size, batch=count, wrote=str(out or ""))
+    view = report.programs.rewriting(found, wanted, source=source, size=shown_size, batch=count, wrote=str(out or ""))
     return Reply(result=view, files={out: lambda path: write.write(found.emitted, path)})
 
 
@@ -267,7 +262,6 @@ def program(
     """
     from foretrace.cost.programs.rank import rank
     from foretrace.cost.programs.tasks import KINDS, SIZES, task
-    from foretrace.report.programs import program as report
 
     found = resolve(kind, KINDS)
     if found is None:
@@ -280,7 +274,7 @@ def program(
     given = task(found, **{name: sizes[name] for name in names if name in sizes})
     with options.progress("predicting schedules") as tell:
         ranked = rank(given, tries=tries, measured=measure, seed=seed, calibrate_s=float(number[1]), tell=tell)
-    return report(ranked)
+    return report.programs.program(ranked)
 
 
 def _size(name: str, text: str) -> int:
@@ -305,14 +299,13 @@ def kernels(
     """
     from foretrace.experiment.kernels import step_kernels
     from foretrace.hardware.processor import operator_threads
-    from foretrace.report.programs import kernels as report
     from foretrace.zoo.registry import job, script_mistakes
 
     make = job(model, size, seed=seed)
     with operator_threads(threads), options.progress(f"compiling and running {model}") as tell:
         with script_mistakes(model):
             training = make()
-        return report(step_kernels(training, seconds=seconds, tell=tell), model)
+        return report.programs.kernels(step_kernels(training, seconds=seconds, tell=tell), model)
 
 
 def codesign(
@@ -343,7 +336,6 @@ def codesign(
     from foretrace.plan.codesign.answer import codesign as search
     from foretrace.plan.codesign.schedule import layer_schedules
     from foretrace.plan.codesign.searched import DesignProblem
-    from foretrace.report.codesign import codesigned
     from foretrace.search.named import search_named
     from foretrace.simulate.timeline import simulate
 
@@ -362,6 +354,6 @@ def codesign(
     runs = [simulate(each.graph()) for each in layers]
     ordered = [(each, run.window_ns / 1e9) for each, run in zip(layers, runs, strict=True)]
     by = search_named(DesignProblem(space, rate), strategy, calls=calls, seed=seed) if strategy else None
-    view = codesigned(found, model, ordered, by=by)
+    view = report.codesign.codesigned(found, model, ordered, by=by)
     names = [f"a layer, {each.phase}" for each in view.layer]
     return Reply(result=view, timelines=lambda: {model: found.simulated, **dict(zip(names, runs, strict=True))})

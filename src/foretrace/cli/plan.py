@@ -8,14 +8,14 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from foretrace import flow, report
 from foretrace.cli import completion, options
-from foretrace.cli.answers import Reply, group, writable
+from foretrace.cli.answers import Reply, Result, group, writable
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.experiment.rows.placed import RanPlacement
-    from foretrace.report.views import Result
 
 Devices = Annotated[int, option(..., "N", "How many there are.", least=1)]
 MemoryLimit = Annotated[str, option(..., "SIZE", "Of a device, as 16GB, instead of the catalog's memory.")]
@@ -55,9 +55,7 @@ def place(
 
     Example: foretrace plan place bert --device a100-40gb --devices 4 --inference
     """
-    from foretrace import flow
     from foretrace.plan.result import size as size_of
-    from foretrace.report import plan as report
 
     with options.progress(f"placing {source}") as tell:
         found = flow.place(
@@ -65,7 +63,7 @@ def place(
             batch=batch, precision=precision, training=not inference, size=size, contiguous=not any_sets,
             seconds=seconds, progress=tell,
         )  # fmt: skip
-    return report.placed(found, source, device, grid)
+    return report.plan.placed(found, source, device, grid)
 
 
 def pipeline(
@@ -88,9 +86,7 @@ def pipeline(
 
     Example: foretrace plan pipeline bert --device a100-40gb --devices 4 --batch 8
     """
-    from foretrace import flow
     from foretrace.plan.result import size as size_of
-    from foretrace.report import plan as report
 
     with options.progress(f"cutting {model}") as tell:
         found = flow.pipeline(
@@ -98,7 +94,7 @@ def pipeline(
             planner=planner, memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size,
             progress=tell,
         )  # fmt: skip
-    return report.pipelined(found, model, device, grid)
+    return report.plan.pipelined(found, model, device, grid)
 
 
 def soap(
@@ -127,7 +123,6 @@ def soap(
     """
     from foretrace.plan.result import size as size_of
     from foretrace.plan.soap.plan import plan_soap
-    from foretrace.report.plan_soap import soap_view
 
     with options.progress(f"searching {source}") as tell:
         found = plan_soap(
@@ -135,7 +130,9 @@ def soap(
             memory_limit=size_of(memory_limit), precision=precision, size=size, calls=calls, seed=seed, on=on,
             progress=tell,
         )  # fmt: skip
-    return Reply(result=soap_view(found, source, grid), timelines=lambda: {source: found.simulated})
+    return Reply(
+        result=report.plan_training.planned_soap(found, source, grid), timelines=lambda: {source: found.simulated}
+    )
 
 
 def rows(
@@ -160,7 +157,6 @@ def rows(
     """
     from foretrace.plan.result import size
     from foretrace.plan.rows.plan import exchange, plan_rows, rows_of, run_rows
-    from foretrace.report.plan_rows import planned_rows
     from foretrace.training.rows.lookups import read
 
     if bool(between) > (run or perfetto is not None) or bool(perfetto) > bool(between):
@@ -178,7 +174,7 @@ def rows(
     measured = rows_of(ran, source, devices, between)
     where = keep(*measured) if measured else ()
     moved = exchange(found, lookups, between) if between else None
-    view = planned_rows(found, source, ran, *where, moved=moved)
+    view = report.plan_rows.planned_rows(found, source, ran, *where, moved=moved)
     drawn = {source: moved} if moved else {}
     return Reply(result=view, files={out: found.placement.save}, timelines=lambda: drawn)
 
@@ -206,7 +202,6 @@ def data(
     from foretrace.plan.data.neighbour_caches import fan_outs, samplers
     from foretrace.plan.data.plan import GraphSource, plan_data, try_plan
     from foretrace.plan.result import size
-    from foretrace.report.plan_rows import planned_data, planned_samplers
 
     keep = kept.keeper(run=run)
     with options.stages("reading the graph") as tell:
@@ -220,10 +215,10 @@ def data(
             ways = samplers(
                 source.data, num_neighbors=fan_outs(sample), batch_size=batch, memory_bytes=limit, seed=seed
             )
-            return Reply(result=planned_samplers(graph, source.data, limit, ways))
+            return Reply(result=report.plan_rows.planned_samplers(graph, source.data, limit, ways))
         found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
         measured, tried = try_plan(found, source, epochs=epochs, tell=tell) if run else (None, None)
-    view = planned_data(found, tried, *(keep(measured) if measured else ()))
+    view = report.plan_rows.planned_data(found, tried, *(keep(measured) if measured else ()))
     return Reply(result=view, timelines=lambda: {graph: found.timeline})
 
 
@@ -252,7 +247,6 @@ def second_order(
     from foretrace.experiment.calibrate import with_hooks
     from foretrace.plan.result import size
     from foretrace.plan.second_order import chain, frequency, plan_second_order
-    from foretrace.report.plan_training import planned_second_order
     from foretrace.techniques.distributed.kfac import Kfac
 
     often = [frequency(each) for each in every or ("10/100", "1/10")]
@@ -266,7 +260,7 @@ def second_order(
             graph, workers=workers, network=network, memory_bytes=size(memory, "memory") or inf, every=often,
             skip=skip, progress=told,
         )  # fmt: skip
-    return planned_second_order(found, str(source))
+    return report.plan_training.planned_second_order(found, str(source))
 
 
 def look_ups(
@@ -291,7 +285,6 @@ def look_ups(
     from foretrace.cost.accelerators.product_quantised import Surroundings
     from foretrace.plan.look_ups import plan_look_ups
     from foretrace.plan.look_ups import setting as read
-    from foretrace.report.plan_look_ups import planned_look_ups
     from foretrace.zoo.operators import operators_of
 
     settings = [read(each, dense=dense, samples=samples, bits=bits) for each in setting]
@@ -299,7 +292,7 @@ def look_ups(
     with options.progress(f"capturing {model}") as tell:
         batched = None if model.endswith(".py") else 1  # loaders of scripts need not be resizable
         graph = operators_of(model, size=size, batch=batched, training=False, progress=tell)
-    return planned_look_ups(plan_look_ups(graph, settings, most_loss=most_loss, around=around), model)
+    return report.codesign.planned_look_ups(plan_look_ups(graph, settings, most_loss=most_loss, around=around), model)
 
 
 def transformer(
@@ -335,7 +328,6 @@ def transformer(
     from foretrace.plan.transformers.alpa import unequal_stages
     from foretrace.plan.transformers.plan import plan_decoder
     from foretrace.plan.transformers.space import ParallelismProblem
-    from foretrace.report import plan as report
     from foretrace.search.named import search_named
 
     if bool(export) != (out is not None):
@@ -357,7 +349,7 @@ def transformer(
         files[path] = lambda into: write_text(into, text)
     stages = unequal_stages(found.space) if unequal else None
     by = search_named(ParallelismProblem(found.space), strategy, calls=calls, seed=seed) if strategy else None
-    view = report.planned(found, model, tokens=tokens, unequal=stages, by=by, grid=grid)
+    view = report.plan.planned(found, model, tokens=tokens, unequal=stages, by=by, grid=grid)
     return Reply(result=view, how={"explain": explain}, files=files, timelines=lambda: {model: found.simulated})
 
 
@@ -382,7 +374,6 @@ def cache(
     """
     from foretrace.plan.look_ahead.plan import CacheQuestion, plan_cache
     from foretrace.plan.look_ahead.plan import trace as read
-    from foretrace.report.plan_rows import planned_cache
 
     keep = kept.keeper(run=run)
     question = CacheQuestion(
@@ -391,12 +382,12 @@ def cache(
     )  # fmt: skip
     found = plan_cache(question)
     if not run:
-        return planned_cache(found)
+        return report.plan_rows.planned_cache(found)
     from foretrace.plan.look_ahead.trial import try_cache
 
     with options.stages("starting trainers") as tell:
         measured, tried = try_cache(question, tell)
-    return planned_cache(found, tried, *keep(*measured))
+    return report.plan_rows.planned_cache(found, tried, *keep(*measured))
 
 
 def sync(
@@ -418,34 +409,27 @@ def sync(
     Example: foretrace plan sync 100,100,100,300ms --commit-ms 200
     """
     from foretrace.hardware.cluster import parse_link
-    from foretrace.plan.sync import (
-        SyncQuestion,
-        fitted,
-        plan_sync,
-        recorded_step_times,
-        rows_of,
-        step_times,
-        try_policies,
-    )
-    from foretrace.report.plan_training import planned_sync
+    from foretrace.plan import sync as syncing
     from foretrace.training.workers.policies import POLICIES
 
     keep = kept.keeper(run=run)
     recorded = os.path.exists(source)  # noqa: PTH110  (a pathlib path that is too long raises OSError)
     step_s = (
-        recorded_step_times(options.scenario(Path(source), all_ranks=None).graph) if recorded else step_times(source)
+        syncing.recorded_step_times(options.scenario(Path(source), all_ranks=None).graph)
+        if recorded
+        else syncing.step_times(source)
     )
-    policies = tuple(fitted(each, step_s) for each in policy or POLICIES)
-    question = SyncQuestion(
+    policies = tuple(syncing.fitted(each, step_s) for each in policy or POLICIES)
+    question = syncing.SyncQuestion(
         source=source, step_s=step_s, commit_s=commit_ms / 1e3, elements=parameters, share=share,
         bytes_per_s=parse_link(link).bytes_per_s if link else inf, policies=policies, commits=commits,
     )  # fmt: skip
-    found = plan_sync(question)
+    found = syncing.plan_sync(question)
     if not run:
-        return planned_sync(found)
+        return report.plan_training.planned_sync(found)
     with options.stages("starting workers") as tell:
-        tried = try_policies(question, tell)
-    return planned_sync(found, tried, *keep(*rows_of(question, tried)))
+        tried = syncing.try_policies(question, tell)
+    return report.plan_training.planned_sync(found, tried, *keep(*syncing.rows_of(question, tried)))
 
 
 plan = group(

@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from foretrace import report as reports
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, Result
 from foretrace.cli.options import argument, flag, option
@@ -38,9 +39,8 @@ def show(
     Example: foretrace show run/
     """
     run = part.of(source, all_ranks=None, on=on)
-    from foretrace.report.show import show
 
-    return show(run.simulate(), path=str(source))
+    return reports.show.show(run.simulate(), path=str(source))
 
 
 def blame(
@@ -53,9 +53,8 @@ def blame(
     Example: foretrace blame run/ --by layer
     """
     timeline = run.read().simulate()
-    from foretrace.report.show import blame
 
-    return blame(timeline, by.value, path=run.path)
+    return reports.show.blame(timeline, by.value, path=run.path)
 
 
 def simulate(run: options.RunOptions) -> Result:
@@ -64,9 +63,8 @@ def simulate(run: options.RunOptions) -> Result:
     Example: foretrace simulate run/
     """
     timeline = run.read(as_recorded=True).simulate()
-    from foretrace.report.check import simulate
 
-    return simulate(timeline, path=run.path)
+    return reports.check.simulate(timeline, path=run.path)
 
 
 def check(run: options.RunOptions) -> Result:
@@ -77,9 +75,8 @@ def check(run: options.RunOptions) -> Result:
     Exit code 1 where a check fails. Example: foretrace check run/
     """
     found = run.read(as_recorded=True).check()
-    from foretrace.report.check import check
 
-    return check(found)
+    return reports.check.check(found)
 
 
 def compare(
@@ -94,9 +91,8 @@ def compare(
     Example: foretrace compare before/ after/
     """
     sides = [part.of(source).simulate() for source in (before, after)]
-    from foretrace.report.compare import compare
 
-    return compare(*sides, before_path=str(before), after_path=str(after))
+    return reports.compare.compare(*sides, before_path=str(before), after_path=str(after))
 
 
 def advise(
@@ -113,7 +109,6 @@ def advise(
     Example: foretrace advise run/
     """
     scenario = run.read().calibrated() if calibration else run.read()
-    from foretrace.report.advise import advise
 
     with options.progress("trying techniques"):
         advice = scenario.advise(exact=exact)
@@ -122,7 +117,7 @@ def advise(
     failed = (
         ExceptionGroup(f"these techniques failed: {names}", [each.error for each in advice.failed]) if names else None
     )
-    return Reply(result=advise(advice, path=run.path), error=failed)
+    return Reply(result=reports.advise.advise(advice, path=run.path), error=failed)
 
 
 def whatif(
@@ -147,17 +142,14 @@ def whatif(
                 f"using {known:,} operator times measured on the recorded machine (--no-calibration ignores them)"
             )
     predicted = scenario.apply(*techniques)
-    from foretrace.report import html
-    from foretrace.report import perfetto as timelines
-    from foretrace.report.whatif import whatif
 
     with options.progress("weighing the assumptions"):
         found = predicted.whatif()
-        view = whatif(found, path=run.path, grid=grid)
+        view = reports.whatif.whatif(found, path=run.path, grid=grid)
     return Reply(
         result=view,
-        page=lambda: html.render(html.page_of(found.before, [found], path=run.path)),
-        files={perfetto: lambda path: timelines.write_runs(path, found.before, found), save: predicted.save},
+        page=lambda: reports.html.render(reports.html.page_of(found.before, [found], path=run.path)),
+        files={perfetto: lambda path: reports.perfetto.write_runs(path, found.before, found), save: predicted.save},
     )
 
 
@@ -175,11 +167,10 @@ def report(
     """
     techniques = options.parsed(do)
     scenario = run.read()
-    from foretrace.report import html
 
     with options.progress("weighing the what-ifs"):
         found = [scenario.apply(technique).whatif() for technique in techniques]
-        write_text(out, html.render(html.page_of(scenario.simulate(), found, path=run.path)))
+        write_text(out, reports.html.render(reports.html.page_of(scenario.simulate(), found, path=run.path)))
     options.wrote(out)
 
 
@@ -197,10 +188,9 @@ def export(
     """
     techniques = options.parsed(do)
     scenario = run.read()
-    from foretrace.report import perfetto
 
     found = scenario.apply(*techniques).whatif() if techniques else None
-    perfetto.write_runs(out, scenario.simulate() if found is None else found.before, found)
+    reports.perfetto.write_runs(out, scenario.simulate() if found is None else found.before, found)
     options.wrote(out)
 
 
@@ -237,14 +227,12 @@ def stash(
     A recording is answered at once; a script or model is also run for real, four ways in turns, and both are compared.
     Example: foretrace stash resnet50 --workers 2
     """
-    from foretrace.report import workers as report
-
     if options.is_recording(source):
         from foretrace.experiment.stalls import stalls
 
         scenario = options.scenario(Path(source), rank=rank)
         found = stalls(scenario.graph, workers=workers, inside=inside, between=between, gradient_mb=gradient_mb)
-        return report.stash(found, source=source, workers=workers)
+        return reports.workers.stash(found, source=source, workers=workers)
     from foretrace.experiment.differential import DifferentialRequest, differential
     from foretrace.zoo.registry import job
 
@@ -256,7 +244,7 @@ def stash(
     )
     with options.stages() as tell:
         compared = differential(wanted, tell or (lambda what, share: None))
-    return report.stash(compared, source=source, workers=workers)
+    return reports.workers.stash(compared, source=source, workers=workers)
 
 
 _WAIT = 3  # unprofiled steps on each side: enough for the CPU time beside the recorded steps
@@ -279,7 +267,6 @@ def profile(
 
     Example: foretrace profile resnet50, or foretrace profile run/
     """
-    from foretrace.report.profile import profile
     from foretrace.techniques.compute.rates import peaks_of
 
     recorded, name = options.is_recording(what), what if what.endswith(".py") else f"{what} ({size})"
@@ -292,7 +279,7 @@ def profile(
             _record(what, size, name, steps, threads, out or Path(made))
             run, rank = options.scenario(out or Path(made)), None
         peaks = peaks_of(run.graph, gflops=peak_gflops, gb_s=peak_gb_s)
-        view = profile(
+        view = reports.profile.profile(
             run.simulate(), peaks=peaks, memory=run.memory(rank), samples=batch,
             path=what if recorded else str(out or ""), name="" if recorded else name,
         )  # fmt: skip
@@ -338,8 +325,6 @@ def optimise(
     from foretrace.files import write_text
     from foretrace.plan import answer
     from foretrace.plan.result import OptimiseRequest, size
-    from foretrace.report import optimise as report
-    from foretrace.report import units
 
     if goal != "step-time":
         raise ForetraceError(f"--for {goal} does not exist; choose step-time.")
@@ -357,10 +342,10 @@ def optimise(
             wanted,
             seconds=seconds,
             state=resume,
-            tell=bar and (lambda what, share, best_s: bar(f"{what}; best {units.seconds(best_s)}", share)),
+            tell=bar and (lambda what, share, best_s: bar(f"{what}; best {reports.units.seconds(best_s)}", share)),
         )
     chosen = answer.configuration(found)
     return Reply(
-        result=report.optimise(found, chosen, answer.snippet(chosen), source=str(source)),
+        result=reports.optimise.optimise(found, chosen, answer.snippet(chosen), source=str(source)),
         files={write: lambda path: write_text(path, answer.text(chosen, path.suffix))},
     )

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from foretrace import report
 from foretrace.cli import completion, options
-from foretrace.cli.answers import group, writable
+from foretrace.cli.answers import Result, group, writable
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from foretrace.report.views import Result
     from foretrace.serving.server.models import ModelSource
-
-
-def _models() -> Collection[str]:
-    from foretrace.zoo.registry import entries
-
-    return entries()
 
 
 _MODEL = "A zoo model, SCRIPT.py:FUNCTION that returns (module, example inputs), TorchScript, torch.export or ONNX"
@@ -92,7 +86,6 @@ def plan(
     Example: foretrace serve plan resnet50 --size tiny --batch 16
     """
     from foretrace.plan.result import size as size_of
-    from foretrace.report import serve as report
     from foretrace.serving.server.plan import plan_splits, try_plan
 
     writable(profile)
@@ -103,10 +96,10 @@ def plan(
             profile=profile, tell=tell,
         )  # fmt: skip
     if not run:
-        return report.planned(found)
+        return report.serve.planned(found)
     with options.progress("running splits in turns") as share:
         trial, row = try_plan(found, seconds=seconds, tell=share)
-    return report.planned(found, trial, *keep(row))
+    return report.serve.planned(found, trial, *keep(row))
 
 
 def load(
@@ -124,7 +117,6 @@ def load(
     Counted from when each was due. Exit code 1 where a request had no answer.
     Example: foretrace serve load http://127.0.0.1:8000 --rate 50
     """
-    from foretrace.report import serve as report
     from foretrace.serving.server import load as loads
     from foretrace.serving.server.run import read_token
 
@@ -136,10 +128,10 @@ def load(
             url, due=due, clients=clients, seconds=seconds, samples=samples, token=read_token(token_file), seed=seed,
             progress=tell,
         )  # fmt: skip
-    return report.loaded(found, url=url, arrivals=arrivals, clients=clients, samples=samples)
+    return report.serve.loaded(found, url=url, arrivals=arrivals, clients=clients, samples=samples)
 
 
 serve = group(
-    "serve", "Serve a model on the cores of this machine.", default="run", models=_models, run=run, plan=plan,
-    load=load,
+    "serve", "Serve a model on the cores of this machine.", default="run", models=partial(completion.models, ""),
+    run=run, plan=plan, load=load,
 )  # fmt: skip

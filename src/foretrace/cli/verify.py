@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from foretrace import report
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, Result, group
 from foretrace.cli.options import flag, option
@@ -32,7 +33,6 @@ def verify(
     """
     from foretrace.experiment import processes
     from foretrace.experiment.job import Job
-    from foretrace.report import verification
 
     job = Job(
         techniques=tuple(techniques), model=model, size=size, threads=threads, seconds=seconds, batches=batches,
@@ -46,7 +46,7 @@ def verify(
     except processes.ScriptError as error:
         print(error.trace, file=sys.stderr, end="")
         raise
-    return verification.verify(outcome, *kept(outcome.row()))
+    return report.verification.verify(outcome, *kept(outcome.row()))
 
 
 def ledger(
@@ -64,7 +64,6 @@ def ledger(
     """
     from foretrace.experiment import tables
     from foretrace.experiment.ledger import Ledger
-    from foretrace.report import verification
 
     if export is not None:
         tables.checked(export)
@@ -73,7 +72,7 @@ def ledger(
         added = base.import_jsonl(import_)
         options.say(f"{added} new {'row' if added == 1 else 'rows'} from {import_}")
     rows = base.rows(model=model, technique=technique)
-    view = verification.ledger(rows, source=str(base.path), summary_only=summary)
+    view = report.verification.ledger(rows, source=str(base.path), summary_only=summary)
     return Reply(result=view, files={export: lambda path: tables.write(rows, path)})
 
 
@@ -88,10 +87,9 @@ def rig_check() -> Result:
     """
     from foretrace.executor import cores
     from foretrace.experiment.links import netns
-    from foretrace.report import verification as report
 
     able = netns.probe()
-    return report.rig_check(able, cores=cores(), leftovers=() if able.missing else netns.leftovers())
+    return report.verification.rig_check(able, cores=cores(), leftovers=() if able.missing else netns.leftovers())
 
 
 def rig_calibrate(
@@ -104,9 +102,10 @@ def rig_calibrate(
     Refuses where times vary by more than 10 %. Example: foretrace rig calibrate --link 300mbit --workers 2
     """
     from foretrace.experiment.links.calibrate import alone
-    from foretrace.report import verification as report
 
-    return report.rig_calibrate(alone(workers, link, out), link=link, workers=workers, stored=str(out or ""))
+    return report.verification.rig_calibrate(
+        alone(workers, link, out), link=link, workers=workers, stored=str(out or "")
+    )
 
 
 def rig_verify(
@@ -136,7 +135,6 @@ def rig_verify(
     from foretrace.experiment.links import measure
     from foretrace.experiment.links.job import LinkJob
     from foretrace.experiment.links.judge import rows_of
-    from foretrace.report import verification as report
 
     if bool(emulate) == bool(model):
         raise ForetraceError("give one of --emulate 12x1mb/20ms and --model NAME.")
@@ -148,7 +146,7 @@ def rig_verify(
     kept = rows.keeper()
     with options.stages() as tell:
         outcome = measure.verify(job, tell)
-    return report.rig_verify(outcome, outcome.arms[0], *kept(*rows_of(outcome)))
+    return report.verification.rig_verify(outcome, outcome.arms[0], *kept(*rows_of(outcome)))
 
 
 def rig_clean() -> Result:
@@ -157,10 +155,9 @@ def rig_clean() -> Result:
     Rigs that still run are left alone. Example: foretrace rig clean
     """
     from foretrace.experiment.links import netns
-    from foretrace.report import verification as report
 
     netns.require()
-    return report.rig_clean(netns.clean())
+    return report.verification.rig_clean(netns.clean())
 
 
 rig = group(

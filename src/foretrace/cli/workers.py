@@ -6,6 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretrace import flow, report
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, Result, group
 from foretrace.cli.options import argument, flag, option
@@ -27,15 +28,12 @@ def align(
 
     Example: foretrace align run/
     """
-    from foretrace import flow
-    from foretrace.report.ranks import align
-
     if flow.is_graph(source):
         raise ForetraceError(f"{source} is a saved graph; name the folder of the ranks' recordings.")
     graphs = options.rank_graphs(source, steps=steps, salvage=salvage, on=on)
     if len(graphs) < 2:
         raise ForetraceError(f"{source} holds one rank, whose clock has none to be compared with; name several ranks.")
-    return align(*flow.alignment(graphs))
+    return report.ranks.align(*flow.alignment(graphs))
 
 
 def scale(
@@ -56,13 +54,10 @@ def scale(
 
     Example: foretrace scale run/ --ranks 1024 --network 100gbit/5us
     """
-    from foretrace import flow
-    from foretrace.report import scaling
-
     graphs = options.rank_graphs(source, steps=steps, salvage=salvage, on=on)
-    with options.progress(f"{ranks:,} ranks") as report:
-        found = flow.scale(graphs, ranks, network=network, samples=samples, seed=seed, progress=report)
-    return scaling.scale(found, path=str(source), network=network)
+    with options.progress(f"{ranks:,} ranks") as tell:
+        found = flow.scale(graphs, ranks, network=network, samples=samples, seed=seed, progress=tell)
+    return report.ranks.scale(found, path=str(source), network=network)
 
 
 def network_check(
@@ -81,11 +76,10 @@ def network_check(
     """
     from foretrace.cost.network.collective_files import read
     from foretrace.cost.network.parse import network as parse
-    from foretrace.report import calibrate as report
 
     table = read(measured, workers=workers, per_node=per_node, kind=kind)
     series = table.one(workers=workers, per_node=per_node, kind=kind, system=system)
-    return report.check(series, parse(on, series.workers), on=on)
+    return report.calibrate.check(series, parse(on, series.workers), on=on)
 
 
 def compression_advise(
@@ -117,7 +111,6 @@ def compression_advise(
     """
     from foretrace.experiment.calibrate import with_hooks
     from foretrace.plan import compression_advice as plan
-    from foretrace.report import workers as report
 
     plan.positive(tolerance=tolerance, seconds=seconds)
     chosen = plan.methods_named(method or ()) or plan.DEFAULT
@@ -141,12 +134,11 @@ def compression_advise(
             graph, note = with_hooks(graph, [(parallel, each) for each in chosen], seconds, told)
     with options.progress("predicting methods") as told:
         advice = plan.advise(graph, parallel, chosen, tolerance=tolerance, progress=told)
-    return report.compression(advice, source=source, note=note, asked=asked)
+    return report.workers.compression(advice, source=source, note=note, asked=asked)
 
 
 def _estimated(source: str, *, device: str, **how: Any) -> TaskGraph:
     """Return the graph of a step of a model that never ran."""
-    from foretrace import flow
     from foretrace.cost.operators.calibration import Calibration
     from foretrace.model.target import HERE
 
@@ -183,7 +175,6 @@ def cloud_advise(
     from foretrace.files import write_text
     from foretrace.hardware.instances import instances
     from foretrace.plan import cloud as offers
-    from foretrace.report import workers as report
 
     wrong = "--step {}: write the device and seconds above 0, as in T4=0.21."
     wanted = offers.RentalRequest(
@@ -194,8 +185,8 @@ def cloud_advise(
     scenario = options.scenario(source, rank=rank)
     with options.progress("predicting offers") as tell:
         advice = offers.advise(scenario.graph, types_found, wanted, tell)
-    view = report.cloud(advice, wanted, source=str(source))
-    return Reply(result=view, files={plot: lambda path: write_text(path, report.pareto_svg(view))})
+    view = report.workers.cloud(advice, wanted, source=str(source))
+    return Reply(result=view, files={plot: lambda path: write_text(path, report.workers.pareto_svg(view))})
 
 
 def _counts(text: str) -> tuple[int, ...]:

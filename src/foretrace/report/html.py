@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.report import assumptions
+from foretrace.report import shared, whatif
 from foretrace.report.names import short_names
 from foretrace.report.page import PADS, drawn, filled, script_json
 from foretrace.report.runs import step_bar
@@ -21,14 +21,6 @@ from foretrace.report.show import BlameView, ShowView, blame, facts, reading_not
 from foretrace.report.tracks import MAX_TASKS, Track, pack, track
 from foretrace.report.units import between, column, count, in_unit, seconds, speed, unit_for
 from foretrace.report.views import BreakdownView
-from foretrace.report.whatif import (
-    WhatIfView,
-    assumptions_that_matter,
-    change_text,
-    interval_text,
-    path_change,
-    whatif,
-)
 from foretrace.simulate.timeline import Timeline
 from foretrace.techniques.whatif import WhatIf
 
@@ -42,14 +34,14 @@ class Page:
 
     show: ShowView
     blames: Sequence[BlameView] = ()
-    whatifs: Sequence[WhatIfView] = ()
+    whatifs: Sequence[whatif.WhatIfView] = ()
     tracks: Sequence[Track] = ()
     focus_step: int = 0  # position of the step that the timeline opens on
 
 
 def page_of(recorded: Timeline, whatifs: Sequence[WhatIf] = (), *, path: str = "") -> Page:
     """Return everything that the page shows of a recording and of what-ifs about it."""
-    views = [whatif(each, path=path) for each in whatifs]
+    views = [whatif.whatif(each, path=path) for each in whatifs]
     return Page(
         show=show(recorded, path=path),
         blames=[blame(recorded, by, path=path) for by in ("name", "layer", "kind", "phase")],
@@ -99,7 +91,7 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
         "breakdown": _breakdown(shown.breakdown_s, shown.platform),
         "blames": [_blame(blame) for blame in page.blames],
         "whatifs": [_whatif(w, longest) for w in page.whatifs],
-        "words": assumptions,
+        "words": shared,
         "scale": longest,
         "tasks": count(shown.tasks),
         "notes": notes,
@@ -131,7 +123,7 @@ def _blame(blame: BlameView) -> dict[str, Any]:
     }
 
 
-def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
+def _whatif(view: whatif.WhatIfView, longest: float) -> dict[str, Any]:
     unit = unit_for(view.before_s)
     low, high = view.interval_s
     after = column([s.after_s for s in view.stages], pads=PADS)
@@ -141,11 +133,11 @@ def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
         "breakdown": _breakdown(view.breakdown_after_s, view.platform),
         "low": 100 * low / longest,
         "high": 100 * high / longest,
-        "interval_text": interval_text(view),
+        "interval_text": whatif.interval_text(view),
         "after": seconds(view.after_s),
         "speed": f"{speed(view.before_s, view.after_s)} ({between(low, high, unit)})",
         "stages": list(zip(view.stages, after, saved, strict=True)),
-        "changes": [change_text(made, len(view.techniques) > 1) for made in view.changes],
-        "matter": len(assumptions_that_matter(view)),
-        "path": path_change(view) if view.critical_path_after else "",
+        "changes": [whatif.change_text(made, len(view.techniques) > 1) for made in view.changes],
+        "matter": len(whatif.assumptions_that_matter(view)),
+        "path": whatif.path_change(view) if view.critical_path_after else "",
     }

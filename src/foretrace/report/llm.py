@@ -12,9 +12,9 @@ import numpy as np
 from foretrace.arrays import Float64
 from foretrace.hardware.devices import named
 from foretrace.hardware.power import SERVING_SHARES
-from foretrace.report import power
+from foretrace.report import shared
 from foretrace.report.blocks import About, Block, Chart, Column, Curve, Grid, Line, listing, table
-from foretrace.report.power import EnergyView
+from foretrace.report.shared import EnergyView
 from foretrace.report.units import count, digits, seconds, share, span, things
 from foretrace.report.views import Report, taken
 from foretrace.serving.llm import metrics
@@ -102,7 +102,7 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
         )  # fmt: skip
         if self.speculation:
             yield from _speculation(self.speculation)
-        yield from power.shown(self.energy, per="in all")
+        yield from shared.energy_lines(self.energy, per="in all")
         if len(self.pools_tried) > 1:
             yield listing(
                 sorted(self.pools_tried, key=lambda each: -each.goodput),
@@ -157,7 +157,7 @@ def _energy(found: Simulated, grid: float | None) -> EnergyView | None:
     ends = (found.figures.rates[name] for name in ("seconds", "busy"))
     seconds, busy = ((each.low or 0.0, each.value or 0.0, each.high or 0.0) for each in ends)
     devices = found.steps.devices * found.run.replicas
-    return power.energy(
+    return shared.energy(
         named(found.config.device), seconds[1], (seconds[0], seconds[2]), busy[1] * seconds[1], devices, grid,
         busy_range=(busy[0], busy[2]), working=SERVING_SHARES,
     )  # fmt: skip
@@ -265,7 +265,7 @@ class LlmCapacityView(Report, frozen=True, kw_only=True):
             yield Line(
                 f"{count(beaten)} other engines serve fewer tokens per second and device, and per user", soft=True
             )
-        yield from power.shown(self.energy, per="a million tokens of the first")
+        yield from shared.energy_lines(self.energy, per="a million tokens of the first")
         for reason, number in Counter(each.reason for each in others if each.reason).most_common(3):
             yield Line(f"{count(number)} serve nothing: {reason}", soft=True)
 
@@ -277,7 +277,7 @@ def llm_capacity(found: Capacities, *, grid: float | None = None) -> LlmCapacity
     if first and first.requests_low and first.busy:
         each_s = 1e6 / first.tokens_per_s_device
         ends = first.requests_per_s / first.requests_high, first.requests_per_s / first.requests_low
-        energy = power.energy(named(found.config.device), each_s, (ends[0] * each_s, ends[1] * each_s),
+        energy = shared.energy(named(found.config.device), each_s, (ends[0] * each_s, ends[1] * each_s),
                               first.busy * each_s, 1, grid, working=SERVING_SHARES)  # fmt: skip
     if found.left:
         notes.append(f"the time did not suffice for {count(found.left)} deployments; give more `--seconds`.")

@@ -19,16 +19,6 @@ Made = TypeVar("Made", bound=msgspec.Struct)
 
 SCHEMA_VERSION = 1
 
-PARTS = (
-    "compute",
-    "exposed_copy",
-    "exposed_communication",
-    "launch_bound",
-    "data_loading",
-    "synchronisation",
-    "idle",
-)
-
 # What people read; `part_word` knows that without a device nothing is launched.
 _PART_WORDS = {
     "compute": "compute",
@@ -39,6 +29,7 @@ _PART_WORDS = {
     "synchronisation": "sync",
     "idle": "idle",
 }
+PARTS = tuple(_PART_WORDS)
 
 
 def part_word(part: str, platform: str) -> str:
