@@ -257,8 +257,7 @@ class LookUpPlanView(Report, frozen=True, kw_only=True):
             (lambda each: f"{each.design.measured.accuracy:.4g}", Column("accuracy", right=True)),
             (lambda each: f"{100 * each.loss:.2g}", Column("loss, points", right=True)),
             (_points, Column("range", right=True, least=90)),
-            (lambda each: f"{digits(each.design.over_dense)}×", Column("per area", right=True)),
-            (_span, Column("range", right=True)),
+            ("design.over_dense", "per area", "ratio"), ("design.over_dense_interval", "range", "digits"),
             (lambda each: f"{each.design.units}, {each.design.banks} × {each.design.word}",
              Column("units, banks", right=True, least=100)),
             (lambda each: digits(1e-6 * sum(each.design.parts_um2.values())), Column("mm²", right=True, least=100)),
@@ -271,10 +270,6 @@ def _points(each: LookUpCandidate) -> str:
     return " – ".join(f"{100 * end:.2g}" for end in each.loss_interval)
 
 
-def _span(each: LookUpCandidate) -> str:
-    return " – ".join(map(digits, each.design.over_dense_interval))
-
-
 def _named(each: LookUpCandidate) -> str:
     measured = each.design.measured
     return f"length {measured.length}, {measured.prototypes} prototypes, {measured.distance}"
@@ -284,8 +279,9 @@ def planned_look_ups(plan: LookUpPlan, model: str) -> LookUpPlanView:
     """Return the answer about a plan."""
     sentence, best = "No setting keeps the accuracy asked for: each of them loses more.", plan.choice
     if best is not None:
+        low, high = map(digits, best.design.over_dense_interval)
         sentence = (
-            f"Looking {things(plan.layers, 'layer')} up has {digits(best.design.over_dense)}× ({_span(best)}) the "
+            f"Looking {things(plan.layers, 'layer')} up has {digits(best.design.over_dense)}× ({low} – {high}) the "
             f"performance per area of multipliers and loses {100 * best.loss:.2g} points of accuracy "
             f"({_points(best)}): {_named(best)}."
         )
