@@ -11,7 +11,7 @@ from pathlib import Path
 
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
-from foretrace.plan.export import dtensor, launch, settings
+from foretrace.plan.export import launch, settings
 from foretrace.plan.export.launch import LaunchedPlan, UnsupportedSetting, lacking
 
 
@@ -39,7 +39,7 @@ TARGETS = {
     ),
     "deepspeed": LaunchTarget(file="deepspeed.json", write=settings.deepspeed, refuses=settings.DEEPSPEED_REFUSES),
     "torchtitan": LaunchTarget(file="torchtitan.toml", write=settings.torchtitan, refuses=settings.TORCHTITAN_REFUSES),
-    "dtensor": LaunchTarget(file="parallelize.py", write=dtensor.write, refuses=dtensor.REFUSES),
+    "dtensor": LaunchTarget(file="parallelize.py", write=settings.dtensor, refuses=settings.DTENSOR_REFUSES),
 }
 
 
