@@ -18,7 +18,7 @@ from foretrace.fleet.workload import SECOND
 from foretrace.report import fleet
 from foretrace.report.fleet_policies import FIGURES, FleetCompareView, against
 from foretrace.report.page import context, filled, script_json
-from foretrace.report.units import count, level, long_time, share
+from foretrace.report.units import long_time, share
 
 MOST_TENANTS = 200
 PARTS = {
@@ -60,8 +60,6 @@ def _context(page: FleetPage) -> dict[str, Any]:
     return {
         "view": view,
         "facts": fleet.about(view).parts,
-        "big": _split(long_time(view.mean_jct_s)),
-        "under": _under(view),
         "parts": _parts(page),
         "gantt": gantt,
         "causes": context(fleet.causes_table(view.causes)) if view.causes else None,
@@ -86,20 +84,6 @@ def _brief(view: fleet.FleetRunView) -> dict[str, Any]:
     for key in ("over_time", "jct_cdf", "slots", "tenants"):
         del whole[key]
     return whole
-
-
-def _split(text: str) -> dict[str, str]:
-    number, _, unit = text.partition(" ")
-    return {"number": number, "unit": unit}
-
-
-def _under(view: fleet.FleetRunView) -> str:
-    mean = f"mean completion of {count(view.finished)} jobs"
-    found = view.intervals.get("mean_jct_s")
-    between = fleet.interval_text(found.low, found.high) if found else ""
-    if not between:
-        return f"{mean}; one run, so no interval is known"
-    return f"{mean}; {count(view.repetitions)} repeated runs: {between} ({level(view.interval_level)} interval)"
 
 
 def _parts(page: FleetPage) -> list[dict[str, Any]]:
