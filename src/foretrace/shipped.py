@@ -33,12 +33,18 @@ def rows(
 
 def filled(package: str, template: str, **given: object) -> str:
     """Return a packaged template (Jinja) with these values; a line that holds a tag alone leaves none."""
+    text: str = _template(package, template).render(**given)
+    return text
+
+
+@lru_cache
+def _template(package: str, name: str) -> Any:
     import jinja2
 
     made = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    return made.from_string(files(package).joinpath(template).read_text(encoding="utf-8")).render(**given)
+    return made.from_string(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def optional(name: str, needs: str, install: str) -> Any:
