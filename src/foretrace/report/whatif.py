@@ -9,7 +9,7 @@ import msgspec
 from foretrace.experiment.job import Assumed
 from foretrace.graph.taskgraph import Change
 from foretrace.report import headline, runs, shared
-from foretrace.report.blocks import Bars, Block, Column, Line, table
+from foretrace.report.blocks import Bars, Block, Column, Line, notes, table
 from foretrace.report.shared import EnergyView, assumption
 from foretrace.report.units import between, in_unit, level, unit_for
 from foretrace.report.views import BreakdownView, Report, taken
@@ -81,11 +81,9 @@ class WhatIfView(Report, frozen=True, kw_only=True):
             yield Line(path_change(self), label="critical path")
         if self.energy_before and self.energy_after:
             yield from shared.energy_lines(self.energy_before, self.energy_after)
-        for made in self.changes:
-            yield Line(change_text(made, len(self.techniques) > 1), label="changed")
+        yield from notes((change_text(made, len(self.techniques) > 1) for made in self.changes), "changed")
         matter = assumptions_that_matter(self)
-        for each in matter:
-            yield Line(shared.assumption_text(each), label="assumed")
+        yield from notes(map(shared.assumption_text, matter), "assumed")
         if rest := self.assumptions[len(matter) :]:
             yield Line(other_assumptions(self, rest), label="assumed")
         if self.why_not_more and not any(stage.why_not_more for stage in self.stages):
