@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from foretrace import report
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, Result, group, page_asked, writable
-from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies, Seed, following, plays, spelt
+from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies, Seed, following, plays
 from foretrace.cli.fleet_slurm import live, rig
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
@@ -46,7 +46,7 @@ def run(
     tell_origin(result)
     only = scenes.measured(measure, result.workload)
     other = "fifo" if spec.policy.split()[:1] == ["las"] else "las"
-    next_ = following(["compare"], spec, "--policy", spec.policy, "--policy", other, also=["restart_s"])
+    next_ = following(["compare"], spec, {"policy": [spec.policy, other]}, also=["restart_s"])
     view = report.fleet.run(result, made.cluster, path=spec.trace, only=only, next_=next_, grid=grid)
     if out is not None:
         write_text(out, per_job(result, only))
@@ -80,8 +80,8 @@ def why(
     made = scene.scene(spec)
     with options.progress("playing changes") as tell:
         found = ask.why(made, job, at_s=at, progress=tell)
-    asked, named = ("whatif", "--now") if found.asked else ("run", "--policy")
-    next_ = following([asked], spec, named, spec.policy, also=["seed", "restart_s"], then=spelt(found.asked))
+    asked, named = ("whatif", "now") if found.asked else ("run", "policy")
+    next_ = following([asked], spec, {named: spec.policy}, also=["seed", "restart_s"], then=found.asked)
     return report.fleet_questions.why(found, source=spec.trace, policy=spec.policy, cluster=spec.cluster, next_=next_)
 
 
@@ -113,7 +113,7 @@ def whatif(
     if after.policy == now:  # one policy is compared with itself by nobody
         further = ["sweep", "--policy", now, "--set", "add=0,1,2", "--out", "sweep"]
     return report.fleet_questions.whatif(
-        first.play(), second.play(), source=spec.trace, changes=list(changes), next_=following(further, spec),
+        first.play(), second.play(), source=spec.trace, changes=list(changes), next_=following(further, spec, {}),
         words=(f"{now} on {first.cluster.name}", f"{after.policy} on {second.cluster.name}"),
     )  # fmt: skip
 
@@ -133,7 +133,7 @@ def slots(
     from foretrace.fleet import scene
 
     made = scene.scene(spec)
-    next_ = following(["run"], spec, "--policy", spec.policy, also=["seed"], then=["--html", "fleet.html"])
+    next_ = following(["run"], spec, {"policy": spec.policy}, also=["seed"], then={"html": "fleet.html"})
     return report.fleet_questions.slots(
         made.play(record="devices"), made.cluster, sizes=size, at_s=at, path=spec.trace, next_=next_
     )
@@ -170,7 +170,7 @@ def compare(
         )
     view = report.fleet_policies.compare(
         found, path=spec.trace, cluster=made.cluster.name, gpus=made.cluster.gpus, jobs=len(made.workload),
-        next_=following(["sweep"], spec, *spelt({"policy": policy}), then=["--set", "load=0.5,1,2", "--out", "sweep"]),
+        next_=following(["sweep"], spec, {"policy": policy}, then={"set": "load=0.5,1,2", "out": "sweep"}),
     )  # fmt: skip
 
     def page() -> str:
@@ -211,7 +211,7 @@ def sweep(
     with options.progress("playing cells") as tell:
         found = variants.sweep(spec, by, folder=out, jitter_s=jitter_s if seeds > 1 else 0.0, on=on, progress=tell)
     asked = ["compare", "--seeds", "20"] if len(policy) > 1 else ["run"]
-    next_ = following(asked, replace(spec, cluster=clusters[0]), *spelt({"policy": policy}))
+    next_ = following(asked, replace(spec, cluster=clusters[0]), {"policy": policy})
     return report.fleet_policies.sweep(found, source=spec.trace, by=by, next_=next_)
 
 
