@@ -310,12 +310,8 @@ def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
         transfer_s=PerStepView(recorded=found.recorded_transfer_s, predicted=float(found.transfer_s.mean())),
         growing=int(folded.grows.sum()), kept=int((~folded.grows).sum()), network=network,
         transfer_ratio=transfers.ratio, transfers_from="network" if transfers.absolute else "recording",
-        per_rank=PerRankView(
-            recorded_rank=tuple(folded.recorded_rank.tolist()),
-            step_s=tuple(None if np.isnan(each) else each for each in found.step_s.tolist()),
-            wait_s=tuple(found.wait_s.tolist()),
-            transfer_s=tuple(found.transfer_s.tolist()),
-            last_share=tuple(found.last_share.tolist()),
+        per_rank=taken(
+            PerRankView, folded, found, step_s=tuple(None if np.isnan(s) else s for s in found.step_s.tolist())
         ),
         assumptions=tuple(assumption(each, low, high) for each, low, high in found.assumptions), notes=tuple(notes),
         next=command("show", path),
