@@ -11,10 +11,10 @@ from __future__ import annotations
 from importlib import import_module
 
 from foretrace.errors import ForetraceError
+from foretrace.lazy import homes
 from foretrace.names import question, resolve
 from foretrace.shipped import entry_points
 from foretrace.techniques.base import Technique
-from foretrace.techniques.homes import HOMES
 
 # What people call them elsewhere.
 ALIASES = {
@@ -29,8 +29,9 @@ ALIASES = {
     "cpu-offload": "activation-offload",
 }  # fmt: skip
 GROUP = "foretrace.techniques"
+_OTHERS = ("Technique", "WhatIf", "parse", "techniques")  # that the package offers
 BUILT_IN: tuple[type[Technique], ...] = tuple(
-    getattr(import_module(f"foretrace.techniques.{home}"), name) for name, home in HOMES.items()
+    getattr(import_module(home), name) for name, home in homes(__file__).items() if name not in _OTHERS
 )
 
 
