@@ -12,7 +12,7 @@ from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, Result
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
-from foretrace.names import keyed, question, resolve
+from foretrace.names import chosen, keyed, resolve
 
 if TYPE_CHECKING:
     from foretrace.cost.model import CostModel
@@ -263,9 +263,7 @@ def program(
     from foretrace.cost.programs.rank import rank
     from foretrace.cost.programs.tasks import KINDS, SIZES, task
 
-    found = resolve(kind, KINDS)
-    if found is None:
-        raise ForetraceError(f"kind {kind!r} is unknown; {question(kind, KINDS)}")
+    found = chosen(kind, KINDS, f"kind {kind!r} is unknown")
     names = [*SIZES[found], *["t"] * (found == "matmul")]
     number = re.fullmatch(r"(\d{1,3}(?:\.\d+)?)s", calibrate or "0s")
     if number is None or 0 < float(number[1]) < 5:

@@ -12,7 +12,7 @@ from importlib import import_module
 
 from foretrace.errors import ForetraceError
 from foretrace.lazy import homes
-from foretrace.names import question, resolve
+from foretrace.names import chosen
 from foretrace.shipped import entry_points
 from foretrace.techniques.base import Technique
 
@@ -56,7 +56,4 @@ def techniques() -> dict[str, type[Technique]]:
 def technique(name: str) -> type[Technique]:
     """Return the technique of this name. Raises ForetraceError naming the nearest ones."""
     known = techniques()
-    found = resolve(name, known, ALIASES)
-    if found is None or found not in known:
-        raise ForetraceError(f"there is no technique {name!r}; {question(name, known, ALIASES)}")
-    return known[found]
+    return known[chosen(name, known, f"there is no technique {name!r}", ALIASES)]

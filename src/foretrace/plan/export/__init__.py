@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretrace.errors import ForetraceError
-from foretrace.names import question, resolve
+from foretrace.names import chosen
 from foretrace.plan.export import launch, settings
 from foretrace.plan.export.launch import LaunchedPlan, UnsupportedSetting, lacking
 
@@ -45,10 +45,7 @@ TARGETS = {
 
 def target(name: str) -> str:
     """Return the target of this name. Raises ForetraceError with names that come near."""
-    found = resolve(name, TARGETS)
-    if not found:
-        raise ForetraceError(f"`export=` must be one of {', '.join(TARGETS)}, got {name!r}; {question(name, TARGETS)}")
-    return found
+    return chosen(name, TARGETS, f"`export=` must be one of {', '.join(TARGETS)}, got {name!r}")
 
 
 def export(launch: LaunchedPlan, to: str) -> str:
