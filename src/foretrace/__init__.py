@@ -8,8 +8,6 @@
 Names are loaded when they are first used, so that `import foretrace` costs next to nothing.
 """
 
-from __future__ import annotations
-
 from foretrace.lazy import lazily
 
 __getattr__, __dir__, __all__ = lazily(__name__, __file__)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretrace import fleet as fleets
 from foretrace import report
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, Result, group, page_asked, writable
@@ -16,6 +17,7 @@ from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies
 from foretrace.cli.fleet_slurm import live, rig
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
+from foretrace.files import write_text
 
 if TYPE_CHECKING:
     from foretrace.fleet.result import FleetResult
@@ -36,20 +38,18 @@ def run(
 
     Example: foretrace fleet run jobs.csv --cluster 2x4x8 --policy "dally lease-s=600" --out rows.csv
     """
-    from foretrace.files import write_text
-    from foretrace.fleet import scene as scenes
-    from foretrace.fleet.per_job import per_job
-
     writable(out)
-    made = scenes.scene(spec)
-    result = made.play(record="devices" if page_asked() or len(made.workload) <= scenes.RECORD_UP_TO else "nothing")
+    made = fleets.scene.scene(spec)
+    result = made.play(
+        record="devices" if page_asked() or len(made.workload) <= fleets.scene.RECORD_UP_TO else "nothing"
+    )
     tell_origin(result)
-    only = scenes.measured(measure, result.workload)
+    only = fleets.scene.measured(measure, result.workload)
     other = "fifo" if spec.policy.split()[:1] == ["las"] else "las"
     next_ = following(["compare"], spec, {"policy": [spec.policy, other]}, also=["restart_s"])
     view = report.fleet.run(result, made.cluster, path=spec.trace, only=only, next_=next_, grid=grid)
     if out is not None:
-        write_text(out, per_job(result, only))
+        write_text(out, fleets.rows_by_job(result, only))
     page = report.fleet_page.FleetPage(view=view, result=result, cluster=made.cluster)
     return Reply(result=view, page=lambda: report.fleet_page.render(page))
 
@@ -75,11 +75,9 @@ def why(
 
     Example: foretrace fleet why jobs.csv job150 --cluster 2x4x8 --policy fifo
     """
-    from foretrace.fleet import ask, scene
-
-    made = scene.scene(spec)
+    made = fleets.scene.scene(spec)
     with options.progress("playing changes") as tell:
-        found = ask.why(made, job, at_s=at, progress=tell)
+        found = fleets.ask.why(made, job, at_s=at, progress=tell)
     asked, named = ("whatif", "now") if found.asked else ("run", "policy")
     next_ = following([asked], spec, {named: spec.policy}, also=["seed", "restart_s"], then=found.asked)
     return report.fleet_questions.why(found, source=spec.trace, policy=spec.policy, cluster=spec.cluster, next_=next_)
@@ -101,14 +99,14 @@ def whatif(
 
     Example: foretrace fleet whatif jobs.csv --cluster 2x4x8 --now fifo --add-rack 2 --policy dally
     """
-    from foretrace.fleet import scene, variants
-
     spec = replace(spec, policy=now)
-    changes = variants.changes(spec, add=add_rack, policy=policy, cluster=to_cluster, network=network, load=to_load)
+    changes = fleets.variants.changes(
+        spec, add=add_rack, policy=policy, cluster=to_cluster, network=network, load=to_load
+    )
     if not changes:
         raise ForetraceError("nothing would change; give --add-rack, --policy, --to-cluster, --network or --to-load.")
     after = replace(spec, **{name: value for change in changes.values() for name, value in change.items()})
-    first, second = scene.scene(spec), scene.scene(after)
+    first, second = fleets.scene.scene(spec), fleets.scene.scene(after)
     further = ["compare", "--policy", now, "--policy", after.policy]
     if after.policy == now:  # one policy is compared with itself by nobody
         further = ["sweep", "--policy", now, "--set", "add=0,1,2", "--out", "sweep"]
@@ -130,9 +128,7 @@ def slots(
 
     Example: foretrace fleet slots jobs.csv --cluster 4x4x8 --size 8 --size 64 --at 86400
     """
-    from foretrace.fleet import scene
-
-    made = scene.scene(spec)
+    made = fleets.scene.scene(spec)
     next_ = following(["run"], spec, {"policy": spec.policy}, also=["seed"], then={"html": "fleet.html"})
     return report.fleet_questions.slots(
         made.play(record="devices"), made.cluster, sizes=size, at_s=at, path=spec.trace, next_=next_
@@ -154,19 +150,16 @@ def compare(
 
     Example: foretrace fleet compare jobs.csv --cluster 4x4x8 --policy fifo --policy las --policy dally --seeds 20
     """
-    from foretrace.fleet import comparison, scene
-    from foretrace.fleet.policies import parse
-
     if len(set(policy)) < len(policy):
         raise ForetraceError("--policy names the same policy twice; compare different ones.")
-    made = scene.scene(replace(spec, policy=policy[0]))
-    runs = {text: replace(made, policy=parse(text)) for text in policy}
-    parts, how = comparison.repetitions(made.workload, seeds, jitter_s, subtraces)
+    made = fleets.scene.scene(replace(spec, policy=policy[0]))
+    runs = {text: replace(made, policy=fleets.policy_of(text)) for text in policy}
+    parts, how = fleets.comparison.repetitions(made.workload, seeds, jitter_s, subtraces)
     with options.progress("playing policies") as tell:
         share = itertools.count(1)
         seen = (lambda *_: tell(next(share) / (len(runs) * len(parts)))) if tell is not None else (lambda *_: None)
-        found = comparison.compare(
-            {text: partial(scene.played, one) for text, one in runs.items()}, parts, how=how, seen=seen
+        found = fleets.comparison.compare(
+            {text: partial(fleets.scene.played, one) for text, one in runs.items()}, parts, how=how, seen=seen
         )
     view = report.fleet_policies.compare(
         found, path=spec.trace, cluster=made.cluster.name, gpus=made.cluster.gpus, jobs=len(made.workload),
@@ -204,12 +197,12 @@ def sweep(
 
     Example: foretrace fleet sweep jobs.csv --policy fifo --policy las --set load=0.5,1,2 --seeds 5 --out sweep
     """
-    from foretrace.fleet import variants
-
     clusters = cluster or [Played.cluster]
-    by = variants.axes(spec, policy, clusters, set_ or [], seeds)
+    by = fleets.variants.axes(spec, policy, clusters, set_ or [], seeds)
     with options.progress("playing cells") as tell:
-        found = variants.sweep(spec, by, folder=out, jitter_s=jitter_s if seeds > 1 else 0.0, on=on, progress=tell)
+        found = fleets.variants.sweep(
+            spec, by, folder=out, jitter_s=jitter_s if seeds > 1 else 0.0, on=on, progress=tell
+        )
     asked = ["compare", "--seeds", "20"] if len(policy) > 1 else ["run"]
     next_ = following(asked, replace(spec, cluster=clusters[0]), {"policy": policy})
     return report.fleet_policies.sweep(found, source=spec.trace, by=by, next_=next_)
@@ -226,10 +219,7 @@ def fit(
 
     Example: foretrace fleet fit jobs.csv --out like-ours.json
     """
-    from foretrace.fleet.scene import workload_of
-    from foretrace.fleet.synthetic import fit as fitted
-
-    made = fitted(workload_of(spec.trace, spec.format, salvage=spec.salvage))
+    made = fleets.fit_generator(fleets.workload_of(spec.trace, spec.format, salvage=spec.salvage))
     made.save(out)
     return report.fleet_policies.fit(made, path=spec.trace, stored=str(out))
 
@@ -248,13 +238,10 @@ def generate(
 
     Example: foretrace fleet generate like-ours.json --jobs 10000 --load 1.5 --out more.csv
     """
-    from foretrace.fleet.formats import write_csv
-    from foretrace.fleet.synthetic import load_generator
-
     if (jobs is None) == (days is None):
         raise ForetraceError("say either --jobs or --days, how much to generate.")
-    made = load_generator(generator).generate(jobs=jobs, days=days, load=load, seed=seed)
-    write_csv(made, out)
+    made = fleets.load_generator(generator).generate(jobs=jobs, days=days, load=load, seed=seed)
+    fleets.write_csv(made, out)
     return report.fleet_policies.generate(made, stored=str(out))
 
 
@@ -274,17 +261,15 @@ def export(
 
     Example: foretrace fleet export jobs.csv --to slurm --level rack --wait-s 3600 --job job3 --out scripts
     """
-    from foretrace.files import write_text
-    from foretrace.fleet import scene
-    from foretrace.fleet.export import export as exported
-
     if job and len(set(job)) < len(job):
         raise ForetraceError("--job names the same job twice; write each once.")
     if spec.policy != "fifo" and not play:
         raise ForetraceError("--policy decides where jobs go only with --play; add it, or leave --policy out.")
-    made = scene.scene(spec)
+    made = fleets.scene.scene(spec)
     result = made.play(record="devices") if play else None
-    files = exported(made.workload, made.cluster, result, to=to, job=job or None, level=level or None, wait_s=wait_s)
+    files = fleets.exported(
+        made.workload, made.cluster, result, to=to, job=job or None, level=level or None, wait_s=wait_s
+    )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -299,9 +284,7 @@ def policies() -> Result:
 
     Example: foretrace fleet policies
     """
-    from foretrace.fleet.policies.registry import described
-
-    return report.fleet_policies.FleetPoliciesView(policies=described())
+    return report.fleet_policies.FleetPoliciesView(policies=fleets.described_policies())
 
 
 fleet = group(

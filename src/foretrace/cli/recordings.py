@@ -9,7 +9,10 @@ from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from foretrace import experiment, hardware
+from foretrace import plan as plans
 from foretrace import report as reports
+from foretrace import zoo as zoos
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, Result
 from foretrace.cli.options import argument, flag, option
@@ -228,22 +231,20 @@ def stash(
     Example: foretrace stash resnet50 --workers 2
     """
     if options.is_recording(source):
-        from foretrace.experiment.stalls import stalls
-
         scenario = options.scenario(Path(source), rank=rank)
-        found = stalls(scenario.graph, workers=workers, inside=inside, between=between, gradient_mb=gradient_mb)
+        found = experiment.stalls_of(
+            scenario.graph, workers=workers, inside=inside, between=between, gradient_mb=gradient_mb
+        )
         return reports.workers.stash(found, source=source, workers=workers)
-    from foretrace.experiment.differential import DifferentialRequest, differential
-    from foretrace.zoo.registry import job
 
     if inside or gradient_mb or rank is not None:
         raise ForetraceError("--inside, --gradient-mb and --rank are for recordings; runs measure these themselves.")
-    job(source, size)
-    wanted = DifferentialRequest(
+    zoos.job(source, size)
+    wanted = experiment.DifferentialRequest(
         work=source, workers=workers, size=size, link=between, data=tuple(data or ()), steps=steps
     )
     with options.stages() as tell:
-        compared = differential(wanted, tell or (lambda what, share: None))
+        compared = experiment.run_differently(wanted, tell or (lambda what, share: None))
     return reports.workers.stash(compared, source=source, workers=workers)
 
 
@@ -288,17 +289,14 @@ def profile(
 
 def _record(what: str, size: str, name: str, steps: int, threads: int, folder: Path) -> None:
     """Run the job in this process and record it; of a processor, with its peaks."""
-    from foretrace.hardware.probe import cpu_peaks
-    from foretrace.hardware.processor import operator_threads
     from foretrace.trace.recorder import RecordOptions
     from foretrace.training.recording import record_training
-    from foretrace.zoo.registry import job
 
-    training = job(what, size)()
+    training = zoos.job(what, size)()
     total = len(RecordOptions(wait=_WAIT, active=steps).phases(in_hook=False))
     options.say(f"recording {steps} of {total} steps of {name} with {threads} thread{'s' if threads > 1 else ''}")
-    with operator_threads(threads), options.progress(f"running {name}") as bar, redirect_stdout(sys.stderr):
-        peaks = {"peaks": cpu_peaks(threads).as_dict()} if training.device == "cpu" else {}
+    with hardware.operator_threads(threads), options.progress(f"running {name}") as bar, redirect_stdout(sys.stderr):
+        peaks = {"peaks": hardware.cpu_peaks(threads).as_dict()} if training.device == "cpu" else {}
         tell = bar and (lambda seen: bar(seen / total))
         record_training(training, folder, facts=peaks, tell=tell, wait=_WAIT, active=steps)
 
@@ -322,19 +320,15 @@ def optimise(
 
     Interrupt it for the best so far. Example: foretrace optimise run/ --for step-time --workers 8 --network 10gbit/20us
     """
-    from foretrace.files import write_text
-    from foretrace.plan import answer
-    from foretrace.plan.result import OptimiseRequest, size
-
     if goal != "step-time":
         raise ForetraceError(f"--for {goal} does not exist; choose step-time.")
     if not (isfinite(seconds) and seconds > 0):
         raise ForetraceError(f"--seconds {seconds} is no time; give seconds above 0, e.g. --seconds 30.")
     if write is not None and write.suffix not in (".py", ".json"):
         raise ForetraceError(f"--write {write}: name a file that ends in .py or .json.")
-    wanted = OptimiseRequest(
-        workers=workers, network=network, backend=backend, gradient_mb=gradient_mb, memory_limit=size(memory_limit),
-        only_buckets=only_buckets,
+    wanted = plans.OptimiseRequest(
+        workers=workers, network=network, backend=backend, gradient_mb=gradient_mb,
+        memory_limit=plans.size_of(memory_limit), only_buckets=only_buckets,
     ).checked()  # fmt: skip
     run = part.of(source)
     with options.stages("searching") as bar:
@@ -344,8 +338,8 @@ def optimise(
             state=resume,
             tell=bar and (lambda what, share, best_s: bar(f"{what}; best {reports.units.seconds(best_s)}", share)),
         )
-    chosen = answer.configuration(found)
+    chosen = plans.answer.configuration(found)
     return Reply(
-        result=reports.optimise.optimise(found, chosen, answer.snippet(chosen), source=str(source)),
-        files={write: lambda path: write_text(path, answer.text(chosen, path.suffix))},
+        result=reports.optimise.optimise(found, chosen, plans.answer.snippet(chosen), source=str(source)),
+        files={write: lambda path: write_text(path, plans.answer.text(chosen, path.suffix))},
     )

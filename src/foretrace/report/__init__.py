@@ -3,8 +3,6 @@
 `report.plan.placed(...)` loads `report/plan.py` when it is called, so that a command loads its own answer alone.
 """
 
-from __future__ import annotations
-
 from foretrace.lazy import lazily
 
 __getattr__, __dir__, __all__ = lazily(__name__, __file__)

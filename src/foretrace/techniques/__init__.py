@@ -3,8 +3,6 @@
 The techniques are loaded when they are first used: `foretrace.techniques.PrefetchData(workers=4)`.
 """
 
-from __future__ import annotations
-
 from foretrace.lazy import lazily
 
 __getattr__, __dir__, __all__ = lazily(__name__, __file__)

@@ -8,10 +8,8 @@ A package adds one by the entry point group `foretrace.techniques`, whose values
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from foretrace.errors import ForetraceError
-from foretrace.lazy import homes
+from foretrace.lazy import homes, load
 from foretrace.names import chosen
 from foretrace.shipped import entry_points
 from foretrace.techniques.base import Technique
@@ -31,7 +29,7 @@ ALIASES = {
 GROUP = "foretrace.techniques"
 _OTHERS = ("Technique", "WhatIf", "parse", "techniques")  # that the package offers
 BUILT_IN: tuple[type[Technique], ...] = tuple(
-    getattr(import_module(home), name) for name, home in homes(__file__).items() if name not in _OTHERS
+    load(*home) for name, home in homes(__file__).items() if name not in _OTHERS
 )
 
 

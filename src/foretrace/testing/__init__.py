@@ -16,8 +16,6 @@ class TestMySync(SyncPolicyConformance):
     def policy(self): return MyPolicy(every=4)
 """
 
-from __future__ import annotations
-
 from foretrace.lazy import lazily
 
 __getattr__, __dir__, __all__ = lazily(__name__, __file__)  # policies need nothing of what techniques need
