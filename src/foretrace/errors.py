@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from foretrace.plaintext import sentence
 
@@ -54,3 +56,12 @@ class NotApplicableError(ForetraceError):
 
 class MissingExtraError(ForetraceError):
     """An optional package is needed; the message names the extra to install."""
+
+
+@contextmanager
+def refused(what: str, mend: str) -> Iterator[None]:
+    """Say in the place of an OSError what cannot be done, why, and how to mend it. Raises ForetraceError."""
+    try:
+        yield
+    except OSError as error:
+        raise ForetraceError(f"{what} ({error.strerror or error}); {mend}.") from None

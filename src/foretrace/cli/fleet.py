@@ -16,7 +16,7 @@ from foretrace.cli.answers import Reply, Result, group, page_asked, writable
 from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies, Seed, following, plays
 from foretrace.cli.fleet_slurm import live, rig
 from foretrace.cli.options import argument, flag, option
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, refused
 from foretrace.files import write_text
 
 if TYPE_CHECKING:
@@ -270,10 +270,8 @@ def export(
     files = fleets.exported(
         made.workload, made.cluster, result, to=to, job=job or None, level=level or None, wait_s=wait_s
     )
-    try:
+    with refused(f"cannot write to {out}", "choose another folder"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForetraceError(f"cannot write to {out} ({error.strerror or error}); choose another folder.") from None
     for name, text in files.items():
         write_text(out / name, text)
     return report.fleet_policies.export(list(files), to=to, folder=str(out))
