@@ -65,3 +65,12 @@ def refused(what: str, mend: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ForetraceError(f"{what} ({error.strerror or error}); {mend}.") from None
+
+
+@contextmanager
+def needing(sentence: str) -> Iterator[None]:
+    """Say in the place of an ImportError what has to be installed. Raises MissingExtraError."""
+    try:
+        yield
+    except ImportError:
+        raise MissingExtraError(sentence) from None
