@@ -60,7 +60,7 @@ class MissingExtraError(ForetraceError):
 
 @contextmanager
 def refused(what: str, mend: str) -> Iterator[None]:
-    """Say in the place of an OSError what cannot be done, why, and how to mend it. Raises ForetraceError."""
+    """Say in the place of an OSError what cannot be done, why, and what to do. Raises ForetraceError."""
     try:
         yield
     except OSError as error:
