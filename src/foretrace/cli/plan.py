@@ -233,17 +233,16 @@ def second_order(
 
     TRACE is a recording of one worker. Example: foretrace plan second-order run/ --workers 8 --network 10gbit/50us
     """
-    from foretrace.plan.second_order import chain, frequency, plan_second_order
-    from foretrace.techniques.distributed.kfac import Kfac
+    from foretrace.techniques import Kfac
 
-    often = [frequency(each) for each in every or ("10/100", "1/10")]
-    before = chain(workers, network)
+    often = [plans.second_order.frequency(each) for each in every or ("10/100", "1/10")]
+    before = plans.second_order.chain(workers, network)
     graph = part.of(source).calibrated().graph
     if measure:
         with options.progress("timing K-FAC") as told:
             graph, _ = experiment.with_hooks(graph, [(*before, Kfac(skip=skip))], seconds, told)
     with options.progress("predicting fractions") as told:
-        found = plan_second_order(
+        found = plans.second_order.plan_second_order(
             graph, workers=workers, network=network, memory_bytes=plans.size_of(memory, "memory") or inf, every=often,
             skip=skip, progress=told,
         )  # fmt: skip
@@ -269,15 +268,13 @@ def look_ups(
 
     Example: foretrace plan look-ups resnet50 --setting 9/16/l1=0.755 --dense 0.761 --samples 50000
     """
-    from foretrace.plan.look_ups import plan_look_ups
-    from foretrace.plan.look_ups import setting as read
-
-    settings = [read(each, dense=dense, samples=samples, bits=bits) for each in setting]
+    settings = [plans.look_ups.setting(each, dense=dense, samples=samples, bits=bits) for each in setting]
     around = cost.Surroundings(bytes_per_cycle=bytes_per_cycle, batch=batch, all_on_chip=on_chip)
     with options.progress(f"capturing {model}") as tell:
         batched = None if model.endswith(".py") else 1  # loaders of scripts need not be resizable
         graph = zoos.operators_of(model, size=size, batch=batched, training=False, progress=tell)
-    return report.codesign.planned_look_ups(plan_look_ups(graph, settings, most_loss=most_loss, around=around), model)
+    found = plans.look_ups.plan_look_ups(graph, settings, most_loss=most_loss, around=around)
+    return report.codesign.planned_look_ups(found, model)
 
 
 def transformer(
