@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from foretrace.plaintext import sentence
 
@@ -54,3 +56,21 @@ class NotApplicableError(ForetraceError):
 
 class MissingExtraError(ForetraceError):
     """An optional package is needed; the message names the extra to install."""
+
+
+@contextmanager
+def refused(what: str, mend: str) -> Iterator[None]:
+    """Say in the place of an OSError what cannot be done, why, and what to do. Raises ForetraceError."""
+    try:
+        yield
+    except OSError as error:
+        raise ForetraceError(f"{what} ({error.strerror or error}); {mend}.") from None
+
+
+@contextmanager
+def needing(sentence: str) -> Iterator[None]:
+    """Say in the place of an ImportError what has to be installed. Raises MissingExtraError."""
+    try:
+        yield
+    except ImportError:
+        raise MissingExtraError(sentence) from None

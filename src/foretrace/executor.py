@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, needing
 from foretrace.hardware.processor import usable_cores
 
 Item = TypeVar("Item")
@@ -218,10 +218,8 @@ def _cluster() -> Iterator[Any]:
     # A private cluster tells nobody of itself, and leaves the accelerators of its tasks as they are.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
+    with needing("`on=ray` needs Ray; install it with pip install 'foretrace[ray]'."):
         ray: Any = importlib.import_module("ray")
-    except ImportError:
-        raise MissingExtraError("`on=ray` needs Ray; install it with pip install 'foretrace[ray]'.") from None
     if ray.is_initialized():
         yield ray
         return

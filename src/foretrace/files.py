@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, refused
 
 PART = ".part"  # ends the name of a file that is being written
 
@@ -26,14 +26,11 @@ def write_bytes(path: Path, data: bytes, *, compress: bool = False) -> None:
         data = gzip.compress(data, compresslevel=6, mtime=0)
     temporary = part_of(path)
     try:
-        if path.exists() and not path.is_file():
-            raise ForetraceError(f"cannot write {path}, which is no file; name a file that may be overwritten.")
-        _write_whole(temporary, data)
-        temporary.replace(path)
-    except OSError as error:
-        raise ForetraceError(
-            f"cannot write {path} ({error.strerror or error}); choose a folder that exists and is yours."
-        ) from None
+        with refused(f"cannot write {path}", "choose a folder that exists and is yours"):
+            if path.exists() and not path.is_file():
+                raise ForetraceError(f"cannot write {path}, which is no file; name a file that may be overwritten.")
+            _write_whole(temporary, data)
+            temporary.replace(path)
     finally:
         with contextlib.suppress(OSError):  # it could not be made, and that has been said
             temporary.unlink(missing_ok=True)
@@ -67,13 +64,11 @@ def digest(path: Path) -> str:
 
     Raises ForetraceError where it cannot be read.
     """
-    try:
+    with refused(f"cannot read {path}", "name one that exists"):
         if not path.is_dir():
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
         inside = sorted(each for each in path.rglob("*") if each.is_file())
-    except OSError as error:
-        raise ForetraceError(f"cannot read {path} ({error.strerror or error}); name one that exists.") from None
     lines = (f"{each.relative_to(path)}\0{digest(each)}\n" for each in inside)
     return hashlib.sha256("".join(lines).encode("utf-8", errors="surrogateescape")).hexdigest()
 

@@ -33,6 +33,15 @@ def resolve(name: str, known: Iterable[str], aliases: Mapping[str, str] | None =
     return meant.pop() if len(meant) == 1 else None
 
 
+def chosen(name: str, known: Iterable[str], wrong: str, aliases: Mapping[str, str] | None = None) -> str:
+    """Return the known name that is meant. Raises ForetraceError, `wrong` and what comes near, where it is none."""
+    known = list(known)
+    found = resolve(name, known, aliases)
+    if found not in known:
+        raise ForetraceError(f"{wrong}; {question(name, known, aliases)}")
+    return found
+
+
 def near(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> list[str]:
     """Return known names that come near, the nearest first; empty if none does."""
     wanted = plain(name)

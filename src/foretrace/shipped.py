@@ -1,4 +1,4 @@
-"""What packages bring: the rows of our CSV tables, the entry points of all that are installed, and optional modules."""
+"""What packages bring: rows of our tables, our templates, entry points of all that are installed, optional modules."""
 
 from __future__ import annotations
 
@@ -29,6 +29,22 @@ def rows(
         cells = {key: (special or {}).get(key, str)(value) for key, value in row.items() if value}
         found.append(msgspec.convert(cells, kind, strict=False))
     return tuple(found)
+
+
+def filled(package: str, template: str, **given: object) -> str:
+    """Return a packaged template (Jinja) with these values; a line that holds a tag alone leaves none."""
+    text: str = _template(package, template).render(**given)
+    return text
+
+
+@lru_cache
+def _template(package: str, name: str) -> Any:
+    import jinja2
+
+    made = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    return made.from_string(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def optional(name: str, needs: str, install: str) -> Any:

@@ -23,7 +23,7 @@ NAMES = sorted(readers())
 DOORS = {"read_bytes", "read_struct", "read_text", "sources", "parse_json", "parse_yaml"}
 # Models that a server loads are programs: they are loaded in a process of their own, whose end is an answer.
 OWN_FILES = re.compile(
-    r"^(reading|files|shipped|executor|compiled|flow)\.py$|^(experiment/(links/(?!calibrate)|rows/|worker|forks|cores|runner|stalls|differential)|trace/(observe|autorecord|recorder|"
+    r"^(reading|files|shipped|executor|compiled|flow|lazy)\.py$|^(experiment/(links/(?!calibrate)|rows/|worker|forks|cores|runner|stalls|differential)|trace/(observe|autorecord|recorder|"
     r"recording_file)|cost/(network/collective_bench|operators/(grid|local|machine)|devices/(learned|roofline))|report/|"
     r"plan/|serving/server/models|fleet/(sweep|rig/)|hardware/(devices|processor)|training/|testing/|cli/)"
 )

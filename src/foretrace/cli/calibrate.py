@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from foretrace import experiment, report
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, Result, asked, group, writable
 from foretrace.cli.options import flag, option
@@ -36,14 +37,12 @@ def device(
     nobody measured, 50 of them; --plan and --times carry them to another machine and back.
     Example: foretrace calibrate device --operators 50 --threads 1
     """
-    from foretrace.report import calibrate as report
-
     if gpu is not None:
         from foretrace.cost.devices.learned.gpu_products import calibrate
 
         with options.progress("timing products") as tell:
             products = calibrate(gpu, operators=operators, plan=plan, times=times, budget_s=seconds, progress=tell)
-        return Reply(result=report.products(products), how={"device": products.device.name})
+        return Reply(result=report.calibrate.products(products), how={"device": products.device.name})
     if plan is not None or times is not None:
         raise ForetraceError("--plan and --times are of a GPU's products; name it, e.g. --gpu b200.")
     if like is not None:
@@ -52,14 +51,15 @@ def device(
         if _elsewhere(recorded["allocator"], ["device", "--seconds", str(seconds), "--like", str(like), *few]):
             return None
         threads = threads or recorded["threads"]
-    from foretrace.experiment.calibrate import every_operator, few_operators
 
     with options.progress("timing operators") as tell:
         if operators is None:
-            return Reply(result=report.calibrated("device", every_operator(threads, seconds, tell)))
-        found = few_operators(operators, threads, seconds, tell)
+            return Reply(
+                result=report.calibrate.calibrated("device", experiment.every_operator(threads, seconds, tell))
+            )
+        found = experiment.few_operators(operators, threads, seconds, tell)
     how = {"said": found.said, "following": "foretrace calibrate device"}
-    return Reply(result=report.calibrated("device", found), how=how)
+    return Reply(result=report.calibrate.calibrated("device", found), how=how)
 
 
 def run(
@@ -80,14 +80,14 @@ def run(
     trusted = [word for each in trust or () for word in ("--trust", each)]
     if _elsewhere(_machine_of(source)["allocator"], ["run", *asking, "--seconds", str(seconds), *trusted]):
         return None
-    from foretrace.experiment.calibrate import recorded_operators
-    from foretrace.report.calibrate import calibrated
 
     graph = options.scenario(source).graph
     with options.progress("timing operators") as tell:
-        found = recorded_operators(graph, techniques, seconds, source=str(source), trust=trust or (), tell=tell)
+        found = experiment.recorded_operators(
+            graph, techniques, seconds, source=str(source), trust=trust or (), tell=tell
+        )
     following = shlex.join(["foretrace", "whatif", *asking])
-    return Reply(result=calibrated("run", found), how={"source": source.name, "following": following})
+    return Reply(result=report.calibrate.calibrated("run", found), how={"source": source.name, "following": following})
 
 
 def network(
@@ -108,26 +108,22 @@ def network(
 
     Example: foretrace calibrate network --workers 2 --to 4194304 --out gloo.json --accept-noise
     """
-    from foretrace.experiment import collectives
-    from foretrace.report import calibrate as report
-
     writable(out)
-    gpus = collectives.gpus()
+    gpus = experiment.collectives.gpus()
     with options.progress("timing collectives") as tell:
-        table = collectives.calibrate(
+        table = experiment.collectives.calibrate(
             workers=workers or max(gpus, 2), backend=backend or ("nccl" if gpus > 1 else "gloo"),
-            sizes=collectives.sizes_between(least, most, count), kinds=[each.strip() for each in kinds.split(",")],
-            repetitions=repetitions, limit_s=limit, progress=tell,
+            sizes=experiment.collectives.sizes_between(least, most, count), repetitions=repetitions, limit_s=limit,
+            kinds=[each.strip() for each in kinds.split(",")], progress=tell,
         )  # fmt: skip
     if not accept_noise:
-        collectives.refuse_noise(table)
-    return report.calibrated_network(table, collectives.keep(table, out))
+        experiment.collectives.refuse_noise(table)
+    return report.calibrate.calibrated_network(table, experiment.collectives.keep(table, out))
 
 
 def _machine_of(source: Path) -> dict[str, Any]:
-    from foretrace.experiment.calibrate import machine_of
 
-    return machine_of(options.scenario(source).graph, str(source))
+    return experiment.machine_of(options.scenario(source).graph, str(source))
 
 
 def _elsewhere(allocator: dict[str, str], words: list[str]) -> bool:
@@ -135,9 +131,7 @@ def _elsewhere(allocator: dict[str, str], words: list[str]) -> bool:
 
     True where it did so. Raises ForetraceError where the settings cannot be had.
     """
-    from foretrace.experiment.calibrate import environment_like
-
-    environment = environment_like(allocator)
+    environment = experiment.environment_like(allocator)
     if environment is None:
         return False
     sys.stdout.flush()

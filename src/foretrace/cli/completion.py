@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from foretrace import fleet as fleets
+from foretrace import hardware
+from foretrace import zoo as zoos
+
 Offers = Callable[[str], list[str]]
 
 
@@ -41,32 +45,25 @@ def techniques(incomplete: str) -> Iterable[str]:
 @_quiet
 def devices(incomplete: str) -> Iterable[str]:
     """Return devices of the catalog, in the case that the user began with."""
-    from foretrace.hardware.devices import catalog
-
     lower = incomplete == incomplete.lower()
-    return [each.short.lower() if lower else each.short for each in catalog()]
+    return [each.short.lower() if lower else each.short for each in hardware.catalog()]
 
 
 @_quiet
 def models(incomplete: str) -> Iterable[str]:
     """Return models of the zoo."""
-    from foretrace.zoo.registry import entries
-
-    return entries()
+    return zoos.entries()
 
 
 @_quiet
 def decoders(incomplete: str) -> Iterable[str]:
     """Return models of the zoo, and decoders that are estimated without being built."""
     from foretrace.model.decoder_config import DECODERS
-    from foretrace.zoo.registry import entries
 
-    return [*entries(), *DECODERS]
+    return [*zoos.entries(), *DECODERS]
 
 
 @_quiet
 def policies(incomplete: str) -> Iterable[str]:
     """Return scheduling policies."""
-    from foretrace.fleet.policies import registry
-
-    return registry.names()
+    return fleets.policy_names()

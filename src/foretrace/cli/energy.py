@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from foretrace import report, serving
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Result, group
 from foretrace.cli.options import argument, flag, option
@@ -28,21 +29,22 @@ def tune(
 
     Example: foretrace energy tune --set batch=1,2,4 -- python bench.py --batch {batch}
     """
-    from foretrace.report import energy as report
-    from foretrace.serving.energy import command, recorded
-    from foretrace.serving.energy import tune as tuning
-
     values = dict(_values(text) for text in set_ or ())
-    if target[0].startswith(recorded.PREFIX):
+    if target[0].startswith(serving.recorded_energy.PREFIX):
         if values or apply:
             raise ForetraceError("a recorded environment has its own settings; leave out `set=` and `apply=`.")
-        return report.tuned(tuning.tune(recorded.read(target), slo, evaluations=evaluations, seed=seed), slo=slo)
-    journal = command.journal()
-    environment = command.environment(target, values)
+        return report.energy.tuned(
+            serving.energy_tuning.tune(serving.recorded_energy.read(target), slo, evaluations=evaluations, seed=seed),
+            slo=slo,
+        )
+    journal = serving.energy_command.journal()
+    environment = serving.energy_command.environment(target, values)
     if environment.setters and not apply:
-        return report.dry_run(environment, slo=slo)
+        return report.energy.dry_run(environment, slo=slo)
     with environment.restored(journal), options.progress("measuring settings") as tell:
-        return report.tuned(tuning.tune(environment, slo, evaluations=evaluations, seed=seed, tell=tell), slo=slo)
+        return report.energy.tuned(
+            serving.energy_tuning.tune(environment, slo, evaluations=evaluations, seed=seed, tell=tell), slo=slo
+        )
 
 
 def measure(
@@ -53,11 +55,10 @@ def measure(
 
     Example: foretrace energy measure -- python bench.py
     """
-    from foretrace.report import energy as report
-    from foretrace.serving.energy.command import CommandEnvironment, meters
-
-    found = CommandEnvironment(name=" ".join(target), command=tuple(target), knobs=(), setters={}, meters=meters())
-    return report.measured(found.name, found.measure(()), tuple(each.name for each in found.meters), grid)
+    found = serving.energy_command.CommandEnvironment(
+        name=" ".join(target), command=tuple(target), knobs=(), setters={}, meters=serving.energy_command.meters()
+    )
+    return report.energy.measured(found.name, found.measure(()), tuple(each.name for each in found.meters), grid)
 
 
 def colocate(
@@ -75,16 +76,12 @@ def colocate(
 
     Example: foretrace energy colocate mobilenet-v2 ncf --seconds 5
     """
-    from foretrace.report import energy as report
-    from foretrace.serving.energy import colocate as colocation
-    from foretrace.serving.server.run import usable
-
     keep = rows.keeper()
     with options.progress("serving beside fine-tuning") as tell:
-        found = colocation.colocate(
-            model, tuned, slo=slo, size=size, seconds=seconds, core=usable()[0], seed=seed, tell=tell
+        found = serving.colocation.colocate(
+            model, tuned, slo=slo, size=size, seconds=seconds, core=serving.server_run.usable()[0], seed=seed, tell=tell
         )
-    return report.colocated(found, keep(*found.rows())[0], len(found.rows()))
+    return report.energy.colocated(found, keep(*found.rows())[0], len(found.rows()))
 
 
 def _values(text: str) -> tuple[str, tuple[float, ...]]:

@@ -9,12 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretrace import fleet as fleets
+from foretrace import report
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, Result, group, page_asked, writable
-from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies, Seed, following, plays, spelt
+from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies, Seed, following, plays
 from foretrace.cli.fleet_slurm import live, rig
 from foretrace.cli.options import argument, flag, option
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, refused
+from foretrace.files import write_text
 
 if TYPE_CHECKING:
     from foretrace.fleet.result import FleetResult
@@ -35,24 +38,20 @@ def run(
 
     Example: foretrace fleet run jobs.csv --cluster 2x4x8 --policy "dally lease-s=600" --out rows.csv
     """
-    from foretrace.files import write_text
-    from foretrace.fleet import scene as scenes
-    from foretrace.fleet.per_job import per_job
-    from foretrace.report import fleet as report
-    from foretrace.report import fleet_page
-
     writable(out)
-    made = scenes.scene(spec)
-    result = made.play(record="devices" if page_asked() or len(made.workload) <= scenes.RECORD_UP_TO else "nothing")
+    made = fleets.scene.scene(spec)
+    result = made.play(
+        record="devices" if page_asked() or len(made.workload) <= fleets.scene.RECORD_UP_TO else "nothing"
+    )
     tell_origin(result)
-    only = scenes.measured(measure, result.workload)
+    only = fleets.scene.measured(measure, result.workload)
     other = "fifo" if spec.policy.split()[:1] == ["las"] else "las"
-    next_ = following(["compare"], spec, "--policy", spec.policy, "--policy", other, also=["restart_s"])
-    view = report.run(result, made.cluster, path=spec.trace, only=only, next_=next_, grid=grid)
+    next_ = following(["compare"], spec, {"policy": [spec.policy, other]}, also=["restart_s"])
+    view = report.fleet.run(result, made.cluster, path=spec.trace, only=only, next_=next_, grid=grid)
     if out is not None:
-        write_text(out, per_job(result, only))
-    page = fleet_page.FleetPage(view=view, result=result, cluster=made.cluster)
-    return Reply(result=view, page=lambda: fleet_page.render(page))
+        write_text(out, fleets.rows_by_job(result, only))
+    page = report.fleet_page.FleetPage(view=view, result=result, cluster=made.cluster)
+    return Reply(result=view, page=lambda: report.fleet_page.render(page))
 
 
 def tell_origin(result: FleetResult) -> None:
@@ -76,15 +75,12 @@ def why(
 
     Example: foretrace fleet why jobs.csv job150 --cluster 2x4x8 --policy fifo
     """
-    from foretrace.fleet import ask, scene
-    from foretrace.report import fleet_questions as report
-
-    made = scene.scene(spec)
+    made = fleets.scene.scene(spec)
     with options.progress("playing changes") as tell:
-        found = ask.why(made, job, at_s=at, progress=tell)
-    asked, named = ("whatif", "--now") if found.asked else ("run", "--policy")
-    next_ = following([asked], spec, named, spec.policy, also=["seed", "restart_s"], then=spelt(found.asked))
-    return report.why(found, source=spec.trace, policy=spec.policy, cluster=spec.cluster, next_=next_)
+        found = fleets.ask.why(made, job, at_s=at, progress=tell)
+    asked, named = ("whatif", "now") if found.asked else ("run", "policy")
+    next_ = following([asked], spec, {named: spec.policy}, also=["seed", "restart_s"], then=found.asked)
+    return report.fleet_questions.why(found, source=spec.trace, policy=spec.policy, cluster=spec.cluster, next_=next_)
 
 
 @plays(*JOBS, *COSTS, "cluster", "load", "seed")
@@ -103,20 +99,19 @@ def whatif(
 
     Example: foretrace fleet whatif jobs.csv --cluster 2x4x8 --now fifo --add-rack 2 --policy dally
     """
-    from foretrace.fleet import scene, variants
-    from foretrace.report import fleet_questions as report
-
     spec = replace(spec, policy=now)
-    changes = variants.changes(spec, add=add_rack, policy=policy, cluster=to_cluster, network=network, load=to_load)
+    changes = fleets.variants.changes(
+        spec, add=add_rack, policy=policy, cluster=to_cluster, network=network, load=to_load
+    )
     if not changes:
         raise ForetraceError("nothing would change; give --add-rack, --policy, --to-cluster, --network or --to-load.")
     after = replace(spec, **{name: value for change in changes.values() for name, value in change.items()})
-    first, second = scene.scene(spec), scene.scene(after)
+    first, second = fleets.scene.scene(spec), fleets.scene.scene(after)
     further = ["compare", "--policy", now, "--policy", after.policy]
     if after.policy == now:  # one policy is compared with itself by nobody
         further = ["sweep", "--policy", now, "--set", "add=0,1,2", "--out", "sweep"]
-    return report.whatif(
-        first.play(), second.play(), source=spec.trace, changes=list(changes), next_=following(further, spec),
+    return report.fleet_questions.whatif(
+        first.play(), second.play(), source=spec.trace, changes=list(changes), next_=following(further, spec, {}),
         words=(f"{now} on {first.cluster.name}", f"{after.policy} on {second.cluster.name}"),
     )  # fmt: skip
 
@@ -133,12 +128,11 @@ def slots(
 
     Example: foretrace fleet slots jobs.csv --cluster 4x4x8 --size 8 --size 64 --at 86400
     """
-    from foretrace.fleet import scene
-    from foretrace.report import fleet_questions as report
-
-    made = scene.scene(spec)
-    next_ = following(["run"], spec, "--policy", spec.policy, also=["seed"], then=["--html", "fleet.html"])
-    return report.slots(made.play(record="devices"), made.cluster, sizes=size, at_s=at, path=spec.trace, next_=next_)
+    made = fleets.scene.scene(spec)
+    next_ = following(["run"], spec, {"policy": spec.policy}, also=["seed"], then={"html": "fleet.html"})
+    return report.fleet_questions.slots(
+        made.play(record="devices"), made.cluster, sizes=size, at_s=at, path=spec.trace, next_=next_
+    )
 
 
 @plays(*JOBS, "cluster", "load", "restart_s", "restart_s_per_gpu")
@@ -156,32 +150,29 @@ def compare(
 
     Example: foretrace fleet compare jobs.csv --cluster 4x4x8 --policy fifo --policy las --policy dally --seeds 20
     """
-    from foretrace.fleet import comparison, scene
-    from foretrace.fleet.policies import parse
-    from foretrace.report import fleet, fleet_page, fleet_policies
-    from foretrace.report.fleet_page import FleetPage
-
     if len(set(policy)) < len(policy):
         raise ForetraceError("--policy names the same policy twice; compare different ones.")
-    made = scene.scene(replace(spec, policy=policy[0]))
-    runs = {text: replace(made, policy=parse(text)) for text in policy}
-    parts, how = comparison.repetitions(made.workload, seeds, jitter_s, subtraces)
+    made = fleets.scene.scene(replace(spec, policy=policy[0]))
+    runs = {text: replace(made, policy=fleets.policy_of(text)) for text in policy}
+    parts, how = fleets.comparison.repetitions(made.workload, seeds, jitter_s, subtraces)
     with options.progress("playing policies") as tell:
         share = itertools.count(1)
         seen = (lambda *_: tell(next(share) / (len(runs) * len(parts)))) if tell is not None else (lambda *_: None)
-        found = comparison.compare(
-            {text: partial(scene.played, one) for text, one in runs.items()}, parts, how=how, seen=seen
+        found = fleets.comparison.compare(
+            {text: partial(fleets.scene.played, one) for text, one in runs.items()}, parts, how=how, seen=seen
         )
-    view = fleet_policies.compare(
+    view = report.fleet_policies.compare(
         found, path=spec.trace, cluster=made.cluster.name, gpus=made.cluster.gpus, jobs=len(made.workload),
-        next_=following(["sweep"], spec, *spelt({"policy": policy}), then=["--set", "load=0.5,1,2", "--out", "sweep"]),
+        next_=following(["sweep"], spec, {"policy": policy}, then={"set": "load=0.5,1,2", "out": "sweep"}),
     )  # fmt: skip
 
     def page() -> str:
         first, *others = ((text, one.play(record="devices")) for text, one in runs.items())
-        shown = fleet.run(first[1], made.cluster, path=spec.trace, repeated=found if len(parts) > 1 else None)
-        whole = FleetPage(view=shown, result=first[1], cluster=made.cluster, others=dict(others), comparison=view)
-        return fleet_page.render(whole)
+        shown = report.fleet.run(first[1], made.cluster, path=spec.trace, repeated=found if len(parts) > 1 else None)
+        whole = report.fleet_page.FleetPage(
+            view=shown, result=first[1], cluster=made.cluster, others=dict(others), comparison=view
+        )
+        return report.fleet_page.render(whole)
 
     return Reply(result=view, page=page)
 
@@ -206,16 +197,15 @@ def sweep(
 
     Example: foretrace fleet sweep jobs.csv --policy fifo --policy las --set load=0.5,1,2 --seeds 5 --out sweep
     """
-    from foretrace.fleet import variants
-    from foretrace.report import fleet_policies as report
-
     clusters = cluster or [Played.cluster]
-    by = variants.axes(spec, policy, clusters, set_ or [], seeds)
+    by = fleets.variants.axes(spec, policy, clusters, set_ or [], seeds)
     with options.progress("playing cells") as tell:
-        found = variants.sweep(spec, by, folder=out, jitter_s=jitter_s if seeds > 1 else 0.0, on=on, progress=tell)
+        found = fleets.variants.sweep(
+            spec, by, folder=out, jitter_s=jitter_s if seeds > 1 else 0.0, on=on, progress=tell
+        )
     asked = ["compare", "--seeds", "20"] if len(policy) > 1 else ["run"]
-    next_ = following(asked, replace(spec, cluster=clusters[0]), *spelt({"policy": policy}))
-    return report.sweep(found, source=spec.trace, by=by, next_=next_)
+    next_ = following(asked, replace(spec, cluster=clusters[0]), {"policy": policy})
+    return report.fleet_policies.sweep(found, source=spec.trace, by=by, next_=next_)
 
 
 @plays(*LOG)
@@ -229,13 +219,9 @@ def fit(
 
     Example: foretrace fleet fit jobs.csv --out like-ours.json
     """
-    from foretrace.fleet.scene import workload_of
-    from foretrace.fleet.synthetic import fit as fitted
-    from foretrace.report import fleet_policies as report
-
-    made = fitted(workload_of(spec.trace, spec.format, salvage=spec.salvage))
+    made = fleets.fit_generator(fleets.workload_of(spec.trace, spec.format, salvage=spec.salvage))
     made.save(out)
-    return report.fit(made, path=spec.trace, stored=str(out))
+    return report.fleet_policies.fit(made, path=spec.trace, stored=str(out))
 
 
 def generate(
@@ -252,15 +238,11 @@ def generate(
 
     Example: foretrace fleet generate like-ours.json --jobs 10000 --load 1.5 --out more.csv
     """
-    from foretrace.fleet.formats import write_csv
-    from foretrace.fleet.synthetic import load_generator
-    from foretrace.report import fleet_policies as report
-
     if (jobs is None) == (days is None):
         raise ForetraceError("say either --jobs or --days, how much to generate.")
-    made = load_generator(generator).generate(jobs=jobs, days=days, load=load, seed=seed)
-    write_csv(made, out)
-    return report.generate(made, stored=str(out))
+    made = fleets.load_generator(generator).generate(jobs=jobs, days=days, load=load, seed=seed)
+    fleets.write_csv(made, out)
+    return report.fleet_policies.generate(made, stored=str(out))
 
 
 @plays(*LOG, "policy", "cluster", "jobs")
@@ -279,25 +261,20 @@ def export(
 
     Example: foretrace fleet export jobs.csv --to slurm --level rack --wait-s 3600 --job job3 --out scripts
     """
-    from foretrace.files import write_text
-    from foretrace.fleet import scene
-    from foretrace.fleet.export import export as exported
-    from foretrace.report import fleet_policies as report
-
     if job and len(set(job)) < len(job):
         raise ForetraceError("--job names the same job twice; write each once.")
     if spec.policy != "fifo" and not play:
         raise ForetraceError("--policy decides where jobs go only with --play; add it, or leave --policy out.")
-    made = scene.scene(spec)
+    made = fleets.scene.scene(spec)
     result = made.play(record="devices") if play else None
-    files = exported(made.workload, made.cluster, result, to=to, job=job or None, level=level or None, wait_s=wait_s)
-    try:
+    files = fleets.exported(
+        made.workload, made.cluster, result, to=to, job=job or None, level=level or None, wait_s=wait_s
+    )
+    with refused(f"cannot write to {out}", "choose another folder"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForetraceError(f"cannot write to {out} ({error.strerror or error}); choose another folder.") from None
     for name, text in files.items():
         write_text(out / name, text)
-    return report.export(list(files), to=to, folder=str(out))
+    return report.fleet_policies.export(list(files), to=to, folder=str(out))
 
 
 def policies() -> Result:
@@ -305,10 +282,7 @@ def policies() -> Result:
 
     Example: foretrace fleet policies
     """
-    from foretrace.fleet.policies.registry import described
-    from foretrace.report.fleet_policies import FleetPoliciesView
-
-    return FleetPoliciesView(policies=described())
+    return report.fleet_policies.FleetPoliciesView(policies=fleets.described_policies())
 
 
 fleet = group(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+from foretrace import report
 from foretrace.cli import completion
 from foretrace.cli.answers import parameters, taking
 from foretrace.cli.options import argument, flag, option
@@ -95,20 +96,16 @@ def plays(*names: str) -> Callable[[Command], Command]:
     return of
 
 
-def following(asked: Sequence[str], spec: Spec, *words: str, also: Sequence[str] = (), then: Sequence[str] = ()) -> str:
+def following(
+    asked: Sequence[str], spec: Spec, options: Mapping[str, object], *, also: Sequence[str] = (),
+    then: Mapping[str, object] = MappingProxyType({}),
+) -> str:  # fmt: skip
     """Return the command that asks something else of the same jobs on the same cluster, without defaults.
 
-    asked: its first words; words: what stands behind the cluster; also: fields of the spec beside those of all
-    questions; then: the last words.
+    asked: its first words; options: those behind the cluster; also: fields of the spec beside those of all questions;
+    then: the last options.
     """
     values = {name: getattr(spec, name) for name in ("format", "speeds", "jobs", *also)}
-    given = spelt({name: value for name, value in values.items() if value != getattr(Played, name)})
-    salvage = ["--salvage"] if spec.salvage else []
-    whole = ["foretrace", "fleet", *asked, spec.trace, "--cluster", spec.cluster, *words, *given, *salvage, *then]
-    return shlex.join(whole)
-
-
-def spelt(given: Mapping[str, object]) -> list[str]:
-    """Return parameters as the words of a command, a list once per value."""
-    pairs = ((name, each) for name, value in given.items() for each in (value if isinstance(value, list) else [value]))
-    return [word for name, value in pairs for word in (f"--{name.replace('_', '-')}", str(value))]
+    given = {name: value for name, value in values.items() if value != getattr(Played, name)}
+    whole = {"cluster": spec.cluster, **options, **given, "salvage": spec.salvage, **then}
+    return report.names.command("fleet", *asked, spec.trace, **whole)

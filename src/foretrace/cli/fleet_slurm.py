@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from foretrace import fleet as fleets
+from foretrace import report
 from foretrace.cli import completion, options
+from foretrace.cli.answers import Result
 from foretrace.cli.fleet_options import Seed
 from foretrace.cli.options import argument, option
 from foretrace.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
 
 
 def live(
@@ -34,20 +33,18 @@ def live(
 
     Example: foretrace fleet live 41 --from slurm --history slurm/history.txt
     """
-    from foretrace.fleet.live import history as histories
-    from foretrace.fleet.live import questions, sources
-    from foretrace.report import fleet_slurm as report
-
     if from_ is not None and save is not None:
         raise ForetraceError("--save keeps what Slurm prints now, --from reads what was kept; give one of them.")
-    past = [each for log in history or [] for each in histories.read_past(log)]
-    seen = sources.read_folder(from_) if from_ is not None else sources.ask_slurm(save=save)
+    past = [each for log in history or [] for each in fleets.read_past(log)]
+    seen = fleets.read_folder(from_) if from_ is not None else fleets.ask_slurm(save=save)
     with options.progress("playing the queue on") as tell:
-        found = questions.ask(
+        found = fleets.ask_queue(
             seen, past, job=job or None, draws=draws, seed=seed, racks=add_rack, progress=tell,
             settings=set_ or (),
         )  # fmt: skip
-    return report.live(found, next_=report.following(found, [] if from_ is None else ["--from", str(from_)]))
+    return report.fleet_slurm.live(
+        found, next_=report.fleet_slurm.following(found, [] if from_ is None else ["--from", str(from_)])
+    )
 
 
 def rig(
@@ -71,27 +68,22 @@ def rig(
 
     Example: foretrace fleet rig --nodes 8 --racks 2 --trace "synthetic jobs=10 seed=7 run-s=1200" --speedup 600
     """
-    from foretrace.fleet.policies.slurm_options import windows
-    from foretrace.fleet.rig import against, on_ray
-    from foretrace.fleet.rig.cluster import SlurmSetup, missing
-    from foretrace.fleet.scene import workload_of
-    from foretrace.report import fleet_slurm as report
-    from foretrace.report.names import command
-
     if on not in ("slurm", "ray"):
         raise ForetraceError(f"--on must be slurm or ray, got {on!r}.")
-    if lacks := on_ray.missing() if on == "ray" else missing():
+    if lacks := fleets.missing_ray() if on == "ray" else fleets.missing_slurm():
         raise ForetraceError(lacks)
-    setup = SlurmSetup(nodes=nodes, gpus=gpus, racks=racks)
+    setup = fleets.SlurmSetup(nodes=nodes, gpus=gpus, racks=racks)
     setup.validate()
-    drawn = trace.split()[:1] == [against.SYNTHETIC] and not Path(trace).exists()
-    work = against.synthetic(trace, setup) if drawn else workload_of(trace)
+    drawn = trace.split()[:1] == [fleets.rig_against.SYNTHETIC] and not Path(trace).exists()
+    work = fleets.rig_against.synthetic(trace, setup) if drawn else fleets.workload_of(trace)
     work = work.take(work.submit_ns.argsort(kind="stable")[:jobs]) if jobs else work
-    failures = [one for each in fail or () for one in windows("fail", each)]
+    failures = [one for each in fail or () for one in fleets.windows("fail", each)]
     with options.progress("playing jobs in real time") as tell:
-        found = against.against(
+        found = fleets.rig_against.against(
             work, setup, policy, speedup=speedup, repeats=repeats, failures=failures, progress=tell, on=on
         )
-    next_ = command("fleet", "rig", on=on, nodes=nodes, gpus=gpus, racks=racks, trace=trace, policy=policy,
+    next_ = report.names.command("fleet", "rig", on=on, nodes=nodes, gpus=gpus, racks=racks, trace=trace, policy=policy,
                     speedup=f"{speedup:g}", repeats=3)  # fmt: skip
-    return report.rig(found, on=on, source=trace, policy=policy, speedup=speedup, next_=next_ if repeats == 1 else "")
+    return report.fleet_slurm.rig(
+        found, on=on, source=trace, policy=policy, speedup=speedup, next_=next_ if repeats == 1 else ""
+    )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+from foretrace import flow, report, serving
 from foretrace.cli import completion, options
-from foretrace.cli.answers import Reply, group
+from foretrace.cli.answers import Reply, Result, group
 from foretrace.cli.options import argument, option
 from foretrace.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +66,11 @@ def simulate(
 
     Example: foretrace llm simulate llama-3-8b --device h100 --requests "poisson qps=2" --slo "ttft=0.5s tpot=50ms"
     """
-    from foretrace import flow
-    from foretrace.report.llm import llm_simulated
-    from foretrace.serving.llm.engine import EngineRules
-    from foretrace.serving.llm.step_graph import steps_graph
-
     given: dict[str, Any] = {"draft": draft, "k": k, "acceptance": acceptance}
     drafting = {name: value for name, value in given.items() if value not in (None, "")}
     if drafting and not draft:
         raise ForetraceError(f"`{next(iter(drafting))}=` is about a draft, and none is given; add `draft=4x2048`.")
-    rules = EngineRules(policy=policy, token_budget=token_budget, sequences=sequences, utilisation=utilisation,
+    rules = serving.EngineRules(policy=policy, token_budget=token_budget, sequences=sequences, utilisation=utilisation,
                         preemption=preemption)  # fmt: skip
     with options.progress(f"serving {model}"):
         found = flow.simulate_llm(
@@ -87,10 +80,10 @@ def simulate(
         )  # fmt: skip
 
     def kept() -> flow.Scenario:
-        return flow.Scenario(graph=steps_graph(found.run, found.steps, rules))
+        return flow.Scenario(graph=serving.steps_graph(found.run, found.steps, rules))
 
     return Reply(
-        result=llm_simulated(found, grid=grid), files={save: lambda path: kept().save(path)},
+        result=report.llm.llm_simulated(found, grid=grid), files={save: lambda path: kept().save(path)},
         timelines=lambda: {model: kept().simulate()},
     )  # fmt: skip
 
@@ -120,16 +113,12 @@ def capacity(
 
     Example: foretrace llm capacity llama-3-8b --device h100 --devices 2 --slo "ttft.p99=0.5s tpot.p99=50ms"
     """
-    from foretrace.report.llm import llm_capacity
-    from foretrace.serving.llm.capacity import capacities
-    from foretrace.serving.llm.simulation import SimulationConfig
-
-    asked = SimulationConfig(
+    asked = serving.SimulationConfig(
         model=model, device=device, asked=requests, layout={"dtype": dtype}, slo=slo, seed=seed, on=on
     )
     with options.progress(f"searching deployments of {model}") as progress:
-        found = capacities(asked, devices=devices, seconds=seconds, price=price, state=state, progress=progress)
-    return llm_capacity(found, grid=grid)
+        found = serving.capacities(asked, devices=devices, seconds=seconds, price=price, state=state, progress=progress)
+    return report.llm.llm_capacity(found, grid=grid)
 
 
 def calibrate(
@@ -145,15 +134,13 @@ def calibrate(
     One run gives a factor on the devices' time and what a request waits; runs of several loads also the host's time.
     Example: foretrace llm calibrate bench.json --model llama-3-8b --device h100 --save server.json
     """
-    from foretrace.report.llm import llm_calibrated
-    from foretrace.serving.llm import calibration
-    from foretrace.serving.llm.deployment import step_times
-    from foretrace.serving.llm.step_law import law_of
-
-    law, measured = law_of(layout.engine), [run for path in runs for run in calibration.read_runs(path)]
-    steps = step_times(model, device, **asdict(layout))
-    found = calibration.calibrate(steps, measured, law.calibrated_low, law.calibrated_high)
-    return Reply(result=llm_calibrated(found, save), files={save: found.save})
+    law, measured = (
+        serving.law_of(layout.engine),
+        [run for path in runs for run in serving.llm_calibration.read_runs(path)],
+    )
+    steps = serving.step_times(model, device, **asdict(layout))
+    found = serving.llm_calibration.calibrate(steps, measured, law.calibrated_low, law.calibrated_high)
+    return Reply(result=report.llm.llm_calibrated(found, save), files={save: found.save})
 
 
 def draft(
@@ -175,15 +162,11 @@ def draft(
 
     Example: foretrace llm draft llama-2-70b --device h100 --tp 4 --parameters 1e9
     """
-    from foretrace.report.llm import llm_drafts
-    from foretrace.serving.llm.served_model import served_model
-    from foretrace.serving.speculative.drafts import DraftSetting, search_drafts
-
-    setting = DraftSetting(target=served_model(target), device=device, layout=asdict(layout), batch=batch,
-                           context=context, k=k)  # fmt: skip
+    of, on = serving.served_model(target), asdict(layout)
+    setting = serving.DraftSetting(target=of, device=device, layout=on, batch=batch, context=context, k=k)
     with options.progress(f"searching drafts of {target}"):
-        found = search_drafts(setting, acceptance=acceptance, parameters=parameters, latency_s=latency_ms / 1e3)
-    return llm_drafts(setting, found, stated=bool(acceptance))
+        found = serving.search_drafts(setting, acceptance=acceptance, parameters=parameters, latency_s=latency_ms / 1e3)
+    return report.llm.llm_drafts(setting, found, stated=bool(acceptance))
 
 
 llm = group(

@@ -7,11 +7,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretrace import cost, experiment, flow, hardware, report
+from foretrace import plan as plans
+from foretrace import zoo as zoos
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, Result
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
-from foretrace.names import keyed, question, resolve
+from foretrace.names import chosen, keyed, resolve
 
 if TYPE_CHECKING:
     from foretrace.cost.model import CostModel
@@ -67,9 +70,7 @@ def estimate(
     Example: foretrace estimate resnet50 --device h100 --batch 32 --precision bf16
     """
     given = locals()
-    from foretrace import flow
     from foretrace.graph.store import save
-    from foretrace.report import estimate as report
 
     if pipeline != 1 or sequence:
         what = "--sequence-parallel" if sequence else f"--pipeline {pipeline}"
@@ -87,7 +88,7 @@ def estimate(
         )  # fmt: skip
     given["workers"] = found.sharding.workers
     asked = {name: given[name] for name in _RECIPE if given[name] and given[name] != _USUAL.get(name)}
-    view = report.estimate(found, model=source, asked=asked, out=out, grid=grid)
+    view = report.estimate.estimate(found, model=source, asked=asked, out=out, grid=grid)
     return Reply(result=view, files={out: lambda path: save(found.step.lowered.graph, path)})
 
 
@@ -113,8 +114,6 @@ def operators(
     from foretrace.model.blocks import with_blocks
     from foretrace.model.fusion import fuse as fused
     from foretrace.model.readers.json_form import checked, write
-    from foretrace.report import models as report
-    from foretrace.zoo.operators import operators_in
 
     by = resolve(by, _BY, {"families": "family", **{f"{each}s": each for each in _BY}}) or by
     if by not in _BY:
@@ -123,11 +122,11 @@ def operators(
         checked(out)
     dims, reads = options.sizes(dim), Path(source).exists() and not source.endswith(".py")
     with options.progress(f"reading {Path(source).name}" if reads else f"capturing {source}") as tell:
-        graph = operators_in(
+        graph = zoos.operators_in(
             source, size=size, batch=batch, dims=dims, step=step, rank=rank, salvage=salvage, progress=tell
         )
     graph = with_blocks(fused(graph) if fuse else graph)
-    view = report.operators(graph, path=source, fused=fuse)
+    view = report.models.operators(graph, path=source, fused=fuse)
     if by == "layer" and not view.layers:
         raise ForetraceError(f"--by layer: {source} does not name layers; leave it out, or take --by operator.")
     return Reply(result=view, how={"by": by}, files={out: lambda path: write(graph, path)})
@@ -146,29 +145,25 @@ def utilisation(
 
     Example: foretrace utilisation resnet50 --device h100 --batch 32 --precision bf16
     """
-    from foretrace.hardware.devices import named
     from foretrace.model.estimate import model_usage
-    from foretrace.report import models as report
-    from foretrace.zoo.operators import operators_of
 
-    target = named(device)
+    target = hardware.named(device)
     with options.progress(f"capturing {model}") as tell:
-        graph = operators_of(model, size=size, batch=batch, precision=precision, training=not inference, progress=tell)
+        graph = zoos.operators_of(
+            model, size=size, batch=batch, precision=precision, training=not inference, progress=tell
+        )
     used = model_usage(graph, device=target, known=[member for path in measured or () for member in _times(path)])
-    return report.utilisation(
+    return report.models.utilisation(
         used, model=model, training=not inference, next=f"foretrace estimate {model} --device {device}"
     )
 
 
 def _times(path: Path) -> list[CostModel]:
     """Return what was measured: a table, or the calls of a recording, on its own device and scaled to others."""
-    from foretrace.cost.devices.measured import Measured
-    from foretrace.cost.devices.scaled import Scaled
-
     if path.name.endswith((".csv", ".csv.gz")):
-        return [Measured.from_table(path)]
+        return [cost.Measured.from_table(path)]
     graph = options.scenario(path).graph
-    return [Measured.from_graph(graph), Scaled.from_graph(graph)]
+    return [cost.Measured.from_graph(graph), cost.Scaled.from_graph(graph)]
 
 
 def sparsity(
@@ -192,24 +187,21 @@ def sparsity(
 
     Example: foretrace sparsity vgg11 --array "lanes=8 dispatch=fixed"
     """
-    from foretrace.cost.accelerators.sparse import SparseArray
-    from foretrace.report import models as report
     from foretrace.training.sparsity import exact, samples
-    from foretrace.zoo.registry import job, script_mistakes
 
-    on, make = SparseArray.of(array), job(model, size, seed=seed)
+    on, make = cost.SparseArray.of(array), zoos.job(model, size, seed=seed)
     found, checked, why = [], None, ""
-    with script_mistakes(model), options.progress(f"training {model}") as tell:
+    with zoos.script_mistakes(model), options.progress(f"training {model}") as tell:
         training = make()
         for each in samples(training, (0, steps // 2, steps), images=images):
-            found.append(report.sample(each, on))
+            found.append(report.models.sample(each, on))
             if tell:
                 tell(each.step / max(steps, 1))
         try:
             checked = exact(training)
         except ForetraceError as error:
             why = str(error)
-    return report.sparsity(found, model=model, size=size, array=on, images=images, exact=checked, unchecked=why)
+    return report.models.sparsity(found, model=model, size=size, array=on, images=images, exact=checked, unchecked=why)
 
 
 def rewrite(
@@ -231,23 +223,21 @@ def rewrite(
 
     Inference only: weights are folded. Example: foretrace rewrite actor-critic --alpha 1.05 --budget 20
     """
-    from foretrace.plan.rewrite import write
-    from foretrace.plan.rewrite.session import RewriteRequest, rewrite_named
-    from foretrace.report import programs as report
-
     if out is not None:
-        write.checked(out)
-    wanted = RewriteRequest(alpha=alpha, budget=budget, seconds=seconds, rules=rules, measure=measure).checked()
+        plans.rewrite_file.checked(out)
+    wanted = plans.RewriteRequest(alpha=alpha, budget=budget, seconds=seconds, rules=rules, measure=measure).checked()
     with options.stages() as tell:
-        found, count = rewrite_named(source, size, batch, wanted=wanted, device=device, threads=threads, tell=tell)
+        found, count = plans.rewrite_named(
+            source, size, batch, wanted=wanted, device=device, threads=threads, tell=tell
+        )
     if out is not None and not found.check.equal:
         raise ForetraceError(
             f"{source} was not written: rewritten, it differs from the original by {found.check.float64:.1g} in "
             f"float64 and {found.check.float32:.1g} in float32; please report it with the model."
         )
     shown_size = "" if source.endswith(".py") else size
-    view = report.rewriting(found, wanted, source=source, size=shown_size, batch=count, wrote=str(out or ""))
-    return Reply(result=view, files={out: lambda path: write.write(found.emitted, path)})
+    view = report.programs.rewriting(found, wanted, source=source, size=shown_size, batch=count, wrote=str(out or ""))
+    return Reply(result=view, files={out: lambda path: plans.rewrite_file.write(found.emitted, path)})
 
 
 def program(
@@ -265,22 +255,18 @@ def program(
 
     Example: foretrace program matmul m=64 n=128 k=64 --tries 30 --measure 3
     """
-    from foretrace.cost.programs.rank import rank
-    from foretrace.cost.programs.tasks import KINDS, SIZES, task
-    from foretrace.report.programs import program as report
-
-    found = resolve(kind, KINDS)
-    if found is None:
-        raise ForetraceError(f"kind {kind!r} is unknown; {question(kind, KINDS)}")
-    names = [*SIZES[found], *["t"] * (found == "matmul")]
+    found = chosen(kind, cost.PROGRAM_KINDS, f"kind {kind!r} is unknown")
+    names = [*cost.PROGRAM_SIZES[found], *["t"] * (found == "matmul")]
     number = re.fullmatch(r"(\d{1,3}(?:\.\d+)?)s", calibrate or "0s")
     if number is None or 0 < float(number[1]) < 5:
         raise ForetraceError(f"`calibrate={calibrate}` must be 5 to 999 seconds; write --calibrate 30s.")
     sizes = {name: _size(name, text) for name, text in keyed(size, names, found).items()}
-    given = task(found, **{name: sizes[name] for name in names if name in sizes})
+    given = cost.program_task(found, **{name: sizes[name] for name in names if name in sizes})
     with options.progress("predicting schedules") as tell:
-        ranked = rank(given, tries=tries, measured=measure, seed=seed, calibrate_s=float(number[1]), tell=tell)
-    return report(ranked)
+        ranked = cost.rank_schedules(
+            given, tries=tries, measured=measure, seed=seed, calibrate_s=float(number[1]), tell=tell
+        )
+    return report.programs.program(ranked)
 
 
 def _size(name: str, text: str) -> int:
@@ -303,16 +289,11 @@ def kernels(
 
     Example: foretrace kernels vgg11 --seconds 10
     """
-    from foretrace.experiment.kernels import step_kernels
-    from foretrace.hardware.processor import operator_threads
-    from foretrace.report.programs import kernels as report
-    from foretrace.zoo.registry import job, script_mistakes
-
-    make = job(model, size, seed=seed)
-    with operator_threads(threads), options.progress(f"compiling and running {model}") as tell:
-        with script_mistakes(model):
+    make = zoos.job(model, size, seed=seed)
+    with hardware.operator_threads(threads), options.progress(f"compiling and running {model}") as tell:
+        with zoos.script_mistakes(model):
             training = make()
-        return report(step_kernels(training, seconds=seconds, tell=tell), model)
+        return report.programs.kernels(experiment.step_kernels(training, seconds=seconds, tell=tell), model)
 
 
 def codesign(
@@ -339,29 +320,23 @@ def codesign(
 
     Example: foretrace codesign gpt2-xl --devices 1024 --link 50GB/s
     """
-    from foretrace.hardware.cluster import parse_link
-    from foretrace.plan.codesign.answer import codesign as search
-    from foretrace.plan.codesign.schedule import layer_schedules
-    from foretrace.plan.codesign.searched import DesignProblem
-    from foretrace.report.codesign import codesigned
-    from foretrace.search.named import search_named
     from foretrace.simulate.timeline import simulate
 
-    between = parse_link(link)
+    between = hardware.parse_link(link)
     if between.latency_us:
         raise ForetraceError(
             f"`link={link}` must be a rate alone, as 50GB/s: latencies are not modelled; leave it out."
         )
     rate = between.bytes_per_s / 1e9
     with options.progress("pricing designs"):
-        found = search(model, devices=devices, batch=batch, area=area * 1e6, link_gb_s=rate, training=not inference,
-                       length=length, decode=decode)  # fmt: skip
+        found = plans.best_design(model, devices=devices, batch=batch, area=area * 1e6, link_gb_s=rate,
+                                  training=not inference, length=length, decode=decode)  # fmt: skip
     space, best = found.space, found.best
     given = space.model, best.plan, best.design
-    layers = layer_schedules(*given, training=space.training, decode=decode) if layer else ()
+    layers = plans.layer_schedules(*given, training=space.training, decode=decode) if layer else ()
     runs = [simulate(each.graph()) for each in layers]
     ordered = [(each, run.window_ns / 1e9) for each, run in zip(layers, runs, strict=True)]
-    by = search_named(DesignProblem(space, rate), strategy, calls=calls, seed=seed) if strategy else None
-    view = codesigned(found, model, ordered, by=by)
+    by = plans.search_named(plans.DesignProblem(space, rate), strategy, calls=calls, seed=seed) if strategy else None
+    view = report.codesign.codesigned(found, model, ordered, by=by)
     names = [f"a layer, {each.phase}" for each in view.layer]
     return Reply(result=view, timelines=lambda: {model: found.simulated, **dict(zip(names, runs, strict=True))})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from foretrace import experiment
 from foretrace.cli import completion
 from foretrace.errors import ForetraceError
 from foretrace.plaintext import visible
@@ -159,9 +160,8 @@ class LedgerOptions:
         """
         if self.no_ledger or not run:
             return lambda *rows: ("", "")
-        from foretrace.experiment.ledger import Ledger
 
-        return Ledger(self.ledger).checked().keep
+        return experiment.Ledger(self.ledger).checked().keep
 
 
 def scenario(source: Path, *, steps: str = "", **how: Any) -> Scenario:

@@ -8,14 +8,17 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from foretrace import cost, experiment, flow, hardware, report
+from foretrace import plan as plans
+from foretrace import zoo as zoos
 from foretrace.cli import completion, options
-from foretrace.cli.answers import Reply, group, writable
+from foretrace.cli.answers import Reply, Result, group, writable
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
+from foretrace.files import write_text
 
 if TYPE_CHECKING:
     from foretrace.experiment.rows.placed import RanPlacement
-    from foretrace.report.views import Result
 
 Devices = Annotated[int, option(..., "N", "How many there are.", least=1)]
 MemoryLimit = Annotated[str, option(..., "SIZE", "Of a device, as 16GB, instead of the catalog's memory.")]
@@ -24,9 +27,8 @@ Link = Annotated[str, option(..., "RATE", "Of a device in each direction, as 200
 
 def _models() -> Collection[str]:
     from foretrace.model.decoder_config import DECODERS
-    from foretrace.plan.transformers.shape import OTHERS
 
-    return [*DECODERS, *OTHERS]
+    return [*DECODERS, *plans.TRANSFORMERS]
 
 
 def place(
@@ -55,17 +57,13 @@ def place(
 
     Example: foretrace plan place bert --device a100-40gb --devices 4 --inference
     """
-    from foretrace import flow
-    from foretrace.plan.result import size as size_of
-    from foretrace.report import plan as report
-
     with options.progress(f"placing {source}") as tell:
         found = flow.place(
-            source, device=device, devices=devices, objective=objective, memory_limit=size_of(memory_limit), link=link,
-            batch=batch, precision=precision, training=not inference, size=size, contiguous=not any_sets,
-            seconds=seconds, progress=tell,
+            source, device=device, devices=devices, objective=objective, link=link, batch=batch,
+            memory_limit=plans.size_of(memory_limit), precision=precision, training=not inference, size=size,
+            contiguous=not any_sets, seconds=seconds, progress=tell,
         )  # fmt: skip
-    return report.placed(found, source, device, grid)
+    return report.plan.placed(found, source, device, grid)
 
 
 def pipeline(
@@ -88,17 +86,13 @@ def pipeline(
 
     Example: foretrace plan pipeline bert --device a100-40gb --devices 4 --batch 8
     """
-    from foretrace import flow
-    from foretrace.plan.result import size as size_of
-    from foretrace.report import plan as report
-
     with options.progress(f"cutting {model}") as tell:
         found = flow.pipeline(
             model, device=device, devices=devices, micro_batches=micro_batches, schedules=schedule or (),
-            planner=planner, memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size,
-            progress=tell,
+            planner=planner, memory_limit=plans.size_of(memory_limit), link=link, batch=batch, precision=precision,
+            size=size, progress=tell,
         )  # fmt: skip
-    return report.pipelined(found, model, device, grid)
+    return report.plan.pipelined(found, model, device, grid)
 
 
 def soap(
@@ -125,17 +119,15 @@ def soap(
 
     Example: foretrace plan soap vgg11 --size tiny --device p100 --devices 4 --calls 400
     """
-    from foretrace.plan.result import size as size_of
-    from foretrace.plan.soap.plan import plan_soap
-    from foretrace.report.plan_soap import soap_view
-
     with options.progress(f"searching {source}") as tell:
-        found = plan_soap(
+        found = plans.plan_soap(
             source, device=device, devices=devices, per_node=per_node, link=link, between=between, batch=batch,
-            memory_limit=size_of(memory_limit), precision=precision, size=size, calls=calls, seed=seed, on=on,
+            memory_limit=plans.size_of(memory_limit), precision=precision, size=size, calls=calls, seed=seed, on=on,
             progress=tell,
         )  # fmt: skip
-    return Reply(result=soap_view(found, source, grid), timelines=lambda: {source: found.simulated})
+    return Reply(
+        result=report.plan_training.planned_soap(found, source, grid), timelines=lambda: {source: found.simulated}
+    )
 
 
 def rows(
@@ -158,9 +150,6 @@ def rows(
 
     Example: foretrace plan rows "zipf:1.05 tables=26 pooling=1 samples=2048" --devices 4 --memory 2GB
     """
-    from foretrace.plan.result import size
-    from foretrace.plan.rows.plan import exchange, plan_rows, rows_of, run_rows
-    from foretrace.report.plan_rows import planned_rows
     from foretrace.training.rows.lookups import read
 
     if bool(between) > (run or perfetto is not None) or bool(perfetto) > bool(between):
@@ -168,17 +157,17 @@ def rows(
     writable(out)
     keep = kept.keeper(run=run and bool(between))
     lookups = read(source, samples=samples)
-    found = plan_rows(
-        lookups, devices=devices, memory=size(memory, "memory") or inf, width=width, training=not inference
+    found = plans.plan_rows(
+        lookups, devices=devices, memory=plans.size_of(memory, "memory") or inf, width=width, training=not inference
     )
     ran: tuple[RanPlacement, ...] = ()
     if run:
         with options.progress(f"running {source}") as tell:
-            ran = run_rows(found, source, samples, link=between, tell=tell)
-    measured = rows_of(ran, source, devices, between)
+            ran = plans.run_rows(found, source, samples, link=between, tell=tell)
+    measured = plans.rows_of_placement(ran, source, devices, between)
     where = keep(*measured) if measured else ()
-    moved = exchange(found, lookups, between) if between else None
-    view = planned_rows(found, source, ran, *where, moved=moved)
+    moved = plans.exchange_rows(found, lookups, between) if between else None
+    view = report.plan_rows.planned_rows(found, source, ran, *where, moved=moved)
     drawn = {source: moved} if moved else {}
     return Reply(result=view, files={out: found.placement.save}, timelines=lambda: drawn)
 
@@ -203,27 +192,22 @@ def data(
 
     Example: foretrace plan data "planted:nodes=10000 edges=100000 communities=100" --memory 40MB
     """
-    from foretrace.plan.data.neighbour_caches import fan_outs, samplers
-    from foretrace.plan.data.plan import GraphSource, plan_data, try_plan
-    from foretrace.plan.result import size
-    from foretrace.report.plan_rows import planned_data, planned_samplers
-
     keep = kept.keeper(run=run)
     with options.stages("reading the graph") as tell:
-        source = GraphSource.of(graph)
-        limit = size(memory, "memory") or 0
+        source = plans.GraphSource.of(graph)
+        limit = plans.size_of(memory, "memory") or 0
         if sample:
             if source.data is None or run or task or perfetto:
                 raise ForetraceError(
                     "`sample=` needs a graph that is not in partitions, without `task=`, `run=`, `perfetto=`."
                 )
-            ways = samplers(
-                source.data, num_neighbors=fan_outs(sample), batch_size=batch, memory_bytes=limit, seed=seed
+            ways = plans.samplers(
+                source.data, num_neighbors=plans.fan_outs(sample), batch_size=batch, memory_bytes=limit, seed=seed
             )
-            return Reply(result=planned_samplers(graph, source.data, limit, ways))
-        found = plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
-        measured, tried = try_plan(found, source, epochs=epochs, tell=tell) if run else (None, None)
-    view = planned_data(found, tried, *(keep(measured) if measured else ()))
+            return Reply(result=report.plan_rows.planned_samplers(graph, source.data, limit, ways))
+        found = plans.plan_data(source, memory_bytes=limit, task=task, batch=batch, width=width, seed=seed, tell=tell)
+        measured, tried = plans.try_data(found, source, epochs=epochs, tell=tell) if run else (None, None)
+    view = report.plan_rows.planned_data(found, tried, *(keep(measured) if measured else ()))
     return Reply(result=view, timelines=lambda: {graph: found.timeline})
 
 
@@ -249,24 +233,20 @@ def second_order(
 
     TRACE is a recording of one worker. Example: foretrace plan second-order run/ --workers 8 --network 10gbit/50us
     """
-    from foretrace.experiment.calibrate import with_hooks
-    from foretrace.plan.result import size
-    from foretrace.plan.second_order import chain, frequency, plan_second_order
-    from foretrace.report.plan_training import planned_second_order
-    from foretrace.techniques.distributed.kfac import Kfac
+    from foretrace.techniques import Kfac
 
-    often = [frequency(each) for each in every or ("10/100", "1/10")]
-    before = chain(workers, network)
+    often = [plans.second_order.frequency(each) for each in every or ("10/100", "1/10")]
+    before = plans.second_order.chain(workers, network)
     graph = part.of(source).calibrated().graph
     if measure:
         with options.progress("timing K-FAC") as told:
-            graph, _ = with_hooks(graph, [(*before, Kfac(skip=skip))], seconds, told)
+            graph, _ = experiment.with_hooks(graph, [(*before, Kfac(skip=skip))], seconds, told)
     with options.progress("predicting fractions") as told:
-        found = plan_second_order(
-            graph, workers=workers, network=network, memory_bytes=size(memory, "memory") or inf, every=often,
+        found = plans.second_order.plan_second_order(
+            graph, workers=workers, network=network, memory_bytes=plans.size_of(memory, "memory") or inf, every=often,
             skip=skip, progress=told,
         )  # fmt: skip
-    return planned_second_order(found, str(source))
+    return report.plan_training.planned_second_order(found, str(source))
 
 
 def look_ups(
@@ -288,18 +268,13 @@ def look_ups(
 
     Example: foretrace plan look-ups resnet50 --setting 9/16/l1=0.755 --dense 0.761 --samples 50000
     """
-    from foretrace.cost.accelerators.product_quantised import Surroundings
-    from foretrace.plan.look_ups import plan_look_ups
-    from foretrace.plan.look_ups import setting as read
-    from foretrace.report.plan_look_ups import planned_look_ups
-    from foretrace.zoo.operators import operators_of
-
-    settings = [read(each, dense=dense, samples=samples, bits=bits) for each in setting]
-    around = Surroundings(bytes_per_cycle=bytes_per_cycle, batch=batch, all_on_chip=on_chip)
+    settings = [plans.look_ups.setting(each, dense=dense, samples=samples, bits=bits) for each in setting]
+    around = cost.Surroundings(bytes_per_cycle=bytes_per_cycle, batch=batch, all_on_chip=on_chip)
     with options.progress(f"capturing {model}") as tell:
         batched = None if model.endswith(".py") else 1  # loaders of scripts need not be resizable
-        graph = operators_of(model, size=size, batch=batched, training=False, progress=tell)
-    return planned_look_ups(plan_look_ups(graph, settings, most_loss=most_loss, around=around), model)
+        graph = zoos.operators_of(model, size=size, batch=batched, training=False, progress=tell)
+    found = plans.look_ups.plan_look_ups(graph, settings, most_loss=most_loss, around=around)
+    return report.codesign.planned_look_ups(found, model)
 
 
 def transformer(
@@ -328,36 +303,30 @@ def transformer(
 
     Example: foretrace plan transformer gpt3-175b --devices 512 --device a100-80gb --batch 1536
     """
-    from foretrace.files import write_text
-    from foretrace.hardware.cluster import parse_link
-    from foretrace.plan import export as launches
-    from foretrace.plan.export.launch import LaunchedPlan
-    from foretrace.plan.transformers.alpa import unequal_stages
-    from foretrace.plan.transformers.plan import plan_decoder
-    from foretrace.plan.transformers.space import ParallelismProblem
-    from foretrace.report import plan as report
-    from foretrace.search.named import search_named
-
     if bool(export) != (out is not None):
         raise ForetraceError("`export=TARGET` and `out=FILE` go together; give both, or neither.")
     if export and unequal:
         raise ForetraceError("`export=` writes stages that are alike, the best of them; leave out `unequal=`.")
-    to = launches.target(export) if export else ""
-    path = launches.path_of(out, to) if out else None
+    to = plans.export.target(export) if export else ""
+    path = plans.export.path_of(out, to) if out else None
     writable(path)
-    found = plan_decoder(
+    found = plans.plan_decoder(
         model, devices=devices, device=device, batch=batch or devices, length=length, fixed=options.degrees(fix),
-        network_gb_s=parse_link(link).bytes_per_s / 1e9 if link else 0.0, runners_up=top,
+        network_gb_s=hardware.parse_link(link).bytes_per_s / 1e9 if link else 0.0, runners_up=top,
     )  # fmt: skip
     files = dict[Path | None, Callable[[Path], object]]()
     if path is not None:
         space = found.space
-        launch = LaunchedPlan(model=space.model, at=found.configuration, batch=space.batch, node=space.on.node)
-        text = launches.export(launch, to)
+        launch = plans.LaunchedPlan(model=space.model, at=found.configuration, batch=space.batch, node=space.on.node)
+        text = plans.export.export(launch, to)
         files[path] = lambda into: write_text(into, text)
-    stages = unequal_stages(found.space) if unequal else None
-    by = search_named(ParallelismProblem(found.space), strategy, calls=calls, seed=seed) if strategy else None
-    view = report.planned(found, model, tokens=tokens, unequal=stages, by=by, grid=grid)
+    stages = plans.unequal_stages(found.space) if unequal else None
+    by = (
+        plans.search_named(plans.ParallelismProblem(found.space), strategy, calls=calls, seed=seed)
+        if strategy
+        else None
+    )
+    view = report.plan.planned(found, model, tokens=tokens, unequal=stages, by=by, grid=grid)
     return Reply(result=view, how={"explain": explain}, files=files, timelines=lambda: {model: found.simulated})
 
 
@@ -380,23 +349,18 @@ def cache(
 
     Example: foretrace plan cache "zipf:1.05 samples=64 batches=16" --link 50mbit --look-ahead 4
     """
-    from foretrace.plan.look_ahead.plan import CacheQuestion, plan_cache
-    from foretrace.plan.look_ahead.plan import trace as read
-    from foretrace.report.plan_rows import planned_cache
-
     keep = kept.keeper(run=run)
-    question = CacheQuestion(
-        source=trace, lookups=read(trace), trainers=trainers, link=link, look_ahead=look_ahead, optimizer=optimizer,
-        compute_s=compute_ms / 1e3 if compute_ms is not None else None, width=width,
+    question = plans.CacheQuestion(
+        source=trace, lookups=plans.cache_trace(trace), trainers=trainers, link=link, look_ahead=look_ahead,
+        optimizer=optimizer, compute_s=compute_ms / 1e3 if compute_ms is not None else None, width=width,
     )  # fmt: skip
-    found = plan_cache(question)
+    found = plans.plan_cache(question)
     if not run:
-        return planned_cache(found)
-    from foretrace.plan.look_ahead.trial import try_cache
+        return report.plan_rows.planned_cache(found)
 
     with options.stages("starting trainers") as tell:
-        measured, tried = try_cache(question, tell)
-    return planned_cache(found, tried, *keep(*measured))
+        measured, tried = plans.try_cache(question, tell)
+    return report.plan_rows.planned_cache(found, tried, *keep(*measured))
 
 
 def sync(
@@ -417,35 +381,26 @@ def sync(
 
     Example: foretrace plan sync 100,100,100,300ms --commit-ms 200
     """
-    from foretrace.hardware.cluster import parse_link
-    from foretrace.plan.sync import (
-        SyncQuestion,
-        fitted,
-        plan_sync,
-        recorded_step_times,
-        rows_of,
-        step_times,
-        try_policies,
-    )
-    from foretrace.report.plan_training import planned_sync
     from foretrace.training.workers.policies import POLICIES
 
     keep = kept.keeper(run=run)
     recorded = os.path.exists(source)  # noqa: PTH110  (a pathlib path that is too long raises OSError)
     step_s = (
-        recorded_step_times(options.scenario(Path(source), all_ranks=None).graph) if recorded else step_times(source)
+        plans.sync.recorded_step_times(options.scenario(Path(source), all_ranks=None).graph)
+        if recorded
+        else plans.sync.step_times(source)
     )
-    policies = tuple(fitted(each, step_s) for each in policy or POLICIES)
-    question = SyncQuestion(
+    policies = tuple(plans.sync.fitted(each, step_s) for each in policy or POLICIES)
+    question = plans.sync.SyncQuestion(
         source=source, step_s=step_s, commit_s=commit_ms / 1e3, elements=parameters, share=share,
-        bytes_per_s=parse_link(link).bytes_per_s if link else inf, policies=policies, commits=commits,
+        bytes_per_s=hardware.parse_link(link).bytes_per_s if link else inf, policies=policies, commits=commits,
     )  # fmt: skip
-    found = plan_sync(question)
+    found = plans.sync.plan_sync(question)
     if not run:
-        return planned_sync(found)
+        return report.plan_training.planned_sync(found)
     with options.stages("starting workers") as tell:
-        tried = try_policies(question, tell)
-    return planned_sync(found, tried, *keep(*rows_of(question, tried)))
+        tried = plans.sync.try_policies(question, tell)
+    return report.plan_training.planned_sync(found, tried, *keep(*plans.sync.rows_of(question, tried)))
 
 
 plan = group(

@@ -9,6 +9,10 @@ from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from foretrace import experiment, hardware
+from foretrace import plan as plans
+from foretrace import report as reports
+from foretrace import zoo as zoos
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, Result
 from foretrace.cli.options import argument, flag, option
@@ -38,9 +42,8 @@ def show(
     Example: foretrace show run/
     """
     run = part.of(source, all_ranks=None, on=on)
-    from foretrace.report.show import show
 
-    return show(run.simulate(), path=str(source))
+    return reports.show.show(run.simulate(), path=str(source))
 
 
 def blame(
@@ -53,9 +56,8 @@ def blame(
     Example: foretrace blame run/ --by layer
     """
     timeline = run.read().simulate()
-    from foretrace.report.show import blame
 
-    return blame(timeline, by.value, path=run.path)
+    return reports.show.blame(timeline, by.value, path=run.path)
 
 
 def simulate(run: options.RunOptions) -> Result:
@@ -64,9 +66,8 @@ def simulate(run: options.RunOptions) -> Result:
     Example: foretrace simulate run/
     """
     timeline = run.read(as_recorded=True).simulate()
-    from foretrace.report.check import simulate
 
-    return simulate(timeline, path=run.path)
+    return reports.check.simulate(timeline, path=run.path)
 
 
 def check(run: options.RunOptions) -> Result:
@@ -77,9 +78,8 @@ def check(run: options.RunOptions) -> Result:
     Exit code 1 where a check fails. Example: foretrace check run/
     """
     found = run.read(as_recorded=True).check()
-    from foretrace.report.check import check
 
-    return check(found)
+    return reports.check.check(found)
 
 
 def compare(
@@ -94,9 +94,8 @@ def compare(
     Example: foretrace compare before/ after/
     """
     sides = [part.of(source).simulate() for source in (before, after)]
-    from foretrace.report.compare import compare
 
-    return compare(*sides, before_path=str(before), after_path=str(after))
+    return reports.compare.compare(*sides, before_path=str(before), after_path=str(after))
 
 
 def advise(
@@ -113,7 +112,6 @@ def advise(
     Example: foretrace advise run/
     """
     scenario = run.read().calibrated() if calibration else run.read()
-    from foretrace.report.advise import advise
 
     with options.progress("trying techniques"):
         advice = scenario.advise(exact=exact)
@@ -122,7 +120,7 @@ def advise(
     failed = (
         ExceptionGroup(f"these techniques failed: {names}", [each.error for each in advice.failed]) if names else None
     )
-    return Reply(result=advise(advice, path=run.path), error=failed)
+    return Reply(result=reports.advise.advise(advice, path=run.path), error=failed)
 
 
 def whatif(
@@ -147,17 +145,14 @@ def whatif(
                 f"using {known:,} operator times measured on the recorded machine (--no-calibration ignores them)"
             )
     predicted = scenario.apply(*techniques)
-    from foretrace.report import html
-    from foretrace.report import perfetto as timelines
-    from foretrace.report.whatif import whatif
 
     with options.progress("weighing the assumptions"):
         found = predicted.whatif()
-        view = whatif(found, path=run.path, grid=grid)
+        view = reports.whatif.whatif(found, path=run.path, grid=grid)
     return Reply(
         result=view,
-        page=lambda: html.render(html.page_of(found.before, [found], path=run.path)),
-        files={perfetto: lambda path: timelines.write_runs(path, found.before, found), save: predicted.save},
+        page=lambda: reports.html.render(reports.html.page_of(found.before, [found], path=run.path)),
+        files={perfetto: lambda path: reports.perfetto.write_runs(path, found.before, found), save: predicted.save},
     )
 
 
@@ -175,11 +170,10 @@ def report(
     """
     techniques = options.parsed(do)
     scenario = run.read()
-    from foretrace.report import html
 
     with options.progress("weighing the what-ifs"):
         found = [scenario.apply(technique).whatif() for technique in techniques]
-        write_text(out, html.render(html.page_of(scenario.simulate(), found, path=run.path)))
+        write_text(out, reports.html.render(reports.html.page_of(scenario.simulate(), found, path=run.path)))
     options.wrote(out)
 
 
@@ -197,10 +191,9 @@ def export(
     """
     techniques = options.parsed(do)
     scenario = run.read()
-    from foretrace.report import perfetto
 
     found = scenario.apply(*techniques).whatif() if techniques else None
-    perfetto.write_runs(out, scenario.simulate() if found is None else found.before, found)
+    reports.perfetto.write_runs(out, scenario.simulate() if found is None else found.before, found)
     options.wrote(out)
 
 
@@ -237,26 +230,22 @@ def stash(
     A recording is answered at once; a script or model is also run for real, four ways in turns, and both are compared.
     Example: foretrace stash resnet50 --workers 2
     """
-    from foretrace.report import workers as report
-
     if options.is_recording(source):
-        from foretrace.experiment.stalls import stalls
-
         scenario = options.scenario(Path(source), rank=rank)
-        found = stalls(scenario.graph, workers=workers, inside=inside, between=between, gradient_mb=gradient_mb)
-        return report.stash(found, source=source, workers=workers)
-    from foretrace.experiment.differential import DifferentialRequest, differential
-    from foretrace.zoo.registry import job
+        found = experiment.stalls_of(
+            scenario.graph, workers=workers, inside=inside, between=between, gradient_mb=gradient_mb
+        )
+        return reports.workers.stash(found, source=source, workers=workers)
 
     if inside or gradient_mb or rank is not None:
         raise ForetraceError("--inside, --gradient-mb and --rank are for recordings; runs measure these themselves.")
-    job(source, size)
-    wanted = DifferentialRequest(
+    zoos.job(source, size)
+    wanted = experiment.DifferentialRequest(
         work=source, workers=workers, size=size, link=between, data=tuple(data or ()), steps=steps
     )
     with options.stages() as tell:
-        compared = differential(wanted, tell or (lambda what, share: None))
-    return report.stash(compared, source=source, workers=workers)
+        compared = experiment.run_differently(wanted, tell or (lambda what, share: None))
+    return reports.workers.stash(compared, source=source, workers=workers)
 
 
 _WAIT = 3  # unprofiled steps on each side: enough for the CPU time beside the recorded steps
@@ -279,7 +268,6 @@ def profile(
 
     Example: foretrace profile resnet50, or foretrace profile run/
     """
-    from foretrace.report.profile import profile
     from foretrace.techniques.compute.rates import peaks_of
 
     recorded, name = options.is_recording(what), what if what.endswith(".py") else f"{what} ({size})"
@@ -292,7 +280,7 @@ def profile(
             _record(what, size, name, steps, threads, out or Path(made))
             run, rank = options.scenario(out or Path(made)), None
         peaks = peaks_of(run.graph, gflops=peak_gflops, gb_s=peak_gb_s)
-        view = profile(
+        view = reports.profile.profile(
             run.simulate(), peaks=peaks, memory=run.memory(rank), samples=batch,
             path=what if recorded else str(out or ""), name="" if recorded else name,
         )  # fmt: skip
@@ -301,17 +289,14 @@ def profile(
 
 def _record(what: str, size: str, name: str, steps: int, threads: int, folder: Path) -> None:
     """Run the job in this process and record it; of a processor, with its peaks."""
-    from foretrace.hardware.probe import cpu_peaks
-    from foretrace.hardware.processor import operator_threads
     from foretrace.trace.recorder import RecordOptions
     from foretrace.training.recording import record_training
-    from foretrace.zoo.registry import job
 
-    training = job(what, size)()
+    training = zoos.job(what, size)()
     total = len(RecordOptions(wait=_WAIT, active=steps).phases(in_hook=False))
     options.say(f"recording {steps} of {total} steps of {name} with {threads} thread{'s' if threads > 1 else ''}")
-    with operator_threads(threads), options.progress(f"running {name}") as bar, redirect_stdout(sys.stderr):
-        peaks = {"peaks": cpu_peaks(threads).as_dict()} if training.device == "cpu" else {}
+    with hardware.operator_threads(threads), options.progress(f"running {name}") as bar, redirect_stdout(sys.stderr):
+        peaks = {"peaks": hardware.cpu_peaks(threads).as_dict()} if training.device == "cpu" else {}
         tell = bar and (lambda seen: bar(seen / total))
         record_training(training, folder, facts=peaks, tell=tell, wait=_WAIT, active=steps)
 
@@ -335,21 +320,15 @@ def optimise(
 
     Interrupt it for the best so far. Example: foretrace optimise run/ --for step-time --workers 8 --network 10gbit/20us
     """
-    from foretrace.files import write_text
-    from foretrace.plan import answer
-    from foretrace.plan.result import OptimiseRequest, size
-    from foretrace.report import optimise as report
-    from foretrace.report import units
-
     if goal != "step-time":
         raise ForetraceError(f"--for {goal} does not exist; choose step-time.")
     if not (isfinite(seconds) and seconds > 0):
         raise ForetraceError(f"--seconds {seconds} is no time; give seconds above 0, e.g. --seconds 30.")
     if write is not None and write.suffix not in (".py", ".json"):
         raise ForetraceError(f"--write {write}: name a file that ends in .py or .json.")
-    wanted = OptimiseRequest(
-        workers=workers, network=network, backend=backend, gradient_mb=gradient_mb, memory_limit=size(memory_limit),
-        only_buckets=only_buckets,
+    wanted = plans.OptimiseRequest(
+        workers=workers, network=network, backend=backend, gradient_mb=gradient_mb,
+        memory_limit=plans.size_of(memory_limit), only_buckets=only_buckets,
     ).checked()  # fmt: skip
     run = part.of(source)
     with options.stages("searching") as bar:
@@ -357,10 +336,10 @@ def optimise(
             wanted,
             seconds=seconds,
             state=resume,
-            tell=bar and (lambda what, share, best_s: bar(f"{what}; best {units.seconds(best_s)}", share)),
+            tell=bar and (lambda what, share, best_s: bar(f"{what}; best {reports.units.seconds(best_s)}", share)),
         )
-    chosen = answer.configuration(found)
+    chosen = plans.answer.configuration(found)
     return Reply(
-        result=report.optimise(found, chosen, answer.snippet(chosen), source=str(source)),
-        files={write: lambda path: write_text(path, answer.text(chosen, path.suffix))},
+        result=reports.optimise.optimise(found, chosen, plans.answer.snippet(chosen), source=str(source)),
+        files={write: lambda path: write_text(path, plans.answer.text(chosen, path.suffix))},
     )

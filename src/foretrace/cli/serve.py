@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from foretrace import plan as plans
+from foretrace import report, serving
 from foretrace.cli import completion, options
-from foretrace.cli.answers import group, writable
+from foretrace.cli.answers import Result, group, writable
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from foretrace.report.views import Result
-    from foretrace.serving.server.models import ModelSource
-
-
-def _models() -> Collection[str]:
-    from foretrace.zoo.registry import entries
-
-    return entries()
+    pass
 
 
 _MODEL = "A zoo model, SCRIPT.py:FUNCTION that returns (module, example inputs), TorchScript, torch.export or ONNX"
@@ -29,10 +24,9 @@ Inputs = Annotated[
 Token = Annotated[Path | None, option(..., "FILE", "Bearer token of the server, else FORETRACE_TOKEN's.")]
 
 
-def _source(model: str, size: str, inputs: list[str] | None) -> ModelSource:
-    from foretrace.serving.server.models import ModelSource, TensorSpec
+def _source(model: str, size: str, inputs: list[str] | None) -> serving.ModelSource:
 
-    return ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, inputs or ())))
+    return serving.ModelSource(name=model, size=size, inputs=tuple(map(serving.TensorSpec.parse, inputs or ())))
 
 
 def run(
@@ -57,18 +51,16 @@ def run(
     By the Open Inference Protocol; also without the word run.
     Example: foretrace serve run resnet50 --size tiny --split 2x1:4
     """
-    from foretrace.serving.server import run as server
-    from foretrace.serving.server.split import CoreSplit
-
     if split and plan:
         raise ForetraceError("`split=` and `plan=` both say how to split the cores; give one of them.")
     if (certificate is None) != (key is None):
         raise ForetraceError("`certificate=` and `key=` go together; give both, or neither.")
-    one = CoreSplit.parse(split or f"1x{len(server.usable())}:8")
-    server.run_server(
-        _source(model, size, input), server.read_plans(plan) if plan else {one.batch: one}, every_s=every_s, host=host,
-        port=port, token=server.read_token(token_file), certificate=certificate, key=key, queue=queue,
-        deadline_s=deadline_s, told=lambda address: print(f"serving {model} on {address}, Ctrl-C ends it", flush=True),
+    one = serving.CoreSplit.parse(split or f"1x{len(serving.server_run.usable())}:8")
+    serving.server_run.run_server(
+        _source(model, size, input), serving.server_run.read_plans(plan) if plan else {one.batch: one},
+        every_s=every_s, host=host, port=port, token=serving.server_run.read_token(token_file), queue=queue,
+        certificate=certificate, key=key, deadline_s=deadline_s,
+        told=lambda address: print(f"serving {model} on {address}, Ctrl-C ends it", flush=True),
     )  # fmt: skip
 
 
@@ -91,22 +83,18 @@ def plan(
 
     Example: foretrace serve plan resnet50 --size tiny --batch 16
     """
-    from foretrace.plan.result import size as size_of
-    from foretrace.report import serve as report
-    from foretrace.serving.server.plan import plan_splits, try_plan
-
     writable(profile)
     keep = rows.keeper(run=run)
     with options.stages("loading the model") as tell:
-        found = plan_splits(
-            _source(model, size, input), batch=batch, threads=threads, tail=tail, memory_limit=size_of(memory_limit),
-            profile=profile, tell=tell,
+        found = serving.plan_splits(
+            _source(model, size, input), batch=batch, threads=threads, tail=tail,
+            memory_limit=plans.size_of(memory_limit), profile=profile, tell=tell,
         )  # fmt: skip
     if not run:
-        return report.planned(found)
+        return report.serve.planned(found)
     with options.progress("running splits in turns") as share:
-        trial, row = try_plan(found, seconds=seconds, tell=share)
-    return report.planned(found, trial, *keep(row))
+        trial, row = serving.try_splits(found, seconds=seconds, tell=share)
+    return report.serve.planned(found, trial, *keep(row))
 
 
 def load(
@@ -124,22 +112,18 @@ def load(
     Counted from when each was due. Exit code 1 where a request had no answer.
     Example: foretrace serve load http://127.0.0.1:8000 --rate 50
     """
-    from foretrace.report import serve as report
-    from foretrace.serving.server import load as loads
-    from foretrace.serving.server.run import read_token
-
     if clients and arrivals != "poisson":
         raise ForetraceError("`clients=` ask as soon as they are answered; leave `arrivals=` out, or give a rate.")
-    due = None if clients else loads.arrivals(arrivals, rate=rate, seconds=seconds, seed=seed)
+    due = None if clients else serving.server_load.arrivals(arrivals, rate=rate, seconds=seconds, seed=seed)
     with options.progress(f"asking {url}") as tell:
-        found = loads.load(
-            url, due=due, clients=clients, seconds=seconds, samples=samples, token=read_token(token_file), seed=seed,
-            progress=tell,
+        found = serving.server_load.load(
+            url, due=due, clients=clients, seconds=seconds, samples=samples, seed=seed,
+            token=serving.server_run.read_token(token_file), progress=tell,
         )  # fmt: skip
-    return report.loaded(found, url=url, arrivals=arrivals, clients=clients, samples=samples)
+    return report.serve.loaded(found, url=url, arrivals=arrivals, clients=clients, samples=samples)
 
 
 serve = group(
-    "serve", "Serve a model on the cores of this machine.", default="run", models=_models, run=run, plan=plan,
-    load=load,
+    "serve", "Serve a model on the cores of this machine.", default="run", models=partial(completion.models, ""),
+    run=run, plan=plan, load=load,
 )  # fmt: skip

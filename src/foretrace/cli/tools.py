@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from foretrace import experiment, hardware, report
+from foretrace import zoo as zoos
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Result
 from foretrace.cli.options import argument, option
@@ -17,12 +19,10 @@ def techniques(
 
     Example: foretrace techniques prefetch-data
     """
-    from foretrace.experiment.ledger import shipped_on, verified_on
-    from foretrace.report.tools import techniques
     from foretrace.techniques import registry
 
     known = [registry.technique(name)] if name else registry.techniques().values()
-    return techniques(known, verified=verified_on(ledger), shipped=shipped_on())
+    return report.tools.techniques(known, verified=experiment.verified_on(ledger), shipped=experiment.shipped_on())
 
 
 def zoo(
@@ -35,17 +35,13 @@ def zoo(
 
     Example: foretrace zoo resnet50
     """
-    from foretrace.report.tools import zoo
-    from foretrace.zoo import registry
-
     if not name:
-        return zoo(registry.entries().values())
-    from foretrace.zoo.trial import trial
+        return report.tools.zoo(zoos.registry.entries().values())
 
-    found = registry.entry(name)
+    found = zoos.registry.entry(name)
     with options.progress(f"training {name} ({size})") as progress:
-        run = trial(registry.training(name, size, seed=seed), steps, progress)
-    return zoo([found], run, size=size, seed=seed)
+        run = zoos.run_trial(zoos.registry.training(name, size, seed=seed), steps, progress)
+    return report.tools.zoo([found], run, size=size, seed=seed)
 
 
 def devices(
@@ -55,7 +51,4 @@ def devices(
 
     Example: foretrace devices H100-SXM5-80GB
     """
-    from foretrace.hardware.devices import catalog, named
-    from foretrace.report import tools as report
-
-    return report.devices([named(name)] if name else catalog())
+    return report.tools.devices([hardware.named(name)] if name else hardware.catalog())

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from foretrace import experiment, report
 from foretrace.cli import options
 from foretrace.cli.answers import Reply, Result, group
 from foretrace.cli.options import flag, option
@@ -30,23 +31,19 @@ def verify(
 
     Example: foretrace verify mixed-precision fused-optimizer --model bert
     """
-    from foretrace.experiment import processes
-    from foretrace.experiment.job import Job
-    from foretrace.report import verification
-
-    job = Job(
+    job = experiment.Job(
         techniques=tuple(techniques), model=model, size=size, threads=threads, seconds=seconds, batches=batches,
         device=device, keep=str(keep or ""), steps=steps,
     )  # fmt: skip
-    processes.check(job)
+    experiment.processes.check(job)
     kept = rows.keeper()
     try:
         with options.stages() as tell:
-            outcome = processes.run(job, tell)
-    except processes.ScriptError as error:
+            outcome = experiment.processes.run(job, tell)
+    except experiment.processes.ScriptError as error:
         print(error.trace, file=sys.stderr, end="")
         raise
-    return verification.verify(outcome, *kept(outcome.row()))
+    return report.verification.verify(outcome, *kept(outcome.row()))
 
 
 def ledger(
@@ -62,19 +59,15 @@ def ledger(
 
     Example: foretrace ledger --technique mixed-precision --export rows.csv
     """
-    from foretrace.experiment import tables
-    from foretrace.experiment.ledger import Ledger
-    from foretrace.report import verification
-
     if export is not None:
-        tables.checked(export)
-    base = Ledger(ledger)
+        experiment.tables.checked(export)
+    base = experiment.Ledger(ledger)
     if import_ is not None:
         added = base.import_jsonl(import_)
         options.say(f"{added} new {'row' if added == 1 else 'rows'} from {import_}")
     rows = base.rows(model=model, technique=technique)
-    view = verification.ledger(rows, source=str(base.path), summary_only=summary)
-    return Reply(result=view, files={export: lambda path: tables.write(rows, path)})
+    view = report.verification.ledger(rows, source=str(base.path), summary_only=summary)
+    return Reply(result=view, files={export: lambda path: experiment.tables.write(rows, path)})
 
 
 LinkRate = Annotated[str, option(..., "RATE", "Rate of every worker's link, such as 300mbit.")]
@@ -87,11 +80,11 @@ def rig_check() -> Result:
     Exit code 1 where it cannot. Example: foretrace rig check
     """
     from foretrace.executor import cores
-    from foretrace.experiment.links import netns
-    from foretrace.report import verification as report
 
-    able = netns.probe()
-    return report.rig_check(able, cores=cores(), leftovers=() if able.missing else netns.leftovers())
+    able = experiment.netns.probe()
+    return report.verification.rig_check(
+        able, cores=cores(), leftovers=() if able.missing else experiment.netns.leftovers()
+    )
 
 
 def rig_calibrate(
@@ -103,10 +96,9 @@ def rig_calibrate(
 
     Refuses where times vary by more than 10 %. Example: foretrace rig calibrate --link 300mbit --workers 2
     """
-    from foretrace.experiment.links.calibrate import alone
-    from foretrace.report import verification as report
-
-    return report.rig_calibrate(alone(workers, link, out), link=link, workers=workers, stored=str(out or ""))
+    return report.verification.rig_calibrate(
+        experiment.calibrate_link(workers, link, out), link=link, workers=workers, stored=str(out or "")
+    )
 
 
 def rig_verify(
@@ -133,22 +125,17 @@ def rig_verify(
 
     Example: foretrace rig verify "data-parallel bucket_mb=4" --workers 2 --link 300mbit --emulate 12x1mb/20ms
     """
-    from foretrace.experiment.links import measure
-    from foretrace.experiment.links.job import LinkJob
-    from foretrace.experiment.links.judge import rows_of
-    from foretrace.report import verification as report
-
     if bool(emulate) == bool(model):
         raise ForetraceError("give one of --emulate 12x1mb/20ms and --model NAME.")
-    job = LinkJob(
+    job = experiment.LinkJob(
         work=emulate or model, link=link, workers=workers, arms=(tuple(techniques),), against=tuple(against or ()),
         size=size, seconds=seconds, keep=str(keep or ""),
     )  # fmt: skip
-    measure.check(job)
+    experiment.link_runs.check(job)
     kept = rows.keeper()
     with options.stages() as tell:
-        outcome = measure.verify(job, tell)
-    return report.rig_verify(outcome, outcome.arms[0], *kept(*rows_of(outcome)))
+        outcome = experiment.link_runs.verify(job, tell)
+    return report.verification.rig_verify(outcome, outcome.arms[0], *kept(*experiment.rows_of_links(outcome)))
 
 
 def rig_clean() -> Result:
@@ -156,11 +143,8 @@ def rig_clean() -> Result:
 
     Rigs that still run are left alone. Example: foretrace rig clean
     """
-    from foretrace.experiment.links import netns
-    from foretrace.report import verification as report
-
-    netns.require()
-    return report.rig_clean(netns.clean())
+    experiment.netns.require()
+    return report.verification.rig_clean(experiment.netns.clean())
 
 
 rig = group(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretrace import cost, experiment, flow, hardware, report
+from foretrace import plan as plans
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, Result, group
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
+from foretrace.files import write_text
 
 if TYPE_CHECKING:
     from foretrace.graph.taskgraph import TaskGraph
@@ -26,15 +29,12 @@ def align(
 
     Example: foretrace align run/
     """
-    from foretrace import flow
-    from foretrace.report.ranks import align
-
     if flow.is_graph(source):
         raise ForetraceError(f"{source} is a saved graph; name the folder of the ranks' recordings.")
     graphs = options.rank_graphs(source, steps=steps, salvage=salvage, on=on)
     if len(graphs) < 2:
         raise ForetraceError(f"{source} holds one rank, whose clock has none to be compared with; name several ranks.")
-    return align(*flow.alignment(graphs))
+    return report.ranks.align(*flow.alignment(graphs))
 
 
 def scale(
@@ -55,13 +55,10 @@ def scale(
 
     Example: foretrace scale run/ --ranks 1024 --network 100gbit/5us
     """
-    from foretrace import flow
-    from foretrace.report import scaling
-
     graphs = options.rank_graphs(source, steps=steps, salvage=salvage, on=on)
-    with options.progress(f"{ranks:,} ranks") as report:
-        found = flow.scale(graphs, ranks, network=network, samples=samples, seed=seed, progress=report)
-    return scaling.scale(found, path=str(source), network=network)
+    with options.progress(f"{ranks:,} ranks") as tell:
+        found = flow.scale(graphs, ranks, network=network, samples=samples, seed=seed, progress=tell)
+    return report.ranks.scale(found, path=str(source), network=network)
 
 
 def network_check(
@@ -78,13 +75,9 @@ def network_check(
 
     Exit code 1 where they are slower. Example: foretrace network check all_reduce.log --on nccl:H100-SXM5-80GB
     """
-    from foretrace.cost.network.collective_files import read
-    from foretrace.cost.network.parse import network as parse
-    from foretrace.report import calibrate as report
-
-    table = read(measured, workers=workers, per_node=per_node, kind=kind)
+    table = cost.read_collectives(measured, workers=workers, per_node=per_node, kind=kind)
     series = table.one(workers=workers, per_node=per_node, kind=kind, system=system)
-    return report.check(series, parse(on, series.workers), on=on)
+    return report.calibrate.check(series, cost.parse_network(on, series.workers), on=on)
 
 
 def compression_advise(
@@ -114,13 +107,11 @@ def compression_advise(
     GPU follows from their passes over its memory.
     Example: foretrace compression advise run/ --network 10gbit/50us --workers 8
     """
-    from foretrace.experiment.calibrate import with_hooks
-    from foretrace.plan import compression_advice as plan
-    from foretrace.report import workers as report
-
-    plan.positive(tolerance=tolerance, seconds=seconds)
-    chosen = plan.methods_named(method or ()) or plan.DEFAULT
-    parallel = plan.data_parallel(workers, network, bucket_mb=bucket_mb, gradient_mb=gradient_mb, backend=backend)
+    plans.compression_advice.positive(tolerance=tolerance, seconds=seconds)
+    chosen = plans.compression_advice.methods_named(method or ()) or plans.compression_advice.DEFAULT
+    parallel = plans.compression_advice.data_parallel(
+        workers, network, bucket_mb=bucket_mb, gradient_mb=gradient_mb, backend=backend
+    )
     if not device and not options.is_recording(source):
         raise ForetraceError(f"{source} does not exist; give a recording, or a model with its --device.")
     if not device and (batch or precision):
@@ -137,26 +128,23 @@ def compression_advise(
         asked, graph, note = {}, run.calibrated().graph, ""
     if measure and not (device and graph.info.devices):
         with options.progress("timing hooks") as told:
-            graph, note = with_hooks(graph, [(parallel, each) for each in chosen], seconds, told)
+            graph, note = experiment.with_hooks(graph, [(parallel, each) for each in chosen], seconds, told)
     with options.progress("predicting methods") as told:
-        advice = plan.advise(graph, parallel, chosen, tolerance=tolerance, progress=told)
-    return report.compression(advice, source=source, note=note, asked=asked)
+        advice = plans.compression_advice.advise(graph, parallel, chosen, tolerance=tolerance, progress=told)
+    return report.workers.compression(advice, source=source, note=note, asked=asked)
 
 
 def _estimated(source: str, *, device: str, **how: Any) -> TaskGraph:
     """Return the graph of a step of a model that never ran."""
-    from foretrace import flow
-    from foretrace.cost.operators.calibration import Calibration
     from foretrace.model.target import HERE
 
     with options.progress(f"capturing {source}") as tell:
         graph = flow.estimate(source, device=device, progress=tell, **how).step.lowered.graph
     if device != HERE:
         return graph
-    from foretrace.experiment.calibrate import as_here
 
-    graph = as_here(graph)
-    return Calibration.load_for(graph).on(graph)
+    graph = experiment.as_here(graph)
+    return cost.Calibration.load_for(graph).on(graph)
 
 
 def cloud_advise(
@@ -179,22 +167,17 @@ def cloud_advise(
 
     Example: foretrace cloud advise run/ --samples 100000 --epochs 2 --within 24 --step K80-half=0.2
     """
-    from foretrace.files import write_text
-    from foretrace.hardware.instances import instances
-    from foretrace.plan import cloud as offers
-    from foretrace.report import workers as report
-
     wrong = "--step {}: write the device and seconds above 0, at most a million, as in T4=0.21."
-    wanted = offers.RentalRequest(
+    wanted = plans.cloud.RentalRequest(
         samples=samples, epochs=epochs, hours=within, dollars=budget, gradient_mb=gradient_mb, counts=_counts(counts),
         steps_s=options.pairs(step, _seconds, wrong),
     ).checked()  # fmt: skip
-    types_found = instances(prices, types=types)
+    types_found = hardware.instance_types(prices, types=types)
     scenario = options.scenario(source, rank=rank)
     with options.progress("predicting offers") as tell:
-        advice = offers.advise(scenario.graph, types_found, wanted, tell)
-    view = report.cloud(advice, wanted, source=str(source))
-    return Reply(result=view, files={plot: lambda path: write_text(path, report.pareto_svg(view))})
+        advice = plans.cloud.advise(scenario.graph, types_found, wanted, tell)
+    view = report.workers.cloud(advice, wanted, source=str(source))
+    return Reply(result=view, files={plot: lambda path: write_text(path, report.workers.pareto_svg(view))})
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -17,12 +17,11 @@ from enum import IntEnum
 from math import prod
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph import work
-from foretrace.trace.trace import Shapes, decode_shapes
+from foretrace.trace.trace import Shapes, told_shapes
 
 Float64 = npt.NDArray[np.float64]
 
@@ -151,13 +150,9 @@ def describe(
     """
     base = op.removeprefix("aten::").rstrip("_").removesuffix("_copy") if op.startswith("aten::") else op
     nbytes, flops = work.operator_work(op, text)
-    try:
-        shapes = decode_shapes(text)
-        tensors = [(dims, size) for dims, size in work.tensors(shapes) if dims]
-    except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
-        shapes, tensors = None, []
-    family = family_of(op)
-    if shapes is None or not tensors:
+    shapes = told_shapes(text)
+    tensors, family = list(work.tensors(shapes)), family_of(op)
+    if not tensors:
         return Call(family=family, op=op, text=text, flops=flops, precision=Precision.OTHER)
     precision = _precision(shapes)
     read = 0.0 if base in _FILLS else float(sum(prod(dims) * size for dims, size in tensors))

@@ -16,7 +16,7 @@ from foretrace.cost.network.network import CollectiveKind
 from foretrace.cost.operators import store
 from foretrace.cost.operators.machine import fingerprint
 from foretrace.deadline import ending
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, needing
 from foretrace.experiment.messages import Collectives, Worker
 from foretrace.experiment.processes import AskedCall, DeadError, SilentError, together
 
@@ -124,10 +124,8 @@ def keep(table: CollectiveTable, path: Path | None = None) -> Path:
 
 def gpus() -> int:
     """Return GPUs of this machine. Raises MissingExtraError without PyTorch."""
-    try:
+    with needing("calibrate needs PyTorch; install it in this environment."):
         import torch
-    except ImportError:
-        raise MissingExtraError("calibrate needs PyTorch; install it in this environment.") from None
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 

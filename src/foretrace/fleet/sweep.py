@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace import executor
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, refused
 from foretrace.files import write_text
 
 Values = Mapping[str, Any]  # plain JSON values by name
@@ -87,10 +87,8 @@ def _leave(folder: Path) -> None:
 
 def _claim(folder: Path, shared: Values) -> bool:
     """Begin a folder (True), or see that it was begun with the same things (False)."""
-    try:
+    with refused(f"cannot write to {folder}", "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForetraceError(f"cannot write to {folder} ({error.strerror or error}); choose another folder.") from None
     head = folder / HEAD
     if head.exists():
         try:

@@ -12,10 +12,8 @@ from contextlib import suppress
 from math import prod
 from typing import Any, NamedTuple
 
-import msgspec
-
 from foretrace.plaintext import whole_number
-from foretrace.trace.trace import Shapes, decode_shapes
+from foretrace.trace.trace import Shapes, told_shapes
 
 Dims = list[int]
 Tensor = tuple[Dims, int]  # sizes, bytes per element
@@ -93,11 +91,8 @@ def operator_work(name: str, text: str, outputs: Outputs | None = None) -> tuple
     (−1, 0) if no tensor has a known type, or sizes that no memory holds (a damaged file). `outputs` gives the output
     sizes of convolutions whose strides were not recorded; without them their FLOPs are unknown, which is 0.
     """
-    try:
-        shapes = decode_shapes(text)
-        inputs = list(tensors(shapes))
-    except (msgspec.DecodeError, IndexError, ValueError, TypeError, RecursionError):
-        return -1, 0.0
+    shapes = told_shapes(text)
+    inputs = list(tensors(shapes))
     base = name.removeprefix("aten::").rstrip("_")
     if not inputs or ("::" in name and not name.startswith("aten::")):
         return -1, 0.0  # another library's: it may be given whole tables or caches and read a few of their rows
@@ -117,11 +112,10 @@ def conv_output(name: str, text: str) -> tuple[tuple[int, ...], tuple[int, ...],
     positions = _BACKWARDS.get(name.removeprefix("aten::"))
     if positions is None:
         return None
-    try:
-        dims = [tuple(dims) for dims, _ in tensors(decode_shapes(text))]
-        gradient, x, w = (dims[at] for at in positions[:3])
-    except (msgspec.DecodeError, ValueError, TypeError, IndexError, RecursionError):
+    dims = [tuple(dims) for dims, _ in tensors(told_shapes(text))]
+    if len(dims) < 3:
         return None
+    gradient, x, w = (dims[at] for at in positions[:3])
     return x, w, gradient
 
 

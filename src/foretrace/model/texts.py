@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from foretrace.graph import work
-from foretrace.trace.trace import decode_shapes
+from foretrace.trace.trace import told_shapes
 
 #: Type of a tensor as PyTorch calls it -> as a recording does.
 RECORDED = {
@@ -156,19 +156,12 @@ def complaint(text: str) -> str:
 
 def tensor_dims(text: str) -> list[tuple[int, ...]]:
     """Return sizes of the tensors among the inputs, lists walked into; [] where the text cannot be read."""
-    try:
-        return [tuple(dims) for dims, _ in work.tensors(decode_shapes(text))]
-    except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
-        return []
+    return [tuple(dims) for dims, _ in work.tensors(told_shapes(text))]
 
 
 def inputs_of(text: str) -> list[TensorType]:
     """Return the tensors among the inputs of a call, lists walked into (their types are float32 unless known)."""
-    try:
-        shapes = decode_shapes(text)
-    except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
-        return []
-    found = []
+    shapes, found = told_shapes(text), list[TensorType]()
     for dims, kind in zip(shapes.dims, shapes.types, strict=False):
         dtype = DTYPES.get(kind.lower())
         if not isinstance(dims, list) or kind == "Scalar":

@@ -11,6 +11,7 @@ import numpy as np
 from foretrace.plan.buckets import MIB, by_caps
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.result import Answer
+from foretrace.shipped import filled
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.compute.compiled import Compiled
 from foretrace.techniques.compute.fused_optimizer import FusedOptimizer
@@ -108,50 +109,7 @@ def _with_cap_s(answer: Answer, cap_mb: float) -> float | None:
 
 def snippet(found: Configuration) -> str:
     """Return Python with a function for each thing that is to be set; needs PyTorch alone."""
-    lines = ['"""Written by `foretrace optimise`: call these where your script makes its model and optimizer."""', ""]
-    lines += ["import torch"]
-    if found.buckets:
-        lines += ["from torch.nn.parallel import DistributedDataParallel"]
-    lines += ["", ""]
-    lines += [
-        "def prepare(model, **ddp):",
-        '    """The model as it is to be called: behind init_process_group and .to(device)."""',
-    ]
-    body = []
-    if found.buckets:
-        sizes = json.dumps(list(found.bucket_cap_mb_list))
-        body += [
-            '    ddp.setdefault("gradient_as_bucket_view", True)',
-            "    try:  # one size (MiB) per bucket, in the order in which gradients become ready",
-            f"        model = DistributedDataParallel(model, bucket_cap_mb_list={sizes}, **ddp)",
-            "    except TypeError:  # PyTorch without the list: the best single size",
-            f"        model = DistributedDataParallel(model, bucket_cap_mb={found.bucket_cap_mb!r}, **ddp)",
-        ]
-    if found.compile_mode:
-        body += [f'    model = torch.compile(model, mode="{found.compile_mode}")  # a region per bucket: optimize_ddp']
-    lines += [*body, "    return model", ""]
-    if found.autocast:
-        lines += [
-            "",
-            "def precision(device_type):",
-            '    """Use as: with precision(device.type): loss = loss_of(model(batch))."""',
-            f"    return torch.autocast(device_type, dtype=torch.{found.autocast})",
-            "",
-        ]
-        if found.autocast == "float16":
-            lines += ["", "scaler = torch.amp.GradScaler()  # scale the loss before backward, step through it", ""]
-    if found.fused_optimizer:
-        lines += ["", 'OPTIMIZER = {"fused": True}  # for torch.optim.Adam, AdamW, SGD, Adagrad', ""]
-    if found.accumulation_steps > 1:
-        lines += [
-            "",
-            f"MICRO_BATCHES = {found.accumulation_steps}  # divide the loss by it; model.no_sync() until the last",
-            "",
-        ]
-    if found.recompute:
-        blocks = "the repeated blocks" if found.recompute == "auto" else found.recompute
-        lines += ["", f"# Wrap {blocks} in torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).", ""]
-    return "\n".join(lines)
+    return filled("foretrace.plan", "prepare.py.j2", found=found)
 
 
 def text(found: Configuration, suffix: str) -> str:

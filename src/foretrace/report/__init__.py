@@ -1,5 +1,8 @@
-"""How foretrace answers: one view per command, three faces (terminal, JSON, page), and a timeline export.
+"""How foretrace answers: a struct per command, and its text, JSON, page and timeline.
 
-`views` holds plain structs, `build` makes them from timelines; `terminal`, `jsonout` and `html` render the
-same structs, so a number or a sentence is the same wherever it is read.
+`report.plan.placed(...)` loads `report/plan.py` when it is called, so that a command loads its own answer alone.
 """
+
+from foretrace.lazy import lazily
+
+__getattr__, __dir__, __all__ = lazily(__name__, __file__)

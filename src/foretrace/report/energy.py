@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from foretrace.report.blocks import About, Block, Line, listing
-from foretrace.report.power import carbon, co2_g
+from foretrace.report.shared import carbon, co2_g
 from foretrace.report.units import digits, scaled, seconds, share, things
 from foretrace.report.views import Report, taken
 from foretrace.serving.energy.colocate import ColocatedArm, Colocation

@@ -10,10 +10,10 @@ import msgspec
 
 from foretrace.model.recipe import Choice, CostSource, FamilyWork, families, precisions, recipe, sources
 from foretrace.model.target import HERE
-from foretrace.report import power
+from foretrace.report import shared
 from foretrace.report.blocks import About, Block, Column, listing, notes, table
 from foretrace.report.names import command
-from foretrace.report.power import EnergyView
+from foretrace.report.shared import EnergyView
 from foretrace.report.units import count, nbytes, scaled, seconds, share, within
 from foretrace.report.views import Result, taken
 
@@ -95,7 +95,7 @@ class EstimateView(Result, frozen=True, kw_only=True):
             f"{share(self.utilisation)} of the device's peak"
         )
         yield f"kernels {seconds(self.device_busy_s)}, host {seconds(self.host_busy_s)}"
-        yield from power.shown(self.energy)
+        yield from shared.energy_lines(self.energy)
         total = sum(each.time_s for each in self.families) or 1.0
         yield listing(
             self.families, ("family", "operators"), ("calls", "calls", "count"), ("flops", "FLOP", "FLOP"),
@@ -139,7 +139,7 @@ def estimate(
         recipe=tuple(recipe(found, frozenset(asked))), devices=devices, precision=precisions(found),
         interval_level=LEVEL, samples_per_s=samples_per_s, tokens_per_s=samples_per_s * tokens,
         tokens_per_s_per_device=samples_per_s * tokens / devices,
-        energy=power.energy(found.device, step.step_time_s, step.interval_s, step.device_busy_s, devices, grid),
+        energy=shared.energy(found.device, step.step_time_s, step.interval_s, step.device_busy_s, devices, grid),
         peak_memory_bytes=memory.peak_bytes,
         memory_bytes={name: nbytes for name, nbytes in memory.by_category.items() if nbytes},
         reserved_memory_bytes=memory.reserved_bytes, device_memory_bytes=round(found.room_bytes),

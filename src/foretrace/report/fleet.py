@@ -16,9 +16,9 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import MeanInterval, PolicyComparison
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND
-from foretrace.report import power
+from foretrace.report import shared
 from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, listing, table, text
-from foretrace.report.power import J_PER_KWH, EnergyView
+from foretrace.report.shared import J_PER_KWH, EnergyView
 from foretrace.report.units import count, digits, level, long_range, long_time, share
 from foretrace.report.views import Report, taken
 
@@ -221,7 +221,7 @@ def _energy(found: metrics.Metrics, grid: float | None) -> EnergyView | None:
     if kwh is None or low is None or high is None:
         return None
     source = "; ".join(dict.fromkeys(bill.power_from for bill in found.bills))
-    return power.joules(J_PER_KWH * kwh, (J_PER_KWH * low, J_PER_KWH * high), source, grid)
+    return shared.joules(J_PER_KWH * kwh, (J_PER_KWH * low, J_PER_KWH * high), source, grid)
 
 
 def energy(kwh: float) -> str:

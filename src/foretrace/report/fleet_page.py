@@ -15,19 +15,10 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.occupancy import occupancy
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND
-from foretrace.report.fleet import (
-    FleetRunView,
-    about,
-    causes_table,
-    energy,
-    energy_text,
-    interval_text,
-    slot_name,
-    slots_table,
-)
+from foretrace.report import fleet
 from foretrace.report.fleet_policies import FIGURES, FleetCompareView, against
 from foretrace.report.page import context, filled, script_json
-from foretrace.report.units import count, level, long_time, share
+from foretrace.report.units import long_time, share
 
 MOST_TENANTS = 200
 PARTS = {
@@ -43,7 +34,7 @@ SCRIPTS = ("format.js", "data.js", "common.js", "gestures.js", "fleet.js")
 class FleetPage:
     """What the page shows: one run in full, and further policies on the same workload beside it."""
 
-    view: FleetRunView
+    view: fleet.FleetRunView
     result: FleetResult
     cluster: ClusterTree
     others: Mapping[str, FleetResult] = field(default_factory=dict)
@@ -64,21 +55,20 @@ def _context(page: FleetPage) -> dict[str, Any]:
         "gantt": gantt,
         "time": _time(view),
         "cdfs": _cdfs(page),
-        "slots": [{"name": slot_name(each), "free": each.free, "together": each.together} for each in view.slots],
+        "slots": [{"name": fleet.slot_name(each), "free": each.free, "together": each.together} for each in view.slots],
     }
     return {
         "view": view,
-        "facts": about(view).parts,
-        "big": _split(long_time(view.mean_jct_s)),
-        "under": _under(view),
+        "facts": fleet.about(view).parts,
         "parts": _parts(page),
         "gantt": gantt,
-        "causes": context(causes_table(view.causes)) if view.causes else None,
+        "causes": context(fleet.causes_table(view.causes)) if view.causes else None,
         "columns": FIGURES,
         "comparison": page.comparison,
-        "words": {"against": against, "between": interval_text, "energy": energy, "energies": energy_text},
+        "words": fleet,
+        "against": against,
         "tenants": view.tenants[:MOST_TENANTS],
-        "slots": context(slots_table(view.slots, scattered=True)) if view.slots else None,
+        "slots": context(fleet.slots_table(view.slots, scattered=True)) if view.slots else None,
         "notes": view.notes,
         "views": script_json({"run": _brief(view), "compare": page.comparison}),
         "data": script_json(data),
@@ -86,7 +76,7 @@ def _context(page: FleetPage) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _brief(view: FleetRunView) -> dict[str, Any]:
+def _brief(view: fleet.FleetRunView) -> dict[str, Any]:
     """Return the answer without its long series, which the page holds once already."""
     import msgspec
 
@@ -94,20 +84,6 @@ def _brief(view: FleetRunView) -> dict[str, Any]:
     for key in ("over_time", "jct_cdf", "slots", "tenants"):
         del whole[key]
     return whole
-
-
-def _split(text: str) -> dict[str, str]:
-    number, _, unit = text.partition(" ")
-    return {"number": number, "unit": unit}
-
-
-def _under(view: FleetRunView) -> str:
-    mean = f"mean completion of {count(view.finished)} jobs"
-    found = view.intervals.get("mean_jct_s")
-    between = interval_text(found.low, found.high) if found else ""
-    if not between:
-        return f"{mean}; one run, so no interval is known"
-    return f"{mean}; {count(view.repetitions)} repeated runs: {between} ({level(view.interval_level)} interval)"
 
 
 def _parts(page: FleetPage) -> list[dict[str, Any]]:
@@ -124,7 +100,7 @@ def _parts(page: FleetPage) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _time(view: FleetRunView) -> dict[str, Any]:
+def _time(view: fleet.FleetRunView) -> dict[str, Any]:
     series = view.over_time
     why = {each.cause: each.why for each in view.causes}
     by_cause = [

@@ -7,28 +7,19 @@ security policy in the page holds it to that. All names are escaped: text by the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from foretrace.report import assumptions
+from foretrace.report import shared, units, whatif
 from foretrace.report.names import short_names
 from foretrace.report.page import PADS, drawn, filled, script_json
 from foretrace.report.runs import step_bar
 from foretrace.report.show import BlameView, ShowView, blame, facts, reading_notes, show, step_spread
 from foretrace.report.tracks import MAX_TASKS, Track, pack, track
-from foretrace.report.units import between, column, count, in_unit, seconds, speed, unit_for
 from foretrace.report.views import BreakdownView
-from foretrace.report.whatif import (
-    WhatIfView,
-    assumptions_that_matter,
-    change_text,
-    interval_text,
-    path_change,
-    whatif,
-)
 from foretrace.simulate.timeline import Timeline
 from foretrace.techniques.whatif import WhatIf
 
@@ -42,14 +33,14 @@ class Page:
 
     show: ShowView
     blames: Sequence[BlameView] = ()
-    whatifs: Sequence[WhatIfView] = ()
+    whatifs: Sequence[whatif.WhatIfView] = ()
     tracks: Sequence[Track] = ()
     focus_step: int = 0  # position of the step that the timeline opens on
 
 
 def page_of(recorded: Timeline, whatifs: Sequence[WhatIf] = (), *, path: str = "") -> Page:
     """Return everything that the page shows of a recording and of what-ifs about it."""
-    views = [whatif(each, path=path) for each in whatifs]
+    views = [whatif.whatif(each, path=path) for each in whatifs]
     return Page(
         show=show(recorded, path=path),
         blames=[blame(recorded, by, path=path) for by in ("name", "layer", "kind", "phase")],
@@ -77,10 +68,8 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
     from markupsafe import Markup
 
     shown = page.show
-    step = shown.step_time_s
-    unit = unit_for(step.median)
     # A step without any time is drawn all the same.
-    longest = max([step.median, *(max(w.after_s, w.interval_s[1]) for w in page.whatifs)]) or 1.0
+    longest = max([shown.step_time_s.median, *(max(w.after_s, w.interval_s[1]) for w in page.whatifs)]) or 1.0
     notes = reading_notes(shown)
     meta, data = {}, ""
     if page.tracks:
@@ -95,17 +84,21 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
     return {
         "show": shown,
         "facts": facts(shown),
-        "step": {"number": in_unit(step.median, unit), "unit": unit.name, "spread": step_spread(shown)},
-        "breakdown": _breakdown(shown.breakdown_s, shown.platform),
+        "unit": units.unit_for(shown.step_time_s.median),
+        "spread": step_spread(shown),
         "blames": [_blame(blame) for blame in page.blames],
-        "whatifs": [_whatif(w, longest) for w in page.whatifs],
-        "words": assumptions,
+        "whatifs": page.whatifs,
         "scale": longest,
-        "tasks": count(shown.tasks),
         "notes": notes,
         "views": script_json({"show": shown, "whatif": list(page.whatifs)}),
         "meta": script_json(meta),
         "data": Markup(data),
+        # what the template writes with
+        "breakdown": _breakdown,
+        "columned": _columned,
+        "words": shared,
+        "units": units,
+        "what_if": whatif,
     }
 
 
@@ -114,38 +107,23 @@ def _breakdown(breakdown: BreakdownView, platform: str) -> dict[str, Any]:
     return {"total": sum(part.value for part in bar.parts), "parts": drawn(bar)}
 
 
+def _columned(values_s: Iterable[float], *, saved: bool = False) -> list[str]:
+    """Return times that stand below each other; `saved`: what they change of the step."""
+    return units.column([-each if saved else each for each in values_s], signed=saved, pads=PADS)
+
+
 def _blame(blame: BlameView) -> dict[str, Any]:
     rows = blame.rows[:MOST_ROWS]
     columns = (
         rows,
         short_names([row.name for row in rows], 64),
-        column([row.time_s for row in rows], pads=PADS),
-        column([-row.saved_if_10pct_faster_s for row in rows], signed=True, pads=PADS),
-        column([-row.saved_if_removed_s for row in rows], signed=True, pads=PADS),
+        _columned(row.time_s for row in rows),
+        _columned((row.saved_if_10pct_faster_s for row in rows), saved=True),
+        _columned((row.saved_if_removed_s for row in rows), saved=True),
     )
     return {
-        "left_out": count(len(blame.rows) - len(rows)) if len(blame.rows) > len(rows) else "",
+        "left_out": units.count(len(blame.rows) - len(rows)) if len(blame.rows) > len(rows) else "",
         "view": blame,
         "most": max((row.saved_if_removed_s for row in blame.rows), default=0.0),
-        "rows": [(*each, count(each[0].count)) for each in zip(*columns, strict=True)],
-    }
-
-
-def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
-    unit = unit_for(view.before_s)
-    low, high = view.interval_s
-    after = column([s.after_s for s in view.stages], pads=PADS)
-    saved = column([-s.saved_s for s in view.stages], signed=True, pads=PADS)
-    return {
-        "view": view,
-        "breakdown": _breakdown(view.breakdown_after_s, view.platform),
-        "low": 100 * low / longest,
-        "high": 100 * high / longest,
-        "interval_text": interval_text(view),
-        "after": seconds(view.after_s),
-        "speed": f"{speed(view.before_s, view.after_s)} ({between(low, high, unit)})",
-        "stages": list(zip(view.stages, after, saved, strict=True)),
-        "changes": [change_text(made, len(view.techniques) > 1) for made in view.changes],
-        "matter": len(assumptions_that_matter(view)),
-        "path": path_change(view) if view.critical_path_after else "",
+        "rows": [(*each, units.count(each[0].count)) for each in zip(*columns, strict=True)],
     }

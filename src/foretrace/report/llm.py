@@ -6,48 +6,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from foretrace.arrays import Float64
 from foretrace.hardware.devices import named
 from foretrace.hardware.power import SERVING_SHARES
-from foretrace.report import power
+from foretrace.report import shared
 from foretrace.report.blocks import About, Block, Chart, Column, Curve, Grid, Line, listing, table
-from foretrace.report.power import EnergyView
+from foretrace.report.shared import EnergyView
 from foretrace.report.units import count, digits, seconds, share, span, things
 from foretrace.report.views import Report, taken
 from foretrace.serving.llm import metrics
 from foretrace.serving.llm.calibration import CalibratedRun, EngineCalibration
 from foretrace.serving.llm.capacity import Capacities, EngineCapacity
-from foretrace.serving.llm.engine import Served
 from foretrace.serving.llm.metrics import LATENCIES, STATISTICS, Latency, LimitMet, RangedFigure
 from foretrace.serving.llm.simulation import PoolSplit, Simulated, SimulationConfig
 from foretrace.serving.speculative.drafts import DraftSetting, RankedDraft, ServedDraft, served_draft
 
-POINTS, CURVE = 128, 64  # of curves over time, and of a distribution
 _RATES: dict[str, tuple[str, Callable[[float], str]]] = {
     "goodput": ("requests/s within the limits", digits), "requests_per_s": ("requests/s", digits),
     "tokens_per_s": ("tokens/s", digits), "mfu": ("MFU", share), "kv_use": ("KV cache in use", share),
     "kv_most": ("at most", share), "busy": ("engines busy", share),
     "prefix_hits": ("prompts from prefix cache", share), "preemptions": ("preemptions", digits),
 }  # fmt: skip
-
-
-class LatencyCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The share of the answered requests that took so long or less."""
-
-    seconds: tuple[float, ...]
-    share: tuple[float, ...]
-
-
-class EngineCurves(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over equal stretches of time: share of the cache in use, running and waiting sequences of all engines."""
-
-    end_s: tuple[float, ...]
-    kv_use: tuple[float, ...]
-    running: tuple[float, ...]
-    waiting: tuple[float, ...]
 
 
 class LlmSimulateView(Report, frozen=True, kw_only=True):
@@ -86,9 +66,9 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
     pools_tried: tuple[PoolSplit, ...]
     speculation: ServedDraft | None  # null without a draft
     energy: EnergyView | None  # of all engines; null where there is no power model
-    ttft_distribution: LatencyCurve
-    tpot_distribution: LatencyCurve
-    over_time: EngineCurves
+    ttft_distribution: metrics.LatencyCurve
+    tpot_distribution: metrics.LatencyCurve
+    over_time: metrics.EngineCurves
 
     def shown(self, top: int) -> Iterator[Block]:
         """Yield latencies, rates, limits, splits, and charts."""
@@ -102,7 +82,7 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
         )  # fmt: skip
         if self.speculation:
             yield from _speculation(self.speculation)
-        yield from power.shown(self.energy, per="in all")
+        yield from shared.energy_lines(self.energy, per="in all")
         if len(self.pools_tried) > 1:
             yield listing(
                 sorted(self.pools_tried, key=lambda each: -each.goodput),
@@ -131,12 +111,12 @@ def llm_simulated(found: Simulated, *, grid: float | None = None) -> LlmSimulate
     if run.replicas > 1 and len(run.log):
         notes.append("the steps kept are those of the first engine.")
     latencies = {f"{name}_s": each for name, each in found.figures.latencies.items()}
-    curves = {f"{name}_distribution": _curve(run, name) for name in ("ttft", "tpot")}
+    curves = {f"{name}_distribution": metrics.distribution(run, name) for name in ("ttft", "tpot")}
     return taken(
         LlmSimulateView, found.figures, found.steps, run, config.rules, config, found.requests, found,
         headline=headline(found), kv_tokens=run.blocks * config.rules.block, pools=found.split,
         pools_tried=found.tried, speculation=served_draft(found), energy=_energy(found, grid),
-        over_time=_over_time(run), notes=tuple(notes), **latencies, **curves, **found.figures.rates,
+        over_time=metrics.over_time(run), notes=tuple(notes), **latencies, **curves, **found.figures.rates,
     )  # fmt: skip
 
 
@@ -157,7 +137,7 @@ def _energy(found: Simulated, grid: float | None) -> EnergyView | None:
     ends = (found.figures.rates[name] for name in ("seconds", "busy"))
     seconds, busy = ((each.low or 0.0, each.value or 0.0, each.high or 0.0) for each in ends)
     devices = found.steps.devices * found.run.replicas
-    return power.energy(
+    return shared.energy(
         named(found.config.device), seconds[1], (seconds[0], seconds[2]), busy[1] * seconds[1], devices, grid,
         busy_range=(busy[0], busy[2]), working=SERVING_SHARES,
     )  # fmt: skip
@@ -178,31 +158,8 @@ def _speculation(found: ServedDraft) -> Iterator[Block]:
                    label="without")  # fmt: skip
     yield listing(
         found.by_batch, ("batch", "batch", "count"), ("speedup", "speed-up", "digits"),
-        (lambda each: f"{digits(each.speedup_low)} – {digits(each.speedup_high)}", Column("range", right=True)),
+        ("speedup_low speedup_high", "range", "digits"),
     )  # fmt: skip
-
-
-def _curve(run: Served, latency: str) -> LatencyCurve:
-    values, levels = metrics.latencies_of(run)[latency], np.linspace(0, 1, CURVE)
-    values = values[~np.isnan(values)]
-    return LatencyCurve(
-        seconds=_short(np.quantile(values, levels) if len(values) else np.zeros(CURVE)), share=_short(levels)
-    )
-
-
-def _over_time(run: Served) -> EngineCurves:
-    used = max(int(np.ceil(run.seconds / run.interval_s)), 1)
-    together = -(-used // POINTS)
-    rows = run.over_time[: -(-used // together) * together]
-    rows = np.vstack([rows, np.zeros((-len(rows) % together, 3))]).reshape(-1, together, 3).sum(1)
-    ends = np.minimum(np.arange(1, len(rows) + 1) * together * run.interval_s, run.seconds)
-    means = rows / np.maximum(np.diff(ends, prepend=0.0), 1e-12)[:, None]
-    kv, running, waiting = means.T / np.array([[run.blocks * run.replicas], [1], [1]])
-    return EngineCurves(end_s=_short(ends), kv_use=_short(kv), running=_short(running), waiting=_short(waiting))
-
-
-def _short(values: Float64) -> tuple[float, ...]:
-    return tuple(float(f"{each:.5g}") for each in values.tolist())
 
 
 def _latencies(view: LlmSimulateView) -> Grid:
@@ -265,7 +222,7 @@ class LlmCapacityView(Report, frozen=True, kw_only=True):
             yield Line(
                 f"{count(beaten)} other engines serve fewer tokens per second and device, and per user", soft=True
             )
-        yield from power.shown(self.energy, per="a million tokens of the first")
+        yield from shared.energy_lines(self.energy, per="a million tokens of the first")
         for reason, number in Counter(each.reason for each in others if each.reason).most_common(3):
             yield Line(f"{count(number)} serve nothing: {reason}", soft=True)
 
@@ -277,7 +234,7 @@ def llm_capacity(found: Capacities, *, grid: float | None = None) -> LlmCapacity
     if first and first.requests_low and first.busy:
         each_s = 1e6 / first.tokens_per_s_device
         ends = first.requests_per_s / first.requests_high, first.requests_per_s / first.requests_low
-        energy = power.energy(named(found.config.device), each_s, (ends[0] * each_s, ends[1] * each_s),
+        energy = shared.energy(named(found.config.device), each_s, (ends[0] * each_s, ends[1] * each_s),
                               first.busy * each_s, 1, grid, working=SERVING_SHARES)  # fmt: skip
     if found.left:
         notes.append(f"the time did not suffice for {count(found.left)} deployments; give more `--seconds`.")
@@ -372,7 +329,7 @@ class LlmDraftView(Report, frozen=True, kw_only=True):
             (lambda each: f"{each.layers} x {each.width}", "layers x width"), ("parameters", "parameters", "count"),
             ("latency_s", "latency", "time"), ("acceptance", "accepted"), ("k", "k", "count"),
             ("tau", "tokens", "digits"), ("speedup", "speed-up", "digits"),
-            (lambda each: f"{digits(each.speedup_low)} – {digits(each.speedup_high)}", "range"),
+            ("speedup_low speedup_high", Column("range", "digits", right=False)),
             (lambda each: seconds(each.must_be_below_s) if each.must_be_below_s else "none", "must be below"),
             (lambda each: count(each.hurts_from_batch) if each.hurts_from_batch else "–", "hurts from batch"),
             top=top, noun="draft", how="--top",

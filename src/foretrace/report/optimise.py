@@ -11,10 +11,10 @@ from foretrace.experiment.job import Assumed
 from foretrace.plan.advise import LeftOut
 from foretrace.plan.answer import Configuration
 from foretrace.plan.result import Answer, Gain
-from foretrace.report import assumptions
-from foretrace.report.assumptions import assumption
-from foretrace.report.blocks import Block, Column, Line, table
+from foretrace.report import shared
+from foretrace.report.blocks import Block, Column, Line, notes, table
 from foretrace.report.names import command, listed
+from foretrace.report.shared import assumption
 from foretrace.report.units import between, count, digits, level, nbytes, seconds, share, speed, unit_for
 from foretrace.report.views import Report, taken
 
@@ -96,10 +96,8 @@ class OptimiseView(Report, frozen=True, kw_only=True):
                 f"{seconds(over.bound_s)} with this compute",
                 label="beyond DDP",
             )
-        for left in self.left_out:
-            yield Line(f"{left.name}: {left.why}", label="left out")
-        for each in self.assumptions[:SHOWN_ASSUMPTIONS]:
-            yield Line(assumptions.said(each), label="assumed")
+        yield from notes((f"{each.name}: {each.why}" for each in self.left_out), "left out")
+        yield from notes(map(shared.assumption_text, self.assumptions[:SHOWN_ASSUMPTIONS]), "assumed")
         if len(self.assumptions) > SHOWN_ASSUMPTIONS:
             yield Line(f"{count(len(self.assumptions) - SHOWN_ASSUMPTIONS)} more assumptions: --json.", soft=True)
         search = self.search

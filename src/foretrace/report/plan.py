@@ -15,22 +15,10 @@ from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 from foretrace.plan.transformers.alpa import UnequalPlan
 from foretrace.plan.transformers.model import Parallelism, StepCost
 from foretrace.plan.transformers.plan import TransformerPlan
-from foretrace.report import power
+from foretrace.report import shared, units
 from foretrace.report.blocks import About, Block, Column, Kind, Line, listing, table
-from foretrace.report.power import EnergyView
-from foretrace.report.searched import NamedSearchView, search_view, searched
-from foretrace.report.units import (
-    between,
-    count,
-    digits,
-    in_unit,
-    nbytes,
-    seconds,
-    share,
-    share_at_most,
-    things,
-    unit_for,
-)
+from foretrace.report.shared import EnergyView, NamedSearchView, search_view, searched
+from foretrace.report.units import between, count, digits, nbytes, seconds, share, things, unit_for, within
 from foretrace.report.views import Result, taken
 from foretrace.search.named import NamedSearch
 
@@ -71,10 +59,10 @@ class PlacementView(Result, frozen=True, kw_only=True):
         if self.interval is not None:
             unit = unit_for(self.objective_value)
             yield Line(
-                f"{in_unit(self.objective_value, unit)} {unit.name}; {between(*self.interval, unit)} with every "
+                f"{seconds(self.objective_value)}; {between(*self.interval, unit)} with every "
                 "operator as fast and as slow as it may be"
             )
-        yield from power.shown(self.energy, per="a batch")
+        yield from shared.energy_lines(self.energy, per="a batch")
         kind: Kind = "digits" if self.interval is None else "time"
         yield table(
             ["device", Column("nodes", "count"), Column("load", kind), Column("memory", "bytes"),
@@ -92,11 +80,11 @@ def placed(found: Placement, source: str, device: str = "", grid: float | None =
     loads = [each.load for each in found.devices if each.kind == "accelerator"]
     energy = None
     if found.interval is not None and device and loads:
-        energy = power.energy(named(device), found.objective_value, found.interval, sum(loads) / len(loads),
+        energy = shared.energy(named(device), found.objective_value, found.interval, sum(loads) / len(loads),
                               len(loads), grid)  # fmt: skip
     sized = bool(problem.nbytes.any())
     accelerators = sum(each.kind == "accelerator" for each in found.devices)
-    goodness = "proven best" if found.proven else f"{share_at_most(found.gap)} from the best"
+    goodness = "proven best" if found.proven else f"{units.share_at_most(found.gap)} from the best"
     what = "A batch leaves the pipeline every" if found.objective == "throughput" else "One batch takes"
     time = (digits if problem.accelerator_range is None else seconds)(found.objective_value)
     hosts = [
@@ -158,7 +146,7 @@ class PipelineView(Result, frozen=True, kw_only=True):
             Column("in flight", right=True, least=80), Column("most memory", right=True), Column("", wide=True),
         ]  # fmt: skip
         yield table(columns, map(_schedule_row, self.schedules))
-        yield from power.shown(self.energy, per=f"a batch by {self.schedules[0].name}")
+        yield from shared.energy_lines(self.energy, per=f"a batch by {self.schedules[0].name}")
         times = [Column(each, "time") for each in ("forward", "backward", "update", "hop")]
         counts = ["replicas", "recomputed"] if any(each.replicas > 1 or each.recomputed for each in self.stages) else []
         yield table(
@@ -178,7 +166,7 @@ def pipelined(found: CutModel, source: str, device: str = "", grid: float | None
     if device and best.batch_s and best.interval_s and best.bubble:
         busy_s = best.batch_s * (1 - sum(best.bubble) / len(best.bubble))
         boards = sum(each.replicas for each in found.stages)
-        energy = power.energy(named(device), best.batch_s, best.interval_s, busy_s, boards, grid)
+        energy = shared.energy(named(device), best.batch_s, best.interval_s, busy_s, boards, grid)
     if best.batch_s is not None and best.fits:
         batch, stages = things(found.micro_batches, "micro-batch"), things(len(found.stages), "stage")
         headline = f"{best.name} takes {seconds(best.batch_s)} for a batch of {batch} on {stages}."
@@ -280,7 +268,7 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
             apart = round(100 * (self.best.simulated_s / self.best.step_s - 1), 1) + 0.0  # no minus before 0.0
             why = ": passes wait for messages that were taken to hide behind others" if apart else ""
             yield Line(f"{seconds(self.best.simulated_s)} simulated pass by pass ({apart:+.1f} %{why})")
-        yield from power.shown(self.energy)
+        yield from shared.energy_lines(self.energy)
         whole = self.best.step_s
         yield table(
             ["part of the step", Column("time", "time"), Column("share", "share")],
@@ -317,13 +305,12 @@ def planned(
     """Return the answer about a large transformer; `grid`: grams of CO2 per kWh."""
     best, on = found.best, found.space.on
     busy_s = best.seconds - best.parts["bubble"]  # kernels of messages run while they wait
-    unit = unit_for(best.seconds)
     interval_s = best.range_beside(found.simulated_s(best.configuration))
-    time = f"{in_unit(best.seconds, unit)} {unit.name} ({between(*interval_s, unit)})"
+    time = within(best.seconds, interval_s)
     return taken(
         TransformerPlanView, found, found.space, headline=f"A step takes {time} with {best.configuration}.",
         source=source, device=on.device, best=_candidate(best, "", found),
-        energy=power.energy(named(on.device), best.seconds, interval_s, busy_s, found.space.devices, grid),
+        energy=shared.energy(named(on.device), best.seconds, interval_s, busy_s, found.space.devices, grid),
         unequal=None if unequal is None else taken(
             UnequalPlanView, unequal, stages=tuple(
                 taken(UnequalStageView, each, each.configuration, pass_s=each.pace_s, memory_bytes=each.nbytes)
@@ -341,10 +328,9 @@ def planned(
 
 
 def _differing(view: UnequalPlanView) -> Iterator[Block]:
-    unit = unit_for(view.step_s)
     equal = "" if view.equal_s is None else f", {seconds(view.equal_s)} with the best equal ones"
     yield Line(
-        f"{in_unit(view.step_s, unit)} {unit.name} ({between(*view.interval_s, unit)}) with stages that may differ and "
+        f"{within(view.step_s, view.interval_s)} with stages that may differ and "
         f"{count(view.micro_batches)} micro-batches{equal}, simulated"
     )
     names = ("layers", "devices", "tensor", "context", "data", "recompute", "zero")

@@ -145,19 +145,17 @@ class PlanCacheView(Report, frozen=True, kw_only=True):
         every = sorted((self.chosen, *self.others), key=lambda each: each.look_ahead)
         yield listing(
             every, (lambda each: str(each.look_ahead), "batches ahead"),
-            (lambda each: each.step.step_s, "step", "time"),
+            ("step.step_s", "step", "time"),
             (lambda each: between(each.step.low_s, each.step.high_s, unit), Column(f"range, {unit.name}", right=True)),
             ("hit_rate", "rows held", "share"), ("bound_s", Column("bound", "time", least=80)),
-            (lambda each: nbytes(each.now_bytes), Column("at once", right=True, least=80)),
-            (lambda each: nbytes(each.all_bytes), Column("all bytes", right=True, least=100)),
-            (lambda each: nbytes(each.held_bytes), Column("memory", right=True, least=100)), top=top,
-            noun="look-ahead",
+            ("now_bytes", Column("at once", "bytes", least=80)), ("all_bytes", Column("all bytes", "bytes", least=100)),
+            ("held_bytes", Column("memory", "bytes", least=100)), top=top, noun="look-ahead",
         )  # fmt: skip
         yield Line(f"{_cached_step(self.uncached)}, {nbytes(self.uncached_bytes)} each way", label="uncached")
         if self.trial is not None:
             yield listing(
                 self.trial.arms, ("name", "run in turns"), ("measured_s", "measured", "seconds"),
-                (lambda arm: arm.predicted.step_s, "predicted", "seconds"),
+                ("predicted.step_s", "predicted", "seconds"),
                 (lambda arm: f"{100 * arm.residual:+.1f} %", Column("residual", right=True)),
             )  # fmt: skip
             yield Line(
@@ -228,9 +226,9 @@ class DataPlanView(Report, frozen=True, kw_only=True):
         yield About((self.graph, f"{count(self.nodes)} nodes", f"{count(self.edges)} edges", self.task))
         yield listing(
             (self.choice, *self.runners_up), ("name", Column("loader", "name")), ("epoch_s", "epoch", "time"),
-            (lambda each: span(each.low_s, each.high_s), Column("range", right=True)),
-            ("memory_bytes", "memory", "bytes"), ("swaps", Column("swaps", "count", least=90)),
-            ("swaps_bound", Column("at least", "count", least=90)), top=top, noun="loader", how="--top",
+            ("low_s high_s", "range", "seconds"), ("memory_bytes", "memory", "bytes"),
+            ("swaps", Column("swaps", "count", least=90)), ("swaps_bound", Column("at least", "count", least=90)),
+            top=top, noun="loader", how="--top",
         )  # fmt: skip
         if (trial := self.trial) is not None:
             yield Line(

@@ -8,7 +8,7 @@ from foretrace import techniques
 from foretrace.graph.taskgraph import NotOfStep, TaskGraph
 from foretrace.report import headline, ranks, runs
 from foretrace.report.advise import AdviceRow, row
-from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, Line, listing, notes
+from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, listing, notes
 from foretrace.report.names import short_name
 from foretrace.report.ranks import ClockView, CollectivesView
 from foretrace.report.units import between, change, count, in_unit, seconds, share, unit_for
@@ -68,8 +68,7 @@ class ShowView(Report, frozen=True, kw_only=True):
             if headline.apart(self.step_time_s.median, self.step_time_s.mean):
                 title += f", per mean step of {seconds(self.step_time_s.mean)}"
             yield ranking(_named_too(self.holds_back, top, self.headline), title, self.platform)
-        for each in self.advice:
-            yield Line(advice(each), label="try")
+        yield from notes(map(advice, self.advice), "try")
         yield from notes(trust(self))
 
 

@@ -15,20 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from foretrace.plaintext import visible
-from foretrace.report.blocks import (
-    NARROW,
-    About,
-    Bar,
-    Bars,
-    Block,
-    Chart,
-    Grid,
-    Headline,
-    Line,
-    Next,
-    blocks,
-    heights,
-)  # fmt: skip
+from foretrace.report import blocks
 from foretrace.report.names import short_names
 from foretrace.report.units import in_unit, unit_for
 
@@ -82,10 +69,10 @@ class Terminal:
 
 def render(result: Any, terminal: Terminal | None = None, *, rows: int = 12, **how: Any) -> str:
     """Return text of a result, ending with a newline; `rows` is how many rows of a ranking to print at most."""
-    return text(blocks(result, rows, **how), terminal or Terminal())
+    return text(blocks.blocks(result, rows, **how), terminal or Terminal())
 
 
-def text(found: Sequence[Block], terminal: Terminal) -> str:
+def text(found: Sequence[blocks.Block], terminal: Terminal) -> str:
     """Return blocks as text, ending with a newline. The next command is never wrapped, so that it can be copied."""
     from rich.console import Console
     from rich.segment import Segment
@@ -105,9 +92,9 @@ def text(found: Sequence[Block], terminal: Terminal) -> str:
         emoji=False, soft_wrap=False, _environ={},
     )  # fmt: skip
     for block in found:
-        if isinstance(block, Next):
+        if isinstance(block, blocks.Next):
             out.write(f"  next: {visible(block.command)}\n")
-        elif isinstance(block, Line) and block.whole:
+        elif isinstance(block, blocks.Line) and block.whole:
             out.write(f"  {visible(f'{block.label}: ' if block.label else '')}{visible(block.text)}\n")
         else:
             for each in _block(block, terminal):
@@ -115,26 +102,26 @@ def text(found: Sequence[Block], terminal: Terminal) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _block(block: Block, terminal: Terminal) -> Iterator[RenderableType]:
+def _block(block: blocks.Block, terminal: Terminal) -> Iterator[RenderableType]:
     match block:
         case str():
             yield _indented(_words(block)) if block else ""
-        case About(parts=parts):
+        case blocks.About(parts=parts):
             yield _words(" · ".join(parts), "dim")
-        case Headline(text=text):
+        case blocks.Headline(text=text):
             yield _words(text, "bold")
-        case Line(text=text, label=label, soft=soft):
+        case blocks.Line(text=text, label=label, soft=soft):
             line = _words(f"{label}: ", "dim") if label else _words("")
             yield _indented(line.append(text, "dim" if soft else None))
-        case Bars():
+        case blocks.Bars():
             yield from _bars(block, terminal)
-        case Chart():
+        case blocks.Chart():
             yield from _chart(block, terminal)
-        case Grid():
+        case blocks.Grid():
             yield from _table(block, terminal)
 
 
-def _table(table: Grid, terminal: Terminal) -> Iterator[RenderableType]:
+def _table(table: blocks.Grid, terminal: Terminal) -> Iterator[RenderableType]:
     """Yield the table, and how much of it is folded away."""
     from rich.table import Table as Drawn
 
@@ -173,17 +160,17 @@ def _table(table: Grid, terminal: Terminal) -> Iterator[RenderableType]:
         yield _indented(_words(table.folded, "dim"))
 
 
-def _cells(table: Grid, at: int, terminal: Terminal) -> list[rich.Text]:
+def _cells(table: blocks.Grid, at: int, terminal: Terminal) -> list[rich.Text]:
     """Return what is printed of a column; names shortened to the room for them, coloured by kind of work."""
     column, cells = table.columns[at], table.cells(at, table.shown)
     if column.kind != "name":
         return list(map(_words, cells))
-    room = max(terminal.width - (28 if terminal.width < NARROW else column.beside), 16)
+    room = max(terminal.width - (28 if terminal.width < blocks.NARROW else column.beside), 16)
     styles = [KIND_STYLES.get(kind, "") for kind in table.colours] or [""] * len(cells)
     return [_words(*each) for each in zip(short_names(cells, room), styles, strict=False)]
 
 
-def _bars(block: Bars, terminal: Terminal) -> Iterator[RenderableType]:
+def _bars(block: blocks.Bars, terminal: Terminal) -> Iterator[RenderableType]:
     """Yield every bar to scale beside its label, below it where the terminal is narrow; the parts in figures."""
     if terminal.bars or block.legend:
         whole = max(sum(part.value for part in bar.parts) for bar in block.bars)
@@ -197,12 +184,12 @@ def _bars(block: Bars, terminal: Terminal) -> Iterator[RenderableType]:
             yield _legend(bar, terminal)
 
 
-def _bar(bar: Bar, terminal: Terminal, whole: float, at: int) -> Iterator[RenderableType]:
+def _bar(bar: blocks.Bar, terminal: Terminal, whole: float, at: int) -> Iterator[RenderableType]:
     line = _words("  " + bar.label)
     if not terminal.bars:
         yield line
         return
-    if terminal.width < NARROW:
+    if terminal.width < blocks.NARROW:
         if bar.label:
             yield line
         line, at = _words("  "), 2
@@ -219,7 +206,7 @@ def _bar(bar: Bar, terminal: Terminal, whole: float, at: int) -> Iterator[Render
     yield line
 
 
-def _chart(chart: Chart, terminal: Terminal) -> Iterator[RenderableType]:
+def _chart(chart: blocks.Chart, terminal: Terminal) -> Iterator[RenderableType]:
     """Yield a row of heights for each curve, all on one scale, with the ends of the axis."""
     if not terminal.bars or not chart.most:
         return
@@ -228,11 +215,11 @@ def _chart(chart: Chart, terminal: Terminal) -> Iterator[RenderableType]:
     names = max(len(curve.name) for curve in chart.curves)
     places = chart.places(min(max(terminal.width - names - 6, 8), BAR))
     for curve in chart.curves:
-        drawn = heights([each / chart.most for each in curve.at(places)])
+        drawn = blocks.heights([each / chart.most for each in curve.at(places)])
         yield _words(f"  {curve.name:{names}}  {drawn}")
 
 
-def _legend(bar: Bar, terminal: Terminal) -> RenderableType:
+def _legend(bar: blocks.Bar, terminal: Terminal) -> RenderableType:
     """Return every part with its figure, largest wait first; breaks between parts, never inside one."""
     unit = unit_for(sum(part.value for part in bar.parts))
     line, used = _words(""), 0

@@ -12,7 +12,7 @@ from foretrace.experiment.job import Assumed, Outcome
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.statistics import Ratio, Verdict
 from foretrace.experiment.tables import Summary, floor_of, summaries
-from foretrace.report import assumptions
+from foretrace.report import shared
 from foretrace.report.blocks import Block, Column, Line, Next, listing
 from foretrace.report.names import command
 from foretrace.report.units import binary, count, digits, ranged, seconds, share, signed, speed, things
@@ -160,7 +160,7 @@ class RigVerifyView(Report, frozen=True, kw_only=True):
         if self.buckets or self.predicted_buckets:
             yield Line(_buckets(self), label="buckets")
         for each in self.assumptions[:SHOWN_ASSUMPTIONS]:
-            yield Line(assumptions.said(each, replaced=False), label="assumed")
+            yield Line(shared.assumption_text(each, replaced=False), label="assumed")
         yield _row(self)
 
 
@@ -231,7 +231,7 @@ class VerifyView(Report, frozen=True, kw_only=True):
         if self.losses_before:
             yield Line(f"{_losses(self.losses_before)}; with it {_losses(self.losses_after)}", label="first losses")
         for each in self.assumptions[:SHOWN_ASSUMPTIONS]:
-            yield Line(assumptions.said(each, replaced=False), label="assumed")
+            yield Line(shared.assumption_text(each, replaced=False), label="assumed")
         if self.residual:
             yield listing(
                 self.residual[:SHOWN_RESIDUALS], ("layer", "where the treated step differs most", "name"), "phase",

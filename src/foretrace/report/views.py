@@ -19,16 +19,6 @@ Made = TypeVar("Made", bound=msgspec.Struct)
 
 SCHEMA_VERSION = 1
 
-PARTS = (
-    "compute",
-    "exposed_copy",
-    "exposed_communication",
-    "launch_bound",
-    "data_loading",
-    "synchronisation",
-    "idle",
-)
-
 # What people read; `part_word` knows that without a device nothing is launched.
 _PART_WORDS = {
     "compute": "compute",
@@ -39,6 +29,7 @@ _PART_WORDS = {
     "synchronisation": "sync",
     "idle": "idle",
 }
+PARTS = tuple(_PART_WORDS)
 
 
 def part_word(part: str, platform: str) -> str:
@@ -70,8 +61,8 @@ class Report(Result, frozen=True, kw_only=True):
 def taken(kind: type[Made], /, *sources: object, **others: Any) -> Made:
     """Return a struct whose fields are the same attributes of the first source that has them, but for `others`.
 
-    Structs inside it are made in the same way, sequences become tuples, `_ns` of the first source become seconds; what
-    has a default and is no attribute keeps it. A figure that is not finite is None where that may be.
+    Structs inside it are made in the same way, sequences and arrays become tuples, `_ns` of the first source become
+    seconds; what has a default and is no attribute keeps it. A figure that is not finite is None where that may be.
     """
     if len(sources) == 1 and isinstance(sources[0], kind) and not others:
         return sources[0]
@@ -87,6 +78,7 @@ def taken(kind: type[Made], /, *sources: object, **others: Any) -> Made:
                 raise TypeError(f"{kind.__name__} needs {name}, which none of its sources has.")
             else:
                 continue
+            value = value.tolist() if hasattr(value, "tolist") else value
             if isinstance(value, list | tuple):
                 value = tuple(taken(inner, each) for each in value) if inner else tuple(value)
             found[name] = taken(inner, value) if inner and value is not None and not isinstance(value, tuple) else value

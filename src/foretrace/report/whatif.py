@@ -8,10 +8,9 @@ import msgspec
 
 from foretrace.experiment.job import Assumed
 from foretrace.graph.taskgraph import Change
-from foretrace.report import assumptions, headline, power, runs
-from foretrace.report.assumptions import assumption
-from foretrace.report.blocks import Bars, Block, Column, Line, table
-from foretrace.report.power import EnergyView
+from foretrace.report import headline, runs, shared
+from foretrace.report.blocks import Bars, Block, Column, Line, notes, table
+from foretrace.report.shared import EnergyView, assumption
 from foretrace.report.units import between, in_unit, level, unit_for
 from foretrace.report.views import BreakdownView, Report, taken
 from foretrace.simulate.timeline import Timeline
@@ -81,12 +80,10 @@ class WhatIfView(Report, frozen=True, kw_only=True):
         if self.critical_path_after:
             yield Line(path_change(self), label="critical path")
         if self.energy_before and self.energy_after:
-            yield from power.shown(self.energy_before, self.energy_after)
-        for made in self.changes:
-            yield Line(change_text(made, len(self.techniques) > 1), label="changed")
+            yield from shared.energy_lines(self.energy_before, self.energy_after)
+        yield from notes((change_text(made, len(self.techniques) > 1) for made in self.changes), "changed")
         matter = assumptions_that_matter(self)
-        for each in matter:
-            yield Line(assumptions.said(each), label="assumed")
+        yield from notes(map(shared.assumption_text, matter), "assumed")
         if rest := self.assumptions[len(matter) :]:
             yield Line(other_assumptions(self, rest), label="assumed")
         if self.why_not_more and not any(stage.why_not_more for stage in self.stages):
@@ -120,10 +117,10 @@ def whatif(result: WhatIf, *, path: str = "", grid: float | None = None) -> What
 
 def _energy(timeline: Timeline, interval_s: tuple[float, float], grid: float | None) -> EnergyView | None:
     """Return the energy of a step of all ranks; kernels run on a device also while messages keep them waiting."""
-    graph, parts = timeline.graph, runs.breakdowns(timeline)[0]
-    busy_s = parts.compute + parts.exposed_communication
-    step_s = sum(parts.parts().values())
-    return power.energy(recorded_on(graph), step_s, interval_s, busy_s, max(len(graph.ranks), 1), grid)
+    graph, found = timeline.graph, runs.breakdowns(timeline)[0]
+    busy_s = found.compute + found.exposed_communication
+    step_s = sum(found.parts().values())
+    return shared.energy(recorded_on(graph), step_s, interval_s, busy_s, max(len(graph.ranks), 1), grid)
 
 
 def interval_text(view: WhatIfView) -> str:
@@ -147,7 +144,7 @@ def other_assumptions(view: WhatIfView, rest: Sequence[Assumed]) -> str:
     """Return text such as "conv 3.47×, norm 0.600×: each moves the step by less than 1 %"."""
     several = len({a.technique for a in view.assumptions}) > 1
     named = ", ".join(
-        f"{a.technique + ' ' if several and a.technique else ''}{a.name} {assumptions.value_text(a)}" for a in rest
+        f"{a.technique + ' ' if several and a.technique else ''}{a.name} {shared.value_text(a)}" for a in rest
     )
     return f"{named}: {'each moves' if len(rest) > 1 else 'moves'} the step by less than {100 * MATTERS:g} %"
 

@@ -8,13 +8,11 @@ A package adds one by the entry point group `foretrace.techniques`, whose values
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from foretrace.errors import ForetraceError
-from foretrace.names import question, resolve
+from foretrace.lazy import homes, load
+from foretrace.names import chosen
 from foretrace.shipped import entry_points
 from foretrace.techniques.base import Technique
-from foretrace.techniques.homes import HOMES
 
 # What people call them elsewhere.
 ALIASES = {
@@ -29,8 +27,9 @@ ALIASES = {
     "cpu-offload": "activation-offload",
 }  # fmt: skip
 GROUP = "foretrace.techniques"
+_OTHERS = ("Technique", "WhatIf", "parse", "techniques")  # that the package offers
 BUILT_IN: tuple[type[Technique], ...] = tuple(
-    getattr(import_module(f"foretrace.techniques.{home}"), name) for name, home in HOMES.items()
+    load(*home) for name, home in homes(__file__).items() if name not in _OTHERS
 )
 
 
@@ -55,7 +54,4 @@ def techniques() -> dict[str, type[Technique]]:
 def technique(name: str) -> type[Technique]:
     """Return the technique of this name. Raises ForetraceError naming the nearest ones."""
     known = techniques()
-    found = resolve(name, known, ALIASES)
-    if found is None or found not in known:
-        raise ForetraceError(f"there is no technique {name!r}; {question(name, known, ALIASES)}")
-    return known[found]
+    return known[chosen(name, known, f"there is no technique {name!r}", ALIASES)]

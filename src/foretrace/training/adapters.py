@@ -14,7 +14,7 @@ import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, MissingExtraError, needing
 from foretrace.training.batches import Batch, Batches
 from foretrace.training.training import Context, Training
 
@@ -70,13 +70,9 @@ def from_trainer(trainer: Any, *, name: str = "") -> Training:
     Raises ForetraceError for what is no Trainer or uses several devices, MissingExtraError where transformers is not
     installed.
     """
-    try:
+    with needing('from_trainer needs transformers and accelerate: pip install "foretrace[zoo]" accelerate'):
         import torch
         from transformers import Trainer
-    except ImportError as error:
-        raise MissingExtraError(
-            'from_trainer needs transformers and accelerate: pip install "foretrace[zoo]" accelerate'
-        ) from error
     if not isinstance(trainer, Trainer):
         raise ForetraceError(f"from_trainer takes a transformers.Trainer, not a {type(trainer).__name__}.")
     job: Any = trainer

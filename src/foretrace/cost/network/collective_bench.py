@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable, series_of, table_of
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.cost.operators.bench import no_collection
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, needing
 from foretrace.names import resolve
 
 LEAST_REPETITIONS = 15
@@ -121,10 +121,8 @@ def checked(
 
 
 def _distributed() -> Any:
-    try:
+    with needing("measuring collectives needs PyTorch; install it in this environment."):
         import torch.distributed as dist
-    except ImportError:
-        raise MissingExtraError("measuring collectives needs PyTorch; install it in this environment.") from None
     if not dist.is_available():
         raise ForetraceError("this PyTorch was built without torch.distributed; install one that has it.")
     return dist

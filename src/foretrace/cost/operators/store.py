@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from foretrace.cost.operators.machine import differences
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, refused
 from foretrace.files import write_bytes
 from foretrace.reading import home
 
@@ -43,12 +43,8 @@ def folder() -> Path:
 def make_folder(path: Path | None = None) -> None:
     """Make a folder, by default that of the calibrations, where it is not there yet. Raises ForetraceError."""
     path = path or folder()
-    try:
+    with refused(f"cannot make the folder {path}", "set FORETRACE_CACHE to a folder of yours"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForetraceError(
-            f"cannot make the folder {path} ({error.strerror or error}); set FORETRACE_CACHE to a folder of yours."
-        ) from None
 
 
 def path_for(machine: Mapping[str, Any]) -> Path:
@@ -105,12 +101,8 @@ def save(machine: Mapping[str, Any], seconds: Mapping[str, float]) -> Path:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a file; the system releases it when the process ends, however it ends."""
-    try:
+    with refused(f"cannot write {path}", "set FORETRACE_CACHE to a folder of yours"):
         held = path.open("a+b")
-    except OSError as error:
-        raise ForetraceError(
-            f"cannot write {path} ({error.strerror or error}); set FORETRACE_CACHE to a folder of yours."
-        ) from None
     with held as file:
         try:
             import fcntl

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family, Float64, Precision
 from foretrace.graph import work
 from foretrace.plaintext import whole_number
-from foretrace.trace.trace import Shapes, decode_shapes
+from foretrace.trace.trace import told_shapes
 
 NEAR_BYTES = 1 << 20  # what the caches of one core hold; larger calls stream through the shared one
 
@@ -231,12 +230,7 @@ class _Said:
 
 @lru_cache(maxsize=8192)
 def _said(text: str) -> _Said:
-    if not text:
-        return _Said([], [], [], 0)
-    try:
-        shapes: Shapes = decode_shapes(text)
-    except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
-        return _Said([], [], [], 0)
+    shapes = told_shapes(text)
     kinds = [
         (dims, kind)
         for dims, kind in zip(shapes.dims, shapes.types, strict=False)

@@ -6,51 +6,42 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foretrace.cost.programs.schedules import (
-    MAX_LOCAL,
-    Group,
-    LoopSchedule,
-    StagePlan,
-    divisors,
-    fitting,
-    lane_counts,
-    shareable,
-)
+from foretrace.cost.programs import schedules
 from foretrace.cost.programs.tasks import Definition, Fill, Task
 
 _MOST_UNROLLED = 64  # iterations of a leaf that are written out
 Rng = np.random.Generator
 
 
-def draw(task: Task, rng: Rng) -> LoopSchedule:
+def draw(task: Task, rng: Rng) -> schedules.LoopSchedule:
     """Return a random schedule of the task. The same generator state gives the same schedule."""
     definition = task.define()
-    groups: list[Group] = []
+    groups: list[schedules.Group] = []
     stages: list[Fill] = []
     for i, stage in enumerate(definition.stages):
         stages.append(stage)
         following = definition.stages[i + 1 : i + 2]
-        if following and shareable(definition, [*stages, *following]) and rng.random() < 0.7:
+        if following and schedules.shareable(definition, [*stages, *following]) and rng.random() < 0.7:
             continue
         groups.append(_group(definition, stages, rng))
         stages = []
-    return LoopSchedule(groups=tuple(groups))
+    return schedules.LoopSchedule(groups=tuple(groups))
 
 
-def _group(definition: Definition, stages: Sequence[Fill], rng: Rng) -> Group:
+def _group(definition: Definition, stages: Sequence[Fill], rng: Rng) -> schedules.Group:
     shared: list[tuple[str, int]] = []
     if len(stages) > 1:
-        axes = list(shareable(definition, stages))
+        axes = list(schedules.shareable(definition, stages))
         sizes = dict(stages[0].spatial)
         count = int(rng.integers(1, len(axes) + 1))
         for axis in rng.permutation(axes)[:count] if rng.random() < 0.3 else axes[:count]:
-            lanes = lane_counts(sizes[str(axis)])
-            tile = int(rng.choice(lanes if lanes and rng.random() < 0.4 else divisors(sizes[str(axis)], 64)))
+            lanes = schedules.lane_counts(sizes[str(axis)])
+            tile = int(rng.choice(lanes if lanes and rng.random() < 0.4 else schedules.divisors(sizes[str(axis)], 64)))
             shared.append((str(axis), tile))
     extents = dict(stages[0].spatial)
     inside = any(extents[axis] > tile for axis, tile in shared)
     plans = tuple(_plan(stage, dict(shared), inside, rng) for stage in stages)
-    return Group(
+    return schedules.Group(
         shared=tuple(shared),
         plans=plans,
         parallel=bool(_outermost_is_spatial(stages[0], shared, plans) and rng.random() < 0.5),
@@ -58,7 +49,7 @@ def _group(definition: Definition, stages: Sequence[Fill], rng: Rng) -> Group:
     )
 
 
-def _outermost_is_spatial(stage: Fill, shared: Sequence[tuple[str, int]], plans: Sequence[StagePlan]) -> bool:
+def _outermost_is_spatial(stage: Fill, shared: Sequence[tuple[str, int]], plans: Sequence[schedules.StagePlan]) -> bool:
     extents = dict(stage.spatial)
     if shared:
         return any(extents[axis] > tile for axis, tile in shared)
@@ -67,14 +58,14 @@ def _outermost_is_spatial(stage: Fill, shared: Sequence[tuple[str, int]], plans:
     return len(loops) > 1 and loops[0][0] in extents and loops[0] not in plan.unrolled
 
 
-def _plan(stage: Fill, shared: dict[str, int], inside: bool, rng: Rng) -> StagePlan:
+def _plan(stage: Fill, shared: dict[str, int], inside: bool, rng: Rng) -> schedules.StagePlan:
     left = {axis: shared.get(axis, extent) for axis, extent in (*stage.spatial, *stage.reduced)}
     spatial = [axis for axis, _ in stage.spatial]
     reduced = [axis for axis, _ in stage.reduced]
     last = _lane_axis(stage, left, spatial, reduced, rng)
     splits = {axis: _factors(extent, 3 if axis in spatial else 2, rng) for axis, extent in left.items()}
     if last is not None:
-        lanes = int(rng.choice(lane_counts(left[last])))
+        lanes = int(rng.choice(schedules.lane_counts(left[last])))
         splits[last] = (*_factors(left[last] // lanes, 2, rng), lanes)
     order = _order(splits, spatial, reduced, rng)
     if last is not None:
@@ -82,7 +73,7 @@ def _plan(stage: Fill, shared: dict[str, int], inside: bool, rng: Rng) -> StageP
         order = [*(each for each in order if each != innermost), innermost]
     rfactor = last is not None and last in reduced
     unrolled = _unrolled(splits, order[:-1] if last is not None else order, rng)
-    return StagePlan(
+    return schedules.StagePlan(
         splits=tuple(splits.items()),
         order=tuple(order),
         unrolled=tuple(unrolled),
@@ -98,13 +89,13 @@ def _lane_axis(
     """Return the axis whose innermost part becomes vector lanes: mostly the one that is contiguous in memory."""
     if rng.random() < 0.2:
         return None
-    if reduced and lane_counts(left[reduced[-1]]) and left[reduced[-1]] >= 16:
+    if reduced and schedules.lane_counts(left[reduced[-1]]) and left[reduced[-1]] >= 16:
         contiguous = any(read.index[-1] == ((reduced[-1], 1),) for read in stage.reads)
         if contiguous and rng.random() < 0.5:
             return reduced[-1]
-    if rng.random() < 0.85 and lane_counts(left[spatial[-1]]):
+    if rng.random() < 0.85 and schedules.lane_counts(left[spatial[-1]]):
         return spatial[-1]
-    fit = [axis for axis in spatial if lane_counts(left[axis])]
+    fit = [axis for axis in spatial if schedules.lane_counts(left[axis])]
     return str(rng.choice(fit)) if fit else None
 
 
@@ -112,7 +103,7 @@ def _factors(extent: int, most: int, rng: Rng) -> tuple[int, ...]:
     """Return the extent as a product of up to `most` factors."""
     found: list[int] = []
     for _ in range(int(rng.integers(1, most + 1)) - 1):
-        inner = int(rng.choice(divisors(extent, 64)))
+        inner = int(rng.choice(schedules.divisors(extent, 64)))
         found.append(inner)
         extent //= inner
     return (extent, *reversed(found))
@@ -162,5 +153,5 @@ def _can_keep(
     loops = [each for each in order if splits[each[0]][each[1]] > 1]
     position = next((i for i, each in enumerate(loops) if each[0] not in spatial), len(loops))
     kept = [each for each in loops[position:] if each[0] in spatial]
-    count = fitting(splits, kept) * (fitting(splits, loops[-1:]) if lanes else 1)
-    return count <= MAX_LOCAL and (position > 0 or inside)
+    count = schedules.fitting(splits, kept) * (schedules.fitting(splits, loops[-1:]) if lanes else 1)
+    return count <= schedules.MAX_LOCAL and (position > 0 or inside)

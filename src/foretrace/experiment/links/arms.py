@@ -16,28 +16,10 @@ from typing import TYPE_CHECKING, Any
 from foretrace.cost.operators import bench
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.deadline import Deadline
+from foretrace.experiment import measure, messages
 from foretrace.experiment.arms import next_loss
 from foretrace.experiment.cores import queued_s
 from foretrace.experiment.job import Job
-from foretrace.experiment.measure import (
-    CALIBRATION_S,
-    PLAIN,
-    RESIDENT_BATCHES,
-    recorded_calmly,
-    recording_of,
-    unrest,
-)
-from foretrace.experiment.messages import (
-    Buckets,
-    Make,
-    Record,
-    Recorded,
-    RunSteps,
-    Setup,
-    TimedSteps,
-    TryExchanges,
-    Worker,
-)
 from foretrace.files import evict
 from foretrace.graph import store
 from foretrace.graph.builder import build
@@ -54,7 +36,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 
-def training_of(setup: Setup) -> Training:
+def training_of(setup: messages.Setup) -> Training:
     """Return the training alone, nothing applied; the same on every worker.
 
     Raises ForetraceError for one that does not exist.
@@ -65,7 +47,7 @@ def training_of(setup: Setup) -> Training:
     if is_emulated(setup.work):
         return emulate.training(emulate.parse(setup.work), seed=setup.seed)
     training = job(setup.work, setup.size, seed=setup.seed)()
-    return training if setup.loads else training.with_batches(RESIDENT_BATCHES)
+    return training if setup.loads else training.with_batches(measure.RESIDENT_BATCHES)
 
 
 def is_emulated(work: str) -> bool:
@@ -76,7 +58,7 @@ def is_emulated(work: str) -> bool:
 class RunningArm:
     """A training under way on one worker."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: messages.Setup) -> None:
         self.training = training_of(setup)
         for technique in parse_all(setup.techniques):
             self.training = technique.apply(self.training)
@@ -84,7 +66,7 @@ class RunningArm:
         self._steps = _steps(self.training, self._loading) if setup.loads else self.training.steps()
         self._first: tuple[int, ...] = ()
 
-    def block(self, discarded: int, steps: int, *, together: bool) -> TimedSteps:
+    def block(self, discarded: int, steps: int, *, together: bool) -> messages.TimedSteps:
         """Run steps of which the last `steps` are timed together, all workers beginning them at once if asked to."""
         import torch.distributed as dist
 
@@ -99,7 +81,7 @@ class RunningArm:
         wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
         queued = max(queued_s() - self._loading[0] - began_queued, 0.0)  # a thread that ended takes its time with it
         last = float(loss)
-        return TimedSteps(
+        return messages.TimedSteps(
             wall_s=wall / steps, cpu_s=cpu / steps, loss=last if math.isfinite(last) else None, queued_s=queued / steps
         )  # fmt: skip
 
@@ -107,15 +89,15 @@ class RunningArm:
         """End the loader's workers: those of an arm that is not timed would fill their queues beside one that is."""
         self._steps.close()
 
-    def buckets(self) -> Buckets:
+    def buckets(self) -> messages.Buckets:
         """Return what PyTorch's data parallelism says of its buckets; empty lists where the arm is not made of it."""
         import torch.distributed as dist
 
         model = self._parallel()
         if model is None:
-            return Buckets(first=(), rebuilt=(), world=dist.get_world_size())
+            return messages.Buckets(first=(), rebuilt=(), world=dist.get_world_size())
         said: dict[str, Any] = model._get_ddp_logging_data()
-        return Buckets(
+        return messages.Buckets(
             first=_sizes(said.get("bucket_sizes", "")),
             rebuilt=_sizes(said.get("rebuilt_bucket_sizes", "")),
             world=int(said["world_size"]),
@@ -142,33 +124,33 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.replace(",", " ").split())
 
 
-def make(given: Make, worker: Worker) -> None:
+def make(given: messages.Make, worker: messages.Worker) -> None:
     """Make an arm, in a worker."""
     worker.kept[given.name] = RunningArm(given.setup)
     gc.collect()
     gc.freeze()
 
 
-def run_steps(given: RunSteps, worker: Worker) -> TimedSteps:
+def run_steps(given: messages.RunSteps, worker: messages.Worker) -> messages.TimedSteps:
     """Run steps of an arm that was made."""
     arm: RunningArm = worker.kept[given.name]
     return arm.block(given.discarded, given.steps, together=given.together)
 
 
-def buckets_of(name: str, worker: Worker) -> Buckets:
+def buckets_of(name: str, worker: messages.Worker) -> messages.Buckets:
     """Return what PyTorch's data parallelism knows of itself, once an arm has run."""
     arm: RunningArm = worker.kept[name]
     return arm.buckets()
 
 
-def forget(given: None, worker: Worker) -> None:
+def forget(given: None, worker: messages.Worker) -> None:
     """End all arms of a worker, and what their loaders run."""
     for arm in worker.kept.values():
         arm.close()
     worker.kept.clear()
 
 
-def try_exchanges(given: TryExchanges, worker: Worker) -> list[tuple[float, float]]:
+def try_exchanges(given: messages.TryExchanges, worker: messages.Worker) -> list[tuple[float, float]]:
     """Try what a technique exchanges, with others that answer at once: bytes sent and seconds, by exchange.
 
     All workers work around an exchange at the same time, as they will: they share memory and caches.
@@ -182,7 +164,7 @@ _RECORDINGS = 3
 _PUNCTUAL = 0.02  # median over shortest step of an emulated training on a machine that does little else
 
 
-def record(request: Record) -> Recorded:
+def record(request: messages.Record) -> messages.Recorded:
     """Record the training of one worker, build its graph, time the operators that techniques ask for, save it.
 
     Raises ForetraceError where the training does not exist or its graph cannot be built.
@@ -197,22 +179,22 @@ def record(request: Record) -> Recorded:
     else:
         job = Job(techniques=(), model=setup.work, size=setup.size, seed=setup.seed)
         cold = partial(evict, [Path(each) for each in request.evict])
-        trace, attempts = recorded_calmly(training, job, None, lambda what, share: None, first=cold)
+        trace, attempts = measure.recorded_calmly(training, job, None, lambda what, share: None, first=cold)
     graph = build(trace, None)
     if is_emulated(setup.work):
         graph = replace(graph, info=replace(graph.info, recording={**graph.info.recording, "emulated": setup.work}))
     graph, operators, notes = _calibrated(unprofiled(graph), [parse_all(texts) for texts in request.arms])
     store.save(graph, Path(request.graph))
     again = (f"The worker alone was recorded {attempts} times: others disturbed it.",) if attempts > 1 else ()
-    return Recorded(operators=operators, notes=(*again, *notes))
+    return messages.Recorded(operators=operators, notes=(*again, *notes))
 
 
 def _punctual(training: Training) -> tuple[Trace, int]:
     """Return the recording of an emulated training whose steps were woken in time, and how many were made."""
     found: list[tuple[float, Trace]] = []
     while not found or (found[-1][0] > _PUNCTUAL and len(found) < _RECORDINGS):
-        trace = recording_of(training, None)
-        found.append((unrest(trace, PLAIN, "wall_ns"), trace))
+        trace = measure.recording_of(training, None)
+        found.append((measure.unrest(trace, measure.PLAIN, "wall_ns"), trace))
     return min(found, key=lambda pair: pair[0])[1], len(found)
 
 
@@ -220,7 +202,7 @@ def _calibrated(graph: TaskGraph, arms: Sequence[Sequence[Technique]]) -> tuple[
     """Return the graph with times of the operators that the techniques of each arm ask for, how many, and what
     to note.
     """
-    until = Deadline(CALIBRATION_S)
+    until = Deadline(measure.CALIBRATION_S)
     graph = replace(Calibration.load_for(graph), seconds={}).on(graph)  # everything is timed again, in this state
     timed, failed = 0, dict[str, str]()
 

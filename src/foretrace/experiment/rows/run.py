@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from foretrace.arrays import Float32
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, refused
 from foretrace.experiment.links import netns
 from foretrace.experiment.messages import (
     ListenRows,
@@ -164,10 +164,8 @@ def _begin(setup: RowSetup, lookups: Lookups) -> int:
     folder = Path(setup.folder)
     same = msgspec.structs.replace(setup, begin=0, compute_s=0.0, look_ahead=dict.fromkeys(setup.look_ahead, 0))
     like = msgspec.json.encode(same).decode()
-    try:
+    with refused(f"{folder} cannot be used", "choose a folder of yours"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForetraceError(f"{folder} cannot be used ({error.strerror}); choose a folder of yours.") from None
     if not (folder / _SETUP).exists():
         write_text(folder / _SETUP, like)
     elif read_text(folder / _SETUP, mend="choose another folder") != like:

@@ -11,26 +11,7 @@ import math
 from typing import Any
 
 from foretrace.fleet.export.ask import Ask
-
-_CODE = '''"""Reserves the GPUs of job {job}: {within}."""
-
-import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-
-BUNDLES = {bundles}
-
-
-def reserve() -> PlacementGroup:
-    """The placement group once its GPUs are held; `ray.init()` must have been called."""
-    group = placement_group(BUNDLES, {first}, name={name!r})
-{wait}    return group
-'''
-_FOR_EVER = "    ray.get(group.ready())\n"
-_TIMED = """    if not group.wait(timeout_seconds={seconds!r}):  # the delay timer: wider will do now
-        remove_placement_group(group)
-        group = placement_group(BUNDLES, {then}, name={name!r})
-        ray.get(group.ready())
-"""
+from foretrace.shipped import filled
 
 
 def group(ask: Ask) -> dict[str, str]:
@@ -54,15 +35,10 @@ def group(ask: Ask) -> dict[str, str]:
         "then": loose if timed else None,
         "gpu_type": ask.gpu_type or None,
     }
-    wait = _TIMED.format(seconds=ask.wait_s, then=_arguments(loose), name=ask.name) if timed else _FOR_EVER
-    code = _CODE.format(
-        job=_plain(ask.job),
-        within=_plain(ask.within),
-        bundles=bundles,
-        first=_arguments(first),
-        name=ask.name,
-        wait=wait,
-    )
+    code = filled(
+        "foretrace.fleet.export", "reserve.py.j2", job=_plain(ask.job), within=_plain(ask.within), bundles=bundles,
+        first=_arguments(first), name=repr(ask.name), seconds=said["wait_s"], then=_arguments(loose),
+    )  # fmt: skip
     return {f"{ask.name}.json": json.dumps(said, indent=2) + "\n", f"{ask.name}.py": code}
 
 

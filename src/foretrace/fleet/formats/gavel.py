@@ -11,22 +11,7 @@ from __future__ import annotations
 
 import math
 
-from foretrace.fleet.formats.jobs import (
-    Bad,
-    LogRows,
-    Row,
-    above_zero,
-    batch_in,
-    cut,
-    gpus_of,
-    name_of,
-    not_below_zero,
-    number,
-    optional,
-    placed,
-    table_notes,
-    table_rows,
-)  # fmt: skip
+from foretrace.fleet.formats import jobs
 from foretrace.fleet.formats.source import Source, table
 
 CSV_COLUMNS = ("job_id", "arrival_s", "job_type", "total_steps", "scale_factor")
@@ -48,7 +33,7 @@ def is_shockwave(source: Source) -> bool:
     return _width(source) == 12
 
 
-def gavel(source: Source) -> LogRows:
+def gavel(source: Source) -> jobs.LogRows:
     """Read jobs; those without a name are called by the number of their row, from 0.
 
     How long a step takes stands in Gavel's throughput tables, so `work_s` is nan and `iterations` says how much is to
@@ -61,7 +46,7 @@ def gavel(source: Source) -> LogRows:
     return _lines(source, _width(source))
 
 
-def shockwave(source: Source) -> LogRows:
+def shockwave(source: Source) -> jobs.LogRows:
     """Read jobs, called by the number of their row, from 0; `work_s` is the duration as the file states it."""
     return _lines(source, 12)
 
@@ -70,34 +55,34 @@ def _width(source: Source) -> int:
     return source.first.count("\t") + 1
 
 
-def _lines(source: Source, width: int) -> LogRows:
+def _lines(source: Source, width: int) -> jobs.LogRows:
     taken = table(source, "\t", header=False)
 
-    def job(cells: list[str] | None) -> Row:
-        cells = cut(cells, width)
+    def job(cells: list[str] | None) -> jobs.Row:
+        cells = jobs.cut(cells, width)
         said = {name: cells[at] for name, at in COLUMNS[width].items()}
         if "mode" in said and said["mode"] not in MODES:
-            raise Bad(f"mode is {said['mode'][:40]!r}, not one of {', '.join(MODES)}")
+            raise jobs.Bad(f"mode is {said['mode'][:40]!r}, not one of {', '.join(MODES)}")
         made = _common(cells[0], said["steps"], said["scale"], said["arrival"])
         made["mode"] = said.get("mode", made["mode"])
         if "priority" in said:
-            made |= {"priority": number(said["priority"], "priority weight"), "slo": _slo(said["slo"])}
+            made |= {"priority": jobs.number(said["priority"], "priority weight"), "slo": _slo(said["slo"])}
         if "duration" in said:
-            made["work_s"] = above_zero(said["duration"], "duration")
+            made["work_s"] = jobs.above_zero(said["duration"], "duration")
         return made
 
     details = {"slo": math.nan, "mode": "static"}
-    return LogRows(rows=placed(taken.rows), parse=job, details=details, notes=lambda: table_notes(taken))
+    return jobs.LogRows(rows=jobs.placed(taken.rows), parse=job, details=details, notes=lambda: jobs.table_notes(taken))
 
 
-def _common(job_type: str, steps: str, scale: str, arrival: str) -> Row:
+def _common(job_type: str, steps: str, scale: str, arrival: str) -> jobs.Row:
     """Return columns that all forms have; raises Bad."""
     return {
-        "model": name_of(job_type, "job type"),
-        "batch": batch_in(job_type),
-        "iterations": above_zero(steps, "total steps"),
-        "gpus": gpus_of(scale, "scale factor"),
-        "submit": not_below_zero(arrival, "arrival"),
+        "model": jobs.name_of(job_type, "job type"),
+        "batch": jobs.batch_in(job_type),
+        "iterations": jobs.above_zero(steps, "total steps"),
+        "gpus": jobs.gpus_of(scale, "scale factor"),
+        "submit": jobs.not_below_zero(arrival, "arrival"),
         "work_s": math.nan,
         "mode": "static",
     }
@@ -105,20 +90,20 @@ def _common(job_type: str, steps: str, scale: str, arrival: str) -> Row:
 
 def _slo(text: str) -> float:
     """Return a service level objective, nan where −1 says that there is none."""
-    value = number(text, "SLO")
+    value = jobs.number(text, "SLO")
     if value < 0:
         if value != -1:
-            raise Bad(f"SLO is {text[:40]!r}, below zero (−1 says none)")
+            raise jobs.Bad(f"SLO is {text[:40]!r}, below zero (−1 says none)")
         return math.nan
     return value
 
 
-def _generated(source: Source) -> LogRows:
-    def job(cells: dict[str, str]) -> Row:
+def _generated(source: Source) -> jobs.LogRows:
+    def job(cells: dict[str, str]) -> jobs.Row:
         made = _common(*(cells[key] for key in ("job_type", "total_steps", "scale_factor", "arrival_s")))
-        known = optional(cells["allox_jct_s"], "allox_jct_s") if "allox_jct_s" in cells else math.nan
-        return made | {"job": name_of(cells["job_id"], "job_id"), "allox_jct_s": known, "slo": math.nan}
+        known = jobs.optional(cells["allox_jct_s"], "allox_jct_s") if "allox_jct_s" in cells else math.nan
+        return made | {"job": jobs.name_of(cells["job_id"], "job_id"), "allox_jct_s": known, "slo": math.nan}
 
     known = {"allox_jct_s": math.nan} if "allox_jct_s" in source.header else {}
     details = {"slo": math.nan, "mode": "static"} | known
-    return table_rows(source, job, CSV_COLUMNS, ("allox_jct_s",), details=details)
+    return jobs.table_rows(source, job, CSV_COLUMNS, ("allox_jct_s",), details=details)

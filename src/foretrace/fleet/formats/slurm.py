@@ -11,22 +11,7 @@ import math
 import re
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.formats.jobs import (
-    Aside,
-    Bad,
-    Clock,
-    LogRows,
-    Row,
-    RowAccount,
-    cut,
-    gpus_of,
-    name_of,
-    not_below_zero,
-    optional,
-    placed,
-    table_notes,
-    with_columns,
-)  # fmt: skip
+from foretrace.fleet.formats import jobs
 from foretrace.fleet.formats.source import Source, table
 from foretrace.fleet.workload import SECOND
 
@@ -62,7 +47,7 @@ def rows(
     since: str = "submit",
     gpus: str = "requested",
     unfinished: bool = False,
-) -> LogRows:
+) -> jobs.LogRows:
     """Read jobs; `state`, `account`, `qos` and `nodes` are kept in details.
 
     timezone: where the cluster stands (sacct prints local times without a zone), else UTC. since: `submit`, or
@@ -81,50 +66,50 @@ def rows(
     if len(names) < 2:
         raise source.fail("has no header with columns apart by bars; print it with sacct -P, without -n.")
     lower = type(taken)(names, taken.rows, taken.blank)
-    at = with_columns(source, lower, ("submit", "start", "end", "state"), tuple(_TAKEN))
+    at = jobs.with_columns(source, lower, ("submit", "start", "end", "state"), tuple(_TAKEN))
     key = "jobid" if "jobid" in at else "jobidraw"
     if key not in at:
         raise source.fail("has no column JobID; add it to --format.")
     if not {"reqtres", "alloctres"} & set(at):
         raise source.fail("has no column ReqTRES or AllocTRES, which tell the GPUs; add one to --format.")
-    width, clock = len(names), Clock.of(timezone)
+    width, clock = len(names), jobs.Clock.of(timezone)
     met = {"mixed": 0, "components": 0, "held": 0}
 
     def cell(cells: list[str], name: str) -> str:
         return cells[at[name]].strip() if name in at else ""
 
-    def job(cells: list[str] | None) -> Row:
-        cells = cut(cells, width)
+    def job(cells: list[str] | None) -> jobs.Row:
+        cells = jobs.cut(cells, width)
         if ends_with_bar and cells[-1]:
-            raise Bad("it has more columns than the header")
-        name = name_of(cell(cells, key), key)
+            raise jobs.Bad("it has more columns than the header")
+        name = jobs.name_of(cell(cells, key), key)
         state = state_of(cell(cells, "state"))
         if "." in name:
-            raise Aside("steps, which run on what their job holds")
+            raise jobs.Aside("steps, which run on what their job holds")
         if not state:
-            raise Bad(f"State is {cell(cells, 'state')[:40]!r}, which sacct does not print")
+            raise jobs.Bad(f"State is {cell(cells, 'state')[:40]!r}, which sacct does not print")
         count, kinds = _devices(cells, at, gpus)
         if count == 0:
-            raise Aside("jobs without GPUs")
+            raise jobs.Aside("jobs without GPUs")
         submit = clock.read(cell(cells, "submit"), "Submit")
         if since == "eligible" and cell(cells, "eligible") not in UNKNOWN:
             submit = max(submit, clock.read(cell(cells, "eligible"), "Eligible"))
             met["held"] += 1
         if state in WAITING or cell(cells, "start") in UNKNOWN:
-            raise Aside("jobs that never ran")
+            raise jobs.Aside("jobs that never ran")
         if state in RUNNING and not unfinished:
-            raise Aside("jobs that still run")
+            raise jobs.Aside("jobs that still run")
         start = clock.read(cell(cells, "start"), "Start", after=submit)
         end = None if cell(cells, "end") in UNKNOWN else clock.read(cell(cells, "end"), "End", after=start)
-        ran = optional(cell(cells, "elapsedraw"), "ElapsedRaw")
+        ran = jobs.optional(cell(cells, "elapsedraw"), "ElapsedRaw")
         if math.isnan(ran):
             if end is None:
-                raise Bad("it has neither End nor ElapsedRaw")
+                raise jobs.Bad("it has neither End nor ElapsedRaw")
             ran = (end - start) / SECOND
         if ran < 0:
-            raise Bad("it ended before it started")
+            raise jobs.Bad("it ended before it started")
         if ran == 0:
-            raise Aside("jobs that ran for less than a second")
+            raise jobs.Aside("jobs that ran for less than a second")
         met["mixed"] += "|" in kinds
         met["components"] += "+" in name
         return {
@@ -132,20 +117,20 @@ def rows(
             "submit": submit,
             "start": start,
             "end": end,
-            "gpus": gpus_of(str(count), "gres/gpu"),
+            "gpus": jobs.gpus_of(str(count), "gres/gpu"),
             "gpu_type": kinds,
             "work_s": ran,
             "estimate_s": _limit(cell(cells, "timelimitraw"), cell(cells, "timelimit")),
             "user": cell(cells, "user"),
             "tenant": cell(cells, "partition"),
-            "priority": optional(cell(cells, "priority") or "0", "Priority"),
+            "priority": jobs.optional(cell(cells, "priority") or "0", "Priority"),
             "state": state,
             "account": cell(cells, "account"),
             "qos": cell(cells, "qos"),
-            "nodes": optional(cell(cells, "nnodes"), "NNodes"),
+            "nodes": jobs.optional(cell(cells, "nnodes"), "NNodes"),
         }
 
-    def last_runs(ledger: RowAccount, rows: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
+    def last_runs(ledger: jobs.RowAccount, rows: list[tuple[str, jobs.Row]]) -> list[tuple[str, jobs.Row]]:
         last: dict[str, int] = {}
         for position, (_, row) in enumerate(rows):
             before = last.get(row["job"])
@@ -156,7 +141,7 @@ def rows(
         return [rows[position] for position in sorted(last.values())]
 
     def notes() -> list[str]:
-        told = table_notes(type(taken)(tuple(name for name in names if name), taken.rows, taken.blank), _TAKEN)
+        told = jobs.table_notes(type(taken)(tuple(name for name in names if name), taken.rows, taken.blank), _TAKEN)
         if met["mixed"]:
             told.append(
                 f"{met['mixed']} jobs ask for several kinds of GPUs at once and are taken to run on any of these"
@@ -167,8 +152,8 @@ def rows(
             told.append(f"{met['held']} jobs count from when they became eligible")
         return [*told, *clock.note]
 
-    return LogRows(
-        rows=placed(lower.rows), parse=job, dated=True, finish=last_runs, notes=notes,
+    return jobs.LogRows(
+        rows=jobs.placed(lower.rows), parse=job, dated=True, finish=last_runs, notes=notes,
         details={"state": "", "account": "", "qos": "", "nodes": math.nan},
     )  # fmt: skip
 
@@ -219,10 +204,10 @@ def duration(text: str) -> float:
 def _limit(raw: str, written: str) -> float:
     """Return time limit in seconds, nan where there is none; raises Bad."""
     if raw.upper() not in NO_LIMIT:
-        return not_below_zero(raw, "TimelimitRaw") * 60 or math.nan
+        return jobs.not_below_zero(raw, "TimelimitRaw") * 60 or math.nan
     if written.upper() in NO_LIMIT:
         return math.nan
     try:
         return duration(written)
     except ValueError as error:
-        raise Bad(f"Timelimit: {error}") from None
+        raise jobs.Bad(f"Timelimit: {error}") from None

@@ -12,19 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from foretrace.fleet.formats.jobs import (
-    Aside,
-    Clock,
-    LogRows,
-    Row,
-    above_zero,
-    gpus_of,
-    name_of,
-    not_below_zero,
-    optional,
-    table_rows,
-    whole,
-)  # fmt: skip
+from foretrace.fleet.formats import jobs
 from foretrace.fleet.formats.source import Source
 
 PHILLY = ("timestamp", "duration", "num_gpus", "cluster")  # seconds, virtual cluster
@@ -41,54 +29,56 @@ def is_tiresias(source: Source) -> bool:
     return source.has(*TIRESIAS) and not source.has(*RESULTS)
 
 
-def philly(source: Source, *, timezone: str | None = None) -> LogRows:
+def philly(source: Source, *, timezone: str | None = None) -> jobs.LogRows:
     """Read jobs, called by the number of their row, from 0. The file is not sorted; the workload is."""
-    clock = Clock.of(timezone)
+    clock = jobs.Clock.of(timezone)
     meanings: dict[str, Meaning] = {
-        "timestamp": ("submit", clock.read), "num_gpus": ("gpus", gpus_of), "duration": ("work_s", above_zero),
-        "cluster": ("tenant", _text),
+        "timestamp": ("submit", clock.read), "num_gpus": ("gpus", jobs.gpus_of),
+        "duration": ("work_s", jobs.above_zero), "cluster": ("tenant", _text),
     }  # fmt: skip
-    return table_rows(source, _job(meanings), PHILLY, ("gpu_time",), dated=True, notes=lambda: clock.note)
+    return jobs.table_rows(source, _job(meanings), PHILLY, ("gpu_time",), dated=True, notes=lambda: clock.note)
 
 
-def tiresias(source: Source) -> LogRows:
+def tiresias(source: Source) -> jobs.LogRows:
     """Read jobs; `interval`, seconds since the job before, is kept in details, nan where the file has none."""
     also: dict[str, Meaning] = {
-        "iterations": ("iterations", optional), "model_name": ("model", _stripped), "interval": ("interval", optional)
+        "iterations": ("iterations", jobs.optional), "model_name": ("model", _stripped),
+        "interval": ("interval", jobs.optional),
     }  # fmt: skip
     meanings: dict[str, Meaning] = {
-        "job_id": ("job", lambda text, what: name_of(text.strip(), what)), "submit_time": ("submit", not_below_zero),
-        "num_gpu": ("gpus", gpus_of), "duration": ("work_s", above_zero),
+        "job_id": ("job", lambda text, what: jobs.name_of(text.strip(), what)),
+        "submit_time": ("submit", jobs.not_below_zero), "num_gpu": ("gpus", jobs.gpus_of),
+        "duration": ("work_s", jobs.above_zero),
     }  # fmt: skip
-    return table_rows(source, _job(meanings | also), TIRESIAS, tuple(also), details={"interval": math.nan})
+    return jobs.table_rows(source, _job(meanings | also), TIRESIAS, tuple(also), details={"interval": math.nan})
 
 
-def pollux(source: Source) -> LogRows:
+def pollux(source: Source) -> jobs.LogRows:
     """Read jobs. `work_s` is nan: how much is to be trained, the file says only by the name of the application."""
     meanings: dict[str, Meaning] = {
-        "name": ("job", name_of), "time": ("submit", not_below_zero), "num_replicas": ("gpus", gpus_of),
-        "application": ("model", name_of), "batch_size": ("batch", above_zero),
+        "name": ("job", jobs.name_of), "time": ("submit", jobs.not_below_zero), "num_replicas": ("gpus", jobs.gpus_of),
+        "application": ("model", jobs.name_of), "batch_size": ("batch", jobs.above_zero),
     }  # fmt: skip
-    return table_rows(source, _job(meanings, work_s=math.nan), POLLUX)
+    return jobs.table_rows(source, _job(meanings, work_s=math.nan), POLLUX)
 
 
-def helios(source: Source, *, timezone: str | None = None) -> LogRows:
+def helios(source: Source, *, timezone: str | None = None) -> jobs.LogRows:
     """Read jobs; `state` and `nodes` are kept in details. Jobs without GPUs, and jobs that never ran, are set aside."""
-    clock = Clock.of(timezone)
+    clock = jobs.Clock.of(timezone)
 
-    def job(cells: dict[str, str]) -> Row:
+    def job(cells: dict[str, str]) -> jobs.Row:
         submit = clock.read(cells["submit_time"], "submit_time")
-        if whole(cells["gpu_num"], "gpu_num") == 0:
-            raise Aside("jobs without GPUs")
-        gpus = gpus_of(cells["gpu_num"], "gpu_num")
+        if jobs.whole(cells["gpu_num"], "gpu_num") == 0:
+            raise jobs.Aside("jobs without GPUs")
+        gpus = jobs.gpus_of(cells["gpu_num"], "gpu_num")
         if cells["start_time"].strip() in UNKNOWN:
-            raise Aside("jobs that never started")
-        seconds = not_below_zero(cells["duration"], "duration")
+            raise jobs.Aside("jobs that never started")
+        seconds = jobs.not_below_zero(cells["duration"], "duration")
         if seconds == 0:
-            raise Aside("jobs that ran for less than a second")
+            raise jobs.Aside("jobs that ran for less than a second")
         start = clock.read(cells["start_time"], "start_time", after=submit)
         return {
-            "job": name_of(cells["job_id"].strip(), "job_id"),
+            "job": jobs.name_of(cells["job_id"].strip(), "job_id"),
             "submit": submit,
             "start": start,
             "end": clock.read(cells["end_time"], "end_time", after=start),
@@ -97,14 +87,14 @@ def helios(source: Source, *, timezone: str | None = None) -> LogRows:
             "tenant": cells["vc"],
             "user": cells["user"],
             "state": cells["state"],
-            "nodes": float(whole(cells["node_num"], "node_num")),
+            "nodes": float(jobs.whole(cells["node_num"], "node_num")),
         }
 
     details = {"state": "", "nodes": 1.0}
-    return table_rows(source, job, HELIOS, dated=True, details=details, notes=lambda: clock.note)
+    return jobs.table_rows(source, job, HELIOS, dated=True, details=details, notes=lambda: clock.note)
 
 
-def _job(meanings: Mapping[str, Meaning], **same: Any) -> Callable[[dict[str, str]], Row]:
+def _job(meanings: Mapping[str, Meaning], **same: Any) -> Callable[[dict[str, str]], jobs.Row]:
     """Return what reads a row by the meaning of each column; `same`: what all jobs have."""
     return lambda cells: (
         same | {key: read(cells[column], column) for column, (key, read) in meanings.items() if column in cells}

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, refused
 from foretrace.files import write_text
 from foretrace.fleet.formats.slurm_cluster import pairs, topology_conf
 from foretrace.fleet.formats.source import Source, decode, load
@@ -82,10 +82,8 @@ def call(
 
 def read_folder(folder: str | Path) -> Snapshot:
     """Return a snapshot from files with outputs, whatever they are called. Raises ForetraceError."""
-    try:
+    with refused(f"cannot read {folder}", _SAVE):
         files = sorted(each for each in Path(folder).iterdir() if each.is_file())
-    except OSError as error:
-        raise ForetraceError(f"cannot read {folder} ({error.strerror or error}); {_SAVE}.") from None
     if len(files) > _MOST_FILES:
         raise ForetraceError(f"{folder} holds {len(files):,} files; give a folder with the outputs only.")
     return snapshot([load(each) for each in files], str(folder))

@@ -20,7 +20,7 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import Policy
-from foretrace.names import keyed, question, resolve
+from foretrace.names import chosen, keyed
 from foretrace.shipped import entry_points
 
 GROUP = "foretrace.policies"
@@ -71,11 +71,9 @@ def names() -> tuple[str, ...]:
 def factory(name: str) -> Factory:
     """Return the function that makes this policy. Raises ForetraceError naming the nearest ones."""
     known = factories()
-    found = resolve(name, known)
-    if found is None:
-        raise ForetraceError(f"there is no policy {name!r}; {question(name, known)}")
+    load = known[chosen(name, known, f"there is no policy {name!r}")]
     try:
-        return known[found]()
+        return load()
     except ForetraceError:
         raise
     except Exception as error:

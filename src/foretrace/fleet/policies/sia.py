@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, needing
 from foretrace.fleet.policies import rounds
 from foretrace.fleet.policies.rounds import Board, Given, Memory, RoundTable
 from foretrace.fleet.policy import Policy
@@ -80,13 +80,9 @@ class Sia(rounds.Rounds):
 
 def _solved(table: RoundTable, board: Board, rows: list[Given], cost: Float64) -> list[int]:
     """Return positions of the rows with the smallest sum: at most one per job, within GPUs of each kind and quotas."""
-    try:
+    with needing("this policy solves integer programs by SciPy: pip install 'foretrace[fleet]'."):
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
-    except ImportError:
-        raise MissingExtraError(
-            "this policy solves integer programs by SciPy: pip install 'foretrace[fleet]'."
-        ) from None
     kinds = len(table.cluster.types)
     tenants = list(board.quota)
     jobs = list(dict.fromkeys(each.job for each in rows))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from foretrace import reading
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, needing
 from foretrace.fleet.workload import Float64
 
 EPS = 1e-8  # the tolerance of the published code wherever it rounds a batch up
@@ -137,13 +137,11 @@ class Application:
 
     def _across(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:
         if not self._between:
-            try:
+            with needing(
+                f"profile {self.name} has no rows for placement {'+'.join(map(str, placement))}, and interpolating "
+                "between others needs scipy: pip install 'foretrace[fleet]'."
+            ):
                 from scipy.interpolate import LinearNDInterpolator
-            except ImportError:
-                raise MissingExtraError(
-                    f"profile {self.name} has no rows for placement {'+'.join(map(str, placement))}, and interpolating "
-                    "between others needs scipy: pip install 'foretrace[fleet]'."
-                ) from None
             self._between.append(LinearNDInterpolator(self.points, self.values))
         found = self._between[0]([min(len(placement), _MOST_NODES), sum(placement), local])[0]
         return float(found[0]), float(found[1])

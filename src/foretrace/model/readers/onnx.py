@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, needing
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.draft import OperatorGraphDraft, is_view
 from foretrace.model.operator_graph import OperatorGraph, Role
@@ -32,10 +32,8 @@ def from_onnx(
     not read. Raises MissingExtraError without the package, ForetraceError with the node or dimension that cannot be
     known and what to do.
     """
-    try:
+    with needing(f"{where}: ONNX models need the onnx package: pip install 'foretrace[onnx]'."):
         import onnx
-    except ImportError:
-        raise MissingExtraError(f"{where}: ONNX models need the onnx package: pip install 'foretrace[onnx]'.") from None
     try:
         model = onnx.load_model_from_string(data)
     except Exception as error:  # whatever the protocol buffer library raises

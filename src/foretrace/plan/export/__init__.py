@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretrace.errors import ForetraceError
-from foretrace.names import question, resolve
-from foretrace.plan.export import dtensor, launch, settings
+from foretrace.names import chosen
+from foretrace.plan.export import launch, settings
 from foretrace.plan.export.launch import LaunchedPlan, UnsupportedSetting, lacking
 
 
@@ -39,16 +39,13 @@ TARGETS = {
     ),
     "deepspeed": LaunchTarget(file="deepspeed.json", write=settings.deepspeed, refuses=settings.DEEPSPEED_REFUSES),
     "torchtitan": LaunchTarget(file="torchtitan.toml", write=settings.torchtitan, refuses=settings.TORCHTITAN_REFUSES),
-    "dtensor": LaunchTarget(file="parallelize.py", write=dtensor.write, refuses=dtensor.REFUSES),
+    "dtensor": LaunchTarget(file="parallelize.py", write=settings.dtensor, refuses=settings.DTENSOR_REFUSES),
 }
 
 
 def target(name: str) -> str:
     """Return the target of this name. Raises ForetraceError with names that come near."""
-    found = resolve(name, TARGETS)
-    if not found:
-        raise ForetraceError(f"`export=` must be one of {', '.join(TARGETS)}, got {name!r}; {question(name, TARGETS)}")
-    return found
+    return chosen(name, TARGETS, f"`export=` must be one of {', '.join(TARGETS)}, got {name!r}")
 
 
 def export(launch: LaunchedPlan, to: str) -> str:

@@ -1,11 +1,13 @@
-"""Settings of training software: Megatron-LM, Megatron-Bridge, DeepSpeed and torchtitan 0.2 (later: in Python)."""
+"""Settings of training software: Megatron-LM, Megatron-Bridge, DeepSpeed, torchtitan 0.2 (later: Python), DTensor."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 
 from foretrace.plan.export.launch import SHARDS_ALL, LaunchedPlan, UnsupportedSetting, lacking, options, selective
 from foretrace.plan.transformers.model import RECOMPUTATIONS
+from foretrace.shipped import filled
 
 _SHARDED = {2: "optim_grads", 3: "optim_grads_params"}  # ZeRO stage -> what Megatron-FSDP calls it
 # (layers, hidden, heads, heads of keys and values, words) -> flavor of torchtitan's llama3.
@@ -44,6 +46,16 @@ TORCHTITAN_REFUSES = [
     UnsupportedSetting(lambda plan: not plan.at.zero and max(plan.at.data, plan.at.context) > 1
             and plan.at.tensor * plan.at.pipeline * plan.at.context > 1,
             "zero=0 with several degrees (it replicates weights alone)", "fix zero=2 or 3"),
+]  # fmt: skip
+DTENSOR_REFUSES = [
+    *lacking("pipeline", "virtual", why="stages need a schedule"),
+    *lacking("context", "sequence", why="its modules see whole sequences"),
+    UnsupportedSetting(lambda plan: plan.model.experts > 1, "{model.experts} experts (routing is the model's own code)",
+            "plan a dense model"),
+    UnsupportedSetting(lambda plan: plan.model.kv_heads % plan.at.tensor > 0,
+            "tensor={at.tensor} over {model.kv_heads} heads of keys", "fix tensor={model.kv_heads}"),
+    selective("it wraps whole layers"),
+    SHARDS_ALL,
 ]  # fmt: skip
 
 
@@ -160,3 +172,15 @@ def torchtitan(launch: LaunchedPlan) -> str:
     for name, fields in sections.items():
         lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in fields.items()), ""]
     return "\n".join(lines)
+
+
+def dtensor(launch: LaunchedPlan) -> str:
+    """Return a Python file for PyTorch alone: DTensor's tensor parallelism and FSDP2's `fully_shard`.
+
+    Linear layers go by the names that decoders of `transformers` have; tied weights stay whole. Replicas are shards of
+    one process, so that gradients are summed over them and weights stay whole.
+    """
+    return filled(
+        "foretrace.plan.export", "parallelize.py.j2", title=textwrap.fill(f"{launch.title}.", 110), at=launch.at,
+        recompute=bool(launch.at.recompute), tied=launch.model.tied, accumulation=launch.micro_batches,
+    )  # fmt: skip

@@ -19,24 +19,14 @@ from foretrace.experiment.messages import RowSetup
 from foretrace.experiment.rows.run import TIMED, RowWeights, running
 from foretrace.experiment.statistics import Ratio, paired_ratio
 from foretrace.experiment.trial import figured, in_turns
-from foretrace.plan.look_ahead.plan import (
-    COMPUTE_S,
-    LAYERS,
-    NUMBER,
-    CachePlan,
-    CacheQuestion,
-    Conditions,
-    PredictedStep,
-    Range,
-    plan_cache,
-)
+from foretrace.plan.look_ahead import plan
 from foretrace.training.rows.lookups import EmbeddingTable, Lookups
 from foretrace.training.rows.optimizers import row_optimizer
 
 PAIRS = 3
 MOST_BATCHES = 24  # of a block beyond those that fill caches
-HOST: Range = (1.0, 0.5, 1.5)  # of the host's time, which was measured while all bytes went at once
-FREE: Range = (1.0, 0.9, 1.1)
+HOST: plan.Range = (1.0, 0.5, 1.5)  # of the host's time, which was measured while all bytes went at once
+FREE: plan.Range = (1.0, 0.9, 1.1)
 MODEL_RANGE = 0.05  # of a step: what the links' model leaves out
 _ARMS = {"uncached": False, "look-ahead": True}
 
@@ -46,7 +36,7 @@ class RunArm:
     """One way: predicted and measured seconds of a mean step, by round."""
 
     name: str
-    predicted: PredictedStep
+    predicted: plan.PredictedStep
     steps_s: tuple[float, ...]
     measured_s: float  # median over rounds
     residual: float  # predicted over measured, less 1
@@ -64,7 +54,7 @@ class CacheTrial:
 
 
 def try_cache(
-    question: CacheQuestion, tell: Callable[[str, float], None] | None = None
+    question: plan.CacheQuestion, tell: Callable[[str, float], None] | None = None
 ) -> tuple[tuple[Row, ...], CacheTrial]:
     """Run both arms, PAIRS times each; a row of the ledger per arm, whose error is the residual, and what became of it.
 
@@ -72,26 +62,26 @@ def try_cache(
     """
     say = tell or (lambda what, share: None)
     netns.require()
-    compute_s = COMPUTE_S[0] if question.compute_s is None else question.compute_s
+    compute_s = plan.COMPUTE_S[0] if question.compute_s is None else question.compute_s
     question = replace(question, compute_s=compute_s)
     block = min(question.lookups.batches, question.look_ahead + MOST_BATCHES)
     setup = RowSetup(
-        trainers=question.trainers, width=question.width, layers=LAYERS,
+        trainers=question.trainers, width=question.width, layers=plan.LAYERS,
         look_ahead={"uncached": 0, "look-ahead": question.look_ahead}, optimizer=question.optimizer,
         compute_s=compute_s,
     )  # fmt: skip
     with running(repeated(question.lookups, block, 2 * PAIRS), setup, link=question.link) as run:
         net = run.net
         assert net is not None
-        nothing: Range = (0.0, 0.0, 0.0)
-        known: Range = (compute_s, compute_s, compute_s)
+        nothing: plan.Range = (0.0, 0.0, 0.0)
+        known: plan.Range = (compute_s, compute_s, compute_s)
         say("timing the links", 0.1)
         with netns.unshaped(net):
             unlimited = _rate(run.time(), question)
         rate = _rate(run.time(), question)
-        bare = Conditions(bytes_per_s=unlimited, host_s={False: nothing, True: nothing}, compute_s=known)
-        ideal = plan_cache(question, bare, batches=block, alone=True)
-        plans: list[CachePlan] = []
+        bare = plan.Conditions(bytes_per_s=unlimited, host_s={False: nothing, True: nothing}, compute_s=known)
+        ideal = plan.plan_cache(question, bare, batches=block, alone=True)
+        plans: list[plan.CachePlan] = []
 
         def step(arm: str, number: int) -> float:
             """Return seconds of the slowest trainer's mean step in a block, once caches are full."""
@@ -112,7 +102,7 @@ def try_cache(
                 host_s={ahead: _times(max(seconds, 0.0), HOST) for ahead, seconds in beyond.items()},
                 free_s=_times(free["look-ahead"], FREE),
             )  # fmt: skip
-            plans.append(plan_cache(question, found, batches=block, alone=True))
+            plans.append(plan.plan_cache(question, found, batches=block, alone=True))
 
         rounds = in_turns(_ARMS, lambda arm, number: step(arm, 2 * number + 1), PAIRS, before=predict)
         hits, weights = run.hit_rate, run.weights()
@@ -148,23 +138,23 @@ def repeated(lookups: Lookups, batches: int, times: int) -> Lookups:
     return Lookups(tables=tuple(tables), samples=lookups.samples)
 
 
-def _rate(times: Sequence[Sequence[Sequence[float]]], question: CacheQuestion) -> Range:
+def _rate(times: Sequence[Sequence[Sequence[float]]], question: plan.CacheQuestion) -> plan.Range:
     """Return bytes per second of a link from reads of two sizes, and how far trainers are apart."""
     small, large = TIMED
-    more = NUMBER * (large - small) * (question.width + row_optimizer(question.optimizer).state)
+    more = plan.NUMBER * (large - small) * (question.width + row_optimizer(question.optimizer).state)
     middle = [median(more / max(seconds - median(few), 1e-9) for seconds in many) for few, many in times]
     value = 1 / float(np.mean([1 / each for each in middle]))
     return value, min(value, *middle), max(value, *middle)
 
 
-def _times(seconds: float, shares: Range) -> Range:
+def _times(seconds: float, shares: plan.Range) -> plan.Range:
     value, low, high = (seconds * each for each in shares)
     return value, low, high
 
 
-def _middle(steps: Sequence[PredictedStep]) -> PredictedStep:
+def _middle(steps: Sequence[plan.PredictedStep]) -> plan.PredictedStep:
     """Return the median over rounds, with the range of all and of what the model leaves out."""
-    return PredictedStep(
+    return plan.PredictedStep(
         step_s=median(each.step_s for each in steps), low_s=min(each.low_s for each in steps) * (1 - MODEL_RANGE),
         high_s=max(each.high_s for each in steps) * (1 + MODEL_RANGE),
     )  # fmt: skip

@@ -14,14 +14,7 @@ from foretrace.executor import check_place
 from foretrace.hardware.cluster import Cluster, Link, parse_link
 from foretrace.model.target import HERE, NODE, target
 from foretrace.plan.placement.source import of_model
-from foretrace.plan.soap.problem import (
-    MOST_DEVICES,
-    SYNCHRONISATIONS,
-    Codes,
-    LeastMemory,
-    SoapProblem,
-    best_strategy,
-)
+from foretrace.plan.soap.problem import MOST_DEVICES, SYNCHRONISATIONS, Codes, LeastMemory, SoapProblem, best_strategy
 from foretrace.plan.soap.source import CapturedSoap
 from foretrace.search.minimise import Found
 from foretrace.search.strategies import MCMC

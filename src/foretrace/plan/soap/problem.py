@@ -24,16 +24,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.graph.writer import GraphWriter
 from foretrace.hardware.cluster import Cluster
-from foretrace.plan.soap.engine import (
-    ALLREDUCE,
-    GATHER,
-    ID_BITS,
-    ClusterFigures,
-    Columns,
-    Tasks,
-    room,
-    simulate_strategy,
-)
+from foretrace.plan.soap import engine
 from foretrace.plan.soap.operators import DIMENSIONS, Degrees, SoapModel, SoapOperator, SoapOperators
 from foretrace.search.minimise import Found, minimise
 from foretrace.search.space import Infeasible, Problem, Space
@@ -44,7 +35,7 @@ from foretrace.trace.trace import LaneKind
 Codes = tuple[int, ...]
 Synchronisation = Literal["all-reduce", "gather"]
 MOST_DEVICES = 64  # members of an exchange are bits
-SYNCHRONISATIONS: dict[Synchronisation, int] = {"all-reduce": ALLREDUCE, "gather": GATHER}
+SYNCHRONISATIONS: dict[Synchronisation, int] = {"all-reduce": engine.ALLREDUCE, "gather": engine.GATHER}
 
 
 class Split(NamedTuple):
@@ -152,14 +143,14 @@ class SoapProblem(Problem[Codes]):
             )
         self.model, self.cluster, self.synchronisation, self.limit = model, cluster, synchronisation, memory_bytes
         self.space: SplitSpace = SplitSpace(model, devices)
-        self.machine = ClusterFigures(
+        self.machine = engine.ClusterFigures(
             devices, cluster.per_node, float(inside.bytes_per_s), float(between.bytes_per_s), inside.latency_s,
             between.latency_s,
         )  # fmt: skip
         self._make_room()
 
     @cached_property
-    def columns(self) -> Columns:
+    def columns(self) -> engine.Columns:
         """The model as the compiled simulation reads it."""
         operators, ways = self.model.operators, self.space.ways
         layers = {each.layer: each for each in operators}
@@ -171,7 +162,7 @@ class SoapProblem(Problem[Codes]):
 
         times = [self.model.times(op, each) for op, each in enumerate(ways)]
         forward, backward = (np.rint(1e9 * np.concatenate(each)).astype(np.int64) for each in zip(*times, strict=True))
-        return Columns(
+        return engine.Columns(
             sizes=whole([each.sizes for each in operators]),
             element=whole([each.element_bytes for each in operators]),
             saved=whole([each.saved_bytes for each in operators]),
@@ -191,7 +182,7 @@ class SoapProblem(Problem[Codes]):
 
     def _make_room(self) -> None:
         """Make what a simulation writes: tasks, bytes of each device, counts."""
-        self._tasks, devices = room(1 << 12, 1 << 14), self.machine.devices
+        self._tasks, devices = engine.room(1 << 12, 1 << 14), self.machine.devices
         self._held, self._counts = np.zeros(devices, np.int64), np.zeros(4, np.int64)
 
     def __getstate__(self) -> dict[str, object]:  # what prices parts stays here
@@ -202,25 +193,25 @@ class SoapProblem(Problem[Codes]):
 
     def __setstate__(self, held: dict[str, Any]) -> None:
         vars(self).update(held)  # with arrays of its own: Ray's cannot be written to, so loops would be compiled again
-        self.columns = Columns(*(each.copy() for each in held["columns"]))
+        self.columns = engine.Columns(*(each.copy() for each in held["columns"]))
         self._make_room()
 
-    def simulated(self, point: Codes) -> tuple[int, Tasks]:
+    def simulated(self, point: Codes) -> tuple[int, engine.Tasks]:
         """Return nanoseconds of a step, and its tasks, which the next simulation overwrites."""
         codes, sync = np.array(point, dtype=np.int64), SYNCHRONISATIONS[self.synchronisation]
         model, cluster = tuple(self.columns), tuple(self.machine)
         while True:
             tasks = self._tasks
-            found = simulate_strategy(codes, model, cluster, sync, tuple(tasks), self._held, self._counts)
-            if found >> (63 - ID_BITS):
+            found = engine.simulate_strategy(codes, model, cluster, sync, tuple(tasks), self._held, self._counts)
+            if found >> (63 - engine.ID_BITS):
                 raise ForetraceError(f"a step must end within half an hour, got {found / 1e9:.0f} s; give less work.")
             if found:
                 return found, tasks
             count, followers = (max(int(need), size) for need, size in
                                 zip(self._counts[:2], (len(tasks.takes), len(tasks.target)), strict=True))  # fmt: skip
-            if count >= 1 << ID_BITS:
-                raise ForetraceError(f"a step must have fewer than {1 << ID_BITS:,} tasks, got {count:,}.")
-            self._tasks = room(2 * count, 2 * followers)
+            if count >= 1 << engine.ID_BITS:
+                raise ForetraceError(f"a step must have fewer than {1 << engine.ID_BITS:,} tasks, got {count:,}.")
+            self._tasks = engine.room(2 * count, 2 * followers)
 
     def counted(self, point: Codes) -> StepCounts:
         """Return what a step comes to, whether it fits or not."""
@@ -350,7 +341,7 @@ class LeastMemory(SoapProblem):
         return float(self._held.max())
 
 
-def _followers(tasks: Tasks, task: int) -> list[int]:
+def _followers(tasks: engine.Tasks, task: int) -> list[int]:
     found, at = dict[int, None](), int(tasks.head[task])
     while at >= 0:
         found[int(tasks.target[at])] = None
@@ -358,7 +349,7 @@ def _followers(tasks: Tasks, task: int) -> list[int]:
     return list(found)
 
 
-def _resources(tasks: Tasks, task: int, cluster: Cluster) -> list[int]:
+def _resources(tasks: engine.Tasks, task: int, cluster: Cluster) -> list[int]:
     """Return what a task holds, as the compiled loop numbers devices, links and interfaces."""
     ring, n, per_node = int(tasks.ring[task]), cluster.workers, cluster.per_node
     if not ring:

@@ -8,7 +8,7 @@ from math import gcd
 from typing import NamedTuple
 
 from foretrace.errors import ForetraceError
-from foretrace.names import question, resolve
+from foretrace.names import chosen, question
 from foretrace.plan.transformers.model import ENDS, Parallelism
 from foretrace.plan.transformers.space import multiple
 
@@ -46,9 +46,7 @@ def named(name: str, devices: int, **given: int) -> Parallelism:
 
     Raises ForetraceError for an unknown name, and for degrees that do not divide the devices.
     """
-    found = resolve(name.replace(" ", "-"), STRATEGIES)
-    if not found:
-        raise ForetraceError(f"there is no strategy {name!r}; {question(name, STRATEGIES)}")
+    found = chosen(name.replace(" ", "-"), STRATEGIES, f"there is no strategy {name!r}")
     strategy = STRATEGIES[found]
     for key, value in {"devices": devices, **given}.items():
         if key != "devices" and key not in Parallelism.__dataclass_fields__:

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 from foretrace.cost.operators import store
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, refused
 from foretrace.names import question
 from foretrace.serving.energy import machine, nvml
 from foretrace.serving.energy.environment import EnergyUse, Knob, Setting, TunedEnvironment
@@ -131,10 +131,8 @@ def _filled(word: str, values: Mapping[str, float]) -> str:
 
 def _run(words: Sequence[str]) -> None:
     """Run a command; where we are interrupted, it is killed. Raises ForetraceError where it fails."""
-    try:
+    with refused(f"cannot run {words[0]}", "give a command"):
         done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-    except OSError as error:
-        raise ForetraceError(f"cannot run {words[0]} ({error.strerror or error}); give a command.") from None
     if done.returncode:
         said = done.stderr.decode("utf-8", errors="replace").strip().splitlines()
         why = said[-1] if said else "it said nothing"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, refused
 
 SYSFS = Path("/sys")
 _SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the highest, where the driver lists no levels
@@ -150,22 +151,12 @@ def _packages(root: Path) -> list[Path]:
 
 
 def _number(file: Path) -> float:
-    try:
+    with refused(f"cannot read {file}", "run as root, or have it made readable"), suppress(ValueError):
         if 0 <= (found := float(file.read_text())) < inf:
             return found
-    except OSError as error:
-        raise ForetraceError(
-            f"cannot read {file} ({error.strerror or error}); run as root, or have it made readable."
-        ) from None
-    except ValueError:
-        pass
     raise ForetraceError(f"{file} holds no number; is its driver loaded?")
 
 
 def _write(file: Path, text: str) -> None:
-    try:
+    with refused(f"cannot write {file}", "run as root, or tune what needs no permission"):
         file.write_text(text)
-    except OSError as error:
-        raise ForetraceError(
-            f"cannot write {file} ({error.strerror or error}); run as root, or tune what needs no permission."
-        ) from None

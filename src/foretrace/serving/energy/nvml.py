@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, needing
 from foretrace.serving.energy.machine import Setter, State
 
 GPU_KNOBS = ("gpu-power-limit", "gpu-frequency", "gpu-memory-frequency")
@@ -71,12 +71,8 @@ class NvmlMeter:
 
 def library() -> Any:
     """Return NVML, ready to be asked. Raises MissingExtraError without the package, ForetraceError without a driver."""
-    try:
+    with needing("GPU settings need nvidia-ml-py; install it with pip install 'foretrace[energy]'."):
         found = import_module("pynvml")
-    except ImportError:
-        raise MissingExtraError(
-            "GPU settings need nvidia-ml-py; install it with pip install 'foretrace[energy]'."
-        ) from None
     try:
         found.nvmlInit()
     except found.NVMLError as error:

@@ -42,6 +42,7 @@ _LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 STATISTICS = (*_LEVELS, "mean")
 _TIME = re.compile(r"(\d+\.?\d*|\.\d+)(e-?\d+)?(s|ms|us|)")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
+_POINTS, _CURVE = 128, 64  # of curves over time, and of a distribution
 _FALLS_BEHIND = 2.0  # times the wait of earlier requests
 
 
@@ -115,6 +116,22 @@ class ServingFigures(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[LimitMet, ...]
 
 
+class LatencyCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of the answered requests that took so long or less."""
+
+    seconds: tuple[float, ...]
+    share: tuple[float, ...]
+
+
+class EngineCurves(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over equal stretches of time: share of the cache in use, running and waiting sequences of all engines."""
+
+    end_s: tuple[float, ...]
+    kv_use: tuple[float, ...]
+    running: tuple[float, ...]
+    waiting: tuple[float, ...]
+
+
 def measure(runs: Sequence[Served], steps: StepTimes, limits: Sequence[Limit] = ()) -> ServingFigures:
     """Return the figures of the first run; the others give the ranges."""
 
@@ -185,6 +202,31 @@ def goodput(run: Served, limits: Sequence[Limit]) -> float:
         values = each["tpot" if limit.latency == "itl" else limit.latency]
         kept &= np.isnan(values) | (values <= limit.seconds)
     return float(kept.sum()) / max(run.seconds, 1e-9)
+
+
+def distribution(run: Served, latency: str) -> LatencyCurve:
+    """Return how a latency is distributed over the answered requests."""
+    values, levels = latencies_of(run)[latency], np.linspace(0, 1, _CURVE)
+    values = values[~np.isnan(values)]
+    return LatencyCurve(
+        seconds=_short(np.quantile(values, levels) if len(values) else np.zeros(_CURVE)), share=_short(levels)
+    )
+
+
+def over_time(run: Served) -> EngineCurves:
+    """Return what the engines held while they ran."""
+    used = max(int(np.ceil(run.seconds / run.interval_s)), 1)
+    together = -(-used // _POINTS)
+    rows = run.over_time[: -(-used // together) * together]
+    rows = np.vstack([rows, np.zeros((-len(rows) % together, 3))]).reshape(-1, together, 3).sum(1)
+    ends = np.minimum(np.arange(1, len(rows) + 1) * together * run.interval_s, run.seconds)
+    means = rows / np.maximum(np.diff(ends, prepend=0.0), 1e-12)[:, None]
+    kv, running, waiting = means.T / np.array([[run.blocks * run.replicas], [1], [1]])
+    return EngineCurves(end_s=_short(ends), kv_use=_short(kv), running=_short(running), waiting=_short(waiting))
+
+
+def _short(values: Float64) -> tuple[float, ...]:
+    return tuple(float(f"{each:.5g}") for each in values.tolist())
 
 
 def _rates(run: Served, steps: StepTimes, limits: Sequence[Limit]) -> dict[str, float | None]:

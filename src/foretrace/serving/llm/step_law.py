@@ -19,7 +19,7 @@ from foretrace import shipped
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device
-from foretrace.names import question, resolve
+from foretrace.names import chosen
 from foretrace.serving.llm.served_model import ServedModel
 
 
@@ -99,10 +99,8 @@ LAWS = {each.engine: each for each in shipped.rows("foretrace.serving.llm", "law
 
 def law_of(engine: str) -> StepLaw:
     """Return the fitted law of an engine. Raises ForetraceError."""
-    found = resolve(engine, LAWS, {"tensorrt-llm": "trtllm"})
-    if not found:
-        raise ForetraceError(f"`engine=` must be one of {', '.join(LAWS)}, got {engine!r}; {question(engine, LAWS)}")
-    return LAWS[found]
+    wrong = f"`engine=` must be one of {', '.join(LAWS)}, got {engine!r}"
+    return LAWS[chosen(engine, LAWS, wrong, {"tensorrt-llm": "trtllm"})]
 
 
 _ACROSS = 2.5  # times the latency of a collective, where machines take part; of NCCL's constants for both
@@ -110,10 +108,9 @@ _ACROSS = 2.5  # times the latency of a collective, where machines take part; of
 
 def number_format(name: str) -> NumberFormat:
     """Return the format of this name. Raises ForetraceError."""
-    found = resolve(name, FORMATS, {"nvfp4": "fp4", "fp16": "bf16", "fp8_block": "fp8", "int4_wo": "int4"})
-    if not found:
-        raise ForetraceError(f"`dtype=` must be one of {', '.join(FORMATS)}, got {name!r}; {question(name, FORMATS)}")
-    return FORMATS[found]
+    wrong = f"`dtype=` must be one of {', '.join(FORMATS)}, got {name!r}"
+    aliases = {"nvfp4": "fp4", "fp16": "bf16", "fp8_block": "fp8", "int4_wo": "int4"}
+    return FORMATS[chosen(name, FORMATS, wrong, aliases)]
 
 
 def peak_flops(device: Device, kind: str) -> float:

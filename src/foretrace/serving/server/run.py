@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, refused
 from foretrace.executor import cores
 from foretrace.hardware.processor import allowed_cores
 from foretrace.reading import read_struct
@@ -98,12 +98,8 @@ def run_server(
             access_log=False, server_header=False, ssl_certfile=certificate, ssl_keyfile=key,
             timeout_graceful_shutdown=_DRAIN_S,
         )  # fmt: skip
-        try:
+        with refused("the certificate or its key cannot be used", "give both as PEM files"):
             config.load()
-        except OSError as error:
-            raise ForetraceError(
-                f"the certificate or its key cannot be used ({error.strerror or error}); give both as PEM files."
-            ) from None
         server = uvicorn.Server(config)
         # Signals are ours: they end the loading of a model as well.
         server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]
@@ -139,12 +135,8 @@ def run_server(
 
 
 def _listening(host: str, port: int, token: str) -> socket.socket:
-    try:
+    with refused(f"`host={host}` is no address of this machine", "give 127.0.0.1"):
         family, kind, number, _, address = socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)[0]
-    except OSError as error:
-        raise ForetraceError(
-            f"`host={host}` is no address of this machine ({error.strerror}); give 127.0.0.1."
-        ) from None
     if not token and not ip_address(address[0]).is_loopback:
         raise ForetraceError(
             f"`host={host}` lets other machines ask, which needs a token; give `token_file=FILE`, or set {TOKEN}."

@@ -20,14 +20,7 @@ from foretrace.graph import edit
 from foretrace.graph.select import trained
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter
-from foretrace.techniques.compute.batching import (
-    HAND_ON,
-    Resize,
-    micro_batches,
-    parameter_shapes,
-    recorded_size,
-    with_facts,
-)
+from foretrace.techniques.compute import batching
 from foretrace.techniques.compute.classes import WorkClass, operator_class
 from foretrace.training.batches import resized
 from foretrace.training.training import Training
@@ -86,7 +79,7 @@ class BatchSize(OnSamples):
             raise self.refuse("the batch has that size already; ask for another one.")
         plan = self.planned(graph, Rescaling.of(graph, resize, factor))
         result = plan.on(graph, self.values(graph))
-        parts = micro_batches(graph)
+        parts = batching.micro_batches(graph)
         now = (
             f"{resize.after * parts} samples instead of {resize.before * parts}"
             if resize
@@ -95,7 +88,7 @@ class BatchSize(OnSamples):
         what = f"a step takes {now}: compare the time per sample, and mind that training itself changes"
         if resize is not None:
             size, facts = resize.after * parts, graph.info.recording
-            result = with_facts(
+            result = batching.with_facts(
                 result,
                 loaders=[{**each, "batch_size": size} for each in facts.get("loaders", [])],
                 options={**facts.get("options", {}), "samples": size},
@@ -108,15 +101,15 @@ class BatchSize(OnSamples):
         loader = resized(training.loader, self._new_size(training.batch_size))
         return replace(training, loader=loader)
 
-    def _resize(self, graph: TaskGraph) -> Resize | None:
+    def _resize(self, graph: TaskGraph) -> batching.Resize | None:
         """Return the sizes before and after; None where the recording does not tell and only a factor is asked for."""
         self._check()
-        before = self.recorded or recorded_size(graph)
+        before = self.recorded or batching.recorded_size(graph)
         if before > 0:
-            after, parts = self._new_size(before), micro_batches(graph)
+            after, parts = self._new_size(before), batching.micro_batches(graph)
             if before % parts or after % parts:
                 raise self.refuse(f"a batch of {after} samples cannot be cut into its {parts} equal parts.")
-            return Resize(before=before // parts, after=after // parts, fixed=parameter_shapes(graph))
+            return batching.Resize(before=before // parts, after=after // parts, fixed=batching.parameter_shapes(graph))
         if self.to is not None:
             raise self.refuse("the recording does not say how many samples a batch has; give recorded= or by=.")
         return None
@@ -147,7 +140,7 @@ class BatchSize(OnSamples):
             raise self.refuse(f"recorded must be 1 or more, got {self.recorded}; it is samples per step as recorded.")
 
 
-def sample_twins(graph: TaskGraph, resize: Resize) -> Twins:
+def sample_twins(graph: TaskGraph, resize: batching.Resize) -> Twins:
     """Return operators of forward and backward that count samples, beside the same calls on the other batch."""
     return Twins.of(graph, _operators(graph), resize.twin)
 
@@ -156,7 +149,7 @@ def sample_twins(graph: TaskGraph, resize: Resize) -> Twins:
 class Rescaling:
     """Which tasks of a graph work on samples, and what is known about each (n rows)."""
 
-    resize: Resize | None
+    resize: batching.Resize | None
     factor: float  # new samples per step relative to the old ones
     ratio: Float64  # time after relative to before where it was measured, else NaN
     operators: dict[str, Mask]  # unmeasured operators by the name of their fixed share
@@ -164,7 +157,7 @@ class Rescaling:
     loading: Mask
 
     @classmethod
-    def of(cls, graph: TaskGraph, resize: Resize | None, factor: float) -> Rescaling:
+    def of(cls, graph: TaskGraph, resize: batching.Resize | None, factor: float) -> Rescaling:
         kernels = trained(graph) & (graph.kind == TaskKind.KERNEL)
         copies = graph.on_device & ~graph.gone & (graph.kind == TaskKind.COPY) & (graph.phase != Phase.OPTIMIZER)
         kernels |= copies & (graph.nbytes >= _COPY_BYTES)
@@ -245,7 +238,7 @@ class Rescaling:
 
 def _operators(graph: TaskGraph) -> Mask:
     """Return ATen operators of forward and backward in a recording without kernels, those left out that hand on."""
-    own = np.array([name.startswith("aten::") and name not in HAND_ON for name in graph.names], dtype=np.bool_)
+    own = np.array([name.startswith("aten::") and name not in batching.HAND_ON for name in graph.names], dtype=np.bool_)
     return np.asarray(trained(graph) & (graph.kind == TaskKind.OPERATOR) & (graph.op >= 0) & own[graph.op])
 
 

@@ -27,7 +27,7 @@ from foretrace.graph.work import conv_output, tensors
 from foretrace.reading import parse_json, read_text
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.classes import WorkClass, classify
-from foretrace.trace.trace import decode_shapes
+from foretrace.trace.trace import told_shapes
 
 _STATED = re.compile(r"(\d*\.?\d+)(?:(?:±|\+-)(\d*\.?\d+))?")
 # Cycles with masks of six trained networks over those with as many zeros drawn, all layers alike, lie in 0.9 – 1.15
@@ -201,10 +201,7 @@ def _transposed(graph: TaskGraph, row: int) -> bool:
     at = {"aten::convolution": 6, "aten::_convolution": 6, "aten::convolution_backward": 7}.get(name)
     if at is None or graph.shape[row] < 0:
         return "transpose" in name
-    try:
-        return decode_shapes(graph.shapes[graph.shape[row]]).concrete[at] == "True"
-    except (msgspec.DecodeError, LookupError, ValueError, TypeError, RecursionError):
-        return False
+    return told_shapes(graph.shapes[graph.shape[row]]).concrete[at : at + 1] == ("True",)
 
 
 def _place(graph: TaskGraph, row: int) -> _Place | None:
@@ -213,10 +210,7 @@ def _place(graph: TaskGraph, row: int) -> _Place | None:
     """
     if min(graph.shape[row], graph.op[row]) < 0:
         return None
-    try:
-        dims = [tuple(each) for each, _ in tensors(decode_shapes(graph.shapes[graph.shape[row]]))]
-    except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
-        return None
+    dims = [tuple(each) for each, _ in tensors(told_shapes(graph.shapes[graph.shape[row]]))]
     told = conv_output(graph.names[graph.op[row]], graph.shapes[graph.shape[row]])
     given, weight = told[:2] if told else (*dims, (), ())[:2]
     if len(given) < 3 or len(given) != len(weight) or min(*given, *weight) < 1 or given[1] % weight[1]:

@@ -25,16 +25,8 @@ from foretrace.simulate.overlap import covered
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.base import Technique, parameter, prior
 from foretrace.techniques.compute.batching import with_facts
+from foretrace.techniques.distributed import on_links
 from foretrace.techniques.distributed.messages import HIERARCHICAL
-from foretrace.techniques.distributed.on_links import (
-    Moved,
-    PlacedTransfers,
-    PutIn,
-    as_flows,
-    recorded,
-    recorded_workers,
-    sharing,
-)
 
 MEASURED = "measured"
 FACT = "contention"  # of a graph whose transfers have shared links already
@@ -130,13 +122,13 @@ class Contention(Technique):
 
     def _found(
         self, graph: TaskGraph, before: Timeline, live: Mask, facts: dict[str, Any]
-    ) -> tuple[Cluster, Float64, PlacedTransfers]:
+    ) -> tuple[Cluster, Float64, on_links.PlacedTransfers]:
         """Return the cluster, what its links carry (L, bytes per second), and the transfers of the graph on them."""
         if facts:
-            messages = PutIn(facts=facts, groups=self.groups)
+            messages = on_links.PutIn(facts=facts, groups=self.groups)
             cluster, capacity = self._cluster(self.network or self._text(facts), messages.workers)
             return cluster, capacity, messages.found(graph, live, cluster)
-        workers = recorded_workers(graph)
+        workers = on_links.recorded_workers(graph)
         if not workers:
             raise self.refuse("the recording does not tell how many workers there are; record all ranks of the run.")
         if self.groups != 1:
@@ -144,7 +136,7 @@ class Contention(Technique):
         if not self.network:
             raise self.refuse("the recording does not tell its network; give the file of its cluster (network=).")
         cluster, capacity = self._cluster(self.network, workers)
-        found = recorded(graph, before, live, cluster)
+        found = on_links.recorded(graph, before, live, cluster)
         if not found.moved:
             raise self.refuse(
                 "the recording does not tell who takes part in its transfers; record all ranks of the run."
@@ -173,7 +165,7 @@ class Contention(Technique):
         )
 
     def _transfers_note(self, run: _Runs, cluster: Cluster, now: Float64, background: float) -> Change:
-        mask, load = sharing(run.flows, len(now), run.begin, run.finish)
+        mask, load = on_links.sharing(run.flows, len(now), run.begin, run.finish)
         mask |= [each.joined for each in run.moved]
         count, total_ns = len(mask), sum(each.alone_ns for each in run.moved)
         what = f"{int(mask.sum())} of {count} transfers share a link of {cluster.name} with another one"
@@ -188,7 +180,7 @@ class Contention(Technique):
             what += ": none takes longer"
         return Change(what=what, tasks=sum(len(each.rows) for each in run.moved))
 
-    def _limits_notes(self, graph: TaskGraph, found: PlacedTransfers) -> list[Change]:
+    def _limits_notes(self, graph: TaskGraph, found: on_links.PlacedTransfers) -> list[Change]:
         """Return what a recording of collectives leaves open."""
         what = (
             "recorded transfers are taken as alone on their links: what they shared there counts twice if they still do"
@@ -250,15 +242,15 @@ class _Runs:
     """
 
     def __init__(
-        self, graph: TaskGraph, before: Timeline, moved: Sequence[Moved], capacity: Float64, now: Float64,
+        self, graph: TaskGraph, before: Timeline, moved: Sequence[on_links.Moved], capacity: Float64, now: Float64,
         slowing: Interference | None, *, put_in: bool,
     ) -> None:  # fmt: skip
         """Take `capacity`, what links (L, bytes per second) carry for a transfer alone, `now` what they carry."""
         self.moved = moved
         bare = graph if slowing is None or put_in else _lonely(graph, before, slowing)
-        self.flows, links = as_flows(moved, capacity, now)
+        self.flows, links = on_links.as_flows(moved, capacity, now)
         start, end = simulate_flows(bare, self.flows, links, interference=slowing)
-        own, links = as_flows(moved, capacity, now, shared=False)
+        own, links = on_links.as_flows(moved, capacity, now, shared=False)
         start_own, end_own = simulate_flows(bare, own, links, interference=None if put_in else slowing)
         first = np.array([start[list(each.rows)].max() for each in moved], dtype=np.int64)
         self.finish = np.array([end[list(each.rows)].max() for each in moved], dtype=np.int64)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from foretrace.arrays import Array, Float64, Int64
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, MissingExtraError, needing
 from foretrace.names import numbers
 from foretrace.reading import DAMAGED, Budget, parse_npz, read_bytes, read_text
 from foretrace.training.rows.rows import within
@@ -208,11 +208,9 @@ def _whole(name: str, values: Array) -> Int64:
 
 
 def _parquet(data: bytes) -> _Columns:
-    try:
+    with needing("pyarrow is needed to read ids: pip install 'foretrace[tables]'."):
         import pyarrow as arrow
         from pyarrow import parquet
-    except ImportError:
-        raise MissingExtraError("pyarrow is needed to read ids: pip install 'foretrace[tables]'.") from None
     try:
         file, budget, batches = parquet.ParquetFile(BytesIO(data)), Budget(len(data)), []
         for batch in file.iter_batches():

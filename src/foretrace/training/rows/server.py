@@ -25,7 +25,7 @@ from enum import IntEnum
 import numpy as np
 
 from foretrace.arrays import Array, Float32, Int64
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, refused
 from foretrace.training.rows.optimizers import RowOptimizer, add_up
 from foretrace.training.rows.rows import Rows
 
@@ -232,15 +232,11 @@ class RemoteRows(Rows):
         self.address, self.rank, self._pace = address, rank, pace
         self._lock = threading.Lock()
         self._numbers: type[np.generic] = np.uint32
-        try:
+        with refused(f"no row server answers at {address[0]}:{address[1]}", "start it first"):
             self._socket = socket.create_connection(address, timeout=PATIENCE_S + 10)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not urgent:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
-        except OSError as error:
-            raise ForetraceError(
-                f"no row server answers at {address[0]}:{address[1]} ({error.strerror or error}); start it first."
-            ) from None
         try:
             count, width = struct.unpack("<QQ", self._ask(RowRequest.HELLO, 0, np.empty(0, np.int64), token))
         except ForetraceError:

@@ -22,13 +22,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from foretrace.errors import ForetraceError, NotApplicableError
-from foretrace.training.second_order.factors import (
-    find_layers,
-    gradient_of,
-    input_factor,
-    output_factor,
-    put_gradient,
-)
+from foretrace.training.second_order.factors import find_layers, gradient_of, input_factor, output_factor, put_gradient
 from foretrace.training.second_order.grid import share_out, triangle
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
-from foretrace.names import keyed, question, resolve
+from foretrace.names import chosen, keyed
 
 _TRIES = 10  # of drawing proportions, as Flower's
 
@@ -90,9 +90,7 @@ PARTITIONS: dict[str, Callable[..., list[Int64]]] = {
 def partition(text: str, labels: Int64, partitions: int, *, seed: int = 0) -> list[Int64]:
     """Return samples of each worker, as written: "dirichlet alpha=0.1". labels: (samples). Raises ForetraceError."""
     name, *words = text.split() or ("",)
-    found = resolve(name, PARTITIONS)
-    if found is None:
-        raise ForetraceError(f"there is no partition {name!r}; {question(name, PARTITIONS)}")
+    found = chosen(name, PARTITIONS, f"there is no partition {name!r}")
     if not 1 <= partitions <= len(labels):
         raise ForetraceError(f"Workers must be 1 to {len(labels)}, one sample each at least; got {partitions}.")
     known = list(PARTITIONS[found].__kwdefaults__ or ())

@@ -10,7 +10,7 @@ import numpy as np
 
 from foretrace.arrays import Float32, Int64
 from foretrace.errors import ForetraceError
-from foretrace.names import keyed, question, resolve
+from foretrace.names import chosen, keyed
 from foretrace.training.compression.settings import CompressionSettings, kept, share_at
 from foretrace.training.workers.adsp import Adsp
 from foretrace.training.workers.policy import Commit, Every, Pace, SyncPolicy
@@ -169,9 +169,7 @@ def parse(text: str) -> SyncPolicy:
     of range.
     """
     name, *words = text.split() or ("",)
-    found = resolve(name, POLICIES, ALIASES)
-    if found is None:
-        raise ForetraceError(f"there is no policy {name!r}; {question(name, POLICIES, ALIASES)}")
+    found = chosen(name, POLICIES, f"there is no policy {name!r}", ALIASES)
     kind = POLICIES[found]
     kinds = {each.name: str(each.type) for each in fields(kind)}
     given = {}

@@ -26,7 +26,7 @@ from foretrace.cost.devices.learned.gemm16 import Gemm16
 from foretrace.cost.devices.measured import Measured
 from foretrace.cost.operators import store
 from foretrace.deadline import Deadline
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError, needing
 from foretrace.executor import Progress
 from foretrace.files import write_bytes
 from foretrace.hardware.devices import Device, named
@@ -178,10 +178,8 @@ def here() -> Device:
     """Return the GPU of this machine. Raises ForetraceError where PyTorch sees none, or one that the catalog lacks."""
     from foretrace.hardware.devices import find
 
-    try:
+    with needing("calibrate needs PyTorch; install it in this environment."):
         import torch
-    except ImportError:
-        raise MissingExtraError("calibrate needs PyTorch; install it in this environment.") from None
     if not torch.cuda.is_available():
         raise ForetraceError(
             "PyTorch sees no GPU here; write the products with `plan=FILE`, time them where the GPU is, and give the "

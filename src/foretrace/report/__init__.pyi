@@ -1,0 +1,33 @@
+"""The modules of the package that commands name: `lazy.py` loads them from here."""
+
+from foretrace.report import advise as advise
+from foretrace.report import calibrate as calibrate
+from foretrace.report import check as check
+from foretrace.report import codesign as codesign
+from foretrace.report import compare as compare
+from foretrace.report import energy as energy
+from foretrace.report import estimate as estimate
+from foretrace.report import fleet as fleet
+from foretrace.report import fleet_page as fleet_page
+from foretrace.report import fleet_policies as fleet_policies
+from foretrace.report import fleet_questions as fleet_questions
+from foretrace.report import fleet_slurm as fleet_slurm
+from foretrace.report import html as html
+from foretrace.report import llm as llm
+from foretrace.report import models as models
+from foretrace.report import names as names
+from foretrace.report import optimise as optimise
+from foretrace.report import perfetto as perfetto
+from foretrace.report import plan as plan
+from foretrace.report import plan_rows as plan_rows
+from foretrace.report import plan_training as plan_training
+from foretrace.report import profile as profile
+from foretrace.report import programs as programs
+from foretrace.report import ranks as ranks
+from foretrace.report import serve as serve
+from foretrace.report import show as show
+from foretrace.report import tools as tools
+from foretrace.report import units as units
+from foretrace.report import verification as verification
+from foretrace.report import whatif as whatif
+from foretrace.report import workers as workers

@@ -1,0 +1,5 @@
+"""Which version is installed."""
+
+from importlib.metadata import version
+
+__version__ = version("foretrace")
