@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import typer
 
-from foretrace.cli import app
+from foretrace.cli import app, main
 from tests.cli.conftest import DATA, Cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -360,3 +361,14 @@ def test_words_are_completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_a_shell_is_left_to_complete_paths(completion: Callable[..., list[str]]) -> None:
     assert not any(completion("bash", ["foretrace", "show", "rec"]))  # then `complete -o default` names files
+
+
+def test_a_process_that_ends_searches_for_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretrace.cli.app.run", lambda _: 3)
+    monkeypatch.setattr("sys.argv", ["foretrace"])
+    try:
+        with pytest.raises(SystemExit, match="3"):
+            main()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import MissingExtraError
-from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
+from foretrace.graph.sound import LATEST
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate import engine
 from foretrace.simulate.replay import replay, replay_variants
 from foretrace.simulate.schedule import schedule, schedule_in_order
@@ -138,6 +139,20 @@ def test_scaled_durations_round_halves_to_even() -> None:
     longer = small_graph([(0, TaskKind.CPU, 2**53 + 2), (1, TaskKind.KERNEL, 7)], [])  # too long for the quicker loop
     ends = replay_variants(longer, np.zeros(2, dtype=np.int32), np.array([[0.5, 1.0]]), full=True)
     assert ends.tolist() == [[2**52 + 1, 2**53 + 2], [4, 7]]
+
+
+@pytest.mark.parametrize("release", [NO_RELEASE, -LATEST, 0, 2**59 - 20, 2**59, LATEST])
+def test_variants_are_exact_however_early_or_late(release: int) -> None:
+    """From the earliest release and the longest wait before it to later than the quicker loop goes."""
+    graph = small_graph(
+        [(0, TaskKind.CPU, 7), (1, TaskKind.KERNEL, 9), (1, TaskKind.KERNEL, 4)],
+        [(0, 1, EdgeKind.LAUNCH, -LATEST, True), (0, 2, EdgeKind.LAUNCH, 3, False), (1, 2, EdgeKind.STREAM, 1, False)],
+    )
+    graph = graph.with_columns(release=np.array([release, NO_RELEASE, NO_RELEASE]))
+    group, scale = np.arange(3, dtype=np.int32), np.array([[1.0, 0.0], [1.0, -0.0], [1.0, 0.5]])
+    for gone in (None, np.eye(3, 2, dtype=np.bool_)):
+        ends = replay_variants(graph, group, scale, gone, full=True)
+        assert ends.tolist() == twins.replay_variants(graph, group, scale, gone)
 
 
 def test_an_unordered_lane_prefers_small_priorities() -> None:

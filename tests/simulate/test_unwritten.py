@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
-from foretrace.graph.taskgraph import ALL_COLUMNS, TaskGraph
+from foretrace.graph.taskgraph import ALL_COLUMNS, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate import engine
 from foretrace.simulate.flows.flows import simulate_flows
 from foretrace.simulate.replay import replay, replay_copies, replay_variants, structure
 from foretrace.simulate.schedule import schedule_in_order
 from foretrace.simulate.timeline import simulate
 from foretrace.simulate.unwritten import POISON, poisoned, unwritten, written
+from tests.simulate.small import small_graph
 from tests.simulate.test_flows import capacities, flows_of
 from tests.strategies import task_graphs
 
@@ -83,10 +84,24 @@ def test_poison_shows_what_a_pass_left_out() -> None:
     for column in columns:
         column.flags.writeable = False
     with poisoned():
-        start, end = unwritten(n), unwritten(n)
-        loop(*columns, start, end)
+        times = unwritten(2 * n)
+        loop(*columns, times)
         with pytest.raises(AssertionError, match="1 of 3 times come from memory that nobody wrote"):
-            written(start)
+            written(times[n:])
+
+
+def test_poison_shows_in_variants() -> None:
+    """A slot that is read and never written, behind the back of what lays slots out, is caught."""
+    graph = small_graph(
+        [(0, TaskKind.CPU, 5), (0, TaskKind.CPU, 5), (0, TaskKind.CPU, 6)],
+        [(0, 1, EdgeKind.PROGRAM, 0, False), (1, 2, EdgeKind.PROGRAM, 0, False)],
+    )
+    group, scale = np.zeros(3, dtype=np.int32), np.ones((1, 2))
+    replay_variants(graph, group, scale)
+    *edges, read, slot, used = graph.passed["value slots"]
+    graph.passed["value slots"] = (*edges, read + np.uint32(used), slot, 2 * used)
+    with poisoned(), pytest.raises(AssertionError, match="come from memory that nobody wrote"):
+        replay_variants(graph, group, scale)
 
 
 @given(task_graphs())

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the `foretrace` command."""
+    import gc
     import sys
 
     from foretrace.cli.app import run
 
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    gc.freeze()  # the process ends: Python would search all that PyTorch has loaded for garbage, a second
+    sys.exit(code)

@@ -25,21 +25,21 @@ UNREACHED = NO_RELEASE // 2  # tails below this lead nowhere, whatever was added
 
 @njit(_nrt=False)
 def replay(
-    in_ptr: Int64, src: UInt32, from_start: UInt8, lag: Int64, dur: Int64, delay: Int64, release: Int64,
-    start: Int64, end: Int64,
+    in_ptr: Int64, src: UInt32, from_start: UInt8, lag: Int64, dur: Int64, delay: Int64, release: Int64, times: Int64
 ) -> None:  # fmt: skip
-    """Fill `start` and `end` (n) in one pass over the rows."""
+    """Fill `times` (2n), the ends of all rows and then their starts, in one pass over the rows."""
+    n = np.uint64(len(dur))
     e = np.uint64(0)
-    for v in range(len(dur)):
+    for v in range(n):
         at = release[v]
         stop = np.uint64(in_ptr[v + 1])
         while e < stop:
-            u = np.uint64(src[e])
-            at = max(at, (start[u] if from_start[e] else end[u]) + lag[e])
+            # An index in place of a branch, which a processor guesses badly; whether LLVM makes one differs.
+            at = max(at, times[np.uint64(src[e]) + n * np.uint64(from_start[e])] + lag[e])
             e += ONE
         at += delay[v]
-        start[v] = at
-        end[v] = at + dur[v]
+        times[n + v] = at
+        times[v] = at + dur[v]
 
 
 @njit(_nrt=False)
@@ -130,45 +130,41 @@ def replay_variants(
 @njit(_nrt=False)
 def replay_side_by_side(
     in_ptr: Int64, read: UInt32, slot: Int32, values: Int64, edge_kind: UInt8, lag: Int64, dur: Int64, delay: Int64,
-    release: Int64, group: Int32, scale: Float64, stays: Int64, any_gone: UInt8, ceiling: Int64, rows: Int32,
-    out: Int64,
+    release: Int64, group: Int32, scale: Float64, gone: Int64 | None, ceiling: Int64, rows: Int32, out: Int64,
 ) -> None:  # fmt: skip
-    """Replay as `replay_variants` does, sixteen variants at a time, no `meets`; durations below `LARGEST`."""
+    """Replay as `replay_variants` does, many variants at a time, no `meets`, within the limits of `vectors`.
+
+    `gone` is −1 where a task is gone and 0 where it stays, None where all stay. Where any is gone all tasks take the
+    same path: a processor guesses badly which.
+    """
     blocks, groups, width = scale.shape
     for block in range(blocks):
         next_row = 0
         first = np.uint64(0)
         for v in range(len(dur)):
             stop = np.uint64(in_ptr[v + 1])
-            g = np.uint64(group[v] + 1)
-            factors = (block * groups + np.int64(g)) * width
+            factors = (block * groups + np.int64(group[v]) + 1) * width
             start, end = np.int64(slot[2 * v + 1]) * width, np.int64(slot[2 * v]) * width
-            some_gone, free, length = any_gone[block, g], vectors.spread(release[v]), np.float64(dur[v])
+            free, length = vectors.spread(release[v] + vectors.ZERO), np.float64(dur[v])
             for k in range(0, width, vectors.LANES):
-                at, wait, e = free, vectors.spread(delay[v]), first
-                if some_gone:
-                    keep = vectors.load(stays, factors + k)
-                    wait = vectors.both(wait, keep)
-                    while e < stop:
-                        gone = min(lag[e], ceiling[edge_kind[e]])
-                        held = vectors.spread(gone)
-                        if gone < lag[e]:
-                            held = vectors.add(held, vectors.both(vectors.spread(lag[e] - gone), keep))
-                        anchor = vectors.load(values, np.int64(read[e]) * width + k)
-                        at = vectors.larger(at, vectors.add(anchor, held))
-                        e += ONE
-                else:
-                    while e < stop:
-                        anchor = vectors.load(values, np.int64(read[e]) * width + k)
-                        at = vectors.larger(at, vectors.add(anchor, vectors.spread(lag[e])))
-                        e += ONE
-                at = vectors.add(at, wait)
+                at, e = free, first
+                while e < stop:
+                    anchor = vectors.load(values, np.int64(read[e]) * width + k)
+                    ready = vectors.add(anchor, vectors.spread(lag[e]))
+                    if gone is not None:
+                        above = lag[e] - min(lag[e], ceiling[edge_kind[e]])
+                        ready = vectors.less(ready, vectors.spread(above), vectors.load(gone, factors + k))
+                    at = vectors.latest(at, ready)
+                    e += ONE
+                at = vectors.add(at, vectors.spread(delay[v]))
+                if gone is not None:
+                    at = vectors.less(at, vectors.spread(delay[v]), vectors.load(gone, factors + k))
                 vectors.store(values, start + k, at)
                 vectors.store(values, end + k, vectors.add(at, vectors.scaled(length, scale, factors + k)))
             first = stop
             while next_row < len(rows) and rows[next_row] == v:
                 for k in range(width):
-                    out[next_row, block * width + k] = values[np.uint64(slot[2 * v]), k]
+                    out[next_row, block * width + k] = values[np.uint64(slot[2 * v]), k] - vectors.ZERO
                 next_row += 1
 
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from foretrace.arrays import Array, Float64, Int32, Int64, Mask, UInt8, UInt32
-from foretrace.graph.sound import fixed, verify
+from foretrace.graph.sound import END, LONGEST, fixed, verify
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
 from foretrace.simulate.unwritten import unwritten, written
 
@@ -34,7 +34,6 @@ LAG_CEILING_WHEN_GONE[
 LAG_CEILING_WHEN_GONE.flags.writeable = False
 
 WIDEST_BLOCK = 64  # variants side by side; a few registers per 16
-LANES_OF_A_VECTOR = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +80,11 @@ def replay(graph: TaskGraph, *, structural: bool = False) -> tuple[Int64, Int64]
     from foretrace.simulate import engine  # loads the compiler
 
     columns = effective(graph, structural=structural)
-    start, end = unwritten(len(graph)), unwritten(len(graph))
-    times = (columns.lag, columns.dur, columns.delay, graph.release)
-    engine.replay(*structure(graph), *map(fixed, times), start, end)  # type: ignore[call-arg]
-    written(start, end)
+    times = unwritten((2, len(graph)))
+    given = (columns.lag, columns.dur, columns.delay, graph.release)
+    engine.replay(*structure(graph), *map(fixed, given), times.reshape(-1))  # type: ignore[call-arg]
+    written(times)
+    end, start = times
     return start, end
 
 
@@ -107,8 +107,10 @@ def replay_variants(
     rows = np.arange(len(graph), dtype=np.int32) if full else graph.marks
     if n_variants == 0 or len(rows) == 0:
         return np.zeros((len(rows), n_variants), dtype=np.int64)
+    from foretrace.simulate.vectors import LANES  # loads the compiler
+
     blocks = -(-n_variants // WIDEST_BLOCK)
-    width = -(-n_variants // (blocks * LANES_OF_A_VECTOR)) * LANES_OF_A_VECTOR
+    width = -(-n_variants // (blocks * LANES)) * LANES
     factors = np.ones((n_groups + 1, blocks * width))
     factors[1:, :n_variants] = scale
     removed = np.zeros(factors.shape, dtype=np.bool_)
@@ -138,7 +140,7 @@ def replay_copies(graph: TaskGraph, meets: Mask, group: Int32, scale: Float64, r
     n_groups, copies = _check_groups(graph, group, scale)
     if meets.shape != (graph.edges,) or copies < 1:
         raise ValueError(f"meets: want {graph.edges} edges, and at least one copy")
-    width = -(-copies // LANES_OF_A_VECTOR) * LANES_OF_A_VECTOR
+    width = -(-copies // 16) * 16  # whole vectors
     factors = np.ones((1, n_groups + 1, width))
     factors[0, 1:, :copies] = scale
     factors[0, 1:, copies:] = scale[:, :1]  # what fills the last vector arrives with the first copy
@@ -157,20 +159,25 @@ def _side_by_side(
     read, slot, used = _value_slots(graph)
     in_order = np.argsort(rows, kind="stable")
     out = unwritten((len(rows), blocks * width))
-    arguments = (
-        fixed(graph.in_ptr), read, slot, unwritten((used, width)), fixed(edge_classes(graph)), fixed(columns.lag),
-        fixed(columns.dur), fixed(columns.delay), fixed(graph.release), fixed(group), factors,
-        removed.astype(np.int64) - 1, np.asarray(removed.any(axis=2), dtype=np.uint8), LAG_CEILING_WHEN_GONE,
-        rows[in_order], out,
+    given = (
+        fixed(graph.in_ptr), read, slot, _on_lines(unwritten((used, width))), fixed(edge_classes(graph)),
+        fixed(columns.lag), fixed(columns.dur), fixed(columns.delay), fixed(graph.release), fixed(group),
+        _on_lines(factors),
     )  # fmt: skip
-    longest = float(columns.dur.max(initial=0)) * float(factors.max(initial=0))
-    if meets is None and longest < vectors.LARGEST and vectors.COMPILED:
-        engine.replay_side_by_side(*arguments)
+    longest, last = float(columns.dur.max(initial=0)) * float(factors.max(initial=0)), END
+    soon = float(graph.release.max(initial=0)) + len(graph) * longest < vectors.LATEST
+    to = (LAG_CEILING_WHEN_GONE, rows[in_order], out)
+    if meets is None and longest < vectors.LARGEST and soon and vectors.COMPILED:
+        last = vectors.LATEST + 2 * LONGEST
+        gone = _on_lines(-removed.astype(np.int64)) if removed.any() else None
+        engine.replay_side_by_side(*given, gone, *to)
     else:
-        engine.replay_variants(*arguments, None if meets is None else fixed(meets).view(np.uint8))
+        any_gone = np.asarray(removed.any(axis=2), dtype=np.uint8)
+        meet = None if meets is None else fixed(meets).view(np.uint8)
+        engine.replay_variants(*given, removed.astype(np.int64) - 1, any_gone, *to, meet)
     ends = np.empty_like(out)
     ends[in_order] = out
-    written(ends)
+    written(ends, last=last)
     return ends
 
 
@@ -201,7 +208,16 @@ def _check_groups(graph: TaskGraph, group: Int32, scale: Float64) -> tuple[int, 
 
 def _by_block(table: Array, blocks: int) -> Array:
     """Return groups x (blocks · width) -> blocks x groups x width."""
-    return np.ascontiguousarray(table.reshape(len(table), blocks, -1).swapaxes(0, 1))
+    return table.reshape(len(table), blocks, -1).swapaxes(0, 1)
+
+
+def _on_lines(table: Array) -> Array:
+    """Return a copy that begins with a cache line: a register's worth that lies on two takes twice as long."""
+    room = np.empty(table.nbytes + 64, dtype=np.uint8)
+    skip = -room.ctypes.data % 64
+    copy = room[skip : skip + table.nbytes].view(table.dtype).reshape(table.shape)
+    copy[...] = table
+    return copy
 
 
 def structure(graph: TaskGraph) -> tuple[Int64, UInt32, UInt8]:

@@ -30,11 +30,11 @@ def unwritten(shape: int | tuple[int, ...], dtype: type = np.int64) -> Array:
     return array
 
 
-def written(*times: Int64) -> None:
-    """Raise AssertionError, in the test mode, if a time (ns) comes from memory that nobody wrote."""
+def written(*times: Int64, last: int = END) -> None:
+    """Raise AssertionError, in the test mode, if a time (ns, up to `last`) comes from memory that nobody wrote."""
     if _value is not None:
         for array in times:
-            count = int(((array > END) | (array < -LATEST)).sum())
+            count = int(((array > last) | (array < -LATEST)).sum())
             if count:
                 raise AssertionError(f"{count} of {array.size} times come from memory that nobody wrote")
 

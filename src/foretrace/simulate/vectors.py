@@ -1,4 +1,4 @@
-"""Sixteen int64 side by side as one value of a compiled loop: what LLVM is not left to find by itself.
+"""Many int64 side by side as one value of a compiled loop: what LLVM is not left to find by itself.
 
 It finds vectors in a loop over variants, but tests for overlaps and finishes remainders per task, and converts floats
 to integers one by one where the processor has AVX2 and no more. `offset` counts elements from the beginning of a
@@ -10,33 +10,39 @@ contiguous array of any dimensions, and is not checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
-LANES = 16
+_features = cpu_target.target_context.codegen()._tm_features
+LANES = 32 if "+avx512f" in _features else 16  # four registers of 512 or 256 bits, eight of 128
 COMPILED = not numba.config.DISABLE_JIT  # type: ignore[attr-defined]  # plain Python has no such values
 _LONGS, _DOUBLES = ir.VectorType(ir.IntType(64), LANES), ir.VectorType(ir.DoubleType(), LANES)
 # Adding it to |x| < LARGEST leaves no bits behind the point: the sum is x rounded to the nearest integer, halves to
 # even, in the low bits of its mantissa.
 _ROUNDS = 1.5 * 2.0**52
 LARGEST = 2.0**51
+# A time of t ns is the int64 ZERO + t. Its bits are those of a positive float64, and later ones are larger: floats are
+# compared in one instruction where int64 take four, with AVX2 and no more. That holds from NO_RELEASE and any lag to
+# 138 years: releases and durations of a sound graph that reach to LATEST, with its delays and lags, stay well below.
+ZERO = int(np.float64(_ROUNDS).view(np.int64))
+LATEST = 1 << 59
 
 
-class _Sixteen(types.Type):
+class _Many(types.Type):
     def __init__(self) -> None:
-        super().__init__(name="foretrace.simulate.Sixteen")
+        super().__init__(name="foretrace.simulate.Many")
 
 
-SIXTEEN = _Sixteen()
+MANY = _Many()
 
 
-@register_model(_Sixteen)
+@register_model(_Many)
 class _Model(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _LONGS)
@@ -53,54 +59,70 @@ def _at(context: Any, builder: Any, vector: Any, kind: Any, array: Any, offset: 
     return builder.bitcast(builder.gep(data, [offset]), vector.as_pointer())
 
 
-def _of_two(made: Callable[[Any, Any, Any], Any]) -> Any:
-    def typed(_: Any, a: Any, b: Any) -> Any:
-        return SIXTEEN(SIXTEEN, SIXTEEN), lambda _context, builder, _signature, args: made(builder, *args)
+def _latest(builder: Any, a: Any, b: Any) -> Any:
+    name, kind = f"llvm.maxnum.v{LANES}f64", ir.FunctionType(_DOUBLES, [_DOUBLES, _DOUBLES])
+    maximum = cgutils.get_or_insert_function(builder.module, kind, name)
+    pair = builder.bitcast(a, _DOUBLES), builder.bitcast(b, _DOUBLES)
+    return builder.bitcast(builder.call(maximum, pair, fastmath=("nnan", "nsz")), _LONGS)
 
-    return intrinsic(typed)
+
+@intrinsic
+def add(_: Any, a: Any, b: Any) -> Any:
+    """Return the sums."""
+    return MANY(MANY, MANY), lambda _context, builder, _signature, args: builder.add(*args)
 
 
-add = _of_two(lambda builder, a, b: builder.add(a, b))
-both = _of_two(lambda builder, a, b: builder.and_(a, b))
-larger = _of_two(lambda builder, a, b: builder.select(builder.icmp_signed(">", a, b), a, b))
+@intrinsic
+def latest(_: Any, a: Any, b: Any) -> Any:
+    """Return the later of two times."""
+    return MANY(MANY, MANY), lambda _context, builder, _signature, args: _latest(builder, *args)
+
+
+@intrinsic
+def less(_: Any, a: Any, b: Any, where: Any) -> Any:
+    """Return a - b where all bits are set, and a where none is."""
+
+    def made(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.sub(args[0], builder.and_(args[1], args[2]))
+
+    return MANY(MANY, MANY, MANY), made
 
 
 @intrinsic
 def spread(_: Any, value: Any) -> Any:
-    """Return the same int64 sixteen times."""
-    return SIXTEEN(types.int64), lambda _context, builder, _signature, args: _spread(builder, args[0], _LONGS)
+    """Return the same int64 in all lanes."""
+    return MANY(types.int64), lambda _context, builder, _signature, args: _spread(builder, args[0], _LONGS)
 
 
 @intrinsic
 def load(_: Any, array: Any, offset: Any) -> Any:
-    """Return sixteen elements of an int64 array."""
+    """Return LANES elements of an int64 array."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_at(context, builder, _LONGS, signature.args[0], *args), align=8)
 
-    return SIXTEEN(array, types.int64), made
+    return MANY(array, types.int64), made
 
 
 @intrinsic
 def store(_: Any, array: Any, offset: Any, value: Any) -> Any:
-    """Write sixteen elements of an int64 array."""
+    """Write LANES elements of an int64 array."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[2], _at(context, builder, _LONGS, signature.args[0], *args[:2]), align=8)
         return context.get_dummy_value()
 
-    return types.void(array, types.int64, SIXTEEN), made
+    return types.void(array, types.int64, MANY), made
 
 
 @intrinsic
 def scaled(_: Any, length: Any, factors: Any, offset: Any) -> Any:
-    """Return a float64 times sixteen of an array as integers, halves to even; below LARGEST each."""
+    """Return a float64 times LANES elements of an array as integers, halves to even; below LARGEST each."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         factor = builder.load(_at(context, builder, _DOUBLES, signature.args[1], *args[1:]), align=8)
         product = builder.fmul(_spread(builder, args[0], _DOUBLES), factor)
         shifted = builder.fadd(product, ir.Constant(_DOUBLES, [_ROUNDS] * LANES))
-        bits = int(np.float64(_ROUNDS).view(np.int64))
-        return builder.sub(builder.bitcast(shifted, _LONGS), ir.Constant(_LONGS, [bits] * LANES))
+        return builder.sub(builder.bitcast(shifted, _LONGS), ir.Constant(_LONGS, [ZERO] * LANES))
 
-    return SIXTEEN(types.float64, factors, types.int64), made
+    return MANY(types.float64, factors, types.int64), made
