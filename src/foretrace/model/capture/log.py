@@ -22,7 +22,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.capture import known, scratch
 from foretrace.model.capture.repeated import RepeatedCalls
-from foretrace.model.operator_graph import BEFORE, EXPONENTIALS, Node, Role, Storage, Tensor
+from foretrace.model.operator_graph import BEFORE, EXPONENTIALS, SOFTMAXES, Node, Role, Storage, Tensor
 from foretrace.model.texts import arguments, call_text, dtype_name
 
 _LANES = 16  # numbers of a vector
@@ -288,7 +288,7 @@ class Log(TorchDispatchMode):
         """Note the share of denormal numbers, where the batch alone says it: see `OperatorGraph`."""
         rows = op in ("aten::mm", "aten::bmm")
         shares = [
-            known.denormal(each, _LANES if rows and i else 1)
+            known.vanishing(each) if op in SOFTMAXES else known.denormal(each, _LANES if rows and i else 1)
             for i, each in enumerate(made if op in EXPONENTIALS else given)
         ]
         if found := [share for share in shares if share is not None]:
