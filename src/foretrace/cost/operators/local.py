@@ -45,6 +45,7 @@ _ODD = 0.7  # logarithm: a time that is off by more from what the others say is 
 # Deviation per root of the factors of two that a call is larger than those that the prices were fitted to: prices that
 # were fitted to the smaller half of the pool hold for 94 of 100 calls of the larger half with it, at any distance.
 _BEYOND = 0.5
+_BEYOND_TOGETHER = 0.24  # of these, that all calls of a step have in common: it holds for 80 of 100
 _ENOUGH = 8  # operators, to say anything by leaving some out
 _ROUNDS = 8
 _SMALL_BYTES = 32 << 10  # calls below this were only measured with data near
@@ -333,7 +334,8 @@ class Local(CostModel):
         together = float(share @ among @ share - wide * share**2 @ beyond[most])
         among[np.diag_indices(len(most))] += np.where(here, own[1], 0.0)[most]
         found[at] *= np.where(here, 1.0, np.exp(-together / 2))
-        return found[which], float(np.sqrt(max(share @ among @ share, 0.0)))
+        common = _BEYOND_TOGETHER / _BEYOND * float(share @ np.sqrt(beyond[most]))
+        return found[which], float(np.sqrt(max(share @ among @ share, 0.0) + common**2))
 
     def shares(self, calls: Calls, place: Float64 | None = None) -> Float64:
         """Return the share of each of RESOURCES in the seconds of all calls that can be spoken of."""
