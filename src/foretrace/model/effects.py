@@ -224,15 +224,16 @@ class StepEffects:
             direct = sum(times * code[kind][at] for kind, times in _LAYER.items()) + 2 * shared[at]
             more = (seconds[_key("layers", size)] - seconds[_key("layers")]) / 8
             factors.append(more / max(direct, 1e-9))
-        wide, narrow = (
-            np.maximum([seconds[_key(f"{what}, transposed", m)] / seconds[_key(what, m)] for m in rows], 1.0)
-            if _key(what, rows[-1]) in seconds else None
-            for what, rows in ((_ROWS_OF_PRODUCT, _ROWS), (_NARROW_PRODUCT, _NARROW_ROWS))
-        )  # fmt: skip
+
+        def turned(what: str, rows: Sequence[int]) -> Float64:
+            return np.maximum([seconds[_key(f"{what}, transposed", m)] / seconds[_key(what, m)] for m in rows], 1.0)
+
+        wide = turned(_ROWS_OF_PRODUCT, _ROWS)
+        timed = _key(_NARROW_PRODUCT, _NARROW_ROWS[0]) in seconds
         plain, tiny = (seconds.get(_key(what, 256), 0.0) for what in ("product", "product of denormals"))
         return cls(
             code=code, shared=shared, far=far, turned=wide,
-            turned_narrow=np.append(wide, wide[-1]) if narrow is None else narrow,
+            turned_narrow=turned(_NARROW_PRODUCT, _NARROW_ROWS) if timed else np.append(wide, wide[-1]),
             framework=float(np.clip(np.mean(factors), 1.0, 4.0)),
             root_s=max(seconds[_key("roots of zeros")] - seconds[_key("roots")], 0.0) / _ELEMENTS,
             denormal_s=max(tiny - plain, 0.0) * _TINY_EVERY / (_TINY_ROWS * 256**2 / _LANES),

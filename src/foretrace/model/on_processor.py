@@ -53,7 +53,7 @@ _STRAY, _LEAST_STRAY = 0.5, 0.3
 _LEAST_VIEW = 0.1  # of a view called alone
 # Standard deviation of the logarithm of a step that no call explains, by seconds of the step: judged on development
 # models, small ones and some of full size, which err more.
-_STEP_ERROR = ((0.15, 0.06), (0.3, 0.1))
+_LASTING, _STEP_ERROR = (0.15, 0.3), (0.06, 0.1)
 _EFFECT_ERROR = 0.3  # of what a step does to its calls
 # Of products that may read denormal numbers, where the batch does not say how many: one in twenty makes products take 4
 # to 12 times as long (measured on products alone); how many there are, if any, nobody knows.
@@ -362,7 +362,7 @@ class Processor:
         spent[0] += total - own
         drifted = 1.0 if self.drift is None else float(spent @ self.drift[_PROBE_OF] / total)
         apart = np.log(self.slowed) ** 2 + np.log(drifted) ** 2
-        left = np.interp(total, *zip(*_STEP_ERROR, strict=True))
+        left = np.interp(total, _LASTING, _STEP_ERROR)
         deviation = np.sqrt(np.sum(np.square(unsure)) / total**2 + left**2 + apart)
         factor = float(np.exp(TENTH * deviation))
         return StepTime(
