@@ -359,6 +359,71 @@ def gru() -> Training:
     return _training("gru", Recurrent(), lambda: (torch.randint(5000, (16, 40)), _labels(16, 8)), _classified)
 
 
+def swinv2() -> Training:
+    from transformers import Swinv2Config, Swinv2ForImageClassification
+
+    config = Swinv2Config(image_size=64, embed_dim=48, depths=[2, 2], num_heads=[3, 6], window_size=8, num_labels=10)
+    model = Swinv2ForImageClassification(config)
+    return _training("swinv2", model, lambda: (torch.randn(6, 3, 64, 64), _labels(6, 10)), _classified)
+
+
+def electra() -> Training:
+    from transformers import ElectraConfig, ElectraForSequenceClassification
+
+    config = ElectraConfig(vocab_size=2500, embedding_size=64, hidden_size=128, num_hidden_layers=4, num_labels=3,
+                           num_attention_heads=4, intermediate_size=512)  # fmt: skip
+    model = ElectraForSequenceClassification(config)
+    return _training("electra", model, lambda: (torch.randint(2500, (10, 72)), _labels(10, 3)), _classified)
+
+
+def deit() -> Training:
+    from transformers import DeiTConfig, DeiTForImageClassification
+
+    config = DeiTConfig(hidden_size=144, num_hidden_layers=5, num_attention_heads=3, intermediate_size=576,
+                        image_size=80, patch_size=16, num_labels=12)  # fmt: skip
+    model = DeiTForImageClassification(config)
+    return _training("deit", model, lambda: (torch.randn(12, 3, 80, 80), _labels(12, 12)), _classified)
+
+
+def volume() -> Training:
+    """Convolutions in three dimensions."""
+
+    def block(a: int, b: int, stride: int) -> nn.Module:
+        return nn.Sequential(nn.Conv3d(a, b, 3, stride, 1, bias=False), nn.BatchNorm3d(b), nn.ReLU())
+
+    parts = (block(2, 12, 1), block(12, 24, 2), block(24, 24, 1), nn.MaxPool3d(2), block(24, 48, 1))
+    model = nn.Sequential(*parts, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(48, 6))
+    return _training("volume", model, lambda: (torch.randn(4, 2, 12, 24, 24), _labels(4, 6)), _classified)
+
+
+def padded() -> Training:
+    """Attention over sequences of different lengths, padding masked by a large negative number."""
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(2000, 128), nn.Linear(128, 9)
+            self.inner = nn.ModuleList([nn.Linear(128, 384) for _ in range(3)])
+            self.outer = nn.ModuleList([nn.Linear(128, 128) for _ in range(3)])
+            self.norm = nn.ModuleList([nn.LayerNorm(128) for _ in range(3)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            away = (x == 0)[:, None, None, :] * -95.0
+            x = self.words(x)
+            for inner, outer, norm in zip(self.inner, self.outer, self.norm, strict=True):
+                q, k, v = inner(norm(x)).unflatten(2, (3, 4, 32)).permute(2, 0, 3, 1, 4)
+                scores = functional.dropout((q @ k.transpose(2, 3) / 5.7 + away).softmax(-1), 0.1, self.training)
+                x = x + outer((scores @ v).transpose(1, 2).flatten(2))
+            found: Tensor = self.out(x.mean(1))
+            return found
+
+    def make() -> Any:
+        lengths = torch.randint(20, 80, (12, 1))
+        return torch.randint(1, 2000, (12, 80)) * (torch.arange(80) < lengths), _labels(12, 9)
+
+    return _training("padded", Padded(), make, _classified)
+
+
 def bart() -> Training:
     from transformers import BartConfig, BartForConditionalGeneration
 
@@ -433,8 +498,57 @@ def flow() -> Training:
     return _training("flow", Flow(), lambda: (torch.randn(256, 64),), lambda model, batch: model(batch[0]))
 
 
+def mobilevit() -> Training:
+    from transformers import MobileViTConfig, MobileViTForImageClassification
+
+    config = MobileViTConfig(image_size=64, hidden_sizes=[48, 64, 80], num_labels=10,
+                             neck_hidden_sizes=[16, 16, 24, 32, 40, 48, 160])  # fmt: skip
+    model = MobileViTForImageClassification(config)
+    return _training("mobilevit", model, lambda: (torch.randn(10, 3, 64, 64), _labels(10, 10)), _classified)
+
+
+def gptj() -> Training:
+    from transformers import GPTJConfig, GPTJForCausalLM
+
+    config = GPTJConfig(vocab_size=2200, n_embd=144, n_layer=4, n_head=4, rotary_dim=16, n_positions=128)
+    return _training("gptj", GPTJForCausalLM(config), _words(2200, 7, 80), _next_word)
+
+
+def squeezebert() -> Training:
+    from transformers import SqueezeBertConfig, SqueezeBertForSequenceClassification
+
+    config = SqueezeBertConfig(vocab_size=2400, embedding_size=144, hidden_size=144, num_hidden_layers=4, num_labels=4,
+                               num_attention_heads=4, intermediate_size=432)  # fmt: skip
+    model = SqueezeBertForSequenceClassification(config)
+    return _training("squeezebert", model, lambda: (torch.randint(2400, (9, 64)), _labels(9, 4)), _classified)
+
+
+def siamese() -> Training:
+    """Pairs of pictures, encoded by one network and drawn together or apart."""
+
+    def block(a: int, b: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.GroupNorm(4, b), nn.GELU(), nn.Conv2d(b, b, 3, 1, 1))
+
+    parts = (block(1, 16), block(16, 32), block(32, 64), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, 48))
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        first, second, same = batch
+        apart = (functional.normalize(model(first)) - functional.normalize(model(second))).square().sum(1)
+        return (same * apart + (1 - same) * functional.relu(0.5 - apart)).mean()
+
+    def make() -> Any:
+        return torch.randn(12, 1, 56, 56), torch.randn(12, 1, 56, 56), torch.randint(2, (12,)).float()
+
+    return _training("siamese", nn.Sequential(*parts), make, loss)
+
+
 MODELS = {each.__name__: each for each in (distilbert, vit, opt, t5, convnext, unet, mixer, wavenet, autoencoder)}
 CHOSEN = {
-    each.__name__: each for each in (residual, separable, branches, blobs, rollout, albert, neox, segformer, dense, gru)
-}  # with these the rules were chosen
-UNSEEN = {each.__name__: each for each in (bart, swin, regnet, points, flow)}  # that no earlier rules were scored on
+    each.__name__: each
+    for each in (
+        residual, separable, branches, blobs, rollout, albert, neox, segformer, dense, gru,
+        swinv2, electra, deit, volume, padded,
+    )
+}  # with these the rules were chosen  # fmt: skip
+UNSEEN = {each.__name__: each for each in (bart, swin, regnet, points, flow)}  # that one set of rules was scored on
+NEW = {each.__name__: each for each in (mobilevit, gptj, squeezebert, siamese)}  # that none was

@@ -238,6 +238,13 @@ def test_the_share_of_repetitions_below_the_time_kept_can_be_chosen(monkeypatch:
     assert 0.0 < low < middle
 
 
+def test_of_typical_repetitions_the_mean_counts_and_long_ones_as_twice_the_middle() -> None:
+    runner = object.__new__(bench._Runner)
+    runner.samples = [1.0, 1.0, 1.0, 1.5, 90.0]
+    assert runner.time_s(bench.TYPICAL) == pytest.approx(6.5 / 5)
+    assert runner.time_s(0.2) == 1.0
+
+
 def test_a_larger_product_takes_longer() -> None:
     small, large = (Operator.of("aten::mm", [[n, 256], [256, 256]], ["float", "float"]) for n in (32, 1024))
     seconds = measure([small, large]).seconds

@@ -126,9 +126,23 @@ def test_the_sum_of_calls_is_surer_than_one_and_equal_calls_count_each() -> None
     known = Local.of(machine(TRAINED[:60], {}))
     calls = calls_of([*HELD, *HELD])
     total, deviation = known.total(calls)
-    seconds = known.predict(calls).seconds
-    assert total == pytest.approx(float(seconds.sum()))
+    assert total == pytest.approx(2 * known.total(calls_of(HELD))[0], rel=1e-3)
     assert 0 < deviation < np.median(known.logarithms(calls)[1])
+
+
+def test_the_middle_of_a_sum_is_that_of_sums_of_drawn_times() -> None:
+    """Of calls that err by themselves and together, as the regression says it; a measured one takes what it took."""
+    times = machine(TRAINED[:60], {"matrix": 2.0})
+    for each in (Local.of(times), Local.of({})):
+        calls = calls_of(HELD)
+        rows, _ = each._rows(calls, None)
+        mean, among = each.fit.among(rows)
+        drawn = np.random.default_rng(0).multivariate_normal(mean, each.widened**2 * among, size=4000)
+        middle = float(np.median(np.exp(drawn).sum(axis=1)))
+        parts, _ = each.parts(calls)
+        assert float(parts.sum()) == pytest.approx(middle, rel=0.06)
+    timed = calls_of([next(each for each in TRAINED[:60] if each.key in times)])
+    assert Local.of(times).parts(timed, np.array([1.0]))[0][0] == pytest.approx(times[f"{timed.op[0]} {timed.text[0]}"])
 
 
 def test_products_in_another_precision_are_not_spoken_of() -> None:

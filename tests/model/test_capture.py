@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from foretrace.cost.calls import Family
+from foretrace.cost.operators.arguments import prepare
+from foretrace.cost.operators.operator import Operator
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.capture.capture import capture, forward_only
@@ -542,6 +544,19 @@ def test_values_of_the_batch_decide_nothing() -> None:
 
     with pytest.raises(ForetraceError, match="a value of a tensor decides"):
         capture(plain(network(), (2, 8), loss=loss), like="cpu")
+
+
+def test_convolutions_say_that_their_pictures_hold_channels_together() -> None:
+    def loss(module: Any, batch: Any) -> Any:
+        once = module(batch[0])
+        return module(once.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)).sum()
+
+    model = torch.nn.Conv2d(4, 4, 3, padding=1)
+    made = capture(plain(model, (2, 4, 8, 8), loss=loss), like="cpu")
+    found = [Operator(node.op, node.text) for node in made.nodes if "convolution" in node.op]
+    assert [each.layout for each in found] == ["", "channels_last", "channels_last", ""]  # backward in reverse
+    assert prepare(found[1]).args[0].is_contiguous(memory_format=torch.channels_last)
+    assert prepare(found[2]).args[1].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_the_batch_is_not_written_to() -> None:

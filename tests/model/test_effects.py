@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -135,6 +136,24 @@ def test_products_with_a_transposed_operand_take_longer_where_rows_are_few() -> 
     assert not plain.turning(made).any()
 
 
+def test_narrow_products_with_a_transposed_operand_take_longer_with_more_rows_too() -> None:
+    narrow = {
+        effects._key(f"{effects._NARROW_PRODUCT}{how}", m): times * 1e-5
+        for m in effects._NARROW_ROWS for how, times in (("", 1.0), (", transposed", 1.4))
+    }  # fmt: skip
+    found, plain = StepEffects.of(times() | narrow), StepEffects.of(times())
+    assert found is not None and plain is not None
+    for width, more in ((16, 0.4), (128, 0.4), (362, 0.2), (1024, 0.0)):
+        model = nn.Linear(8, width)
+        training = Training(
+            name="narrow", model=model, optimizers=(torch.optim.SGD(model.parameters()),), loader=Loader(),
+            loss=lambda model, batch: model(torch.ones(len(batch), 8)).sum(),
+        )  # fmt: skip
+        made = capture(training, like="cpu")
+        assert found.turning(made).max() == pytest.approx(more, abs=1e-3)
+        assert not plain.turning(made).any()
+
+
 class Pictures:
     batch_size = 50
 
@@ -172,6 +191,47 @@ def test_denormal_numbers_of_what_the_batch_does_not_say_are_those_of_others_lik
     alone = drawn(lambda model, batch: model(torch.exp(-batch.sum() * next(model.parameters()))).sum())
     unknown = [np.isnan(count) for node, count in zip(alone.nodes, denormals(alone), strict=True) if "mm" in node.op]
     assert unknown[0], "nothing says what it makes"
+
+
+class Windows(nn.Module):
+    """Attention with a learned bias to which a mask is added, as windows that are shifted have it."""
+
+    def __init__(self, far: float, fused: bool) -> None:
+        super().__init__()
+        self.inner, self.bias, self.far, self.fused = nn.Linear(8, 24), nn.Parameter(torch.zeros(1, 32, 32)), far, fused
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.inner(x[:, None, :1].expand(50, 32, 8)).chunk(3, -1)
+        side = torch.arange(32) // 16
+        mask = torch.zeros(32, 32).masked_fill(side[:, None] != side[None, :], self.far)
+        added = self.bias + mask[None].expand(50, -1, -1).reshape(50, 32, 32)
+        if self.fused:
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask=added)
+        found: torch.Tensor = functional.dropout((q @ k.transpose(1, 2) + added).softmax(-1), 0.1) @ v
+        return found
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_softmax_of_masked_scores_makes_denormal_numbers(fused: bool) -> None:
+    def counted(far: float) -> dict[str, float]:
+        model = Windows(far, fused)
+        training = Training(
+            name="windows", model=model, optimizers=(torch.optim.SGD(model.parameters()),), loader=Pictures(),
+            loss=lambda model, batch: model(batch).sum(),
+        )  # fmt: skip
+        made = capture(training, like="cpu")
+        found: dict[str, float] = {}
+        for node, count in zip(made.nodes, denormals(made), strict=True):
+            found[node.op] = found.get(node.op, 0.0) + count
+        return {op: count for op, count in found.items() if count}
+
+    found = counted(-100.0)
+    vectors = 50 * 32 * 16 / 16  # half of every row
+    softmax = "aten::_safe_softmax" if fused else "aten::_softmax"
+    assert found[softmax] == found["aten::_softmax_backward_data"] == pytest.approx(3 * vectors)
+    assert found["aten::bmm"] == pytest.approx(2 * vectors * 16)  # with the values, and for their gradients
+    assert ("aten::mul" in found) != fused and not {"aten::bernoulli_", "aten::add"} & found.keys()
+    assert not counted(-200.0) and not counted(-math.inf), "these are exact zeros"
 
 
 def test_a_denormal_number_costs_what_a_product_of_some_took_longer() -> None:

@@ -29,7 +29,7 @@ from foretrace.cost.operators.operator import Operator
 from foretrace.cost.operators.work_terms import NAMES, amounts
 from foretrace.model.host_chains import network
 from foretrace.model.memory.reuse import KEPT_BYTES, Reuse
-from foretrace.model.operator_graph import BEFORE, EXPONENTIALS, OperatorGraph, Role
+from foretrace.model.operator_graph import BEFORE, EXPONENTIALS, SOFTMAXES, OperatorGraph, Role
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +46,7 @@ _PIECE = 256 << 10  # bytes that a call goes over where many drive code out
 _FRAMEWORK_AT = (4 << 20, 16 << 20)
 _LAYER = {"view": 2, "product": 2, "plain": 2, "rows": 1}  # operators that a layer's two passes call first
 _ROWS = (4, 16, 64, 256)  # of a product with a matrix of 512 x 1024
+_NARROW, _WIDE, _NARROW_ROWS = 128, 1024, (*_ROWS, 1024)  # with one of 512 x 128 more rows are few
 _TURNS, _REPEATS = 3, 5
 _ELEMENTS = 1 << 18  # whose roots are taken
 _TINY_ROWS, _TINY_EVERY = 64, 16  # of a product of which one number in so many is denormal
@@ -54,6 +55,7 @@ _NEVER_KEPT = 32 << 20  # bytes: glibc maps larger blocks and gives them back wh
 _TRIMMED = 128 << 10  # bytes free at the end of its heap that it gives back, while it has freed none that is larger
 _KEEPING = frozenset(["MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "LD_PRELOAD"])
 _WORD = "foretrace.model.effects:"
+_ROWS_OF_PRODUCT, _NARROW_PRODUCT = "product of rows", "narrow product of rows"
 
 
 def is_effect(key: str) -> bool:
@@ -110,10 +112,11 @@ def _arms(big: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Iterator[_Arm]:
         yield _key("data", size), lambda: torch.add(one, two, out=three), pieces[: size // _PIECE]
     for size in (0, *_FRAMEWORK_AT):
         yield _key("layers", size), _layers((big[: size // 4],) if size else ()), ()
-    for m in _ROWS:
-        left, right, turned = torch.rand(m, 512), torch.rand(512, 1024), torch.rand(1024, 512).t()
-        yield _key("product of rows", m), partial(torch.mm, left, right), ()
-        yield _key("product of rows, transposed", m), partial(torch.mm, left, turned), ()
+    for what, rows, n in ((_ROWS_OF_PRODUCT, _ROWS, _WIDE), (_NARROW_PRODUCT, _NARROW_ROWS, _NARROW)):
+        for m in rows:
+            left, right, turned = torch.rand(m, 512), torch.rand(512, n), torch.rand(n, 512).t()
+            yield _key(what, m), partial(torch.mm, left, right), ()
+            yield _key(f"{what}, transposed", m), partial(torch.mm, left, turned), ()
     for what, value in (("product", 0.5), ("product of denormals", 1e-40)):
         left, right = torch.rand(_TINY_ROWS, 256), torch.rand(256, 256)
         left[:, ::_TINY_EVERY] = value
@@ -195,6 +198,7 @@ class StepEffects:
     far: Float64  # share of data that is in no cache of the core, by SIZES
     framework: float  # times that the code of a call is, with Python and autograd
     turned: Float64  # times that a product takes with its second operand transposed, by _ROWS
+    turned_narrow: Float64  # by _NARROW_ROWS, with few columns
     root_s: float  # of an exact zero, beyond that of another number
     denormal_s: float  # of a vector with a denormal number, beyond one without
     fault_s: float  # per byte that the allocator gets from the system
@@ -202,7 +206,7 @@ class StepEffects:
     @classmethod
     def of(cls, seconds: Mapping[str, float]) -> StepEffects | None:
         """Make it from stored times; None where they were not measured."""
-        if _key("product of rows", _ROWS[0]) not in seconds:
+        if _key(_ROWS_OF_PRODUCT, _ROWS[0]) not in seconds:
             return None
 
         def row(what: str, hot: str) -> Float64:
@@ -220,10 +224,16 @@ class StepEffects:
             direct = sum(times * code[kind][at] for kind, times in _LAYER.items()) + 2 * shared[at]
             more = (seconds[_key("layers", size)] - seconds[_key("layers")]) / 8
             factors.append(more / max(direct, 1e-9))
-        pairs = [[seconds[_key(f"product of rows{how}", m)] for how in (", transposed", "")] for m in _ROWS]
+
+        def turned(what: str, rows: Sequence[int]) -> Float64:
+            return np.maximum([seconds[_key(f"{what}, transposed", m)] / seconds[_key(what, m)] for m in rows], 1.0)
+
+        wide = turned(_ROWS_OF_PRODUCT, _ROWS)
+        timed = _key(_NARROW_PRODUCT, _NARROW_ROWS[0]) in seconds
         plain, tiny = (seconds.get(_key(what, 256), 0.0) for what in ("product", "product of denormals"))
         return cls(
-            code=code, shared=shared, far=far, turned=np.maximum([long / short for long, short in pairs], 1.0),
+            code=code, shared=shared, far=far, turned=wide,
+            turned_narrow=turned(_NARROW_PRODUCT, _NARROW_ROWS) if timed else np.append(wide, wide[-1]),
             framework=float(np.clip(np.mean(factors), 1.0, 4.0)),
             root_s=max(seconds[_key("roots of zeros")] - seconds[_key("roots")], 0.0) / _ELEMENTS,
             denormal_s=max(tiny - plain, 0.0) * _TINY_EVERY / (_TINY_ROWS * 256**2 / _LANES),
@@ -244,7 +254,12 @@ class StepEffects:
 
     def turning(self, graph: OperatorGraph) -> Float64:
         """Return of every product how much longer it takes for a transposed second operand, as a share (n)."""
-        more = np.interp(np.log(np.maximum(graph.calls.m, 1.0)), np.log(_ROWS), self.turned - 1.0)
+        m, n = (np.log(np.maximum(each, 1.0)) for each in (graph.calls.m, graph.calls.n))
+        wide, narrow = (
+            np.interp(m, np.log(rows), times - 1.0)
+            for rows, times in ((_ROWS, self.turned), (_NARROW_ROWS, self.turned_narrow))
+        )
+        more = narrow + (wide - narrow) * np.interp(n, np.log((_NARROW, _WIDE)), (0.0, 1.0))
         return np.asarray(more * [node.op in _PRODUCTS and _is_turned(graph, node.inputs[-1]) for node in graph.nodes])
 
     def beyond(self, graph: OperatorGraph, lies: Reuse, timed: Container[str] = ()) -> Float64:
@@ -316,8 +331,8 @@ def zeros(graph: OperatorGraph) -> Float64:
 def denormals(graph: OperatorGraph) -> Float64:
     """Return how many vectors with a denormal number a call works on; NaN for a product of which nobody knows (n).
 
-    Exponentials make such numbers. Where the example batch alone says what one makes, others like it make as many.
-    Products read each number once for every vector of results.
+    Exponentials make such numbers, and softmaxes of masked scores. Where the example batch alone says what one makes,
+    others like it make as many. Products read each number once for every vector of results.
     """
     family, found = graph.calls.family, np.zeros(len(graph))
     work = amounts(graph.calls).terms[:, NAMES.index("padded")] / (2 * _LANES)
@@ -334,11 +349,19 @@ def denormals(graph: OperatorGraph) -> Float64:
             found[i] = np.nan_to_num(share) * np.prod(graph.tensors[node.outputs[0]].dims)
         elif family[i] in (Family.GEMM, Family.CONV):
             found[i] = share * work[i]
-        if node.op in EXPONENTIALS or (read and family[i] in _PASSING):
+        elif family[i] in _SLOWED:
+            softmax = node.op in SOFTMAXES
+            share = graph.denormal.get(i, 0.0) if softmax else share
+            times = _SLOWED[Family.SOFTMAX if softmax else family[i]]
+            found[i] = times * np.nan_to_num(share) * np.prod(graph.tensors[node.outputs[0]].dims) / _LANES
+        if node.op in EXPONENTIALS | SOFTMAXES or (read and family[i] in _PASSING and not node.op.endswith("_like")):
             carried |= dict.fromkeys(node.outputs, share)
     return found
 
 
+# A vector with denormal numbers takes so many times what it takes longer in a product: in rows of 36 to 96 numbers 1.1
+# to 6 times in softmaxes, which a mask by columns slows most, 0.9 to 4 in others.
+_SLOWED = {Family.ELEMENTWISE: 2.0, Family.SOFTMAX: 3.0}
 _PASSING = (Family.ELEMENTWISE, Family.MOVE, Family.NONE)
 _READING = (Family.LOOKUP, Family.GEMM, Family.CONV, Family.NORM)
 

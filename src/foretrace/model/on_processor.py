@@ -51,7 +51,9 @@ _OWNER = (1.0, 1.5)  # that is called: a module; backward, a weight whose gradie
 _CHAIN_ERROR = 0.08  # of the time of a network, most of it what its own operators are mispredicted by
 _STRAY, _LEAST_STRAY = 0.5, 0.3
 _LEAST_VIEW = 0.1  # of a view called alone
-_STEP_ERROR = 0.1  # standard deviation of the logarithm of a step that no call explains; judged on development models
+# Standard deviation of the logarithm of a step that no call explains, by seconds of the step: judged on development
+# models, small ones and some of full size, which err more.
+_LASTING, _STEP_ERROR = (0.15, 0.3), (0.06, 0.1)
 _EFFECT_ERROR = 0.3  # of what a step does to its calls
 # Of products that may read denormal numbers, where the batch does not say how many: one in twenty makes products take 4
 # to 12 times as long (measured on products alone); how many there are, if any, nobody knows.
@@ -181,7 +183,7 @@ _VIEW_CALL = Calls.of([("aten::view", '[[[8,8],[]],["float","ScalarList"],["","[
 def _counted(kind: str, local: Local) -> list[tuple[Float64, float]]:
     """Return per phase of a network calls, views and owners, and what all calls take alone."""
     graph = _captured(kind)
-    own = np.exp(local.logarithms(graph.calls)[0])
+    own = local.parts(graph.calls)[0]
     views = graph.calls.family == Family.NONE
     amounts = np.stack([~views, views, _owners(graph)])
     phases = np.array([node.phase for node in graph.nodes])
@@ -340,14 +342,14 @@ class Processor:
     def seconds(self, graph: OperatorGraph) -> Float64:
         """Return seconds of every node in a step; NaN where nothing is known."""
         place, more = self._lies(graph)
-        alone = np.exp(self.local.logarithms(graph.calls, place)[0])
+        alone = self.local.parts(graph.calls, place)[0]
         return np.asarray(alone + self._beyond(graph, alone) + more)
 
     def step(self, graph: OperatorGraph) -> StepTime:
         """Return a step of these operators, one after another."""
         calls, (place, more) = graph.calls, self._lies(graph)
-        alone = np.exp(self.local.logarithms(calls, place)[0])
-        own, stray = self.local.total(calls, place)
+        alone, stray = self.local.parts(calls, place)
+        own = float(np.nansum(alone))
         beyond = float(np.nansum(self._beyond(graph, alone)))
         context = float(more.sum())
         total = own + beyond + context
@@ -360,7 +362,8 @@ class Processor:
         spent[0] += total - own
         drifted = 1.0 if self.drift is None else float(spent @ self.drift[_PROBE_OF] / total)
         apart = np.log(self.slowed) ** 2 + np.log(drifted) ** 2
-        deviation = np.sqrt(np.sum(np.square(unsure)) / total**2 + _STEP_ERROR**2 + apart)
+        left = np.interp(total, _LASTING, _STEP_ERROR)
+        deviation = np.sqrt(np.sum(np.square(unsure)) / total**2 + left**2 + apart)
         factor = float(np.exp(TENTH * deviation))
         return StepTime(
             seconds=total, low_s=total / factor, high_s=total * factor, operators_s=own, host_s=beyond + context,

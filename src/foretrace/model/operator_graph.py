@@ -22,6 +22,7 @@ from foretrace.cost.calls import Call, Calls, Family, describe, family_of
 from foretrace.graph.taskgraph import Phase
 
 EXPONENTIALS = frozenset(["aten::exp", "aten::exp_"])  # these make denormal numbers
+SOFTMAXES = frozenset(["aten::_softmax", "aten::_safe_softmax"])  # so do these of masked scores
 BEFORE = -1  # `Storage.born` of what exists when the step begins
 
 DTYPE_BYTES = {
@@ -106,7 +107,7 @@ class OperatorGraph:
     blocks: tuple[RepeatedBlock, ...] = ()
     notes: tuple[str, ...] = ()
     recipe: Mapping[str, str] = field(default_factory=dict)  # of a captured training: its optimizer, weights, layout
-    # By node, where the example batch alone says it: share of denormal numbers that it reads, or an exponential makes.
+    # By node, where the batch or a mask says it: share of denormal numbers that it reads, or an exponential makes.
     denormal: Mapping[int, float] = field(default_factory=dict)
 
     def __len__(self) -> int:

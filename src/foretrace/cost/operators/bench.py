@@ -6,7 +6,7 @@ that none is left in a cache, and *near*, on one set again and again. The record
 between the two it stood (`Calibration.times_s`). Calls that belong together (an operator and its changed twin follow
 each other) are timed in turns, so that a disturbance meets both. With one thread CPU time counts, which preemption by
 other processes does not touch. The time kept is a low percentile of many repetitions; a step that sums hundreds of
-calls takes each one's middle instead (`TYPICAL`).
+calls takes each one's mean instead (`TYPICAL`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _LEAST_TARGET_S = 0.002
 _SAMPLE_S = 50e-6  # shorter calls are timed several at once
 _MIN_SAMPLES, _MAX_SAMPLES = 4, 60
 _PERCENTILE = 0.2
-TYPICAL = 0.5
+TYPICAL = None  # in place of a percentile: their mean, since the middle of a sum is the sum of means, not of middles
+_ODD_TIMES = 2.0  # the middle: longer repetitions count as this, since something else ran amid them
 _GROUP = 4
 NO_TIME = "no time was left"  # why a call was not timed
 # How oneDNN, and PyTorch for it, say that a processor cannot do what was asked for.
@@ -68,7 +69,7 @@ def measure(
     device: str = "cpu",
     target_s: float = TARGET_S,
     trust: Collection[str] = (),
-    percentile: float = _PERCENTILE,
+    percentile: float | None = _PERCENTILE,
 ) -> OperatorTimings:
     """Time every operator once, in the order given; pairs to be compared should follow each other.
 
@@ -80,7 +81,7 @@ def measure(
         target_s: time to spend on the repetitions of one operator in one place; less where the budget needs it.
         trust: packages whose functions an operator named "package.module:function" may call to be prepared, beside
             foretrace's own and those that installed techniques. A recording or a graph can name any function.
-        percentile: of its repetitions that is kept, 0 to 1.
+        percentile: of its repetitions that is kept, 0 to 1, or `TYPICAL`.
 
     Returns:
         The times, and the reasons of the calls without one.
@@ -133,7 +134,7 @@ def _groups(operators: list[Operator]) -> Iterator[list[Operator]]:
 
 def _measure_group(
     group: list[Operator], found: OperatorTimings, device: str, target_s: float, trust: Collection[str],
-    percentile: float,
+    percentile: float | None,
 ) -> None:  # fmt: skip
     far: dict[str, _Runner] = {}
     near: dict[str, _Runner] = {}
@@ -196,7 +197,9 @@ class _Runner:
         count = len(self.samples)
         return count >= _MAX_SAMPLES or (count >= _MIN_SAMPLES and self.spent_s >= self.target_s)
 
-    def time_s(self, percentile: float) -> float:
+    def time_s(self, percentile: float | None) -> float:
+        if percentile is None:
+            return max(float(np.minimum(self.samples, _ODD_TIMES * np.median(self.samples)).mean()), 1e-9)
         return max(float(np.quantile(self.samples, percentile)), 1e-9)
 
     def _run(self, repeat: int) -> float:

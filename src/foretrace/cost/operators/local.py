@@ -45,6 +45,7 @@ _ODD = 0.7  # logarithm: a time that is off by more from what the others say is 
 # Deviation per root of the factors of two that a call is larger than those that the prices were fitted to: prices that
 # were fitted to the smaller half of the pool hold for 94 of 100 calls of the larger half with it, at any distance.
 _BEYOND = 0.5
+_BEYOND_TOGETHER = 0.24  # of these, that all calls of a step have in common: it holds for 80 of 100
 _ENOUGH = 8  # operators, to say anything by leaving some out
 _ROUNDS = 8
 _SMALL_BYTES = 32 << 10  # calls below this were only measured with data near
@@ -99,6 +100,7 @@ class RegressionRows:
     op: npt.NDArray[np.int64]  # number of its name
     size: Float64  # [n x sizes] logarithms to base 2
     spread: Float64
+    beyond: Float64  # variance within the spread's for sizes beyond those of the prices
 
     def __len__(self) -> int:
         return len(self.family)
@@ -128,6 +130,7 @@ def rows_of(calls: Calls, prices: Prices, place: Float64 | float) -> tuple[Regre
     rows = RegressionRows(
         cost=cost, family=calls.family.astype(np.int64), op=np.array([_numbers[each] for each in found.op], np.int64),
         size=np.log2(np.maximum(sizes, 1.0)), spread=np.hypot(spread, _BEYOND * np.sqrt(beyond)),
+        beyond=_BEYOND**2 * beyond,
     )  # fmt: skip
     return rows, found.known & (cost.sum(axis=1) > 0)
 
@@ -301,22 +304,38 @@ class Local(CostModel):
 
     def total(self, calls: Calls, place: Float64 | None = None) -> tuple[float, float]:
         """Return seconds of all calls that can be spoken of, and the standard deviation of its logarithm."""
+        each, deviation = self.parts(calls, place)
+        return float(np.nansum(each)), deviation
+
+    def parts(self, calls: Calls, place: Float64 | None = None) -> tuple[Float64, float]:
+        """Return seconds of every call as a part of the sum of all (n; NaN where it cannot say), and the standard
+        deviation of the sum's logarithm.
+
+        Of a call that was not measured the mean counts, not the middle: it errs by itself, and where many err by
+        factors, those that take longer add more than the others lack. What all err by together moves no middle, and
+        _BEYOND, which holds most calls instead of the usual one, neither.
+        """
         distinct, which, apart = _distinct(calls, place)
         rows, known = self._rows(distinct, apart)
         times = np.bincount(which, minlength=len(distinct)).astype(np.float64)
-        at = np.flatnonzero(known)
+        found, at = np.full(len(distinct), np.nan), np.flatnonzero(known)
         if not len(at):
-            return 0.0, 0.0
+            return found[which], 0.0
         distinct, apart = distinct.take(at), None if apart is None else apart[at]
-        rows, times, (mean, _) = rows.take(at), times[at], self.fit.predict(rows.take(at))
+        rows, times, (mean, variance) = rows.take(at), times[at], self.fit.predict(rows.take(at))
         here, own = self._here(distinct, apart, mean)
-        each = np.exp(np.where(here, own[0], mean)) * times
+        wide, beyond = self.widened**2, np.where(here, 0.0, np.minimum(rows.beyond, variance))
+        found[at] = np.exp(np.where(here, own[0], mean + wide * (variance - beyond) / 2))
+        each = found[at] * times
         most = np.argsort(-each)[:_TOGETHER]  # the largest decide how sure the sum is
-        among = self.widened**2 * self.fit.among(rows.take(most))[1]
+        among = wide * self.fit.among(rows.take(most))[1]
         among[here[most]] = among[:, here[most]] = 0.0  # what was measured errs by itself
-        among[np.diag_indices(len(most))] += np.where(here, own[1], 0.0)[most]
         share = each[most] / each[most].sum()
-        return float(each.sum()), float(np.sqrt(max(share @ among @ share, 0.0)))
+        together = float(share @ among @ share - wide * share**2 @ beyond[most])
+        among[np.diag_indices(len(most))] += np.where(here, own[1], 0.0)[most]
+        found[at] *= np.where(here, 1.0, np.exp(-together / 2))
+        common = _BEYOND_TOGETHER / _BEYOND * float(share @ np.sqrt(beyond[most]))
+        return found[which], float(np.sqrt(max(share @ among @ share, 0.0) + common**2))
 
     def shares(self, calls: Calls, place: Float64 | None = None) -> Float64:
         """Return the share of each of RESOURCES in the seconds of all calls that can be spoken of."""

@@ -3,19 +3,25 @@
 Code may look at them (`if mask.all():`), in a capture as in a real run. So what is made without data and is small is
 really computed beside the sizes, and forgotten as soon as something unknown is written into it. What is made of the
 example batch alone is computed, too, but code must not look at it: only the share of denormal numbers is asked of it.
+Of unknown numbers, scores of an attention, it is kept what known ones, a mask, were added to them.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import prod
 from typing import Any
 
 from foretrace.model.capture.light import replaced
 
 _MOST = 2**17  # elements that are computed; positions of 32 sequences of 4096
 _VALUE, _SPOILED, _BATCH = "_foretrace_value", "_foretrace_spoiled", "_foretrace_batch"
+_ADDED = "_foretrace_added"
+_KEEPING_ROWS = frozenset(
+    f"aten::{each}" for each in ("add", "view", "_unsafe_view", "expand", "unsqueeze", "clone", "alias", "_to_copy")
+)
 
 
 def of_batch(tensor: Any, example: Any) -> Any:
@@ -41,6 +47,29 @@ def denormal(tensor: Any, together: int = 1) -> float | None:
         tiny = ((value != 0) & (value.abs() < torch.finfo(value.dtype).tiny)).flatten()
         groups = torch.nn.functional.pad(tiny, (0, -len(tiny) % together)).view(-1, together)
         return float(groups.any(1).double().mean())
+
+
+def vanishing(tensor: Any) -> float | None:
+    """Return the share of numbers that a softmax of a tensor makes denormal by the mask added to it; None without one.
+
+    Scores are taken to be small beside the mask: exp(-100) is denormal, exp(-200) and exp(-inf) are zero.
+    """
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    added = _added(tensor)
+    if added is None or not added.ndim or added.shape[-1] != tensor.shape[-1]:
+        return None
+    with _disable_current_modes():
+        made, info = added.double().log_softmax(-1).exp(), torch.finfo(tensor.dtype)
+        return float(((made < info.tiny) & (made > info.tiny * info.eps / 2)).double().mean())
+
+
+def _added(tensor: Any) -> Any:
+    """Return known numbers that were added to a tensor, of a shape that can be expanded to its own; None without."""
+    if not hasattr(tensor, "untyped_storage") or getattr(tensor.untyped_storage(), _SPOILED, False):
+        return None
+    return getattr(tensor, _ADDED, getattr(tensor, _VALUE, None))
 
 
 def values_of(tensor: Any) -> Any:
@@ -79,8 +108,7 @@ def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
     if not made and not func._schema.is_mutable:
         return
     if any(map(_unknown, (*args, *kwargs.values()))):  # nearly always
-        if func._schema.is_mutable:
-            _spoil(func, args, kwargs)
+        _go_on(func, args, kwargs, out)
         return
     most, batch = 0, False
 
@@ -100,8 +128,7 @@ def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
         named["device"] = None
     small = max([most, *(each.numel() for each in made)]) <= _MOST and func.namespace == "aten"
     if not small or torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
-        if func._schema.is_mutable:
-            _spoil(func, args, kwargs)
+        _go_on(func, args, kwargs, out)
         return
     try:
         with _disable_current_modes(), torch.no_grad():
@@ -114,6 +141,20 @@ def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
             setattr(tensor, _VALUE, value)
             if batch:
                 setattr(tensor, _BATCH, True)
+
+
+def _go_on(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+    """Mark what an unknown call wrote as unknown; note what a sum or a copy has of known numbers."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    if func._schema.is_mutable:
+        _spoil(func, args, kwargs)
+    elif func._schema.name in _KEEPING_ROWS:
+        added = [each for each in map(_added, args) if each is not None]
+        with _disable_current_modes(), suppress(RuntimeError):  # of shapes that do not go together
+            if added and prod(torch.broadcast_shapes(*(each.shape for each in added))) <= _MOST:
+                setattr(out, _ADDED, sum(added))
 
 
 def _spoil(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

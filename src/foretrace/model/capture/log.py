@@ -18,14 +18,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrace.cost.calls import describe
+from foretrace.cost.operators.operator import CHANNELS_LAST
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.capture import known, scratch
 from foretrace.model.capture.repeated import RepeatedCalls
-from foretrace.model.operator_graph import BEFORE, EXPONENTIALS, Node, Role, Storage, Tensor
+from foretrace.model.operator_graph import BEFORE, EXPONENTIALS, SOFTMAXES, Node, Role, Storage, Tensor
 from foretrace.model.texts import arguments, call_text, dtype_name
 
 _LANES = 16  # numbers of a vector
+_INPUT_OF = {"aten::convolution": 0, "aten::convolution_backward": 1}  # which take another time by its layout
 _SILENT = frozenset(["prim", "prims", "profiler", "debugprims", "inductor"])  # what is no work of the model
 
 _BY_VALUE = (
@@ -86,6 +88,12 @@ class Where:
             return str(self._weights.get(id(weight), "")).rpartition(".")[0]
         at = bisect_right(self._numbers, node._sequence_nr()) - 1
         return self._layers[at]
+
+
+def _channels_last(given: Sequence[Any], at: int) -> bool:
+    """Return whether this one of some tensors holds the channels of a picture's point together."""
+    last = at < len(given) and given[at].ndim == 4 and given[at].is_contiguous(memory_format=torch.channels_last)
+    return bool(last and not given[at].is_contiguous())
 
 
 @dataclass(slots=True)
@@ -272,6 +280,8 @@ class Log(TorchDispatchMode):
                 outputs.append(self._tensor(each, self._storage(each, born=at, role=Role.TEMPORARY)))
         results = [(tuple(map(int, each.shape)), each.element_size()) for each in (made or written)]
         text = call_text(schema, args, kwargs)
+        if self.host and _channels_last(given, _INPUT_OF.get(schema.name, len(given))):
+            text = f'{text[:-1]},"{CHANNELS_LAST}"]'
         scratch_bytes = scratch.workspace(func, args) if self.host else 0
         if scratch_bytes:
             self._rows.append(_Row(nbytes=scratch_bytes, role=Role.WORKSPACE, born=at, dies=at))
@@ -288,7 +298,7 @@ class Log(TorchDispatchMode):
         """Note the share of denormal numbers, where the batch alone says it: see `OperatorGraph`."""
         rows = op in ("aten::mm", "aten::bmm")
         shares = [
-            known.denormal(each, _LANES if rows and i else 1)
+            known.vanishing(each) if op in SOFTMAXES else known.denormal(each, _LANES if rows and i else 1)
             for i, each in enumerate(made if op in EXPONENTIALS else given)
         ]
         if found := [share for share in shares if share is not None]:
